@@ -21,7 +21,7 @@ from torch import Tensor
 
 from benchmarks.peers.cpu_session import start_with
 from leafbeam.model import cpu_kernels as kernels
-from leafbeam.model.cpu_layers import LayerParameters, Layers, Prompts, Segment, TorchLayers, even_parts
+from leafbeam.model.cpu_layers import LayerParameters, Layers, Prompts, TorchLayers, even_parts
 from leafbeam.model.cpu_runner import CpuRunner
 from leafbeam.model.products import Products
 from leafbeam.model.workspace import Chunk
@@ -71,11 +71,12 @@ class _PerBeamLayers(TorchLayers):
         self._runner = runner
 
     def codes_attention(
-        self, chunk: Chunk, prompts: Prompts, segments: Sequence[Segment], codes: kernels.CodeRows
+        self, chunk: Chunk, prompts: Prompts, segments_Z4: NDArray[Any], codes: kernels.CodeRows
     ) -> Callable[[int], None]:
         """Rows of one request whose scores fit the buffer attend together, as leafbeam's own do."""
         copies, space, (flat, flat_array) = self._runner._copies, self._runner._space, self._scores
         assert copies is not None
+        begins = self._runner._begins_B1.tolist()
         groups, ratio, size = self._heads.groups, self._heads.ratio, self._heads.size
         shape = groups, chunk.rows, ratio, size
         query_GNRE, weighted_GNRE = chunk.rotated_query.view(shape), chunk.weighted_values.view(shape)
@@ -103,7 +104,8 @@ class _PerBeamLayers(TorchLayers):
             chunk.total_GX[:, columns] = total.view(num_rows, groups, ratio).transpose(0, 1).flatten(1).numpy()
 
         def attend_all(layer: int) -> None:
-            for request, first, last in segments:
+            for first, last, token, _ in segments_Z4.tolist():
+                request = begins.index(token)
                 most = max(1, len(flat) // (groups * ratio * copies[request][0].shape[3]))
                 for low, high in even_parts(last - first, most):
                     attend(layer, request, slice(first + low, first + high))

@@ -348,20 +348,3 @@ def score_bound(query_norm_E, key_norm_E):
         query, key = max(query, x), max(key, y)
     bound = np.float32(math.sqrt(query_norm_E.size)) * query * key
     return np.float32(bound * np.float32(1.0001)) if bound <= np.float32(30.0) else np.float32(np.inf)
-
-
-@njit(cache=True, nogil=True, _nrt=False)
-def extend_ancestors(before_NS, width, parents_BK, count, num_new, after_NS):
-    """after[b, k] = before[b, parents[b, k]][:count] + [b x K + k] * num_new
-
-    A row of the table gives, for each code of a beam, the beam that wrote it. width: beams a request of `before`.
-    """
-    requests, beams = parents_BK.shape
-    for b in range(requests):
-        for k in range(beams):
-            row = b * beams + k
-            parent = b * width + parents_BK[b, k]
-            for s in range(count):
-                after_NS[row, s] = before_NS[parent, s]
-            for s in range(count, count + num_new):
-                after_NS[row, s] = row

@@ -29,35 +29,28 @@ LayerParameters = list[Tensor]  # see `parameters_of`
 _MIN_PRODUCTS = 1 << 21  # of rows and weights: with fewer, one thread is as fast
 
 
-class Segment(NamedTuple):
-    """Rows begin to end of a chunk that belong to one request."""
-
-    request: int
-    begin: int
-    end: int
-
-
 class Prompts(NamedTuple):
-    """Keys and values of all prompts, (L, 2, G, T, E), and where each prompt begins; the last one's end."""
+    """Keys and values of all prompts, (L, 2, G, T, E), as tensor and array."""
 
     slots: Tensor
     array: Array
-    begins_B1: Sequence[int]
 
 
 class Layers(Protocol):
-    """All layers, for the rows of a chunk: its hidden states become those after the last layer."""
+    """All layers, for the rows of a chunk: its hidden states become those after the last layer.
 
-    def run_codes(self, chunk: Chunk, prompts: Prompts, segments: Sequence[Segment], codes: kernels.CodeRows) -> None:
+    segments_Z4: which rows belong to which prompt (`rows.segments_of`).
+    """
+
+    def run_codes(self, chunk: Chunk, prompts: Prompts, segments_Z4: Array, codes: kernels.CodeRows) -> None:
         """Run codes of beams, and write their keys and values to their slots."""
         ...
 
-    def run_prompts(
-        self, chunk: Chunk, prompts: Prompts, segments: Sequence[Segment], slot_N: Array, last: Sequence[Segment]
-    ) -> Chunk:
+    def run_prompts(self, chunk: Chunk, prompts: Prompts, segments_Z4: Array, slot_N: Array, num_complete: int) -> Chunk:
         """Run tokens of prompts, and write their keys and values to slots that start at slot_N.
 
-        last: the last row of each prompt that the chunk completes. The last layer runs these alone, the chunk that is returned.
+        num_complete: the first segments, which the chunk completes. The last layer runs the last row of each alone, the chunk
+        that is returned; segments_Z4 becomes theirs.
         """
         ...
 
@@ -98,17 +91,14 @@ class FusedLayers:
         self.weights, self.heads, self.scores = fused.Weights(address_LW, norms_LW), heads, scores
         self._num_weights = len(layers) * sum(weight.numel() for weight in self._parameters[0])
 
-    def run_codes(self, chunk: Chunk, prompts: Prompts, segments: Sequence[Segment], codes: kernels.CodeRows) -> None:
-        places = self.heads, *_places(prompts), _rows_of(prompts, segments), codes, self.scores
+    def run_codes(self, chunk: Chunk, prompts: Prompts, segments_Z4: Array, codes: kernels.CodeRows) -> None:
+        places = self.heads, prompts.array.reshape(-1), prompts.array.shape[3], segments_Z4, codes, self.scores
         fused.run_codes(self.weights, chunk.arrays, chunk.rows, *places, self.threads(chunk))
 
-    def run_prompts(
-        self, chunk: Chunk, prompts: Prompts, segments: Sequence[Segment], slot_N: Array, last: Sequence[Segment]
-    ) -> Chunk:
-        last_N, last_Z4 = np.array([segment.begin for segment in last], np.int64), _rows_of(prompts, _in_turn(last))
-        places = self.heads, *_places(prompts), _rows_of(prompts, segments), slot_N, last_N, last_Z4, self.scores
+    def run_prompts(self, chunk: Chunk, prompts: Prompts, segments_Z4: Array, slot_N: Array, num_complete: int) -> Chunk:
+        places = self.heads, prompts.array.reshape(-1), prompts.array.shape[3], segments_Z4, slot_N, num_complete, self.scores
         fused.run_prompts(self.weights, chunk.arrays, chunk.rows, *places, self.threads(chunk))
-        return chunk.first(len(last))
+        return chunk.first(num_complete)
 
     def threads(self, chunk: Chunk) -> int:
         """How many threads to run a chunk on."""
@@ -124,8 +114,8 @@ class TorchLayers:
         self.weights = [LayerWeights.of(layer) for layer in layers]
         self._heads, self._scores, self._products = heads, scores, products
 
-    def run_codes(self, chunk: Chunk, prompts: Prompts, segments: Sequence[Segment], codes: kernels.CodeRows) -> None:
-        attend = self.codes_attention(chunk, prompts, segments, codes)
+    def run_codes(self, chunk: Chunk, prompts: Prompts, segments_Z4: Array, codes: kernels.CodeRows) -> None:
+        attend = self.codes_attention(chunk, prompts, segments_Z4, codes)
         for layer, weights in enumerate(self.weights):
             slots = kernels.KVSlots(codes.keys, codes.values, layer * codes.stride, self._heads.size)
             joined_NV = self.store_keys_values(weights, chunk, codes.slots_N, slots)
@@ -136,38 +126,37 @@ class TorchLayers:
             kernels.attend_codes(*prompt, chunk.top_GX, chunk.total_GX, *places, chunk.attention_output_XQ, chunk.threads)
             self.finish(weights, chunk)
 
-    def run_prompts(
-        self, chunk: Chunk, prompts: Prompts, segments: Sequence[Segment], slot_N: Array, last: Sequence[Segment]
-    ) -> Chunk:
-        attend = self._prompt_attention(chunk, prompts, segments)
+    def run_prompts(self, chunk: Chunk, prompts: Prompts, segments_Z4: Array, slot_N: Array, num_complete: int) -> Chunk:
+        attend = self._prompt_attention(chunk, prompts, segments_Z4)
         for layer, weights in enumerate(self.weights):
             keys, values = prompts.array[layer].reshape(2, -1)
-            slots = kernels.KVSlots(keys, values, 0, prompts.begins_B1[-1] * self._heads.size)
+            slots = kernels.KVSlots(keys, values, 0, prompts.array.shape[3] * self._heads.size)
             joined_NV = self.store_keys_values(weights, chunk, slot_N, slots)
             if layer == len(self.weights) - 1:
-                if not last:
+                if not num_complete:
                     break
-                chunk, joined_NV = chunk.select([segment.begin for segment in last]), None
-                attend = self._prompt_attention(chunk, prompts, _in_turn(last))
+                chunk, joined_NV = chunk.select(segments_Z4[:num_complete, 1] - 1), None
+                segments_Z4[:num_complete, :2] = np.arange(num_complete)[:, None] + (0, 1)
+                attend = self._prompt_attention(chunk, prompts, segments_Z4[:num_complete])
             self.rotate_queries(weights, chunk, joined_NV, chunk.prompt_query_flat)
             attend(layer)
             self.finish(weights, chunk)
         return chunk
 
     def codes_attention(
-        self, chunk: Chunk, prompts: Prompts, segments: Sequence[Segment], codes: kernels.CodeRows
+        self, chunk: Chunk, prompts: Prompts, segments_Z4: Array, codes: kernels.CodeRows
     ) -> Callable[[int], None]:
         """What attends to the prompts in a layer, as `kernels.attend_codes` goes on from."""
         del codes
-        tiles = self._tiles(chunk, prompts, segments, causal=False)
+        tiles = self._tiles(chunk, segments_Z4, causal=False)
         return lambda layer: self._attend(layer, chunk, prompts, tiles, 0)
 
-    def _prompt_attention(self, chunk: Chunk, prompts: Prompts, segments: Sequence[Segment]) -> Callable[[int], None]:
+    def _prompt_attention(self, chunk: Chunk, prompts: Prompts, segments_Z4: Array) -> Callable[[int], None]:
         """What attends to the prompts in a layer: fused and in bfloat16 if products are, else in tiles."""
         if self._products.dtype == torch.bfloat16:
-            rounded = [RoundedPrompt.of(chunk, slice(begin, end), prompts.begins_B1[one]) for one, begin, end in segments]
+            rounded = [RoundedPrompt.of(chunk, slice(begin, end), token) for begin, end, token, _ in segments_Z4.tolist()]
             return lambda layer: rounded_attention.attend(rounded, prompts.slots[layer], chunk)
-        tiles = self._tiles(chunk, prompts, segments, causal=True)
+        tiles = self._tiles(chunk, segments_Z4, causal=True)
         shares = chunk.weighted_values_flat, chunk.rows, self._heads, chunk.total_GX, chunk.attention_output_XQ
 
         def attend(layer: int) -> None:
@@ -203,14 +192,13 @@ class TorchLayers:
         rows = query_NV, chunk.rows, chunk.positions_X
         kernels.rotate_queries(*rows, weights.query_norm, self._heads, out, chunk.threads)
 
-    def _tiles(self, chunk: Chunk, prompts: Prompts, segments: Sequence[Segment], *, causal: bool) -> list[_Tile]:
+    def _tiles(self, chunk: Chunk, segments_Z4: Array, *, causal: bool) -> list[_Tile]:
         """Tiles whose scores fit the buffer; where causal, with only the tokens that a tile's last row sees."""
         groups, ratio, size = self._heads.groups, self._heads.ratio, self._heads.size
         shape = groups, chunk.rows * ratio, size
         query_GME, weighted_GME = chunk.rotated_query.view(shape), chunk.weighted_values.view(shape)
         tiles: list[_Tile] = []
-        for request, first, last in segments:
-            token, length = prompts.begins_B1[request], prompts.begins_B1[request + 1] - prompts.begins_B1[request]
+        for first, last, token, length in segments_Z4.tolist():
             max_rows = max(1, len(self._scores[1]) // (groups * ratio * length))
             visible = length
             for low, high in even_parts(last - first, min(max_rows, kernels.TILE) if causal else max_rows):
@@ -294,23 +282,6 @@ def parameters_of(layer: Layer) -> LayerParameters:
     matrices = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj
     norms = layer.input_layernorm, layer.post_attention_layernorm, attention.q_norm, attention.k_norm
     return [module.weight.detach() for module in (*matrices, *norms)]
-
-
-def _places(prompts: Prompts) -> tuple[Array, int]:
-    """The slots of all prompts as fused kernels read them: flat, and T."""
-    return prompts.array.reshape(-1), prompts.begins_B1[-1]
-
-
-def _rows_of(prompts: Prompts, segments: Sequence[Segment]) -> Array:
-    """Segments as fused kernels read them (Z, 4)."""
-    begins = prompts.begins_B1
-    rows = [(begin, end, begins[one], begins[one + 1] - begins[one]) for one, begin, end in segments]
-    return np.array(rows, np.int64).reshape(-1, 4)
-
-
-def _in_turn(last: Sequence[Segment]) -> list[Segment]:
-    """Segments of one row each, where these rows are all that there are."""
-    return [Segment(segment.request, row, row + 1) for row, segment in enumerate(last)]
 
 
 def even_parts(total: int, max_size: int) -> Iterator[tuple[int, int]]:

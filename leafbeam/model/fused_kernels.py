@@ -165,32 +165,34 @@ def _run_codes(begin, end, weights, a, rows, heads, prompts, tokens, segments_Z4
 
 
 @njit(cache=True, **_OPTIONS)
-def run_prompts(weights, a, rows, heads, prompts, tokens, segments_Z4, slots_N, last_N, last_Z4, scores, threads):
-    """All layers of a chunk of prompts, the last one for rows last_N alone, which come first then, on `threads` threads
+def run_prompts(weights, a, rows, heads, prompts, tokens, segments_Z4, slots_N, num_complete, scores, threads):
+    """All layers of a chunk of prompts, on `threads` threads; the last layer for the last row of each complete prompt alone
 
-    Arguments as in `run_codes`. last_Z4: the segments of those rows.
+    Arguments as in `run_codes`. The first num_complete segments are complete; segments_Z4 becomes that of their last rows,
+    which come first then.
     """
     width = heads.groups * tokens * heads.size
     for layer in range(len(weights.address_LW)):
         slots = KVSlots(prompts, prompts[width:], layer * 2 * width, tokens * heads.size)
         fork(store_keys_values, threads, rows, (weights, layer, a, slots_N, slots, heads))
         if layer == len(weights.address_LW) - 1:
-            rows, segments_Z4 = len(last_N), last_Z4
-            _move_to_front(a, last_N)
+            rows, segments_Z4 = num_complete, segments_Z4[:num_complete]
+            _move_to_front(a, segments_Z4)
         if rows > 0:
             places = heads, prompts, tokens, segments_Z4, scores
             fork(_finish_prompts, threads, rows, (weights, layer, a, rows, *places, threads))
 
 
 @njit(**_OPTIONS)
-def _move_to_front(a, rows_N):
-    """What the rest of a layer reads of these rows, which ascend"""
-    for n in range(len(rows_N)):
-        row = rows_N[n]
-        a.positions_X[n] = a.positions_X[row]
+def _move_to_front(a, segments_Z4):
+    """What the rest of a layer reads of the segments' last rows, which are segments of their own then"""
+    for z in range(len(segments_Z4)):
+        row = segments_Z4[z, 1] - 1
+        segments_Z4[z, 0], segments_Z4[z, 1] = z, z + 1
+        a.positions_X[z] = a.positions_X[row]
         for d in range(a.hidden_XD.shape[1]):
-            a.hidden_XD[n, d] = a.hidden_XD[row, d]
-            a.normed_XD[n, d] = a.normed_XD[row, d]
+            a.hidden_XD[z, d] = a.hidden_XD[row, d]
+            a.normed_XD[z, d] = a.normed_XD[row, d]
 
 
 @njit(**_OPTIONS)

@@ -5,7 +5,7 @@ Shapes: X rows at most, D hidden, F inner values of a feed-forward block, Q = H 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from typing import Any
@@ -18,6 +18,7 @@ from leafbeam.errors import ArgumentError
 from leafbeam.model import openmp
 from leafbeam.model.config import ModelConfig
 from leafbeam.model.cpu_kernels import Activations
+from leafbeam.model.rows import load_embeddings
 
 Array = NDArray[Any]
 _MAX_CHUNKS = 64  # kept by one workspace
@@ -156,11 +157,10 @@ class Chunk:
         rest = self.gate[1], self.up[1], self.top_GX, self.total_GX, self.positions_X
         self.arrays = Activations(self.hidden_XD, self.normed_XD, *given, *attended, *rest)  # for fused kernels
 
-    def load(self, embedding_VD: Tensor, tokens_N: Array, positions_N: Array) -> None:
+    def load(self, embedding_VD: Array, tokens_N: Array, positions_N: Array) -> None:
         """Start with the embeddings of these tokens, on as many threads as torch has now."""
-        self.threads = openmp.num_threads(self.hidden.numel())
-        self.positions_X[: self.rows] = positions_N
-        torch.index_select(embedding_VD, 0, torch.from_numpy(tokens_N), out=self.hidden)
+        self.threads = openmp.num_threads(self.rows * self.hidden_XD.shape[1])
+        load_embeddings(embedding_VD, tokens_N, positions_N, self.hidden_XD, self.positions_X, self.threads)
 
     def first(self, rows: int) -> Chunk:
         """A chunk of the first rows, in the same buffers."""
@@ -168,7 +168,7 @@ class Chunk:
         chunk.threads = openmp.num_threads(chunk.hidden.numel())
         return chunk
 
-    def select(self, rows: Sequence[int]) -> Chunk:
+    def select(self, rows: Array) -> Chunk:
         """Continue with these rows alone, their norms included."""
         chunk = self.first(len(rows))
         for whole, part in ((self.hidden_XD, chunk.hidden_XD), (self.normed_XD, chunk.normed_XD)):
