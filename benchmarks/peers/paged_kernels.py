@@ -18,7 +18,7 @@ import numpy as np
 from leafbeam.jit import njit
 from leafbeam.model import fused_kernels as fused
 from leafbeam.model.cpu_kernels import _exp
-from leafbeam.model.openmp import fork
+from leafbeam.ops.openmp import fork
 
 __all__ = ["PagedKernels", "copy_pages", "paged_kernels"]
 

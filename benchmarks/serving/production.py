@@ -156,7 +156,7 @@ def offline_ways(run: LoadRun, engine: VllmEngine, dtype: Dtype = "float32") -> 
         if case not in threads:  # as an engine chooses at its start
             time.sleep(PAUSE_S)
             threads[case] = measure_threads(THREADS, [partial(search, case, prompts)], time.perf_counter).count
-        with torch_threads(threads[case]):
+        with torch_threads(threads[case], apart=True):
             return search(case, prompts)
 
     def search(case: Case, prompts: Prompts) -> list[list[list[int]]]:

@@ -273,7 +273,7 @@ class Engine:
         run_filtered(self._preparer, self._offline_decoder, self.settings.num_beams, self.clock)
         self.threads = self._choose_threads()
         if self.settings.predict:
-            with torch_threads(self.threads):
+            with torch_threads(self.threads, apart=True):
                 calibrate(self._preparer, self.settings, self._offline_decoder, self.scheduler.observe, self.clock)
         self._is_warm = True
 

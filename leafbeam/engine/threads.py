@@ -53,7 +53,7 @@ def _seconds(batch: Callable[[], object], counts: Sequence[int], clock: Callable
     begun = clock()
     for _ in range(_RUNS):
         for count in counts:
-            with torch_threads(count):
+            with torch_threads(count, apart=True):
                 started = clock()
                 batch()
                 times[count].append(max(clock() - started, 1e-9))

@@ -15,6 +15,7 @@ from leafbeam.engine.request import PendingRequest
 from leafbeam.engine.scheduler import Scheduler
 from leafbeam.engine.slow_batches import SlowBatches, ThreadUse
 from leafbeam.errors import UnavailableError
+from leafbeam.model.threads import torch_threads
 
 log = logging.getLogger("leafbeam.engine")
 
@@ -66,8 +67,10 @@ class Worker(threading.Thread):
         self._output: BatchOutput | None = None
 
     def run(self) -> None:
-        if self._threads is not None:
-            torch.set_num_threads(self._threads)  # of the products that this thread asks for
+        with nullcontext() if self._threads is None else torch_threads(self._threads, apart=True):
+            self._run_batches()
+
+    def _run_batches(self) -> None:
         while (batch := self._scheduler.next_batch(self._number)) is not None:
             started, before = self._clock(), ThreadUse.now()
             succeeded, requests, self._output = False, (), None

@@ -17,7 +17,7 @@ from numba import types
 
 from leafbeam.index.bit_kernels import bits_float, float_bits, stored_as, widened
 from leafbeam.jit import njit
-from leafbeam.model.openmp import fork
+from leafbeam.ops.openmp import fork
 
 TILE = 64  # rows of a prompt that attend to it together: of more, too many scores are masked
 _FAST = {"reassoc", "contract", "nsz"}

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from leafbeam.model import cpu_kernels as kernels
 from leafbeam.model import fused_kernels as fused
-from leafbeam.model import openmp, rounded_attention
+from leafbeam.model import rounded_attention
 from leafbeam.model.products import Products
 from leafbeam.model.qwen3 import Layer
 from leafbeam.model.rounded_attention import RoundedPrompt
 from leafbeam.model.workspace import Chunk, Workspace
+from leafbeam.ops import openmp
 from leafbeam.ops.linear import blas
 from leafbeam.ops.linear.cpu import MIN_MEASURED_WEIGHTS
 

@@ -96,13 +96,13 @@ class CpuRunner:
         groups, ratio, eps = config.num_key_value_heads, config.group_size, config.rms_norm_eps
         self._heads = kernels.Heads(groups, ratio, config.head_dim, eps, table[:, :half], table[:, half:])
         self._layers = self._make_layers([parameters_of(cast(Layer, layer)) for layer in body.layers], scores)
-        tokens_BT = np.ascontiguousarray(tokens_BT.numpy(), np.int64)
+        array_BT = np.ascontiguousarray(tokens_BT.numpy(), np.int64)
         if store is None:
-            self._run_prompts(tokens_BT, [None] * len(lengths_B))
+            self._run_prompts(array_BT, [None] * len(lengths_B))
         else:
-            rows = [tokens_T[:length] for tokens_T, length in zip(tokens_BT, self._lengths_B, strict=True)]
+            rows = [tokens_T[:length] for tokens_T, length in zip(array_BT, self._lengths_B, strict=True)]
             cached = [store.find(tokens_T) for tokens_T in rows]
-            self._run_prompts(tokens_BT, cached)
+            self._run_prompts(array_BT, cached)
             for request, tokens_T in enumerate(rows):
                 store.put(tokens_T, self.slots_of(request), cached[request])
         self.restart()

@@ -28,8 +28,8 @@ from leafbeam.model.cpu_kernels import (
     softmax_weights_of,
     store_keys_values_of,
 )
-from leafbeam.model.openmp import fork
 from leafbeam.ops.linear.blas import multiply, sgemm
+from leafbeam.ops.openmp import fork
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "_nrt": False, "error_model": "numpy"}
 _FLOAT = 4  # bytes

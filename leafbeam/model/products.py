@@ -47,8 +47,7 @@ class Products:
             return
         threads = torch.get_num_threads()
         if linear.is_faster(len(rows_ND), weight_DV, threads):
-            executor = None if threads == 1 else self._space.executor(threads - 1)
-            linear.linear(rows_ND, weight_DV.t(), out_NV, add=add, executor=executor, threads=threads)
+            linear.linear(rows_ND, weight_DV.t(), out_NV, add=add, threads=threads)
             return
         if weight_DV.dtype != torch.float32:
             weight_DV = self._space.buffer("widened matrix", *weight_DV.t().shape)[0].copy_(weight_DV.t()).t()

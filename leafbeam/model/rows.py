@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from leafbeam.jit import njit
-from leafbeam.model.openmp import fork
+from leafbeam.ops.openmp import fork
 
 __all__ = ["Rows", "lay_out_codes", "lay_out_prompts", "load_embeddings", "segments_of"]
 

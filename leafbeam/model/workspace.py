@@ -6,7 +6,6 @@ Shapes: X rows at most, D hidden, F inner values of a feed-forward block, Q = H 
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from typing import Any
 
@@ -15,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leafbeam.errors import ArgumentError
-from leafbeam.model import openmp
 from leafbeam.model.config import ModelConfig
 from leafbeam.model.cpu_kernels import Activations
 from leafbeam.model.rows import load_embeddings
+from leafbeam.ops import openmp
 
 Array = NDArray[Any]
 _MAX_CHUNKS = 64  # kept by one workspace
@@ -47,7 +46,6 @@ class Workspace:
         self._stamps: dict[str, tuple[int, int]] = {}
         self._views: dict[str, tuple[tuple[int, ...], Tensor, Array]] = {}
         self._chunks: dict[int, Chunk] = {}
-        self._executor: tuple[int, ThreadPoolExecutor] | None = None
 
     def __repr__(self) -> str:
         return f"Workspace(rows={self.rows}, scores={self.scores}, nbytes={self.nbytes})"
@@ -101,12 +99,6 @@ class Workspace:
                 self._chunks.clear()
             self._chunks[rows] = chunk
         return chunk
-
-    def executor(self, threads: int) -> ThreadPoolExecutor:
-        """Threads for parts of a kernel; they end with the workspace."""
-        if self._executor is None or self._executor[0] != threads:
-            self._executor = threads, ThreadPoolExecutor(threads, thread_name_prefix="leafbeam-linear")
-        return self._executor[1]
 
     def gather_rows(self, name: str, matrix_VD: Tensor, rows: Array) -> Tensor:
         """Some rows of a matrix, copied again only when the matrix has changed."""

@@ -10,7 +10,6 @@ Shapes: N rows, V outputs, D inputs.
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import lru_cache, partial
 
 import numpy as np
@@ -20,6 +19,7 @@ from torch.nn import functional
 
 from leafbeam.index.bit_kernels import widened
 from leafbeam.jit import njit
+from leafbeam.ops import openmp
 
 MEASURED_ROWS = 1, 2, 3, 4, 8, 16, 32, 64, 128, 256  # of more, a library's product is as fast
 _MANY = 32  # rows from which on, once a library is faster, it stays so
@@ -76,53 +76,39 @@ def rows_faster(
         return functional.linear(rows_ND, weight_VD if dtype == torch.float32 else widened_VD.copy_(weight_VD))
 
     found: set[int] = set()
-    with ThreadPoolExecutor(threads) as executor:
-        for rows in MEASURED_ROWS:
-            rows_ND, out_NV = torch.ones(rows, inputs), torch.empty(rows, outputs)
-            own = partial(linear, rows_ND, out_NV=out_NV, executor=executor, threads=threads)
-            if seconds(own, weights) < seconds(partial(library, rows_ND=rows_ND), weights):
-                found.add(rows)
-            elif rows >= _MANY:
-                break
+    for rows in MEASURED_ROWS:
+        rows_ND, out_NV = torch.ones(rows, inputs), torch.empty(rows, outputs)
+        own = partial(linear, rows_ND, out_NV=out_NV, threads=threads)
+        if seconds(own, weights) < seconds(partial(library, rows_ND=rows_ND), weights):
+            found.add(rows)
+        elif rows >= _MANY:
+            break
     return frozenset(found)
 
 
-def linear(
-    rows_ND: Tensor,
-    weight_VD: Tensor,
-    out_NV: Tensor,
-    *,
-    add: bool = False,
-    executor: Executor | None = None,
-    threads: int = 1,
-) -> None:
+def linear(rows_ND: Tensor, weight_VD: Tensor, out_NV: Tensor, *, add: bool = False, threads: int = 1) -> None:
     """Write rows @ weight.T, or add it to what is there; equals `leafbeam.ops.linear.reference.linear` up to rounding.
 
-    rows_ND, out_NV: float32, contiguous rows. weight_VD: bfloat16 or float32, contiguous, on the CPU. executor: runs parts of
-    a large matrix on `threads` - 1 threads beside the caller's. Cost: one pass over the weights for up to 4 rows.
+    rows_ND, out_NV: float32, contiguous rows. weight_VD: bfloat16 or float32, contiguous, on the CPU. threads: that share the
+    outputs of a large matrix. Cost: one pass over the weights for up to 4 rows.
     """
     rows, out = rows_ND.numpy(), out_NV.numpy()
     weights = (weight_VD.view(torch.int16) if weight_VD.dtype == torch.bfloat16 else weight_VD).numpy()
-    kernel = _multiply_few if len(rows) <= _FEW else _multiply_tiles
-    parts = 1 if executor is None else max(1, min(threads, weights.size // _SPLIT))
-    size = -(-len(weights) // parts)
-    bounds = [(begin, min(begin + size, len(weights))) for begin in range(0, len(weights), size)]
-
-    def run(begin: int, end: int) -> None:
-        kernel(rows, weights[begin:end], out[:, begin:end], add)
-
-    others = [executor.submit(run, *bound) for bound in bounds[1:]] if executor is not None else []
-    run(*bounds[0])
-    for other in others:
-        other.result()
+    threads = max(1, min(threads, weights.size // _SPLIT)) if openmp.is_available() else 1
+    (_few if len(rows) <= _FEW else _tiles)(rows, weights, out, add, threads)
 
 
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def _multiply_few(rows_ND, weight_VD, out_NV, add):
+def _few(rows_ND, weight_VD, out_NV, add, threads):
     """for each output: out[row] (+)= rows[row] . widened weight, of up to four rows"""
+    openmp.fork(_few_of, threads, len(weight_VD), (rows_ND, weight_VD, out_NV, add))
+
+
+@njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
+def _few_of(begin, end, rows_ND, weight_VD, out_NV, add):
     num_rows = len(rows_ND)
     row_b, row_c, row_e = min(1, num_rows - 1), min(2, num_rows - 1), min(3, num_rows - 1)
-    for v in range(len(weight_VD)):
+    for v in range(begin, end):
         a = b = c = e = np.float32(0)
         if num_rows == 1:
             for d in range(weight_VD.shape[1]):
@@ -138,11 +124,16 @@ def _multiply_few(rows_ND, weight_VD, out_NV, add):
 
 
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def _multiply_tiles(rows_ND, weight_VD, out_NV, add):
+def _tiles(rows_ND, weight_VD, out_NV, add, threads):
     """for each four outputs, for each four rows: out[row, output] (+)= rows[row] . widened weight of the output"""
-    num_rows, num_outputs = len(rows_ND), len(weight_VD)
-    for v in range(0, num_outputs, 4):
-        v2, v3, v4 = min(v + 1, num_outputs - 1), min(v + 2, num_outputs - 1), min(v + 3, num_outputs - 1)
+    openmp.fork(_tiles_of, threads, len(weight_VD), (rows_ND, weight_VD, out_NV, add))
+
+
+@njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
+def _tiles_of(begin, end, rows_ND, weight_VD, out_NV, add):
+    num_rows = len(rows_ND)
+    for v in range(begin, end, 4):
+        v2, v3, v4 = min(v + 1, end - 1), min(v + 2, end - 1), min(v + 3, end - 1)
         for n in range(0, num_rows, 4):
             row_b, row_c, row_e = min(n + 1, num_rows - 1), min(n + 2, num_rows - 1), min(n + 3, num_rows - 1)
             a = b = c = e = np.float32(0)

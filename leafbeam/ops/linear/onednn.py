@@ -9,7 +9,6 @@ Shapes: N rows, V outputs, D inputs.
 
 import statistics
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 
 import torch
@@ -75,12 +74,11 @@ def gain(
     packed = [pack(weight_VD) for weight_VD in weights] * _TURNS
     weights *= _TURNS
     gains: list[float] = []
-    with ThreadPoolExecutor(threads) as executor:
-        for rows in MEASURED_ROWS:
-            rows_ND = torch.ones(rows, inputs, dtype=dtype)
-            plain = seconds(partial(functional.linear, rows_ND), weights)
-            if dtype == torch.float32:
-                own = partial(cpu.linear, rows_ND, out_NV=torch.empty(rows, outputs), executor=executor, threads=threads)
-                plain = min(plain, seconds(own, weights))
-            gains.append(plain / seconds(partial(linear, rows_ND), packed))
+    for rows in MEASURED_ROWS:
+        rows_ND = torch.ones(rows, inputs, dtype=dtype)
+        plain = seconds(partial(functional.linear, rows_ND), weights)
+        if dtype == torch.float32:
+            own = partial(cpu.linear, rows_ND, out_NV=torch.empty(rows, outputs), threads=threads)
+            plain = min(plain, seconds(own, weights))
+        gains.append(plain / seconds(partial(linear, rows_ND), packed))
     return statistics.geometric_mean(gains)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from typing import Any
 
@@ -11,8 +12,8 @@ import pytest
 
 from leafbeam import jit
 from leafbeam.model import cpu_kernels as kernels
-from leafbeam.model import openmp
 from leafbeam.model.threads import torch_threads
+from leafbeam.ops import openmp
 
 
 @pytest.mark.parametrize("threads", [2, 3, 8])
@@ -80,3 +81,47 @@ def test_without_the_library_kernels_run_on_one_thread(monkeypatch: pytest.Monke
     monkeypatch.setattr(openmp, "_IS_AVAILABLE", False)
     with torch_threads(2):
         assert openmp.num_threads(1 << 20) == 1
+
+
+linux = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="affinity is Linux's")
+
+
+def cores_of(threads: int) -> list[set[int]]:
+    ids = np.zeros(threads, np.int64)
+    openmp._write_ids(ids, threads)
+    return [os.sched_getaffinity(one) for one in ids.tolist()]
+
+
+@linux
+@pytest.mark.skipif(not openmp.is_available(), reason="torch came without gcc's library")
+def test_threads_that_are_spread_share_no_core() -> None:
+    before = os.sched_getaffinity(0)
+    if len(before) < 2:
+        pytest.skip("one core")
+    with openmp.spread(2) as is_spread:
+        assert is_spread
+        first, second = cores_of(2)
+        assert not first & second
+        assert first | second == before
+        with openmp.spread(2) as again:  # of the cores that this thread still has
+            assert again == (len(first) > 1)
+    assert cores_of(2) == [before, before]
+
+
+@linux
+@pytest.mark.parametrize("threads", [1, 4096])
+def test_threads_keep_their_cores_where_they_are_too_few(threads: int) -> None:
+    before = os.sched_getaffinity(0)
+    with openmp.spread(threads) as is_spread:
+        assert not is_spread
+        assert os.sched_getaffinity(0) == before
+
+
+@linux
+def test_a_system_that_forbids_it_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(thread: int, cores: Any) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_setaffinity", forbidden)
+    with openmp.spread(2) as is_spread:
+        assert not is_spread

@@ -7,7 +7,11 @@ the library that torch has loaded. Where torch came with another one, kernels ru
 
 # pyright: basic, reportPrivateImportUsage=false, reportCallIssue=false
 import os
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
+import numpy as np
 import torch
 from llvmlite import ir
 from numba import types
@@ -16,7 +20,7 @@ from numba.extending import intrinsic
 
 from leafbeam import jit
 
-__all__ = ["fork", "name_functions", "num_threads"]
+__all__ = ["fork", "is_available", "name_functions", "num_threads", "spread"]
 
 _MIN_VALUES = 1 << 15  # of a kernel's rows: with fewer, one thread is as fast
 _SYMBOLS = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"
@@ -29,6 +33,12 @@ def name_functions() -> bool:
 
 
 _IS_AVAILABLE = name_functions()
+_HAS_IDS = jit.name_functions("libc.so.6", ["gettid"])
+
+
+def is_available() -> bool:
+    """Whether `fork` may run on more than one thread."""
+    return _IS_AVAILABLE
 
 
 def num_threads(values: int = _MIN_VALUES) -> int:
@@ -83,3 +93,57 @@ def fork(typing_context, body, threads, count, arguments):
         return context.get_dummy_value()
 
     return types.void(body, types.intp, types.intp, arguments), codegen
+
+
+@contextmanager
+def spread(threads: int) -> Generator[bool]:
+    """Inside, the calling thread and the others that its kernels run on have cores of their own; whether they do.
+
+    Of n threads, thread i keeps every n-th core of the caller's. Linux may else wake a thread on the core where the caller
+    waits for it in a busy loop, and both stay there for milliseconds. Threads that start inside share the caller's cores.
+    False where there are fewer cores than threads, and elsewhere than on Linux.
+    """
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if threads < 2 or len(cores) < threads or not (_IS_AVAILABLE and _HAS_IDS):
+        yield False
+        return
+    ids_N = np.zeros(threads, np.int64)
+    _write_ids(ids_N, threads)
+    ids = list(dict.fromkeys(ids_N.tolist()))  # the caller is the first
+    try:
+        yield all(_set_cores(one, cores[n::threads]) for n, one in enumerate(ids))
+    finally:
+        for one in ids:
+            _set_cores(one, cores)
+
+
+def _set_cores(thread: int, cores: Sequence[int]) -> bool:
+    """Whether it is allowed here."""
+    try:
+        os.sched_setaffinity(thread, cores)
+    except OSError:
+        return False
+    return True
+
+
+@intrinsic
+def _thread_id(typing_context):
+    """The number by which Linux knows a thread"""
+
+    def codegen(context, builder, signature, arguments):
+        gettid = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.IntType(32), []), "leafbeam_gettid")
+        return builder.sext(builder.call(gettid, []), ir.IntType(64))
+
+    return types.int64(), codegen
+
+
+@jit.njit(cache=True, nogil=True, _nrt=False)
+def _write_ids(ids_N: Any, threads: int) -> None:
+    """ids[n] = the thread that runs part n"""
+    fork(_write_ids_of, threads, threads, (ids_N,))
+
+
+@jit.njit(nogil=True, _nrt=False)
+def _write_ids_of(begin, end, ids_N):
+    for n in range(begin, end):
+        ids_N[n] = _thread_id()
