@@ -59,9 +59,9 @@ soak: .venv/.dev
 	$(BIN)/python -m benchmarks soak --seconds $$(($(or $(MINUTES),60) * 30))
 
 # Tables and figures of papers in full, with rows: all, or those of NAME="static-table-1 serve"; DATA=DIR for those that learn,
-# MINUTES=100 for as much as fits. `make figures` draws the plots.
+# MINUTES=100 for as much as fits, SINCE=2026-01-31 to leave out what was measured from that day on. `make figures` draws the plots.
 reproduce: .venv/.dev
-	$(BIN)/python -m benchmarks reproduce $(NAME) $(if $(DATA),--data $(DATA)) $(if $(MINUTES),--minutes $(MINUTES))
+	$(BIN)/python -m benchmarks reproduce $(NAME) $(if $(DATA),--data $(DATA)) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SINCE),--since $(SINCE))
 
 # vLLM for CPUs in an environment of its own, for `python -m benchmarks production`; without it, its rows say that it is missing.
 peers: .venv-peers/.installed

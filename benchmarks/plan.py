@@ -1,21 +1,27 @@
 """Everything that is measured in full, the most valuable first: `python -m benchmarks reproduce`.
 
-A part is a command in a process of its own, so that one that fails or is ended stops none of the others.
+A part is a command in a process of its own, so that one that fails or is ended stops none of the others. Each that is measured
+leaves a row in results/parts.jsonl, so that a run that was interrupted goes on where it stopped.
 """
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["Outcome", "Part", "chosen", "parts_of", "run_parts"]
+from benchmarks.rows import RESULTS, append_row
+
+__all__ = ["Outcome", "Part", "chosen", "measured_since", "parts_of", "run_parts"]
 
 _ROOT = Path(__file__).parents[1]
+_KEPT = "parts"  # the file of results
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +94,16 @@ def chosen(parts: Iterable[Part], names: Sequence[str]) -> list[Part]:
     return [part for part in parts if not names or part.words[0] in names]
 
 
-def run_parts(parts: Iterable[Part], say: Callable[[str], None], minutes: float | None = None) -> list[Outcome]:
+def measured_since(since: datetime, folder: Path = RESULTS) -> frozenset[str]:
+    """Names of the parts with a row in results/parts.jsonl from this time (UTC) on."""
+    path = folder / f"{_KEPT}.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return frozenset(row["parameters"]["part"] for row in rows if row["time"] >= since.strftime("%Y-%m-%dT%H:%M:%SZ"))
+
+
+def run_parts(
+    parts: Iterable[Part], say: Callable[[str], None], minutes: float | None = None, folder: Path = RESULTS
+) -> list[Outcome]:
     """Run each part, one after another; one that does not fit into what is left of `minutes` is skipped."""
     outcomes: list[Outcome] = []
     left = float("inf") if minutes is None else minutes
@@ -99,6 +114,8 @@ def run_parts(parts: Iterable[Part], say: Callable[[str], None], minutes: float 
             say(f"{part.name}: about {part.minutes:g} minutes")
             outcomes.append(_run(part))
             left -= outcomes[-1].minutes
+            if outcomes[-1].status == "measured":
+                append_row(_KEPT, {"part": part.name}, {"minutes": round(outcomes[-1].minutes, 1)}, folder, timed=False)
         say(outcomes[-1].text)
     return outcomes
 

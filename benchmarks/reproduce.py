@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -42,6 +43,9 @@ _XGR = {
     "xgr-figure-18": "xGR, Figure 18: what each part of the scheduling is worth.",
     "xgr-figure-19": "xGR, Figure 19: latency as beams and model grow.",
 }
+
+
+_DATES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%SZ"]
 
 
 class Distribution(StrEnum):
@@ -84,11 +88,14 @@ def _reproduce(
     names: Annotated[list[str] | None, typer.Argument(help="Commands; all of the papers' if absent.")] = None,
     data: Annotated[Path | None, typer.Option("--data", help="A data set, or a directory with several.")] = None,
     minutes: Annotated[float | None, typer.Option("--minutes", help="Skip what takes longer than is left of these.")] = None,
+    since: Annotated[
+        datetime | None, typer.Option("--since", formats=_DATES, help="Leave out what was measured from then on (UTC).")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the commands and the minutes that each takes.")] = False,
 ) -> None:
     """Measure everything in full and keep the rows: each command in a process of its own, the most valuable first."""
     from benchmarks.papers.learning import data_sets
-    from benchmarks.plan import chosen, parts_of, run_parts
+    from benchmarks.plan import chosen, measured_since, parts_of, run_parts
 
     console = stdout()
     every = parts_of(() if data is None else data_sets(data))
@@ -97,7 +104,8 @@ def _reproduce(
         raise ArgumentError(f"{', '.join(sorted(unknown))}: expected some of {', '.join(sorted(known))}")
     if data is None and (learning := sorted(set(names or ()) & set(_LEARNING))):
         raise ArgumentError(f"{', '.join(learning)} learns from data: expected --data DIR")
-    parts = chosen(every, names or ())
+    done_before = measured_since(since) if since else frozenset[str]()
+    parts = [part for part in chosen(every, names or ()) if part.name not in done_before]
     if dry_run:
         for part in parts:
             console.print(f"{part.minutes:4.0f} min  {part.name}")

@@ -1,5 +1,6 @@
 """The plan of full runs names commands that exist, goes on after failures, and says what it leaves out."""
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ from typer.testing import CliRunner
 
 from benchmarks import plan
 from benchmarks.__main__ import app
-from benchmarks.plan import Part, chosen, parts_of, run_parts
+from benchmarks.plan import Part, chosen, measured_since, parts_of, run_parts
 
 _SCRIPT = """
 import os, sys
@@ -35,13 +36,17 @@ def test_parts_that_fail_or_take_too_long_stop_none_of_the_others(tmp_path: Path
     monkeypatch.setattr(plan, "_ROOT", tmp_path)
     said: list[str] = []
     parts = [Part(words=(name,), minutes=minutes) for name, minutes in (("bad", 1), ("big", 1), ("long", 50), ("ok", 1))]
-    outcomes = run_parts(parts, said.append, minutes=20)
+    began = datetime.now(UTC)
+    outcomes = run_parts(parts, said.append, minutes=20, folder=tmp_path / "results")
     assert [one.status for one in outcomes] == ["failed", "failed", "skipped", "measured"]
     assert "exit status 2" in outcomes[0].reason
     assert "out of memory" in outcomes[1].reason
     assert "takes 50 of 20 minutes left" in outcomes[2].reason
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad", "benchmarks", "big", "ok"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad", "benchmarks", "big", "ok", "results"]
     assert any(line.startswith("long: skipped") for line in said)
+    assert measured_since(began, tmp_path / "results") == {"ok"}
+    assert not measured_since(began + timedelta(days=1), tmp_path / "results")
+    assert not measured_since(began, tmp_path / "absent")
 
 
 def test_names_choose_and_unknown_ones_are_refused():
@@ -53,3 +58,14 @@ def test_names_choose_and_unknown_ones_are_refused():
         result = CliRunner().invoke(app, ["reproduce", *words])
         assert result.exit_code != 0
         assert message in result.output
+
+
+def test_parts_measured_since_a_time_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(plan, "measured_since", lambda since: {"memory"} if since.year == 2026 else set())
+    for words, is_left_out in ((["--since", "2026-11-26"], True), (["--since", "2027-01-01T10:00"], False), ([], False)):
+        shown = CliRunner().invoke(app, ["reproduce", "memory", "xgr-figure-4", "--dry-run", *words])
+        assert "xgr-figure-4" in shown.stdout
+        assert ("memory" not in shown.stdout) == is_left_out
+    refused = CliRunner().invoke(app, ["reproduce", "--since", "yesterday"])
+    assert refused.exit_code == 2
+    assert "%Y-%m-%d" in refused.output
