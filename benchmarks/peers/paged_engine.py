@@ -52,8 +52,7 @@ class PagedRunner(CpuRunner):
         for layer, pages in enumerate(self._pages()):
             keys, values = self._slots[layer].numpy().reshape(2, -1)
             self._paged.write(keys, values, *where, *rows, *(side.reshape(-1) for side in pages))
-        for held in (self._space._flat, self._space._views):  # there is one copy of the prompt: in its pages
-            del held["prompts"]
+        self._space.release("prompts")  # there is one copy of the prompt: in its pages
         del self._slots, self._prompts
         self.prompt.nbytes = self._tables.num_prompt_pages * self._page_bytes
 

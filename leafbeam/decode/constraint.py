@@ -228,19 +228,21 @@ def check_logits(logits: Any, number: int, shape: tuple[int, ...], like: Any, wh
 
     float32 for numpy; on a device half precisions stay as they are. Raises LogitsError, which says what shape was expected.
     """
-    array = logits if hasattr(logits, "ndim") else np.asarray(logits)
+    array, on_host = logits if hasattr(logits, "ndim") else np.asarray(logits), isinstance(like, np.ndarray)
+    if on_host and hasattr(array, "detach"):
+        array = to_numpy(array)  # whose dtype tells its kind in less time
     if number == 0 and array.ndim == 2:
         array = array[:, None]
     if tuple(array.shape) != shape:
         raise LogitsError(f"step_fn returned {what} of shape {tuple(array.shape)} at level {number}: expected {shape}")
-    # Integers become floating point numbers, but jax converts none. The text of a dtype takes 5 µs; numpy's has a kind.
+    # Integers become floating point numbers, but jax converts none. The text of a dtype takes 5 µs.
     if (
         getattr(array.dtype, "kind", "") != "f"
         and "float" not in str(array.dtype)
         and ("int" not in str(array.dtype) or is_jax(array))
     ):
         raise LogitsError(f"step_fn returned {what} of dtype {array.dtype} at level {number}: expected floating point numbers")
-    if isinstance(like, np.ndarray):
+    if on_host:
         return np.ascontiguousarray(to_numpy(array), np.float32)
     array = to_kind_of(array, like)
     if hasattr(array, "detach"):

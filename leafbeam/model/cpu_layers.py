@@ -67,7 +67,7 @@ def cpu_layers(
     on each of torch's threads.
     """
     if products == torch.float32 and blas.is_available() and _is_small(layers[0]):  # layers are alike
-        return FusedLayers(layers, heads, scores[1])
+        return FusedLayers(layers, heads, scores[1], space)
     return TorchLayers(layers, heads, scores, Products(products, space))
 
 
@@ -78,17 +78,19 @@ def _is_small(layer: LayerParameters) -> bool:
         and weight.dtype == torch.float32
         and weight.numel() < MIN_MEASURED_WEIGHTS
         and weight.is_contiguous()
-        for weight in layer
+        for weight in layer[:7]
     )
 
 
 class FusedLayers:
     """Every layer in one call (`fused_kernels`)."""
 
-    def __init__(self, layers: Sequence[LayerParameters], heads: kernels.Heads, scores: Array) -> None:
+    def __init__(self, layers: Sequence[LayerParameters], heads: kernels.Heads, scores: Array, space: Workspace) -> None:
         self._parameters = layers  # which stay while their addresses are used
         address_LW = np.array([[weight.data_ptr() for weight in layer[:7]] for layer in self._parameters])
-        norms_LW = np.array([np.concatenate([norm.numpy() for norm in layer[7:]]) for layer in self._parameters])
+        norms = [norm for layer in self._parameters for norm in layer[7:]]
+        out, norms_LW = space.buffer("norms", len(layers), sum(norm.numel() for norm in layers[0][7:]))
+        torch.cat(norms, out=out.view(-1))
         self.weights, self.heads, self.scores = fused.Weights(address_LW, norms_LW), heads, scores
         self._num_weights = len(layers) * sum(weight.numel() for weight in self._parameters[0])
 
@@ -282,7 +284,7 @@ def parameters_of(layer: Layer) -> LayerParameters:
     attention, mlp = layer.self_attn, layer.mlp
     matrices = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj
     norms = layer.input_layernorm, layer.post_attention_layernorm, attention.q_norm, attention.k_norm
-    return [module.weight.detach() for module in (*matrices, *norms)]
+    return [*(module.weight for module in matrices), *(norm.weight.detach() for norm in norms)]
 
 
 def even_parts(total: int, max_size: int) -> Iterator[tuple[int, int]]:

@@ -226,7 +226,7 @@ class CpuRunner:
         del self._ends_S[level:]
         end = self._ends_S[-1] if self._ends_S else 0
         for code in range(level, level + num_codes):
-            first_LS[:, code] = end + stride * np.arange(layers)
+            first_LS[:, code] = [end + layer * stride for layer in range(layers)]
             end += layers * stride
             self._ends_S.append(end)
         self.beams.nbytes = 2 * 4 * end
@@ -238,14 +238,11 @@ class CpuRunner:
         return _CodeSlots(keys, values, stride, first_LS)
 
     def _multiply_head(self, hidden_ND: Tensor, level: int, out: Tensor) -> None:
-        """The logits of a level, whose rows of the head are a view or a copy in the workspace; or the hidden states."""
+        """The logits of a level, or the hidden states."""
         if self._head_weight is None:
             out.copy_(hidden_ND)
-        elif self._vocabulary.level_slice(level) is not None:
-            torch.mm(hidden_ND, self._vocabulary.level_rows(self._head_weight, level).t(), out=out)
         else:
-            tokens = self._vocabulary.level_tokens(level)
-            torch.mm(hidden_ND, self._space.gather_rows(f"head of level {level}", self._head_weight, tokens).t(), out=out)
+            torch.mm(hidden_ND, self._space.level_head(self._head_weight, self._vocabulary, level), out=out)
 
     def _repeated(self, output_UV: Tensor, row_N: Tensor, code: int) -> Tensor:
         """Row row_N[n] for each beam n, in the workspace if the caller passed one in."""

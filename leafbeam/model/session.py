@@ -12,6 +12,7 @@ from torch import Tensor
 from leafbeam.errors import ArgumentError
 from leafbeam.model.config import EncoderDecoderConfig, ModelConfig
 from leafbeam.model.vocabulary import AnyVocabulary
+from leafbeam.ops.backend import to_numpy
 
 
 class KVCache(Protocol):
@@ -125,22 +126,22 @@ class DecodeSession:
 
     def _extended(self, codes: Any, parents: Any, *, keep: bool) -> Tensor:
         codes_BK, parents_BK = self._checked(codes, parents)
-        tokens_BK1 = self._vocabulary.tokens_at(codes_BK, self._level)[..., None]
+        tokens_BK1 = self._vocabulary.tokens_at(codes_BK, self._level).unsqueeze(-1)
         (logits_BKV,) = self._runner.extend(tokens_BK1, parents_BK, self._level, keep=keep)
         return logits_BKV
 
     def _checked(self, codes: Any, parents: Any) -> tuple[Tensor, Tensor]:
         device = self._lengths_B.device
         codes_BK, parents_BK = _integers("codes", codes, device), _integers("parents", parents, device)
-        expected = f"(B={len(self._lengths_B)}, K)"
-        if codes_BK.ndim != 2 or len(codes_BK) != len(self._lengths_B) or parents_BK.shape != codes_BK.shape:
-            shapes = f"{tuple(codes_BK.shape)} and {tuple(parents_BK.shape)}"
-            raise ArgumentError(f"codes and parents must both have shape {expected}, not {shapes}")
+        shape, requests = codes_BK.shape, self._lengths_B.shape[0]
+        if len(shape) != 2 or shape[0] != requests or parents_BK.shape != shape:
+            shapes = f"{tuple(shape)} and {tuple(parents_BK.shape)}"
+            raise ArgumentError(f"codes and parents must both have shape (B={requests}, K), not {shapes}")
         if self._level + 1 >= self._vocabulary.num_levels:
             raise ArgumentError(
                 f"a SID has {self._vocabulary.num_levels} levels and the last was answered: step_fn(None, None) starts anew"
             )
-        if device.type == "cpu" and codes_BK.numel():  # elsewhere the check would synchronise the device
+        if shape.numel() and device.type == "cpu":  # elsewhere the check would synchronise the device
             size = self._vocabulary.codebook_sizes[self._level]
             if not _are_below(codes_BK, size):
                 raise ArgumentError(f"level {self._level} has the codes 0 to {size - 1:,}, got one outside")
@@ -193,9 +194,12 @@ def checked_lengths(
     check_prompts(tokens_BT, lengths_B, config, num_levels)
     if lengths_B is None:
         return torch.full(tokens_BT.shape[:1], tokens_BT.shape[1], device=tokens_BT.device)
-    if len(lengths_B) and not 1 <= int(lengths_B.min()) <= int(lengths_B.max()) <= tokens_BT.shape[1]:
-        raise ArgumentError(
-            f"lengths must be between 1 and {tokens_BT.shape[1]}, got {int(lengths_B.min())} to {int(lengths_B.max())}: "
-            "an empty history is the prompt [bos]"
-        )
+    if lengths_B.numel():
+        lengths = to_numpy(lengths_B)  # which looks at a few numbers faster
+        first, last = int(lengths.min()), int(lengths.max())
+        if not 1 <= first <= last <= tokens_BT.shape[1]:
+            raise ArgumentError(
+                f"lengths must be between 1 and {tokens_BT.shape[1]}, got {first} to {last}: "
+                "an empty history is the prompt [bos]"
+            )
     return lengths_B.to(tokens_BT.device, torch.int64)

@@ -17,10 +17,11 @@ from leafbeam.errors import ArgumentError
 from leafbeam.model.config import ModelConfig
 from leafbeam.model.cpu_kernels import Activations
 from leafbeam.model.rows import load_embeddings
+from leafbeam.model.vocabulary import AnyVocabulary
 from leafbeam.ops import openmp
 
 Array = NDArray[Any]
-_MAX_CHUNKS = 64  # kept by one workspace
+_MAX_CHUNKS, _MAX_VIEWS = 64, 1024  # kept by one workspace
 
 
 class Workspace:
@@ -44,8 +45,9 @@ class Workspace:
         self.growths = 0
         self._flat: dict[str, Tensor] = {}
         self._stamps: dict[str, tuple[int, int]] = {}
-        self._views: dict[str, tuple[tuple[int, ...], Tensor, Array]] = {}
+        self._views: dict[tuple[str, tuple[int, ...]], tuple[Tensor, Array]] = {}
         self._chunks: dict[int, Chunk] = {}
+        self._heads: dict[int, tuple[AnyVocabulary, int, Tensor]] = {}
 
     def __repr__(self) -> str:
         return f"Workspace(rows={self.rows}, scores={self.scores}, nbytes={self.nbytes})"
@@ -60,26 +62,32 @@ class Workspace:
 
         keep: copy the old contents where it has to grow.
         """
-        before = self._views.get(name)
-        if before is not None and before[0] == shape:
-            return before[1], before[2]
+        kept = self._views.get((name, shape))
+        if kept is not None:
+            return kept
         size = prod(shape)
         flat = self._flat.get(name)
         if flat is None or len(flat) < size:
             self._chunks.clear()  # they view what is released
-            if not keep:  # release the old buffer before allocating the new one
-                before = flat = None
-                self._flat.pop(name, None)
-                self._views.pop(name, None)
+            self.release(name)
+            if not keep:  # before the new one is allocated
+                flat = None
             grown = torch.empty(size, dtype=dtype)
             if flat is not None:
                 grown[: len(flat)] = flat
             self._flat[name] = flat = grown
             self.growths += 1
         view = flat[:size].view(shape)
-        array = array_of(view)
-        self._views[name] = shape, view, array
-        return view, array
+        if len(self._views) >= _MAX_VIEWS:
+            self._views.clear()
+        kept = self._views[name, shape] = view, array_of(view)
+        return kept
+
+    def release(self, name: str) -> None:
+        """Forget a buffer, whose memory is free once nothing views it."""
+        self._flat.pop(name, None)
+        for key in [key for key in self._views if key[0] == name]:
+            del self._views[key]
 
     def table(self, name: str, min_rows: int, rows: Callable[[int], Tensor]) -> Array:
         """A table of at least min_rows rows, computed by `rows(count)`; when too short, computed again at twice the length."""
@@ -87,8 +95,7 @@ class Workspace:
         if flat is None or len(flat) < min_rows:
             self._flat[name] = flat = rows(max(min_rows, 2 * (0 if flat is None else len(flat)))).contiguous()
             self.growths += 1
-            self._views[name] = tuple(flat.shape), flat, flat.numpy()
-        return self._views[name][2]
+        return flat.numpy()
 
     def chunk(self, config: ModelConfig, rows: int, products: torch.dtype = torch.float32) -> Chunk:
         """The activations of so many rows, made once for each number of rows. products: the dtype of the layers' products."""
@@ -100,7 +107,16 @@ class Workspace:
             self._chunks[rows] = chunk
         return chunk
 
-    def gather_rows(self, name: str, matrix_VD: Tensor, rows: Array) -> Tensor:
+    def level_head(self, head_VD: Tensor, vocabulary: AnyVocabulary, level: int) -> Tensor:
+        """The head's rows of a level's codes, (D, V): a view of consecutive rows, else a copy."""
+        if vocabulary.level_slice(level) is None:
+            return self._gather_rows(f"head of level {level}", head_VD, vocabulary.level_tokens(level)).t()
+        kept = self._heads.get(level)
+        if kept is None or kept[0] is not vocabulary or kept[1] != head_VD.data_ptr():
+            kept = self._heads[level] = vocabulary, head_VD.data_ptr(), vocabulary.level_rows(head_VD, level).t()
+        return kept[2]
+
+    def _gather_rows(self, name: str, matrix_VD: Tensor, rows: Array) -> Tensor:
         """Some rows of a matrix, copied again only when the matrix has changed."""
         stamp = matrix_VD.data_ptr(), 0 if matrix_VD.is_inference() else matrix_VD._version
         buffer, _ = self.buffer(name, len(rows), matrix_VD.shape[1])

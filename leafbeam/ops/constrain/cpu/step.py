@@ -6,6 +6,7 @@ Shapes: S segments, B requests, K beams, V codes, L levels, W words, D denied le
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -66,8 +67,8 @@ def _addresses(filters: Sequence[RequestFilter], num_leaves: int) -> tuple[NDArr
             assert one.leaves.size == num_leaves
             words_B[request] = one.leaves.words_W.ctypes.data
             before_B[request] = one.leaves.before_W.ctypes.data
-    denied_indptr = np.cumsum([0, *(len(one.denied_D) for one in filters)]).astype(np.int64)
-    denied = np.concatenate([np.empty(0, np.int64), *(one.denied_D for one in filters)])
+    denied_indptr = np.array([*accumulate((len(one.denied_D) for one in filters), initial=0)], np.int64)
+    denied = np.concatenate([one.denied_D for one in filters], dtype=np.int64)
     return tuple(FilterAddresses(words_B=words_B, before_B=before_B, denied_indptr=denied_indptr, denied=denied))
 
 
