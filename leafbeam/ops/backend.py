@@ -186,7 +186,7 @@ def to_kind_of(array: Any, sample: Any) -> Any:
     """The array as numpy, as torch on the same device or as jax, as `sample` is."""
     if isinstance(sample, np.ndarray):
         return to_numpy(array)
-    if is_jax(sample):
+    if not hasattr(sample, "detach"):
         return array if is_jax(array) else importlib.import_module("jax.numpy").asarray(to_numpy(array))
     if hasattr(array, "detach"):
         return array if array.device == sample.device else array.to(sample.device)
