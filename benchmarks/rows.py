@@ -111,8 +111,11 @@ def _machine() -> dict[str, Any]:
     model = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-        model = names[0] if names else model
+        fields = dict(
+            reversed([[part.strip() for part in line.split(":", 1)] for line in info.read_text().splitlines() if ":" in line])
+        )
+        if "model name" in fields:  # which virtual machines shorten, so that generations look alike
+            model = f"{fields['model name']} (family {fields.get('cpu family', '?')}, model {fields.get('model', '?')})"
     return {"cpu": model, "cores": os.cpu_count(), "load": round(os.getloadavg()[0], 2)}
 
 
