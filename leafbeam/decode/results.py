@@ -134,7 +134,8 @@ def collect_items(
     codes = np.zeros((batch_size, width, version.num_levels), np.int64)
     scores[row_n, rank_n] = scores_BK[row_n, slot_n]
     ids: list[NDArray[np.generic]] = []
-    of_segment = [np.flatnonzero(segment_n == s) for s in range(len(found))]
+    one = len(found) == 1
+    of_segment = [np.arange(len(row_n))] if one else [np.flatnonzero(segment_n == s) for s in range(len(found))]
     for s, (segment, items) in enumerate(zip(version.segments, of_segment, strict=True)):
         if len(items) or s == 0:
             rows = row_n[items]

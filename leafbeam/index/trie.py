@@ -247,7 +247,10 @@ class Trie:
     def codes_at(self, leaves: NDArray[np.integer] | Iterable[int]) -> NDArray[np.int64]:
         """The SID of each leaf, (n, L)."""
         leaves_n = np.asarray(leaves, np.int64)
-        return np.stack([level.codes_at(leaves_n) for level in self.levels], axis=-1)
+        codes_nL = np.empty((*leaves_n.shape, self.num_levels), np.int64)
+        for number, level in enumerate(self.levels):
+            codes_nL[..., number] = level.codes_at(leaves_n)
+        return codes_nL
 
     def codes_of(self, item_ids: ItemIds) -> NDArray[np.int64]:
         """The SID of each item, (n, L); ItemIdError where an id is unknown."""
