@@ -101,10 +101,12 @@ def spread(threads: int) -> Generator[bool]:
 
     Of n threads, thread i keeps every n-th core of the caller's. Linux may else wake a thread on the core where the caller
     waits for it in a busy loop, and both stay there for milliseconds. Threads that start inside share the caller's cores.
-    False where there are fewer cores than threads, and elsewhere than on Linux.
+    False where there are fewer cores than threads, elsewhere than on Linux, and where OMP_WAIT_POLICY is passive: threads that
+    sleep while they wait lose nothing so, and on busy cores the system places them better.
     """
+    is_passive = os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    if threads < 2 or len(cores) < threads or not (_IS_AVAILABLE and _HAS_IDS):
+    if is_passive or threads < 2 or len(cores) < threads or not (_IS_AVAILABLE and _HAS_IDS):
         yield False
         return
     ids_N = np.zeros(threads, np.int64)

@@ -94,7 +94,8 @@ def cores_of(threads: int) -> list[set[int]]:
 
 @linux
 @pytest.mark.skipif(not openmp.is_available(), reason="torch came without gcc's library")
-def test_threads_that_are_spread_share_no_core() -> None:
+def test_threads_that_are_spread_share_no_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     before = os.sched_getaffinity(0)
     if len(before) < 2:
         pytest.skip("one core")
@@ -118,10 +119,18 @@ def test_threads_keep_their_cores_where_they_are_too_few(threads: int) -> None:
 
 
 @linux
+def test_threads_that_sleep_while_they_wait_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    with openmp.spread(2) as is_spread:
+        assert not is_spread
+
+
+@linux
 def test_a_system_that_forbids_it_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(thread: int, cores: Any) -> None:
         raise PermissionError
 
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     monkeypatch.setattr(os, "sched_setaffinity", forbidden)
     with openmp.spread(2) as is_spread:
         assert not is_spread
