@@ -6,7 +6,6 @@ leaves a row in results/parts.jsonl, so that a run that was interrupted goes on 
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
@@ -16,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.rows import RESULTS, append_row
+from benchmarks.rows import RESULTS, append_row, read_rows
 
 __all__ = ["Outcome", "Part", "chosen", "measured_since", "parts_of", "run_parts"]
 
@@ -96,9 +95,8 @@ def chosen(parts: Iterable[Part], names: Sequence[str]) -> list[Part]:
 
 def measured_since(since: datetime, folder: Path = RESULTS) -> frozenset[str]:
     """Names of the parts with a row in results/parts.jsonl from this time (UTC) on."""
-    path = folder / f"{_KEPT}.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return frozenset(row["parameters"]["part"] for row in rows if row["time"] >= since.strftime("%Y-%m-%dT%H:%M:%SZ"))
+    first = since.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return frozenset(row["parameters"]["part"] for row in read_rows(_KEPT, folder) if row["time"] >= first)
 
 
 def run_parts(

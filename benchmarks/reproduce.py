@@ -43,8 +43,6 @@ _XGR = {
     "xgr-figure-18": "xGR, Figure 18: what each part of the scheduling is worth.",
     "xgr-figure-19": "xGR, Figure 19: latency as beams and model grow.",
 }
-
-
 _DATES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%SZ"]
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["RESULTS", "Row", "append_row", "interleaved", "keep_row", "make_row", "refusal", "spread"]
+__all__ = ["RESULTS", "Row", "append_row", "interleaved", "keep_row", "make_row", "read_rows", "refusal", "spread"]
 
 Row = dict[str, Any]
 RESULTS = Path(__file__).parent / "results"
@@ -79,6 +79,12 @@ def keep_row(name: str, row: Row, folder: Path = RESULTS) -> None:
         file.write(json.dumps(row) + "\n")
 
 
+def read_rows(name: str, folder: Path = RESULTS) -> list[Row]:
+    """The rows of `results/NAME.jsonl`, oldest first; none where there is no such file."""
+    path = folder / f"{name}.jsonl"
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
 def refusal(row: Row) -> str:
     """Why documents refuse a row, or "". A row without a load passes; documents say that none was recorded."""
     if reason := row.get("superseded"):
@@ -111,9 +117,8 @@ def _machine() -> dict[str, Any]:
     model = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        fields = dict(
-            reversed([[part.strip() for part in line.split(":", 1)] for line in info.read_text().splitlines() if ":" in line])
-        )
+        lines = [line.split(":", 1) for line in info.read_text().split("\n\n")[0].splitlines() if ":" in line]
+        fields = {name.strip(): value.strip() for name, value in lines}  # of the first core
         if "model name" in fields:  # which virtual machines shorten, so that generations look alike
             model = f"{fields['model name']} (family {fields.get('cpu family', '?')}, model {fields.get('model', '?')})"
     return {"cpu": model, "cores": os.cpu_count(), "load": round(os.getloadavg()[0], 2)}

@@ -5,7 +5,6 @@ A point is one catalog; measuring it gives one row. Tables and plots are made fr
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from benchmarks.papers.catalog import Catalog, Shape
 from benchmarks.papers.forms import in_best_form
 from benchmarks.papers.methods import LABELS, LineUp, Method, gib
 from benchmarks.papers.setting import Setting
-from benchmarks.rows import RESULTS, keep_row, make_row
+from benchmarks.rows import RESULTS, keep_row, make_row, read_rows
 
 __all__ = ["Experiment", "Row", "Setting", "false_positives", "kept_rows", "no_steps", "steps_of"]
 
@@ -95,10 +94,8 @@ class Experiment:
 
 def kept_rows(name: str, quick: bool, folder: Path = RESULTS) -> list[Row]:
     """The last kept row of each point of an experiment, in the order of the experiment's points."""
-    path = folder / "reproduce.jsonl"
     last: dict[tuple[Any, ...], Row] = {}
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        row = json.loads(line)
+    for row in read_rows("reproduce", folder):
         at = row["parameters"]
         if at["experiment"] == name and at["quick"] == quick:
             last[at["distribution"], at["num_items"], at["V"]] = row

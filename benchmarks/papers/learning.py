@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import sqrt
@@ -12,7 +11,7 @@ from typing import Any, Literal
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from benchmarks.rows import RESULTS, make_row
+from benchmarks.rows import RESULTS, make_row, read_rows
 from leafbeam.errors import ArgumentError, DataError
 from leafbeam.semid.config import check_choice
 from leafbeam.train import Budget, Part, RankingMetrics
@@ -109,10 +108,8 @@ def data_sets(directory: Path) -> tuple[Path, ...]:
 
 def kept_learning_rows(table: LearningTable, quick: bool, folder: Path = RESULTS) -> list[Row]:
     """The last kept row of each data set, share, kind of SIDs, teacher, parts of the log and seed, without superseded ones."""
-    path = folder / f"{table.results}.jsonl"
     last: dict[tuple[Any, ...], Row] = {}
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        row = json.loads(line)
+    for row in read_rows(table.results, folder):
         at = row["parameters"]
         if at["quick"] == quick and not row.get("superseded"):
             kinds = at.get("sids", ""), at.get("teacher", "none"), at.get("fit_on", "train"), at.get("part", "test")

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.rows import RESULTS, make_row
+from benchmarks.rows import RESULTS, make_row, read_rows
 
 __all__ = [
     "LABELS",
@@ -87,10 +87,8 @@ class ServingFigure:
 
 def kept_serving_rows(name: str, quick: bool, folder: Path = RESULTS) -> list[Row]:
     """The last kept row of each point of a figure that none supersedes, in the order in which they were first measured."""
-    path = folder / f"{RESULTS_NAME}.jsonl"
     last: dict[str, Row] = {}
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        row = json.loads(line)
+    for row in read_rows(RESULTS_NAME, folder):
         of_figure = row["parameters"]["experiment"] == name and row["parameters"]["quick"] == quick
         if of_figure and not row.get("superseded"):
             last[json.dumps(row["parameters"], sort_keys=True)] = row

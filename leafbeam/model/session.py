@@ -155,6 +155,12 @@ def _are_below(values: Tensor, size: int) -> bool:
     return int(values.numpy().view(np.uint64).max()) < size  # negative ones are large then
 
 
+def _range_of(values: Tensor) -> tuple[int, int]:
+    """The smallest and the largest, by numpy for the same reason."""
+    array = to_numpy(values)
+    return int(array.min()), int(array.max())
+
+
 def _integers(name: str, values: Any, device: torch.device) -> Tensor:
     if isinstance(values, Tensor) and values.dtype == torch.int64 and values.device == device:
         return values
@@ -179,8 +185,7 @@ def check_prompts(
             f"{config.max_position_embeddings:,} positions: keep only the newest items of each history"
         )
     if tokens_BT.device.type == "cpu" and tokens_BT.numel():
-        tokens = tokens_BT.numpy()  # which looks at a few numbers faster
-        first, last = int(tokens.min()), int(tokens.max())
+        first, last = _range_of(tokens_BT)
         if not 0 <= first <= last < config.vocab_size:
             raise ArgumentError(f"the model has the tokens 0 to {config.vocab_size - 1:,}, got one outside: {first} to {last}")
     if lengths_B is not None and lengths_B.shape != tokens_BT.shape[:1]:
@@ -195,8 +200,7 @@ def checked_lengths(
     if lengths_B is None:
         return torch.full(tokens_BT.shape[:1], tokens_BT.shape[1], device=tokens_BT.device)
     if lengths_B.numel():
-        lengths = to_numpy(lengths_B)  # which looks at a few numbers faster
-        first, last = int(lengths.min()), int(lengths.max())
+        first, last = _range_of(lengths_B)
         if not 1 <= first <= last <= tokens_BT.shape[1]:
             raise ArgumentError(
                 f"lengths must be between 1 and {tokens_BT.shape[1]}, got {first} to {last}: "

@@ -60,7 +60,7 @@ def test_names_choose_and_unknown_ones_are_refused():
         assert message in result.output
 
 
-def test_parts_measured_since_a_time_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_parts_measured_since_a_time_are_left_out(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(plan, "measured_since", lambda since: {"memory"} if since.year == 2026 else set())
     for words, is_left_out in ((["--since", "2026-11-26"], True), (["--since", "2027-01-01T10:00"], False), ([], False)):
         shown = CliRunner().invoke(app, ["reproduce", "memory", "xgr-figure-4", "--dry-run", *words])
