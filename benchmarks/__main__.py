@@ -6,6 +6,7 @@ import typer
 
 from benchmarks import measure, reproduce
 from benchmarks.figures.command import add_command
+from benchmarks.machine import begin
 from leafbeam.cli.app import Commands
 
 __all__ = ["app"]
@@ -24,4 +25,5 @@ reproduce.add_commands(app)
 add_command(app)
 
 if __name__ == "__main__":
+    begin()
     app(prog_name="python -m benchmarks")

@@ -1,15 +1,15 @@
 """One JSON line for each benchmark run: what was measured, on what, from which commit, beside how much other load.
 
-Documents refuse a row of a tree with changes, and a timed one of a machine with more load than cores, unless somebody marked
-it: `"marked": "reason"`, written into the row by hand and shown beside its numbers. Rows that count or weigh have
-`"timed": false`. Older rows lack the fields `dirty` and `timed`: a + behind their commit says that the tree had changes, and
-they count as timed. `"superseded": "reason"`, written by hand, refuses a row of code that has since changed what it measures.
+Documents refuse a row of a tree with changes, and a timed one of a machine of which other programs used a quarter, unless
+somebody marked it: `"marked": "reason"`, written into the row by hand and shown beside its numbers. Rows that count or weigh
+have `"timed": false`. Older rows lack some fields. Without `dirty`, a + behind the commit says that the tree had changes;
+without `timed` they count as timed; without `others` the load, which the benchmark is part of, must not exceed the cores.
+`"superseded": "reason"`, written by hand, refuses a row of code that has since changed what it measures.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from benchmarks.machine import machine
 
 __all__ = ["RESULTS", "Row", "append_row", "interleaved", "keep_row", "make_row", "read_rows", "refusal", "spread"]
 
@@ -52,7 +54,7 @@ def make_row(name: str, parameters: dict[str, Any], measured: dict[str, Any], *,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "commit": commit,
         "dirty": dirty,
-        "machine": _machine(),
+        "machine": machine(),
         "versions": {package: _version(package) for package in ("python", "numpy", "numba", "torch", "jax", "marisa-trie")},
         "timed": timed,
         "parameters": parameters,
@@ -94,10 +96,12 @@ def refusal(row: Row) -> str:
     commit, machine = row["commit"], row["machine"]
     if commit == "unknown" or row.get("dirty", commit.endswith("+")):
         return f"the tree had changes that commit {commit} lacks"
-    load, cores = machine.get("load"), machine.get("cores")
-    if row.get("timed", True) and load is not None and cores is not None and load > cores:
-        return f"the load was {load} on {cores} cores"
-    return ""
+    load, others, cores = (machine.get(name) for name in ("load", "others", "cores"))
+    if not row.get("timed", True) or cores is None:
+        return ""
+    if others is not None:
+        return f"other programs used {others} of {cores} cores" if others > cores / 4 else ""
+    return f"the load was {load} on {cores} cores" if load is not None and load > cores else ""
 
 
 def _commit() -> tuple[str, bool]:
@@ -111,17 +115,6 @@ def _commit() -> tuple[str, bool]:
     except (OSError, subprocess.CalledProcessError):
         return "unknown", True
     return head.stdout.strip(), bool(changed)
-
-
-def _machine() -> dict[str, Any]:
-    model = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        lines = [line.split(":", 1) for line in info.read_text().split("\n\n")[0].splitlines() if ":" in line]
-        fields = {name.strip(): value.strip() for name, value in lines}  # of the first core
-        if "model name" in fields:  # which virtual machines shorten, so that generations look alike
-            model = f"{fields['model name']} (family {fields.get('cpu family', '?')}, model {fields.get('model', '?')})"
-    return {"cpu": model, "cores": os.cpu_count(), "load": round(os.getloadavg()[0], 2)}
 
 
 def _version(package: str) -> str:

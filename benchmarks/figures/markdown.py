@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
@@ -105,21 +105,30 @@ def provenance(rows: Sequence[Row], commands: Sequence[str]) -> str:
     if not rows:
         return ""
     machines = sorted({f"{row['machine']['cpu']}, {row['machine'].get('cores', '?')} cores" for row in rows})
-    timed = [row for row in rows if row.get("timed", True)]
-    loads = sorted(row["machine"]["load"] for row in timed if row["machine"].get("load") is not None)
-    said = [*machines]
-    if loads:
-        said.append(f"load {loads[0]}" if loads[0] == loads[-1] else f"load {loads[0]} to {loads[-1]}")
-    if len(loads) < len(timed):
-        said.append(f"no load recorded for {len(timed) - len(loads)} of {len(timed)} rows")
+    said = [*machines, *_loads([row["machine"] for row in rows if row.get("timed", True)])]
     said += [f"{name} {' and '.join(found)}" for name in ("torch", "numba") if (found := _versions(rows, name))]
-    dates = sorted({row["time"][:10] for row in rows})
-    said.append(dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}")
+    said.append(_span({row["time"][:10] for row in rows}))
     commits = list(dict.fromkeys(row["commit"] for row in sorted(rows, key=lambda row: row["time"])))
     said.append(f"commit {commits[0]}" if len(commits) == 1 else f"commits {', '.join(commits)}")
     marks = sorted({row["marked"] for row in rows if row.get("marked")})
     head = f"{', '.join(f'`python -m benchmarks {command}`' for command in commands)}: " if commands else ""
     return f"*{head}{'; '.join(said)}.{''.join(f' Marked: {mark}.' for mark in marks)}*"
+
+
+def _loads(machines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What other programs used; of older rows the load, which their benchmark is part of."""
+    others = [machine["others"] for machine in machines if "others" in machine]
+    loads = [machine["load"] for machine in machines if "others" not in machine and machine.get("load") is not None]
+    said = [f"{_span(others)} cores in use by other programs"] if others else []
+    said += [f"load {_span(loads)}"] if loads else []
+    if missing := len(machines) - len(others) - len(loads):
+        said.append(f"no load recorded for {missing} of {len(machines)} rows")
+    return said
+
+
+def _span(values: Collection[Any]) -> str:
+    first, last = min(values), max(values)
+    return str(first) if first == last else f"{first} to {last}"
 
 
 def _versions(rows: Sequence[Row], package: str) -> list[str]:

@@ -89,6 +89,14 @@ def test_rows_without_a_load_are_shown_with_that_remark() -> None:
     assert "no load recorded for 1 of 2 rows" in provenance([row(10, 1.0), row(10, 1.0, machine={"cpu": "CPU"})], ["step"])
 
 
+def test_rows_that_know_of_other_programs_are_judged_by_these() -> None:
+    quiet, busy = ({"cpu": "CPU", "cores": 2, "load": 2.5, "others": others} for others in (0.1, 0.8))
+    assert refusal(row(10, 1.0, machine=quiet)) == ""
+    assert "other programs used 0.8 of 2 cores" in refusal(row(10, 1.0, machine=busy))
+    text = provenance([row(10, 1.0, machine=quiet), row(10, 1.0, machine=busy), row(10, 1.0)], ["step"])
+    assert "0.1 to 0.8 cores in use by other programs; load 1.0;" in text
+
+
 def test_a_missing_row_and_an_ambiguous_one_are_errors_with_the_figure_and_the_place(
     tmp_path: Path, definitions: Definitions
 ) -> None:
@@ -235,10 +243,11 @@ def test_a_refused_row_is_kept_with_a_warning(tmp_path: Path, capsys: pytest.Cap
     kept = make_row("x", {}, {})
     assert {"commit", "dirty", "time", "timed", "machine", "versions"} <= kept.keys()
     assert {"cpu", "cores", "load"} <= kept["machine"].keys()
-    quiet = kept | {"commit": "abc", "dirty": False, "machine": kept["machine"] | {"load": 0.0}}
+    idle = {"cpu": "CPU", "cores": 2, "load": 0.0}
+    quiet = kept | {"commit": "abc", "dirty": False, "machine": idle}
     keep_row("x", quiet, tmp_path)
     assert capsys.readouterr().err == ""
-    busy = quiet | {"machine": kept["machine"] | {"load": 1000.0}}
+    busy = quiet | {"machine": idle | {"load": 1000.0}}
     keep_row("x", busy, tmp_path)
     assert "refuses this row of x: the load was 1000.0" in capsys.readouterr().err
     assert refusal(busy | {"timed": False}) == refusal(busy | {"marked": "why"}) == ""
