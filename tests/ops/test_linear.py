@@ -140,7 +140,7 @@ def product(x_ND: Any, weight_DV: Any, out_NV: Any) -> None:
 
 
 @pytest.mark.skipif(not blas.is_available(), reason="torch exports no sgemm here")
-@pytest.mark.parametrize(("rows", "outputs", "inputs"), [(1, 1, 1), (7, 40, 24), (50, 9, 130)])
+@pytest.mark.parametrize(("rows", "outputs", "inputs"), [(1, 1, 1), (3, 5, 7), (7, 40, 24), (50, 9, 130), (120, 9, 130)])
 def test_products_inside_kernels_equal_the_reference(rows: int, outputs: int, inputs: int) -> None:
     rng = np.random.default_rng(rows)
     x_ND, weight_VD = (rng.normal(size=(size, inputs)).astype(np.float32) for size in (rows, outputs))

@@ -1,4 +1,4 @@
-"""Products inside numba kernels, by `sgemm` of the library that torch multiplies with.
+"""Products inside numba kernels: of a few rows by `cpu.multiply_tiles`, else by `sgemm` of torch's library.
 
 torch's packages for Linux on x86 export MKL's; `is_available` is False where the function is missing. It runs on torch's number
 of threads.
@@ -16,11 +16,14 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from leafbeam.index.bit_kernels import float32_at
 from leafbeam.jit import name_functions, njit
+from leafbeam.ops.linear.cpu import multiply_tiles
 
 __all__ = ["is_available", "multiply", "name_function", "sgemm"]
 
 _SYMBOL = "sgemm_"
+_FEW = 2, 32  # rows from which on and below which tiles are faster than the library, which copies the matrix
 
 
 def name_function() -> bool:
@@ -73,5 +76,8 @@ def sgemm(typing_context, x, weight, out, rows, outputs, inputs, transposed, kep
 def multiply(begin, end, rows_ND, weight, out_NV, kept):
     """out[n] = kept * out[n] + weight @ rows[n] for begin <= n < end; weight: the address of (V, D); kept: 0 or 1"""
     inputs, outputs = rows_ND.shape[1], out_NV.shape[1]
+    if _FEW[0] <= end - begin < _FEW[1]:
+        multiply_tiles(begin, end, 0, outputs, rows_ND, float32_at(weight, outputs * inputs), out_NV, kept == 1)
+        return
     x, out = rows_ND.ctypes.data + begin * inputs * 4, out_NV.ctypes.data + begin * outputs * 4
     sgemm(x, weight, out, end - begin, outputs, inputs, True, np.float32(kept))

@@ -1,7 +1,7 @@
 """Products of a few float32 rows with a large matrix on a CPU, of float32 or of bfloat16, which is half as many bytes.
 
-What few rows take is the reading of the matrix. A library reads it several times, or slowly; `linear` reads it once for up to
-four rows. More rows are multiplied four at a time by four outputs, whose sums stay in registers. Which of them is faster
+What few rows take is the reading of the matrix. A library reads it several times, or copies it; `linear` reads it once for up
+to four rows. More rows are multiplied three at a time by four outputs, whose sums stay in registers. Which of them is faster
 depends on the processor: `is_faster` measures it once for each shape of a matrix.
 
 Shapes: N rows, V outputs, D inputs.
@@ -26,7 +26,7 @@ _MANY = 32  # rows from which on, once a library is faster, it stays so
 _MEASURED_WEIGHTS = 1 << 22  # of a larger matrix, so many are measured
 RUNS = 4  # of each product that is measured, each with another matrix; the fastest counts
 MIN_MEASURED_WEIGHTS = 1 << 18  # weights below which nothing is measured: in float32 a library takes microseconds too
-_FEW = 4  # rows that are multiplied by one output at a time
+_FEW = 4  # rows that are multiplied by one output at a time, if that is of bfloat16: each is widened once
 _SPLIT = 1 << 18  # weights of a part that is worth another thread
 _FAST = {"reassoc", "contract", "nsz"}
 
@@ -95,7 +95,8 @@ def linear(rows_ND: Tensor, weight_VD: Tensor, out_NV: Tensor, *, add: bool = Fa
     rows, out = rows_ND.numpy(), out_NV.numpy()
     weights = (weight_VD.view(torch.int16) if weight_VD.dtype == torch.bfloat16 else weight_VD).numpy()
     threads = max(1, min(threads, weights.size // _SPLIT)) if openmp.is_available() else 1
-    (_few if len(rows) <= _FEW else _tiles)(rows, weights, out, add, threads)
+    is_few = len(rows) <= _FEW and weight_VD.dtype == torch.bfloat16
+    (_few if is_few else _tiles)(rows, weights, out, add, threads)
 
 
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
@@ -125,48 +126,110 @@ def _few_of(begin, end, rows_ND, weight_VD, out_NV, add):
 
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
 def _tiles(rows_ND, weight_VD, out_NV, add, threads):
-    """for each four outputs, for each four rows: out[row, output] (+)= rows[row] . widened weight of the output"""
-    openmp.fork(_tiles_of, threads, len(weight_VD), (rows_ND, weight_VD, out_NV, add))
+    openmp.fork(_tiles_of, threads, (len(weight_VD) + 3) // 4, (rows_ND, weight_VD.reshape(-1), out_NV, add))
 
 
 @njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def _tiles_of(begin, end, rows_ND, weight_VD, out_NV, add):
-    num_rows = len(rows_ND)
-    for v in range(begin, end, 4):
-        v2, v3, v4 = min(v + 1, end - 1), min(v + 2, end - 1), min(v + 3, end - 1)
-        for n in range(0, num_rows, 4):
-            row_b, row_c, row_e = min(n + 1, num_rows - 1), min(n + 2, num_rows - 1), min(n + 3, num_rows - 1)
-            a = b = c = e = np.float32(0)
-            a2 = b2 = c2 = e2 = np.float32(0)
-            a3 = b3 = c3 = e3 = np.float32(0)
-            a4 = b4 = c4 = e4 = np.float32(0)
-            for d in range(weight_VD.shape[1]):
-                w, x, y, z = rows_ND[n, d], rows_ND[row_b, d], rows_ND[row_c, d], rows_ND[row_e, d]
-                first, second = widened(weight_VD[v, d]), widened(weight_VD[v2, d])
-                third, fourth = widened(weight_VD[v3, d]), widened(weight_VD[v4, d])
-                a += w * first
-                b += x * first
-                c += y * first
-                e += z * first
-                a2 += w * second
-                b2 += x * second
-                c2 += y * second
-                e2 += z * second
-                a3 += w * third
-                b3 += x * third
-                c3 += y * third
-                e3 += z * third
-                a4 += w * fourth
-                b4 += x * fourth
-                c4 += y * fourth
-                e4 += z * fourth
-            _write(out_NV, n, v, add, a, b, c, e)
-            if v2 > v:
-                _write(out_NV, n, v2, add, a2, b2, c2, e2)
-            if v3 > v2:
-                _write(out_NV, n, v3, add, a3, b3, c3, e3)
-            if v4 > v3:
-                _write(out_NV, n, v4, add, a4, b4, c4, e4)
+def _tiles_of(begin, end, rows_ND, weights, out_NV, add):
+    """Begin to end: of the outputs, by fours, so that no sum depends on the number of threads"""
+    multiply_tiles(0, len(rows_ND), begin * 4, min(end * 4, out_NV.shape[1]), rows_ND, weights, out_NV, add)
+
+
+@njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
+def multiply_tiles(first_row, last_row, first, last, rows_ND, weights, out_NV, add):
+    """for each four outputs, for each two or three rows: out[row, output] (+)= rows[row] . widened weight of the output
+
+    weights: flat (V, D). Twelve sums and four factors are what the registers of AVX2 hold.
+    """
+    size = rows_ND.shape[1]
+    whole, single_row = last - (last - first) % 4, last_row - first_row == 1
+    for v in range(first, first if single_row else whole, 4):
+        n = first_row
+        while n < last_row:
+            left = last_row - n
+            if left == 3 or left > 4:
+                _three_rows(n, v, rows_ND, weights, out_NV, add)
+                n += 3
+            else:
+                _two_rows(n, v, rows_ND, weights, out_NV, add)
+                n += 2
+    for v in range(first if single_row else whole, last):
+        weight_D = weights[v * size : (v + 1) * size]
+        for n in range(first_row, last_row):
+            a = np.float32(0)
+            for d in range(size):
+                a += rows_ND[n, d] * widened(weight_D[d])
+            out_NV[n, v] = out_NV[n, v] + a if add else a
+
+
+# Inlined by numba, because calls with that many arrays take a fifth of the time.
+@njit(inline="always", nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
+def _three_rows(n, v, rows_ND, weights, out_NV, add):
+    x_D, y_D, z_D, size = rows_ND[n], rows_ND[n + 1], rows_ND[n + 2], rows_ND.shape[1]
+    first_D, second_D, third_D, fourth_D = _four_rows(v, size, weights)
+    a = a2 = a3 = a4 = b = b2 = b3 = b4 = c = c2 = c3 = c4 = np.float32(0)
+    for d in range(size):
+        x, y, z = x_D[d], y_D[d], z_D[d]
+        weight = widened(first_D[d])
+        a += x * weight
+        b += y * weight
+        c += z * weight
+        weight = widened(second_D[d])
+        a2 += x * weight
+        b2 += y * weight
+        c2 += z * weight
+        weight = widened(third_D[d])
+        a3 += x * weight
+        b3 += y * weight
+        c3 += z * weight
+        weight = widened(fourth_D[d])
+        a4 += x * weight
+        b4 += y * weight
+        c4 += z * weight
+    _put(out_NV[n], v, add, a, a2, a3, a4)
+    _put(out_NV[n + 1], v, add, b, b2, b3, b4)
+    _put(out_NV[n + 2], v, add, c, c2, c3, c4)
+
+
+@njit(inline="always", nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
+def _two_rows(n, v, rows_ND, weights, out_NV, add):
+    x_D, y_D, size = rows_ND[n], rows_ND[n + 1], rows_ND.shape[1]
+    first_D, second_D, third_D, fourth_D = _four_rows(v, size, weights)
+    a = a2 = a3 = a4 = b = b2 = b3 = b4 = np.float32(0)
+    for d in range(size):
+        x, y = x_D[d], y_D[d]
+        weight = widened(first_D[d])
+        a += x * weight
+        b += y * weight
+        weight = widened(second_D[d])
+        a2 += x * weight
+        b2 += y * weight
+        weight = widened(third_D[d])
+        a3 += x * weight
+        b3 += y * weight
+        weight = widened(fourth_D[d])
+        a4 += x * weight
+        b4 += y * weight
+    _put(out_NV[n], v, add, a, a2, a3, a4)
+    _put(out_NV[n + 1], v, add, b, b2, b3, b4)
+
+
+@njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
+def _four_rows(v, size, weights):
+    at = v * size
+    second, third, fourth = at + size, at + 2 * size, at + 3 * size
+    return weights[at:second], weights[second:third], weights[third:fourth], weights[fourth : fourth + size]
+
+
+@njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
+def _put(out_V, v, add, a, b, c, e):
+    """Write or add four outputs of a row"""
+    if add:
+        a += out_V[v]
+        b += out_V[v + 1]
+        c += out_V[v + 2]
+        e += out_V[v + 3]
+    out_V[v], out_V[v + 1], out_V[v + 2], out_V[v + 3] = a, b, c, e
 
 
 @njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
