@@ -83,6 +83,7 @@ Dtype = Literal["float32", "bfloat16"]
 
 THREADS, MAX_TOKENS = 2, 1024
 REPEAT_S, ONCE_S, SLOW_S, LIMIT_S = 2.0, 8.0, 150.0, 600.0
+_LEAST, _ENOUGH_S = 7, 60.0  # turns that a case has at least, if there are so many; seconds after which it has no more
 _OTHERS = 1_000  # turns from here on have prompts that are not timed
 PAUSE_S = 0.25  # before a way is timed: threads of the way before it wait for work in a busy loop so long
 
@@ -114,7 +115,7 @@ def runs(quick: bool, part: Part | None = None, environment: Path = ENVIRONMENT,
         raise ArgumentError("--dtype bfloat16 goes with --part large or --part prefill")
     run = LoadRun.demo(quick)
     write_tokenizer(run.path / "model")
-    small, repeats = (_SMALL[:1], 2) if quick else (_SMALL, 7)
+    small, repeats = (_SMALL[:1], 2) if quick else (_SMALL, 31)
     with torch_threads(THREADS):
         if part in ("small", None):
             yield from _offline("small", run, small, repeats, environment)
@@ -258,14 +259,17 @@ def timed_case(
 ) -> dict[str, dict[str, Any]]:
     """Milliseconds of each way and what `judge` says of its answers, or its status.
 
-    A way that takes more than ONCE_S seconds runs once. One that takes less than REPEAT_S answers other prompts just before:
-    the ways before it emptied the machine's caches.
+    repeats: turns at most; fewer where they take long. A way that takes more than ONCE_S seconds runs once. One that takes
+    less than REPEAT_S answers other prompts just before: the ways before it emptied the machine's caches.
     """
     engines: dict[str, dict[str, Any]] = {}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     answers: dict[str, list[Any]] = {name: [] for name in ways}
     last: dict[str, float] = {}
+    started = time.perf_counter()
     for turn in range(-1, repeats):  # the first turn warms up, and starts what is not running
+        if turn >= _LEAST and time.perf_counter() - started > _ENOUGH_S:
+            break
         prompts, others = _prompts(run, case, turn + 1), _prompts(run, case, turn + 1 + _OTHERS)
         for name, way in ways.items():
             if name in engines:

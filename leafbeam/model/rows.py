@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from leafbeam.jit import njit
 from leafbeam.ops.openmp import fork
 
-__all__ = ["Rows", "lay_out_codes", "lay_out_prompts", "load_embeddings", "segments_of"]
+__all__ = ["Rows", "are_below", "lay_out_codes", "lay_out_prompts", "load_embeddings", "segments_of"]
 
 
 class Rows(NamedTuple):
@@ -32,6 +32,15 @@ class Rows(NamedTuple):
     def part(self, begin: int, end: int) -> Rows:
         """Rows begin to end."""
         return Rows(*(array_N[begin:end] for array_N in self))
+
+
+@njit(cache=True, nogil=True, _nrt=False)
+def are_below(values, size):
+    """Whether all are 0 to size - 1, of any shape"""
+    for value in values.flat:
+        if not 0 <= value < size:
+            return False
+    return True
 
 
 @njit(cache=True, nogil=True, _nrt=False)

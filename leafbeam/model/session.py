@@ -11,6 +11,7 @@ from torch import Tensor
 
 from leafbeam.errors import ArgumentError
 from leafbeam.model.config import EncoderDecoderConfig, ModelConfig
+from leafbeam.model.rows import are_below
 from leafbeam.model.vocabulary import AnyVocabulary
 from leafbeam.ops.backend import to_numpy
 
@@ -151,8 +152,8 @@ class DecodeSession:
 
 
 def _are_below(values: Tensor, size: int) -> bool:
-    """Whether all of some int64 on a CPU are 0 to size - 1; numpy looks at a few numbers faster than torch."""
-    return int(values.numpy().view(np.uint64).max()) < size  # negative ones are large then
+    """Whether all of some int64 on a CPU are 0 to size - 1; a kernel looks at a few numbers faster than torch or numpy."""
+    return are_below(np.ascontiguousarray(values.numpy()), size)
 
 
 def _range_of(values: Tensor) -> tuple[int, int]:
