@@ -37,7 +37,7 @@ class Rows(NamedTuple):
 @njit(cache=True, nogil=True, _nrt=False)
 def are_below(values, size):
     """Whether all are 0 to size - 1, of any shape"""
-    for value in values.flat:
+    for value in values.flat:  # noqa: SIM110 (numba has no generators without reference counts)
         if not 0 <= value < size:
             return False
     return True
