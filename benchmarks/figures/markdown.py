@@ -119,7 +119,7 @@ def _loads(machines: Sequence[Mapping[str, Any]]) -> list[str]:
     """What other programs used; of older rows the load, which their benchmark is part of."""
     others = [machine["others"] for machine in machines if "others" in machine]
     loads = [machine["load"] for machine in machines if "others" not in machine and machine.get("load") is not None]
-    said = [f"{_span(others)} cores in use by other programs"] if others else []
+    said = [f"other programs {_span(others)} cores"] if others else []
     said += [f"load {_span(loads)}"] if loads else []
     if missing := len(machines) - len(others) - len(loads):
         said.append(f"no load recorded for {missing} of {len(machines)} rows")

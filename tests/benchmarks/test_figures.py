@@ -94,7 +94,7 @@ def test_rows_that_know_of_other_programs_are_judged_by_these() -> None:
     assert refusal(row(10, 1.0, machine=quiet)) == ""
     assert "other programs used 0.8 of 2 cores" in refusal(row(10, 1.0, machine=busy))
     text = provenance([row(10, 1.0, machine=quiet), row(10, 1.0, machine=busy), row(10, 1.0)], ["step"])
-    assert "0.1 to 0.8 cores in use by other programs; load 1.0;" in text
+    assert "other programs 0.1 to 0.8 cores; load 1.0;" in text
 
 
 def test_a_missing_row_and_an_ambiguous_one_are_errors_with_the_figure_and_the_place(
