@@ -1,8 +1,8 @@
 """One JSON line for each benchmark run: what was measured, on what, from which commit, beside how much other load.
 
 Documents refuse a row of a tree with changes, and a timed one of a machine of which other programs used a quarter, unless
-somebody marked it: `"marked": "reason"`, written into the row by hand and shown beside its numbers. Rows that count or weigh
-have `"timed": false`. Older rows lack some fields. Without `dirty`, a + behind the commit says that the tree had changes;
+somebody marked it: `"marked": "reason"`, written into the row by hand and shown beside its numbers. Rows of counts or of
+bytes have `"timed": false`. Older rows lack some fields. Without `dirty`, a + behind the commit says that the tree had changes;
 without `timed` they count as timed; without `others` the load, which the benchmark is part of, must not exceed the cores.
 `"superseded": "reason"`, written by hand, refuses a row of code that has since changed what it measures.
 """

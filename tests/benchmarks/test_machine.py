@@ -8,7 +8,7 @@ import pytest
 from benchmarks import machine as module
 from benchmarks.machine import Usage, machine, used
 
-_WORK = "import time\nwhile time.process_time() < 0.5: pass\n"
+_WORK = "import time\nwhile time.process_time() < 0.6: pass\n"
 
 
 def test_children_are_the_benchmarks_own_and_orphans_are_not() -> None:

@@ -1,8 +1,8 @@
 """Products of a few float32 rows with a large matrix on a CPU, of float32 or of bfloat16, which is half as many bytes.
 
-What few rows take is the reading of the matrix. A library reads it several times, or copies it; `linear` reads it once for up
-to four rows. More rows are multiplied three at a time by four outputs, whose sums stay in registers. Which of them is faster
-depends on the processor: `is_faster` measures it once for each shape of a matrix.
+What few rows take is the reading of the matrix. A library reads it several times, or copies it; `linear` reads it once, and
+multiplies two or three rows at a time by four outputs, whose sums stay in registers. Which of them is faster depends on the
+processor: `is_faster` measures it once for each shape of a matrix.
 
 Shapes: N rows, V outputs, D inputs.
 """
@@ -26,7 +26,7 @@ _MANY = 32  # rows from which on, once a library is faster, it stays so
 _MEASURED_WEIGHTS = 1 << 22  # of a larger matrix, so many are measured
 RUNS = 4  # of each product that is measured, each with another matrix; the fastest counts
 MIN_MEASURED_WEIGHTS = 1 << 18  # weights below which nothing is measured: in float32 a library takes microseconds too
-_FEW = 4  # rows that are multiplied by one output at a time, if that is of bfloat16: each is widened once
+_FEW = 4  # rows, from two on, that are multiplied by one output of bfloat16 at a time: each weight is widened once
 _SPLIT = 1 << 18  # weights of a part that is worth another thread
 _FAST = {"reassoc", "contract", "nsz"}
 
@@ -95,33 +95,29 @@ def linear(rows_ND: Tensor, weight_VD: Tensor, out_NV: Tensor, *, add: bool = Fa
     rows, out = rows_ND.numpy(), out_NV.numpy()
     weights = (weight_VD.view(torch.int16) if weight_VD.dtype == torch.bfloat16 else weight_VD).numpy()
     threads = max(1, min(threads, weights.size // _SPLIT)) if openmp.is_available() else 1
-    is_few = len(rows) <= _FEW and weight_VD.dtype == torch.bfloat16
+    is_few = 1 < len(rows) <= _FEW and weight_VD.dtype == torch.bfloat16
     (_few if is_few else _tiles)(rows, weights, out, add, threads)
 
 
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
 def _few(rows_ND, weight_VD, out_NV, add, threads):
-    """for each output: out[row] (+)= rows[row] . widened weight, of up to four rows"""
+    """for each output: out[row] (+)= rows[row] . widened weight, of two to four rows"""
     openmp.fork(_few_of, threads, len(weight_VD), (rows_ND, weight_VD, out_NV, add))
 
 
 @njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
 def _few_of(begin, end, rows_ND, weight_VD, out_NV, add):
     num_rows = len(rows_ND)
-    row_b, row_c, row_e = min(1, num_rows - 1), min(2, num_rows - 1), min(3, num_rows - 1)
+    row_c, row_e = min(2, num_rows - 1), min(3, num_rows - 1)
     for v in range(begin, end):
         a = b = c = e = np.float32(0)
-        if num_rows == 1:
-            for d in range(weight_VD.shape[1]):
-                a += rows_ND[0, d] * widened(weight_VD[v, d])
-        else:
-            for d in range(weight_VD.shape[1]):
-                weight = widened(weight_VD[v, d])
-                a += rows_ND[0, d] * weight
-                b += rows_ND[row_b, d] * weight
-                c += rows_ND[row_c, d] * weight
-                e += rows_ND[row_e, d] * weight
-        _write(out_NV, 0, v, add, a, b, c, e)
+        for d in range(weight_VD.shape[1]):
+            weight = widened(weight_VD[v, d])
+            a += rows_ND[0, d] * weight
+            b += rows_ND[1, d] * weight
+            c += rows_ND[row_c, d] * weight
+            e += rows_ND[row_e, d] * weight
+        _write_rows(out_NV, v, add, a, b, c, e)
 
 
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
@@ -142,8 +138,8 @@ def multiply_tiles(first_row, last_row, first, last, rows_ND, weights, out_NV, a
     weights: flat (V, D). Twelve sums and four factors are what the registers of AVX2 hold.
     """
     size = rows_ND.shape[1]
-    whole, single_row = last - (last - first) % 4, last_row - first_row == 1
-    for v in range(first, first if single_row else whole, 4):
+    whole = first if last_row - first_row == 1 else last - (last - first) % 4  # a single row, and the rest: output by output
+    for v in range(first, whole, 4):
         n = first_row
         while n < last_row:
             left = last_row - n
@@ -153,7 +149,7 @@ def multiply_tiles(first_row, last_row, first, last, rows_ND, weights, out_NV, a
             else:
                 _two_rows(n, v, rows_ND, weights, out_NV, add)
                 n += 2
-    for v in range(first if single_row else whole, last):
+    for v in range(whole, last):
         weight_D = weights[v * size : (v + 1) * size]
         for n in range(first_row, last_row):
             a = np.float32(0)
@@ -186,9 +182,9 @@ def _three_rows(n, v, rows_ND, weights, out_NV, add):
         a4 += x * weight
         b4 += y * weight
         c4 += z * weight
-    _put(out_NV[n], v, add, a, a2, a3, a4)
-    _put(out_NV[n + 1], v, add, b, b2, b3, b4)
-    _put(out_NV[n + 2], v, add, c, c2, c3, c4)
+    _write_outputs(out_NV[n], v, add, a, a2, a3, a4)
+    _write_outputs(out_NV[n + 1], v, add, b, b2, b3, b4)
+    _write_outputs(out_NV[n + 2], v, add, c, c2, c3, c4)
 
 
 @njit(inline="always", nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
@@ -210,8 +206,8 @@ def _two_rows(n, v, rows_ND, weights, out_NV, add):
         weight = widened(fourth_D[d])
         a4 += x * weight
         b4 += y * weight
-    _put(out_NV[n], v, add, a, a2, a3, a4)
-    _put(out_NV[n + 1], v, add, b, b2, b3, b4)
+    _write_outputs(out_NV[n], v, add, a, a2, a3, a4)
+    _write_outputs(out_NV[n + 1], v, add, b, b2, b3, b4)
 
 
 @njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
@@ -222,7 +218,7 @@ def _four_rows(v, size, weights):
 
 
 @njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def _put(out_V, v, add, a, b, c, e):
+def _write_outputs(out_V, v, add, a, b, c, e):
     """Write or add four outputs of a row"""
     if add:
         a += out_V[v]
@@ -233,17 +229,12 @@ def _put(out_V, v, add, a, b, c, e):
 
 
 @njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def _write(out_NV, n, v, add, a, b, c, e):
-    """Write or add the output v of up to four rows from n on."""
-    rows = len(out_NV) - n
-    base = out_NV[n, v] if add else np.float32(0)
-    out_NV[n, v] = base + a
-    if rows > 1:
-        base = out_NV[n + 1, v] if add else np.float32(0)
-        out_NV[n + 1, v] = base + b
+def _write_rows(out_NV, v, add, a, b, c, e):
+    """Write or add an output of two to four rows"""
+    rows = len(out_NV)
+    out_NV[0, v] = out_NV[0, v] + a if add else a
+    out_NV[1, v] = out_NV[1, v] + b if add else b
     if rows > 2:
-        base = out_NV[n + 2, v] if add else np.float32(0)
-        out_NV[n + 2, v] = base + c
+        out_NV[2, v] = out_NV[2, v] + c if add else c
     if rows > 3:
-        base = out_NV[n + 3, v] if add else np.float32(0)
-        out_NV[n + 3, v] = base + e
+        out_NV[3, v] = out_NV[3, v] + e if add else e
