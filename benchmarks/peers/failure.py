@@ -10,7 +10,7 @@ from leafbeam.errors import MissingExtraError
 
 __all__ = ["PeerFailure", "Status", "ended", "failure_of", "kind_of"]
 
-Status = Literal["missing", "failed", "crashed", "out of memory", "timed out", "left out"]
+Status = Literal["missing", "failed", "crashed", "out of memory", "timed out", "left out", "not run"]
 _LONGEST = 500  # characters of a reason: compilers print pages
 _NO_MEMORY = re.compile(r"out of memory|memory ?error|resource_exhausted|\boom\b", re.IGNORECASE)
 

@@ -5,7 +5,9 @@ Whatever stops it is a `PeerFailure` with a status for a row: missing, failed, c
 
 from __future__ import annotations
 
+import itertools
 import json
+import operator
 import os
 import selectors
 import socket
@@ -15,23 +17,61 @@ import time
 import urllib.request
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
 from benchmarks.peers.failure import PeerFailure, ended, kind_of
 
-__all__ = ["ENVIRONMENT", "PeerFailure", "VllmEngine", "token_text", "vllm_engine", "vllm_server", "write_tokenizer"]
+__all__ = [
+    "ENVIRONMENT",
+    "PeerFailure",
+    "VllmEngine",
+    "VllmSettings",
+    "grammar_of",
+    "token_text",
+    "vllm_engine",
+    "vllm_server",
+    "write_padded",
+    "write_tokenizer",
+]
 
 ENVIRONMENT = Path(__file__).parents[2] / ".venv-peers"
 _RUNNER = Path(__file__).with_name("vllm_runner.py")
 _START_S = 600.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class VllmSettings:
+    """What may make vLLM faster or slower: a benchmark takes what answers fastest.
+
+    threads: of its products. compiled: by torch.compile, as it does by default. sequences, batch_tokens: of one step of its
+    engine at most; None: its own defaults.
+    """
+
+    threads: int
+    compiled: bool = False
+    sequences: int | None = None
+    batch_tokens: int | None = None
+
+    def __str__(self) -> str:
+        limits = [f"{self.sequences:,} sequences"] if self.sequences else []
+        limits += [f"{self.batch_tokens:,} tokens"] if self.batch_tokens else []
+        return ", ".join(["compiled" if self.compiled else "eager", f"threads {self.threads}", *limits])
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"OMP_NUM_THREADS": str(self.threads), "VLLM_CPU_OMP_THREADS_BIND": f"0-{self.threads - 1}"}
+
+
 class VllmEngine:
     """`vllm.LLM` in a child process, which starts at the first job and again after a failure (`vllm_engine`)."""
 
-    def __init__(self, settings: Mapping[str, Any], log: IO[str], limit_s: float, environment: Path) -> None:
-        self._settings, self._log, self._limit_s, self._environment = settings, log, limit_s, environment
+    def __init__(self, options: Mapping[str, Any], log: IO[str], limit_s: float, environment: Path) -> None:
+        self._options, self._log, self._limit_s, self._environment = options, log, limit_s, environment
         self._child: subprocess.Popen[str] | None = None
         self.version = ""
 
@@ -59,7 +99,7 @@ class VllmEngine:
         self._child = None
 
     def _start(self) -> None:
-        words = [str(_python(self._environment)), str(_RUNNER), json.dumps(self._settings)]
+        words = [str(_python(self._environment)), str(_RUNNER), json.dumps(self._options)]
         self._log.truncate(0)
         pipe = subprocess.PIPE
         self._child = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=self._log, text=True, env=_plain_environment())
@@ -92,7 +132,7 @@ class VllmEngine:
 def vllm_engine(
     directory: Path,
     *,
-    threads: int,
+    settings: VllmSettings,
     max_tokens: int,
     limit_s: float,
     environment: Path = ENVIRONMENT,
@@ -101,13 +141,18 @@ def vllm_engine(
 ) -> Generator[VllmEngine]:
     """The offline engine on a Qwen3 checkpoint that has a tokenizer (`write_tokenizer`).
 
-    threads: of its products. max_tokens: the longest prompt and answer. limit_s: seconds for a job, then the child is ended.
+    max_tokens: the longest prompt and answer. limit_s: seconds for a job, then the child is ended.
     cache_gib: of keys and values, which vLLM allocates and writes when it starts. dtype: of weights and computation.
     """
-    sizes = {"threads": threads, "max_tokens": max_tokens, "cache_gib": cache_gib}
-    settings = {"directory": str(directory), "dtype": dtype, **sizes}
+    options = {
+        "directory": str(directory),
+        "dtype": dtype,
+        "max_tokens": max_tokens,
+        "cache_gib": cache_gib,
+        **asdict(settings),
+    }
     with tempfile.TemporaryFile("w+") as log:
-        engine = VllmEngine(settings, log, limit_s, environment)
+        engine = VllmEngine(options, log, limit_s, environment)
         try:
             yield engine
         finally:
@@ -115,28 +160,19 @@ def vllm_engine(
 
 
 @contextmanager
-def vllm_server(directory: Path, *, threads: int, max_tokens: int, environment: Path = ENVIRONMENT) -> Generator[str]:
+def vllm_server(directory: Path, *, settings: VllmSettings, max_tokens: int, environment: Path = ENVIRONMENT) -> Generator[str]:
     """vLLM's HTTP server on a free port; the address of its completions. Raises PeerFailure where it does not come up."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     # The command `vllm` looks for a distribution of that name, which vllm-cpu is not.
     words = [str(_python(environment)), "-m", "vllm.entrypoints.openai.api_server", "--model", str(directory)]
-    words += [
-        "--port",
-        str(port),
-        "--host",
-        "127.0.0.1",
-        "--enforce-eager",
-        "--block-size",
-        "32",
-        "--max-logprobs",
-        "-1",
-        "--dtype",
-        "float32",
-    ]
-    words += ["--max-model-len", str(max_tokens), "--served-model-name", "model", "--disable-log-stats"]
-    bind = {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}", "VLLM_CPU_KVCACHE_SPACE": "6"}
+    words += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "model", "--dtype", "float32"]
+    words += ["--block-size", "32", "--max-logprobs", "-1", "--max-model-len", str(max_tokens), "--disable-log-stats"]
+    words += [] if settings.compiled else ["--enforce-eager"]
+    words += ["--max-num-seqs", str(settings.sequences)] if settings.sequences else []
+    words += ["--max-num-batched-tokens", str(settings.batch_tokens)] if settings.batch_tokens else []
+    bind = settings.environment | {"VLLM_CPU_KVCACHE_SPACE": "6"}
     with tempfile.TemporaryFile("w+") as log:
         child = subprocess.Popen(words, stdout=log, stderr=log, env=_plain_environment() | bind)
         try:
@@ -163,6 +199,29 @@ def write_tokenizer(directory: Path) -> None:
     (directory / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"} | special), encoding="utf-8"
     )
+
+
+def write_padded(directory: Path, target: Path, size: int) -> None:
+    """The checkpoint with rows of zeros for tokens up to `size`: vLLM's beams need two log probabilities each of one step."""
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    target.mkdir(parents=True, exist_ok=True)
+    (target / "config.json").write_text(json.dumps(config | {"vocab_size": size}), encoding="utf-8")
+    tensors = load_file(directory / "model.safetensors")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        if name in tensors:
+            tensors[name] = np.pad(tensors[name], ((0, size - config["vocab_size"]), (0, 0)))
+    save_file(tensors, target / "model.safetensors", {"format": "pt"})
+    write_tokenizer(target)
+
+
+def grammar_of(items_NL: Sequence[Sequence[int]]) -> str:
+    """A grammar of these items' tokens, one rule for each first token: xgrammar takes 12 times as long for one list of all."""
+    tails = {
+        first: " | ".join(f'"{token_text(*item[1:])}"' for item in items)
+        for first, items in itertools.groupby(sorted(map(tuple, items_NL)), key=operator.itemgetter(0))
+    }
+    root = " | ".join(f'"{token_text(first)}" after_{first}' for first in tails)
+    return "\n".join([f"root ::= {root}", *(f"after_{first} ::= {tail}" for first, tail in tails.items())])
 
 
 def token_text(*tokens: int) -> str:

@@ -1,7 +1,7 @@
 """vLLM's offline engine in a process of its own: one JSON job a line in, one JSON answer a line out. Runs in .venv-peers.
 
 Started by `vllm_cpu`; imports nothing of this project but for jobs of the way "exact_beams". The argument is a JSON object:
-directory, dtype, threads, max_tokens, cache_gib.
+directory, dtype, max_tokens, cache_gib, and those of `vllm_cpu.VllmSettings`.
 """
 
 # pyright: basic, reportMissingImports=false
@@ -25,12 +25,12 @@ def main(settings):
     }
     from vllm import LLM, SamplingParams, __version__
     from vllm.sampling_params import BeamSearchParams, StructuredOutputsParams
-    from vllm.v1.structured_output.utils import choice_as_grammar
 
+    limits = {"max_num_seqs": settings["sequences"], "max_num_batched_tokens": settings["batch_tokens"]}
     llm = LLM(
         settings["directory"],
         dtype=settings["dtype"],
-        enforce_eager=True,
+        enforce_eager=not settings["compiled"],
         block_size=32,  # the smallest of its CPU attention: the least of a prompt is computed again for each beam
         max_logprobs=-1,
         logprobs_mode="processed_logprobs",  # of allowed tokens alone, or beams under a grammar lose most of them
@@ -38,6 +38,7 @@ def main(settings):
         seed=0,  # a request with a seed of its own fails on a CPU
         disable_log_stats=True,
         structured_outputs_config={"backend": "xgrammar"},
+        **{name: limit for name, limit in limits.items() if limit},
     )
 
     @cache
@@ -70,9 +71,8 @@ def main(settings):
                 structured_outputs=StructuredOutputsParams(regex=job["regex"]),
             )
             return [[list(each.outputs[0].token_ids)] for each in llm.generate(prompts, params, use_tqdm=False)]
-        choices = job.get("choices")
-        # Beams take no `choice`, only what vLLM makes of it for samples.
-        options = {"structured_outputs": StructuredOutputsParams(grammar=choice_as_grammar(choices))} if choices else {}
+        grammar = job.get("grammar")
+        options = {"structured_outputs": StructuredOutputsParams(grammar=grammar)} if grammar else {}
         options |= {"max_tokens": job["num_tokens"], "ignore_eos": True}
         if job["way"] == "beams":
             found = llm.beam_search(prompts, BeamSearchParams(beam_width=job["num_beams"], **options))

@@ -33,7 +33,7 @@ from threadpoolctl import threadpool_limits
 
 from benchmarks.papers.inference import MODELS
 from benchmarks.peers.failure import PeerFailure, failure_of
-from benchmarks.peers.vllm_cpu import ENVIRONMENT, VllmEngine, vllm_engine
+from benchmarks.peers.vllm_cpu import ENVIRONMENT, VllmEngine, VllmSettings, vllm_engine
 from benchmarks.rows import spread
 from benchmarks.vocabulary import NUM_SPECIALS, SIZE, write_real_tokenizer
 from leafbeam.automata import Automaton
@@ -86,7 +86,8 @@ def runs(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        vllm = partial(vllm_engine, directory, threads=1, max_tokens=POSITIONS, cache_gib=1, limit_s=_LIMIT_S)
+        settings = VllmSettings(threads=1)
+        vllm = partial(vllm_engine, directory, settings=settings, max_tokens=POSITIONS, cache_gib=1, limit_s=_LIMIT_S)
         with (
             threadpool_limits(1),
             vllm(environment=environment) as engine,

@@ -9,36 +9,26 @@ All compute the same number from the same prompts; the share of equal first toke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from benchmarks.peers.vllm_cpu import ENVIRONMENT, VllmEngine, vllm_engine, write_tokenizer
+from benchmarks.peers.vllm_cpu import ENVIRONMENT, VllmEngine, VllmSettings, vllm_engine, write_tokenizer
+from benchmarks.serving.fastest import fastest_of, grouped
 from benchmarks.serving.load_run import LoadRun
-from benchmarks.serving.production import (
-    LIMIT_S,
-    MAX_TOKENS,
-    THREADS,
-    Answers,
-    Case,
-    Dtype,
-    Prompts,
-    Runs,
-    Way,
-    compare,
-    in_dtype,
-    large_run,
-    tokens_of,
-)
+from benchmarks.serving.production import MAX_TOKENS, Dtype, in_dtype, large_run, settings_of
+from benchmarks.serving.production_http import LIMIT_S
+from benchmarks.serving.turns import THREADS, Answers, Case, Prompts, Runs, Way, compare, tokens_of
 from leafbeam.model import Transformer, Workspace
 from leafbeam.model.threads import torch_threads
 
 __all__ = ["equal_tokens", "prefill_ways", "runs"]
 
-# Prompts of 29, 129, 509 and 997 tokens.
-_CASES = tuple(Case(items=items, beams=1, batch=batch) for items, batch in ((7, 1), (32, 1), (32, 4), (127, 1), (249, 1)))
+# Prompts of 33, 129, 513 and 1,025 tokens.
+_CASES = tuple(Case(items=items, beams=1, batch=batch) for items, batch in ((8, 1), (32, 1), (32, 4), (128, 1), (256, 1)))
 
 
 def runs(quick: bool, environment: Path = ENVIRONMENT, dtype: Dtype = "float32") -> Runs:
@@ -47,12 +37,23 @@ def runs(quick: bool, environment: Path = ENVIRONMENT, dtype: Dtype = "float32")
     write_tokenizer(run.path / "model")
     name, run = ("small", run) if quick else ("large", large_run(run))
     cases, repeats = (_CASES[:1], 2) if quick else (_CASES, 7)
-    vllm = partial(vllm_engine, run.path / "model", threads=THREADS, max_tokens=MAX_TOKENS, dtype=dtype)
+    vllm = partial(
+        vllm_engine, run.path / "model", max_tokens=MAX_TOKENS, limit_s=LIMIT_S, environment=environment, dtype=dtype
+    )
     named = {"what": "prefill", "model": name, "dtype": dtype}
-    with torch_threads(THREADS), vllm(limit_s=LIMIT_S, environment=environment) as engine:
-        ways_of = prefill_ways(run, engine, dtype)
-        for parameters, measured in compare(named, run, cases, ways_of, repeats, equal_tokens):
-            yield parameters, measured | {"vllm": engine.version}
+
+    @contextmanager
+    def opened(settings: VllmSettings) -> Generator[Callable[[Case], Way]]:
+        with vllm(settings=settings) as engine:
+            yield lambda case: prefill_ways(run, engine, dtype)(case)["vllm"]
+
+    with torch_threads(THREADS):
+        fastest = fastest_of(run, cases, settings_of("large", quick), opened)
+        for one, chosen in grouped(fastest).items():
+            with vllm(settings=one) as engine:
+                found = compare(named, run, chosen, prefill_ways(run, engine, dtype), repeats, equal_tokens)
+                for case, (parameters, measured) in zip(chosen, found, strict=True):
+                    yield parameters, measured | {"vllm": engine.version} | fastest[case].row
 
 
 def prefill_ways(run: LoadRun, engine: VllmEngine, dtype: Dtype = "float32") -> Callable[[Case], dict[str, Way]]:

@@ -14,20 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.vllm_cpu import ENVIRONMENT, VllmEngine, vllm_engine, write_tokenizer
+from benchmarks.peers.vllm_cpu import ENVIRONMENT, VllmEngine, VllmSettings, vllm_engine, write_tokenizer
 from benchmarks.serving.load_run import LoadRun
-from benchmarks.serving.production import (
-    LIMIT_S,
-    MAX_TOKENS,
-    THREADS,
-    Case,
-    Prompts,
-    Way,
-    large_run,
-    parameters_of,
-    timed_case,
-    tokens_of,
-)
+from benchmarks.serving.production import MAX_TOKENS, large_run
+from benchmarks.serving.production_http import LIMIT_S
+from benchmarks.serving.turns import THREADS, Case, Prompts, Way, parameters_of, timed_case, tokens_of
 
 __all__ = ["measure", "runs"]
 
@@ -47,7 +38,7 @@ def runs(quick: bool, environment: Path = ENVIRONMENT) -> Iterator[tuple[dict[st
 def _rows(
     name: str, run: LoadRun, cases: list[Case], repeats: int, environment: Path
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    vllm = partial(vllm_engine, run.path / "model", threads=THREADS, max_tokens=MAX_TOKENS)
+    vllm = partial(vllm_engine, run.path / "model", settings=VllmSettings(threads=THREADS), max_tokens=MAX_TOKENS)
     with vllm(limit_s=LIMIT_S, environment=environment) as engine:
         for case in cases:
             measured = measure(run, engine, case, repeats)

@@ -1,18 +1,30 @@
 """Engines beside leafbeam: whatever stops one of them is a row with a status, and the others are measured."""
 
 import json
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 
 from benchmarks.peers import vllm_cpu
-from benchmarks.peers.vllm_cpu import ENVIRONMENT, PeerFailure, vllm_engine, write_tokenizer
-from benchmarks.serving import prefill, production, vllm
+from benchmarks.peers.vllm_cpu import (
+    ENVIRONMENT,
+    PeerFailure,
+    VllmSettings,
+    grammar_of,
+    vllm_engine,
+    write_padded,
+    write_tokenizer,
+)
+from benchmarks.serving import fastest, prefill, production, turns, vllm
 from benchmarks.serving.load_run import LoadRun
-from benchmarks.serving.production import Case
+from benchmarks.serving.turns import Case
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie
 from leafbeam.model import ModelConfig, Transformer, Vocabulary
@@ -44,7 +56,9 @@ def environment(path: Path, script: str) -> Path:
 
 def failure_of(path: Path, run: LoadRun, limit_s: float) -> PeerFailure:
     with (
-        vllm_engine(run.path / "model", threads=1, max_tokens=64, limit_s=limit_s, environment=path) as engine,
+        vllm_engine(
+            run.path / "model", settings=VllmSettings(threads=1), max_tokens=64, limit_s=limit_s, environment=path
+        ) as engine,
         pytest.raises(PeerFailure) as raised,
     ):
         engine.run({"way": "beams"})
@@ -53,8 +67,10 @@ def failure_of(path: Path, run: LoadRun, limit_s: float) -> PeerFailure:
 
 def test_a_peer_that_is_not_installed_is_a_row_and_the_others_are_measured(run: LoadRun, tmp_path: Path):
     cases = [Case(items=2, beams=5, batch=1), Case(items=4, beams=8, batch=2)]
-    with vllm_engine(run.path / "model", threads=1, max_tokens=64, limit_s=60, environment=tmp_path) as engine:
-        rows = list(production.compare({"what": "offline"}, run, cases, production.offline_ways(run, engine), repeats=1))
+    with vllm_engine(
+        run.path / "model", settings=VllmSettings(threads=1), max_tokens=64, limit_s=60, environment=tmp_path
+    ) as engine:
+        rows = list(turns.compare({"what": "offline"}, run, cases, production.offline_ways(run, engine), repeats=1))
     assert [(at["prompt_tokens"], at["K"], at["B"]) for at, _ in rows] == [(7, 5, 1), (13, 8, 2)]
     for _, measured in rows:
         engines = measured["engines"]
@@ -91,14 +107,14 @@ def test_a_server_that_does_not_come_up_says_why(run: LoadRun, tmp_path: Path):
     place = environment(tmp_path, "echo bad option >&2; exit 2")
     with (
         pytest.raises(PeerFailure, match="crashed: exit status 2: bad option"),
-        vllm_cpu.vllm_server(run.path / "model", threads=1, max_tokens=64, environment=place),
+        vllm_cpu.vllm_server(run.path / "model", settings=VllmSettings(threads=1), max_tokens=64, environment=place),
     ):
         pass
 
 
 def test_an_engine_that_was_slow_is_left_out_of_larger_cases_alone(run: LoadRun, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(production, "SLOW_S", 0.0)
-    monkeypatch.setattr(production, "ONCE_S", 0.0)
+    monkeypatch.setattr(turns, "SLOW_S", 0.0)
+    monkeypatch.setattr(turns, "ONCE_S", 0.0)
     answered: list[Case] = []
 
     def ways_of(case: Case) -> dict[str, Any]:
@@ -109,25 +125,27 @@ def test_an_engine_that_was_slow_is_left_out_of_larger_cases_alone(run: LoadRun,
         return {"leafbeam": peer}
 
     cases = [Case(items=2, beams=8, batch=1), Case(items=2, beams=9, batch=1), Case(items=1, beams=9, batch=1)]
-    rows = production.compare({}, run, cases[:1], ways_of, repeats=3)
+    rows = turns.compare({}, run, cases[:1], ways_of, repeats=3)
     (_, first), *_ = list(rows)
     assert first["engines"]["leafbeam"]["repeats"] == 1
     slow: dict[str, list[Case]] = {"peer": [cases[0]]}
     for case, status in ((cases[1], "left out"), (cases[2], "ok")):
-        engines = production.timed_case(run, case, {"peer": ways_of(case)["leafbeam"]}, 1, slow)
+        engines = turns.timed_case(run, case, {"peer": ways_of(case)["leafbeam"]}, 1, slow)
         assert engines["peer"]["status"] == status
 
 
 def test_answers_that_are_no_items_and_answers_that_are_missing_are_counted(run: LoadRun):
     first, second, third = run.model.vocabulary.tokens(run.trie.codes_at(np.arange(3))).tolist()
-    case, turns = Case(items=1, beams=4, batch=1), [[[first, second, second, [0, 0, 0]]]]
-    assert production.shares_of(run, case, turns, []) == {"no_item": 0.25, "missing": 0.5}
-    assert production.shares_of(run, case, turns, [[[first, third]], [[second]]])["exact"] == 0.5
+    case, answers = Case(items=1, beams=4, batch=1), [[[first, second, second, [0, 0, 0]]]]
+    assert turns.shares_of(run, case, answers, []) == {"no_item": 0.25, "missing": 0.5}
+    assert turns.shares_of(run, case, answers, [[[first, third]], [[second]]])["exact"] == 0.5
 
 
 def test_a_prompt_alone_is_the_likeliest_first_token_of_both(run: LoadRun, tmp_path: Path):
     case = Case(items=3, beams=1, batch=2)
-    with vllm_engine(run.path / "model", threads=1, max_tokens=64, limit_s=60, environment=tmp_path) as engine:
+    with vllm_engine(
+        run.path / "model", settings=VllmSettings(threads=1), max_tokens=64, limit_s=60, environment=tmp_path
+    ) as engine:
         ways = prefill.prefill_ways(run, engine)(case)
         prompts = [np.arange(3), np.arange(3, 6)]
         found = ways["leafbeam"](prompts)
@@ -142,6 +160,49 @@ def test_a_prompt_alone_is_the_likeliest_first_token_of_both(run: LoadRun, tmp_p
     assert found == [[[token]] for token in run.model.vocabulary.level_tokens(0)[best_B.numpy()].tolist()]
     assert prefill.equal_tokens(run, case, [found, found], [found]) == {"exact": 1.0}
     assert prefill.equal_tokens(run, case, [[[[0]], found[1]]], [found]) == {"exact": 0.5}
+
+
+def test_a_case_gets_the_settings_that_answer_it_fastest(run: LoadRun):
+    eager, compiled, broken = (VllmSettings(threads=n) for n in (1, 2, 3))
+    small, large = Case(items=2, beams=5, batch=1), Case(items=4, beams=8, batch=1)
+    fast = {(eager, small): 0.0, (eager, large): 0.02, (compiled, small): 0.02, (compiled, large): 0.0}
+
+    @contextmanager
+    def opened(settings: VllmSettings) -> Generator[Any]:
+        if settings == broken:
+            raise PeerFailure("crashed", "no such threads")
+        yield lambda case: lambda prompts: time.sleep(fast[settings, case]) or [[[1, 2, 3]] for _ in prompts]
+
+    found = fastest.fastest_of(run, [small, large], [broken, eager, compiled], opened)
+    assert {case: one.settings for case, one in found.items()} == {small: eager, large: compiled}
+    assert fastest.grouped(found) == {eager: [small], compiled: [large]}
+    assert found[small].row["vllm_settings"] == "eager, threads 1"
+    assert found[small].ms[str(broken)] == "crashed"
+    assert 0 <= found[small].ms[str(eager)] < found[small].ms[str(compiled)]
+    for settings in ([broken], [broken, broken]):  # nothing answers: the row of the first says why
+        assert fastest.fastest_of(run, [small], settings, opened)[small].settings == broken
+
+
+def test_a_grammar_lists_the_items_behind_their_first_tokens():
+    found = grammar_of([[5, 8], [4, 9], [5, 7]])
+    assert found.splitlines() == [
+        'root ::= "<4>" after_4 | "<5>" after_5',
+        'after_4 ::= "<9>"',
+        'after_5 ::= "<7>" | "<8>"',
+    ]
+
+
+def test_a_padded_checkpoint_answers_as_the_checkpoint(run: LoadRun, tmp_path: Path):
+    size = run.model.config.vocab_size + 20
+    write_padded(run.path / "model", tmp_path / "padded", size)
+    assert json.loads((tmp_path / "padded" / "config.json").read_text())["vocab_size"] == size
+    mine, padded = (load_file(path / "model.safetensors") for path in (run.path / "model", tmp_path / "padded"))
+    assert padded.keys() == mine.keys()
+    for name, tensor in mine.items():
+        assert np.array_equal(padded[name][: len(tensor)], tensor)
+        assert not padded[name][len(tensor) :].any()
+    words = json.loads((tmp_path / "padded" / "tokenizer.json").read_text())["model"]["vocab"]
+    assert len(words) == size
 
 
 def test_bfloat16_is_of_the_large_model():
@@ -160,20 +221,22 @@ def test_the_tokenizer_has_a_word_for_every_token(run: LoadRun):
 @pytest.mark.skipif(not ENVIRONMENT.exists(), reason=".venv-peers is not there: `make peers` creates it")
 def test_vllm_answers_on_our_checkpoint_and_under_a_grammar_with_items_alone(run: LoadRun):
     case = Case(items=3, beams=8, batch=2)
-    with vllm_engine(run.path / "model", threads=1, max_tokens=64, limit_s=600) as engine:
-        ((_, measured),) = production.compare({}, run, [case], production.offline_ways(run, engine), repeats=1)
+    with vllm_engine(run.path / "model", settings=VllmSettings(threads=1), max_tokens=64, limit_s=600) as engine:
+        ((_, measured),) = turns.compare({}, run, [case], production.offline_ways(run, engine), repeats=1)
     engines = measured["engines"]
     assert {name: one["status"] for name, one in engines.items()} == dict.fromkeys(engines, "ok")
     assert engines["vllm_grammar_beams"]["no_item"] == 0
     assert engines["vllm_grammar_beams"]["exact"] == 1
-    with vllm_engine(run.path / "model", threads=1, max_tokens=64, limit_s=600) as engine:
+    with vllm_engine(run.path / "model", settings=VllmSettings(threads=1), max_tokens=64, limit_s=600) as engine:
         ways_of = prefill.prefill_ways(run, engine)
-        ((_, measured),) = production.compare({}, run, [case], ways_of, 2, prefill.equal_tokens)
+        ((_, measured),) = turns.compare({}, run, [case], ways_of, 2, prefill.equal_tokens)
     assert measured["engines"]["vllm"]["exact"] == 1
 
 
 def test_exact_beams_without_vllm_are_a_row_that_says_so(run: LoadRun, tmp_path: Path):
-    with vllm_engine(run.path / "model", threads=1, max_tokens=64, limit_s=60, environment=tmp_path) as engine:
+    with vllm_engine(
+        run.path / "model", settings=VllmSettings(threads=1), max_tokens=64, limit_s=60, environment=tmp_path
+    ) as engine:
         measured = vllm.measure(run, engine, Case(items=2, beams=5, batch=1), repeats=1)
     assert {one["status"] for one in measured["engines"].values()} == {"missing"}
     assert measured["ratio"] == "not measured"
@@ -184,7 +247,7 @@ def test_exact_beams_without_vllm_are_a_row_that_says_so(run: LoadRun, tmp_path:
 def test_exact_beams_over_vllm_are_items_and_are_measured_beside_its_own(run: LoadRun):
     run.trie.save(str(run.path / "index.leafbeam"))
     case = Case(items=3, beams=8, batch=2)
-    with vllm_engine(run.path / "model", threads=1, max_tokens=64, limit_s=600) as engine:
+    with vllm_engine(run.path / "model", settings=VllmSettings(threads=1), max_tokens=64, limit_s=600) as engine:
         measured = vllm.measure(run, engine, case, repeats=1)
     assert {one["status"] for one in measured["engines"].values()} == {"ok"}
     assert measured["engines"]["exact_beams"]["no_item"] == measured["engines"]["exact_beams"]["missing"] == 0
@@ -193,10 +256,12 @@ def test_exact_beams_over_vllm_are_items_and_are_measured_beside_its_own(run: Lo
 
 def test_a_peer_that_would_fill_the_memory_is_a_row(run: LoadRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(production, "memory_of_machine", lambda: 1000)
-    with vllm_engine(run.path / "model", threads=1, max_tokens=64, limit_s=60, environment=tmp_path) as engine:
+    with vllm_engine(
+        run.path / "model", settings=VllmSettings(threads=1), max_tokens=64, limit_s=60, environment=tmp_path
+    ) as engine:
         ways_of = production.offline_ways(run, engine)
-        ((_, measured),) = production.compare({}, run, [Case(items=2, beams=5, batch=1)], ways_of, repeats=1)
-    assert measured["engines"]["hf_generate"]["status"] == "out of memory"
+        ((_, measured),) = turns.compare({}, run, [Case(items=2, beams=5, batch=1)], ways_of, repeats=1)
+    assert measured["engines"]["hf_generate"]["status"] == "not run"
     assert measured["engines"]["leafbeam"]["status"] == "ok"
 
 
@@ -215,9 +280,9 @@ def test_a_peer_that_raises_is_a_row_and_the_others_are_measured(run: LoadRun, e
 
     case = Case(items=2, beams=8, batch=1)
     ways = {"leafbeam": lambda prompts: [[[1, 2, 3]] for _ in prompts], "peer": peer}
-    engines = production.timed_case(run, case, ways, 1, {})
+    engines = turns.timed_case(run, case, ways, 1, {})
     assert engines["peer"]["status"] == status
     assert str(error) in engines["peer"]["reason"]
     assert engines["leafbeam"]["status"] == "ok"
     with pytest.raises(type(error)):
-        production.timed_case(run, case, {"leafbeam": peer}, 1, {})
+        turns.timed_case(run, case, {"leafbeam": peer}, 1, {})
