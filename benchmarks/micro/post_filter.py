@@ -1,9 +1,9 @@
 """How many answers are left under a rule: the rule in the search, against a rule that is applied to the search's answers.
 
-STATIC decodes over the whole catalog and has no filters, so that its answers are filtered afterwards; once with as many beams
-as answers are asked for, once with ten times as many. leafbeam reads the rule in every round; its answers must equal those of
-an index built on the allowed items alone before anything is counted. Logits are standard normal; the rule does not depend on
-them.
+STATIC has no filters. With an index built for the rule it is exact, for one build and one index a rule; with one index of all
+items its answers are filtered afterwards, once with as many beams as answers are asked for, once with ten times as many.
+leafbeam reads the rule in every round; its answers must equal those of an index built on the allowed items alone before
+anything is counted. Logits are standard normal; the rule does not depend on them.
 
 Shapes: B requests, K answers asked for, V codes, L levels.
 """
@@ -50,6 +50,7 @@ def measure(distribution: str, num_items: int, seed: int = 0) -> tuple[dict[str,
     after = {"post_filter": _static_leaves(trie, peer, logits, K)}
     after["post_filter_oversampled"] = _static_leaves(trie, peer, logits, OVERSAMPLING * K)
     answers: dict[str, dict[str, float]] = {}
+    index_bytes: dict[str, dict[str, int]] = {}
     for share in SHARES:
         mask = rng.random(num_items) < share
         rule = trie.filter(mask)
@@ -58,9 +59,12 @@ def measure(distribution: str, num_items: int, seed: int = 0) -> tuple[dict[str,
             np.testing.assert_array_equal(ours, alone)
         counts = {name: [min(K, int(rule.leaves.has(kept).sum())) for kept in leaves] for name, leaves in after.items()}
         counts["leafbeam"] = [len(ours) for ours in found]
+        own = static.StaticPeer.of(TransitionMatrix.of_codes(codes[mask], [V] * L))
+        counts["static_of_the_rule"] = [len(kept) for kept in _static_leaves(trie, own, logits, K)]
+        index_bytes[f"{share:g}"] = {"static_of_the_rule": own.nbytes, "leafbeam_rule": rule.nbytes}
         answers[f"{share:g}"] = {name: round(float(np.mean(each)), 2) for name, each in counts.items()}
     parameters = {"distribution": distribution, "num_items": num_items, "B": B, "K": K, "V": V, "L": L}
-    return parameters, {"answers": answers, "asked": K, "oversampling": OVERSAMPLING}
+    return parameters, {"answers": answers, "asked": K, "oversampling": OVERSAMPLING, "bytes": index_bytes}
 
 
 def _codes(trie: Trie, rule: Filter | None, logits: list[NDArray[np.float32]]) -> list[NDArray[np.int64]]:
