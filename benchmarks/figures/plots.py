@@ -21,11 +21,12 @@ from benchmarks.rows import Row
 __all__ = ["PLOTS", "Plot"]
 
 _STEP = {"distribution": "uniform", "num_items": 1_000_000, "B": 2, "K": 70, "V": 2048, "L": 8}
-_GREEN, _GREY, _LIGHT = "#2f7d4f", "#b0b7b3", "#d8dcd9"
+_GREEN, _PALE, _GREY, _LIGHT = "#2f7d4f", "#7f9c8b", "#b0b7b3", "#d8dcd9"
 _ANSWERS = (
     ("leafbeam", "leafbeam: the rule in the search", _GREEN),
-    ("post_filter_oversampled", "STATIC with ten times the beams, filtered afterwards", _GREY),
-    ("post_filter", "STATIC, filtered afterwards", _LIGHT),
+    ("static_of_the_rule", "STATIC with an index for that rule", _PALE),
+    ("post_filter_oversampled", "STATIC of all items, ten times the beams, filtered afterwards", _GREY),
+    ("post_filter", "STATIC of all items, filtered afterwards", _LIGHT),
 )
 
 
@@ -62,25 +63,26 @@ def _fingerprint(rows: list[Row]) -> str:
 
 def _rule_rows(rows: ResultRows) -> list[Row]:
     answers = rows.newest("post_filter", {"distribution": "uniform", "num_items": 1_000_000})
-    return [answers, rows.newest("step", _STEP), rows.newest("filters", _STEP)]
+    static = rows.newest("reproduce", {**_STEP, "experiment": "static-figure-2", "quick": False})
+    return [answers, static, rows.newest("filters", _STEP)]
 
 
 def _draw_rules(rows: list[Row]) -> Figure:
     """Answers left under a rule, and the time of a round, leafbeam beside its peers."""
-    answers, step, filters = rows
+    answers, static, filters = rows
     figure = Figure(figsize=(9.6, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[1.15, 1])
     _draw_answers(left, answers)
-    times = step["measured"]["step_us"]
+    mine, theirs = filters["measured"]["step_us"], static["measured"]["step_us"]
     bars = [
-        ("leafbeam", times["leafbeam"], _GREEN),
-        ("leafbeam, under a rule of 1 %", filters["measured"]["step_us"]["0.01"], _GREEN),
-        ("STATIC, torch", times["static_torch"], _GREY),
-        ("STATIC, torch, without its mask", times["static_torch_lean"], _GREY),
-        ("no constraint, torch", times["unconstrained"], _LIGHT),
+        ("leafbeam", mine["none"], _GREEN),
+        ("leafbeam, under a rule of 1 %", mine["0.01"], _GREEN),
+        ("STATIC, compiled by torch", theirs["static_scatter"], _GREY),
+        ("STATIC without its mask", theirs["static_torch"], _GREY),
+        ("no constraint, torch", theirs["unconstrained"], _LIGHT),
     ]
     _draw_times(right, bars)
-    at = step["parameters"]
+    at = static["parameters"]
     shape = f"{at['num_items']:,} items, {at['L']} levels of {at['V']:,} codes, {at['K']} beams a request, one CPU thread"
     figure.suptitle(shape, fontsize=9)
     return figure
@@ -88,14 +90,14 @@ def _draw_rules(rows: list[Row]) -> Figure:
 
 def _draw_answers(axes: Axes, row: Row) -> None:
     shares = sorted(row["measured"]["answers"], key=float, reverse=True)
-    asked, width = row["parameters"]["K"], 0.28
+    asked, width = row["parameters"]["K"], 0.22
     for number, (method, label, colour) in enumerate(_ANSWERS):
         counts = [row["measured"]["answers"][share][method] for share in shares]
-        places = [place + (number - 1) * width for place in range(len(shares))]
+        places = [place + (number - 1.5) * width for place in range(len(shares))]
         axes.bar(places, counts, width=0.92 * width, color=colour, label=label)
         for place, count in zip(places, counts, strict=True):
             text = f"{count:.1f}" if count < 10 else f"{count:.0f}"
-            axes.text(place, count + 1, text, ha="center", va="bottom", fontsize=8)
+            axes.text(place, count + 1, text, ha="center", va="bottom", fontsize=7)
     axes.set_xticks(range(len(shares)), [f"{float(share):.1%}".replace(".0%", "%") for share in shares], fontsize=8)
     axes.set_ylim(0, 1.12 * asked)
     axes.set_xlabel("share of the items that the rule allows", fontsize=8)

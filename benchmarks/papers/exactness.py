@@ -63,7 +63,6 @@ LABELS = {
 NEAREST = ("nearest", "nearest_10")  # not of a model: counted against the nearest allowed items
 _STYLES = (
     ("#1f7a4a", "o"),
-    ("#d9822b", "s"),
     ("#b5541c", "D"),
     ("#b03a48", "v"),
     ("#d98a94", "^"),
@@ -319,14 +318,17 @@ def _draw(rows: list[Row]) -> Figure:
     figure, panels = new_figure(len(rows) * len(BEAMS), columns=len(BEAMS), width=4.2, height=3.2)
     for axes, (row, num_beams) in zip(panels, product(rows, BEAMS), strict=True):
         at, by_method = row["parameters"], row["measured"]["by_method"]
-        labels = {name: label for name, label in LABELS.items() if name not in NEAREST}
+        labels = {name: label for name, label in LABELS.items() if name not in (SERVED, *NEAREST)}
         for (name, label), (colour, marker) in zip(labels.items(), _STYLES, strict=True):
             found = by_method[name].get(str(num_beams))
             if not found:
                 continue
             x = [100 * share for share in SHARES]
             y = [100 * found[f"{share:g}"]["lost_best"]["mean"] for share in SHARES]
-            axes.plot(x, y, color=colour, marker=marker, markersize=5, label=label, clip_on=False)
+            above = {"leafbeam": 4, "hash_bitmap": 5}.get(name, 3)  # these two find the same
+            thick, dots = (3 if name == "leafbeam" else 1.5), (":" if name == "hash_bitmap" else "-")
+            (line,) = axes.plot(x, y, label=label, color=colour, marker=marker, markersize=5, zorder=above, clip_on=False)
+            line.set(linewidth=thick, linestyle=dots)
         axes.set_xscale("log")
         axes.set_xticks([100 * share for share in SHARES], [f"{100 * share:g}" for share in SHARES])
         axes.invert_xaxis()
