@@ -130,7 +130,11 @@ class LogitsError(LeafbeamError, ValueError):
 
 
 class DataError(LeafbeamError, ValueError):
-    """A table of items or interactions cannot be read."""
+    """A table of items or interactions cannot be read. may_pass: now; the same may work later."""
+
+    def __init__(self, message: str = "", *, may_pass: bool = False) -> None:
+        super().__init__(message)
+        self.may_pass = may_pass
 
 
 class AttributesError(DataError):

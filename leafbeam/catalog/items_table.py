@@ -237,12 +237,13 @@ class ItemsTable:
         except duckdb.Error as error:
             if self._limit.stopped and isinstance(error, duckdb.ConnectionException):
                 raise self._limit.closed_error() from error
-            raise DataError(f"cannot use {self.name}: {error}") from error
+            may_pass = isinstance(error, duckdb.OperationalError | duckdb.InterruptException)
+            raise DataError(f"cannot use {self.name}: {error}", may_pass=may_pass) from error
 
     def _connect(self, settings: dict[str, Any], *, read_only: bool) -> duckdb.DuckDBPyConnection:
         assert self.path is not None
         if not self.path.is_file():
-            raise DataError(f"there is no file {self.path}: make it with Catalog.create")
+            raise DataError(f"there is no file {self.path}: make it with Catalog.create", may_pass=True)
         give_up = time.monotonic() + self.wait_s
         while True:
             try:
@@ -252,5 +253,5 @@ class ItemsTable:
                 locked = any(words in str(error).lower() for words in ("could not set lock", "different configuration"))
                 if not locked or time.monotonic() >= give_up:
                     hint = f" (waited {self.wait_s:g} s for another process to close it)" if locked else ""
-                    raise DataError(f"cannot open {self.path} as a DuckDB file{hint}: {error}") from error
+                    raise DataError(f"cannot open {self.path} as a DuckDB file{hint}: {error}", may_pass=True) from error
             time.sleep(0.05)

@@ -190,7 +190,7 @@ class ReadSession:
                 f"SELECT requested.item_id{attributes} FROM requested LEFT JOIN items "
                 "ON items.item_id = requested.item_id ORDER BY requested.i"
             ).to_arrow_table()
-        except (duckdb.Error, pa.ArrowException, OverflowError) as error:
+        except (duckdb.DataError, duckdb.ProgrammingError, pa.ArrowException, OverflowError) as error:
             raise ItemIdError(f"these ids cannot be looked up in {self.name}: {error}") from error
 
     def search(self, words: Sequence[str], column: str | None, limit: int) -> pa.Table:

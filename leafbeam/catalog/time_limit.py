@@ -63,7 +63,7 @@ class TimeLimit:
 
     def closed_error(self) -> DataError:
         """What every evaluation after `stop` raises, also one that `stop` interrupted."""
-        return DataError("the catalog is closed: no rule is evaluated any more")
+        return DataError("the catalog is closed: no rule is evaluated any more", may_pass=True)
 
     def join(self) -> None:
         """After `stop`: wait for the watching thread, which holds connections, once nothing runs."""

@@ -18,6 +18,7 @@ from leafbeam.index.items import ID_KINDS
 from leafbeam.ingest.attributes import table_of
 from leafbeam.ingest.lines import ItemLine, Lines
 from leafbeam.live.transaction import id_kind_of
+from leafbeam.retrieve import ItemMemory
 from leafbeam.semid import ItemEncoder
 
 Operation = Literal["put", "patch", "delete"]
@@ -127,18 +128,21 @@ class Change:
 class ChangePlanner:
     """Checks batches against a catalog's table and a version of its index.
 
-    encoder: gives new items codes; or why there is none, for the message.
+    encoder: gives new items codes; or why there is none, for the message. memory: takes new items, whose ids are of its kind.
     """
 
-    def __init__(self, encoder: ItemEncoder | str) -> None:
-        self._encoder = encoder
+    def __init__(self, encoder: ItemEncoder | str, memory: ItemMemory | None = None) -> None:
+        self._encoder, self._memory = encoder, memory
 
     def plan(self, operation: Operation, lines: Lines, version: Version, schema: pa.Schema, *, missing_ok: bool) -> Change:
         """The change of some lines. missing_ok: an item to delete may not be there. Raises BatchError, which names every bad
         line.
         """
-        kind = id_kind_of(version) or next(("S" if isinstance(item.item_id, str) else "i" for item in lines.items), None)
-        lines.check(lambda item: _problem_of_kind(item, kind))
+        kinds = {"index": id_kind_of(version), "catalog": _kind_of_column(schema)}
+        kinds["item memory"] = None if self._memory is None else self._memory.id_kind
+        if not any(kinds.values()):
+            kinds["batch"] = next(("S" if isinstance(item.item_id, str) else "i" for item in lines.items), None)
+        lines.check(lambda item: _problem_of_kind(item, kinds))
         ids = [item.item_id for item in lines.items]
         live = dict(zip(ids, version.knows(ids).tolist() if ids else (), strict=True))
         if operation == "delete":
@@ -213,10 +217,22 @@ class ChangePlanner:
         return codes, {}
 
 
-def _problem_of_kind(item: ItemLine, kind: str | None) -> str | None:
-    if kind is None or isinstance(item.item_id, str) == (kind == "S"):
+def _problem_of_kind(item: ItemLine, kinds: Mapping[str, str | None]) -> str | None:
+    """kinds: of the ids of each that has some, or a column for them: an index without items takes either."""
+    own = "S" if isinstance(item.item_id, str) else "i"
+    whose = next((name for name, kind in kinds.items() if kind not in (None, own)), None)
+    if whose is None:
         return None
-    return f"item_id is {short_repr(item.item_id)}, but the ids of this index are {ID_KINDS[kind]}"
+    return f"item_id is {short_repr(item.item_id)}, but the ids of this {whose} are {ID_KINDS['iS'[own == 'i']]}"
+
+
+def _kind_of_column(schema: pa.Schema) -> str | None:
+    """The kind of ids that the table's `item_id` holds; None where it tells nothing."""
+    column = schema.field("item_id").type
+    column = column.value_type if pa.types.is_dictionary(column) else column
+    if pa.types.is_integer(column):
+        return "i"
+    return "S" if pa.types.is_string(column) or pa.types.is_large_string(column) else None
 
 
 def _problem_of_columns(item: ItemLine, known: set[str]) -> str | None:

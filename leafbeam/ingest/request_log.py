@@ -3,7 +3,7 @@
     requests-{n}.log   records after number n, in the format of a live index's log, each a JSON object:
         known          key, digest and answer of earlier requests; the first record of every file
         change         a change, with the key, digest and answer of its request
-        applied        the change before is made
+        applied        the change before is made; false: it cannot be, and its request is forgotten
 
 A change is decided once its record is on disk. It is made after that, and made again where a crash came between.
 """
@@ -33,6 +33,7 @@ class RequestLog:
     def __init__(self, directory: Path, log: WriteAheadLog) -> None:
         self._directory, self._log, self._known = directory, log, KnownRequests()
         self.pending: Json | None = None
+        self._pending_key: str | None = None
 
     @classmethod
     def open(cls, directory: Path, *, sync: bool = True) -> "RequestLog":
@@ -56,7 +57,7 @@ class RequestLog:
         record = {**key, "answer": answer, "change": change}
         self._log.append(msgspec.json.encode(record))
         self._known.note(request, answer)
-        self.pending = change
+        self.pending, self._pending_key = change, key.get("key")
 
     def applied(self) -> None:
         """The pending change is made. Raises LogError; then it will be made again."""
@@ -67,6 +68,16 @@ class RequestLog:
             self._log = _new_log(self._directory, before.number, self._known, before.sync)
             before.close(discard=True)
             self._remove_others()
+
+    def rejected(self) -> None:
+        """The pending change can never be made; its request may come again. Raises LogError; then it stays pending."""
+        self._log.append(b'{"applied":false}')
+        self._drop_pending()
+
+    def _drop_pending(self) -> None:
+        if self._pending_key is not None:
+            self._known.forget(self._pending_key)
+        self.pending = self._pending_key = None
 
     def close(self) -> None:
         """Close the file. Raises OSError."""
@@ -87,6 +98,9 @@ class RequestLog:
                 if "change" in content:
                     self._known.load(content)
                     self.pending = {"operation": content["change"]["operation"], **content["change"]}
+                    self._pending_key = content.get("key")
+                elif content.get("applied") is False:
+                    self._drop_pending()
                 elif "applied" in content:
                     self.pending = None
             except (msgspec.DecodeError, UnicodeDecodeError, TypeError, KeyError, AttributeError, RecursionError) as error:

@@ -17,15 +17,15 @@ class MemoryTexts:
 
     def __init__(self, memory: ItemMemory | LiveMemory | None, columns: tuple[str, ...]) -> None:
         self._target, self._columns = memory, columns
-        self._memory = memory.memory if isinstance(memory, LiveMemory) else memory
+        self.memory = memory.memory if isinstance(memory, LiveMemory) else memory
 
     def add_missing(self, catalog: Catalog) -> None:
         """Insert the items of the catalog that the memory does not have: those that came after it was fitted."""
-        if self._memory is None:
+        if self.memory is None:
             return
         version = catalog.index.version()
         ids = version.filter_of([None] * len(version.segments)).item_ids()
-        self._look_up(catalog, decode_ids(ids[self._memory.rows_of(ids) < 0]).tolist() if len(ids) else [])
+        self._look_up(catalog, decode_ids(ids[self.memory.rows_of(ids) < 0]).tolist() if len(ids) else [])
 
     def of_put(self, change: Change) -> dict[int | str, str]:
         """The texts of the items that a change puts; none for other changes. Raises DataError without a column of text."""
@@ -50,7 +50,7 @@ class MemoryTexts:
 
     @property
     def _learns(self) -> bool:
-        return self._memory is not None and self._memory.encoder is not None and bool(self._columns)
+        return self.memory is not None and self.memory.encoder is not None and bool(self._columns)
 
     def _look_up(self, catalog: Catalog, item_ids: list[int | str]) -> None:
         if item_ids and self._learns:

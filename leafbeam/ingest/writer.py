@@ -1,12 +1,13 @@
 """CatalogWriter: changes of a served catalog, each checked, durable, and made once however often it is sent."""
 
+import logging
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict
 
 from leafbeam.catalog import Catalog, RuleStatus
-from leafbeam.errors import ConflictError, LeafbeamError, LogError, UnknownRuleError
+from leafbeam.errors import ConflictError, DataError, LeafbeamError, LogError, UnknownRuleError
 from leafbeam.index import Trie, Version
 from leafbeam.ingest.changes import Change, ChangeCounts, ChangePlanner, Operation
 from leafbeam.ingest.lines import Lines
@@ -17,6 +18,8 @@ from leafbeam.ingest.texts import MemoryTexts
 from leafbeam.live import RequestKey
 from leafbeam.retrieve import ItemMemory, LiveMemory
 from leafbeam.semid import ItemEncoder
+
+log = logging.getLogger("leafbeam.ingest")
 
 
 class CatalogWriter:
@@ -40,9 +43,9 @@ class CatalogWriter:
     ) -> None:
         self.catalog, self._live = catalog, live
         self.encoder = encoder
-        self._planner = ChangePlanner(encoder)
         self._snapshots = Snapshots(live.path / "snapshots")
         self._texts = MemoryTexts(memory, () if isinstance(encoder, str) else encoder.columns)
+        self._planner = ChangePlanner(encoder, self._texts.memory)
         self._lock = threading.Lock()
         if live.requests is not None:
             self._make_pending(live.requests)
@@ -78,9 +81,12 @@ class CatalogWriter:
             if (answer := requests.find(request)) is not None:
                 return ChangeCounts(**answer)
             name = self._snapshots.newest() if name is None else name
-            counts = _counts_of_restore(self._snapshots.load(name)[0], self.catalog.index.version())
+            trie, items = self._snapshots.load(name)
+            counts = _counts_of_restore(trie, self.catalog.index.version())
             requests.append(request, asdict(counts), {"operation": "rollback", "snapshot": name})
-            self._make_pending(requests)
+            self.catalog.restore(trie, items)
+            self._texts.add_missing(self.catalog)
+            requests.applied()
             return counts
 
     def delete_snapshot(self, name: str) -> None:
@@ -173,6 +179,9 @@ class CatalogWriter:
             except (LeafbeamError, OSError) as error:
                 if requests.pending is None:
                     raise
+                if _is_lasting(error):
+                    self._reject(requests, error)
+                    raise
                 raise LogError(
                     f"the change is on disk but could not be made ({error}): it will be, before any other; to learn when, send "
                     "the request again with the same Idempotency-Key"
@@ -185,13 +194,27 @@ class CatalogWriter:
             return
         try:
             if pending["operation"] == "rollback":
-                self.catalog.restore(*self._snapshots.load(pending["snapshot"]))
+                self.catalog.restore(*self._snapshots.load(str(pending.get("snapshot"))))
                 self._texts.add_missing(self.catalog)
             else:
                 self._make(Change.of_record(pending, self.catalog.schema()))
             requests.applied()
         except (LeafbeamError, OSError) as error:
-            raise LogError(f"a change that is on disk cannot be made ({error}): no other is made before it") from error
+            if not _is_lasting(error):
+                raise LogError(f"a change that is on disk cannot be made ({error}): no other is made before it") from error
+            self._reject(requests, error)
+
+    def _reject(self, requests: RequestLog, error: Exception) -> None:
+        """Give up a decided change that can never be made, which would stop all others, and the next start."""
+        log.error("a change that is on disk can never be made, so it is given up: %s", error)
+        requests.rejected()
+        self.catalog.reload()  # the table may have a part of it
+
+
+def _is_lasting(error: Exception) -> bool:
+    """Whether an error is of the change, so that every attempt to make it meets it."""
+    may_pass = isinstance(error, LogError) or (isinstance(error, DataError) and error.may_pass)
+    return isinstance(error, LeafbeamError) and not may_pass
 
 
 def _counts_of_restore(trie: Trie, version: Version) -> ChangeCounts:

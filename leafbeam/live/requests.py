@@ -43,6 +43,10 @@ class KnownRequests:
             while len(self._answers) > MAX_KNOWN:
                 self._answers.popitem(last=False)
 
+    def forget(self, key: str) -> None:
+        """Know nothing of a key any more."""
+        self._answers.pop(key, None)
+
     def to_json(self) -> list[dict[str, Any]]:
         """What `load` reads, the oldest first."""
         return [{"key": key, "digest": digest, "answer": answer} for key, (digest, answer) in self._answers.items()]

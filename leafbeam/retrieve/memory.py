@@ -128,6 +128,11 @@ class ItemMemory:
         return self._state.items.num_items
 
     @property
+    def id_kind(self) -> str | None:
+        """The kind of the ids' dtype, "i" or "S"; None without items, as it may have either."""
+        return self._state.items.kind if self.num_items else None
+
+    @property
     def item_ids(self) -> NDArray[np.generic]:
         """The ids of all items, int64 or str, in the order of their rows."""
         return decode_ids(self._state.items.ids_N)
@@ -256,9 +261,9 @@ class ItemMemory:
 
     def check_kind(self, item_ids: ItemIds) -> None:
         """Raise ItemIdError for ids that are not of the memory's kind."""
-        kind = self._state.items.kind
+        kind = self.id_kind
         wrong = next((item_id for item_id in item_ids if isinstance(item_id, str) != (kind == "S")), None)
-        if self.num_items and wrong is not None:
+        if kind is not None and wrong is not None:
             raise ItemIdError(f"the memory's ids are {ID_KINDS[kind]}, not {ID_KINDS['iS'[kind == 'i']]}: {str(wrong)[:80]!r}")
 
     def search(

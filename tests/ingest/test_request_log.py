@@ -36,6 +36,20 @@ def test_answers_and_a_change_that_is_not_made_come_back(tmp_path: Path):
         assert log.pending == {"operation": "put"}
 
 
+def test_a_change_that_can_never_be_made_is_forgotten_with_its_request(tmp_path: Path):
+    with RequestLog.open(tmp_path) as log:
+        add(log, 0)
+        add(log, 1, applied=False)
+        log.rejected()
+        assert answers(log, 2) == [{"answer": 0}, None]
+        log.append(None, {}, {"operation": "put"})
+        log.rejected()
+    for _ in range(2):
+        with RequestLog.open(tmp_path) as log:
+            assert log.pending is None
+            assert answers(log, 2) == [{"answer": 0}, None]
+
+
 def test_a_long_log_begins_anew_with_the_newest_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("leafbeam.ingest.request_log._MAX_BYTES", 2000)
     monkeypatch.setattr("leafbeam.live.requests.MAX_KNOWN", 5)

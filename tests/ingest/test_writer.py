@@ -4,9 +4,6 @@ import datetime as dt
 import io
 import json
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from leafbeam.catalog import Catalog
 from leafbeam.errors import (
     ArgumentError,
     BatchError,
@@ -28,67 +24,13 @@ from leafbeam.errors import (
     UnknownRuleError,
 )
 from leafbeam.index import Trie, Version
-from leafbeam.ingest import CatalogWriter, ChangeCounts, Lines, LiveDirectory, set_aside
+from leafbeam.ingest import ChangeCounts, Lines, set_aside
 from leafbeam.ingest.changes import Change, ChangePlanner
 from leafbeam.live import RequestKey, disk
 from leafbeam.live.commit_store import CommitStore
 from leafbeam.live.transaction import WriteSet
 from leafbeam.retrieve import ItemMemory
-from leafbeam.semid import ItemEncoder, QuantiserConfig, fit_sids
-
-TITLES = ["red shoe", "red boot", "blue shoe", "green tea", "old green tea", "black tea"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shop:
-    folder: Path
-    encoder: ItemEncoder
-    codes: np.ndarray
-    memory: ItemMemory
-
-    @contextmanager
-    def writer(self, **options: Any) -> Iterator[CatalogWriter]:
-        with LiveDirectory.open(self.folder / "live", self.folder / "index.leafbeam") as live:
-            rules = [{"cheap": "price < 20", "tea": "title LIKE '%tea%'"}, live.rules_file]
-            with Catalog.open(self.folder / "items.duckdb", live.index, rules) as catalog:
-                yield CatalogWriter(catalog, live, **{"encoder": self.encoder, "memory": self.memory} | options)
-
-
-@pytest.fixture
-def shop(tmp_path: Path) -> Shop:
-    ids = [f"i{n}" for n in range(6)]
-    items = pa.table(
-        {
-            "item_id": ids,
-            "title": TITLES,
-            "price": [10.0, 20.0, 30.0, 5.0, 6.0, 7.0],
-            "stock": [1, 2, 3, 4, 5, 6],
-            "seen": pa.array(["2024-01-01"] * 6).cast(pa.timestamp("us")),
-        }
-    )
-    fit = fit_sids(items, None, quantiser=QuantiserConfig(codebook_sizes=(4,), collision_strategy="spread"))
-    Trie.build(fit.table.codes, fit.table.codebook_sizes, ids).save(tmp_path / "index.leafbeam")
-    Catalog.create(tmp_path / "items.duckdb", items)
-    memory = ItemMemory.fit(ids, np.array([0, 2]), np.array([0, 1]), texts=TITLES)
-    return Shop(folder=tmp_path, encoder=fit.encoder, codes=fit.table.codes, memory=memory)
-
-
-def state(writer: CatalogWriter) -> dict[str, Any]:
-    """Codes and attributes of all items, and the items that each rule allows."""
-    catalog = writer.catalog
-    version = catalog.version()
-    ids = sorted(version.filter_of([None] * len(version.segments)).item_ids().astype(str).tolist())
-    codes = version.codes_of(ids).tolist()
-    rows = catalog.lookup(ids).to_pylist()
-    rules = {name: sorted(found.item_ids().astype(str).tolist()) for name, found in catalog.rules.filters.items()}
-    return {"items": {row["item_id"]: (sid, row) for row, sid in zip(rows, codes, strict=True)}, "rules": rules}
-
-
-def rows(*content: dict[str, Any]) -> Lines:
-    return Lines.of_rows(content)
-
-
-KEY = RequestKey(key="one", digest="d1")
+from tests.ingest.shop import KEY, TITLES, Shop, raising, rows, state
 
 
 def test_an_item_is_put_patched_and_deleted_and_all_of_it_survives_a_restart(shop: Shop):
@@ -288,7 +230,7 @@ def test_a_decided_change_that_cannot_be_made_is_made_before_the_next(shop: Shop
     with shop.writer() as writer:
         writer.put(rows({"item_id": "first", "codes": [1, 1]}))
         with monkeypatch.context() as patch:
-            patch.setattr("leafbeam.live.commit_store.CommitStore.commit", _raise(LogError("the disk is gone")))
+            patch.setattr("leafbeam.live.commit_store.CommitStore.commit", raising(LogError("the disk is gone")))
             with pytest.raises(LogError, match=r"the change is on disk but could not be made \(the disk is gone\)"):
                 writer.put(rows({"item_id": "late", "codes": [1, 2], "price": 4}), KEY)
             with pytest.raises(LogError, match="no other is made before it"):
@@ -296,13 +238,6 @@ def test_a_decided_change_that_cannot_be_made_is_made_before_the_next(shop: Shop
         assert writer.put(rows({"item_id": "late", "codes": [1, 2], "price": 4}), KEY).inserted == 1
         assert writer.put(rows({"item_id": "later", "codes": [1, 3]})).number == 3
         assert state(writer)["items"]["late"][1]["price"] == 4.0
-
-
-def _raise(error: Exception) -> Any:
-    def fail(*_: Any, **__: Any) -> None:
-        raise error
-
-    return fail
 
 
 def test_a_snapshot_is_gone_back_to_as_one_change(shop: Shop):
