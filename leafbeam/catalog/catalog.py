@@ -328,17 +328,16 @@ class Catalog:
                 session.save(Path(items_path))
         return version
 
-    def restore(self, trie: Trie, items: ItemSource) -> None:
+    def restore(self, trie: Trie, items: ItemSource, before_commit: Callable[[], None] = lambda: None) -> None:
         """Replace all items and attributes at once by those of a trie and a source, such as `save` wrote; rules stay.
 
-        Requests see the items before, or those after. Cost: a look-up of every id, and an evaluation of all rules. Raises
-        CodesError (other codebooks), DataError, LogError. After an error or a crash between table and log, call it again.
+        Requests see the items before, or those after. before_commit: as of `transaction`. Cost: a look-up of every id, and all
+        rules. Raises CodesError, ItemIdError, DataError, LogError. After a crash between table and log, call it again.
         """
         if trie.codebook_sizes != self.version().codebook_sizes:
             own = self.version().codebook_sizes
             raise CodesError(f"the codebooks of the saved items are {trie.codebook_sizes}, those of the index {own}")
         with self._evaluation_lock, self._active.write_lock:
-            self._table.refill(items)
             version = self.index.version()
             old_ids = version.filter_of([None] * len(version.segments)).item_ids()
             is_known_N = version.knows(trie.item_ids) if len(old_ids) else np.zeros(trie.num_items, np.bool_)
@@ -350,6 +349,7 @@ class Catalog:
                 transaction.replace(new_codes[is_other_N], trie.item_ids[is_other_N])
                 transaction.evaluate_again(trie.item_ids[is_known_N])
                 transaction.insert(new_codes[~is_known_N], trie.item_ids[~is_known_N])
+                self._table.refill(items, before_commit)
         self.reload()
 
     def compact(self, *, wait: bool = False) -> None:

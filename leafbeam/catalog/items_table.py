@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,12 +143,16 @@ class ItemsTable:
             counter = None if self._open is None else self._num_changes
             yield WriteSession(connection, self.name, limit=self._limit, change_counter=counter)
 
-    def refill(self, items: ItemSource) -> None:
-        """Replace all rows and columns by another source. Raises DataError, and then nothing was changed."""
+    def refill(self, items: ItemSource, before_commit: Callable[[], None] = lambda: None) -> None:
+        """Replace all rows and columns by another source. Raises DataError, and then nothing was changed.
+
+        before_commit: called once the source is read and checked; if it raises, nothing was changed.
+        """
         with self.writing(other_files=True) as session:
             session.connection.execute("DROP TABLE items")
             copy_items(session.connection, items)
             session.check()
+            before_commit()
             session.connection.commit()
 
     def is_shared(self) -> bool:

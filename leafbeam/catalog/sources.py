@@ -149,10 +149,14 @@ def _copy_file(connection: duckdb.DuckDBPyConnection, source: Path) -> None:
     if source.suffix == ".parquet":
         try:
             relation = connection.read_parquet(str(source))
+            check_columns(relation.columns, str(source))
+            relation.create("items")
         except RuntimeError as error:  # of DuckDB's bindings, no duckdb.Error
-            raise DataError(f"{source} has a column whose name is not UTF-8 ({error}): rename it") from error
-        check_columns(relation.columns, str(source))
-        relation.create("items")
+            raise DataError(f"{source} is damaged, or has a column whose name is not UTF-8 ({error}): rename it") from error
+        except duckdb.Error as error:
+            if isinstance(error, duckdb.OperationalError) and str(source) not in str(error):  # of the catalog's file
+                raise
+            raise DataError(f"{source} cannot be read as Parquet ({error}): write it again, or restore it") from error
     elif source.suffix == ".csv":
         check_columns(connection.read_csv(str(source)).columns, str(source))
         # First as text: reading 007 as a number would lose the zeros.

@@ -83,8 +83,8 @@ class CatalogWriter:
             name = self._snapshots.newest() if name is None else name
             trie, items = self._snapshots.load(name)
             counts = _counts_of_restore(trie, self.catalog.index.version())
-            requests.append(request, asdict(counts), {"operation": "rollback", "snapshot": name})
-            self.catalog.restore(trie, items)
+            change = {"operation": "rollback", "snapshot": name}
+            self.catalog.restore(trie, items, lambda: requests.append(request, asdict(counts), change))
             self._texts.add_missing(self.catalog)
             requests.applied()
             return counts

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from leafbeam.catalog import Catalog
-from leafbeam.errors import ArgumentError, CodesError, DataError, LockedError
+from leafbeam.errors import ArgumentError, CodesError, DataError, ItemIdError, LockedError
 from leafbeam.index import Trie
 from leafbeam.live import LiveIndex
 
@@ -110,6 +110,14 @@ def test_items_of_other_codebooks_are_refused_before_anything_changes(catalog: C
         catalog.restore(Trie.build([[0, 1]], [5, 4], ["a"]), rows(["a"]))
     with pytest.raises(DataError):
         catalog.restore(Trie.build([[0, 1]], [4, 4], ["a"]), tmp_path / "missing.parquet")
+    with pytest.raises(ItemIdError, match="are integers"):
+        catalog.restore(Trie.build([[0, 1]], [4, 4], [7]), rows(["a"]))
+    decided: list[int] = []
+    for damage in (b"no Parquet", b"PAR1" + bytes(40) + b"PAR1"):
+        (tmp_path / "damaged.parquet").write_bytes(damage)
+        with pytest.raises(DataError, match="cannot be read as Parquet"):
+            catalog.restore(Trie.build([[0, 1]], [4, 4], ["a"]), tmp_path / "damaged.parquet", lambda: decided.append(1))
+    assert not decided
     assert table_of(catalog) == {"a": 5.0, "b": 5.0, "c": 5.0}
 
 

@@ -50,7 +50,7 @@ def rows(*content: dict[str, Any]) -> Lines:
 KEY = RequestKey(key="one", digest="d1")
 
 
-def raising(error: Exception) -> Any:
+def raising(error: BaseException) -> Any:
     def fail(*_: Any, **__: Any) -> None:
         raise error
 

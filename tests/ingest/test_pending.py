@@ -75,3 +75,50 @@ def test_a_table_that_another_program_has_open_postpones_a_decided_change(shop: 
                     writer.put(rows({"item_id": "late", "codes": [1, 2]}), KEY)
         assert writer.put(rows({"item_id": "late", "codes": [1, 2]}), KEY).inserted == 1
         assert "late" in state(writer)["items"]
+
+
+@pytest.mark.parametrize("decided", [False, True])
+def test_a_damaged_snapshot_is_refused_and_changes_go_on_also_after_a_restart(shop: Shop, decided: bool):
+    with shop.writer() as writer:
+        writer.snapshot("s")
+        writer.put(rows({"item_id": "new", "codes": [1, 1], "price": 1}))
+        before = state(writer)
+        items = shop.folder / "live" / "snapshots" / "s" / "items.parquet"
+        content = items.read_bytes()
+        items.write_bytes(bytes(byte ^ 0xFF if 4 <= at < len(content) // 2 else byte for at, byte in enumerate(content)))
+        if decided:  # before the damage
+            writer._live.persist().append(KEY, {}, {"operation": "rollback", "snapshot": "s"})
+        else:
+            with pytest.raises(DataError, match=r"items\.parquet cannot be read as Parquet .*restore it"):
+                writer.rollback("s", KEY)
+            assert writer._live.persist().pending is None
+            assert state(writer) == before
+            assert writer.put(rows({"item_id": "i0", "codes": [1, 1]})).updated == 1
+            before = state(writer)
+    with shop.writer() as writer:
+        assert state(writer) == before
+        items.write_bytes(content)
+        assert writer.rollback("s", KEY).deleted == 1
+        assert "new" not in state(writer)["items"]
+
+
+@pytest.mark.parametrize("stage", ["table", "index"])
+def test_a_rollback_that_is_decided_is_made_after_a_crash_at_any_later_moment(shop: Shop, stage: str):
+    class Crash(BaseException):
+        pass
+
+    crash = {
+        "table": "leafbeam.live.transaction.Transaction.write_set",
+        "index": "leafbeam.catalog.active_rules.ActiveRules.advance",
+    }[stage]
+    with shop.writer() as writer:
+        writer.snapshot("s")
+        before = state(writer)
+        writer.put(rows({"item_id": "new", "codes": [1, 1], "price": 1}))
+        writer.delete(rows({"item_id": "i0"}))
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(Crash):  # noqa: PT012
+            patch.setattr(crash, raising(Crash()))
+            writer.rollback("s", KEY)
+    with shop.writer() as writer:
+        assert state(writer) == before
+        assert writer.rollback("s", KEY) == ChangeCounts(inserted=1, updated=5, deleted=1, number=3)
