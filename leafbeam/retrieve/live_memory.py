@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from leafbeam.errors import LeafbeamError, LogError
+from leafbeam.files import replacing
 from leafbeam.index.items import ItemIds
 from leafbeam.live import KnownRequests, RequestKey, disk
 from leafbeam.live.write_ahead_log import LogContents, LogRecord, WriteAheadLog
@@ -124,13 +125,20 @@ class LiveMemory:
         self._num_logged = end
 
     def _compact(self) -> None:
+        """Until the file has its name, a failure leaves file and log as they were; from then on the old log takes no more."""
         self._log.check()
-        number, sync = self._log.number, self._log.sync
-        self.memory.save(self.path, follows=self.memory.version)
-        disk.sync_path(self.path)
-        disk.sync_path(self.path.parent)
-        self._log.close(discard=True)
-        self._log = _new_log(self.path, self.memory, number, self._known, sync)
+        before, memory = self._log, self.memory
+        versions = memory.version, memory.follows
+        try:
+            with replacing(self.path) as part:
+                memory.save(part, follows=memory.version)
+                disk.sync_path(part)
+                after = _unnamed_log(self.path, memory, before.number, self._known, before.sync)
+        except BaseException:
+            memory.version, memory.follows = versions
+            raise
+        before.close(discard=True)
+        self._log = _named(after, self.path)
         self._compact_at = max(COMPACT_BYTES, self.memory.nbytes)
 
     def _compact_if_long(self) -> None:
@@ -178,11 +186,25 @@ def _log_of(path: Path) -> Path:
 
 def _new_log(path: Path, memory: ItemMemory, number: int, known: KnownRequests, sync: bool) -> WriteAheadLog:
     """A log with the requests that are known, which has its name once it is complete."""
+    return _named(_unnamed_log(path, memory, number, known, sync), path)
+
+
+def _unnamed_log(path: Path, memory: ItemMemory, number: int, known: KnownRequests, sync: bool) -> WriteAheadLog:
     part = path.with_name(f"{path.name}.log.part")
     log = WriteAheadLog.create(part, base_number=number, base_version=memory.version, sync=sync)
     try:
         if answers := known.to_json():
             log.append(_KNOWN + json.dumps(answers).encode() + b"}")
+    except BaseException:
+        log.close(discard=True)
+        raise
+    return log
+
+
+def _named(log: WriteAheadLog, path: Path) -> WriteAheadLog:
+    """Give a log its name, once that of its memory's file is durable."""
+    try:
+        disk.sync_path(path.parent)
         log.rename(_log_of(path))
     except BaseException:
         log.close(discard=True)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from leafbeam.errors import ConflictError, ItemIdError, LogError
-from leafbeam.live import RequestKey
+from leafbeam.live import RequestKey, disk
 from leafbeam.retrieve import ItemMemory, LiveMemory, set_log_aside
 
 NAMES = [f"item-{n}" for n in range(12)]
@@ -187,6 +187,43 @@ def test_a_long_log_is_compacted_and_a_full_disk_postpones_that(path: Path, monk
         assert log.stat().st_size < 100
         counted = live.memory
     assert_equal(ItemMemory.load(path), counted)
+
+
+@pytest.mark.parametrize("operation", ["create", "write"])
+def test_a_disk_without_room_for_the_new_log_ends_no_counting(path: Path, monkeypatch: pytest.MonkeyPatch, operation: str):
+    monkeypatch.setattr("leafbeam.retrieve.live_memory.COMPACT_BYTES", 2000)
+    request, every = RequestKey(key="k", digest="d"), events(random_histories(30))
+    create, failures = disk.create, list[Path]()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def crowded(part: Path) -> int:
+        failures.append(part)
+        patch.setattr(disk, operation, full)
+        return full() if operation == "create" else create(part)  # type: ignore[return-value]
+
+    with LiveMemory.open(path) as live:
+        before = path.read_bytes()
+        pairs = live.observe(every[:1], request)
+        for event in every:
+            with monkeypatch.context() as patch:
+                if live._log.end > live._compact_at - 100:
+                    patch.setattr(disk, "create", crowded)
+                assert live.observe([event]) > 0
+        with monkeypatch.context() as patch, pytest.raises((OSError, LogError), match="No space left"):  # noqa: PT012
+            patch.setattr(disk, "create", crowded)
+            live.compact()
+        assert len(failures) > 1
+        assert path.read_bytes() == before
+        assert live.observe(every) > 0
+        counted = live.memory
+    with LiveMemory.open(path) as live:
+        assert_equal(live.memory, counted)
+        assert live.observe(every[:1], request) == pairs
+        live.compact()
+        assert path.with_name("memory.log").stat().st_size < 200
+    assert sorted(found.name for found in path.parent.iterdir()) == ["memory", "memory.log"]
 
 
 def test_new_texts_make_a_log_no_longer_than_interactions_do(path: Path, monkeypatch: pytest.MonkeyPatch):
