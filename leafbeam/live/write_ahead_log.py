@@ -28,7 +28,8 @@ _CRC = struct.Struct("<I")
 _HEADER_SIZE = _HEADER.size + _CRC.size
 _RECORD_SIZE = _RECORD.size + _CRC.size
 _MAX_PAYLOAD = 2**32 - 1
-_CHUNK = 1 << 20  # bytes that are searched at a time
+_CHUNK = 1 << 20  # bytes that are searched, or hashed, at a time
+_MAX_HASHED = 2  # times the bytes searched: records do not overlap, so damaged ones need no more than once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,8 @@ class LogContents:
             raise
         except OSError as error:
             raise LogError(f"cannot read the log {path}: {error.strerror}") from error
+        except MemoryError as error:
+            raise LogError(f"{path} has records that need more memory than there is: restore it from a copy") from error
 
     @classmethod
     def _read(cls, path: Path, file: BinaryIO) -> "LogContents":
@@ -90,7 +93,7 @@ class LogContents:
                 f"{path} has {left:,} bytes behind record {number:,}, more than a crash leaves: restore the directory from a "
                 f"copy, or drop them with: truncate -s {offset} {path}"
             )
-        if (later := _first_record_after(file, offset, size)) is not None:
+        if (later := _first_record_after(path, file, offset, size)) is not None:
             raise LogError(
                 f"{path} is damaged at byte {offset:,}: record {number + 1:,} cannot be read, but record {later.number:,} at "
                 f"byte {later.offset:,} is intact, so a crash did not cause this; restore the directory from a copy, or drop "
@@ -230,31 +233,69 @@ def _read_header(path: Path, file: BinaryIO) -> tuple[int, str]:
     return base_number, f"{base_version:016x}"
 
 
-def _record_at(file: BinaryIO, offset: int, size: int) -> LogRecord | None:
-    """The intact record at an offset, if there is one."""
+@dataclass(frozen=True, kw_only=True)
+class _Head:
+    """What comes before a payload; `crc` is that of the payload."""
+
+    number: int
+    offset: int
+    length: int
+    crc: int
+
+
+def _head_at(file: BinaryIO, offset: int, size: int) -> _Head | None:
+    """The intact head of a record at an offset, if there is one, and its payload would end within the file."""
     file.seek(offset)
     head = file.read(_RECORD_SIZE)
     if len(head) < _RECORD_SIZE:
         return None
-    marker, length, number, payload_crc = _RECORD.unpack_from(head)
+    marker, length, number, crc = _RECORD.unpack_from(head)
     if marker != _MARKER or offset + _RECORD_SIZE + length > size:
         return None
     if _CRC.unpack_from(head, _RECORD.size)[0] != zlib.crc32(head[: _RECORD.size]):
         return None
-    payload = file.read(length)
-    is_intact = len(payload) == length and zlib.crc32(payload) == payload_crc
-    return LogRecord(number=number, offset=offset, payload=payload) if is_intact else None
+    return _Head(number=number, offset=offset, length=length, crc=crc)
 
 
-def _first_record_after(file: BinaryIO, offset: int, size: int) -> LogRecord | None:
-    """The first intact record behind an offset."""
+def _is_intact(file: BinaryIO, head: _Head) -> bool:
+    """Whether the payload behind a head is as it was written. Memory: 1 MiB, as any head may be followed by anything."""
+    file.seek(head.offset + _RECORD_SIZE)
+    crc, left = 0, head.length
+    while left:
+        part = file.read(min(left, _CHUNK))
+        if not part:
+            return False
+        crc, left = zlib.crc32(part, crc), left - len(part)
+    return crc == head.crc
+
+
+def _record_at(file: BinaryIO, offset: int, size: int) -> LogRecord | None:
+    """The intact record at an offset, if there is one."""
+    head = _head_at(file, offset, size)
+    if head is None or not _is_intact(file, head):
+        return None
+    file.seek(offset + _RECORD_SIZE)
+    payload = file.read(head.length)
+    return LogRecord(number=head.number, offset=offset, payload=payload) if len(payload) == head.length else None
+
+
+def _first_record_after(path: Path, file: BinaryIO, offset: int, size: int) -> _Head | None:
+    """The head of the first intact record behind an offset. Raises LogError if heads lead to too many bytes."""
+    begin, left = offset, max(_CHUNK, _MAX_HASHED * (size - offset))
     offset += 1
     while offset < size:
         file.seek(offset)
         chunk, at = file.read(_CHUNK), -1
         while (at := chunk.find(_MARKER, at + 1)) >= 0:
-            if (record := _record_at(file, offset + at, size)) is not None:
-                return record
+            if (head := _head_at(file, offset + at, size)) is None:
+                continue
+            if (left := left - head.length) < 0:
+                raise LogError(
+                    f"{path} is damaged at byte {begin:,}: heads of records that overlap follow, so a crash did not cause "
+                    f"this; restore the directory from a copy, or drop all from there with: truncate -s {begin} {path}"
+                )
+            if _is_intact(file, head):
+                return head
         if len(chunk) < _CHUNK:
             break
         offset += _CHUNK - len(_MARKER) + 1

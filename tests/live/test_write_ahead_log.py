@@ -3,6 +3,8 @@
 import errno
 import os
 import random
+import tracemalloc
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from leafbeam.errors import LeafbeamError, LogError
-from leafbeam.live import disk
+from leafbeam.live import disk, write_ahead_log
 from leafbeam.live.write_ahead_log import LogContents, WriteAheadLog
 
 BASE = "00000000deadbeef"
@@ -48,8 +50,6 @@ def test_records_are_read_in_order_with_their_numbers(tmp_path: Path, sync: bool
 
 
 def test_new_logs_have_the_new_magic_and_the_old_one_is_still_read(log_path: Path) -> None:
-    import zlib
-
     whole = log_path.read_bytes()
     assert whole.startswith(b"leafbmlg")
     header = b"pleachlg" + whole[8:32]
@@ -111,7 +111,6 @@ def test_a_missing_record_is_named(log_path: Path) -> None:
 
 def test_a_newer_format_asks_for_an_upgrade(log_path: Path) -> None:
     import struct
-    import zlib
 
     whole = log_path.read_bytes()
     header = whole[:8] + struct.pack("<I", 9) + whole[12:32]
@@ -154,6 +153,67 @@ def test_any_bytes_are_a_log_or_a_log_error(tmp_path: Path, raw: bytes) -> None:
     (tmp_path / "any.log").write_bytes(raw)
     with pytest.raises(LogError):
         LogContents.read(tmp_path / "any.log")
+
+
+def head(length: int, number: int, crc: int = 0) -> bytes:
+    data = write_ahead_log._RECORD.pack(b"\xffrec", length, number, crc)
+    return data + zlib.crc32(data).to_bytes(4, "little")
+
+
+def test_heads_that_overlap_are_refused_before_their_payloads_are_hashed_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, size, hashed = written(tmp_path / "x.log", [b"one"]), 24 * 20_000, [0]
+    tail = b"".join(head(size - 24 * at, at + 9) for at in range(1, 20_000))
+    path.write_bytes(path.read_bytes() + bytes(24) + tail + bytes(24))
+    crc32 = zlib.crc32
+
+    def counting(data: bytes, start: int = 0) -> int:
+        hashed[0] += len(data)
+        return crc32(data, start)
+
+    monkeypatch.setattr(write_ahead_log.zlib, "crc32", counting)
+    with pytest.raises(LogError, match="is damaged at byte 63: heads of records that overlap"):
+        LogContents.read(path)
+    assert hashed[0] < 4 * size
+
+
+def test_many_damaged_payloads_in_a_row_are_searched_to_the_intact_record(tmp_path: Path) -> None:
+    path = written(tmp_path / "x.log", [b"one", *[bytes([65 + n]) * 5000 for n in range(20)], b"last"])
+    raw = bytearray(path.read_bytes())
+    for n in range(20):
+        raw[raw.index(bytes([65 + n]) * 5000) + 9] = 0
+    path.write_bytes(raw)
+    with pytest.raises(LogError, match="record 9 cannot be read, but record 29 at byte"):
+        LogContents.read(path)
+
+
+def test_a_head_before_a_hole_of_a_file_costs_no_memory(tmp_path: Path) -> None:
+    path, length = written(tmp_path / "x.log", [b"one"]), 200 << 20
+    with path.open("ab") as file:
+        file.write(head(length, 9, 1))
+        file.truncate(file.tell() + length)
+    tracemalloc.start()
+    try:
+        contents = LogContents.read(path)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+    assert (len(contents.records), contents.truncated_bytes) == (1, 24 + length)
+
+
+def test_records_beyond_the_memory_are_a_log_error(log_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(**_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(write_ahead_log, "LogRecord", no_memory)
+    with pytest.raises(LogError, match="more memory than there is"):
+        LogContents.read(log_path)
+
+
+def test_a_long_record_comes_back(tmp_path: Path) -> None:
+    payload = random.Random(0).randbytes((3 << 20) + 5)
+    assert payloads_of(written(tmp_path / "x.log", [payload, b"", payload])) == [payload, b"", payload]
 
 
 def failing(times: int, after_bytes: int | None = None) -> Callable[[int, bytes], None]:
