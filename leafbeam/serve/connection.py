@@ -11,6 +11,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any, Literal
 
+import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -167,13 +168,41 @@ class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright
             return
         if self._in_head and self._timer is None:
             self._await_head()
-        super().data_received(data)
+        self._parse(data)
         if self.transport.is_closing():
             return
         if self._in_head:
             self._unparsed_bytes += len(data)
             if self._unparsed_bytes > self._limits.max_header_bytes:
                 self._refuse(*self._headers_too_long)
+
+    def _parse(self, data: bytes) -> None:
+        """Parse what was received. A head that asks for another protocol is parsed again without its header `Upgrade`, which
+        the server does not follow: the parser would take the body behind it for the next request.
+        """
+        self._unset_keepalive_if_required()
+        try:
+            while data:
+                try:
+                    self._parser.feed_data(data)
+                    return
+                except httptools.HttpParserUpgrade as upgrade:
+                    data, head = data[upgrade.args[0] :], self._head_without_upgrade()
+                    self.parser = httptools.HttpRequestParser(self)
+                    self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+                    self.parser.feed_data(head)
+        except httptools.HttpParserError:
+            self.send_400_response("")
+
+    @property
+    def _parser(self) -> httptools.HttpRequestParser:
+        assert self.parser is not None  # until the connection is lost
+        return self.parser
+
+    def _head_without_upgrade(self) -> bytes:
+        first = b"%s %s HTTP/%s" % (self._parser.get_method(), self.url, self._parser.get_http_version().encode())
+        lines = [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        return b"\r\n".join([first, *lines, b"", b""])
 
     @property
     def _headers_too_long(self) -> tuple[HTTPStatus, str, str]:
@@ -207,12 +236,18 @@ class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self._parser.should_upgrade():
+            if self._parser.get_method() == b"CONNECT":
+                self._stop_parsing((HTTPStatus.BAD_REQUEST, "this server is no proxy: it takes no CONNECT", "not_http"))
+            return  # the head comes again
         self._in_head = False
         self._stop_timer()
         super().on_headers_complete()  # raises for a URL that is none
         self._in_body = True
 
     def on_message_complete(self) -> None:
+        if self._parser.should_upgrade():
+            return
         self._in_body = False
         if self._is_idle:  # answered before its body was there: idle from now on
             self._stop_timer()

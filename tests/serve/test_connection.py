@@ -256,6 +256,49 @@ def test_an_upgrade_to_websockets_is_not_followed_because_it_has_no_bounds() -> 
         assert client.recv(1000).startswith(b"HTTP/1.1 200 ")
 
 
+UPGRADE = b"POST /%s HTTP/1.1\r\nconnection: Upgrade\r\nUpgrade: h2c\r\n%s\r\n\r\n"
+CHUNKS = b"23\r\nGET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n\r\n0\r\n\r\n"
+BODY = b"GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "body"), [(b"content-length: 35", BODY), (b"transfer-encoding: chunked", CHUNKS)], ids=["length", "chunked"]
+)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_body_behind_an_upgrade_is_that_of_its_request(head: bytes, body: bytes, at_once: bool) -> None:
+    last = b"GET /last HTTP/1.1\r\nconnection: close\r\n\r\n"
+    with serving() as (port, refused), connect(port) as client, client.makefile("rb") as file:
+        client.sendall(UPGRADE % (b"first", head) + (body if at_once else b""))
+        if not at_once:
+            time.sleep(0.05)
+            for at in range(len(body)):
+                client.sendall(body[at : at + 1])
+        client.sendall(UPGRADE % (b"none", b"x: y") + last)
+        assert [part[-2:] for part in file.read().split(b"HTTP/1.1 200 OK")[1:]] == [b"35", b"\n0", b"\n0"]
+        assert refused == []
+
+
+def test_connect_is_refused_and_what_follows_is_not_parsed() -> None:
+    with serving() as (port, refused), connect(port) as client:
+        client.sendall(b"CONNECT example.com:443 HTTP/1.1\r\nhost: example.com\r\n\r\nGET / HTTP/1.1\r\n\r\n")
+        status, error = answer(client)
+        assert (status, error["reason"]) == (400, "not_http")
+        assert refused == ["not_http"]
+
+
+@pytest.mark.parametrize("url", [b"/a:b@c//d?e#f", b"http://x/y", b"*", b"//"])
+def test_an_upgrade_changes_nothing_of_what_is_answered(url: bytes) -> None:
+    upgrade = b"connection: upgrade, close\r\nupgrade: websocket\r\nupgrade: h2c\r\n\r\n"
+    with serving() as (port, _):
+        answers: list[bytes] = []
+        for tail in (b"connection: close\r\n\r\n", upgrade):
+            with connect(port) as client, client.makefile("rb") as file:
+                client.sendall(b"GET %s HTTP/1.1\r\n" % url + tail)
+                answers.append(file.read())
+        assert answers[0].startswith(b"HTTP/1.1 ")
+        assert answers[0].split(b"\r\n\r\n")[1] == answers[1].split(b"\r\n\r\n")[1]
+
+
 def test_pipelined_requests_are_answered_in_order_up_to_the_limit() -> None:
     one = b"POST /%d HTTP/1.1\r\ncontent-length: %d\r\n\r\n"
     with serving(max_pipelined=8) as (port, refused):
