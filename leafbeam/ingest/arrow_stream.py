@@ -13,27 +13,44 @@ from leafbeam.errors import DataError
 from leafbeam.ingest.attributes import rows_of
 
 _MAX_COLUMNS = 1000
+_SLICE_VALUES = 20_000  # made objects at a time: some milliseconds in which no other thread runs
 _RECORD_BATCH, _DICTIONARY = 3, 2  # headers of messages (Message.fbs of Arrow)
 
 
-def rows_of_stream(body: bytes, *, max_rows: int) -> Iterator[dict[str, Any]]:
+def rows_of_stream(body: bytes, *, max_rows: int, max_values: int) -> Iterator[dict[str, Any]]:
     """The rows of a stream, a null being a field that is not there; those beyond `max_rows` are not read.
 
     Times and exact numbers are text, as in JSON: a change is logged as JSON, and has to be the same when it is read there.
     Compressed bodies, dictionaries, views and nested types are refused: a short body could make them as large as it likes.
-    Raises DataError where the bytes are no such stream.
+    max_values: rows times columns, and elements of lists, of the whole stream. Raises DataError for more, and where the bytes
+    are no such stream.
     """
+    most = max_values
     try:
         for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(body)):
             if _is_compressed(message.metadata.to_pybytes()):
                 raise DataError("the Arrow stream is compressed: send it without compression")
         with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
             _check_schema(reader.schema)
+            # Columns of nulls have no bytes, and no row has their fields.
+            chosen = [number for number, column in enumerate(reader.schema) if not pa.types.is_null(column.type)]
+            max_bytes = len(body)
             for batch in reader:
-                first = batch.slice(0, max_rows + 1)
+                num_rows = min(len(batch), max_rows + 1)
+                first = batch.select(chosen).slice(0, num_rows)
                 first.validate(full=True)
-                for row in rows_of(first):
-                    yield {name: value for name, value in row.items() if value is not None}
+                max_values -= sum(map(_num_values, first.columns))
+                if max_values < 0:
+                    raise DataError(f"a batch has up to {most:,} values, this Arrow stream more: send it in parts")
+                max_bytes -= first.nbytes
+                if max_bytes < 0:
+                    raise DataError("columns of the Arrow stream share bytes: send each with its own")
+                step = max(1, _SLICE_VALUES // max(1, len(chosen)))
+                for begin in range(0, num_rows, step) if chosen else ():
+                    for row in rows_of(first.slice(begin, step)):
+                        yield {name: value for name, value in row.items() if value is not None}
+                if not chosen:
+                    yield from ({} for _ in range(num_rows))
                 max_rows -= len(batch)
                 if max_rows < 0:
                     return
@@ -51,6 +68,8 @@ def _check_schema(schema: pa.Schema) -> None:
         is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
         if types.is_null(kind):
             continue
+        if types.is_fixed_size_list(kind) and kind.list_size == 0:
+            raise DataError(f"column {column.name[:80]!r} of the Arrow stream has lists of no element: leave it out")
         kind = kind.value_type if is_list else kind
         is_text = types.is_string(kind) or types.is_large_string(kind)
         is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
@@ -61,6 +80,12 @@ def _check_schema(schema: pa.Schema) -> None:
                 f"column {name!r} of the Arrow stream is {column.type}: expected numbers, text, times, or lists of numbers or "
                 "text"
             )
+
+
+def _num_values(column: pa.Array) -> int:
+    """Of its rows, and of the lists in them."""
+    is_nested = pa.types.is_nested(column.type)
+    return len(column) + (len(column.flatten()) if is_nested else 0)
 
 
 def _is_compressed(metadata: bytes) -> bool:

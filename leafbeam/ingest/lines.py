@@ -78,7 +78,7 @@ class Lines:
     @classmethod
     def of_arrow(cls, body: bytes) -> "Lines":
         """The rows of an Arrow IPC stream, a null being a field that is not there. Raises DataError where it is none."""
-        return cls.of_rows(rows_of_stream(body, max_rows=MAX_LINES))
+        return cls.of_rows(rows_of_stream(body, max_rows=MAX_LINES, max_values=_MAX_VALUES))
 
     @classmethod
     def of_rows(cls, rows: Iterable[Any]) -> "Lines":

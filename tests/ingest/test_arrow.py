@@ -2,6 +2,7 @@
 
 import datetime as dt
 import io
+import struct
 from decimal import Decimal
 
 import pyarrow as pa
@@ -86,6 +87,7 @@ def test_times_and_exact_numbers_are_text_as_in_json():
         (stream(pa.table({"x": pa.array([1], pa.timestamp("us", "Nowhere/Land"))})), "no Arrow IPC stream"),
         (stream(pa.table({"x": pa.RunEndEncodedArray.from_arrays([1 << 30], pa.array(["long"]))}).slice(0, 1)), "run_end"),
         (stream(pa.table({"item_id": pa.array([], pa.string())})), "no line"),
+        (stream(pa.table({"x": pa.array([[]], pa.list_(pa.int8(), 0))})), "'x' of the Arrow stream has lists of no element"),
         (stream(pa.table({f"x{n}": [1] for n in range(1001)})), "1,001 columns"),
     ],
 )
@@ -105,3 +107,33 @@ def test_rows_beyond_the_bound_are_not_read():
     assert len(sink.getvalue()) < 1000
     with pytest.raises(DataError, match="up to 10,000 lines"):
         Lines.of_arrow(sink.getvalue())
+
+
+def test_values_beyond_the_bound_are_not_read():
+    wide = pa.table({f"x{n}": pa.array([True] * 10_000) for n in range(101)})
+    deep = pa.table({"x": pa.array([[True] * 1_000_000])})
+    for table in (wide, deep):
+        with pytest.raises(DataError, match="up to 1,000,000 values"):
+            Lines.of_arrow(stream(table.combine_chunks()))
+    lines = Lines.of_arrow(stream(pa.table({"item_id": range(1000), **{f"x{n}": pa.array([True] * 1000) for n in range(99)}})))
+    assert len(lines.items) == 1000
+    assert all(len(item.attributes) == 99 for item in lines.items)
+
+
+def test_columns_of_nulls_are_left_out():
+    nulls = {f"x{n}": pa.nulls(1001) for n in range(999)}  # a million values of no byte
+    lines = Lines.of_arrow(stream(pa.table({"item_id": range(1001), **nulls})))
+    assert [item.attributes for item in lines.items] == [{}] * 1001
+    assert Lines.of_arrow(stream(pa.table(nulls).slice(0, 3))).problems == dict.fromkeys([1, 2, 3], "it has no item_id")
+
+
+def test_columns_that_share_bytes_are_refused():
+    size, columns = 100_000, range(20)
+    body = stream(pa.table({"item_id": ["a" * size], **{f"x{n}": ["b"] for n in columns}}))
+    for n in columns:  # the offsets and the bytes of each become those of the first column
+        begin = size + 8 + 16 * n
+        for own, first in (((begin, 8), (0, 8)), ((begin + 8, 1), (8, size))):
+            assert body.count(struct.pack("<qq", *own)) == 1
+            body = body.replace(struct.pack("<qq", *own), struct.pack("<qq", *first))
+    with pytest.raises(DataError, match="share bytes"):
+        Lines.of_arrow(body)
