@@ -20,6 +20,8 @@ from leafbeam.errors import ArgumentError
 _RESERVED_DESCRIPTORS = 64  # of the process: index, catalog, log, listening socket, device
 BACKLOG = 256  # connections that wait to be accepted, all in one turn of the event loop: about 20 ms
 _READ_BYTES = 8 << 10  # parsed at a time, so that no client holds the event loop: some 2 ms for chunks of one byte
+_PIECE_BYTES = 256  # what a piece of a body, such as a chunk, counts as: parsing one takes some 1.5 us
+_MAX_PIECES, _MIN_PIECE_BYTES = 4096, 8  # a body of more pieces has so many bytes a piece
 
 
 def descriptor_limit() -> int:
@@ -54,8 +56,8 @@ class ConnectionLimits:
     max_header_bytes, max_headers: of request line, headers and trailers; more gets 431. max_pipelined: requests sent before the
     answer to the first; more get 400. header_s: seconds from the first byte of a connection or request to the end of its
     headers; then 408. idle_s: seconds that a connection stays open between two requests. write_s: seconds in which a client
-    must read an answer. bulk_bytes_per_s: read from all clients together that send more than 8 KiB at once, so that floods of
-    long bodies leave time for answers. max_connections: at this number, the connection that has waited longest without a
+    must read an answer. bulk_bytes_per_s: read from all clients together that send more than 8 KiB at once, a chunk counting
+    256 bytes more, so that floods of bodies leave time for answers. max_connections: at this number, the connection that has waited longest without a
     complete request is closed for a new one; if every one has a request running, the new one gets 503.
     """
 
@@ -101,6 +103,8 @@ class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright
         self._in_body = False  # between the end of the headers and that of the body
         self._unparsed_bytes = 0  # received of an incomplete head
         self._header_bytes = self._num_headers = 0  # of the headers and trailers of this request
+        self._num_pieces = 0  # of bodies, of all requests of the connection
+        self._body_bytes = self._body_pieces = 0  # of the body of this request
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -137,11 +141,12 @@ class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright
         return self._shared.buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        shared = self._shared
+        shared, before = self._shared, self._num_pieces
         self.data_received(bytes(memoryview(shared.buffer)[:nbytes]))
-        if nbytes == len(shared.buffer) and not self.transport.is_closing():  # more may be there: other connections go first
+        cost = nbytes + _PIECE_BYTES * (self._num_pieces - before)
+        if cost >= len(shared.buffer) and not self.transport.is_closing():  # more may be there: other connections go first
             self.transport.pause_reading()
-            shared.bulk_at = max(shared.bulk_at, self.loop.time()) + nbytes / self._limits.bulk_bytes_per_s
+            shared.bulk_at = max(shared.bulk_at, self.loop.time()) + cost / self._limits.bulk_bytes_per_s
             self.loop.call_at(shared.bulk_at, self._read_on)
 
     def _read_on(self) -> None:
@@ -220,6 +225,7 @@ class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright
             message = f"up to {self._limits.max_pipelined} requests may follow before the first is answered"
             self._stop_parsing((HTTPStatus.BAD_REQUEST, message, "pipelined"))
         self._in_head, self._unparsed_bytes, self._header_bytes, self._num_headers = True, 0, 0, 0
+        self._body_bytes = self._body_pieces = 0
         self._unset_keepalive_if_required()
         super().on_message_begin()
 
@@ -244,6 +250,15 @@ class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright
         self._stop_timer()
         super().on_headers_complete()  # raises for a URL that is none
         self._in_body = True
+
+    def on_body(self, body: bytes) -> None:
+        self._num_pieces += 1
+        self._body_pieces += 1
+        self._body_bytes += len(body)
+        if self._body_pieces > _MAX_PIECES and self._body_bytes < _MIN_PIECE_BYTES * self._body_pieces:
+            message = f"a body of more than {_MAX_PIECES:,} chunks must have {_MIN_PIECE_BYTES} bytes a chunk: send larger ones"
+            self._stop_parsing((HTTPStatus.BAD_REQUEST, message, "small_chunks"))
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self._parser.should_upgrade():

@@ -69,7 +69,7 @@ class Metrics:
             self._reloads.labels(outcome)
         for reason in ("unauthorized", "forbidden", "key_rate"):
             self._access.labels(reason)
-        for reason in ("connections", "headers_too_long", "headers_too_slow", "not_http", "silent"):
+        for reason in ("connections", "headers_too_long", "headers_too_slow", "not_http", "silent", "small_chunks"):
             self._connections.labels(reason)
 
     def observe(self, status: int, seconds: float) -> None:

@@ -404,6 +404,42 @@ def test_clients_that_send_much_share_a_rate() -> None:
     assert second >= 0.099
 
 
+def test_a_chunk_takes_a_share_of_the_rate() -> None:
+    async def run() -> float:
+        config = uvicorn.Config(echo, log_config=None, lifespan="off")
+        config.load()
+        limits = ConnectionLimits(max_connections=9, bulk_bytes_per_s=1e6)
+        factory, state, loop = BoundedConnection.factory(limits, lambda reason: None), ServerState(), asyncio.get_running_loop()
+        begun, transport = loop.time(), Transport()
+        connection = factory(config=config, server_state=state, app_state={})
+        connection.connection_made(transport)
+        body = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 200
+        connection.get_buffer(-1)[: len(body)] = body
+        connection.buffer_updated(len(body))
+        while not transport.reads:
+            await asyncio.sleep(0.001)
+        waited = loop.time() - begun
+        connection.connection_lost(ConnectionResetError())
+        await asyncio.gather(*state.tasks)
+        return waited
+
+    assert asyncio.run(run()) >= 0.051  # of 1,200 bytes alone there would be no wait
+
+
+def test_a_body_of_tiny_chunks_is_refused_and_lines_as_chunks_are_not() -> None:
+    head = b"POST / HTTP/1.1\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+    with serving() as (port, refused):
+        with connect(port) as client:
+            with suppress(BrokenPipeError, ConnectionResetError):
+                client.sendall(head + b"1\r\nx\r\n" * 4097)
+            status, error = answer(client)
+            assert (status, error["reason"]) == (400, "small_chunks")
+        with connect(port) as client, client.makefile("rb") as file:
+            client.sendall(head + b"c\r\n{'id': 12345\r\n" * 10_000 + b"0\r\n\r\n")
+            assert file.read().endswith(b"\r\n120000")
+        assert refused == ["small_chunks"]
+
+
 def test_more_headers_than_a_request_needs_are_refused() -> None:
     with serving(max_headers=5) as (port, _), connect(port) as client:
         client.sendall(b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 6 + b"\r\n")
