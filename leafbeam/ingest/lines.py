@@ -6,7 +6,7 @@ An item is an object: `item_id`, maybe `codes` (its Semantic ID) or `vector`, an
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -15,6 +15,7 @@ from leafbeam.ingest.arrow_stream import rows_of_stream
 
 MAX_LINES = 10_000
 _MAX_ID_BYTES = 256  # ids are stored at the width of the longest
+_MAX_TEXT_BYTES = 64 << 10  # of an attribute: answers show those of many items
 _MAX_VALUES = 1_000_000  # of a body: its objects take some 100 MB
 _RESERVED = ("item_id", "codes", "vector")
 
@@ -135,7 +136,25 @@ def _item_of(number: int, content: Any) -> ItemLine | str:
     if codes is not None and vector is not None:
         return "it has codes and a vector: expected one of them, or none"
     attributes = {name: value for name, value in content.items() if name not in _RESERVED}
+    for name, value in attributes.items():
+        if (num_bytes := _num_text_bytes(value)) > _MAX_TEXT_BYTES:
+            return f"{short_repr(name)} has {num_bytes:,} bytes of text: expected at most {_MAX_TEXT_BYTES:,}"
     return ItemLine(number=number, item_id=item_id, codes=codes, vector=vector, attributes=attributes)
+
+
+def _num_text_bytes(value: Any) -> int:
+    """Of all texts in a value."""
+    found, parts = 0, [value]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, str):
+            found += len(part.encode("utf-8", "surrogatepass"))
+        elif isinstance(part, list):
+            parts += cast("list[Any]", part)
+        elif isinstance(part, dict):
+            for entry in cast("dict[Any, Any]", part).items():
+                parts += entry
+    return found
 
 
 def _problem_of_id(item_id: Any) -> str | None:

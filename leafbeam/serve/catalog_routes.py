@@ -1,6 +1,5 @@
 """Routes that change and show a catalog: items, snapshots, rules. A batch is one change, made as a whole or not at all."""
 
-import logging
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
@@ -22,12 +21,10 @@ from leafbeam.errors import (
     LeafbeamError,
     LockedError,
     LogError,
-    UnavailableError,
     UnknownRuleError,
 )
 from leafbeam.index.items import is_possible
 from leafbeam.ingest import CatalogWriter, Lines
-from leafbeam.ingest.attributes import rows_of
 from leafbeam.live.transaction import id_kind_of
 from leafbeam.serve.body import Bounds, decode_body, read_body
 from leafbeam.serve.bounded_executor import BoundedExecutor
@@ -42,11 +39,10 @@ from leafbeam.serve.catalog_schema import (
     SnapshotAnswer,
     SnapshotBody,
 )
-from leafbeam.serve.errors import BodyError, error_response
+from leafbeam.serve.errors import BodyError, error_response, unavailable_error
 from leafbeam.serve.exchange import json_response, key_of
+from leafbeam.serve.item_search import attributes_of
 from leafbeam.serve.metrics import CLIENT_CLOSED_REQUEST, Metrics
-
-log = logging.getLogger("leafbeam.serve")
 
 _READERS: dict[str, Callable[[bytes], Lines]] = {
     "application/x-ndjson": Lines.of_json_lines,
@@ -130,11 +126,11 @@ class CatalogRoutes:
                 raise BodyError(str(error)) from None
             return change(lines, request)
 
-        return json_response(ChangeAnswer(**asdict(await self._run(self._writes, make))))
+        return json_response(ChangeAnswer(**asdict(await self._writes.run(make))))
 
     async def _delete_one(self, http: HttpRequest) -> Response:
         writer, item_id, request = self._writable(), self._id_of(http), key_of(http, b"")
-        counts = await self._run(self._writes, lambda: writer.delete(Lines.of_rows([{"item_id": item_id}]), request))
+        counts = await self._writes.run(lambda: writer.delete(Lines.of_rows([{"item_id": item_id}]), request))
         return json_response(ChangeAnswer(**asdict(counts)))
 
     async def _item(self, http: HttpRequest) -> Response:
@@ -142,7 +138,7 @@ class CatalogRoutes:
         rules = catalog.rules
         if not rules.version.knows([item_id])[0]:
             raise BodyError(f"the index has no item {str(item_id)[:80]!r}", status=HTTPStatus.NOT_FOUND)
-        (row,) = rows_of(await self._run(self._reads, lambda: catalog.lookup([item_id])), exact=False)
+        (row,) = await self._reads.run(lambda: attributes_of(catalog.lookup([item_id])))
         answer = ItemAnswer(
             item_id=row.pop("item_id"),
             sid=tuple(rules.version.codes_of([item_id])[0].tolist()),
@@ -154,7 +150,7 @@ class CatalogRoutes:
 
     async def _catalog(self, http: HttpRequest) -> Response:
         catalog, writer = self._served(), self._writer
-        schema, status, version = await self._run(self._reads, catalog.schema), catalog.index.status, catalog.version()
+        schema, status, version = await self._reads.run(catalog.schema), catalog.index.status, catalog.version()
         encoder = writer if isinstance(writer, str) else writer.encoder
         answer = CatalogAnswer(
             index_version=version.name,
@@ -172,26 +168,26 @@ class CatalogRoutes:
         return json_response(answer)
 
     async def _reload(self, http: HttpRequest) -> Response:
-        self._metrics.observe_reload(await self._run(self._writes, self._served().reload))
+        self._metrics.observe_reload(await self._writes.run(self._served().reload))
         return await self._rules(http)
 
     async def _compact(self, http: HttpRequest) -> Response:
-        await self._run(self._writes, self._writable().compact)
+        await self._writes.run(self._writable().compact)
         return await self._catalog(http)
 
     async def _snapshot(self, http: HttpRequest) -> Response:
         writer, body = self._writable(), await self._body(http, SnapshotBody)
-        return json_response(SnapshotAnswer(**asdict(await self._run(self._writes, lambda: writer.snapshot(body.name)))))
+        return json_response(SnapshotAnswer(**asdict(await self._writes.run(lambda: writer.snapshot(body.name)))))
 
     async def _rollback(self, http: HttpRequest) -> Response:
         writer, body = self._writable(), await self._body(http, RollbackBody)
         request = key_of(http, msgspec.json.encode(body))
-        counts = await self._run(self._writes, lambda: writer.rollback(body.snapshot, request))
+        counts = await self._writes.run(lambda: writer.rollback(body.snapshot, request))
         return json_response(ChangeAnswer(**asdict(counts)))
 
     async def _delete_snapshot(self, http: HttpRequest) -> Response:
         writer, name = self._writable(), http.path_params["name"]
-        await self._run(self._writes, lambda: writer.delete_snapshot(name))
+        await self._writes.run(lambda: writer.delete_snapshot(name))
         return await self._catalog(http)
 
     async def _rules(self, http: HttpRequest) -> Response:
@@ -203,27 +199,14 @@ class CatalogRoutes:
 
     async def _put_rule(self, http: HttpRequest) -> Response:
         writer, name, body = self._writable(), http.path_params["name"], await self._body(http, RuleBody)
-        await self._run(self._writes, lambda: writer.put_rule(name, body.where, body.refresh))
+        await self._writes.run(lambda: writer.put_rule(name, body.where, body.refresh))
         return json_response(_rule_answer(writer.catalog, name))
 
     async def _delete_rule(self, http: HttpRequest) -> Response:
         writer, name = self._writable(), http.path_params["name"]
         answer = _rule_answer(writer.catalog, name)
-        await self._run(self._writes, lambda: writer.delete_rule(name))
+        await self._writes.run(lambda: writer.delete_rule(name))
         return json_response(answer)
-
-    async def _run(self, executor: BoundedExecutor, work: Callable[[], T]) -> T:
-        """Do work in a thread of its own.
-
-        Raises OverloadedError if too much waits, UnavailableError for a table in use, or a disk that takes no more.
-        """
-        try:
-            return await executor.run(work)
-        except (AttributesError, LockedError):
-            raise
-        except (DataError, LogError, OSError) as error:
-            log.error("a change or look-up of the catalog failed: %s", error)
-            raise UnavailableError(str(error), reason="catalog") from error
 
     async def _body(self, http: HttpRequest, kind: type[S]) -> S:
         body = await read_body(http, self._bounds)
@@ -272,6 +255,13 @@ def _answered(answer: Callable[[HttpRequest], Awaitable[Response]]) -> Callable[
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         except UnknownRuleError as error:
             return error_response(http, BodyError(str(error), status=HTTPStatus.NOT_FOUND))
+        except AttributesError as error:
+            return error_response(http, error)
+        except (DataError, LogError, OSError) as error:  # a table in use, or a disk that takes no more
+            failure = unavailable_error(http, error)
+            if isinstance(error, LockedError):
+                return error_response(http, LockedError("another program writes these items, one writer at a time: wait"))
+            return error_response(http, failure)
         except LeafbeamError as error:
             return error_response(http, error)
 

@@ -81,9 +81,9 @@ class ChangeFiles:
         if files.catalog is None:
             raise ArgumentError("changes need a catalog: pass its DuckDB file as catalog=")
         rules, index = self.directory / RULES, self.directory / INDEX
-        reason = "this server was started with --changes off" if self.changes == "off" else None
+        reason = detail = "this server was started with --changes off" if self.changes == "off" else None  # clients see reason
         if reason is None and self.changes == "auto" and not _is_writable(self.directory):
-            reason = f"this user may not write {self.directory}"
+            reason, detail = "the server may not write its directory", f"this user may not write {self.directory}"
         if reason is None:
             try:
                 live = opened.enter_context(LiveDirectory.open(self.directory, files.index, verify=files.verify))
@@ -91,9 +91,10 @@ class ChangeFiles:
             except LockedError as error:
                 if self.changes == "on":
                     raise
-                reason = f"another server or command has {self.directory} open: send changes there ({error})"
+                reason = "another server or command has these items open, one writer at a time: send changes there"
+                detail = f"another server or command has {self.directory} open: send changes there ({error})"
         if self.changes == "auto":
-            log.warning("changes are not taken: %s", reason)
+            log.warning("changes are not taken: %s", detail)
         check_origin(self.directory, Path(files.index))
         if rules.exists():
             files = replace(files, rules=_joined(files.rules, rules))

@@ -57,8 +57,9 @@ class ConnectionLimits:
     answer to the first; more get 400. header_s: seconds from the first byte of a connection or request to the end of its
     headers; then 408. idle_s: seconds that a connection stays open between two requests. write_s: seconds in which a client
     must read an answer. bulk_bytes_per_s: read from all clients together that send more than 8 KiB at once, a chunk counting
-    256 bytes more, so that floods of bodies leave time for answers. max_connections: at this number, the connection that has waited longest without a
-    complete request is closed for a new one; if every one has a request running, the new one gets 503.
+    256 bytes more, so that floods of bodies leave time for answers. max_connections: at this number, the connection that has
+    waited longest without a complete request is closed for a new one; if every one has a request running, the new one gets
+    503.
     """
 
     max_header_bytes: int = 32 << 10

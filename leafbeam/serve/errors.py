@@ -78,6 +78,18 @@ def error_response(request: Request, error: LeafbeamError) -> Response:
     return _answer(request.scope, status, name, str(error), _headers(request, error, status), details)
 
 
+def unavailable_error(request: Request, error: LeafbeamError | OSError) -> UnavailableError:
+    """For a client, of a catalog that cannot be used now: the log alone has the error's text, which may hold paths."""
+    request_id = request_id_of(request.scope)
+    log.error("a change or look-up of the catalog failed (request %s): %s", request_id, error)
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__
+    why = f" ({cause.strerror})" if cause is not None and cause.strerror else ""
+    message = f"the catalog cannot be used now{why}: try again; the server's log says why, at request {request_id}"
+    return UnavailableError(message, reason="catalog")
+
+
 def openai_error_response(request: Request, error: Exception) -> Response:
     """The same in the shape of OpenAI's errors."""
     status, body = openai_error(error)

@@ -4,27 +4,29 @@
 # pyright: reportUnknownParameterType=false
 
 import re
+from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from leafbeam.catalog import Catalog, Expression
+from leafbeam.catalog import Expression
 from leafbeam.catalog.titles import title_column
 from leafbeam.engine import Engine, ItemId
-from leafbeam.errors import DataError, LeafbeamError, UnavailableError
+from leafbeam.errors import DataError, LeafbeamError
 from leafbeam.index import Version
 from leafbeam.index.items import decode_ids, is_possible
 from leafbeam.ingest.attributes import rows_of
 from leafbeam.live.transaction import id_kind_of
 from leafbeam.serve.bounded_executor import BoundedExecutor
 from leafbeam.serve.catalog_schema import MAX_CHARACTERS, MAX_ITEMS, FoundItem, FoundItems
-from leafbeam.serve.errors import BodyError, error_response
-from leafbeam.serve.exchange import json_response
+from leafbeam.serve.errors import BodyError, error_response, unavailable_error
 
 _WHOLE = re.compile(r"-?[0-9]{1,19}")
+_MAX_BYTES = 4 << 20  # of the attributes in an answer, as Arrow has them
 _PARAMETERS = frozenset(["query", "id", "limit", "rule", "filter"])
 
 
@@ -40,11 +42,14 @@ class ItemSearchRoute:
 
     async def _answer(self, http: HttpRequest) -> Response:
         try:
-            return json_response(await self._found(http))
+            content = await self._found(http)
+            return Response(content, media_type="application/json")
+        except DataError as error:
+            return error_response(http, unavailable_error(http, error))
         except LeafbeamError as error:
             return error_response(http, error)
 
-    async def _found(self, http: HttpRequest) -> FoundItems:
+    async def _found(self, http: HttpRequest) -> bytes:
         catalog, values = self._engine.catalog, http.query_params
         if unknown := sorted(set(values) - _PARAMETERS):
             raise BodyError(f"there is no parameter {unknown[0][:80]!r}: expected {', '.join(sorted(_PARAMETERS))}")
@@ -59,42 +64,47 @@ class ItemSearchRoute:
         if catalog is None:
             if wanted:
                 raise BodyError("this server has an index without a catalog, so there are no rules")
-            return _bare(self._engine.version, query.strip(), values.getlist("id"), limit)
+            return msgspec.json.encode(_bare(self._engine.version, query.strip(), values.getlist("id"), limit))
         rules = catalog.rules
         allowed = rules.filter(wanted)
         ids = [_id_of(text, rules.version) for text in values.getlist("id")]
-        column, table = await self._read(catalog, query, ids, limit)
-        items: list[FoundItem] = []
-        for row in rows_of(table, exact=False):
-            item_id = row.pop("item_id")
-            in_index = _knows(rules.version, item_id)
-            found = FoundItem(
-                item_id=item_id,
-                attributes=row,
-                in_index=in_index,
-                rules=tuple(name for name, of_rule in rules.filters.items() if in_index and item_id in of_rule),
-                allowed=in_index and (allowed is None or item_id in allowed),
-            )
-            items.append(found)
-        return FoundItems(
-            items=tuple(items),
-            num_allowed=rules.version.num_items if allowed is None else len(allowed),
-            num_items=rules.version.num_items,
-            title_column=column,
-            index_version=rules.version.name,
-        )
 
-    async def _read(self, catalog: Catalog, query: str, ids: list[ItemId], limit: int) -> tuple[str | None, pa.Table]:
-        """(the column of titles, rows), read in a thread. Raises OverloadedError, UnavailableError for a table in use."""
-
-        def read() -> tuple[str | None, pa.Table]:
+        def read() -> bytes:  # in a thread
             column = title_column(catalog.schema())
-            return column, catalog.lookup(ids) if ids else catalog.search(query, column=column, limit=limit)
+            table = catalog.lookup(ids) if ids else catalog.search(query, column=column, limit=limit)
+            items: list[FoundItem] = []
+            for row in attributes_of(table):
+                item_id = row.pop("item_id")
+                in_index = _knows(rules.version, item_id)
+                found = FoundItem(
+                    item_id=item_id,
+                    attributes=row,
+                    in_index=in_index,
+                    rules=tuple(name for name, of_rule in rules.filters.items() if in_index and item_id in of_rule),
+                    allowed=in_index and (allowed is None or item_id in allowed),
+                )
+                items.append(found)
+            answer = FoundItems(
+                items=tuple(items),
+                num_allowed=rules.version.num_items if allowed is None else len(allowed),
+                num_items=rules.version.num_items,
+                title_column=column,
+                index_version=rules.version.name,
+            )
+            return msgspec.json.encode(answer)
 
-        try:
-            return await self._lookups.run(read)
-        except DataError as error:
-            raise UnavailableError(str(error), reason="catalog") from error
+        return await self._lookups.run(read)
+
+
+def attributes_of(table: pa.Table) -> list[dict[str, Any]]:
+    """The rows of a table for an answer. Raises BodyError for too many bytes."""
+    if table.nbytes > _MAX_BYTES:
+        message = (
+            f"the attributes of {table.num_rows:,} items have {table.nbytes:,} bytes: an answer has at most {_MAX_BYTES:,}; "
+            "ask for fewer items at once (limit, id)"
+        )
+        raise BodyError(message, reason="long_answer")
+    return rows_of(table, exact=False)
 
 
 def _bare(version: Version, query: str, texts: list[str], limit: int) -> FoundItems:

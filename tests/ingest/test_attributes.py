@@ -47,6 +47,14 @@ def test_lists_as_deep_as_can_be_parsed_are_named_problems():
             assert Lines.of_json(b"[" * depth + b"]" * depth).problems
 
 
+@pytest.mark.parametrize("value", ["é" * 32_769, ["x" * 40_000] * 2, {"x" * 65_537: 1}], ids=["text", "list", "map"])
+def test_texts_of_an_attribute_are_bounded(value: Any):
+    problem = Lines.of_rows([{"item_id": 1, "title": value}]).problems[1]
+    assert problem.startswith("'title' has ")
+    assert problem.endswith("bytes of text: expected at most 65,536")
+    assert not Lines.of_rows([{"item_id": 1, "title": "x" * 65_536, "price": [1.5] * 100_000}]).problems
+
+
 def test_objects_are_maps():
     column, problems = column_of([{"a": 1}, {"b": None}, {}], pa.map_(pa.string(), pa.int64()))
     assert (column.to_pylist(), problems) == ([[("a", 1)], [("b", None)], []], {})

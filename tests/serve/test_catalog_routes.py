@@ -303,6 +303,7 @@ def test_a_second_server_of_a_run_reads_and_says_so(shop):
             assert len(answered(second, rules=["dear"])) == 40
             answer = second.delete("/v1/items/1")
             assert (answer.status_code, "one writer at a time" in answer.json()["error"]["message"]) == (409, True)
+            assert str(shop.directory) not in answer.text + second.get("/v1/catalog").text
         with pytest.raises(LockedError), served(shop, changes="on"):
             pass
     Trie.build(np.zeros((1, 2), np.int64), (8, 16), item_ids=[5]).save(shop.files[1])
@@ -310,17 +311,31 @@ def test_a_second_server_of_a_run_reads_and_says_so(shop):
         pass
 
 
-def test_a_table_in_use_or_a_full_disk_is_a_503_and_nothing_changes(shop, monkeypatch):
+def test_a_table_in_use_or_a_full_disk_is_a_503_and_nothing_changes(shop, monkeypatch, caplog):
+    def check_private(answer: httpx.Response) -> None:
+        message = answer.json()["error"]["message"]
+        assert "/" not in message
+        assert "(PID" not in message
+        assert answer.headers["x-request-id"] in message
+        assert answer.headers["x-request-id"] in caplog.text
+
     with served(shop) as client:
         client.put("/v1/items", **lines({"item_id": 1, "codes": [0, 0]}))
         with monkeypatch.context() as patch:
-            patch.setattr(ItemsTable, "_connected", _raising(duckdb.IOException("in use")))
+            patch.setattr(ItemsTable, "_connected", _raising(duckdb.IOException("held in /x (PID 7)")))
             answer = client.put("/v1/items", **lines({"item_id": 2, "codes": [0, 0]}))
+            for path in ("/v1/items?query=x", "/v1/items/1000", "/v1/catalog"):
+                found = client.get(path)
+                assert found.status_code == 503
+                check_private(found)
+        check_private(answer)
+        assert "held in /x (PID 7)" in caplog.text
         assert (answer.status_code, answer.json()["error"]["reason"]) == (503, "catalog")
         assert answer.headers["retry-after"] == "1"
         with monkeypatch.context() as patch:
             patch.setattr(disk, "write", _raising(OSError(28, "No space left on device")))
             answer = client.put("/v1/items", **lines({"item_id": 2, "codes": [0, 0]}))
+        check_private(answer)
         assert (answer.status_code, "No space left" in answer.json()["error"]["message"]) == (503, True)
         assert answered(client) == set(shop.item_ids) | {1}
         assert client.put("/v1/items", **lines({"item_id": 2, "codes": [0, 0]})).json()["inserted"] == 1

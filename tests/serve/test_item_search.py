@@ -135,6 +135,20 @@ def test_ids_of_text_without_a_catalog_may_hold_anything(first_shop):
         assert client.get(URL, params={"id": ["x" * 5000]}).json()["items"][0]["in_index"] is False
 
 
+def test_an_answer_has_a_bounded_length(shop):
+    model, index, _, _ = shop.files
+    rows = [{"item_id": one, "title": "x" * 60_000} for one in shop.item_ids]
+    rows[0]["title"] *= 100
+    catalog = Catalog.in_memory(pa.Table.from_pylist(rows), Trie.load(index))
+    with TestClient(create_app(Engine(Transformer.from_pretrained(model), catalog))) as client:
+        assert len(ids(client, id=[*range(1001, 1061)])) == 60
+        for query in ("id=1000", "&".join(f"id={one}" for one in range(1001, 1091)), "query=xx&limit=99"):
+            answer = client.get(f"{URL}?{query}")
+            assert (answer.status_code, "at most 4,194,304" in answer.json()["error"]["message"]) == (422, True)
+        assert client.get(f"{URL}/1000").status_code == 422
+    catalog.close()
+
+
 def test_an_item_that_was_removed_is_found_and_cannot_be_recommended(shop):
     engine = shop.engine()
     with TestClient(create_app(engine)) as client:
