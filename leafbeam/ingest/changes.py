@@ -16,7 +16,7 @@ from leafbeam.errors import ArgumentError, DataError, short_repr
 from leafbeam.index import Version
 from leafbeam.index.items import ID_KINDS
 from leafbeam.ingest.attributes import table_of
-from leafbeam.ingest.lines import ItemLine, Lines
+from leafbeam.ingest.lines import ItemLine, Lines, problem_of_new_id
 from leafbeam.live.transaction import id_kind_of
 from leafbeam.retrieve import ItemMemory
 from leafbeam.semid import ItemEncoder
@@ -152,6 +152,7 @@ class ChangePlanner:
             return Change(operation=operation, item_ids=ids, codes=[None] * len(ids), attributes=[], groups=())
         if operation == "patch":
             lines.check(lambda item: None if live[item.item_id] else "the index does not have it: PUT it")
+        lines.check(lambda item: None if live[item.item_id] else problem_of_new_id(item.item_id))
         known = set(schema.names) - {"item_id"}
         lines.check(lambda item: _problem_of_columns(item, known))
         lines.check(lambda item: self._problem_of_codes(item, version, is_live=live[item.item_id]))

@@ -4,6 +4,7 @@ An item is an object: `item_id`, maybe `codes` (its Semantic ID) or `vector`, an
 """
 
 import io
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -17,6 +18,7 @@ MAX_LINES = 10_000
 _MAX_ID_BYTES = 256  # ids are stored at the width of the longest
 _MAX_TEXT_BYTES = 64 << 10  # of an attribute: answers show those of many items
 _MAX_VALUES = 1_000_000  # of a body: its objects take some 100 MB
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _RESERVED = ("item_id", "codes", "vector")
 
 
@@ -167,3 +169,10 @@ def _problem_of_id(item_id: Any) -> str | None:
     except UnicodeEncodeError:
         return "item_id must be valid Unicode"
     return None if length <= _MAX_ID_BYTES else f"item_id has {length:,} bytes: expected at most {_MAX_ID_BYTES}"
+
+
+def problem_of_new_id(item_id: int | str) -> str | None:
+    """What is wrong with an id that the index does not have yet; those that it has may be changed and removed."""
+    if isinstance(item_id, str) and _CONTROL.search(item_id):
+        return f"item_id must have no control characters, such as line breaks, not {short_repr(item_id)}"
+    return None

@@ -8,6 +8,7 @@ from msgspec import Meta, Struct
 
 from leafbeam.decode import Sampling
 from leafbeam.engine import ItemId, Request
+from leafbeam.errors import short_repr
 from leafbeam.serve.errors import BodyError
 from leafbeam.serve.schema import Id, Int64
 
@@ -84,7 +85,7 @@ class TextOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         """Raise BodyError for fields that contradict each other, or that would change nothing."""
         for name, neutral in _NEUTRAL.items():
             if (value := getattr(self, name)) not in neutral:
-                raise BodyError(f"{name}: not supported, leave it out (it is {value!r})", param=name)
+                raise BodyError(f"{name}: not supported, leave it out (it is {short_repr(value)})", param=name)
         if self.beam_width is not None:
             for name in ("temperature", "top_p", "top_k", "seed"):
                 if getattr(self, name) not in (None, 0):
@@ -134,7 +135,7 @@ class TextOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             except UnicodeDecodeError as error:
                 raise BodyError(f"response_format: the schema is not UTF-8 ({error})", param="response_format") from None
         elif form is not None and form.type != "text":
-            message = f"response_format: type {form.type!r} is not supported, expected json_schema (or text)"
+            message = f"response_format: type {short_repr(form.type)} is not supported, expected json_schema (or text)"
             raise BodyError(message, param="response_format")
         if len(found) > 1:
             raise BodyError("name one of response_format, guided_regex, guided_choice and guided_template")

@@ -219,6 +219,8 @@ BAD_BODIES: list[tuple[dict[str, Any], str]] = [
     ({**BASE, "retokenize": 1}, "retokenize"),
     ({**BASE, "stop": ["a"] * 5}, "up to 4"),
     ({**BASE, "logprobs": 5}, "logprobs: not supported"),
+    ({**BASE, "logit_bias": {str(n): 1.0 for n in range(50_000)}}, "logit_bias: not supported"),
+    ({**BASE, "response_format": {"type": "x" * 90_000}}, "is not supported, expected json_schema"),
     ({**BASE, "tools": []}, "no such field"),
     ({**BASE, "response_format": {"type": "json_object"}}, "json_object"),
     ({**BASE, "response_format": {"type": "json_schema"}}, "needs the field"),
@@ -251,6 +253,7 @@ def test_a_wrong_body_gets_400_in_the_shape_of_openai(http: httpx.Client, body: 
     assert error.keys() == {"message", "type", "param", "code"}
     assert error["type"] == "invalid_request_error"
     assert says in error["message"], error
+    assert len(answer.content) < 2000
 
 
 RAW = [b"", b"{", b"[]", b"null", b'{"model": "\xff"}', b'{"model": "\\ud800"}', b'{"a":' * 50_000, b"[" * 500_000]
