@@ -4,7 +4,7 @@ import logging
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -254,10 +254,14 @@ class Scheduler:
                 self._fail(requests, "wedged", self._hung_error)
             self._fail(stranded, "wedged", self._hung_error)
 
-    def _fail_expired(self, requests: Iterable[PendingRequest]) -> None:
+    def _fail_expired(self, requests: Sequence[PendingRequest]) -> None:
+        is_alone = len(requests) == 1 and not self._running and not len(self._batcher)
         for pending in requests:
-            allowed_s = pending.size.deadline - pending.size.arrived
-            message = f"not started within its deadline of {allowed_s:g} s: the server has more requests than it can answer"
+            size = pending.size
+            allowed_s, own_s = size.deadline - size.arrived, self._latency.p95(BatchSize.of(1, size.tokens, size.num_beams))
+            takes = f"a batch takes about {1e3 * own_s:,.3g} ms" if own_s else "a batch takes longer"
+            why = f"{takes}: allow more" if is_alone else "the server has more requests than it can answer"
+            message = f"not started within its deadline of {allowed_s:g} s: {why}"
             self._fail([pending], "late", lambda message=message: OverloadedError(message, reason="late"))
 
     def _fail(self, requests: Iterable[PendingRequest], reason: str, error: Callable[[], Exception]) -> None:

@@ -33,6 +33,10 @@ class ItemLine:
     attributes: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
+class JsonError(DataError):
+    """A body is no JSON."""
+
+
 class Lines:
     """The items of a batch, each once, and what is wrong with its lines, by number.
 
@@ -70,12 +74,12 @@ class Lines:
 
     @classmethod
     def of_json(cls, body: bytes) -> "Lines":
-        """The object of a body, or the objects of its list. Raises DataError where it is no JSON."""
+        """The object of a body, or the objects of its list. Raises JsonError where it is none."""
         _check_values(body)
         try:
             content = msgspec.json.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise DataError(f"the body is no JSON ({str(error)[:100]})") from None
+            raise JsonError(f"the body is no JSON ({str(error)[:100]})") from None
         return cls.of_rows(content if isinstance(content, list) else [content])
 
     @classmethod

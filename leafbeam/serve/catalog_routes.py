@@ -17,14 +17,17 @@ from leafbeam.catalog import Catalog
 from leafbeam.engine import Engine
 from leafbeam.errors import (
     AttributesError,
+    BatchError,
     DataError,
     LeafbeamError,
     LockedError,
     LogError,
     UnknownRuleError,
+    short_repr,
 )
 from leafbeam.index.items import is_possible
 from leafbeam.ingest import CatalogWriter, Lines
+from leafbeam.ingest.lines import JsonError
 from leafbeam.live.transaction import id_kind_of
 from leafbeam.serve.body import Bounds, decode_body, read_body
 from leafbeam.serve.bounded_executor import BoundedExecutor
@@ -123,21 +126,26 @@ class CatalogRoutes:
             try:
                 lines = reader(body)
             except DataError as error:  # of the client's body, not of the server's files
-                raise BodyError(str(error)) from None
+                is_json = not isinstance(error, JsonError)
+                status = HTTPStatus.UNPROCESSABLE_ENTITY if is_json else HTTPStatus.BAD_REQUEST
+                raise BodyError(str(error), status=status) from None
             return change(lines, request)
 
         return json_response(ChangeAnswer(**asdict(await self._writes.run(make))))
 
     async def _delete_one(self, http: HttpRequest) -> Response:
         writer, item_id, request = self._writable(), self._id_of(http), key_of(http, b"")
-        counts = await self._writes.run(lambda: writer.delete(Lines.of_rows([{"item_id": item_id}]), request))
+        try:
+            counts = await self._writes.run(lambda: writer.delete(Lines.of_rows([{"item_id": item_id}]), request))
+        except BatchError:
+            raise _no_item(item_id) from None
         return json_response(ChangeAnswer(**asdict(counts)))
 
     async def _item(self, http: HttpRequest) -> Response:
         catalog, item_id = self._served(), self._id_of(http)
         rules = catalog.rules
         if not rules.version.knows([item_id])[0]:
-            raise BodyError(f"the index has no item {str(item_id)[:80]!r}", status=HTTPStatus.NOT_FOUND)
+            raise _no_item(item_id)
         (row,) = await self._reads.run(lambda: attributes_of(catalog.lookup([item_id])))
         answer = ItemAnswer(
             item_id=row.pop("item_id"),
@@ -229,8 +237,12 @@ class CatalogRoutes:
         if kind == "i" and _WHOLE.fullmatch(text) and is_possible(int(text), 0):
             return int(text)
         if kind == "i" or not is_possible(text, 1 << 10):
-            raise BodyError(f"the index has no item {text[:80]!r}", status=HTTPStatus.NOT_FOUND)
+            raise _no_item(text)
         return text
+
+
+def _no_item(item_id: int | str) -> BodyError:
+    return BodyError(f"the index has no item {short_repr(item_id)}", status=HTTPStatus.NOT_FOUND)
 
 
 def _rule_answer(catalog: Catalog, name: str) -> RuleAnswer:

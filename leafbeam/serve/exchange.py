@@ -14,7 +14,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from leafbeam.engine import Engine, Request, Result
-from leafbeam.errors import UnavailableError
+from leafbeam.errors import RequestError, UnavailableError
 from leafbeam.live import RequestKey
 from leafbeam.serve.body import EarlyBody
 from leafbeam.serve.errors import BodyError
@@ -89,6 +89,12 @@ async def result_of(future: "Future[T]", gone: "asyncio.Future[None]", answer_s:
 async def recommend(engine: Engine, request: Request, arrived: float, gone: "asyncio.Future[None]", answer_s: float) -> Result:
     """Submit a request to an engine and wait for its result, as `result_of` does."""
     blocks = engine.settings.overlap and len(request.history) + len(request.deny_item_ids) > _INLINE_IDS
+    max_s = engine.limits.max_deadline_s
+    if request.deadline_s is not None and not 0 < request.deadline_s <= max_s:  # in the words of HTTP
+        reason = "deadline_past" if request.deadline_s <= 0 else "over_a_limit"
+        engine.counts.add("refused", reason)
+        message = f"deadline_ms must be above 0 and at most {1000 * max_s:,}, not {1e3 * request.deadline_s:,.15g}"
+        raise RequestError(message, reason=reason)
     submit = partial(engine.submit, request, arrived=arrived)
     await asyncio.sleep(0)  # until the end of a connection that was closed behind its request has been read
     if gone.done():

@@ -4,11 +4,14 @@ import gc
 import threading
 import time
 from concurrent.futures import CancelledError, wait
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from leafbeam.engine import CatalogFiles, Counts, Engine, Limits, Request, Settings
+from leafbeam.engine.batcher import RequestSize
+from leafbeam.engine.latency_model import LatencyModel
 from leafbeam.engine.request import PendingRequest
 from leafbeam.errors import ArgumentError, OverloadedError, RequestError, UnavailableError
 from leafbeam.model.workspace import Chunk
@@ -190,6 +193,18 @@ def test_a_late_request_fails_at_its_deadline_while_the_worker_is_busy(shop):
         assert refusal.value.reason == "late"
         assert not running.done()
         assert engine.counts.of("shed")["late"] == 1
+
+
+def test_a_late_request_that_was_alone_is_told_how_long_a_batch_takes(engine, monkeypatch):
+    errors: list[Exception] = []
+    late = SimpleNamespace(size=RequestSize(key=0, arrived=0.0, deadline=0.001), complete=errors.append)
+    for seconds, requests in ((0.0, [late]), (0.02, [late]), (0.02, [late, late])):
+        monkeypatch.setattr(LatencyModel, "p95", lambda self, size, seconds=seconds: seconds)
+        engine.scheduler._fail_expired(requests)
+    begin = "not started within its deadline of 0.001 s: "
+    ends = ["a batch takes longer: allow more", "a batch takes about 20 ms: allow more"]
+    ends += ["the server has more requests than it can answer"] * 2
+    assert [str(error) for error in errors] == [begin + end for end in ends]
 
 
 def test_invalid_deadlines_are_rejected_and_counted(engine):

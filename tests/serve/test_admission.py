@@ -60,7 +60,7 @@ def test_a_body_is_parsed_once(saturated, monkeypatch, is_saturated):
         (b'{"colour": 1}', 422, "no such field"),
         (b'{"num_items": 1000000}', 422, "num_items must be from 1 to"),
         (b'{"scoring": "fulll"}', 422, "scoring must be"),
-        (b'{"deadline_ms": -1}', 422, "the deadline passed"),
+        (b'{"deadline_ms": -1}', 422, "deadline_ms must be above 0 and at most 60,000, not -1"),
         (b"[" * 100_000, 422, "expected a JSON object"),
     ],
 )

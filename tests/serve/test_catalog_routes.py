@@ -129,13 +129,25 @@ def test_a_batch_with_wrong_lines_changes_nothing_and_names_every_one(shop):
         assert answered(client) == set(shop.item_ids)
 
 
+def test_an_unknown_item_of_a_path_is_a_404_and_a_broken_body_a_400(shop):
+    with served(shop) as client:
+        for method in ("DELETE", "GET"):
+            for item_id, shown in (("99999", "99999"), ("abc", "'abc'")):
+                answer = client.request(method, f"/v1/items/{item_id}")
+                assert (answer.status_code, answer.json()["error"]["message"]) == (404, f"the index has no item {shown}")
+        for content, status in (("[", 400), ('"x"', 422), ("7", 422)):
+            answer = client.put("/v1/items", content=content, headers={"content-type": "application/json"})
+            assert answer.status_code == status
+        assert answered(client) == set(shop.item_ids)
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status", "options"),
     [
         ("PUT", "/v1/items", 415, {"content": b"{}", "headers": {"content-type": "text/plain"}}),
         ("PUT", "/v1/items", 415, {"content": b"{}"}),
         ("PUT", "/v1/items", 422, {"content": b"", "headers": NDJSON}),
-        ("PUT", "/v1/items", 422, {"content": b"[", "headers": {"content-type": "application/json"}}),
+        ("PUT", "/v1/items", 400, {"content": b"[", "headers": {"content-type": "application/json"}}),
         ("PUT", "/v1/items", 413, {"content": b" " * (9 << 20), "headers": NDJSON}),
         (
             "PUT",
@@ -144,7 +156,7 @@ def test_a_batch_with_wrong_lines_changes_nothing_and_names_every_one(shop):
             {**lines({"item_id": 1, "codes": [0, 0]}), "headers": {**NDJSON, "idempotency-key": "x" * 256}},
         ),
         ("DELETE", "/v1/items?missing=maybe", 422, lines({"item_id": 1})),
-        ("DELETE", "/v1/items/77", 422, {}),
+        ("DELETE", "/v1/items/77", 404, {}),
         ("DELETE", "/v1/items/seven", 404, {}),
         ("GET", "/v1/items/77", 404, {}),
         ("GET", "/v1/items/" + "9" * 400, 404, {}),
