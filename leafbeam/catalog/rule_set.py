@@ -12,7 +12,7 @@ from leafbeam.catalog.remap import old_rows_of, remap, with_bits
 from leafbeam.catalog.rule_config import LISTED, LoadReport, Rule
 from leafbeam.errors import UnknownRuleError
 from leafbeam.index import Filter, Trie, Version, VersionFilter
-from leafbeam.index.items import ItemIds, as_id_array
+from leafbeam.index.items import ItemIds
 
 # What a rule selects: one filter for each segment, deleted items included.
 SegmentFilters = tuple[Filter, ...]
@@ -81,7 +81,7 @@ class RuleSet:
         deny: ids to exclude; ids that the index does not have are ignored.
 
         Cost: one look-up if the expression is cached, else a pass over the bitmaps for each operator, a millisecond or two at
-        10^7 items. Raises UnknownRuleError, RequestError (invalid expression), ItemIdError (invalid ids).
+        10^7 items. Raises UnknownRuleError, RequestError (invalid expression), ItemIdError (ids of the wrong type).
         """
         expression, allowed = Expression.of(rules), self.filters.listed
         if expression is not None:
@@ -89,9 +89,9 @@ class RuleSet:
                 if name not in self.filters:
                     raise UnknownRuleError(self._unknown(name))
             allowed = self._evaluate(expression)
-        if not len(deny):
+        denied = self.version.deny_ids(deny)
+        if not len(denied):
             return allowed
-        denied = as_id_array(deny)
         if allowed is None:
             allowed = self.version.filter_of([None] * len(self.version.segments))
         return allowed - self.version.filter(item_ids=denied[self.version.knows(denied)])

@@ -122,7 +122,7 @@ class BeamSearch(ItemSearch):
         one passes the code that every beam just took and the beam of the round before that it extends (int64, int32 for jax;
         dead beams 0), and expects (B, K, V). Arrays arrive as the kind, and on the device, of the first logits.
 
-        filters: None allows everything. deny: item ids; unknown ones change nothing.
+        filters: None allows everything. deny: item ids of the index's type; unknown ones change nothing.
 
         suffix_fn(codes_BKT, parents_BK) -> the logits of T levels, each (B, K, V of the level): given, the search calls it
         once, as soon as all live beams have one allowed item left, instead of step_fn T times, with the same answer. The codes
@@ -145,7 +145,7 @@ class BeamSearch(ItemSearch):
 
         Cost: L calls of step_fn; on a CPU, or given suffix_fn, fewer where no beam is left or every beam has ended. On a device
         that look waits every round; without suffix_fn a search waits once. Raises ArgumentError, ForeignFilterError,
-        LogitsError.
+        ItemIdError, LogitsError.
         """
         requests = check_batch(self.version, batch_size, filters, deny)
         if num_first is not None and num_first < 1:

@@ -14,7 +14,7 @@ from leafbeam.engine.batcher import RequestSize
 from leafbeam.engine.decoder import Model
 from leafbeam.engine.request import ItemId, Limits, PendingRequest, Request
 from leafbeam.engine.settings import Settings
-from leafbeam.errors import CheckpointError, ItemIdError, RequestError, UnknownRuleError, short_repr
+from leafbeam.errors import CheckpointError, RequestError, UnknownRuleError
 from leafbeam.index import Version
 from leafbeam.index.items import is_possible
 
@@ -142,11 +142,7 @@ def _lookup(
     text = [table.ids for table in tables if table.ids is not None and table.ids.dtype.kind != "i"]
     wrong = next((item for item in ids if isinstance(item, str) != bool(text)), None)
     if wrong is not None:
-        example = tables[0].ids_of(np.zeros(1, np.int64))[0].item()
-        kind, fix = ("text", "as text") if text else ("integers", "as numbers, or make the Semantic IDs with --text-ids")
-        raise ItemIdError(
-            f"{name} holds {short_repr(wrong)}, but the item ids of this index are {kind}, such as {example!r}: send them {fix}"
-        )
+        raise tables[0].wrong_kind(name, wrong)
     max_bytes = max((array.dtype.itemsize for array in text), default=0)
     possible = [item for item in ids if is_possible(item, max_bytes)]
     segment_n, row_n = version.locate(possible)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import ItemIdError
+from leafbeam.errors import ItemIdError, short_repr
 from leafbeam.index.radix_sort import sort_rows, threads_for
 from leafbeam.jit import njit
 
@@ -209,6 +209,21 @@ class ItemTable:
             left = left[~equal]
             at_n[left] += 1
         return rows_n
+
+    def check_kind(self, name: str, ids_n: NDArray[np.generic]) -> None:
+        """Raise ItemIdError where ids of `as_id_array` are of the other kind, and so would all be unknown without a word."""
+        if len(ids_n) and self.num_items and ids_n.dtype.kind != self.kind:
+            raise self.wrong_kind(name, decode_ids(ids_n[:1])[0].item())
+
+    def wrong_kind(self, name: str, item_id: int | str) -> ItemIdError:
+        """The error for an id of the other kind. name: of the argument that holds it."""
+        example = self.ids_of(np.zeros(1, np.int64))[0].item()
+        integers = "integers", "as numbers, or make the Semantic IDs with --text-ids"
+        kind, fix = integers if self.kind == "i" else ("text", "as text")
+        return ItemIdError(
+            f"{name} holds {short_repr(item_id)}, but the item ids of this index are {kind}, such as {example!r}: "
+            f"send them {fix}"
+        )
 
     def known_rows_of(self, item_ids: ItemIds) -> NDArray[np.int64]:
         """The row of each id; ItemIdError where one is unknown."""

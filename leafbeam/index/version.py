@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from leafbeam.errors import ArgumentError, ForeignFilterError
 from leafbeam.index.bitmap import Bitmap
 from leafbeam.index.filters import Filter
-from leafbeam.index.items import ItemIds, check_known
+from leafbeam.index.items import ItemIds, as_id_array, check_known
 from leafbeam.index.trie import Trie
 from leafbeam.tables import html_table
 
@@ -161,6 +161,13 @@ class Version:
     def knows(self, item_ids: ItemIds) -> NDArray[np.bool_]:
         """Which of the ids are live items."""
         return self.locate(item_ids)[0] >= 0
+
+    def deny_ids(self, item_ids: ItemIds) -> NDArray[np.generic]:
+        """The ids of a deny list as an array. Raises ItemIdError for ids of the wrong kind; unknown ones may stay in it."""
+        ids_n = as_id_array(item_ids)
+        for segment in self.segments:
+            segment.trie.items.check_kind("deny", ids_n)
+        return ids_n
 
     def codes_of(self, item_ids: ItemIds) -> NDArray[np.int64]:
         """The SID of each item, (n, L); ItemIdError where an id is unknown."""

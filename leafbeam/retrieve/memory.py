@@ -286,7 +286,9 @@ class ItemMemory:
         allowed_N = np.ones(self.num_items, np.bool_) if allowed_N is None else allowed_N.copy()
         if allowed_N.shape != (self.num_items,):
             raise ArgumentError(f"allowed_N has shape {allowed_N.shape}: expected ({self.num_items:,},), one an item")
-        denied = self.rows_of(deny)
+        deny_ids = as_id_array(deny)
+        self._state.items.check_kind("deny", deny_ids)
+        denied = self.rows_of(deny_ids)
         allowed_N[denied[denied >= 0]] = False
         scores = self.scores(rows_h, allowed_N)
         total_N = self.total(scores)

@@ -329,6 +329,9 @@ def test_an_expression_of_rules_is_a_filter_and_a_deny_list_is_subtracted(catalo
     assert catalog.filter([], deny=[]) is None
     with pytest.raises(ItemIdError):
         catalog.filter(["cheap"], deny=[1.5])
+    for asked_for in ("cheap", ()):  # a number among texts would deny nothing
+        with pytest.raises(ItemIdError, match="deny holds 3, but the item ids of this index are text"):
+            catalog.filter(asked_for, deny=[3])
 
 
 def test_an_expression_is_evaluated_once_for_each_state_of_the_rules(catalog):

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from leafbeam import BeamSearch, Trie
-from leafbeam.errors import ArgumentError, ForeignFilterError, LogitsError
+from leafbeam.errors import ArgumentError, ForeignFilterError, ItemIdError, LogitsError
 
 
 def trie_of(num_items: int = 200, size: int = 7, levels: int = 3) -> Trie:
@@ -200,3 +200,16 @@ def test_an_explained_search_scores_every_level_although_a_suffix_is_forced() ->
     result = BeamSearch(trie, 2).run(model, suffix_fn=suffix_fn, explain=True)
     assert len(model.calls) == len(result.levels) == 3
     assert [level.row(0).num_sids.tolist() for level in result.levels] == [[1, 1]] * 3
+
+
+def test_a_deny_list_of_the_wrong_type_is_refused_and_unknown_ids_are_ignored() -> None:
+    codes = [[code // 7, code % 7] for code in range(40)]
+    by_type = {int: Trie.build(codes, [7, 7]), str: Trie.build(codes, [7, 7], [str(item) for item in range(40)])}
+    for kind, trie in by_type.items():
+        search = BeamSearch(trie, 40)
+        found = search.run(ByLevel(rows(levels=2)), 1, deny=[[kind(7), kind(999)]]).item_ids[0].tolist()
+        assert sorted(map(int, found)) == [item for item in range(40) if item != 7]
+        other, said = (str, "integers, such as 0: send them as numbers") if kind is int else (int, "text, such as '0': send")
+        with pytest.raises(ItemIdError, match=f"deny holds {other(7)!r}, but the item ids of this index are {said}"):
+            search.run(ByLevel(rows(levels=2)), 1, deny=[[other(7)]])
+        assert len(search.run(ByLevel(rows(levels=2)), 1, deny=[[]]).item_ids[0]) == 40

@@ -154,6 +154,12 @@ def test_unknown_and_missing_histories_find_nothing():
     assert memory.search(["unknown", "item-3"]).item_ids == memory.search(["item-3"]).item_ids
 
 
+def test_a_deny_list_of_the_wrong_type_is_refused():
+    memory, _ = random_memory()
+    with pytest.raises(ItemIdError, match="deny holds 3"):
+        memory.search(["item-3"], deny=[3])
+
+
 def test_older_interactions_count_less_under_a_half_life():
     day = 86_400_000_000
     arguments = (range(3), np.array([0, 2, 4]), np.array([0, 1, 0, 2]))

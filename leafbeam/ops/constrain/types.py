@@ -123,11 +123,11 @@ def request_filters(
 ) -> list[tuple[RequestFilter, ...]]:
     """For each request of a batch, one RequestFilter for each segment, from one shared filter or a list.
 
-    What is dead in the index stays so under every filter and under none. Raises ForeignFilterError.
+    What is dead in the index stays so under every filter and under none. Raises ForeignFilterError, ItemIdError.
     """
     version = Version.of(index)
     shared: list[Any] = list(filters) if isinstance(filters, Sequence) else [filters] * batch_size
-    denied: list[Any] = [None] * batch_size if deny is None else list(deny)
+    denied = [None if ids is None else version.deny_ids(ids) for ids in ([None] * batch_size if deny is None else deny)]
     parts_of = {id(one): version.segment_filters(one) for one in shared}
     return [
         tuple(
