@@ -70,14 +70,15 @@ class Children:
         )
 
 
-def log_softmax(values_C: NDArray[np.float64], row_C: NDArray[np.int64]) -> NDArray[np.float64]:
-    """log-softmax within each run of equal rows; all -inf where a row has nothing else."""
+def log_softmax(values_C: NDArray[np.float64], row_C: NDArray[np.int64], temperature: float = 1.0) -> NDArray[np.float64]:
+    """log-softmax of the values / temperature within each run of equal rows; all -inf where a row has nothing else."""
     if len(values_C) == 0:
         return values_C
     starts = np.flatnonzero(np.diff(row_C, prepend=-1))
     sizes = np.diff(np.append(starts, len(row_C)))
     top = np.maximum.reduceat(values_C, starts)
     top = np.where(top > -np.inf, top, 0.0)
-    shifted_C = values_C - np.repeat(top, sizes)
+    with np.errstate(over="ignore"):  # at a tiny temperature -inf for all but the best, which is then certain
+        shifted_C = (values_C - np.repeat(top, sizes)) / temperature
     total = np.add.reduceat(np.exp(shifted_C), starts)
     return shifted_C - np.repeat(np.log(np.where(total > 0, total, 1.0)), sizes)

@@ -46,7 +46,7 @@ class Sampling:
         """
         if np.isnan(logits_C).any() or np.isposinf(logits_C).any():
             raise LogitsError(f"the logits {where} hold NaN or +inf: expected finite numbers, or -inf")
-        scaled_C = log_softmax(logits_C.astype(np.float64) / self.temperature, row_C)
+        scaled_C = log_softmax(logits_C.astype(np.float64), row_C, self.temperature)
         if not len(row_C) or (self.top_k is None and self.top_p is None):
             return scaled_C
         # Codes below (1 - top_p) / (codes of the row) have less than 1 - top_p together, so none of them is in the smallest set

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from leafbeam.errors import ArgumentError, OverloadedError, RequestError, UnavailableError
 from leafbeam.text.generator import TextGenerator
@@ -46,11 +46,13 @@ class TextJob:
     """The prompts of one client. on_pieces: called in the worker with a prompt's number and its new pieces, if it is given.
 
     texts: the result; cancelled, the worker drops the job at its next call of the model. deadline: on the worker's clock.
+    is_alone: it shares no batch, because one that it was in has failed.
     """
 
     requests: tuple[TextRequest, ...]
     deadline: float
-    on_pieces: OnPieces | None = None
+    on_pieces: "_Pieces | None" = None
+    is_alone: bool = False
     texts: "Future[Texts]"
 
     @property
@@ -128,7 +130,8 @@ class TextWorker:
         for request in requests:
             self.generator.check(request)
         deadline = self.clock() + self.settings.timeout_s if deadline is None else deadline
-        job = TextJob(requests=tuple(requests), deadline=deadline, on_pieces=on_pieces, texts=Future())
+        pieces = None if on_pieces is None else _Pieces(on_pieces, requests)
+        job = TextJob(requests=tuple(requests), deadline=deadline, on_pieces=pieces, texts=Future())
         for name, number, limit in (
             ("texts", job.num_rows, self.settings.max_rows),
             ("tokens", job.num_tokens, self.settings.max_tokens),
@@ -193,6 +196,8 @@ class TextWorker:
 
     def _fits(self, job: TextJob, jobs: Sequence[TextJob]) -> bool:
         """Whether a job may join a batch."""
+        if jobs and (job.is_alone or jobs[0].is_alone):
+            return False
         requests = [request for one in (*jobs, job) for request in one.requests]
         longest = max(len(request.prompt) for request in requests) + max(request.max_tokens for request in requests)
         return (
@@ -221,7 +226,7 @@ class TextWorker:
         try:
             run.advance()
         except Exception as error:
-            self._failed([job for job in batch.jobs if not job.texts.done()], error)
+            self._failed(batch.jobs, error)
             return False
         going_on = False
         for job, rows in batch.rows():
@@ -246,9 +251,17 @@ class TextWorker:
             self._seconds_per_job += 0.1 * (since - self._seconds_per_job)
 
     def _failed(self, jobs: Sequence[TextJob], error: Exception) -> None:
+        """Fail a job that ran alone. Of several one may be to blame: each runs again, by itself, before those that wait."""
+        jobs = [job for job in jobs if not job.texts.done()]
         log.error("a batch of %d texts failed", len(jobs), exc_info=error)
+        if len(jobs) == 1:
+            _fail(jobs[0], error)
+            return
         for job in jobs:
-            _fail(job, error)
+            if job.on_pieces is not None:
+                job.on_pieces.begin_again()
+        with self._changed:
+            self._waiting.extendleft(replace(job, is_alone=True) for job in reversed(jobs))
 
     def _fail_all(self) -> None:
         error = UnavailableError("the server has stopped", reason="draining")
@@ -277,6 +290,27 @@ class _Batch:
         for job in self.jobs:
             ends.append(ends[-1] + len(job.requests))
         return [(job, range(begin, end)) for job, begin, end in zip(self.jobs, ends, ends[1:], strict=False)]
+
+
+class _Pieces:
+    """Hands each piece of a job's texts on once, also where the job runs again: the same seed draws the same texts."""
+
+    def __init__(self, on_pieces: OnPieces, requests: Sequence[TextRequest]) -> None:
+        self._on_pieces = on_pieces
+        self._num_given = [[0] * request.num_texts for request in requests]  # characters
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        self._num_known = [list(numbers) for numbers in self._num_given]
+
+    def __call__(self, prompt: int, pieces: tuple[str, ...]) -> None:
+        given, known, new = self._num_given[prompt], self._num_known[prompt], list[str]()
+        for k, piece in enumerate(pieces):
+            new.append(piece[known[k] :])
+            known[k] = max(0, known[k] - len(piece))
+            given[k] += len(new[k])
+        if any(new):
+            self._on_pieces(prompt, tuple(new))
 
 
 def _fail(job: TextJob, error: Exception) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from leafbeam import Sampler, Trie
+from leafbeam.decode.sampling import Sampling
 from leafbeam.errors import ArgumentError, LogitsError
 
 SIZES = (3, 3)
@@ -131,3 +132,10 @@ def test_a_backend_without_ragged_children_is_refused_with_a_way_out(backend: st
 def test_nan_logits_are_refused() -> None:
     with pytest.raises(LogitsError, match="NaN"):
         Sampler(trie()).run(lambda codes, parents: np.full((1, 3), np.nan), rng=np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-9])
+def test_at_a_tiny_temperature_the_best_codes_are_certain(temperature: float) -> None:
+    logits, rows = np.array([3.0, 4.0, -np.inf, 2.0, 2.0, 1.0, -np.inf], np.float32), np.array([0, 0, 0, 1, 1, 1, 2])
+    found = np.exp(Sampling(temperature=temperature).log_probabilities(logits, rows, ""))
+    assert found.tolist() == pytest.approx([0, 1, 0, 0.5, 0.5, 0, 0])

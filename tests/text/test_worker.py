@@ -154,6 +154,56 @@ def test_a_fault_fails_its_batch_and_the_next_one_runs(generator: TextGenerator,
         assert worker.submit([request(generator)]).texts.result(30)
 
 
+def test_one_job_s_fault_fails_no_other_job_of_its_batch(generator: TextGenerator, monkeypatch: pytest.MonkeyPatch):
+    gate, heard, bad = Gate(monkeypatch), [""], tuple(generator.tokens_of("tea"))
+    advance = StepwiseRun.advance
+
+    def fails_later(run: StepwiseRun) -> bool:
+        if run.model_calls == 5 and any(one.prompt == bad for one in run.requests):
+            raise LogitsError("NaN")
+        return advance(run)
+
+    def on_pieces(_: int, pieces: tuple[str, ...]) -> None:
+        heard[0] += pieces[0]
+
+    monkeypatch.setattr(StepwiseRun, "advance", fails_later)
+    with running(generator, max_batches=1) as worker:
+        blocks = worker.submit([request(generator, max_tokens=1)])
+        assert gate.waiting.wait(20)
+        drawn = request(generator, prompt="A red ", sampling=Sampling(), seed=5)
+        stream = worker.submit([drawn], on_pieces=on_pieces)
+        guilty = worker.submit([request(generator, prompt="tea", sampling=Sampling(), seed=6)])
+        other = worker.submit([request(generator, prompt="The ", sampling=Sampling(temperature=5e-324), seed=7)])
+        gate.open.set()
+        assert blocks.texts.result(30)
+        with pytest.raises(LogitsError):
+            guilty.texts.result(30)
+        ((text,),), ((cold,),) = stream.texts.result(30), other.texts.result(30)
+    assert heard == [text.text]
+    run = generator.start([drawn])
+    while run.advance():
+        pass
+    assert run.texts[0][0].text == text.text
+    assert len(cold.text) == 30
+
+
+def test_a_batch_that_cannot_begin_is_tried_job_by_job(generator: TextGenerator, monkeypatch: pytest.MonkeyPatch):
+    gate, start = Gate(monkeypatch), generator.start
+
+    def starts_one(requests: list[TextRequest]):
+        if len(requests) > 1:
+            raise MemoryError
+        return start(requests)
+
+    monkeypatch.setattr(generator, "start", starts_one)
+    with running(generator, max_batches=1) as worker:
+        jobs = [worker.submit([request(generator)])]
+        assert gate.waiting.wait(20)
+        jobs += [worker.submit([request(generator)]) for _ in range(3)]
+        gate.open.set()
+        assert all(job.texts.result(30) for job in jobs)
+
+
 def test_what_no_batch_can_hold_is_refused_at_once(generator: TextGenerator):
     worker = TextWorker(generator, TextSettings(max_rows=3, max_tokens=200))
     with pytest.raises(RequestError, match="4 texts"):
