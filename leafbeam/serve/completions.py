@@ -138,8 +138,9 @@ class CompletionRoutes:
         deadline, answer_s = worker.clock() + worker.settings.timeout_s, worker.settings.timeout_s + self._bounds.answer_s
         gone = asyncio.ensure_future(exchange.disconnected(http))
         try:
+            worker.check_admission()
+            automaton = await result_of(text.compile(plan.options.constraint), gone, worker.settings.timeout_s)
             with text.preparing():
-                automaton = await result_of(text.compile(plan.options.constraint), gone, worker.settings.timeout_s)
                 prompts = [await result_of(tokens, gone, worker.settings.timeout_s) for tokens in tokenize()]
             requests = plan.requests(prompts, automaton)
             if plan.options.stream:

@@ -13,6 +13,8 @@ from leafbeam.automata.sources import choice_bytes, schema_language
 from leafbeam.errors import AutomatonError
 from leafbeam.text.items import Items
 
+MAX_PARTS = 256  # of a template in JSON, those of its templates included
+
 
 @dataclass(frozen=True, kw_only=True)
 class Regex:
@@ -169,7 +171,17 @@ def _free_text(content: Any) -> FreeText:
 def _template(content: Any) -> Template:
     if not isinstance(content, list):
         raise AutomatonError(f"template is {_short(content)}: expected a list of parts")
+    num_parts = _num_parts(content)
+    if num_parts > MAX_PARTS:
+        raise AutomatonError(f"template has {num_parts:,} parts: expected at most {MAX_PARTS}; join neighbouring texts")
     return Template(parts=[part if isinstance(part, str) else constraint_from_json(part) for part in content])
+
+
+def _num_parts(content: Any) -> int:
+    """The parts of a template in JSON, with those of the templates among them."""
+    if not isinstance(content, list):
+        return 1
+    return sum(_num_parts(part["template"]) if isinstance(part, dict) and "template" in part else 1 for part in content)
 
 
 _READERS: dict[str, Any] = {

@@ -1,18 +1,21 @@
 """A language model that serves texts to clients that are not trusted."""
 
 from collections.abc import Generator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from leafbeam.automata import Automaton
-from leafbeam.errors import ArgumentError, AutomatonError
+from leafbeam.errors import ArgumentError, AutomatonError, OverloadedError
 from leafbeam.text.chat_template import ChatTemplate
 from leafbeam.text.compiler import CompileLimits, ConstraintCompiler
 from leafbeam.text.generator import Prompt, TextGenerator
 from leafbeam.text.worker import TextSettings, TextWorker
+
+_MAX_COMPILING = 8  # of up to `CompileLimits.max_seconds` each
+_PLAIN = '{"free_text": {}}'  # what a request without a constraint asks for
 
 
 class TextService:
@@ -37,6 +40,8 @@ class TextService:
         self._tokenizing = ThreadPoolExecutor(1, "leafbeam-tokenize")
         self._compiling = ThreadPoolExecutor(1, "leafbeam-compile")
         self._num_preparing = 0
+        self._compilations: dict[str, Future[Automaton]] = {}
+        self._plain: Automaton | None = None
 
     def __repr__(self) -> str:
         return f"TextService({self.name!r}, {self.generator!r})"
@@ -53,6 +58,8 @@ class TextService:
     def start(self) -> None:
         """Start the worker and the compiler."""
         self.compiler.start()
+        with suppress(AutomatonError):  # then a request says why
+            self._plain = self.compiler.compile(_PLAIN)
         self.worker.start()
 
     def stop(self, grace_s: float = 30.0) -> None:
@@ -74,21 +81,36 @@ class TextService:
         return self._tokenizing.submit(lambda: tuple(encode(render(messages), add_special=False)))
 
     def compile(self, constraint: str) -> "Future[Automaton]":
-        """The automaton of a constraint in JSON; at once where it is cached."""
+        """The automaton of a constraint in JSON; at once where it is cached. For one thread alone.
+
+        Raises OverloadedError where others wait to be compiled already, whose number is bounded by itself: requests with no
+        constraint or a cached one go on meanwhile.
+        """
         found: Future[Automaton] = Future()
+        if constraint == _PLAIN and self._plain is not None:
+            found.set_result(self._plain)
+            return found
         try:
             cached = self.compiler.cached(constraint)
         except AutomatonError as error:
             found.set_exception(error)
             return found
-        if cached is None:
-            return self._compiling.submit(self.compiler.compile, constraint)
-        found.set_result(cached)
+        if cached is not None:
+            found.set_result(cached)
+            return found
+        shared = self._compilations.get(constraint)
+        if shared is None:
+            if len(self._compilations) >= _MAX_COMPILING:
+                message = f"{_MAX_COMPILING} new constraints wait to be compiled already: try again later, or use a known one"
+                raise OverloadedError(message, reason="compile_queue_full", retry_after_s=self.compiler.limits.max_seconds)
+            shared = self._compilations[constraint] = self._compiling.submit(self.compiler.compile, constraint)
+            shared.add_done_callback(lambda _: self._compilations.pop(constraint, None))
+        shared.add_done_callback(lambda done: _pass_on(done, found))
         return found
 
     @contextmanager
     def preparing(self) -> Generator[None]:
-        """Around tokenising and compiling of a request, in one thread alone; such requests fill the queue too.
+        """Around tokenising of a request, in one thread alone; such requests fill the queue too.
 
         Raises OverloadedError where it is full, UnavailableError while the worker stops.
         """
@@ -98,3 +120,15 @@ class TextService:
             yield
         finally:
             self._num_preparing -= 1
+
+
+def _pass_on(done: "Future[Automaton]", found: "Future[Automaton]") -> None:
+    """Give a compilation to one of those who wait for it, unless it has gone."""
+    if done.cancelled():
+        found.cancel()
+        return
+    with suppress(InvalidStateError):
+        if (error := done.exception()) is None:
+            found.set_result(done.result())
+        else:
+            found.set_exception(error)

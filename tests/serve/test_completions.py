@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 
 from leafbeam.engine import Request
+from leafbeam.errors import AutomatonError
 from leafbeam.serve import Server
 from leafbeam.text import Choices, CompileLimits, Template, TextGenerator, TextService, TextSettings
 from leafbeam.text.stepwise_run import StepwiseRun
@@ -355,6 +356,40 @@ def test_a_full_queue_gets_429_and_the_recommender_answers_meanwhile(
     for one in clients:
         one.join(30)
     assert [answer.status_code for answer in answers] == [200] * 5
+
+
+def test_constraints_that_wait_to_be_compiled_hold_no_other_request_up(
+    server: Server, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+):
+    assert server.text is not None
+    text, go_on, answers = server.text, threading.Event(), list[httpx.Response]()
+    known = {**BASE, "guided_choice": ["tea"], "max_tokens": 5}
+    assert http.post("/v1/completions", json=known).status_code == 200
+
+    def compile_slowly(_: str) -> None:
+        assert go_on.wait(30)
+        raise AutomatonError("too slow")
+
+    def ask(number: int) -> None:
+        body = {**BASE, "guided_regex": f"x{number}"}
+        answers.append(httpx.post(f"{server.url}/v1/completions", json=body, timeout=60))
+
+    monkeypatch.setattr(text.compiler, "compile", compile_slowly)
+    clients = [threading.Thread(target=ask, args=(number % 8,)) for number in range(9)]  # two of them the same one
+    for one in clients[:8]:
+        one.start()
+    until(lambda: len(text._compilations) == 8)
+    clients[8].start()
+    refused = http.post("/v1/completions", json={**BASE, "guided_regex": "x9"})
+    assert (refused.status_code, "wait to be compiled" in refused.json()["error"]["message"]) == (429, True)
+    assert int(refused.headers["retry-after"]) >= 1
+    for body in ({**BASE, "max_tokens": 5}, known):
+        assert http.post("/v1/completions", json=body).status_code == 200
+    go_on.set()
+    for one in clients:
+        one.join(30)
+    assert [answer.status_code for answer in answers] == [400] * 9
+    until(lambda: not text._compilations)
 
 
 def test_a_client_that_goes_away_ends_its_text(server: Server, http: httpx.Client, monkeypatch: pytest.MonkeyPatch):

@@ -65,6 +65,8 @@ def test_automata_are_those_of_this_process(compiler: ConstraintCompiler, genera
         ({"template": "abc"}, "expected a list of parts"),
         ({"template": [["a"]]}, "a constraint is"),
         ({"template": []}, "at least one"),
+        ({"template": [{"regex": "a?"}] * 5000}, "5,000 parts: expected at most 256"),
+        ({"template": ["a", {"template": ["b"] * 256}]}, "257 parts"),
         ({"regexp": "a"}, "expected an object with one of"),
         ({"regex": "a", "choices": ["b"]}, "expected an object with one of"),
         ([], "expected an object with one of"),
