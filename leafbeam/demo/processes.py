@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from leafbeam.errors import DemoError
 
 COMMAND = (sys.executable, "-m", "leafbeam")
 ADDRESS = re.compile(r"http://[^\s;]+:\d+")
-READY_SECONDS = 90.0
+READY_SECONDS = 600.0  # a loaded machine compiles kernels for minutes; a server that cannot start ends by itself
 STOP_SECONDS = 15.0
 
 
@@ -115,7 +116,7 @@ class Server:
 def running_server(run: Path) -> Generator[Server]:
     """Start `leafbeam serve` on a free port, wait until it is ready, and stop it at the end.
 
-    Raises DemoError, with the end of its log, where it does not become ready.
+    Raises DemoError, with the end of its log and the command that goes on, where it does not become ready.
     """
     log = run / "server.log"
     with log.open("wb") as out:
@@ -123,7 +124,7 @@ def running_server(run: Path) -> Generator[Server]:
             [*COMMAND, "serve", "--run", str(run), "--port", "0"], stdout=out, stderr=subprocess.STDOUT, env=_environment()
         )
     try:
-        server = Server(address=_wait_for_address(child, log), child=child, log=log)
+        server = Server(address=_wait_for_address(child, log, run), child=child, log=log)
         if (response := server.request("/readyz")).status != 200:
             raise DemoError(f"the server is up but not ready: {response.body}")
         yield server
@@ -136,7 +137,7 @@ def running_server(run: Path) -> Generator[Server]:
             child.wait()
 
 
-def _wait_for_address(child: "subprocess.Popen[bytes]", log: Path) -> str:
+def _wait_for_address(child: "subprocess.Popen[bytes]", log: Path, run: Path) -> str:
     """The address that the server prints once it is ready; it chose a free port itself."""
     deadline = time.monotonic() + READY_SECONDS
     while time.monotonic() < deadline and child.poll() is None:
@@ -146,7 +147,8 @@ def _wait_for_address(child: "subprocess.Popen[bytes]", log: Path) -> str:
     tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
     code = child.poll()
     state = f"ended with exit code {code}" if code is not None else f"was not ready after {READY_SECONDS:.0f} s"
-    raise DemoError(f"the server {state}; the end of {log}:\n{tail}")
+    again = shlex.join(["leafbeam", "serve", "--run", str(run)])
+    raise DemoError(f"the server {state}. The run is complete: `{again}` starts it again. The end of {log}:\n{tail}")
 
 
 def _environment() -> dict[str, str]:

@@ -20,9 +20,10 @@ import pytest
 from rich.console import Console
 
 from leafbeam.datasets import make_shop
+from leafbeam.demo import processes
 from leafbeam.demo.display import ItemList, item_facts, item_title, print_side_by_side
 from leafbeam.demo.pipeline import Demo
-from leafbeam.demo.processes import COMMAND, Server, run_command
+from leafbeam.demo.processes import COMMAND, Server, run_command, running_server
 from leafbeam.demo.rules import supported_rules, write_rules
 from leafbeam.demo.sql_checker import SqlChecker
 from leafbeam.demo.tour import Tour
@@ -227,3 +228,61 @@ def test_a_server_that_ends_by_itself_is_reported(tmp_path: Path):
         server = Server(address="http://127.0.0.1:1", child=child, log=tmp_path / "log")
         with pytest.raises(DemoError, match="exit code 3"):
             server.wait()
+
+
+SLOW_SERVER = """
+import pathlib, sys, time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Ready(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+run = pathlib.Path(sys.argv[sys.argv.index("--run") + 1])
+print("kernels are compiled", flush=True)
+while not (run / "compiled").exists():
+    time.sleep(0.05)
+server = HTTPServer(("127.0.0.1", 0), Ready)
+print(f"serves at http://127.0.0.1:{server.server_port}", flush=True)
+server.serve_forever()
+"""
+
+
+class Clock:
+    """A clock of its own, on which a wait takes 30 s until `run` has its kernels."""
+
+    def __init__(self, run: Path, compiled_after_s: float) -> None:
+        self.run, self.compiled_after_s, self.now = run, compiled_after_s, 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    perf_counter = monotonic
+
+    def sleep(self, seconds: float) -> None:
+        if self.now >= self.compiled_after_s:
+            (self.run / "compiled").touch()
+            time.sleep(0.05)
+        else:
+            self.now += 30.0
+
+
+@pytest.fixture
+def slow_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "COMMAND", (sys.executable, "-c", SLOW_SERVER))
+
+
+@pytest.mark.usefixtures("slow_server")
+def test_a_server_that_takes_five_minutes_to_be_ready_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(processes, "time", Clock(tmp_path, compiled_after_s=300.0))
+    with running_server(tmp_path) as server:
+        assert server.request("/readyz").status == 200
+
+
+@pytest.mark.usefixtures("slow_server")
+def test_a_server_that_never_becomes_ready_leaves_a_run_to_go_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(processes, "time", Clock(tmp_path, compiled_after_s=float("inf")))
+    with pytest.raises(DemoError, match="not ready after 600 s") as raised, running_server(tmp_path):
+        pass
+    assert f"`leafbeam serve --run {tmp_path}` starts it again" in str(raised.value)
