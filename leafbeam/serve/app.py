@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -34,6 +35,7 @@ from leafbeam.serve.items import item_routes
 from leafbeam.serve.metrics import Metrics
 from leafbeam.serve.observation import Observation, ObservationMiddleware
 from leafbeam.serve.openapi import document_of, page_of
+from leafbeam.serve.own_thread import in_own_thread
 from leafbeam.serve.page import playground_routes
 from leafbeam.serve.request_id import HEADER, RequestIdMiddleware
 from leafbeam.serve.schema import Health, Readiness, SlowBatchesAnswer
@@ -95,11 +97,11 @@ def create_app(
             await asyncio.to_thread(text.start)
         yield
         stops = [part.stop for part in (engine, text) if part is not None]
-        await asyncio.gather(*(asyncio.to_thread(stop, grace_s) for stop in stops))
+        await asyncio.gather(*(in_own_thread(partial(stop, grace_s)) for stop in stops))
         for executor in (writes, reads, counting):
-            await asyncio.to_thread(executor.close)
+            await in_own_thread(executor.close)
         if observation.traces is not None:
-            await asyncio.to_thread(observation.traces.close)
+            await in_own_thread(observation.traces.close)
 
     async def healthz(http: HttpRequest) -> Response:
         return json_response(Health())

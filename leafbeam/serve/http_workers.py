@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 from starlette.types import ASGIApp
@@ -18,6 +19,7 @@ from leafbeam.serve.core_link import CoreLink
 from leafbeam.serve.frames import Drain, Setup
 from leafbeam.serve.gate import Gate
 from leafbeam.serve.metrics import Metrics
+from leafbeam.serve.own_thread import in_own_thread
 
 log = logging.getLogger("leafbeam.serve")
 
@@ -136,7 +138,7 @@ class HttpWorkers:
         while True:
             began = loop.time()
             await self._until_lost(worker)
-            status = await asyncio.to_thread(_end_process, worker.process)
+            status = await in_own_thread(partial(_end_process, worker.process))
             if self._draining.is_set():
                 return
             self._metrics.observe_http_worker_restart()

@@ -35,6 +35,7 @@ from leafbeam.serve.keys import KeyFile
 from leafbeam.serve.log_format import current_format
 from leafbeam.serve.metrics import Metrics
 from leafbeam.serve.observation import Observation
+from leafbeam.serve.own_thread import in_own_thread
 from leafbeam.text import TextService
 
 log = logging.getLogger("leafbeam.serve")
@@ -204,7 +205,7 @@ class Server:
                 sys.setswitchinterval(interval)
 
     def stop(self) -> None:
-        """Let `run` return once accepted requests are answered. Callable from any thread."""
+        """Let `run` return once accepted requests are answered, without waiting for that. Callable from any thread."""
         self._uvicorn.should_exit = True
 
     def reload(self) -> LoadReport | None:
@@ -286,7 +287,7 @@ class _DrainingServer(uvicorn.Server):
             self._on_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        drained = asyncio.ensure_future(asyncio.to_thread(self._drain))
+        drained = asyncio.ensure_future(in_own_thread(self._drain))
         if self._workers is not None:
             for listening in sockets or ():
                 listening.close()  # the workers close theirs: who connects now is refused

@@ -2,6 +2,8 @@ import gc
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -78,6 +80,28 @@ def test_sigterm_ends_a_server_whose_reload_does_not_end(shop):
         server.child.send_signal(signal.SIGTERM)
         assert server.child.wait(10) == 0
         assert "leaked" not in server.log
+
+
+_STOPPED_AT_THE_END = """
+import sys, threading
+from leafbeam.engine import CatalogFiles, Engine
+from leafbeam.serve import Server
+model, index, catalog, rules, http_workers = sys.argv[1:]
+engine = Engine.load(model, CatalogFiles(index=index, catalog=catalog, rules=rules))
+ready = threading.Event()
+server = Server(engine, port=0, http_workers=int(http_workers), on_ready=lambda line: ready.set())
+threading.Thread(target=server.run).start()
+ready.wait()
+server.stop()
+"""
+
+
+@pytest.mark.parametrize("http_workers", [0, 1])
+def test_a_program_may_end_while_its_server_stops_in_a_thread(first_shop, http_workers):
+    words = [sys.executable, "-c", _STOPPED_AT_THE_END, *map(str, first_shop.files), str(http_workers)]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 def test_many_clients_each_get_answers_of_their_own_rules(first_shop):
