@@ -1,6 +1,7 @@
 """`leafbeam evaluate`."""
 
 import json
+import shlex
 import time
 from typing import Annotated, Literal
 
@@ -78,7 +79,8 @@ def evaluate(
     console.print(report.table())
     if not columns:
         console.print("The items have no text column, so there is no nearest-text baseline.")
-    console.print(str(report.verdict))
+    train = shlex.join(["leafbeam", "train", "--run", str(run), "--resume", "--minutes", "30"])
+    console.print(report.verdict.advice(train), markup=False, soft_wrap=True)
     paths.add_to_report("evaluate", json.loads(report.to_json()))
     done(console, f"written to {paths.report}", since=began)
     next_step(console, "leafbeam", "build", "--run", run)

@@ -77,17 +77,21 @@ class Verdict:
         return cls(best=best, other=other, seen=seen, lead=Estimate.from_values(hits(best, seen) - hits(other, seen)))
 
     def __str__(self) -> str:
+        return self.advice("leafbeam train --resume --minutes 30")
+
+    def advice(self, train: str) -> str:
+        """Which ranking is best, and what to do. train: the command that trains this model longer."""
         errors = self.lead.mean / self.lead.error if self.lead.error else 0.0
         best, other = (LABELS.get(name, name) for name in (self.best, self.other))
         lead = f"With seen items {self.seen}, the best Recall@10 is that of {best}, {errors:.1f} standard errors above {other}"
         if errors <= 2:
-            return f"{lead}: no clear difference. Evaluate more users, or train longer: leafbeam train --resume --minutes 30."
+            return f"{lead}: no clear difference. Evaluate more users, or train longer: {train}"
         if self.best in SERVED:
             channel = "requests get it by default" if self.best == "fused" else f'name the channel "{self.best}" in requests'
             return f"{lead}: {channel}."
         if self.best == "text":
-            return f"{lead}: the log is small beside its texts. Train longer (leafbeam train --resume --minutes 30)."
-        return f"{lead}: the model has not learnt enough. Train longer: leafbeam train --resume --minutes 30."
+            return f"{lead}: the log is small beside its texts. Train longer: {train}"
+        return f"{lead}: the model has not learnt enough. Train longer: {train}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -47,6 +47,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert last_line(trained) == f"Next: leafbeam evaluate --run {run}"
     assert "Recall@10 on a sample of validation users: most popular 0." in trained
     evaluated = call("evaluate", "--run", run, "--users", "100", "--unconstrained", "50")
+    assert f"leafbeam train --run {run} --resume --minutes 30\n" in evaluated  # 30 steps are not enough
     assert last_line(evaluated) == f"Next: leafbeam build --run {run}"
     assert last_line(call("build", "--run", run)) == f"Next: leafbeam serve --run {run}"
     return run

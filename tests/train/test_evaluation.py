@@ -204,6 +204,16 @@ def test_the_verdict_compares_what_is_served_with_the_best_baseline_on_the_same_
     assert "no clear difference" in str(Verdict.from_ranks({"model": model, "graph": model}))
 
 
+@pytest.mark.parametrize("served", [[0, 20] * 40, [20, 20] * 40])
+@pytest.mark.parametrize("baseline", ["graph", "text"])
+def test_the_advice_to_train_longer_is_a_command_for_this_run(served: list[int], baseline: str):
+    def ranks(values: list[int]) -> Ranks:
+        return Ranks(kept=np.array(values), removed=np.array(values))
+
+    verdict = Verdict.from_ranks({"model": ranks(served), baseline: ranks([0, 20] * 40)})
+    assert verdict.advice("leafbeam train --run runs/cooking --resume").endswith(": leafbeam train --run runs/cooking --resume")
+
+
 def test_every_user_is_ranked_once_whatever_the_batches(shop: tuple[InteractionLog, Split, SidTable, Trie]):
     log, split, _, trie = shop
     seen: list[tuple[int, int]] = []
