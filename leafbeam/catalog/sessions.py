@@ -41,6 +41,8 @@ _NOT_COPIED = """
             AND (column_default IS NOT NULL OR comment IS NOT NULL))
 """
 
+_NUMBER = re.compile(r"U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|FLOAT|DOUBLE|DECIMAL\(.*\)")  # types of DuckDB
+
 # A plan of these operators returns rows in the order of their numbers.
 _SCAN = ("PROJECTION", "SEQ_SCAN")
 
@@ -219,7 +221,8 @@ class ReadSession:
             )
         kind = str(selected.types[0])
         if kind not in ("BOOLEAN", '"NULL"', "NULL"):  # DuckDB would take every number but 0 as true
-            raise RuleError(f"rule {rule.name!r} is {kind}, not true or false: compare it, as in {_cut(rule.where)} > 0")
+            example = f"{_cut(rule.where)} {_comparison(kind)}"
+            raise RuleError(f"rule {rule.name!r} is {kind}, not true or false: compare it, as in {example}")
         if num_rows == end:
             query = f"SELECT coalesce(({predicate})::BOOLEAN, false)::UTINYINT AS matches FROM items"
             if self._is_scan(query):
@@ -393,6 +396,13 @@ def _predicate(where: str) -> str:
     """The SQL of a rule if it is a single expression; otherwise duckdb raises (several statements, unbalanced parentheses)."""
     duckdb.SQLExpression(where)
     return f"\n{where}\n"  # on a line of its own, so that a comment at its end does not hide the parenthesis behind it
+
+
+def _comparison(kind: str) -> str:
+    """What makes a condition of a value of this type of DuckDB."""
+    if kind == "VARCHAR":
+        return "= 'text'"
+    return "> 0" if _NUMBER.fullmatch(kind) else "IS NOT NULL"
 
 
 def _cut(text: str, length: int = 1000) -> str:
