@@ -233,8 +233,7 @@ class Catalog:
         """Evaluate each rule that is due, as the background thread does; returns the seconds until the next is due, if any."""
         for _ in self.rules.definitions:
             with self._evaluation_lock:
-                name = self._schedule.next_due(self._clock())
-                if name is None:
+                if (name := self._schedule.next_due(self._clock())) is None:
                     break
                 self._refresh_one(name)
         with self._evaluation_lock:
@@ -244,7 +243,8 @@ class Catalog:
         try:
             return self.refresh_due()
         except Exception:  # the thread has to go on
-            log.exception("rules could not be refreshed; the next attempt is in a second")
+            if not self._table.is_stopped:
+                log.exception("rules could not be refreshed; the next attempt is in a second")
             return 1.0
 
     @property
@@ -496,5 +496,5 @@ class Catalog:
                 log.info("rule %s can be evaluated again", name)
             return
         self._evaluations[name] = replace(before, error=str(error))
-        if before.error is None and not quiet:
+        if before.error is None and not quiet and not self._table.is_stopped:
             log.warning("%s\nrule %s keeps its last good filter until it can be evaluated again", error, name)

@@ -159,6 +159,11 @@ class ItemsTable:
         """Whether another process, or another catalog of this one, has the file open. Cost: two system calls."""
         return self._use_lock is not None and self._use_lock.is_shared()
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether evaluations were stopped, which is no failure of a rule."""
+        return self._limit.stopped
+
     def stop(self) -> None:
         """Interrupt running evaluations of rules, and refuse new ones."""
         self._limit.stop()

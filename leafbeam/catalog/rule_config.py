@@ -30,6 +30,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 _TEXT = re.compile(r"\s*(?P<name>[^\s=@]*)\s*(?:@\s*(?P<refresh>[^\s=]*)\s*)?=(?P<where>.*)", re.DOTALL)
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_MIN_SECONDS = 0.1  # more often, evaluations would leave no time to requests
 _MAX_SECONDS = 365 * 86_400.0
 
 
@@ -72,11 +73,12 @@ class Rule:
 
 
 def parse_duration(duration: object, what: str = "a duration") -> float:
-    """Seconds of a text such as "500ms", "60s", "5m", "1h" or "1d". Raises RuleError."""
+    """Seconds of a text such as "500ms", "60s", "5m", "1h" or "1d", from 100 ms to a year. Raises RuleError."""
     found = _DURATION.fullmatch(duration) if isinstance(duration, str) else None
     seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
-    if not 0 < seconds <= _MAX_SECONDS:
-        raise RuleError(f'{what} has to be a text such as "500ms", "60s", "5m", "1h" or "1d", up to a year, not {duration!r}')
+    if not _MIN_SECONDS <= seconds <= _MAX_SECONDS:
+        example = 'a text such as "500ms", "60s", "5m", "1h" or "1d"'
+        raise RuleError(f"{what} has to be {example}, from 100 ms to a year, not {duration!r}")
     return seconds
 
 

@@ -175,16 +175,30 @@ def test_the_background_thread_refreshes_by_itself_and_ends_with_the_catalog():
     assert threads() == []
     with Catalog.in_memory(items(), TRIE, {"cheap": "price < 20"}) as catalog:
         assert threads() == []
-        catalog.add_rule("in_stock", "stock > 0", refresh="2ms")
+        catalog.add_rule("in_stock", "stock > 0", refresh="100ms")
         change(catalog, "UPDATE items SET stock = 1")
         until(lambda: len(catalog.rules.filters["in_stock"]) == NUM_ITEMS)
         assert len(threads()) == 1
     assert threads() == []
-    forgotten = Catalog.in_memory(items(), TRIE, {"cheap": "price < 20"}, refresh="1ms")
+    forgotten = Catalog.in_memory(items(), TRIE, {"cheap": "price < 20"}, refresh="100ms")
     assert len(threads()) == 1
     del forgotten
     gc.collect()
     until(lambda: (gc.collect(), threads() == [])[1])
+
+
+def test_a_rule_that_closing_interrupts_has_not_failed(monkeypatch, caplog):
+    evaluate, began = ReadSession.evaluate, threading.Event()
+
+    def until_stopped(self, rule, num_rows, end):
+        began.set()
+        until(lambda: self._limit.stopped)
+        return evaluate(self, rule, num_rows, end)
+
+    with Catalog.in_memory(items(), TRIE, {"cheap": "price < 20"}, refresh="100ms"):
+        monkeypatch.setattr(ReadSession, "evaluate", until_stopped)
+        assert began.wait(20)
+    assert caplog.text == ""
 
 
 def test_an_exception_in_the_background_thread_does_not_end_it(monkeypatch, caplog):
