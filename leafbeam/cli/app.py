@@ -11,6 +11,8 @@ from leafbeam.cli import demo, doctor, evaluate, generate, import_run, index, it
 from leafbeam.cli.console import stderr
 from leafbeam.errors import AccessDeniedError, LeafbeamError
 
+_NUMBERS = {"int_parsing": "a whole number", "float_parsing": "a number"}  # by pydantic's type of an error
+
 
 class Commands(TyperGroup):
     """A group of commands that reports a user's mistake in one message and exits with code 2."""
@@ -18,6 +20,9 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except typer.BadParameter as error:
+            _name_value(error)
+            raise
         except (LeafbeamError, OSError) as error:
             if ctx.params.get("debug"):
                 raise
@@ -25,6 +30,15 @@ class Commands(TyperGroup):
             hint = "; LEAFBEAM_KEY has the key of a command" if isinstance(error, AccessDeniedError) else ""
             stderr().print(Text.assemble(("Error: ", "bold red"), kind, f"{error}{hint}"), soft_wrap=True)
             raise typer.Exit(2) from error
+
+
+def _name_value(error: typer.BadParameter) -> None:
+    """Say which value is no number: typer's message is that of pydantic, which leaves it out."""
+    cause: Any = error.__cause__
+    if hasattr(cause, "errors"):
+        problem = cause.errors()[0]
+        if problem["type"] in _NUMBERS:
+            error.message = f"{str(problem['input'])[:80]!r} is not {_NUMBERS[problem['type']]}"
 
 
 app = typer.Typer(

@@ -110,6 +110,8 @@ def test_a_command_too_early_names_the_one_to_run_first(tmp_path: Path, words: t
         (("evaluate", "--scoring", "fulll"), "not one of 'full', 'allowed'"),
         (("evaluate", "--part", "train"), "not one of 'test', 'valid'"),
         (("evaluate", "--users", "0"), "at least one"),
+        (("recommend", "--items", "three"), "'--items': 'three' is not a whole number"),
+        (("train", "--minutes", "x"), "'--minutes': 'x' is not a number"),
         (("recommend",), "one of --history A,B,C, --user U or --users TABLE"),
         (("recommend", "--history", "a", "--user", "b"), "one of --history A,B,C, --user U or --users TABLE"),
     ],
