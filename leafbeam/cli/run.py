@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from leafbeam.semid import ItemEncoder, SidTable
 
 _SAMPLE = 1000  # of the items whose codes are compared
+_MAX_SHOWN = 10
+_OF_A_RUN = ("source.json", "index.leafbeam")
 _WRITERS = {"source": "fit-sids", "sids": "fit-sids", "model": "train", "trie": "build", "catalog": "build", "rules": "build"}
 
 
@@ -79,7 +81,13 @@ class RunDirectory:
         return self.memory if self.memory.exists() else None
 
     def check(self, *names: str) -> None:
-        """Raise CheckpointError, which names the command to run first, where one of these files does not exist."""
+        """Raise CheckpointError, which names the command to run first, where the run or one of these files does not exist."""
+        if names and not self.path.exists():
+            beside = sorted({str(file.parent) for name in _OF_A_RUN for file in self.path.parent.glob(f"*/{name}")})
+            known = f"; runs beside it: {', '.join(beside[:_MAX_SHOWN])}" if beside else ""
+            raise CheckpointError(
+                f"there is no run {self.path} (--run): `leafbeam fit-sids --run {self.path}` begins one{known}"
+            )
         for name in names:
             path: Path = getattr(self, name)
             if not path.exists():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from leafbeam.cli.run import RunDirectory
-from leafbeam.errors import DataError
+from leafbeam.errors import CheckpointError, DataError
 
 
 def strict(text: str) -> dict[str, object]:
@@ -50,3 +50,18 @@ def test_what_is_no_report_is_refused_by_name(tmp_path: Path, text: str):
     run.report.write_text(text)
     with pytest.raises(DataError, match=r"report\.json"):
         run.add_to_report("train", {})
+
+
+def test_a_mistyped_run_is_named_beside_those_that_exist(tmp_path: Path):
+    for name in ("shop", "cooking"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "source.json").touch()
+    (tmp_path / "notes").mkdir()
+    with pytest.raises(CheckpointError) as refused:
+        RunDirectory(tmp_path / "cookin").check("sids", "model")
+    assert str(refused.value).startswith(f"there is no run {tmp_path / 'cookin'} (--run): ")
+    assert str(refused.value).endswith(f"; runs beside it: {tmp_path / 'cooking'}, {tmp_path / 'shop'}")
+    with pytest.raises(CheckpointError, match=r"`leafbeam fit-sids --run \S+` begins one$"):
+        RunDirectory(tmp_path / "none" / "shop").check("model")
+    with pytest.raises(CheckpointError, match="run `leafbeam train --run"):
+        RunDirectory(tmp_path / "shop").check("source", "model")
