@@ -220,11 +220,11 @@ class ChangePlanner:
 
 def _problem_of_kind(item: ItemLine, kinds: Mapping[str, str | None]) -> str | None:
     """kinds: of the ids of each that has some, or a column for them: an index without items takes either."""
-    own = "S" if isinstance(item.item_id, str) else "i"
+    own, other = ("S", "i") if isinstance(item.item_id, str) else ("i", "S")
     whose = next((name for name, kind in kinds.items() if kind not in (None, own)), None)
     if whose is None:
         return None
-    return f"item_id is {short_repr(item.item_id)}, but the ids of this {whose} are {ID_KINDS['iS'[own == 'i']]}"
+    return f"item_id is {short_repr(item.item_id)}, but the ids of this {whose} are {ID_KINDS[other]}"
 
 
 def _kind_of_column(schema: pa.Schema) -> str | None:
