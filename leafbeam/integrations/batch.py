@@ -205,7 +205,10 @@ class BatchJob:
     def _check_columns(self, file: Path, schema: Any) -> None:
         for name in self.request.columns:
             if name not in schema.names:
-                raise DataError(f"{file} has no column {name!r}; it has {', '.join(schema.names)}")
+                options = "--user-column and --history-column, in Python user_column, history_column and deny_column"
+                raise DataError(
+                    f"{file} has no column {name!r}; it has {', '.join(schema.names)}: name its columns ({options})"
+                )
             kind: Any = schema.field(name).type
             is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
             is_id = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string)

@@ -54,6 +54,7 @@ def test_columns_of_users_may_have_any_name(run: Path, tmp_path: Path):
     refused = call(*words, "--out", tmp_path / "out")
     assert refused.exit_code == 2
     assert "user_id" in refused.stderr
+    assert "--user-column and --history-column" in refused.stderr.replace("\n", " ")
     named = call(*words, "--out", tmp_path / "named", "--user-column", "who", "--history-column", "had")
     assert named.exit_code == 0, named.stderr
     assert pq.read_table(tmp_path / "named").num_rows == 40
