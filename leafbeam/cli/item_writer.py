@@ -62,9 +62,10 @@ def _run_items(paths: RunDirectory) -> Generator[_RunItems]:
         try:
             changed = place.open(files, opened)
         except LockedError as error:
+            holder = str(error).partition("; close it there")[0]  # the rest is advice for Python
             raise LockedError(
                 f"a server or another command has {paths.path} open: send the items through the server with --url, such as "
-                f"--url http://127.0.0.1:8000 ({error})"
+                f"--url http://127.0.0.1:8000 ({holder})"
             ) from error
         assert isinstance(changed.source, Catalog)
         assert isinstance(changed.writer, CatalogWriter)

@@ -113,6 +113,7 @@ def test_items_of_a_server_are_added_replaced_and_removed(run: Path, monkeypatch
         add_replace_and_remove(run, "--url", url)
         outside = call("remove", "i1", "--run", str(run))
         assert (outside.exit_code, "--url http://127.0.0.1:8000" in outside.stderr) == (2, True)
+        assert ("one writer at a time)" in outside.stderr, "read_only" in outside.stderr) == (True, False)
         monkeypatch.delenv(KEY)
         refused = call("remove", "i1", "--url", url)
         assert (refused.exit_code, "401" in refused.stderr) == (2, True)
