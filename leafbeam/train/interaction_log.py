@@ -139,11 +139,14 @@ def load_log(
         path, interactions = None, path
     if path is not None and interactions is None:
         if not Path(path).is_dir():
+            if Path(path).exists():
+                raise DataError(f"{path} is no directory: name a table as interactions=FILE")
             raise DataError(f"there is no directory {path}: it should hold interactions.parquet (or .csv)")
         interactions = find_table(Path(path), "interactions")
         if interactions is None:
             found = f"{path} holds no interactions.parquet, interactions.csv or interactions.csv.gz"
-            raise DataError(f"{found}: rename the file, or name it with --data FILE (interactions=FILE)")
+            how = "`leafbeam fit-sids --data FILE` (in Python interactions=FILE)"
+            raise DataError(f"{found}: rename the file, or name it with {how}")
         items = items if items is not None else find_table(Path(path), "items")
     elif path is not None or interactions is None:
         raise ArgumentError("give either a directory, or interactions=FILE (and items=FILE)")

@@ -12,6 +12,7 @@ from leafbeam import Trie
 from leafbeam.cli import app
 from leafbeam.cli.output import parse_ids
 from leafbeam.errors import DataError, ItemIdError
+from leafbeam.train import load_log
 
 COMMANDS = ("fit-sids", "import", "train", "evaluate", "build", "recommend", "serve", "inspect", "doctor", "make-shop", "demo")
 ENV = {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
@@ -120,6 +121,20 @@ def test_settings_out_of_range_say_what_was_expected(tmp_path: Path, words: tupl
     result = call(*words, "--run", tmp_path)
     assert result.exit_code == 2
     assert message in result.stderr.replace("\n", " ")
+
+
+def test_the_demo_names_the_command_for_tables_of_other_names(tmp_path: Path):
+    table = tmp_path / "views.csv"
+    table.write_text("user_id,item_id,timestamp\n1,1,1\n")
+    for data, what in ((table, "is no directory"), (tmp_path / "nothing", "there is no directory")):
+        refused = call("demo", "--data", data, "--runs", tmp_path / "runs")
+        assert refused.exit_code == 2
+        assert what in refused.stderr
+        assert "`leafbeam fit-sids --data FILE" in refused.stderr
+    refused = call("demo", "--data", tmp_path, "--runs", tmp_path / "runs")
+    assert (refused.exit_code, "name it with `leafbeam fit-sids --data FILE`" in refused.stderr) == (2, True)
+    with pytest.raises(DataError, match=r"views\.csv is no directory: name a table as interactions=FILE"):
+        load_log(table)
 
 
 def test_make_shop_never_replaces_tables_silently(tmp_path: Path):
