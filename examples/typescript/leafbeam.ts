@@ -448,7 +448,7 @@ export interface RecommendAnswer {
   item_ids: Array<number | string>;
   /** The Semantic ID of each item: one code per level. */
   sids: Array<Array<number>>;
-  /** If `model` ranked, log probabilities: items that share a SID share a score. Else sums of features. */
+  /** If `model` ranked, log probabilities: items that share a SID share a score. Else sums of features, comparable within one answer only. */
   scores: Array<number>;
   /** Who ranked: `model`, `memory` or `fused`. */
   channel: string;

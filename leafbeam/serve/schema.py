@@ -129,7 +129,10 @@ class RecommendAnswer(Struct, frozen=True, kw_only=True):
     sids: Annotated[tuple[tuple[int, ...], ...], Meta(description="The Semantic ID of each item: one code per level.")]
     scores: Annotated[
         tuple[float, ...],
-        Meta(description="If `model` ranked, log probabilities: items that share a SID share a score. Else sums of features."),
+        Meta(
+            description="If `model` ranked, log probabilities: items that share a SID share a score. Else sums of features, "
+            "comparable within one answer only."
+        ),
     ]
     channel: Annotated[str, Meta(description="Who ranked: `model`, `memory` or `fused`.")]
     reasons: Annotated[
