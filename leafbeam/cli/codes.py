@@ -219,7 +219,7 @@ def _sizes_in(file: Path, metadata: dict[bytes, bytes]) -> tuple[int, ...] | Non
         return None
     try:
         return tuple(int(size) for size in json.loads(metadata[_SIZES_KEY]))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise DataError(
             f"{file} has metadata {_SIZES_KEY.decode()} that is no list of numbers ({error}): pass --codebook-sizes"
         ) from error

@@ -110,7 +110,7 @@ def check_origin(path: Path, trie: Path) -> None:
     try:
         content = json.loads(read_text(origin))
         found, version = content["index"], _version_of(trie)
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise LogError(f"{origin} cannot be read ({error}): restore the directory from a copy") from error
     if found != version:
         raise ConflictError(

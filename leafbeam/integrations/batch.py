@@ -321,7 +321,7 @@ def _version_of(index: Path) -> str:
 def _compare(path: Path, manifest: dict[str, Any]) -> None:
     try:
         existing: Any = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read ({error}): name another output directory, or remove this one") from error
     if existing != manifest:
         existing = existing if isinstance(existing, dict) else {}

@@ -84,6 +84,14 @@ def test_the_table_of_fit_sids_knows_its_codebooks(tmp_path: Path) -> None:
     assert Trie.load(tmp_path / "sids.leafbeam").version == Trie.build(codes, [30, 40, 50], names).version
 
 
+def test_codebook_sizes_that_nest_too_deeply_are_refused_in_one_line(tmp_path: Path) -> None:
+    table = pa.table({"item_id": ["a"], "codes": pa.array([[1, 2]], pa.list_(pa.int64()))})
+    pq.write_table(table.replace_schema_metadata({"leafbeam.codebook_sizes": "[" * 100_000}), tmp_path / "a.parquet")
+    refused = call("build", tmp_path / "a.parquet")
+    assert refused.exit_code == 2
+    assert "leafbeam.codebook_sizes that is no list of numbers" in refused.stderr
+
+
 def test_the_column_of_ids_may_have_any_name(tmp_path: Path) -> None:
     codes, names = rows(9)
     pq.write_table(pa.table({"sku": names, **code_arrays(codes, "c")}), tmp_path / "a.parquet")

@@ -407,3 +407,6 @@ def test_a_damaged_file_of_the_directory_is_named(shop: Shop):
     (shop.folder / "live" / "rules.json").write_text(json.dumps({"rules": [1]}))
     with pytest.raises(LogError, match=r"rules\.json cannot be read"), shop.writer():
         pass
+    (shop.folder / "live" / "origin.json").write_text("[" * 100_000)
+    with pytest.raises(LogError, match=r"origin\.json cannot be read"), shop.writer():
+        pass

@@ -116,9 +116,10 @@ def test_answers_of_different_jobs_are_not_mixed(files: ServingFiles, tmp_path: 
     make_users(tmp_path / "users.parquet", users=39)
     with pytest.raises(DataError, match="different users"):
         recommend_users(job)
-    (Path(job.out) / "_manifest.json").write_text("{")
-    with pytest.raises(DataError, match="cannot be read"):
-        recommend_users(job)
+    for damaged in ("{", "[" * 100_000):
+        (Path(job.out) / "_manifest.json").write_text(damaged)
+        with pytest.raises(DataError, match="cannot be read"):
+            recommend_users(job)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter.txt").write_text("mine")
     with pytest.raises(DataError, match="not the output of a batch job"):
