@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import ForeignFilterError
+from leafbeam.errors import FilterError, ForeignFilterError, short_repr
 from leafbeam.index.bitmap import Bitmap
 from leafbeam.index.items import ItemTable
 from leafbeam.tables import html_table
@@ -55,6 +56,9 @@ class Filter:
         """Bytes of the bitmaps."""
         return self.ordinals.nbytes + (0 if self.leaves is self.ordinals else self.leaves.nbytes)
 
+    def __bool__(self) -> NoReturn:
+        raise no_truth()
+
     def __len__(self) -> int:
         return self.ordinals.count
 
@@ -92,9 +96,21 @@ class Filter:
         return Filter(ordinals=ordinals, items=self.items, index_version=self.index_version)
 
     def _same_index(self, other: "Filter") -> "Filter":
+        if not isinstance(other, Filter):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise no_operand("Filter", other)
         if self.index_version != other.index_version:
             raise ForeignFilterError(
                 f"the filters belong to two indexes: {self.index_version} with {self.ordinals.size:,} items and "
                 f"{other.index_version} with {other.ordinals.size:,}; make both with the same index.filter(...)"
             )
         return other
+
+
+def no_truth() -> FilterError:
+    """The error for the truth of a filter: `a and b` would be `b` alone."""
+    return FilterError("a filter is neither true nor false: combine filters with & | - ~; len(f) > 0 says whether f has items")
+
+
+def no_operand(kind: str, other: object) -> FilterError:
+    """The error for an operand that is no filter of this kind."""
+    return FilterError(f"an operand is {short_repr(other)}: expected a {kind} too; make both in the same way")

@@ -4,13 +4,14 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError, ForeignFilterError
 from leafbeam.index.bitmap import Bitmap
-from leafbeam.index.filters import Filter
+from leafbeam.index.filters import Filter, no_operand, no_truth
 from leafbeam.index.items import ItemIds, as_id_array, check_known
 from leafbeam.index.trie import Trie
 from leafbeam.tables import html_table
@@ -74,7 +75,12 @@ class Version:
 
     @classmethod
     def of(cls, index: "Trie | Version") -> "Version":
-        """A trie as a version of one segment; a version as it is."""
+        """A trie as a version of one segment; a version as it is. Raises ArgumentError for anything else."""
+        if not isinstance(index, Trie | Version):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ArgumentError(
+                f"index is of the type {type(index).__name__}: expected a Trie, or the version() of a live index or a catalog; "
+                "make a Trie of codes with Trie.build(codes, codebook_sizes)"
+            )
         return index if isinstance(index, Version) else cls(segments=(Segment(trie=index),))
 
     @property
@@ -260,6 +266,9 @@ class VersionFilter:
     def __len__(self) -> int:
         return sum(len(part) for part in self.parts)
 
+    def __bool__(self) -> NoReturn:
+        raise no_truth()
+
     def __contains__(self, item_id: int | str) -> bool:
         return any(item_id in part for part in self.parts)
 
@@ -290,6 +299,8 @@ class VersionFilter:
         return html_table(f"Filter of version {self.version.name}", ["items allowed", "of items", "share"], rows)
 
     def _combine(self, other: "VersionFilter", combine: Callable[[Filter, Filter], Filter]) -> "VersionFilter":
+        if not isinstance(other, VersionFilter):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise no_operand("VersionFilter", other)
         if self.version is not other.version:
             raise ForeignFilterError(
                 f"the filters belong to versions {self.version.number} and {other.version.number}: make both with the same one"

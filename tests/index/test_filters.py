@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from leafbeam import Filter, Trie
 from leafbeam.errors import FilterError, ForeignFilterError, ItemIdError
+from leafbeam.index import Version
 
 
 def shop(num_items: int, duplicates: bool, seed: int = 0) -> tuple[Trie, np.ndarray]:
@@ -38,7 +39,6 @@ def test_filters_obey_the_laws_of_sets(num_items: int, duplicates: bool, seed: i
     assert a == trie.filter(item_ids=list(sets[0]))
     assert all((int(item) in a) == (int(item) in sets[0]) for item in ids)
     assert "nope" not in a
-    assert bool(a) == bool(sets[0])
 
 
 def test_a_leaf_is_alive_while_one_of_its_items_is() -> None:
@@ -48,11 +48,22 @@ def test_a_leaf_is_alive_while_one_of_its_items_is() -> None:
     assert (trie.filter(item_ids=["a"]) - trie.filter(item_ids=["a"])).leaves.count == 0
 
 
+def test_the_truth_of_a_filter_is_an_error_and_so_is_an_operand_that_is_none() -> None:
+    trie, ids = shop(20, False)
+    a, b = trie.filter(item_ids=ids[:5]), Version.of(trie).filter(item_ids=ids[:5])
+    for one in (a, b):
+        with pytest.raises(FilterError, match=r"combine filters with & \| - ~; len\(f\) > 0"):
+            bool(one)
+        with pytest.raises(FilterError, match="an operand is 'x': expected a"):
+            one & "x"  # type: ignore[operator]
+    with pytest.raises(FilterError, match="expected a Filter too"):
+        a & b  # type: ignore[operator]
+
+
 def test_the_empty_filter() -> None:
     trie, _ = shop(20, False)
     assert len(trie.filter(item_ids=[])) == 0
     assert len(trie.filter(np.zeros(20, np.bool_))) == 0
-    assert not trie.filter(item_ids=[])
 
 
 def test_an_empty_index_has_filters_too() -> None:
