@@ -3,9 +3,9 @@
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from leafbeam.errors import RequestError
+from leafbeam.errors import RequestError, short_repr
 from leafbeam.index import VersionFilter
 
 MAX_CHARACTERS = 1000
@@ -45,7 +45,13 @@ class Expression:
         if isinstance(rules, str | Expression):
             parts = [cls.parse(rules) if isinstance(rules, str) else rules]
         else:
-            parts = [cls(kind="name", name=name) for name in rules]
+            given: Any = rules
+            names: list[Any] = list(given) if isinstance(given, Iterable) else [given]
+            if wrong := [name for name in names if not isinstance(name, str)]:
+                raise RequestError(
+                    f"{short_repr(wrong[0])} is no rule: expected names, or an expression such as 'fresh & cheap'"
+                )
+            parts = [cls(kind="name", name=name) for name in names]
         parts += [] if also is None else [cls.parse(also)]
         return _normal("and", parts) if parts else None
 

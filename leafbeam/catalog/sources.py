@@ -111,8 +111,11 @@ def copy_items(connection: duckdb.DuckDBPyConnection, source: ItemSource) -> Non
             _copy_arrow(connection, source, {})
         except pa.ArrowException as error:
             raise DataError(f"the table cannot be read: {error}") from error
-    else:
+    elif isinstance(source, str | os.PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]
         _copy_file(connection, Path(source))
+    else:
+        expected = "a pyarrow.Table such as pa.table({...}), a PostgresTable, or the path of a .parquet or .csv file"
+        raise DataError(f"the items are a {type(source).__name__}: expected {expected}")
 
 
 def check_columns(columns: Sequence[str], name: str) -> None:

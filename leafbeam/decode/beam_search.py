@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.decode.config import SearchConfig, end_code_of
+from leafbeam.decode.config import SearchConfig, beams_of_levels, end_code_of
 from leafbeam.decode.constraint import Constraint, Trace, TrieConstraint, decode, raise_if_bad, rounds
 from leafbeam.decode.head_constraint import HeadConstraint
 from leafbeam.decode.model_calls import JumpForward, ModelCalls, StepFn, SuffixFn
@@ -95,7 +95,7 @@ class BeamSearch(ItemSearch):
     ) -> None:
         version = index.version if isinstance(index, IndexBindings) else Version.of(index)
         config = SearchConfig.of(version, num_beams, scoring)
-        num_items = num_beams if isinstance(num_beams, int) else num_beams[-1]
+        num_items = beams_of_levels(num_beams, version.num_levels)[-1]
         super().__init__(index, config, num_items, backend, device)
 
     def __repr__(self) -> str:

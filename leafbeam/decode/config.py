@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from operator import mul
+from operator import index, mul
 from typing import get_args
 
 from leafbeam.errors import ArgumentError
@@ -57,9 +57,12 @@ class SearchConfig:
 
 def beams_of_levels(num_beams: int | Sequence[int], num_levels: int) -> tuple[int, ...]:
     """A number of beams for each level, from one number or as many. Raises ArgumentError."""
-    beams = (num_beams,) * num_levels if isinstance(num_beams, int) else tuple(map(int, num_beams))
+    try:
+        beams = tuple(map(index, num_beams)) if isinstance(num_beams, Sequence) else (index(num_beams),) * num_levels
+    except TypeError:  # a part of a beam, or a text
+        beams = ()
     if len(beams) != num_levels or min(beams) < 1:
-        raise ArgumentError(f"num_beams is {num_beams!r}: expected a positive number, or {num_levels} of them, one a level")
+        raise ArgumentError(f"num_beams is {num_beams!r}: expected a positive integer, or {num_levels} of them, one a level")
     return beams
 
 

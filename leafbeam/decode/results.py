@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import ArgumentError, FilterError, short_repr
 from leafbeam.index import Filter, Trie, Version, VersionFilter
 from leafbeam.index.items import ItemIds
 from leafbeam.ops.backend import to_numpy
@@ -88,6 +88,15 @@ def check_batch(version: Version, batch_size: int, filters: BatchFilters, deny: 
     """For each request one RequestFilter a segment, after checking that the lists are as long as the batch."""
     if batch_size < 1:
         raise ArgumentError(f"batch_size is {batch_size}: expected at least 1 request")
+    given: Any = filters
+    is_list = isinstance(given, Sequence) and not isinstance(given, str)
+    each: list[Any] = list(given) if is_list else [given]
+    for number, one in enumerate(each):
+        if one is not None and not isinstance(one, Filter | VersionFilter):
+            name = f"filters[{number}]" if is_list else "filters"
+            raise FilterError(
+                f"{name} is {short_repr(one)}: expected a Filter: make one with index.filter(mask) or catalog.filter('cheap')"
+            )
     for name, values in (("filters", filters), ("deny", deny)):
         if values is not None and not isinstance(values, Filter | VersionFilter) and len(values) != batch_size:
             raise ArgumentError(f"{name} has {len(values)} entries: expected one for each of the {batch_size} requests")

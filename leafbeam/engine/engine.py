@@ -5,12 +5,12 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import overload
+from typing import Any, cast, overload
 
 import torch
 
@@ -432,6 +432,8 @@ class Engine:
 
         Deadlines are ignored. Threads take turns. Raises like `submit`.
         """
+        if isinstance(requests, Mapping):  # its keys would be taken for requests
+            self.limits.check(cast(Any, requests))
         if isinstance(requests, Request):
             return self.recommend([requests])[0]
         pending: list[PendingRequest] = []

@@ -114,7 +114,9 @@ class Limits:
             )
 
     def check(self, request: Request) -> None:
-        """Raise RequestError if the request is beyond a limit."""
+        """Raise RequestError if the request is beyond a limit, or none."""
+        if not isinstance(request, Request):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise RequestError(f"expected a Request, such as Request(history=('i1',)), got {type(request).__name__}")
         if request.deadline_s is not None:
             if request.deadline_s <= 0:
                 message = f"the deadline passed {-request.deadline_s:g} s before the request arrived: allow more time"

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, fields
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from leafbeam.engine.capacity import Capacity
 from leafbeam.errors import ArgumentError
@@ -77,7 +77,8 @@ class Settings:
                 raise ArgumentError(f"{field.name} must be an integer of at least 1, not {value!r}")
             if field.type is float and not (isinstance(value, int | float) and 0 < value < math.inf):
                 raise ArgumentError(f"{field.name} must be a number of seconds above 0, not {value!r}")
-        if self.slo_s is not None and not 0 < self.slo_s < math.inf:
+        slo_s: Any = self.slo_s
+        if slo_s is not None and not (isinstance(slo_s, int | float) and 0 < slo_s < math.inf):
             raise ArgumentError(f"slo_s must be a number of seconds above 0, or None, not {self.slo_s!r}")
         if self.attention_costs is not None:
             if not isinstance(self.attention_costs, AttentionCosts):  # pyright: ignore[reportUnnecessaryIsInstance]

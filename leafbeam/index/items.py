@@ -34,6 +34,8 @@ def check_item_ids(item_ids: ItemIds, num_items: int) -> NDArray[np.generic]:
 
 def as_id_array(item_ids: ItemIds) -> NDArray[np.generic]:
     """Ids of either kind as a 1-D array of int64, or of UTF-8 bytes of fixed width (a quarter of numpy's str)."""
+    if isinstance(item_ids, list | tuple):  # numpy would write numbers among texts as texts
+        _check_types(item_ids)
     try:
         ids = np.asarray(item_ids)
     except ValueError as error:  # ragged
@@ -62,6 +64,15 @@ def as_id_array(item_ids: ItemIds) -> NDArray[np.generic]:
                 f"item ids have to be a flat sequence of integers or of strings that UTF-8 can encode: {error}"
             ) from error
     raise ItemIdError(f"item ids have dtype {ids.dtype}: expected integers or strings")
+
+
+def _check_types(item_ids: Sequence[object]) -> None:
+    """Raise ItemIdError for integers and strings together."""
+    types = set(map(type, item_ids))
+    if len(types) > 1 and not any(
+        all(issubclass(kind, of_ids) and kind is not bool for kind in types) for of_ids in (str, bytes, (int, np.integer))
+    ):
+        raise ItemIdError(f"item ids hold {sorted(kind.__name__ for kind in types)}: expected all integers or all strings")
 
 
 def ids_from_arrow(column: Any) -> NDArray[np.generic]:

@@ -63,7 +63,7 @@ class Trie:
         end_code: the last code of every level, if rows are sequences padded with it (`from_sequences`). packed: see `packed()`.
 
         Cost: O(N), less than 0.1 µs an item and a peak of about 37 bytes an item, the result included, at 8 x 2,048.
-        Raises CodesError (wrong width or dtype, a code outside its codebook) and ItemIdError (wrong number, duplicates).
+        Raises CodesError (wrong width or dtype, a code outside its codebook) and ItemIdError (wrong number, types, duplicates).
         """
         table_NL, sizes = check_codes(codes, codebook_sizes)
         if end_code is not None:

@@ -126,6 +126,11 @@ def test_an_invalid_table_is_refused_by_name_from_each_source(tmp_path, table, s
     assert not (tmp_path / "c.duckdb").exists()
 
 
+def test_what_is_no_source_is_named():
+    with pytest.raises(DataError, match="the items are a dict: expected a"):
+        Catalog.in_memory({"item_id": [1]}, trie_of([1]))
+
+
 def test_a_stream_that_breaks_off_leaves_nothing(tmp_path):
     schema = pa.schema({"item_id": pa.int64()})
 

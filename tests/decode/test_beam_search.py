@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from leafbeam import BeamSearch, Trie
-from leafbeam.errors import ArgumentError, ForeignFilterError, ItemIdError, LogitsError
+from leafbeam.errors import ArgumentError, FilterError, ForeignFilterError, ItemIdError, LogitsError
 
 
 def trie_of(num_items: int = 200, size: int = 7, levels: int = 3) -> Trie:
@@ -213,3 +213,21 @@ def test_a_deny_list_of_the_wrong_type_is_refused_and_unknown_ids_are_ignored() 
         with pytest.raises(ItemIdError, match=f"deny holds {other(7)!r}, but the item ids of this index are {said}"):
             search.run(ByLevel(rows(levels=2)), 1, deny=[[other(7)]])
         assert len(search.run(ByLevel(rows(levels=2)), 1, deny=[[]]).item_ids[0]) == 40
+
+
+def test_what_is_no_filter_no_index_or_no_number_of_beams_is_named() -> None:
+    trie, model = trie_of(), ByLevel(rows())
+    search, fresh = BeamSearch(trie, 5), trie.filter(item_ids=[1])
+    for filters, said in (
+        ([fresh, "cheap"], r"filters\[1\] is 'cheap': expected a Filter: make one with index.filter\(mask\)"),
+        (np.ones(200, np.bool_), r"filters is array\("),
+        ("cheap", "filters is 'cheap'"),
+    ):
+        with pytest.raises(FilterError, match=said):
+            search.run(model, 2, filters=filters)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"index is of the type ndarray: expected a Trie.*Trie\.build"):
+        BeamSearch(np.zeros((4, 2), np.int64), 5)  # type: ignore[arg-type]
+    for beams in (20.5, "5", [5, 5, 5.5]):
+        with pytest.raises(ArgumentError, match="expected a positive integer, or 3 of them"):
+            BeamSearch(trie, beams)  # type: ignore[arg-type]
+    assert BeamSearch(trie, np.int64(5)).run(model).num_valid[0] == 5  # type: ignore[arg-type]

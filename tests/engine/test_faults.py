@@ -413,6 +413,7 @@ def test_the_end_of_a_with_block_closes_the_catalog_that_load_opened(shop, catal
         {"workers": 0},
         {"num_beams": True},
         {"slo_s": 0.0},
+        {"slo_s": "x"},
         {"slo_s": float("nan")},
         {"timeout_s": -1.0},
         {"wait_s": 11.0},

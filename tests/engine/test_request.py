@@ -55,3 +55,9 @@ def test_limits_that_contradict_each_other_are_refused():
         Limits(max_items=30, max_beams=20)
     with pytest.raises(ArgumentError, match="max_rules"):
         Limits(max_rules=0)
+
+
+@pytest.mark.parametrize("wrong", [{"history": ["i1"]}, "i1", None])
+def test_what_is_no_request_is_named(wrong):
+    with pytest.raises(RequestError, match=rf"expected a Request, such as .*, got {type(wrong).__name__}"):
+        Limits().check(wrong)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from leafbeam.errors import ItemIdError
 from leafbeam.index import items as items_module
-from leafbeam.index.items import ItemTable, hash_ids
+from leafbeam.index.items import ItemTable, as_id_array, hash_ids
 
 
 def table_of(ids: np.ndarray) -> ItemTable:
@@ -59,3 +59,11 @@ def test_numbers_have_different_hashes() -> None:
 
 def test_strings_hash_alike_in_arrays_of_any_width() -> None:
     assert hash_ids(np.array([b"a", b"", b"ab"], "S2")).tolist() == hash_ids(np.array([b"a", b"", b"ab"], "S17")).tolist()
+
+
+@pytest.mark.parametrize("ids", [["a", 1], [1, "a"], ["a", b"b"], [True, 3], ("a", np.int64(1)), [b"a", 1]])
+def test_ids_of_two_types_are_refused(ids: list[object]) -> None:
+    with pytest.raises(ItemIdError, match="expected all integers or all strings"):
+        as_id_array(ids)  # type: ignore[arg-type]
+    assert as_id_array([1, np.int64(2), np.uint8(3)]).tolist() == [1, 2, 3]
+    assert as_id_array(["a", np.str_("b")]).tolist() == [b"a", b"b"]
