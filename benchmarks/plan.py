@@ -56,8 +56,8 @@ def parts_of(data: Sequence[Path] = ()) -> list[Part]:
     """Every part; those that learn once for each of these data sets. The others take prompts from the first, or a made shop."""
     shop = ("--data", str(data[0])) if data else ()
     parts: list[tuple[float, Sequence[str]]] = [
-        (10, ("production", "--part", "small")),
-        (10, ("production", "--part", "http")),
+        (25, ("production", "--part", "small")),
+        (20, ("production", "--part", "http")),
         (20, ("serve", *shop)),
         (9, ("overload", *shop)),
         (3, ("memory",)),
@@ -65,10 +65,10 @@ def parts_of(data: Sequence[Path] = ()) -> list[Part]:
         *((minutes, (f"xgr-figure-{number}", *shop)) for number, minutes in ((13, 28), (14, 25), (18, 18))),
         *((minutes, (f"xgr-figure-{number}",)) for number, minutes in ((3, 2), (4, 1), (5, 4), (15, 2), (16, 3), (17, 1))),
         (15, ("xgr-figure-19",)),
-        (26, ("production", "--part", "large")),
-        (4, ("production", "--part", "prefill")),
-        (4, ("production", "--part", "prefill", "--dtype", "bfloat16")),
-        (9, ("production", "--part", "large", "--dtype", "bfloat16")),
+        (40, ("production", "--part", "large")),
+        (6, ("production", "--part", "prefill")),
+        (6, ("production", "--part", "prefill", "--dtype", "bfloat16")),
+        (20, ("production", "--part", "large", "--dtype", "bfloat16")),
         (12, ("static-figure-4",)),
         *((21, ("static-figure-2", "--distribution", one)) for one in ("uniform", "zipf")),
         *((65, ("static-figure-3", "--distribution", one)) for one in ("uniform", "zipf")),
