@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.peers.vllm_cpu import ENVIRONMENT, vllm_engine
+from benchmarks.peers.vllm_cpu import ENVIRONMENT, VllmSettings, vllm_engine
 from benchmarks.serving import language
 
 PEERS = [peer for peers in language.PEERS for peer in peers]
@@ -16,7 +16,10 @@ PEERS = [peer for peers in language.PEERS for peer in peers]
 
 @contextmanager
 def two_engines(checkpoint: Path, environment: Path) -> Generator[language.Engines]:
-    vllm = partial(vllm_engine, checkpoint, threads=1, max_tokens=256, cache_gib=1, limit_s=300, environment=environment)
+    settings = VllmSettings(threads=1)
+    vllm = partial(
+        vllm_engine, checkpoint, settings=settings, max_tokens=256, cache_gib=1, limit_s=300, environment=environment
+    )
     with vllm() as engine, vllm(dtype="bfloat16") as narrow:
         yield engine, narrow
 
