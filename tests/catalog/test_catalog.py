@@ -396,7 +396,7 @@ def test_create_refuses_an_invalid_source_and_leaves_no_file(tmp_path):
         "have no item_id": pa.table({"item_id": [1, None]}),
         "there is no file": tmp_path / "none.csv",
         "has to end in": tmp_path / "items.txt",
-        "cannot write": tmp_path / "bad.parquet",
+        "cannot be read as Parquet": tmp_path / "bad.parquet",
     }
     for says, source in sources.items():
         with pytest.raises(DataError, match=says):

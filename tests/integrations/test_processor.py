@@ -122,7 +122,7 @@ def test_the_callback_answers_like_the_trie_for_every_prefix() -> None:
     )
     everything = version.filter_of([None, None])
     for request, one in enumerate(filters):
-        items = version.codes_of((one or everything - version.filter(item_ids=[250])).item_ids())
+        items = version.codes_of((everything - version.filter(item_ids=[250]) if one is None else one).item_ids())
         trie = PythonTrie(np.stack([shop.tokens[level][items[:, level]] for level in range(3)], axis=1).tolist())
         for prefix in [
             [],
