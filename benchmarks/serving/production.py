@@ -53,7 +53,7 @@ from leafbeam.model import ModelConfig, Transformer, Workspace, search_bytes
 from leafbeam.model.threads import torch_threads
 from leafbeam.ops.backend import IndexBindings
 
-__all__ = ["MAX_TOKENS", "Dtype", "Part", "in_dtype", "large_run", "offline_ways", "runs", "settings_of"]
+__all__ = ["MAX_TOKENS", "Dtype", "Part", "in_dtype", "large_run", "offline_ways", "runs", "settings_of", "vllm_answers"]
 
 Part = Literal["small", "http", "large"]
 Dtype = Literal["float32", "bfloat16"]
@@ -136,7 +136,7 @@ def _beams_of(
 ) -> Generator[Callable[[Case], Way]]:
     """vLLM's beams without a constraint, under these settings."""
     with vllm(settings=settings) as engine:
-        yield lambda case: partial(_vllm, run, engine, case, {"way": "beams"})
+        yield lambda case: partial(vllm_answers, run, engine, case, {"way": "beams"})
 
 
 def _checkpoints(run: LoadRun, cases: Sequence[Case]) -> dict[Path, list[Case]]:
@@ -165,7 +165,8 @@ def _grammar_ms(run: LoadRun, engine: VllmEngine) -> float | str:
         return failure.status
 
 
-def _vllm(run: LoadRun, engine: VllmEngine, case: Case, job: dict[str, Any], prompts: Prompts) -> list[list[list[int]]]:
+def vllm_answers(run: LoadRun, engine: VllmEngine, case: Case, job: dict[str, Any], prompts: Prompts) -> list[list[list[int]]]:
+    """The tokens of a job's answers to these prompts. Raises PeerFailure."""
     sizes = {"num_beams": case.beams, "num_tokens": run.trie.num_levels}
     return engine.run(job | {"prompts": tokens_of(run, prompts)} | sizes)["sequences"]
 
@@ -217,7 +218,7 @@ def offline_ways(run: LoadRun, engine: VllmEngine, dtype: Dtype = "float32") -> 
 
     def ways_of(case: Case) -> dict[str, Way]:
         ways: dict[str, Way] = {"leafbeam": partial(leafbeam, case), "hf_generate": partial(generate, case)}
-        return ways | {name: partial(_vllm, run, engine, case, job) for name, job in jobs.items()}
+        return ways | {name: partial(vllm_answers, run, engine, case, job) for name, job in jobs.items()}
 
     return ways_of
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from benchmarks.peers.vllm_cpu import ENVIRONMENT, VllmEngine, VllmSettings, vllm_engine, write_tokenizer
 from benchmarks.serving.load_run import LoadRun
-from benchmarks.serving.production import MAX_TOKENS, large_run
+from benchmarks.serving.production import MAX_TOKENS, large_run, vllm_answers
 from benchmarks.serving.production_http import LIMIT_S
-from benchmarks.serving.turns import THREADS, Case, Prompts, Way, parameters_of, timed_case, tokens_of
+from benchmarks.serving.turns import THREADS, Case, Way, parameters_of, timed_case
 
 __all__ = ["measure", "runs"]
 
@@ -53,11 +53,7 @@ def measure(run: LoadRun, engine: VllmEngine, case: Case, repeats: int) -> dict[
         "exact_beams": exact | {"vocabulary": run.model.vocabulary.to_dict()},
     }
 
-    def answer(job: dict[str, Any], prompts: Prompts) -> list[list[list[int]]]:
-        asked = {"prompts": tokens_of(run, prompts), "num_beams": case.beams, "num_tokens": run.trie.num_levels}
-        return engine.run(job | asked)["sequences"]
-
-    ways: dict[str, Way] = {name: partial(answer, job) for name, job in jobs.items()}
+    ways: dict[str, Way] = {name: partial(vllm_answers, run, engine, case, job) for name, job in jobs.items()}
     engines = timed_case(run, case, ways, repeats, {})
     theirs, mine = (engines[name].get("ms", {}).get("p50") for name in jobs)
     exact_found = engines["exact_beams"]

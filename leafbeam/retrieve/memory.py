@@ -129,7 +129,7 @@ class ItemMemory:
 
     @property
     def id_kind(self) -> str | None:
-        """The kind of the ids' dtype, "i" or "S"; None without items, as it may have either."""
+        """The kind of the ids' dtype, "i" or "S"; None if it has no items yet."""
         return self._state.items.kind if self.num_items else None
 
     @property
