@@ -16,6 +16,8 @@ column; the three are joined, the column's word last. Keys:
     reasons           path in `measured` of reasons by name: the cell says why the name that follows the field's first part is
                       not there, or what it needs
     literal           a cell with this text and no row
+    version           path in the row of the peer's version, as `versions/torch`
+    show              what the cell shows of its row instead of the value: "version", or "row" (its benchmark and time)
     published, part   a path in the values that papers report (`published.py`) and its last part: where both are there, the
                       cell is that value instead of a row's
     each, name        one line (column) for each value of these parameters among the rows; `name` is a format of them
@@ -29,7 +31,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from leafbeam.errors import DataError
 
@@ -52,6 +54,8 @@ class Cell:
     scale: float | None = None
     missing: str | None = None
     reasons: str | None = None
+    version: str | None = None
+    show: Literal["version", "row"] | None = None
     literal: str | None = None
     published: str | None = None
     part: str | None = None

@@ -57,12 +57,20 @@ class _Writer:
             return _reason(value_at(row["measured"], f"{cell.reasons}/{cell.field.split('/')[1]}"))
         if value is not None and row not in self.used:
             self.used.append(row)
+        if value is not None and cell.show is not None:
+            return _about(row, cell)
         if value is None or cell.over is None:
             return value
         divisor = value_at(row["measured"], cell.over)
         if not divisor:
             raise DataError(f"cannot divide by {cell.over!r}, which is {divisor!r}")
         return value / divisor
+
+
+def _about(row: Row, cell: Cell) -> str | None:
+    if cell.show == "version":
+        return value_at(row, cell.version) if cell.version else None
+    return f"{row['bench']} {row['time'][:16]}"
 
 
 def render(definitions: Definitions, name: str, rows: ResultRows) -> str:

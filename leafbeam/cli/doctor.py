@@ -186,6 +186,11 @@ def _devices() -> Iterator[Finding]:
         name="torch",
         value=f"{torch.__version__}, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}",
     )
+    from leafbeam.ops.linear import blas  # imports torch
+
+    if not blas.is_available():
+        mend = "torch's package for Linux on x86 has one: small models answer faster with it"
+        yield Finding(area="devices", name="fused layers", status="advice", value="torch exports no sgemm", mend=mend)
     if cuda is not None and torch.cuda.is_available():
         for number in range(torch.cuda.device_count()):
             gpu = torch.cuda.get_device_properties(number)

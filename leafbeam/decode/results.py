@@ -3,7 +3,7 @@
 Shapes: S segments, B requests, K beams, L levels, n items found.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,7 +98,12 @@ def check_batch(version: Version, batch_size: int, filters: BatchFilters, deny: 
                 f"{name} is {short_repr(one)}: expected a Filter: make one with index.filter(mask) or catalog.filter('cheap')"
             )
     for name, values in (("filters", filters), ("deny", deny)):
-        if values is not None and not isinstance(values, Filter | VersionFilter) and len(values) != batch_size:
+        if values is None or isinstance(values, Filter | VersionFilter):
+            continue
+        if not isinstance(values, Sized) or isinstance(values, str):
+            expected = f"a list with one entry for each of the {batch_size} requests"
+            raise ArgumentError(f"{name} is {short_repr(values)}: expected {expected}")
+        if len(values) != batch_size:
             raise ArgumentError(f"{name} has {len(values)} entries: expected one for each of the {batch_size} requests")
     return request_filters(version, batch_size, filters, deny)
 

@@ -117,5 +117,7 @@ class TwoStage:
     def _choose(self, logits_BV: Tensor, generator: torch.Generator) -> Tensor:
         if self.temperature == 0:
             return logits_BV.argmax(-1)
-        probabilities_BV = (logits_BV.float() / self.temperature).softmax(-1)
+        logits_BV = logits_BV.double()
+        below_BV = logits_BV - logits_BV.amax(-1, keepdim=True)  # at a tiny temperature -inf for all but the best
+        probabilities_BV = (below_BV / self.temperature).softmax(-1)
         return torch.multinomial(probabilities_BV, 1, generator=generator)[:, 0]

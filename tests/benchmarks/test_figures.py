@@ -268,3 +268,22 @@ def test_a_text_in_place_of_a_number_stands_as_it_is(tmp_path: Path, definitions
     failed["measured"]["us"]["peer"] = "out of memory"
     text = render(definitions, "speed", read(tmp_path, failed, row(1000, 5.0)))
     assert "| peer | out of memory | left out |" in text
+
+
+def test_a_line_says_its_peers_version_and_its_row(tmp_path: Path) -> None:
+    file = tmp_path / "figures.toml"
+    file.write_text("""
+[ratios]
+bench = "step"
+field = "us/peer/p50"
+missing = "none"
+columns = [{ name = "version", show = "version" }, { name = "time" }, { name = "row", show = "row" }]
+lines = [
+  { name = "peer", where = { items = 10 }, version = "versions/torch" },
+  { name = "without", where = { items = 10 } },
+  { name = "elsewhere", where = { items = 11 }, version = "versions/torch" },
+]
+""")
+    text = render(Definitions.read(file), "ratios", read(tmp_path, row(10, 1.0)))
+    assert "| peer | 2 | 4.0 | step 2026-01-02T00:00 |\n| without | none | 4.0 | step" in text
+    assert "| elsewhere | none | none | none |" in text

@@ -126,7 +126,7 @@ def test_table_3_of_beauty():
     assert recall(row, "hybrid") > 0.9 * recall(row, "text")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.data
 def test_tiger_s_table_of_beauty():
     if not (DATA / "amazon_beauty").is_dir():

@@ -173,3 +173,12 @@ def test_advice_follows_from_the_machine(monkeypatch: pytest.MonkeyPatch) -> Non
     large = replace(small, quota=None, available=4 << 30, open_files=65_536)
     assert not {"threads", "memory", "open files"} & {one.name for one in machine_findings(large) if one.status == "advice"}
     assert Finding(area="a", name="b", value="c").status == "ok"
+
+
+def test_a_torch_without_sgemm_is_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setattr("leafbeam.ops.linear.blas.is_available", lambda: False)
+    exit_code, report = findings("--no-self-test")
+    (advice,) = [one for one in report["findings"] if one["name"] == "fused layers"]
+    assert (exit_code, advice["status"]) == (0, "advice")
+    assert "sgemm" in advice["value"]

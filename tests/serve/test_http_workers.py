@@ -171,7 +171,7 @@ def test_a_killed_worker_loses_its_own_connections_and_is_replaced(first_shop: A
     assert "ended with status -9 and its connections are lost" in caplog.text
 
 
-@pytest.mark.parametrize("kills", [4, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [4, pytest.param(40, marks=pytest.mark.full)])
 def test_under_load_kills_cost_connections_alone(first_shop: Any, monkeypatch: Any, kills: int) -> None:
     monkeypatch.setattr(http_workers, "_PAUSES_S", (0.01, 0.05))
     engine = first_shop.engine()
