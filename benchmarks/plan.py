@@ -56,7 +56,7 @@ def parts_of(data: Sequence[Path] = ()) -> list[Part]:
     """Every part; those that learn once for each of these data sets. The others take prompts from the first, or a made shop."""
     shop = ("--data", str(data[0])) if data else ()
     parts: list[tuple[float, Sequence[str]]] = [
-        (25, ("production", "--part", "small")),
+        (57, ("production", "--part", "small")),
         (20, ("production", "--part", "http")),
         (20, ("serve", *shop)),
         (9, ("overload", *shop)),
@@ -83,7 +83,7 @@ def parts_of(data: Sequence[Path] = ()) -> list[Part]:
                 (25, ("--sids", "leafbeam", "--teacher", "none")),
             )
         ),
-        *((20, ("exactness", "--data", str(one))) for one in data[:1]),
+        *((68, ("exactness", "--data", str(one))) for one in data[:1]),
     ]  # fmt: skip
     return [Part(words=tuple(words), minutes=minutes) for minutes, words in parts]
 

@@ -147,33 +147,40 @@ def _draw_head(rows: list[Row]) -> Figure:
     return figure
 
 
-_PEERS = (("vllm_beams", "vLLM, without a constraint", _GREY), ("hf_generate", "generate of transformers, Python trie", _LIGHT))
+_PEERS = (  # marker, colour, and where its number stands, in points
+    ("vllm_beams", "vLLM, without a constraint", "o", "#3b6ea5", (0, 5)),
+    ("vllm_grammar_beams", "vLLM, under a grammar of all items", "s", "#b5651d", (0, -10)),
+    ("hf_generate", "generate of transformers, Python trie", "D", "#777777", (11, -2)),
+)
 
 
 def _draw_peers(rows: list[Row]) -> Figure:
     """How many times leafbeam's median each engine takes, by model, prompt, beams and requests."""
     sizes = ("prompt_tokens", "K", "B")
     rows = sorted(rows, key=lambda row: (row["parameters"]["model"] != "small", *(row["parameters"][size] for size in sizes)))
-    figure = Figure(figsize=(8, 0.6 * len(rows) + 1.2), layout="constrained")
+    figure = Figure(figsize=(8, 0.3 * len(rows) + 1.5), layout="constrained")
     axes = figure.subplots()
-    for number, (way, label, colour) in enumerate(_PEERS):
-        for place, row in enumerate(rows):
-            ratio, at = row["measured"]["over_leafbeam"].get(way), place + 0.36 * (number - 0.5)
-            if isinstance(ratio, str) or ratio is None:
-                axes.text(1.05, at, ratio or "", va="center", fontsize=7)
-                continue
-            axes.barh(at, ratio - 1, left=1, height=0.34, color=colour, label=label if place == 0 else None)
-            axes.text(max(ratio, 1), at, f"  {ratio:,.1f}x", va="center", fontsize=7)
+    for way, label, marker, colour, place_of_number in _PEERS:
+        ratios = [(row["measured"]["over_leafbeam"].get(way), place) for place, row in enumerate(rows)]
+        points = [(ratio, place) for ratio, place in ratios if isinstance(ratio, (int, float))]
+        axes.scatter(*zip(*points, strict=True), marker=marker, color=colour, s=26, label=label, zorder=3)
+        for ratio, place in points:
+            number = f"{ratio:.1f}" if ratio < 10 else f"{ratio:,.0f}"
+            axes.annotate(
+                number, (ratio, place), place_of_number, textcoords="offset points", ha="center", fontsize=6, color=colour
+            )
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:,.0f}x")
-    axes.axvline(1, color=_GREEN, lw=2)
+    axes.axvline(1, color=_GREEN, lw=2, label="leafbeam, exact, only items")
     parameters = [row["parameters"] for row in rows]
-    names = [f"{one['model']}: {one['prompt_tokens']} tokens, {one['K']} beams, {one['B']} at once" for one in parameters]
+    names = [f"{one['model']}: {one['prompt_tokens']:,} tokens, {one['K']} beams, {one['B']} at once" for one in parameters]
     axes.set_yticks(range(len(rows)), names, fontsize=8)
-    axes.set_ylim(len(rows) - 0.4, -0.6)  # the smallest first
-    axes.margins(x=0.12)
-    axes.set_title("time of a batch over leafbeam's, same model and two cores", fontsize=9, loc="left")
-    axes.legend(fontsize=8, frameon=False, loc="upper right")
+    axes.set_ylim(len(rows) - 0.4, -0.7)  # the smallest first
+    axes.grid(axis="both", color=_LIGHT, lw=0.5)
+    axes.margins(x=0.08)
+    machines = " and ".join(sorted({f"{row['machine']['cpu']}, {row['machine']['cores']} cores" for row in rows}))
+    axes.set_title(f"time of a batch over leafbeam's, same model, float32\n{machines}", fontsize=9, loc="left")
+    figure.legend(fontsize=8, frameon=False, loc="outside lower center", ncols=2)
     _tidy(axes)
     return figure
 

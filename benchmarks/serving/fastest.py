@@ -14,7 +14,7 @@ from benchmarks.serving.turns import Case, Way, timed_case
 __all__ = ["Chosen", "Opened", "fastest_of", "grouped"]
 
 Opened = Callable[[VllmSettings], AbstractContextManager[Callable[[Case], Way]]]
-_TURNS = 3
+_TURNS, _ENOUGH_S = 3, 15.0  # of a trial; one turn where the first ones take longer than this
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,8 @@ def fastest_of(run: LoadRun, cases: Sequence[Case], settings: Sequence[VllmSetti
         try:
             with opened(one) as way_of:
                 for case in cases:
-                    measured = timed_case(run, case, {"vllm": way_of(case)}, _TURNS, slow, lambda *_: {})["vllm"]
+                    ways = {"vllm": way_of(case)}
+                    measured = timed_case(run, case, ways, _TURNS, slow, lambda *_: {}, least=1, enough_s=_ENOUGH_S)["vllm"]
                     found[case][one] = measured["ms"]["p50"] if "ms" in measured else measured["status"]
         except PeerFailure as failure:
             for case in cases:

@@ -32,7 +32,7 @@ import torch
 from benchmarks.papers.inference import MODELS
 from benchmarks.papers.setting import memory_of_machine
 from benchmarks.peers.failure import PeerFailure
-from benchmarks.peers.hf_generate import HfGenerate
+from benchmarks.peers.hf_generate import HfGenerate, keep_freed_memory
 from benchmarks.peers.vllm_cpu import (
     ENVIRONMENT,
     VllmEngine,
@@ -78,6 +78,8 @@ def runs(quick: bool, part: Part | None = None, environment: Path = ENVIRONMENT,
     """One row for each case: of one part, or of all. Raises ArgumentError for bfloat16 except with the part "large"."""
     if dtype == "bfloat16" and part != "large":
         raise ArgumentError("--dtype bfloat16 goes with --part large or --part prefill")
+    if not quick:
+        keep_freed_memory()
     run = LoadRun.demo(quick)
     write_tokenizer(run.path / "model")
     small, repeats = (_SMALL[:1], 2) if quick else (_SMALL, 31)

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.peers.hf_generate import keep_freed_memory
 from benchmarks.serving import engines, load
 from benchmarks.serving.engines import BEAMS, one_thread, shape_of
 from benchmarks.serving.load import Answered, Planned
@@ -35,6 +36,8 @@ SLO_S = 0.2
 
 def runs(quick: bool, data: Path | None = None) -> Runs:
     """(parameters, measured) of each part. data: a directory of interactions, such as Amazon Beauty; None: the made shop."""
+    if not quick:
+        keep_freed_memory()
     with load_run(quick, data) as run, one_thread():
         for batch_size in (1, 4) if quick else (1, 4, 16):
             yield engines.measure_engine(run, batch_size, repeats=2 if quick else 8)

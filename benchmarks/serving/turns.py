@@ -95,12 +95,16 @@ def timed_case(
     repeats: int,
     slow: dict[str, list[Case]],
     judge: Judge = shares_of,
+    *,
+    least: int = _LEAST,
+    enough_s: float = _ENOUGH_S,
 ) -> dict[str, dict[str, Any]]:
     """Milliseconds of each way and what `judge` says of its answers, or its status.
 
-    repeats: turns at most; fewer where they take long. A way that takes more than ONCE_S seconds runs once. One that takes
-    less than REPEAT_S answers other prompts just before, for WARM_S, because the ways before it emptied the machine's caches;
-    "first_ms" is what the first of these answers took. The turn that warms up counts for a way that takes over SLOW_S.
+    repeats: turns at most; after `enough_s` seconds no more than `least`. A way that takes more than ONCE_S seconds runs once.
+    One that takes less than REPEAT_S answers other prompts just before, for WARM_S, because the ways before it emptied the
+    machine's caches; "first_ms" is what the first of these answers took. The turn that warms up counts for a way that takes over
+    SLOW_S.
     """
     engines: dict[str, dict[str, Any]] = {}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
@@ -109,7 +113,7 @@ def timed_case(
     last: dict[str, float] = {}
     started = time.perf_counter()
     for turn in range(-1, repeats):  # the first turn warms up, and starts what is not running
-        if turn >= _LEAST and time.perf_counter() - started > _ENOUGH_S:
+        if turn >= least and time.perf_counter() - started > enough_s:
             break
         prompts, others = prompts_of(run, case, turn + 1), prompts_of(run, case, turn + 1 + _OTHERS)
         for name, way in ways.items():
