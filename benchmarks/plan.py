@@ -56,7 +56,7 @@ def parts_of(data: Sequence[Path] = ()) -> list[Part]:
     """Every part; those that learn once for each of these data sets. The others take prompts from the first, or a made shop."""
     shop = ("--data", str(data[0])) if data else ()
     parts: list[tuple[float, Sequence[str]]] = [
-        (57, ("production", "--part", "small")),
+        (45, ("production", "--part", "small")),
         (20, ("production", "--part", "http")),
         (20, ("serve", *shop)),
         (9, ("overload", *shop)),

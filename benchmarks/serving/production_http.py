@@ -31,6 +31,7 @@ def over_http(
 ) -> Runs:
     """A row for each case of the small model; vLLM with the settings that answer it fastest over HTTP."""
     mine: dict[Case, dict[str, Any]] = {}
+    version: dict[str, str] = {}
     for num_beams in dict.fromkeys(case.beams for case in cases):
         options = "--beams", str(num_beams), "--slo-ms", "600000"
         with serving(run.path, *options, threads=THREADS) as served:
@@ -41,6 +42,7 @@ def over_http(
     @contextmanager
     def opened(one: VllmSettings) -> Generator[Callable[[Case], Way]]:
         with vllm_server(run.path / "model", settings=one, max_tokens=max_tokens, environment=environment) as url:
+            version["vllm"] = _answer(url.replace("/v1/completions", "/version"))["version"]
             yield lambda case: partial(_vllm, run, url, case)
 
     fastest = fastest_of(run, cases, settings, opened)
@@ -52,10 +54,10 @@ def over_http(
                 for case in some:
                     theirs = timed_case(run, case, {"vllm_beams": way_of(case)}, repeats, slow)
                     left.remove(case)
-                    yield _named(run, case), ratios_of(mine[case] | theirs) | fastest[case].row
+                    yield _named(run, case), ratios_of(mine[case] | theirs) | version | fastest[case].row
         except PeerFailure as failure:
             for case in left:
-                yield _named(run, case), ratios_of(mine[case] | {"vllm_beams": failure.row}) | fastest[case].row
+                yield _named(run, case), ratios_of(mine[case] | {"vllm_beams": failure.row}) | version | fastest[case].row
 
 
 def _named(run: LoadRun, case: Case) -> dict[str, Any]:
@@ -84,17 +86,20 @@ def _vllm(run: LoadRun, url: str, case: Case, prompts: Prompts) -> list[list[lis
 def _posted(url: str, bodies: Sequence[Mapping[str, Any]]) -> list[Any]:
     """The JSON answers of requests sent at once."""
 
-    def post(body: Mapping[str, Any]) -> Any:
-        request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
-        try:
-            with urllib.request.urlopen(request, timeout=LIMIT_S) as reply:
-                return json.load(reply)
-        except TimeoutError:
-            raise PeerFailure("timed out", f"no answer within {LIMIT_S:g} s") from None
-        except urllib.error.HTTPError as error:
-            raise PeerFailure("failed", f"{error}: {error.read(500).decode(errors='replace')}") from None
-        except OSError as error:
-            raise PeerFailure("failed", str(error)[:500]) from None
-
     with ThreadPoolExecutor(len(bodies)) as pool:
-        return list(pool.map(post, bodies))
+        return list(pool.map(partial(_answer, url), bodies))
+
+
+def _answer(url: str, body: Mapping[str, Any] | None = None) -> Any:
+    """The JSON answer of one request: a GET without a body. Raises PeerFailure."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"content-type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=LIMIT_S) as reply:
+            return json.load(reply)
+    except TimeoutError:
+        raise PeerFailure("timed out", f"no answer within {LIMIT_S:g} s") from None
+    except urllib.error.HTTPError as error:
+        raise PeerFailure("failed", f"{error}: {error.read(500).decode(errors='replace')}") from None
+    except OSError as error:
+        raise PeerFailure("failed", str(error)[:500]) from None

@@ -103,8 +103,8 @@ def timed_case(
 
     repeats: turns at most; after `enough_s` seconds no more than `least`. A way that takes more than ONCE_S seconds runs once.
     One that takes less than REPEAT_S answers other prompts just before, for WARM_S, because the ways before it emptied the
-    machine's caches; "first_ms" is what the first of these answers took. The turn that warms up counts for a way that takes over
-    SLOW_S.
+    machine's caches; "first_ms" is what the first of these answers took. The turn that warms up counts for a way that takes
+    over SLOW_S.
     """
     engines: dict[str, dict[str, Any]] = {}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
