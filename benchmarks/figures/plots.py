@@ -149,8 +149,8 @@ def _draw_head(rows: list[Row]) -> Figure:
 
 _PEERS = (  # marker, colour, and where its number stands, in points
     ("vllm_beams", "vLLM, without a constraint", "o", "#3b6ea5", (0, 5)),
-    ("vllm_grammar_beams", "vLLM, under a grammar of all items", "s", "#b5651d", (0, -10)),
-    ("hf_generate", "generate of transformers, Python trie", "D", "#777777", (11, -2)),
+    ("vllm_grammar_beams", "vLLM, under a grammar of all items", "s", "#b5651d", (11, -2)),
+    ("hf_generate", "generate of transformers, Python trie", "D", "#777777", (0, -10)),
 )
 
 
@@ -178,8 +178,9 @@ def _draw_peers(rows: list[Row]) -> Figure:
     axes.set_ylim(len(rows) - 0.4, -0.7)  # the smallest first
     axes.grid(axis="both", color=_LIGHT, lw=0.5)
     axes.margins(x=0.08)
-    machines = " and ".join(sorted({f"{row['machine']['cpu']}, {row['machine']['cores']} cores" for row in rows}))
-    axes.set_title(f"time of a batch over leafbeam's, same model, float32\n{machines}", fontsize=9, loc="left")
+    machines = sorted({f"{row['machine']['cpu']}, {row['machine']['cores']} cores" for row in rows})
+    title = ["time of a batch over leafbeam's, same model, float32", *machines]
+    axes.set_title("\n".join(title), fontsize=9, loc="left")
     figure.legend(fontsize=8, frameon=False, loc="outside lower center", ncols=2)
     _tidy(axes)
     return figure
