@@ -169,6 +169,11 @@ def _draw_peers(rows: list[Row]) -> Figure:
             axes.annotate(
                 number, (ratio, place), place_of_number, textcoords="offset points", ha="center", fontsize=6, color=colour
             )
+    for place, row in enumerate(rows):
+        over = row["measured"]["over_leafbeam"]
+        without = [f"{label.split(',')[0]}: {over[way]}" for way, label, *_ in _PEERS if isinstance(over.get(way), str)]
+        if len(without) == len(_PEERS):
+            axes.text(1.1, place, ", ".join(dict.fromkeys(without)), va="center", fontsize=7)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:,.0f}x")
     axes.axvline(1, color=_GREEN, lw=2, label="leafbeam, exact, only items")
