@@ -17,8 +17,8 @@ test: .venv/.dev
 test-all: .venv/.dev
 	$(BIN)/python -m pytest -n 2
 
-# The whole parity grid on the backends of which `test` runs a sample (JAX, Triton's interpreter), and the longest rows of kills:
-# about half an hour.
+# The whole parity grid on the backends of which `test` runs a sample (JAX, Triton's interpreter), the longest rows of kills, and
+# TIGER's table of Beauty: about half an hour.
 check-full: .venv/.dev
 	$(BIN)/python -m pytest -n 2 -m full
 
