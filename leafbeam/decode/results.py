@@ -97,15 +97,20 @@ def check_batch(version: Version, batch_size: int, filters: BatchFilters, deny: 
             raise FilterError(
                 f"{name} is {short_repr(one)}: expected a Filter: make one with index.filter(mask) or catalog.filter('cheap')"
             )
-    for name, values in (("filters", filters), ("deny", deny)):
-        if values is None or isinstance(values, Filter | VersionFilter):
-            continue
-        if not isinstance(values, Sized) or isinstance(values, str):
-            expected = f"a list with one entry for each of the {batch_size} requests"
-            raise ArgumentError(f"{name} is {short_repr(values)}: expected {expected}")
-        if len(values) != batch_size:
-            raise ArgumentError(f"{name} has {len(values)} entries: expected one for each of the {batch_size} requests")
+    if not isinstance(filters, Filter | VersionFilter):
+        _check_length("filters", filters, batch_size)
+    _check_length("deny", deny, batch_size)
     return request_filters(version, batch_size, filters, deny)
+
+
+def _check_length(name: str, values: object, batch_size: int) -> None:
+    if values is None:
+        return
+    if not isinstance(values, Sized) or isinstance(values, str):
+        expected = f"a list with one entry for each of the {batch_size} requests"
+        raise ArgumentError(f"{name} is {short_repr(values)}: expected {expected}")
+    if len(values) != batch_size:
+        raise ArgumentError(f"{name} has {len(values)} entries: expected one for each of the {batch_size} requests")
 
 
 def root_ranges(version: Version, requests: Sequence[tuple[RequestFilter, ...]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
