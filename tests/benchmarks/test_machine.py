@@ -11,7 +11,7 @@ from benchmarks.machine import Usage, machine, used
 _WORK = "import time\nwhile time.process_time() < 0.6: pass\n"
 
 
-def test_children_are_the_benchmarks_own_and_orphans_are_not() -> None:
+def test_children_are_the_benchmarks_own_and_orphans_are_not_before_begin() -> None:
     before = used()
     subprocess.run([sys.executable, "-c", _WORK], check=True)
     between = used()
@@ -26,6 +26,20 @@ def test_children_are_the_benchmarks_own_and_orphans_are_not() -> None:
     if after.cores == 0:
         pytest.skip("this system does not count the seconds of its cores")
     assert after.cores - between.cores >= 0.3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt orphans")
+def test_orphans_count_after_begin() -> None:
+    code = f"""
+import subprocess, sys
+from benchmarks.machine import begin, used
+before = begin()
+words = ["sh", "-c", '"$0" -c "$1" &', sys.executable, {_WORK!r}]
+subprocess.run(words, stdout=subprocess.PIPE, check=True)
+print(used().own - before.own)
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(found.stdout) >= 0.5, found
 
 
 def test_others_are_what_the_cores_did_beyond_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
