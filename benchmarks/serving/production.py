@@ -45,7 +45,7 @@ from benchmarks.peers.vllm_cpu import (
 from benchmarks.serving.fastest import fastest_of, grouped
 from benchmarks.serving.load_run import POSITIONS, LoadRun
 from benchmarks.serving.production_http import LIMIT_S, over_http
-from benchmarks.serving.turns import PAUSE_S, THREADS, Case, Prompts, Runs, Way, compare, tokens_of
+from benchmarks.serving.turns import PAUSE_S, THREADS, Case, Prompts, Runs, Way, compare, prompts_of, tokens_of
 from leafbeam.decode import BeamSearch
 from leafbeam.engine.threads import measure_threads
 from leafbeam.errors import ArgumentError
@@ -188,9 +188,6 @@ def offline_ways(run: LoadRun, engine: VllmEngine, dtype: Dtype = "float32") -> 
     }
 
     def leafbeam(case: Case, prompts: Prompts) -> list[list[list[int]]]:
-        if case not in threads:  # as an engine chooses at its start
-            time.sleep(PAUSE_S)
-            threads[case] = measure_threads(THREADS, [partial(search, case, prompts)], time.perf_counter).count
         with torch_threads(threads[case], apart=True):
             return search(case, prompts)
 
@@ -219,6 +216,10 @@ def offline_ways(run: LoadRun, engine: VllmEngine, dtype: Dtype = "float32") -> 
         return items_NL[peer.recommend([run.trie.codes_at(one) for one in prompts], case.beams)[0]].tolist()
 
     def ways_of(case: Case) -> dict[str, Way]:
+        # As an engine chooses at its start, and not in the first turn, whose time counts where it is long.
+        searched = partial(search, case, prompts_of(run, case, 0))
+        time.sleep(PAUSE_S)
+        threads[case] = measure_threads(THREADS, [searched], time.perf_counter).count
         ways: dict[str, Way] = {"leafbeam": partial(leafbeam, case), "hf_generate": partial(generate, case)}
         return ways | {name: partial(vllm_answers, run, engine, case, job) for name, job in jobs.items()}
 
