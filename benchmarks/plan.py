@@ -57,7 +57,7 @@ def parts_of(data: Sequence[Path] = ()) -> list[Part]:
     shop = ("--data", str(data[0])) if data else ()
     parts: list[tuple[float, Sequence[str]]] = [
         (45, ("production", "--part", "small")),
-        (20, ("production", "--part", "http")),
+        (26, ("production", "--part", "http")),
         (20, ("serve", *shop)),
         (9, ("overload", *shop)),
         (3, ("memory",)),
@@ -65,7 +65,7 @@ def parts_of(data: Sequence[Path] = ()) -> list[Part]:
         *((minutes, (f"xgr-figure-{number}", *shop)) for number, minutes in ((13, 28), (14, 25), (18, 18))),
         *((minutes, (f"xgr-figure-{number}",)) for number, minutes in ((3, 2), (4, 1), (5, 4), (15, 2), (16, 3), (17, 1))),
         (15, ("xgr-figure-19",)),
-        (40, ("production", "--part", "large")),
+        (70, ("production", "--part", "large")),
         (6, ("production", "--part", "prefill")),
         (6, ("production", "--part", "prefill", "--dtype", "bfloat16")),
         (20, ("production", "--part", "large", "--dtype", "bfloat16")),
