@@ -6,7 +6,7 @@ import typer
 
 from benchmarks import measure, reproduce
 from benchmarks.figures.command import add_command
-from benchmarks.machine import begin
+from benchmarks.machine import adopt_orphans, begin
 from leafbeam.cli.app import Commands
 
 __all__ = ["app"]
@@ -25,5 +25,6 @@ reproduce.add_commands(app)
 add_command(app)
 
 if __name__ == "__main__":
+    adopt_orphans()
     begin()
     app(prog_name="python -m benchmarks")

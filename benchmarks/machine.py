@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["Usage", "begin", "machine", "used"]
+__all__ = ["Usage", "adopt_orphans", "begin", "machine", "used"]
 
 _SHORTEST = 1.0  # seconds that say something
 _SET_CHILD_SUBREAPER = 36  # of Linux's prctl
@@ -25,14 +25,18 @@ class Usage(NamedTuple):
     own: float
 
 
-@cache
-def begin() -> Usage | None:
-    """What was used when this was first called; other programs count from there. None without psutil.
+def adopt_orphans() -> None:
+    """On Linux, descendants whose parents end are this process's children from now on, so that `used` counts them.
 
-    From then on a descendant whose parent ends is this process's child: servers end without waiting for their workers.
+    Servers of peers end without waiting for their workers.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+@cache
+def begin() -> Usage | None:
+    """What was used when this was first called; other programs count from there. None without psutil."""
     try:
         return used()
     except ImportError:

@@ -11,7 +11,7 @@ from benchmarks.machine import Usage, machine, used
 _WORK = "import time\nwhile time.process_time() < 0.6: pass\n"
 
 
-def test_children_are_the_benchmarks_own_and_orphans_are_not_before_begin() -> None:
+def test_children_are_the_benchmarks_own_and_orphans_are_not() -> None:
     before = used()
     subprocess.run([sys.executable, "-c", _WORK], check=True)
     between = used()
@@ -29,11 +29,12 @@ def test_children_are_the_benchmarks_own_and_orphans_are_not_before_begin() -> N
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt orphans")
-def test_orphans_count_after_begin() -> None:
+def test_adopted_orphans_are_the_benchmarks_own() -> None:
     code = f"""
 import subprocess, sys
-from benchmarks.machine import begin, used
-before = begin()
+from benchmarks.machine import adopt_orphans, used
+adopt_orphans()
+before = used()
 words = ["sh", "-c", '"$0" -c "$1" &', sys.executable, {_WORK!r}]
 subprocess.run(words, stdout=subprocess.PIPE, check=True)
 print(used().own - before.own)
