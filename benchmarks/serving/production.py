@@ -179,7 +179,6 @@ def offline_ways(run: LoadRun, engine: VllmEngine, dtype: Dtype = "float32") -> 
     items_NL = np.asarray(_items(run))
     peer = HfGenerate.of(run.path / "model", run.trie, vocabulary, getattr(torch, dtype))
     workspace = Workspace()
-    threads: dict[Case, int] = {}
     index = IndexBindings(run.trie)
     jobs: dict[str, dict[str, Any]] = {
         "vllm_beams": {"way": "beams"},
@@ -187,8 +186,8 @@ def offline_ways(run: LoadRun, engine: VllmEngine, dtype: Dtype = "float32") -> 
         "vllm_allowed_tokens": {"way": "sample", "allowed_tokens": np.unique(items_NL).tolist()},
     }
 
-    def leafbeam(case: Case, prompts: Prompts) -> list[list[list[int]]]:
-        with torch_threads(threads[case], apart=True):
+    def leafbeam(case: Case, threads: int, prompts: Prompts) -> list[list[list[int]]]:
+        with torch_threads(threads, apart=True):
             return search(case, prompts)
 
     def search(case: Case, prompts: Prompts) -> list[list[list[int]]]:
@@ -219,8 +218,8 @@ def offline_ways(run: LoadRun, engine: VllmEngine, dtype: Dtype = "float32") -> 
         # As an engine chooses at its start, and not in the first turn, whose time counts where it is long.
         searched = partial(search, case, prompts_of(run, case, 0))
         time.sleep(PAUSE_S)
-        threads[case] = measure_threads(THREADS, [searched], time.perf_counter).count
-        ways: dict[str, Way] = {"leafbeam": partial(leafbeam, case), "hf_generate": partial(generate, case)}
+        threads = measure_threads(THREADS, [searched], time.perf_counter).count
+        ways: dict[str, Way] = {"leafbeam": partial(leafbeam, case, threads), "hf_generate": partial(generate, case)}
         return ways | {name: partial(vllm_answers, run, engine, case, job) for name, job in jobs.items()}
 
     return ways_of
