@@ -4,8 +4,9 @@
     lost       share of the truth that a method does not return; lost_best: share of as many best items
     dead       share of the truth's places in which it ends without an answer
     no_item    share of its answers that are no item; forbidden: share that the rule does not allow
+    certain    share of the truth's places whose items leafbeam's search knows to be the best (`SearchResult.num_exact`)
 
-"served" is leafbeam's search with the beams that an engine gives it, which keeps all prefixes where the rule leaves few.
+"served" is leafbeam's search with the beams that an engine gives it, more under a rule.
 
 Methods of the search have an index of the allowed items alone, which is their best form: none of them takes a rule by request.
 
@@ -36,7 +37,7 @@ from benchmarks.peers.ppv import Ppv
 from benchmarks.peers.unconstrained import Unconstrained
 from benchmarks.studies.exact_scoring import ExactScoring
 from leafbeam.decode import BeamSearch
-from leafbeam.decode.config import exhaustive_beams
+from leafbeam.decode.config import exhaustive_beams, widened_beams
 from leafbeam.decode.model_calls import StepFn
 from leafbeam.engine import Settings
 from leafbeam.index import Filter, Trie, Version
@@ -63,6 +64,7 @@ LABELS = {
 NEAREST = ("nearest", "nearest_10")  # not of a model: counted against the nearest allowed items
 _STYLES = (
     ("#1f7a4a", "o"),
+    ("#5fae84", "s"),
     ("#b5541c", "D"),
     ("#b03a48", "v"),
     ("#d98a94", "^"),
@@ -194,6 +196,10 @@ def _under_rule(bench: _Bench, allowed_N: NDArray[np.bool_]) -> Iterator[tuple[i
                 answers = {"leafbeam": true} | {name: found[name][row].keys_K for name in found if name in LABELS}
                 for name, keys_K in answers.items():
                     _add(counts[name], _outcome(keys_K, true, best, bench.keys_N, allowed, num_beams))
+                certain = found[SERVED][row].num_certain
+                _add(counts[SERVED], {"certain": certain / max(1, number)})
+                expected_M = bench.scores_UN[user, allowed_N][order_M[:certain]]
+                np.testing.assert_allclose(found[SERVED][row].scores_K[:certain], expected_M, atol=1e-3)
                 user += 1
         for name, factor in (("nearest", 1), ("nearest_10", _MORE)):
             for query_D in bench.queries_UD:
@@ -212,10 +218,11 @@ def _add(counts: dict[str, list[float]], values: Mapping[str, float]) -> None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Answers:
-    """What a search ends with for one request, best first: SIDs as numbers, and their scores."""
+    """What a search ends with for one request, best first: SIDs as numbers, their scores, and how many are surely the best."""
 
     keys_K: NDArray[np.int64]
     scores_K: NDArray[np.float32]
+    num_certain: int = 0
 
 
 def _masks(bench: _Bench, allowed_N: NDArray[np.bool_]) -> dict[str, Masked]:
@@ -255,12 +262,17 @@ def _answers(
 def _served(bench: _Bench, rule: Filter, step_fn: StepFn, size: int, num_beams: int) -> list[_Answers]:
     """The answers of the search with an engine's beams."""
     version = Version.of(bench.trie)
-    most = max(num_beams, Settings().exhaustive_beams)
-    widest = exhaustive_beams(version, version.filter_of([rule]), at_least=num_beams, at_most=most) or num_beams
-    beams = [widest] * (bench.trie.num_levels - 1) + [num_beams]
-    result = BeamSearch(bench.trie, num_beams=beams).run(step_fn, batch_size=size, filters=rule)
+    allowed, most = version.filter_of([rule]), max(num_beams, Settings().widest_beams)
+    widest = exhaustive_beams(version, allowed, at_least=num_beams, at_most=most)
+    beams = widest or widened_beams(version, allowed, "full", at_least=num_beams, at_most=most)
+    result = BeamSearch(bench.trie, [beams] * (bench.trie.num_levels - 1) + [num_beams]).run(step_fn, size, rule)
+    assert result.num_exact is not None
     return [
-        _Answers(keys_K=_keys(np.asarray(result.codes)[row, :number], bench.trie), scores_K=result.scores[row, :number])
+        _Answers(
+            keys_K=_keys(np.asarray(result.codes)[row, :number], bench.trie),
+            scores_K=result.scores[row, :number],
+            num_certain=int(number if widest else result.num_exact[row]),
+        )
         for row, number in enumerate(result.num_valid)
     ]
 
@@ -318,15 +330,15 @@ def _draw(rows: list[Row]) -> Figure:
     figure, panels = new_figure(len(rows) * len(BEAMS), columns=len(BEAMS), width=4.2, height=3.2)
     for axes, (row, num_beams) in zip(panels, product(rows, BEAMS), strict=True):
         at, by_method = row["parameters"], row["measured"]["by_method"]
-        labels = {name: label for name, label in LABELS.items() if name not in (SERVED, *NEAREST)}
+        labels = {name: label for name, label in LABELS.items() if name not in NEAREST}
         for (name, label), (colour, marker) in zip(labels.items(), _STYLES, strict=True):
             found = by_method[name].get(str(num_beams))
             if not found:
                 continue
             x = [100 * share for share in SHARES]
             y = [100 * found[f"{share:g}"]["lost_best"]["mean"] for share in SHARES]
-            above = {"leafbeam": 4, "hash_bitmap": 5}.get(name, 3)  # these two find the same
-            thick, dots = (3 if name == "leafbeam" else 1.5), (":" if name == "hash_bitmap" else "-")
+            above = {"leafbeam": 4, SERVED: 4, "hash_bitmap": 5}.get(name, 3)  # the first and the last find the same
+            thick, dots = (3 if name in ("leafbeam", SERVED) else 1.5), (":" if name == "hash_bitmap" else "-")
             (line,) = axes.plot(x, y, label=label, color=colour, marker=marker, markersize=5, zorder=above, clip_on=False)
             line.set(linewidth=thick, linestyle=dots)
         axes.set_xscale("log")

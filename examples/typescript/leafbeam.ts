@@ -458,8 +458,8 @@ export interface RecommendAnswer {
   num_valid: number;
   /** Beams of the search that ran; 0 if none did. */
   num_beams: number;
-  /** Whether the search kept every prefix that the rules allow. */
-  exhaustive: boolean;
+  /** Whether no allowed item can score better with the model than those it found. */
+  exact: boolean;
   /** How many items of the history the model saw. */
   num_history_used: number;
   /** Items of the history that the answer leaves out; 0 with `keep_history`. */

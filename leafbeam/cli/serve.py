@@ -144,7 +144,7 @@ def serve(
     workers: Annotated[int, option("--workers", "Threads of batches; they share the weights.")] = 1,
     slo_ms: Annotated[float | None, option("--slo-ms", "Default deadline; requests that cannot meet it get 429.")] = None,
     num_beams: Annotated[int, option("--beams", "Beams of requests that name none.")] = 20,
-    exhaustive_beams: Annotated[int, option("--exhaustive-beams", "Keep all prefixes where rules leave so few.")] = 128,
+    widest_beams: Annotated[int, option("--widest-beams", "Beams to which rules may widen a search; 0: none.")] = 128,
     rule: Annotated[
         list[str] | None, option("--rule", "One more rule, or NAME@60s=SQL; repeatable.", metavar="NAME=SQL")
     ] = None,
@@ -245,7 +245,7 @@ def serve(
         tracer = Traces.to(traces)
     settings = Settings(
         num_beams=num_beams,
-        exhaustive_beams=exhaustive_beams,
+        widest_beams=widest_beams,
         workers=workers,
         threads=threads,
         precision=precision,

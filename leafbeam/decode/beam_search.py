@@ -26,7 +26,7 @@ from leafbeam.decode.results import (
 )
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie, Version
-from leafbeam.ops.backend import BoundIndex, IndexBindings, to_numpy
+from leafbeam.ops.backend import BoundIndex, IndexBindings, namespace_of, to_numpy
 from leafbeam.ops.constrain import Beams, RequestFilter, Scoring
 from leafbeam.ops.head import HeadCosts
 
@@ -56,7 +56,8 @@ class ItemSearch:
         if not hi_SB.any():  # nothing may be shown: the model is not called
             nothing = np.zeros((*hi_SB.shape, 1), np.int64)
             scores_B1, num_valid_B = np.zeros((len(requests), 1), np.float32), np.zeros(len(requests), np.int64)
-            return collect_items(version, requests, (nothing, nothing), scores_B1, num_valid_B, self.num_items)
+            result = collect_items(version, requests, (nothing, nothing), scores_B1, num_valid_B, self.num_items)
+            return replace(result, num_exact=num_valid_B)
         bound = self._bindings.on(self.backend, self.device, model.first_logits)
         constraint = constraint_of(bound, requests, hi_SB)
         watch = watch or bound.waits
@@ -67,7 +68,15 @@ class ItemSearch:
         result = collect_items(
             version, requests, (lo_SBK, hi_SBK), scores_BK, trace.num_valid_B, self.num_items, trace.rounds_saved
         )
-        return replace(result, levels=tuple(levels), beams_needed=trace.needed_B)
+        num_exact = self._num_exact(result.scores, trace)
+        return replace(result, levels=tuple(levels), beams_needed=trace.needed_B, num_exact=num_exact)
+
+    def _num_exact(self, scores_BK: NDArray[np.float32], trace: Trace) -> NDArray[np.int64]:
+        """How many scores of each request lie above every prefix that a level before the last dropped. See `SearchResult`."""
+        beams, num_nodes = self.config.num_beams, self.version.num_nodes
+        lowest = [trace.lowest[level] for level in trace.lowest if level < len(beams) - 1 and beams[level] < num_nodes(level)]
+        highest_B = to_numpy(namespace_of(lowest[0]).stack(lowest)).max(0) if lowest else np.full(len(scores_BK), -np.inf)
+        return (scores_BK > highest_B[:, None]).sum(1)
 
 
 class BeamSearch(ItemSearch):

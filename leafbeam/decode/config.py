@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import log2
 from operator import index, mul
 from typing import get_args
 
@@ -78,6 +79,18 @@ def exhaustive_beams(version: Version, item_filter: VersionFilter | None, *, at_
     if widest <= at_least:
         return at_least
     return None if widest > at_most else min(at_most, 1 << (widest - 1).bit_length())
+
+
+def widened_beams(version: Version, item_filter: VersionFilter | None, scoring: Scoring, *, at_least: int, at_most: int) -> int:
+    """Beams of all levels but the last under a filter: inverse to the share of the items that it allows.
+
+    So many hold about `at_least` prefixes of likely allowed items, because with scoring "full" a prefix has the probability of
+    what is forbidden too. "allowed" needs no more beams. A power of two, so that requests share batches, or a bound.
+    """
+    if scoring == "allowed" or item_filter is None or not len(item_filter):
+        return at_least
+    wanted = at_least * version.num_items / len(item_filter)
+    return max(at_least, min(at_most, 1 << round(log2(wanted))))
 
 
 def check_scoring(scoring: Scoring) -> None:

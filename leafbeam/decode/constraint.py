@@ -7,7 +7,7 @@ Shapes: S segments, B requests, K beams, V codes of a round, T rounds.
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -53,6 +53,7 @@ class Trace:
     """What a search did. rounds: (codes_BK, parents_BK) of each. max_beams: the fewest beams that a skipped round keeps.
 
     needed_B: see `beams_needed`; None where the last round was skipped, keeps all beams or ran on a device.
+    lowest: the score (B,) of the last beam that a round kept, by its number; what it dropped scored no higher.
     """
 
     beams: Beams[Any]
@@ -60,6 +61,7 @@ class Trace:
     calls: int
     max_beams: int | None
     needed_B: NDArray[np.int64] | None = None
+    lowest: dict[int, Any] = field(default_factory=dict[int, Any])
 
     @property
     def rounds_saved(self) -> int:
@@ -95,10 +97,10 @@ def decode(constraint: Constraint, model: ModelCalls, *, watch: bool) -> Trace:
 def rounds(constraint: Constraint, model: ModelCalls, *, watch: bool) -> Iterator[Trace]:
     """A search as it goes on: what it has done after each call of the model, and at its end. See `decode`.
 
-    All of them share one list of rounds, which grows.
+    All of them share `rounds` and `lowest`, which grow.
     """
     config = constraint.config
-    beams, done, max_beams, needed_B = constraint.root(), list[tuple[Any, Any]](), None, None
+    beams, done, lowest, max_beams, needed_B = constraint.root(), list[tuple[Any, Any]](), dict[int, Any](), None, None
     while (number := len(done)) < config.num_rounds:
         if watch and _is_over(constraint, beams):
             max_beams = min(config.num_beams[number:])
@@ -117,9 +119,10 @@ def rounds(constraint: Constraint, model: ModelCalls, *, watch: bool) -> Iterato
             needed_B = beams_needed(before, beams)
         else:
             beams = constraint.step(number, beams, model.logits(number, beams, jump))
+        lowest[len(done)] = beams.scores[:, -1]
         done.append((beams.code, beams.parent))
-        yield Trace(beams=beams, rounds=done, calls=model.calls, max_beams=None)
-    yield Trace(beams=beams, rounds=done, calls=model.calls, max_beams=max_beams, needed_B=needed_B)
+        yield Trace(beams=beams, rounds=done, calls=model.calls, max_beams=None, lowest=lowest)
+    yield Trace(beams=beams, rounds=done, calls=model.calls, max_beams=max_beams, needed_B=needed_B, lowest=lowest)
 
 
 def _keeps_fewer(config: SearchConfig, number: int, beams: Beams[Any]) -> bool:

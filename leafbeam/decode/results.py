@@ -62,6 +62,8 @@ class SearchResult:
     calls of the model skipped because codes were forced. levels: the beams of each level, of a search that explains itself.
     beams_needed: how many beams before the last round could be among those that it keeps, int64 (B,); the others were run for
     nothing, unless `last_step_fn` left them out. None where it keeps all, is skipped or runs on a device.
+    num_exact: how many of the first items are certain to be the best allowed ones, int64 (B,): they score above every prefix
+    that the search dropped, and no item scores above its prefix. None for samples, which are in no order, and from `JaxSearch`.
     Fewer legal items than beams give a short answer.
     """
 
@@ -72,6 +74,7 @@ class SearchResult:
     rounds_saved: int = 0
     levels: tuple[BeamLevel, ...] = ()
     beams_needed: NDArray[np.int64] | None = None
+    num_exact: NDArray[np.int64] | None = None
 
     def _repr_html_(self) -> str:
         """The first items of the first requests."""

@@ -3,7 +3,7 @@
 Shapes: B requests, K samples, V codes of a level, R = B x K rows, C children of all rows together.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -73,7 +73,8 @@ class Sampler(ItemSearch):
         Items are in the order drawn, not by score. Cost: L calls of step_fn and a few reads of every legal child.
         """
         requests = check_batch(self.version, batch_size, filters, deny)
-        return self._run(requests, ModelCalls(step_fn), partial(self._constraint, rng), watch=True)
+        result = self._run(requests, ModelCalls(step_fn), partial(self._constraint, rng), watch=True)
+        return replace(result, num_exact=None)
 
     def _constraint(
         self, rng: np.random.Generator, bound: BoundIndex, requests: Requests, hi_SB: NDArray[np.int64]

@@ -178,7 +178,7 @@ class Engine:
             )
         if settings.num_beams > limits.max_beams:
             raise ArgumentError(f"num_beams must be from 1 to max_beams={limits.max_beams}, not {settings.num_beams}")
-        for name, beams in (("max_beams", limits.max_beams), ("exhaustive_beams", settings.exhaustive_beams)):
+        for name, beams in (("max_beams", limits.max_beams), ("widest_beams", settings.widest_beams)):
             if settings.max_beam_rows < beams:
                 raise ArgumentError(
                     f"max_beam_rows={settings.max_beam_rows:,} cannot hold a request of {name}={beams:,}: "

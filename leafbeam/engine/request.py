@@ -171,7 +171,8 @@ class Result:
     channel: who ranked. reasons: the largest part of each score, one an item; none if the model alone ranks.
     num_valid: at most num_items of the request; fewer if the rules allow fewer.
     num_beams: beams of the search that ran, on its last level; 0 if none did.
-    exhaustive: whether the search kept every prefix that the rules allow, so that no allowed item scores better with the model.
+    exact: whether the model's items are certain to be the best allowed ones: the search kept every allowed prefix, or dropped
+        only such that score below them. Of a fused ranking: all num_beams items that the model contributes.
     num_history_used: items of the history that the model saw: the known ones, the newest if not all fit.
     num_history_left_out: items of the history that were not returned for that reason; 0 with keep_history.
     read_user: whether the model read the user's token.
@@ -188,7 +189,7 @@ class Result:
     reasons: tuple[Reason, ...]
     num_valid: int
     num_beams: int
-    exhaustive: bool
+    exact: bool
     num_history_used: int
     num_history_left_out: int
     read_user: bool
@@ -210,7 +211,8 @@ class PendingRequest:
     """A request with all that its search needs, under the rules and the index version of its submission.
 
     channel: who ranks. history: the known ids of its history. size: with the key of its batch, its arrival and its deadline;
-    its beams are those of the widest level. num_beams: those of the last one. exhaustive: see `Result`.
+    its beams are those of the widest level. num_beams: those of the last one. exhaustive: whether the search
+    keeps every allowed prefix.
     codes: (n, L) int64, of the newest known items. deny: the known ids that must not be returned, num_left_out of the history
     among them. prepared: when it was ready to be queued.
     future: completed with the result; cancelling it withdraws the request, queued or running.

@@ -72,7 +72,9 @@ class ResultWriter:
             items = self._memory.rank(pending, (item_ids, scores_k))
             sids_kL = pending.version.codes_of(items.item_ids)
         stages = output.prefill_s, output.rounds_s, output.constrain_s
-        result = self._write(pending, items, sids_kL, batch_size, pending.num_beams, output.started, stages)
+        wanted = pending.request.num_items if pending.channel == "model" else pending.num_beams
+        exact = pending.exhaustive or (search.num_exact is not None and int(search.num_exact[row]) >= wanted)
+        result = self._write(pending, items, sids_kL, batch_size, pending.num_beams, output.started, stages, exact=exact)
         return replace(result, levels=tuple(level.row(row) for level in search.levels)) if search.levels else result
 
     def memory_result(self, pending: PendingRequest) -> Result:
@@ -91,6 +93,8 @@ class ResultWriter:
         num_beams: int,
         started: float,
         stages: tuple[float, float, float],
+        *,
+        exact: bool = False,
     ) -> Result:
         """stages: the seconds of prefill, rounds and constrain."""
         return Result(
@@ -101,7 +105,7 @@ class ResultWriter:
             reasons=tuple(items.reasons),
             num_valid=len(items.item_ids),
             num_beams=num_beams,
-            exhaustive=pending.exhaustive and num_beams > 0,
+            exact=exact,
             num_history_used=len(pending.codes),
             num_history_left_out=pending.num_left_out,
             read_user=pending.request.user is not None and self._reads_users,

@@ -10,7 +10,7 @@ from leafbeam.ops.attention.costs import AttentionCosts
 
 Precision = Literal["float32", "bfloat16"]
 
-_MAY_BE_0 = ("wait_s", "prompt_store_mb", "exhaustive_beams")
+_MAY_BE_0 = ("wait_s", "prompt_store_mb", "widest_beams")
 _BATCH_SHARE = 0.5  # of slo_s: a request that arrives while such a batch runs can still be answered by the next
 
 
@@ -19,8 +19,9 @@ class Settings:
     """Sizes, times and switches of an engine. The defaults suit a small model on a CPU.
 
     num_beams: beams of requests that name none.
-    exhaustive_beams: where the rules leave at most this many prefixes on every level but the last, a search keeps all of them,
-        so that its answer is the true best of the allowed items (see Result.exhaustive). 0: searches are never widened.
+    widest_beams: the most beams to which rules widen a search, on all levels but the last. Where they leave so few prefixes on
+        these, it keeps all of them and its answer is exact (see Result.exact). Else, with scoring "full" and without graphs, it
+        has num_beams divided by the share of the items that they allow. 0: searches are never widened.
     workers: threads that run batches, over one copy of the weights.
     threads: of the matrix products of each worker. None: measured at the start, up to torch's number divided by `workers`.
     precision: of the layers' matrix products and prompts' attention, of a float32 model on a CPU. "bfloat16"
@@ -46,7 +47,7 @@ class Settings:
     """
 
     num_beams: int = 20
-    exhaustive_beams: int = 128
+    widest_beams: int = 128
     workers: int = 1
     threads: int | None = None
     precision: Precision = "float32"

@@ -140,7 +140,7 @@ class RecommendAnswer(Struct, frozen=True, kw_only=True):
     ]
     num_valid: Annotated[int, Meta(description="How many items are returned, `num_items` or fewer; 0 if the rules allow none.")]
     num_beams: Annotated[int, Meta(description="Beams of the search that ran; 0 if none did.")]
-    exhaustive: Annotated[bool, Meta(description="Whether the search kept every prefix that the rules allow.")]
+    exact: Annotated[bool, Meta(description="Whether no allowed item can score better with the model than those it found.")]
     num_history_used: Annotated[int, Meta(description="How many items of the history the model saw.")]
     num_history_left_out: Annotated[
         int, Meta(description="Items of the history that the answer leaves out; 0 with `keep_history`.")

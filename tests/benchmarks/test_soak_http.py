@@ -52,7 +52,7 @@ def answer(*items: tuple[int, tuple[int, ...]]) -> RecommendAnswer:
         reasons=(),
         num_valid=len(ids),
         num_beams=5,
-        exhaustive=False,
+        exact=False,
         num_history_used=0,
         num_history_left_out=0,
         read_user=False,

@@ -103,8 +103,8 @@ def test_torch_looks_at_nothing_until_the_last_round(monkeypatch: pytest.MonkeyP
         result = search.run(step_fn)
     assert_same(result, expected)
     assert before_last == {}
-    # Marks of bad logits, lo, hi, scores and the count: each once, for the whole search; no scalar on its own.
-    assert seen.counts == {"cpu": 5, "numpy": 5}
+    # Marks of bad logits, lo, hi, scores, the count and the levels' lowest scores: each once a search; no scalar on its own.
+    assert seen.counts == {"cpu": 6, "numpy": 6}
     assert all(isinstance(one, torch.Tensor) for one in model.kinds)
 
 
@@ -140,7 +140,7 @@ def test_triton_looks_at_nothing_until_the_last_round(monkeypatch: pytest.Monkey
         monkeypatch.setattr(step, "launch", uncounted)
         result = search.run(model)
     assert_same(result, BeamSearch(trie, 4).run(Model(lambda row: row)))
-    assert seen.counts == {"cpu": 5, "numpy": 5}
+    assert seen.counts == {"cpu": 6, "numpy": 6}
 
 
 def test_jax_looks_at_nothing_until_the_last_round() -> None:

@@ -62,22 +62,43 @@ def test_few_beams_find_the_best_of_a_rule_that_leaves_few_prefixes(shop, catalo
         for history in (HISTORY, ("é9",))
         for rules in ALL_RULES
     ]
-    results = Engine(shop.model, catalog, settings=Settings(exhaustive_beams=64)).recommend(requests)
+    results = Engine(shop.model, catalog, settings=Settings(widest_beams=64)).recommend(requests)
     for request, result in zip(requests, results, strict=True):
         scores = shop.scores(list(request.history), shop.allowed(request.rules, ("é7", *request.history)), scoring)
-        assert result.exhaustive
+        assert result.exact
         assert result.num_beams == 3
         np.testing.assert_allclose(result.scores, sorted(scores.values(), reverse=True)[:3], atol=1e-4)
 
 
 def test_a_search_that_would_need_too_many_beams_is_not_widened(shop, catalog):
-    never, narrow, wide = (Engine(shop.model, catalog, settings=Settings(exhaustive_beams=beams)) for beams in (0, 7, 64))
+    never, narrow, wide = (Engine(shop.model, catalog, settings=Settings(widest_beams=beams)) for beams in (0, 7, 64))
     requests = [Request(history=(f"é{i}",), num_items=1, num_beams=1) for i in range(20)]
     plain, same, best = (engine.recommend(requests) for engine in (never, narrow, wide))
-    assert not any(result.exhaustive for result in plain + same)  # level 0 has 8 prefixes, level 1 more
-    assert all(result.exhaustive for result in best)
+    assert not any(result.exact for result in plain + same)  # level 0 has 8 prefixes, level 1 more
+    assert all(result.exact for result in best)
     assert [result.item_ids for result in same] == [result.item_ids for result in plain]
     assert any(after.scores[0] > before.scores[0] + 1e-3 for after, before in zip(best, plain, strict=True))
+
+
+def test_a_rule_widens_a_search_by_the_share_that_it_allows(shop, catalog):
+    plain, wide = (Engine(shop.model, catalog, settings=Settings(widest_beams=beams)) for beams in (0, 16))
+    share = len(shop.allowed(("cheap",))) / len(shop.allowed())
+    assert 0.2 < share < 0.7
+    histories = [(f"é{i}", f"é{i + 1}") for i in range(30)]
+    for scoring in ("full", "allowed"):
+        requests = [
+            Request(history=history, rules=("cheap",), num_items=3, num_beams=4, scoring=scoring) for history in histories
+        ]
+        before, after = plain.recommend(requests), wide.recommend(requests)
+        better = [new.scores[2] - old.scores[2] for old, new in zip(before, after, strict=True)]
+        assert (min(better) > -1e-5 and max(better) > 1e-3) if scoring == "full" else max(map(abs, better)) < 1e-5
+        for history, result in zip(histories, after, strict=True):
+            scores = shop.scores(list(history), shop.allowed(("cheap",), history), scoring)
+            best = sorted(scores.values(), reverse=True)[:3]
+            assert not result.exact or np.allclose(result.scores, best, atol=1e-4)
+    assert any(
+        result.exact for result in wide.recommend([Request(history=one, rules=("cheap",), num_items=1) for one in histories])
+    )
 
 
 def test_items_that_share_a_sid_are_adjacent_with_one_score(shop, engine):

@@ -236,7 +236,7 @@ def test_more_tokens_or_beams_than_a_batch_holds_are_refused(shop):
     engine = Engine(
         shop.model,
         shop.trie,
-        settings=Settings(max_batch_tokens=16, max_beam_rows=64, exhaustive_beams=64),
+        settings=Settings(max_batch_tokens=16, max_beam_rows=64, widest_beams=64),
         limits=Limits(max_beams=64, max_items=64),
     )
     with engine:

@@ -138,7 +138,7 @@ def test_an_engine_accepts_a_two_stage_model(model: Transformer):
     index = trie()
     two = TwoStage(model=model, max_tokens=5)
     requests = [Request(history=(3, 8), num_items=5, keep_history=True), Request(num_items=5)]
-    answers = Engine(two, index, settings=Settings(num_beams=5, exhaustive_beams=0)).recommend(requests)
+    answers = Engine(two, index, settings=Settings(num_beams=5, widest_beams=0)).recommend(requests)
     for request, answer in zip(requests, answers, strict=True):
         history = index.codes_of(list(request.history)) if request.history else np.zeros((0, 3), np.int64)
         tokens, lengths = model.vocabulary.prompts([history])

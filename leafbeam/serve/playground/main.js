@@ -232,7 +232,7 @@ class Page {
     const { rules } = this.state;
     $("server").textContent = `${count(found.num_items)} items, version ${answer.index_version}`;
     $("allowed").textContent = `These rules allow ${count(found.num_allowed)} of ${count(found.num_items)} items.`;
-    const how = answer.exhaustive ? ", every allowed prefix kept" : "";
+    const how = answer.exact ? ", certainly the model's best" : "";
     const wrong = without ? `; without rules, ${without.item_ids.filter((id) => broken(this.known.get(id), rules).length).length} of ${without.num_valid} would break them` : "";
     const left = answer.num_history_left_out ? `; ${plural(answer.num_history_left_out, "item")} of the history left out` : "";
     const ignored = answer.ignored_history.length ? `; not in the index: ${answer.ignored_history.join(", ")}` : "";
