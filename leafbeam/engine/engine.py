@@ -27,7 +27,7 @@ from leafbeam.engine.results import ResultWriter
 from leafbeam.engine.scheduler import Scheduler
 from leafbeam.engine.settings import Precision, Settings
 from leafbeam.engine.slow_batches import SlowBatch, SlowBatches
-from leafbeam.engine.warm_up import calibrate, choose_threads, measure_precision, run_filtered, warm_up_requests
+from leafbeam.engine.warm_up import calibrate, change_a_copy, choose_threads, measure_precision, run_filtered, warm_up_requests
 from leafbeam.engine.worker import Worker, worker_stream
 from leafbeam.errors import (
     ArgumentError,
@@ -261,8 +261,10 @@ class Engine:
             return "a worker has ended"
         return reason
 
-    def warm_up(self) -> None:
+    def warm_up(self, *, changes: bool = False) -> None:
         """Run every kind of search once, so that no request waits for a compilation, and calibrate the latency model.
+
+        changes: run each kind of change of a catalog too, in a copy of two items.
 
         Cost: up to a minute on a machine's first run, then about a second; nothing on a second call. Raises LogitsError for a
         model without finite logits.
@@ -271,6 +273,8 @@ class Engine:
             return
         self.recommend(warm_up_requests(self.version, self.settings.num_beams))
         run_filtered(self._preparer, self._offline_decoder, self.settings.num_beams, self.clock)
+        if changes and self.catalog is not None:
+            change_a_copy(self.catalog)
         self.threads = self._choose_threads()
         if self.settings.predict:
             with torch_threads(self.threads, apart=True):

@@ -6,7 +6,9 @@ from functools import partial
 from typing import get_args
 
 import numpy as np
+import pyarrow as pa
 
+from leafbeam.catalog import Catalog
 from leafbeam.decode import SearchResult
 from leafbeam.engine.capacity import BatchSize
 from leafbeam.engine.decoder import Decoder
@@ -15,7 +17,7 @@ from leafbeam.engine.prepare import RequestPreparer
 from leafbeam.engine.request import ItemId, PendingRequest, Request, Scoring
 from leafbeam.engine.settings import Settings
 from leafbeam.engine.threads import ThreadTimes, measure_threads
-from leafbeam.index import Version
+from leafbeam.index import Trie, Version
 
 _MAX_CALIBRATION_S = 1.0
 _COMPARED_REQUESTS = 4  # of the larger batch that precisions are compared on
@@ -35,6 +37,20 @@ def run_filtered(preparer: RequestPreparer, decoder: Decoder, num_beams: int, cl
     item = _live_item(preparer.version)
     pending = preparer.prepare(Request(history=item, num_items=1, num_beams=num_beams, keep_history=True), clock())
     decoder.run([replace(pending, item_filter=pending.version.filter(item_ids=item))])
+
+
+def change_a_copy(catalog: Catalog) -> None:
+    """Delete, insert and compact in a catalog of two of its items: the first change should not compile either."""
+    trie = catalog.version().segments[0].trie
+    ids = trie.items.ids_of(np.arange(min(2, trie.num_items)))
+    if not len(ids) or trie.end_code is not None:
+        return
+    codes = trie.codes_of(ids)
+    copy = Trie.build(codes, trie.codebook_sizes, item_ids=ids)
+    with Catalog.in_memory(pa.table({"item_id": ids.tolist()}), copy, {"all": "true"}, background=False) as changed:
+        changed.delete(ids[:1])
+        changed.insert(codes[:1], ids[:1].tolist())
+        changed.compact(wait=True)
 
 
 def choose_threads(

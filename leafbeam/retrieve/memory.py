@@ -301,7 +301,7 @@ class ItemMemory:
 
     def newest(self, rows_n: NDArray[np.int64]) -> NDArray[np.int64]:
         """The known rows of a history that are scored, newest first."""
-        return rows_n[rows_n >= 0][: -self.config.history - 1 : -1]
+        return np.ascontiguousarray(rows_n[rows_n >= 0][: -self.config.history - 1 : -1])  # kernels compile once for one layout
 
     def scores(self, rows_h: NDArray[np.int64], allowed_N: NDArray[np.bool_] | None = None) -> MemoryScores:
         """Both parts of the score of every allowed item; None: of all. rows_h: newest first, as of `newest`."""

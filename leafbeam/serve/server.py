@@ -182,6 +182,7 @@ class Server:
             self.metrics.follow_http_workers(lambda: 0 if self.http_workers is None else self.http_workers.num_alive)
         self._uvicorn = _DrainingServer(config, self._started, self._drain, grace_s, self.http_workers)
         self._grace_s, self._has_keys = grace_s, access.keys is not None
+        self._takes_changes = access.changes != "off" and not isinstance(writer, str)
 
     def __repr__(self) -> str:
         return f"Server({self.url}, {self.engine!r}, {self.text!r})"
@@ -196,7 +197,7 @@ class Server:
             try:
                 sys.setswitchinterval(_SWITCH_INTERVAL_S)
                 if self.engine is not None:
-                    self.engine.warm_up()
+                    self.engine.warm_up(changes=self._takes_changes)
                 gc.collect()
                 gc.freeze()  # or the cycle collector would look at all objects, and stop every thread for a quarter of a second
                 self._uvicorn.run(sockets=[self._socket])

@@ -65,6 +65,10 @@ class Shop:
 
 @pytest.fixture(scope="session")
 def shop() -> Shop:
+    return make_shop()
+
+
+def make_shop() -> Shop:
     rng = np.random.default_rng(3)
     codes_NL = np.stack([rng.integers(0, size, len(ITEM_IDS)) for size in SIZES], axis=1)
     codes_NL[5] = codes_NL[6] = codes_NL[7]

@@ -19,7 +19,11 @@ FUSIONS = Fusions(kept=Fusion(transition=0.6, text=2.5, log_prob=0.5, found=-0.2
 
 
 @pytest.fixture(scope="module")
-def memory(shop) -> ItemMemory:
+def memory() -> ItemMemory:
+    return make_memory()
+
+
+def make_memory() -> ItemMemory:
     rng = np.random.default_rng(5)
     histories = rng.integers(0, len(ITEM_IDS), (200, 6))
     texts = [" ".join(rng.choice([f"word{n}" for n in range(60)], 3)) for _ in ITEM_IDS]
