@@ -3,11 +3,13 @@
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from leafbeam.automata import Automaton
+from leafbeam.decode import Sampling
 from leafbeam.errors import ArgumentError, AutomatonError, OverloadedError
 from leafbeam.text.chat_template import ChatTemplate
 from leafbeam.text.compiler import CompileLimits, ConstraintCompiler
@@ -56,10 +58,20 @@ class TextService:
         return cls(place.resolve().name, TextGenerator.load(place), chat, settings=settings, limits=limits)
 
     def start(self) -> None:
-        """Start the worker and the compiler."""
+        """Start the worker and the compiler, and run each kind of search once, so that no request waits for a compilation.
+
+        Cost: up to a minute on a machine's first run, then a few calls of the model. Raises LogitsError for a model without
+        finite logits.
+        """
         self.compiler.start()
         with suppress(AutomatonError):  # then a request says why
             self._plain = self.compiler.compile(_PLAIN)
+        if self._plain is not None:
+            generate = partial(self.generator.generate, [(0,)], self._plain, max_tokens=2)
+            generate()
+            generate(sampling=Sampling())
+            generate(num_beams=2)
+            generate(num_beams=2, scoring="full")
         self.worker.start()
 
     def stop(self, grace_s: float = 30.0) -> None:
