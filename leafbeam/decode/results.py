@@ -109,7 +109,7 @@ def check_batch(version: Version, batch_size: int, filters: BatchFilters, deny: 
 def _check_length(name: str, values: object, batch_size: int) -> None:
     if values is None:
         return
-    if not isinstance(values, Sized) or isinstance(values, str):
+    if not isinstance(values, Sized) or isinstance(values, str) or getattr(values, "shape", None) == ():
         expected = f"a list with one entry for each of the {batch_size} requests"
         raise ArgumentError(f"{name} is {short_repr(values)}: expected {expected}")
     if len(values) != batch_size:

@@ -122,8 +122,9 @@ def test_other_arguments_out_of_range_are_refused() -> None:
         search.run(ByLevel(rows()), batch_size=2, filters=[None] * 3)
     with pytest.raises(ArgumentError, match="deny has 1 entries"):
         search.run(ByLevel(rows()), batch_size=2, deny=[[1]])
-    with pytest.raises(ArgumentError, match="deny is 3: expected a list with one entry for each of the 1 requests"):
-        search.run(ByLevel(rows()), deny=3)  # type: ignore[arg-type]
+    for deny, said in ((3, "3"), (np.array(3), r"array\(3\)")):
+        with pytest.raises(ArgumentError, match=f"deny is {said}: expected a list with one entry for each of the 1 requests"):
+            search.run(ByLevel(rows()), deny=deny)  # type: ignore[arg-type]
 
 
 def test_a_filter_of_another_index_is_refused() -> None:
