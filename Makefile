@@ -18,7 +18,7 @@ test-all: .venv/.dev
 	$(BIN)/python -m pytest -n 2
 
 # The whole parity grid on the backends of which `test` runs a sample (JAX, Triton's interpreter), the longest rows of kills, and
-# TIGER's table of Beauty: about half an hour.
+# the longest tables and figures: about half an hour.
 check-full: .venv/.dev
 	$(BIN)/python -m pytest -n 2 -m full
 

@@ -106,7 +106,7 @@ def test_tiger_s_table_of_a_made_shop(shop: Path, tmp_path: Path):
     assert (tmp_path / "tiger-table-1.png").stat().st_size > 10_000
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_tiger_s_table_of_a_model_that_trained_on_validation_items_too(shop: Path, tmp_path: Path):
     (row,) = rows_of("tiger-table-1", "--data", shop, "--fit-on", "train+valid", "--out", tmp_path)
     methods = row["measured"]["methods"]

@@ -65,7 +65,7 @@ def test_all_items_of_one_level_are_exact_and_nothing_is_where_nothing_is_allowe
 
 def test_samples_are_in_no_order_so_none_is_called_exact() -> None:
     _, trie = catalog(0)
-    assert Sampler(trie, 5).run(Paths(SIZES, 1, 1.0, 0).step_fn, rng=0).num_exact is None
+    assert Sampler(trie, 5).run(Paths(SIZES, 1, 1.0, 0).step_fn, rng=np.random.default_rng(0)).num_exact is None
 
 
 @pytest.mark.parametrize(
