@@ -37,7 +37,7 @@ from benchmarks.peers.ppv import Ppv
 from benchmarks.peers.unconstrained import Unconstrained
 from benchmarks.studies.exact_scoring import ExactScoring
 from leafbeam.decode import BeamSearch
-from leafbeam.decode.config import exhaustive_beams, widened_beams
+from leafbeam.decode.config import beams_under
 from leafbeam.decode.model_calls import StepFn
 from leafbeam.engine import Settings
 from leafbeam.index import Filter, Trie, Version
@@ -262,16 +262,15 @@ def _answers(
 def _served(bench: _Bench, rule: Filter, step_fn: StepFn, size: int, num_beams: int) -> list[_Answers]:
     """The answers of the search with an engine's beams."""
     version = Version.of(bench.trie)
-    allowed, most = version.filter_of([rule]), max(num_beams, Settings().widest_beams)
-    widest = exhaustive_beams(version, allowed, at_least=num_beams, at_most=most)
-    beams = widest or widened_beams(version, allowed, "full", at_least=num_beams, at_most=most)
+    allowed = version.filter_of([rule])
+    beams, exhaustive = beams_under(version, allowed, "full", num_beams=num_beams, widest=Settings().widest_beams)
     result = BeamSearch(bench.trie, [beams] * (bench.trie.num_levels - 1) + [num_beams]).run(step_fn, size, rule)
     assert result.num_exact is not None
     return [
         _Answers(
             keys_K=_keys(np.asarray(result.codes)[row, :number], bench.trie),
             scores_K=result.scores[row, :number],
-            num_certain=int(number if widest else result.num_exact[row]),
+            num_certain=int(number if exhaustive else result.num_exact[row]),
         )
         for row, number in enumerate(result.num_valid)
     ]

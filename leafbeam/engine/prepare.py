@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.catalog import Catalog, Expression
-from leafbeam.decode.config import exhaustive_beams, widened_beams
+from leafbeam.decode.config import beams_under
 from leafbeam.engine.batcher import RequestSize
 from leafbeam.engine.decoder import Model
 from leafbeam.engine.request import ItemId, Limits, PendingRequest, Request
@@ -103,11 +103,14 @@ class RequestPreparer:
         newest = slice(max(0, len(history) - self._max_items), None)
         codes = version.codes_at(segment_n[newest], row_n[newest]) if history else np.empty((0, self._num_levels), np.int64)
         num_beams = self.num_beams(request)
-        most = max(num_beams, self._settings.widest_beams)
-        exhaustive = exhaustive_beams(version, item_filter, at_least=num_beams, at_most=most)
-        widest = exhaustive
-        if widest is None and not self._settings.graphs:  # captured searches have num_beams beams
-            widest = widened_beams(version, item_filter, request.scoring, at_least=num_beams, at_most=most)
+        widest, exhaustive = beams_under(
+            version,
+            item_filter,
+            request.scoring,
+            num_beams=num_beams,
+            widest=self._settings.widest_beams,
+            by_share=not self._settings.graphs,  # captured searches have num_beams beams
+        )
         size = self.size(request, arrived, len(codes), version, widest)
         if size.tokens > self._settings.max_batch_tokens:
             raise RequestError(
@@ -121,7 +124,7 @@ class RequestPreparer:
             history=tuple(history),
             size=size,
             num_beams=num_beams,
-            exhaustive=exhaustive is not None,
+            exhaustive=exhaustive,
             version=version,
             item_filter=item_filter,
             rules_generation=None if rules is None else rules.generation,

@@ -17,6 +17,7 @@ from pathlib import Path
 from leafbeam.automata import Automaton, TokenTrie
 from leafbeam.errors import ArgumentError, AutomatonError, UnavailableError
 
+_ENTRY_BYTES = 1000  # of an entry besides its text and arrays, about
 _GRACE_S = 10.0  # beyond the child's own alarm, which comes first unless the child is stopped, or waits for a disk
 
 
@@ -54,8 +55,8 @@ class ConstraintCompiler:
         self._tokens, self._lock = tokens, threading.Lock()
         self._child: subprocess.Popen[str] | None = None
         self._directory = tempfile.TemporaryDirectory(prefix="leafbeam-")
-        self._cache: OrderedDict[str, Automaton | str] = OrderedDict()  # or the message of its error
-        self._sizes: dict[str, int] = {}
+        self._cache: OrderedDict[str, Automaton | str] = OrderedDict()  # by constraint; or the message of its error
+        self._cached_bytes = 0
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -98,9 +99,9 @@ class ConstraintCompiler:
             try:
                 found = self._compile(constraint)
             except AutomatonError as error:
-                self._keep(constraint, str(error), len(constraint))
+                self._keep(constraint, str(error))
                 raise
-            self._keep(constraint, found, len(constraint) + found.nbytes)
+            self._keep(constraint, found)
             return found
 
     def _compile(self, constraint: str) -> Automaton:
@@ -189,12 +190,16 @@ class ConstraintCompiler:
         with suppress(BrokenPipeError), child:
             pass
 
-    def _keep(self, constraint: str, found: Automaton | str, num_bytes: int) -> None:
+    def _keep(self, constraint: str, found: Automaton | str) -> None:
         self._cache[constraint] = found
-        self._sizes[constraint] = num_bytes
-        while sum(self._sizes.values()) > self.limits.cache_mb << 20:
-            oldest, _ = self._cache.popitem(last=False)
-            del self._sizes[oldest]
+        self._cached_bytes += _nbytes(constraint, found)
+        while self._cached_bytes > self.limits.cache_mb << 20:
+            self._cached_bytes -= _nbytes(*self._cache.popitem(last=False))
+
+
+def _nbytes(constraint: str, found: Automaton | str) -> int:
+    """What a cached constraint takes: a client may send any number of short ones."""
+    return sys.getsizeof(constraint) + (sys.getsizeof(found) if isinstance(found, str) else found.nbytes) + _ENTRY_BYTES
 
 
 @contextmanager

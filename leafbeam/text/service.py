@@ -63,7 +63,15 @@ class TextService:
         Cost: up to a minute on a machine's first run, then a few calls of the model. Raises LogitsError for a model without
         finite logits.
         """
-        self.compiler.start()
+        try:
+            self.compiler.start()
+            self._warm_up()
+        except BaseException:
+            self.compiler.close()
+            raise
+        self.worker.start()
+
+    def _warm_up(self) -> None:
         with suppress(AutomatonError):  # then a request says why
             self._plain = self.compiler.compile(_PLAIN)
         if self._plain is not None:
@@ -72,7 +80,6 @@ class TextService:
             generate(sampling=Sampling())
             generate(num_beams=2)
             generate(num_beams=2, scoring="full")
-        self.worker.start()
 
     def stop(self, grace_s: float = 30.0) -> None:
         """Refuse new texts, finish those that were accepted within `grace_s`, end threads and the compiler."""

@@ -4,7 +4,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
 from leafbeam.decode import Sampling
+from leafbeam.errors import LogitsError
 from leafbeam.text import TextService
 from leafbeam.text.request import TextRequest
 from tests.compilations import compilations, printed_alone
@@ -47,3 +52,14 @@ def compiled_late() -> list[str]:
                     service.worker.submit([request, request]).texts.result()
         service.stop()
         return list(compiled)
+
+
+def test_a_model_without_finite_logits_does_not_start_and_leaves_no_process(tmp_path: Path):
+    directory = save_model(tmp_path / "model")
+    path = directory / "model.safetensors"
+    save_file({name: torch.full_like(values, float("nan")) for name, values in load_file(path).items()}, path)
+    service = TextService.load(directory)
+    with pytest.raises(LogitsError):
+        service.start()
+    assert service.compiler._child is None
+    service.stop()
