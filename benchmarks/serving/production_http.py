@@ -1,16 +1,20 @@
-"""`leafbeam serve` beside vLLM's HTTP server, each alone: all requests of a batch at once, until the last answer."""
+"""`leafbeam serve` beside vLLM's HTTP server, each alone: all requests of a batch at once, until the last answer.
+
+Connections stay open between requests, as those of a service to its model do.
+"""
 
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
+from types import TracebackType
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -26,6 +30,54 @@ __all__ = ["LIMIT_S", "over_http"]
 LIMIT_S = 600.0
 
 
+class _Client:
+    """Sends requests at once, each on an open connection of its own. Raises PeerFailure."""
+
+    def __init__(self, url: str) -> None:
+        self._host = urlsplit(url).netloc
+        self._connections: list[HTTPConnection] = []
+        self._pool = ThreadPoolExecutor(64)
+
+    def __enter__(self) -> _Client:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._pool.shutdown()
+        for connection in self._connections:
+            connection.close()
+
+    def get(self, path: str) -> Any:
+        """The JSON answer of one request."""
+        return self._answer(self._opened(1)[0], path=path)
+
+    def post(self, path: str, bodies: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """The JSON answers of requests sent at once."""
+        texts = [json.dumps(body).encode() for body in bodies]
+        return list(self._pool.map(partial(self._answer, path=path), self._opened(len(bodies)), texts))
+
+    def _opened(self, number: int) -> list[HTTPConnection]:
+        self._connections += [HTTPConnection(self._host, timeout=LIMIT_S) for _ in range(number - len(self._connections))]
+        return self._connections[:number]
+
+    def _answer(self, connection: HTTPConnection, body: bytes | None = None, *, path: str) -> Any:
+        is_open = connection.sock is not None
+        try:
+            connection.request("GET" if body is None else "POST", path, body, {"content-type": "application/json"})
+            reply = connection.getresponse()
+            text = reply.read()
+        except TimeoutError:
+            connection.close()
+            raise PeerFailure("timed out", f"no answer within {LIMIT_S:g} s") from None
+        except (OSError, HTTPException) as error:
+            connection.close()
+            if is_open:  # a server may close a connection that waits for long
+                return self._answer(connection, body, path=path)
+            raise PeerFailure("failed", f"{type(error).__name__}: {error}"[:500]) from None
+        if reply.status != 200:
+            raise PeerFailure("failed", f"HTTP {reply.status}: {text[:500].decode(errors='replace')}")
+        return json.loads(text)
+
+
 def over_http(
     run: LoadRun, cases: Sequence[Case], settings: Sequence[VllmSettings], repeats: int, max_tokens: int, environment: Path
 ) -> Runs:
@@ -34,16 +86,17 @@ def over_http(
     version: dict[str, str] = {}
     for num_beams in dict.fromkeys(case.beams for case in cases):
         options = "--beams", str(num_beams), "--slo-ms", "600000"
-        with serving(run.path, *options, threads=THREADS) as served:
-            ours = partial(_leafbeam, run, f"{served.url}/v1/recommend")
+        with serving(run.path, *options, threads=THREADS) as served, _Client(served.url) as client:
+            ours = partial(_leafbeam, run, client)
             chosen = [case for case in cases if case.beams == num_beams]
             mine |= {case: timed_case(run, case, {"leafbeam": partial(ours, case)}, repeats, {}) for case in chosen}
 
     @contextmanager
     def opened(one: VllmSettings) -> Generator[Callable[[Case], Way]]:
-        with vllm_server(run.path / "model", settings=one, max_tokens=max_tokens, environment=environment) as url:
-            version["vllm"] = _answer(url.replace("/v1/completions", "/version"))["version"]
-            yield lambda case: partial(_vllm, run, url, case)
+        server = vllm_server(run.path / "model", settings=one, max_tokens=max_tokens, environment=environment)
+        with server as url, _Client(url) as client:
+            version["vllm"] = client.get("/version")["version"]
+            yield lambda case: partial(_vllm, run, client, case)
 
     fastest = fastest_of(run, cases, settings, opened)
     for one, some in grouped(fastest).items():
@@ -64,42 +117,20 @@ def _named(run: LoadRun, case: Case) -> dict[str, Any]:
     return parameters_of(run, case) | {"what": "http", "model": "small"}
 
 
-def _leafbeam(run: LoadRun, url: str, case: Case, prompts: Prompts) -> list[list[list[int]]]:
+def _leafbeam(run: LoadRun, client: _Client, case: Case, prompts: Prompts) -> list[list[list[int]]]:
     items = run.trie.items
     rows = [items.order_N[[items.ordinals_of_leaf(leaf)[0] for leaf in leaves.tolist()]] for leaves in prompts]
     histories = [items.ids_of(each).tolist() for each in rows]
     common = {"num_items": case.beams, "num_beams": case.beams, "keep_history": True}
     common |= {"scoring": "allowed", "channel": "model"}
-    answers = _posted(url, [common | {"history": history} for history in histories])
+    answers = client.post("/v1/recommend", [common | {"history": history} for history in histories])
     found = [run.leaves_of(np.asarray(answer["item_ids"])) for answer in answers]
     return [run.model.vocabulary.tokens(run.trie.codes_at(leaves)).tolist() for leaves in found]
 
 
-def _vllm(run: LoadRun, url: str, case: Case, prompts: Prompts) -> list[list[list[int]]]:
+def _vllm(run: LoadRun, client: _Client, case: Case, prompts: Prompts) -> list[list[list[int]]]:
     common = {"model": "model", "n": case.beams, "use_beam_search": True, "temperature": 0, "ignore_eos": True}
     common |= {"max_tokens": run.trie.num_levels}
-    answers = _posted(url, [common | {"prompt": tokens} for tokens in tokens_of(run, prompts)])
+    answers = client.post("/v1/completions", [common | {"prompt": tokens} for tokens in tokens_of(run, prompts)])
     texts = [[choice["text"] for choice in answer["choices"]] for answer in answers]
     return [[[int(word) for word in text.strip("<>").split("><")] for text in one] for one in texts]
-
-
-def _posted(url: str, bodies: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """The JSON answers of requests sent at once."""
-
-    with ThreadPoolExecutor(len(bodies)) as pool:
-        return list(pool.map(partial(_answer, url), bodies))
-
-
-def _answer(url: str, body: Mapping[str, Any] | None = None) -> Any:
-    """The JSON answer of one request: a GET without a body. Raises PeerFailure."""
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"content-type": "application/json"})
-    try:
-        with urllib.request.urlopen(request, timeout=LIMIT_S) as reply:
-            return json.load(reply)
-    except TimeoutError:
-        raise PeerFailure("timed out", f"no answer within {LIMIT_S:g} s") from None
-    except urllib.error.HTTPError as error:
-        raise PeerFailure("failed", f"{error}: {error.read(500).decode(errors='replace')}") from None
-    except OSError as error:
-        raise PeerFailure("failed", str(error)[:500]) from None

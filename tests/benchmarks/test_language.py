@@ -72,7 +72,7 @@ def test_another_text_is_a_tie_or_an_error(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("narrow", [True, False])
+@pytest.mark.parametrize("narrow", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_an_illegal_text_of_a_peer_is_a_row(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, narrow: bool
 ) -> None:

@@ -114,7 +114,7 @@ def test_tiger_s_table_of_a_model_that_trained_on_validation_items_too(shop: Pat
     assert not {name for name in methods if name.startswith("sasrec")}  # nothing is left to stop it by
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.data
 def test_table_3_of_beauty():
     if not (DATA / "amazon_beauty").is_dir():

@@ -71,7 +71,7 @@ def test_searches_are_timed_with_and_without_beams_that_cannot_win(run: LoadRun)
     assert rows["round_ms"]["128"]["p50"] > rows["round_ms"]["1"]["p50"]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_each_way_of_a_request_is_timed_beside_the_others(run: LoadRun):
     parameters, measured = latency.measure(run, turns=1)
     assert (parameters["K"], measured["repeats"]) == (latency.BEAMS, 19)

@@ -29,8 +29,8 @@ print(json.dumps(loaded))
 """
 
 
-def run_python(code: str, *arguments: str) -> str:
-    finished = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+def run_python(code: str, *arguments: str, cwd: Path | None = None) -> str:
+    finished = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=cwd)
     assert finished.returncode == 0, finished.stderr
     return finished.stdout
 
@@ -67,12 +67,11 @@ def test_help_wrong_paths_and_wrong_options_load_no_heavy_module(tmp_path: Path)
         ["evaluate", "--users", "0"],
         ["recommend", "--scoring", "half"],
         ["recommend"],
-        ["serve", "--threads", "0"],
         ["serve", "--port", "many"],
         ["inspect", "--plan", "x"],
         ["inspect"],
     ]
-    loaded = json.loads(run_python(RUN, json.dumps(calls), json.dumps(HEAVY)))
+    loaded = json.loads(run_python(RUN, json.dumps(calls), json.dumps(HEAVY), cwd=tmp_path))  # where no run is
     assert {call: names for call, names in loaded.items() if names} == {}
 
 
