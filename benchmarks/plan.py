@@ -55,6 +55,7 @@ class Outcome:
 def parts_of(data: Sequence[Path] = ()) -> list[Part]:
     """Every part; those that learn once for each of these data sets. The others take prompts from the first, or a made shop."""
     shop = ("--data", str(data[0])) if data else ()
+    kmeans = "--sids", "kmeans", "--teacher", "text"
     parts: list[tuple[float, Sequence[str]]] = [
         (45, ("production", "--part", "small")),
         (26, ("production", "--part", "http")),
@@ -79,7 +80,7 @@ def parts_of(data: Sequence[Path] = ()) -> list[Part]:
             for one in data
             for minutes, kind in (
                 (60, ("--sids", "rqvae", "--teacher", "text", "--seeds", "3")),
-                (20, ("--sids", "kmeans", "--teacher", "text")),
+                *((45, (*kmeans, "--first-seed", str(seed), "--seeds", "1")) for seed in range(3)),
                 (25, ("--sids", "leafbeam", "--teacher", "none")),
             )
         ),
@@ -89,8 +90,8 @@ def parts_of(data: Sequence[Path] = ()) -> list[Part]:
 
 
 def chosen(parts: Iterable[Part], names: Sequence[str]) -> list[Part]:
-    """The parts of these commands, in the plan's order; all without names."""
-    return [part for part in parts if not names or part.words[0] in names]
+    """The parts whose names begin with the words of one of `names`, in the plan's order; all without names."""
+    return [part for part in parts if not names or any(f"{part.name} ".startswith(f"{name} ") for name in names)]
 
 
 def measured_since(since: datetime, folder: Path = RESULTS) -> frozenset[str]:

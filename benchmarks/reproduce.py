@@ -83,7 +83,7 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def _reproduce(
-    names: Annotated[list[str] | None, typer.Argument(help="Commands; all of the papers' if absent.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="First words of parts; all if absent.")] = None,
     data: Annotated[Path | None, typer.Option("--data", help="A data set, or a directory with several.")] = None,
     minutes: Annotated[float | None, typer.Option("--minutes", help="Skip what takes longer than is left of these.")] = None,
     since: Annotated[
@@ -97,11 +97,12 @@ def _reproduce(
 
     console = stdout()
     every = parts_of(() if data is None else data_sets(data))
-    known = {part.words[0] for part in every} | set(_LEARNING)
-    if unknown := set(names or ()) - known:
-        raise ArgumentError(f"{', '.join(sorted(unknown))}: expected some of {', '.join(sorted(known))}")
-    if data is None and (learning := sorted(set(names or ()) & set(_LEARNING))):
+    unknown = sorted(name for name in names or () if not chosen(every, [name]))
+    if data is None and (learning := [name for name in unknown if name.split(" ")[0] in _LEARNING]):
         raise ArgumentError(f"{', '.join(learning)} learns from data: expected --data DIR")
+    if unknown:
+        known = ", ".join(sorted({part.words[0] for part in every} | set(_LEARNING)))
+        raise ArgumentError(f"{', '.join(unknown)}: expected the first words of a part, as --dry-run lists them: {known}")
     done_before = measured_since(since) if since else frozenset[str]()
     parts = [part for part in chosen(every, names or ()) if part.name not in done_before]
     if dry_run:

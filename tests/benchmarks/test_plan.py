@@ -51,10 +51,13 @@ def test_parts_that_fail_or_take_too_long_stop_none_of_the_others(tmp_path: Path
 
 def test_names_choose_and_unknown_ones_are_refused():
     assert {part.words[0] for part in chosen(parts_of(), ["serve", "memory"])} == {"serve", "memory"}
+    assert [part.name for part in chosen(parts_of(), ["production --part http"])] == ["production --part http"]
+    assert len(chosen(parts_of([Path("one")]), ["static-table-3 --data one --sids kmeans"])) == 3
+    assert not chosen(parts_of(), ["serv", "production --part h"])
     result = CliRunner().invoke(app, ["reproduce", "static-table-1", "--dry-run"])
     assert "25 min  static-table-1" in result.stdout
     assert "tiger" not in result.stdout
-    for words, message in ((["nope"], "nope: expected some of"), (["tiger-table-1"], "expected --data DIR")):
+    for words, message in ((["nope"], "nope: expected the first words of a part"), (["tiger-table-1"], "expected --data DIR")):
         result = CliRunner().invoke(app, ["reproduce", *words])
         assert result.exit_code != 0
         assert message in result.output
