@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 DATA ?=
+# Of pytest: tests wait for a quarter of their time, so that three of them fill two cores.
+PROCESSES ?= 3
 DEMO_ARGS := $(if $(DATA),--data $(DATA))
 
 .PHONY: demo test test-all check check-full check-prose fuzz simulate docs bench profile soak reproduce peers figures gpu package sbom audit clean
@@ -12,15 +14,15 @@ demo: .venv/.demo
 
 # Every test but the slow ones; `test-all` runs those too.
 test: .venv/.dev
-	$(BIN)/python -m pytest -n 2 -m "not slow and not full"
+	$(BIN)/python -m pytest -n $(PROCESSES) -m "not slow and not full"
 
 test-all: .venv/.dev
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n $(PROCESSES)
 
 # The whole parity grid on the backends of which `test` runs a sample (JAX, Triton's interpreter), the longest rows of kills, and
 # the longest tables and figures: about half an hour.
 check-full: .venv/.dev
-	$(BIN)/python -m pytest -n 2 -m full
+	$(BIN)/python -m pytest -n $(PROCESSES) -m full
 
 # Mutated inputs for every parser and loader, or those of TARGET="body http"; inputs that crash stay in tests/fuzz/crashes.
 fuzz: .venv/.dev
