@@ -25,12 +25,12 @@ from benchmarks.serving.load_run import LoadRun
 from benchmarks.serving.load_server import serving
 from benchmarks.serving.turns import THREADS, Case, Prompts, Runs, Way, parameters_of, ratios_of, timed_case, tokens_of
 
-__all__ = ["LIMIT_S", "over_http"]
+__all__ = ["LIMIT_S", "Client", "over_http"]
 
 LIMIT_S = 600.0
 
 
-class _Client:
+class Client:
     """Sends requests at once, each on an open connection of its own. Raises PeerFailure."""
 
     def __init__(self, url: str) -> None:
@@ -38,7 +38,7 @@ class _Client:
         self._connections: list[HTTPConnection] = []
         self._pool = ThreadPoolExecutor(64)
 
-    def __enter__(self) -> _Client:
+    def __enter__(self) -> Client:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -86,7 +86,7 @@ def over_http(
     version: dict[str, str] = {}
     for num_beams in dict.fromkeys(case.beams for case in cases):
         options = "--beams", str(num_beams), "--slo-ms", "600000"
-        with serving(run.path, *options, threads=THREADS) as served, _Client(served.url) as client:
+        with serving(run.path, *options, threads=THREADS) as served, Client(served.url) as client:
             ours = partial(_leafbeam, run, client)
             chosen = [case for case in cases if case.beams == num_beams]
             mine |= {case: timed_case(run, case, {"leafbeam": partial(ours, case)}, repeats, {}) for case in chosen}
@@ -94,7 +94,7 @@ def over_http(
     @contextmanager
     def opened(one: VllmSettings) -> Generator[Callable[[Case], Way]]:
         server = vllm_server(run.path / "model", settings=one, max_tokens=max_tokens, environment=environment)
-        with server as url, _Client(url) as client:
+        with server as url, Client(url) as client:
             version["vllm"] = client.get("/version")["version"]
             yield lambda case: partial(_vllm, run, client, case)
 
@@ -117,7 +117,7 @@ def _named(run: LoadRun, case: Case) -> dict[str, Any]:
     return parameters_of(run, case) | {"what": "http", "model": "small"}
 
 
-def _leafbeam(run: LoadRun, client: _Client, case: Case, prompts: Prompts) -> list[list[list[int]]]:
+def _leafbeam(run: LoadRun, client: Client, case: Case, prompts: Prompts) -> list[list[list[int]]]:
     items = run.trie.items
     rows = [items.order_N[[items.ordinals_of_leaf(leaf)[0] for leaf in leaves.tolist()]] for leaves in prompts]
     histories = [items.ids_of(each).tolist() for each in rows]
@@ -128,7 +128,7 @@ def _leafbeam(run: LoadRun, client: _Client, case: Case, prompts: Prompts) -> li
     return [run.model.vocabulary.tokens(run.trie.codes_at(leaves)).tolist() for leaves in found]
 
 
-def _vllm(run: LoadRun, client: _Client, case: Case, prompts: Prompts) -> list[list[list[int]]]:
+def _vllm(run: LoadRun, client: Client, case: Case, prompts: Prompts) -> list[list[list[int]]]:
     common = {"model": "model", "n": case.beams, "use_beam_search": True, "temperature": 0, "ignore_eos": True}
     common |= {"max_tokens": run.trie.num_levels}
     answers = client.post("/v1/completions", [common | {"prompt": tokens} for tokens in tokens_of(run, prompts)])

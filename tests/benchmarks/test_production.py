@@ -1,9 +1,11 @@
 """Engines beside leafbeam: whatever stops one of them is a row with a status, and the others are measured."""
 
 import json
+import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from benchmarks.peers.vllm_cpu import (
 )
 from benchmarks.serving import fastest, prefill, production, turns, vllm
 from benchmarks.serving.load_run import LoadRun
+from benchmarks.serving.production_http import Client
 from benchmarks.serving.turns import Case
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie
@@ -286,3 +289,42 @@ def test_a_peer_that_raises_is_a_row_and_the_others_are_measured(run: LoadRun, e
     assert engines["leafbeam"]["status"] == "ok"
     with pytest.raises(type(error)):
         turns.timed_case(run, case, {"leafbeam": peer}, 1, {})
+
+
+def test_requests_go_over_open_connections_and_again_over_those_that_the_server_closed():
+    opened: list[Any] = []
+
+    class Server(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def setup(self) -> None:
+            super().setup()
+            opened.append(self)
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            text = json.dumps({"twice": 2 * body["number"]}).encode()
+            self.send_response(200 if body["number"] else 503)
+            self.send_header("content-length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+            self.close_connection = body.get("last", False)  # without a word to the client
+
+        def log_message(self, format: str, *words: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        with Client(f"http://127.0.0.1:{server.server_port}/v1/completions") as client:
+            for _ in range(3):
+                assert client.post("/", [{"number": one} for one in (1, 2, 3)]) == [{"twice": 2}, {"twice": 4}, {"twice": 6}]
+            assert len(opened) == 3
+            client.post("/", [{"number": 1, "last": True}])
+            assert client.post("/", [{"number": 5}]) == [{"twice": 10}]
+            assert len(opened) == 4
+            with pytest.raises(PeerFailure, match=r"failed: HTTP 503: .*twice"):
+                client.post("/", [{"number": 0}])
+        server.shutdown()
+        thread.join()
+    with Client(f"http://127.0.0.1:{server.server_port}") as client, pytest.raises(PeerFailure, match="ConnectionRefusedError"):
+        client.get("/version")
