@@ -1,8 +1,8 @@
 """The child process of `ConstraintCompiler`: `python -m leafbeam.text.compile_child`.
 
 It reads lines of JSON: first the vocabulary and the limits, then constraints, each with the path of the file to write its
-automaton to. It answers each line with a line. A constraint that takes too long ends the process by SIGALRM, which also ends
-code that is not Python's.
+automaton to. It answers each line with a line. A constraint that takes too much processor time ends the process by SIGPROF,
+which also ends code that is not Python's; other programs do not count.
 """
 
 import base64
@@ -34,7 +34,7 @@ def main() -> None:
     answer({})
     for line in sys.stdin:
         request = json.loads(line)
-        signal.setitimer(signal.ITIMER_REAL, options["max_seconds"])
+        signal.setitimer(signal.ITIMER_PROF, options["max_seconds"])
         try:
             constraint = constraint_from_json(json.loads(request["constraint"]))
             limits = {"max_states": options["max_states"], "max_bytes": options["max_automaton_bytes"]}
@@ -44,7 +44,7 @@ def main() -> None:
             found = {"error": str(error)}
         except (MemoryError, RecursionError) as error:
             found = {"error": f"the constraint is too large ({type(error).__name__}): make it smaller"}
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         answer(found)
 
 

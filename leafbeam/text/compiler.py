@@ -18,12 +18,12 @@ from leafbeam.automata import Automaton, TokenTrie
 from leafbeam.errors import ArgumentError, AutomatonError, UnavailableError
 
 _ENTRY_BYTES = 1000  # of an entry besides its text and arrays, about
-_GRACE_S = 10.0  # beyond the child's own alarm, which comes first unless the child is stopped, or waits for a disk
+_GRACE_S = 10.0  # beyond the child's own alarm, which comes first unless the child gets less than a third of a processor
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompileLimits:
-    """What one constraint may take: seconds, memory while it is compiled, states and bytes of its automaton.
+    """What one constraint may take: seconds of a processor, memory while it is compiled, states and bytes of its automaton.
 
     max_start_seconds: of the child process, whose first start on a machine compiles kernels: a minute, under load several.
     cache_mb: automata that are kept for the next request with the same constraint.
@@ -116,8 +116,8 @@ class ConstraintCompiler:
                 raise UnavailableError(said, reason="compiler")
             if child.returncode > 0:
                 raise AutomatonError(f"the constraint cannot be compiled (exit code {child.returncode}): the log says why")
-            timed_out = child.returncode == -signal.SIGALRM
-            bound = f"{self.limits.max_seconds:g} s" if timed_out else f"{self.limits.max_mb:,} MiB"
+            timed_out = child.returncode == -signal.SIGPROF
+            bound = f"{self.limits.max_seconds:g} s of a processor" if timed_out else f"{self.limits.max_mb:,} MiB"
             raise AutomatonError(f"the constraint takes more than {bound} to compile: make it smaller, or more regular")
         if "error" in answer:
             raise AutomatonError(answer["error"])

@@ -2,9 +2,12 @@
 
 import json
 import os
+import resource
 import signal
+import threading
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from leafbeam.automata import Automaton, TokenTrie
@@ -98,6 +101,25 @@ def test_a_pattern_that_takes_exponential_time_or_memory_ends_the_child_alone(co
             compiler.compile(bomb)
     assert compiler.compile('{"regex": "before"}') is before
     assert not compiler.compile('{"regex": "after"}').accepts(0)
+
+
+def test_time_in_which_other_programs_run_does_not_count(generator: TextGenerator):
+    compiler = ConstraintCompiler(generator.tokens, CompileLimits(max_seconds=1.0, max_mb=4096))
+    compiler.start()
+    child = compiler._child
+    assert child is not None
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    used = psutil.Process(child.pid).cpu_times().user
+    plan = (0.3, signal.SIGSTOP), (2.0, signal.SIGCONT)
+    sleeps = [threading.Timer(seconds, os.kill, (child.pid, kind)) for seconds, kind in plan]
+    for sleep in sleeps:
+        sleep.start()
+    with pytest.raises(AutomatonError, match="takes more than 1 s of a processor to compile"):
+        compiler.compile(json.dumps({"regex": "[ab]*a[ab]{24}"}))
+    for sleep in sleeps:
+        sleep.join()
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - ended - used > 0.7
+    compiler.close()
 
 
 def test_a_child_that_does_not_start_in_time_is_named(generator: TextGenerator):
