@@ -44,15 +44,23 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
         part.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Any], save_file: Callable[..., None]) -> None:
-    """Write tensors with `save_file` of safetensors.numpy or safetensors.torch, atomically. Raises OSError."""
+def write_tensors(
+    path: Path, tensors: Mapping[str, Any], save_file: Callable[..., None], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write tensors with `save_file` of safetensors.numpy or safetensors.torch, atomically. Raises OSError.
+
+    metadata: by default what transformers needs of a model. The file's mode is that of any new file.
+    """
     from safetensors import SafetensorError  # with the caller's save_file, not with leafbeam
 
     with replacing(path) as part:
+        part.touch()
+        mode = stat.S_IMODE(part.stat().st_mode)
         try:
-            save_file(tensors, part, metadata={"format": "pt"})  # transformers refuses files without it
+            save_file(tensors, part, metadata={"format": "pt"} if metadata is None else dict(metadata))
         except SafetensorError as error:
             raise OSError(errno.EIO, str(error)) from error
+        part.chmod(mode)  # safetensors lets nobody but the owner read, and a server is often another user
 
 
 def open_regular(path: Path) -> BufferedReader:

@@ -6,8 +6,10 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from leafbeam import Trie
 from leafbeam.errors import CheckpointError
@@ -82,6 +84,14 @@ def test_checksums_name_files_of_the_directory_alone(tmp_path: Path) -> None:
     (tmp_path / "directory" / CHECKSUMS).write_text("00  ../secret\n")
     with pytest.raises(CheckpointError, match="not a list"):
         check_checksums(tmp_path / "directory")
+
+
+def test_tensors_are_as_readable_as_any_new_file(tmp_path: Path) -> None:
+    (tmp_path / "other").touch()
+    write_tensors(tmp_path / "tensors", {"a": np.zeros(3)}, save_file)
+    assert (tmp_path / "tensors").stat().st_mode == (tmp_path / "other").stat().st_mode
+    with safe_open(tmp_path / "tensors", "numpy") as file:
+        assert file.metadata() == {"format": "pt"}
 
 
 def test_an_error_of_the_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,8 @@ LISTED = ""
 _MAX_SHOWN = 20
 _MAX_DOTS = 32
 _MAX_NESTING = 100
+_MAX_LENGTH = 65_536  # each change of an item evaluates each rule
+_MAX_NAME_DOTS = 1_000  # DuckDB binds a chain of names in time quadratic in it, not interrupted
 # Others read files, or change settings of DuckDB for every later statement, as enable_logging() does.
 _TABLE_FUNCTIONS = frozenset(["generate_series", "json_each", "json_tree", "range", "unnest"])
 _KEY = re.compile(r"^[\[\w.\"' \t-]*", re.MULTILINE)  # a line up to the first character that no key of TOML has
@@ -52,6 +54,10 @@ class Rule:
             raise RuleError(f"rule {self.name!r} has to be the text of an SQL predicate, not {self.where!r}")
         if not self.where.isascii() and self.where.encode("utf-8", "replace").decode() != self.where:
             raise RuleError(f"rule {self.name!r} holds bytes that are no UTF-8: {self.where[:80]!a}")
+        if len(self.where) > _MAX_LENGTH:
+            raise RuleError(f"rule {self.name!r} has {len(self.where):,} characters: expected at most {_MAX_LENGTH:,}")
+        if (dots := len(re.sub(r"\d\.\d", "", self.where).split(".")) - 1) > _MAX_NAME_DOTS:
+            raise RuleError(f"rule {self.name!r} has {dots:,} dots outside numbers: expected at most {_MAX_NAME_DOTS:,}")
         if (depth := _nesting(self.where)) > _MAX_NESTING:  # DuckDB's parser takes time quadratic in it, not interrupted
             raise RuleError(f"rule {self.name!r} has {depth:,} brackets inside each other: expected at most {_MAX_NESTING}")
         if (function := _forbidden_function(self.where)) is not None:

@@ -7,6 +7,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Literal
 
+import typer
+
 from leafbeam.cli.console import next_step, stdout
 from leafbeam.cli.options import DEFAULT_RUN, DeviceOption, NoVerifyOption, RunOption, ScoringOption, option, split_names
 from leafbeam.cli.run import RunDirectory
@@ -21,6 +23,11 @@ LIMITS = "Limits"
 CLIENTS = "Who may reach it"
 OBSERVED = "What it says"
 TEXT = "A language model"
+_OF_ITEMS = {
+    *("device", "no_verify", "learn", "changes", "workers", "slo_ms", "num_beams", "widest_beams", "rule", "refresh"),
+    *("rule_timeout", "threads", "precision", "max_batch", "max_batch_tokens", "max_beam_rows", "wait_ms", "prompt_store_mb"),
+    *("graphs", "graph_mb", "attention_costs", "max_beams", "max_queue", "max_batch_kb", "timeout", "watchdog"),
+}  # options of `serve` that say nothing of texts
 
 
 def recommend(
@@ -126,7 +133,16 @@ def recommend(
     next_step(stdout(), "leafbeam", "serve", "--run", run)
 
 
+def _refuse_options_of_items(context: typer.Context) -> None:
+    """Raise ArgumentError for an option of the command line that says nothing of texts."""
+    for each in context.command.params:
+        source = context.get_parameter_source(each.name or "")
+        if each.name in _OF_ITEMS and source is not None and source.name == "COMMANDLINE":
+            raise ArgumentError(f"{each.opts[0]} goes with --run: --text-model alone serves no items")
+
+
 def serve(
+    context: typer.Context,
     run: Annotated[Path | None, option("--run", "The run.", default=f"`{DEFAULT_RUN}`; none with --text-model")] = None,
     host: Annotated[str, option("--host", "Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, option("--port", "Port to listen on; 0 takes a free one.")] = 8000,
@@ -144,7 +160,7 @@ def serve(
     workers: Annotated[int, option("--workers", "Threads of batches; they share the weights.")] = 1,
     slo_ms: Annotated[float | None, option("--slo-ms", "Default deadline; requests that cannot meet it get 429.")] = None,
     num_beams: Annotated[int, option("--beams", "Beams of requests that name none.")] = 20,
-    widest_beams: Annotated[int, option("--widest-beams", "Beams to which rules may widen a search; 0: none.")] = 128,
+    widest_beams: Annotated[int, option("--widest-beams", "Most beams of a widened search; 0: never.")] = 128,
     rule: Annotated[
         list[str] | None, option("--rule", "One more rule, or NAME@60s=SQL; repeatable.", metavar="NAME=SQL")
     ] = None,
@@ -213,8 +229,8 @@ def serve(
     paths = None if run is None and text_model is not None else RunDirectory(run or DEFAULT_RUN)
     if paths is not None:
         paths.check(*ENGINE_FILES)
-    elif precision != "float32":
-        raise ArgumentError(f"--precision {precision} goes with --run: texts are computed in float32")
+    else:
+        _refuse_options_of_items(context)
     if text_model is not None:
         require("`leafbeam serve --text-model`", "tokenizers", "outlines_core")
     require(

@@ -68,21 +68,21 @@ def beams_of_levels(num_beams: int | Sequence[int], num_levels: int) -> tuple[in
 
 
 def beams_under(
-    version: Version, item_filter: VersionFilter | None, scoring: Scoring, *, num_beams: int, widest: int, by_share: bool = True
+    version: Version, item_filter: VersionFilter | None, scoring: Scoring, *, num_beams: int, widest: int
 ) -> tuple[int, bool]:
     """Beams of all levels but the last under a filter, and whether they hold every allowed prefix: the answer is the best then.
 
     From `num_beams` to `widest`, between them a power of two so that requests share batches. As many as the widest level has
-    allowed prefixes, if they fit; else, unless `by_share` is False, inverse to the share of the items that are allowed: so many
-    hold about `num_beams` prefixes of likely allowed items, because with scoring "full" a prefix has the probability of what is
-    forbidden too. "allowed" needs no more beams.
+    allowed prefixes, if they fit; else inverse to the share of the items that are allowed: so many hold about `num_beams`
+    prefixes of likely allowed items, because with scoring "full" a prefix has the probability of what is forbidden too.
+    "allowed" needs no more beams.
     """
     widest = max(num_beams, widest)
     prefixes = tuple(map(version.num_nodes, range(version.num_levels))) if item_filter is None else item_filter.num_prefixes
     most = None if prefixes is None else max(prefixes[:-1], default=0)
     if most is not None and most <= widest:
         return num_beams if most <= num_beams else min(widest, 1 << (most - 1).bit_length()), True
-    if not by_share or scoring == "allowed" or item_filter is None or not len(item_filter):
+    if scoring == "allowed" or item_filter is None or not len(item_filter):
         return num_beams, False
     return max(num_beams, min(widest, 1 << round(log2(num_beams * version.num_items / len(item_filter))))), False
 

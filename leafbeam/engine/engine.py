@@ -177,7 +177,10 @@ class Engine:
                 "Semantic IDs; train the model and build the index from the same Semantic IDs"
             )
         if settings.num_beams > limits.max_beams:
-            raise ArgumentError(f"num_beams must be from 1 to max_beams={limits.max_beams}, not {settings.num_beams}")
+            raise ArgumentError(
+                f"num_beams={settings.num_beams} (--beams) is above max_beams={limits.max_beams} (--max-beams): "
+                "lower the first or raise the second"
+            )
         for name, beams in (("max_beams", limits.max_beams), ("widest_beams", settings.widest_beams)):
             if settings.max_beam_rows < beams:
                 raise ArgumentError(

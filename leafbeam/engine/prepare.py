@@ -108,8 +108,7 @@ class RequestPreparer:
             item_filter,
             request.scoring,
             num_beams=num_beams,
-            widest=self._settings.widest_beams,
-            by_share=not self._settings.graphs,  # captured searches have num_beams beams
+            widest=0 if self._settings.graphs else self._settings.widest_beams,  # captured searches have num_beams beams
         )
         size = self.size(request, arrived, len(codes), version, widest)
         if size.tokens > self._settings.max_batch_tokens:

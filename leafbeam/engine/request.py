@@ -170,7 +170,7 @@ class Result:
         items that share a SID are then adjacent and have equal scores; else they are sums of features (see Fusion, ItemMemory).
     channel: who ranked. reasons: the largest part of each score, one an item; none if the model alone ranks.
     num_valid: at most num_items of the request; fewer if the rules allow fewer.
-    num_beams: beams of the search that ran, on its last level; 0 if none did.
+    num_beams: beams of the search as asked for, and at least num_items; 0 if none ran. `levels` show how rules widened it.
     exact: whether the model's items are certain to be the best allowed ones: the search kept every allowed prefix, or dropped
         only such that score below them. Of a fused ranking: all num_beams items that the model contributes.
     num_history_used: items of the history that the model saw: the known ones, the newest if not all fit.

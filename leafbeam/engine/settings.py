@@ -19,9 +19,9 @@ class Settings:
     """Sizes, times and switches of an engine. The defaults suit a small model on a CPU.
 
     num_beams: beams of requests that name none.
-    widest_beams: the most beams to which rules widen a search, on all levels but the last. Where they leave so few prefixes on
-        these, it keeps all of them and its answer is exact (see Result.exact). Else, with scoring "full" and without graphs, it
-        has num_beams divided by the share of the items that they allow. 0: searches are never widened.
+    widest_beams: the most beams to which a search is widened, on all levels but the last. Where these have no more allowed
+        prefixes, it keeps all of them and its answer is exact (see Result.exact). Else, with scoring "full", it has num_beams
+        divided by the share of the items that the rules allow. 0: searches are never widened, nor are those with graphs.
     workers: threads that run batches, over one copy of the weights.
     threads: of the matrix products of each worker. None: measured at the start, up to torch's number divided by `workers`.
     precision: of the layers' matrix products and prompts' attention, of a float32 model on a CPU. "bfloat16"
@@ -74,10 +74,12 @@ class Settings:
             if value == 0 and field.name in _MAY_BE_0:
                 continue
             is_integer = field.type is int or (field.name == "threads" and value is not None)
+            may_be_0 = field.name in _MAY_BE_0
             if is_integer and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ArgumentError(f"{field.name} must be an integer of at least 1, not {value!r}")
+                raise ArgumentError(f"{field.name} must be an integer of at least {0 if may_be_0 else 1}, not {value!r}")
             if field.type is float and not (isinstance(value, int | float) and 0 < value < math.inf):
-                raise ArgumentError(f"{field.name} must be a number of seconds above 0, not {value!r}")
+                least = "0 or more seconds" if may_be_0 else "a number of seconds above 0"
+                raise ArgumentError(f"{field.name} must be {least}, not {value!r}")
         slo_s: Any = self.slo_s
         if slo_s is not None and not (isinstance(slo_s, int | float) and 0 < slo_s < math.inf):
             raise ArgumentError(f"slo_s must be a number of seconds above 0, or None, not {self.slo_s!r}")

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from leafbeam.errors import CheckpointError
-from leafbeam.files import open_regular, replacing
+from leafbeam.files import open_regular, write_tensors
 from leafbeam.index.tensor_file import digest
 from leafbeam.semid.table import SidTable
 
@@ -60,8 +60,7 @@ class CodeVectors:
     def save(self, directory: str | Path, sids: SidTable) -> None:
         """Write one file beside the quantiser's; `sids`: the table that the codes are of."""
         tensors = {f"level_{level}": vectors_VD for level, vectors_VD in enumerate(self.levels)}
-        with replacing(Path(directory) / _FILE) as part:
-            save_file(tensors, part, metadata={"sids": sids.digest, "digest": digest(tensors)})
+        write_tensors(Path(directory) / _FILE, tensors, save_file, {"sids": sids.digest, "digest": digest(tensors)})
 
     @classmethod
     def load(cls, directory: str | Path, sids: SidTable) -> "CodeVectors | None":

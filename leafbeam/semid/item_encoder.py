@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from leafbeam.errors import CheckpointError, DataError
-from leafbeam.files import open_regular, read_text, replacing
+from leafbeam.files import open_regular, read_text, write_tensors
 from leafbeam.index import Trie, Version
 from leafbeam.index.tensor_file import digest
 from leafbeam.semid.embedder import ItemEmbedder
@@ -146,8 +146,7 @@ class ItemEncoder:
                 if vectorizer.axes_WD is not None:
                     tensors["axes"] = vectorizer.axes_WD
         metadata = {"sids": sids.digest, "digest": digest(tensors), "leafbeam-encoder": json.dumps(header)}
-        with replacing(Path(directory) / FILE) as part:
-            save_file(tensors, part, metadata=metadata)
+        write_tensors(Path(directory) / FILE, tensors, save_file, metadata)
 
     @classmethod
     def load(cls, directory: str | Path, sids: SidTable) -> "ItemEncoder":

@@ -57,7 +57,7 @@ class TextOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     seed: Annotated[Int64 | None, Meta(description="The same seed draws the same texts. Default: a new one.")] = None
     n: Annotated[Int64 | None, Meta(description="Texts for each prompt: drawn, or the best beams. Default 1.")] = None
     beam_width: Annotated[Int64 | None, Meta(description="Beams of an exact search, in the place of drawing.")] = None
-    stop: Annotated[str | list[str] | None, Meta(description="A text ends before the first of these, up to 4.")] = None
+    stop: Annotated[str | list[str] | None, Meta(description="A text ends before the first of these, up to 4 of 1 KB.")] = None
     stream: Annotated[bool | None, Meta(description="Send pieces of the texts as server-sent events.")] = None
     stream_options: StreamOptions | None = None
     response_format: Annotated[ResponseFormat | None, Meta(description="`json_schema`: texts are its instances.")] = None

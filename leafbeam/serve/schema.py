@@ -15,7 +15,7 @@ ItemId = int | str
 # Bounds that the engine checks, with its own messages, are for the reader of the schema alone.
 _BEAMS = Meta(
     description="Beams of the search; more are better and slower. Default: the server's. Raised to `num_items`, because a "
-    "beam finds one item; the answer says how many were used."
+    "beam finds one item."
 )
 
 
@@ -139,8 +139,13 @@ class RecommendAnswer(Struct, frozen=True, kw_only=True):
         tuple[ReasonAnswer, ...], Meta(description="The largest part of each score, one an item; empty if `model` ranked.")
     ]
     num_valid: Annotated[int, Meta(description="How many items are returned, `num_items` or fewer; 0 if the rules allow none.")]
-    num_beams: Annotated[int, Meta(description="Beams of the search that ran; 0 if none did.")]
-    exact: Annotated[bool, Meta(description="Whether no allowed item can score better with the model than those it found.")]
+    num_beams: Annotated[
+        int, Meta(description="Beams asked for or the server's, at least `num_items`; `levels` show more. 0 without a search.")
+    ]
+    exact: Annotated[
+        bool,
+        Meta(description="Whether no allowed item can score better with the model than those it found; `fused` ranks these."),
+    ]
     num_history_used: Annotated[int, Meta(description="How many items of the history the model saw.")]
     num_history_left_out: Annotated[
         int, Meta(description="Items of the history that the answer leaves out; 0 with `keep_history`.")

@@ -44,6 +44,8 @@ def main() -> None:
             found = {"error": str(error)}
         except (MemoryError, RecursionError) as error:
             found = {"error": f"the constraint is too large ({type(error).__name__}): make it smaller"}
+        except OSError as error:  # of the file, as on a full disk: not the constraint's fault
+            found = {"failure": str(error)}
         signal.setitimer(signal.ITIMER_PROF, 0)
         answer(found)
 

@@ -54,7 +54,7 @@ class ConstraintCompiler:
         self.limits = limits or CompileLimits()
         self._tokens, self._lock = tokens, threading.Lock()
         self._child: subprocess.Popen[str] | None = None
-        self._directory = tempfile.TemporaryDirectory(prefix="leafbeam-")
+        self._directory = _new_directory()
         self._cache: OrderedDict[str, Automaton | str] = OrderedDict()  # by constraint; or the message of its error
         self._cached_bytes = 0
         self._is_closed = False
@@ -105,7 +105,11 @@ class ConstraintCompiler:
             return found
 
     def _compile(self, constraint: str) -> Automaton:
-        child, path = self._started(), Path(self._directory.name) / "automaton.leafbeam"
+        child = self._started()
+        if not Path(self._directory.name).is_dir():  # a cleaner of temporary files was here
+            self._directory.cleanup()
+            self._directory = _new_directory()
+        path = Path(self._directory.name) / "automaton.leafbeam"
         seconds = self.limits.max_seconds + _GRACE_S
         with _killed_after(child, seconds) as killed:
             answer = self._ask(child, {"constraint": constraint, "path": str(path)})
@@ -114,11 +118,15 @@ class ConstraintCompiler:
             if killed.is_set():
                 said = f"the compiler of constraints did not answer within {seconds:g} s and was ended: try again"
                 raise UnavailableError(said, reason="compiler")
+            if child.returncode == -signal.SIGKILL:  # by somebody else, as where the machine runs out of memory
+                raise UnavailableError("the compiler of constraints was killed: try again", reason="compiler")
             if child.returncode > 0:
                 raise AutomatonError(f"the constraint cannot be compiled (exit code {child.returncode}): the log says why")
             timed_out = child.returncode == -signal.SIGPROF
             bound = f"{self.limits.max_seconds:g} s of a processor" if timed_out else f"{self.limits.max_mb:,} MiB"
             raise AutomatonError(f"the constraint takes more than {bound} to compile: make it smaller, or more regular")
+        if "failure" in answer:
+            raise UnavailableError(f"the automaton cannot be written ({answer['failure']}): try again", reason="compiler")
         if "error" in answer:
             raise AutomatonError(answer["error"])
         try:
@@ -195,6 +203,10 @@ class ConstraintCompiler:
         self._cached_bytes += _nbytes(constraint, found)
         while self._cached_bytes > self.limits.cache_mb << 20:
             self._cached_bytes -= _nbytes(*self._cache.popitem(last=False))
+
+
+def _new_directory() -> "tempfile.TemporaryDirectory[str]":
+    return tempfile.TemporaryDirectory(prefix="leafbeam-", ignore_cleanup_errors=True)
 
 
 def _nbytes(constraint: str, found: Automaton | str) -> int:

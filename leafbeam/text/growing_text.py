@@ -70,5 +70,13 @@ class GrowingText:
 
     def _held_back(self) -> int:
         """The length of the longest end of the text that may begin a stop."""
-        lengths = range(min(self._longest_stop - 1, len(self._bytes)), 0, -1)
-        return next((n for n in lengths if any(stop.startswith(bytes(self._bytes[-n:])) for stop in self._stops)), 0)
+        end = bytes(self._bytes[max(0, len(self._bytes) - self._longest_stop + 1) :])
+        return max((_overlap(end, stop) for stop in self._stops), default=0)
+
+
+def _overlap(text: bytes, stop: bytes) -> int:
+    """The length of the longest end of a text that begins the stop. Cost: compares where its first byte is, and only there."""
+    at = text.find(stop[:1])
+    while at >= 0 and not stop.startswith(text[at:]):
+        at = text.find(stop[:1], at + 1)
+    return 0 if at < 0 else len(text) - at

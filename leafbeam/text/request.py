@@ -8,6 +8,8 @@ from leafbeam.automata import Automaton
 from leafbeam.decode import Sampling
 from leafbeam.errors import ArgumentError
 
+_MAX_STOP_BYTES = 1_000
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generation:
@@ -66,11 +68,13 @@ class TextRequest:
             raise ArgumentError("a stop ends a text while it is written: use one beam, or sampling")
         for text in self.stop:
             try:
-                is_empty = not text.encode()
+                num_bytes = len(text.encode())
             except UnicodeEncodeError as error:
-                raise ArgumentError(f"the stop {text!r} is not Unicode text: {error}") from error
-            if is_empty:
+                raise ArgumentError(f"the stop {text[:80]!r} is not Unicode text: {error}") from error
+            if not num_bytes:
                 raise ArgumentError("a stop is empty: expected text")
+            if num_bytes > _MAX_STOP_BYTES:  # each token may begin one
+                raise ArgumentError(f"a stop has {num_bytes:,} bytes: expected at most {_MAX_STOP_BYTES:,}")
 
     @property
     def is_stepwise(self) -> bool:

@@ -164,6 +164,8 @@ def test_a_rule_of_a_command_line_is_one_text():
         (["cheap@often=price < 3"], "the refresh of rule 'cheap' has to be a text such as"),
         (["cheap=name = '\udcc3'"], "rule 'cheap' holds bytes that are no UTF-8"),
         (["cheap=price < 3", "cheap=price < 4"], "rule 'cheap' is stated twice"),
+        (["cheap=a" + ".a" * 1001 + " = 1.5"], "rule 'cheap' has 1,001 dots outside numbers: expected at most 1,000"),
+        (["cheap=price > 1" + " or price > 1.5" * 5000], "rule 'cheap' has 75,009 characters: expected at most 65,536"),
         (["cheap=" + "(" * 101], "rule 'cheap' has 101 brackets inside each other: expected at most 100"),
         (["cheap=" + "len([" * 51 + "1" + "])" * 51 + " > 0"], "rule 'cheap' has 102 brackets inside each other"),
     ],

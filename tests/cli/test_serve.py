@@ -62,7 +62,13 @@ def test_ablation_switches_are_settings_and_no_options():
 def test_products_are_in_float32_unless_told_otherwise(serve_with: Any, tmp_path: Path):
     assert serve_with()["settings"].precision == "float32"
     assert serve_with("--precision", "bfloat16")["settings"].precision == "bfloat16"
-    for words, message in (("--precision", "half"), "is not one of"), (("--precision", "bfloat16"), "goes with --run"):
+    for words, message in (
+        (("--precision", "half"), "is not one of"),
+        (("--precision", "bfloat16"), "--precision goes with --run"),
+        (("--learn",), "--learn goes with --run"),
+        (("--rule", "cheap=price <"), "--rule goes with --run"),
+        (("--port", "1", "--widest-beams", "128"), "--widest-beams goes with --run"),
+    ):
         result = CliRunner().invoke(app, ["serve", "--text-model", str(tmp_path), *words], env={"COLUMNS": "200"})
         assert result.exit_code == 2
         assert message in result.stderr

@@ -90,6 +90,5 @@ def test_beams_grow_as_rules_allow_fewer_items(allowed: int, widest: int, scorin
     item_filter = version.filter_of([trie.filter(np.arange(150) < allowed)])
     beams = partial(beams_under, version, scoring=scoring, num_beams=20)
     assert beams(item_filter, widest=widest) == expected
-    assert beams(item_filter, widest=widest, by_share=False) == (expected if expected[1] else (20, False))
     assert beams(None, widest=widest) == (20, False)
     assert beams(None, widest=150) == (150, True)

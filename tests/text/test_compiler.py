@@ -3,9 +3,11 @@
 import json
 import os
 import resource
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -101,6 +103,27 @@ def test_a_pattern_that_takes_exponential_time_or_memory_ends_the_child_alone(co
             compiler.compile(bomb)
     assert compiler.compile('{"regex": "before"}') is before
     assert not compiler.compile('{"regex": "after"}').accepts(0)
+
+
+def test_a_fault_that_passes_refuses_no_constraint_for_good(generator: TextGenerator):
+    compiler = ConstraintCompiler(generator.tokens)
+    compiler.start()
+    constraint = json.dumps({"regex": "[a-f]{4}"})
+    blocking = Path(compiler._directory.name) / "automaton.leafbeam"
+    blocking.mkdir()  # the system says no, as it does where a disk is full
+    with pytest.raises(UnavailableError, match=r"cannot be written .*: try again"):
+        compiler.compile(constraint)
+    blocking.rmdir()
+    assert compiler._child is not None
+    os.kill(compiler._child.pid, signal.SIGSTOP)
+    killing = threading.Timer(0.3, os.kill, (compiler._child.pid, signal.SIGKILL))
+    killing.start()
+    with pytest.raises(UnavailableError, match="was killed: try again"):
+        compiler.compile(constraint)
+    killing.join()
+    shutil.rmtree(compiler._directory.name)  # as programs do that clean /tmp
+    assert compiler.compile(constraint).accepts(0) is False
+    compiler.close()
 
 
 def test_time_in_which_other_programs_run_does_not_count(generator: TextGenerator):

@@ -182,6 +182,7 @@ MISTAKES: list[tuple[Sequence[str] | str, TextConstraint | list[TextConstraint],
         ({"sampling": Sampling(), "seed": [1, 2]}, "2 seeds for 1 prompts"),
         ({"num_beams": 2, "stop": ["a"]}, "one beam, or sampling"),
         ({"stop": [""]}, "a stop is empty"),
+        ({"stop": ["é" * 501]}, "a stop has 1,002 bytes: expected at most 1,000"),
         ({"stop": ["\ud800"]}, "not Unicode"),
     ],
 )
