@@ -13,6 +13,7 @@ class GrowingText:
     def __init__(self, request: TextRequest, tokenizer: TextTokenizer) -> None:
         self._tokenizer, self._max_tokens = tokenizer, request.max_tokens
         self._stops = {text.encode(): text for text in request.stop}
+        self._begun, self._num_seen = [BegunStop(stop) for stop in self._stops], 0
         self._longest_stop = max(map(len, self._stops), default=0)
         self.tokens: list[int] = []
         self._bytes, self._num_read = bytearray(), 0
@@ -70,13 +71,30 @@ class GrowingText:
 
     def _held_back(self) -> int:
         """The length of the longest end of the text that may begin a stop."""
-        end = bytes(self._bytes[max(0, len(self._bytes) - self._longest_stop + 1) :])
-        return max((_overlap(end, stop) for stop in self._stops), default=0)
+        new, self._num_seen = bytes(self._bytes[self._num_seen :]), len(self._bytes)
+        return max((begun.read(new) for begun in self._begun), default=0)
 
 
-def _overlap(text: bytes, stop: bytes) -> int:
-    """The length of the longest end of a text that begins the stop. Cost: compares where its first byte is, and only there."""
-    at = text.find(stop[:1])
-    while at >= 0 and not stop.startswith(text[at:]):
-        at = text.find(stop[:1], at + 1)
-    return 0 if at < 0 else len(text) - at
+class BegunStop:
+    """How much of a stop the end of a growing text is (Knuth, Morris and Pratt). The text does not hold the stop.
+
+    >>> begun = BegunStop(b"aab"); begun.read(b"caa"), begun.read(b"a"), begun.read(b"c")
+    (2, 2, 0)
+    """
+
+    def __init__(self, stop: bytes) -> None:
+        self._stop, self._length = stop, 0
+        self._shorter = [0]  # for each length, the next shorter beginning of the stop that it ends with
+        for byte in stop[1:]:
+            self._shorter.append(self._longer(self._shorter[-1], byte))
+
+    def read(self, text: bytes) -> int:
+        """The length of the longest end of the text so far that begins the stop. Cost: linear in what is new."""
+        for byte in text:
+            self._length = self._longer(self._length, byte)
+        return self._length
+
+    def _longer(self, length: int, byte: int) -> int:
+        while length and self._stop[length] != byte:
+            length = self._shorter[length - 1]
+        return length + (self._stop[length] == byte)
