@@ -60,7 +60,7 @@ def write_tensors(
             save_file(tensors, part, metadata={"format": "pt"} if metadata is None else dict(metadata))
         except SafetensorError as error:
             raise OSError(errno.EIO, str(error)) from error
-        part.chmod(mode)  # safetensors lets nobody but the owner read, and a server is often another user
+        part.chmod(mode)  # safetensors lets the owner alone read, and a server often runs as another user
 
 
 def open_regular(path: Path) -> BufferedReader:

@@ -118,7 +118,7 @@ class ConstraintCompiler:
             if killed.is_set():
                 said = f"the compiler of constraints did not answer within {seconds:g} s and was ended: try again"
                 raise UnavailableError(said, reason="compiler")
-            if child.returncode == -signal.SIGKILL:  # by somebody else, as where the machine runs out of memory
+            if child.returncode == -signal.SIGKILL:  # by the system, as where memory runs out, or by a person
                 raise UnavailableError("the compiler of constraints was killed: try again", reason="compiler")
             if child.returncode > 0:
                 raise AutomatonError(f"the constraint cannot be compiled (exit code {child.returncode}): the log says why")
