@@ -56,7 +56,7 @@ class Rule:
             raise RuleError(f"rule {self.name!r} holds bytes that are no UTF-8: {self.where[:80]!a}")
         if len(self.where) > _MAX_LENGTH:
             raise RuleError(f"rule {self.name!r} has {len(self.where):,} characters: expected at most {_MAX_LENGTH:,}")
-        if (dots := len(re.sub(r"\d\.\d", "", self.where).split(".")) - 1) > _MAX_NAME_DOTS:
+        if (dots := re.sub(r"\d\.\d", "", self.where).count(".")) > _MAX_NAME_DOTS:
             raise RuleError(f"rule {self.name!r} has {dots:,} dots outside numbers: expected at most {_MAX_NAME_DOTS:,}")
         if (depth := _nesting(self.where)) > _MAX_NESTING:  # DuckDB's parser takes time quadratic in it, not interrupted
             raise RuleError(f"rule {self.name!r} has {depth:,} brackets inside each other: expected at most {_MAX_NESTING}")

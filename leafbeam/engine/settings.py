@@ -71,10 +71,10 @@ class Settings:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if value == 0 and field.name in _MAY_BE_0:
+            may_be_0 = field.name in _MAY_BE_0
+            if value == 0 and may_be_0:
                 continue
             is_integer = field.type is int or (field.name == "threads" and value is not None)
-            may_be_0 = field.name in _MAY_BE_0
             if is_integer and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ArgumentError(f"{field.name} must be an integer of at least {0 if may_be_0 else 1}, not {value!r}")
             if field.type is float and not (isinstance(value, int | float) and 0 < value < math.inf):
