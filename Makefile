@@ -7,7 +7,7 @@ DATA ?=
 PROCESSES ?= 3
 DEMO_ARGS := $(if $(DATA),--data $(DATA))
 
-.PHONY: demo test test-all check check-full check-prose fuzz simulate docs bench profile soak reproduce peers figures gpu package sbom audit clean
+.PHONY: demo test test-all check check-full check-prose fuzz simulate generated docs bench profile soak reproduce peers figures gpu package sbom audit clean
 
 demo: .venv/.demo
 	$(BIN)/leafbeam demo $(DEMO_ARGS)
@@ -40,6 +40,12 @@ check: .venv/.dev check-prose
 
 check-prose: .venv/.dev
 	$(BIN)/python tests/prose.py
+
+# What code writes of the references and of the client for TypeScript; run it after a change of an option or of the HTTP interface.
+generated: .venv/.dev
+	$(BIN)/python docs/cli_reference.py
+	$(BIN)/python docs/http_reference.py
+	$(BIN)/python examples/typescript/generate.py
 
 # The site, in site/; a warning is an error, and nothing is fetched.
 docs: .venv/.dev

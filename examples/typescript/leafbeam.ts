@@ -60,7 +60,7 @@ export interface ChatBody {
   n?: number | null;
   /** Beams of an exact search, in the place of drawing. */
   beam_width?: number | null;
-  /** A text ends before the first of these, up to 4. */
+  /** A text ends before the first of these, up to 4 of 1 KB. */
   stop?: string | Array<string> | null;
   /** Send pieces of the texts as server-sent events. */
   stream?: boolean | null;
@@ -133,7 +133,7 @@ export interface CompletionBody {
   n?: number | null;
   /** Beams of an exact search, in the place of drawing. */
   beam_width?: number | null;
-  /** A text ends before the first of these, up to 4. */
+  /** A text ends before the first of these, up to 4 of 1 KB. */
   stop?: string | Array<string> | null;
   /** Send pieces of the texts as server-sent events. */
   stream?: boolean | null;
@@ -456,9 +456,9 @@ export interface RecommendAnswer {
   reasons: Array<ReasonAnswer>;
   /** How many items are returned, `num_items` or fewer; 0 if the rules allow none. */
   num_valid: number;
-  /** Beams of the search that ran; 0 if none did. */
+  /** Beams asked for or the server's, at least `num_items`; `levels` show more. 0 without a search. */
   num_beams: number;
-  /** Whether no allowed item can score better with the model than those it found. */
+  /** Whether no allowed item can score better with the model than those it found; `fused` ranks these. */
   exact: boolean;
   /** How many items of the history the model saw. */
   num_history_used: number;
@@ -496,7 +496,7 @@ export interface RecommendBody {
   deny_item_ids?: Array<number | string>;
   /** Whether items of the history may be returned too. */
   keep_history?: boolean;
-  /** Beams of the search; more are better and slower. Default: the server's. Raised to `num_items`, because a beam finds one item; the answer says how many were used. */
+  /** Beams of the search; more are better and slower. Default: the server's. Raised to `num_items`, because a beam finds one item. */
   num_beams?: number | null;
   /** `full`: log probabilities over each level's whole codebook. `allowed`: over the legal codes only. */
   scoring?: "full" | "allowed";
