@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import sys
+from typing import Any
+
 import typer
 
 from benchmarks import measure, reproduce
@@ -24,7 +28,14 @@ measure.add_commands(app)
 reproduce.add_commands(app)
 add_command(app)
 
+
+def _exit(*_: Any) -> None:
+    """Leave as after ^C: peers in other processes are ended, and files removed."""
+    sys.exit(128 + signal.SIGTERM)
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _exit)
     adopt_orphans()
     begin()
     app(prog_name="python -m benchmarks")

@@ -16,12 +16,13 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import psutil
 from safetensors.numpy import load_file, save_file
 
 from benchmarks.peers.failure import PeerFailure, ended, kind_of
@@ -94,7 +95,7 @@ class VllmEngine:
     def close(self) -> None:
         """End the child; a later job starts another."""
         if self._child is not None:
-            self._child.kill()
+            _end(self._child, 0)
             self._child.communicate()
         self._child = None
 
@@ -179,11 +180,7 @@ def vllm_server(directory: Path, *, settings: VllmSettings, max_tokens: int, env
             _wait_for(f"http://127.0.0.1:{port}/health", child, log)
             yield f"http://127.0.0.1:{port}/v1/completions"
         finally:
-            child.terminate()
-            try:
-                child.wait(30)
-            except subprocess.TimeoutExpired:
-                child.kill()
+            _end(child, 30)
 
 
 def write_tokenizer(directory: Path) -> None:
@@ -238,6 +235,19 @@ def _python(environment: Path) -> Path:
 
 def _plain_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+
+
+def _end(child: subprocess.Popen[Any], wait_s: float) -> None:
+    """End a child that may end itself within so many seconds, and its own, for which vLLM does not wait."""
+    with suppress(psutil.NoSuchProcess):
+        family = psutil.Process(child.pid).children(recursive=True)
+        child.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(wait_s)
+        child.kill()
+        for each in family:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
 
 
 def _wait_for(url: str, child: subprocess.Popen[Any], log: IO[str]) -> None:

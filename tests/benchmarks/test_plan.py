@@ -1,8 +1,14 @@
 """The plan of full runs names commands that exist, goes on after failures, and says what it leaves out."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -47,6 +53,20 @@ def test_parts_that_fail_or_take_too_long_stop_none_of_the_others(tmp_path: Path
     assert measured_since(began, tmp_path / "results") == {"ok"}
     assert not measured_since(began + timedelta(days=1), tmp_path / "results")
     assert not measured_since(began, tmp_path / "absent")
+
+
+@pytest.mark.slow
+def test_a_run_that_is_ended_ends_its_part():
+    words = [sys.executable, "-m", "benchmarks", "reproduce", "memory"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"}) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "memory: about 3 minutes\n"
+        process = psutil.Process(run.pid)
+        while not (parts := process.children()):
+            time.sleep(0.1)
+        run.terminate()
+        assert run.wait(60) == 128 + signal.SIGTERM
+    assert not any(part.is_running() for part in parts)
 
 
 def test_names_choose_and_unknown_ones_are_refused():

@@ -4,12 +4,13 @@ import json
 import threading
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from safetensors.numpy import load_file
@@ -104,6 +105,14 @@ def test_what_stops_a_peer_is_its_status(run: LoadRun, tmp_path: Path, script: s
     failure = failure_of(environment(tmp_path, script), run, 0.3 if status == "timed out" else 60.0)
     assert failure.row["status"] == status
     assert reason in failure.row["reason"]
+
+
+def test_a_peer_that_is_ended_leaves_no_process(run: LoadRun, tmp_path: Path):
+    worker = tmp_path / "worker"
+    script = f'sleep 60 & echo $! >{worker}; echo \'{{"version": "1"}}\'; read job; sleep 60'
+    assert failure_of(environment(tmp_path, script), run, 0.3).row["status"] == "timed out"
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(int(worker.read_text())).wait(10)
 
 
 def test_a_server_that_does_not_come_up_says_why(run: LoadRun, tmp_path: Path):
