@@ -3,7 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 DATA ?=
-# Of pytest: tests wait for a quarter of their time, so that three of them fill two cores.
+# Of pytest: tests wait for a quarter of their time, so that three of them fill two cores. Each takes neighbouring tests, which
+# share what they set up and what they compile (worksteal).
 PROCESSES ?= 3
 DEMO_ARGS := $(if $(DATA),--data $(DATA))
 
@@ -14,15 +15,15 @@ demo: .venv/.demo
 
 # Every test but the slow ones; `test-all` runs those too.
 test: .venv/.dev
-	$(BIN)/python -m pytest -n $(PROCESSES) -m "not slow and not full"
+	$(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal -m "not slow and not full"
 
 test-all: .venv/.dev
-	$(BIN)/python -m pytest -n $(PROCESSES)
+	$(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal
 
 # The whole parity grid on the backends of which `test` runs a sample (JAX, Triton's interpreter), the longest rows of kills, and
 # the longest tables and figures: about half an hour.
 check-full: .venv/.dev
-	$(BIN)/python -m pytest -n $(PROCESSES) -m full
+	$(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal -m full
 
 # Mutated inputs for every parser and loader, or those of TARGET="body http"; inputs that crash stay in tests/fuzz/crashes.
 fuzz: .venv/.dev

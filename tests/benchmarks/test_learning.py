@@ -97,7 +97,7 @@ def test_what_other_ways_lose_under_a_rule(shop: Path, tmp_path: Path):
     assert (tmp_path / "exactness.png").stat().st_size > 10_000
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_tiger_s_table_of_a_made_shop(shop: Path, tmp_path: Path):
     (row,) = rows_of("tiger-table-1", "--data", shop, "--out", tmp_path)
     assert recall(row, "leafbeam") > 1.5 * recall(row, "popularity")

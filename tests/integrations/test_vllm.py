@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.peers.vllm_cpu import ENVIRONMENT, vllm_server, write_tokenizer
+from benchmarks.peers.vllm_cpu import ENVIRONMENT, VllmSettings, vllm_server, write_tokenizer
 from leafbeam import BeamSearch
 from leafbeam.errors import InferenceError
 from leafbeam.index import Version
@@ -137,7 +137,7 @@ def test_requests_that_mean_nothing_are_refused_and_the_engine_goes_on(answers: 
 def server(checkpoint: Path) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHDYNAMO_DISABLE", "1")
-        with vllm_server(checkpoint, threads=1, max_tokens=128) as url:
+        with vllm_server(checkpoint, settings=VllmSettings(threads=1), max_tokens=128) as url:
             yield url.removesuffix("/v1/completions")
 
 
