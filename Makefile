@@ -6,6 +6,7 @@ DATA ?=
 # Of pytest: tests wait for a quarter of their time, so that three of them fill two cores. Each takes neighbouring tests, which
 # share what they set up and what they compile (worksteal).
 PROCESSES ?= 3
+PYTEST = $(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal
 DEMO_ARGS := $(if $(DATA),--data $(DATA))
 
 .PHONY: demo test test-all check check-full check-prose fuzz simulate generated docs bench profile soak reproduce peers figures gpu package sbom audit clean
@@ -15,15 +16,15 @@ demo: .venv/.demo
 
 # Every test but the slow ones; `test-all` runs those too.
 test: .venv/.dev
-	$(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal -m "not slow and not full"
+	$(PYTEST) -m "not slow and not full"
 
 test-all: .venv/.dev
-	$(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal
+	$(PYTEST)
 
 # The whole parity grid on the backends of which `test` runs a sample (JAX, Triton's interpreter), the longest rows of kills, and
 # the longest tables and figures: about half an hour.
 check-full: .venv/.dev
-	$(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal -m full
+	$(PYTEST) -m full
 
 # Mutated inputs for every parser and loader, or those of TARGET="body http"; inputs that crash stay in tests/fuzz/crashes.
 fuzz: .venv/.dev

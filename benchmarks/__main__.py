@@ -10,7 +10,7 @@ import typer
 
 from benchmarks import measure, reproduce
 from benchmarks.figures.command import add_command
-from benchmarks.machine import adopt_orphans, begin
+from benchmarks.machine import adopt_orphans, begin, end_children
 from leafbeam.cli.app import Commands
 
 __all__ = ["app"]
@@ -30,7 +30,8 @@ add_command(app)
 
 
 def _exit(*_: Any) -> None:
-    """Leave as after ^C: peers in other processes are ended, and files removed."""
+    """Leave as after ^C in a terminal: so do the children, and `with` blocks end peers and remove files."""
+    end_children()
     sys.exit(128 + signal.SIGTERM)
 
 

@@ -7,11 +7,12 @@ import os
 import platform
 import sys
 import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["Usage", "adopt_orphans", "begin", "machine", "used"]
+__all__ = ["Usage", "adopt_orphans", "begin", "end_children", "machine", "used"]
 
 _SHORTEST = 1.0  # seconds that say something
 _SET_CHILD_SUBREAPER = 36  # of Linux's prctl
@@ -32,6 +33,16 @@ def adopt_orphans() -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_children() -> None:
+    """Ask the children of this process to end (SIGTERM). Does nothing without psutil."""
+    with suppress(ImportError):
+        import psutil
+
+        for child in psutil.Process().children():
+            with suppress(psutil.NoSuchProcess):
+                child.terminate()
 
 
 @cache

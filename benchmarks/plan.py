@@ -122,12 +122,8 @@ def run_parts(
 def _run(part: Part) -> Outcome:
     began = time.perf_counter()
     command = [sys.executable, "-m", "benchmarks", *part.words, "--json"]
-    with subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.DEVNULL) as child:
-        try:
-            code = child.wait()
-        except BaseException:
-            child.terminate()  # not killed: it has peers to end and files to remove
-            raise
+    with subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.DEVNULL) as child:  # not killed when this process is ended
+        code = child.wait()
     reason = "" if code == 0 else f"exit status {code}{', ended by the system: out of memory?' if code == -9 else ''}"
     return Outcome(
         part=part, status="failed" if code else "measured", minutes=(time.perf_counter() - began) / 60, reason=reason

@@ -239,15 +239,16 @@ def _plain_environment() -> dict[str, str]:
 
 def _end(child: subprocess.Popen[Any], wait_s: float) -> None:
     """End a child that may end itself within so many seconds, and its own, for which vLLM does not wait."""
-    with suppress(psutil.NoSuchProcess):
-        family = psutil.Process(child.pid).children(recursive=True)
-        child.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            child.wait(wait_s)
-        child.kill()
-        for each in family:
-            with suppress(psutil.NoSuchProcess):
-                each.kill()
+    if child.poll() is not None:  # its number may be another process's by now
+        return
+    family = psutil.Process(child.pid).children(recursive=True)
+    child.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        child.wait(wait_s)
+    child.kill()
+    for each in family:
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
 
 
 def _wait_for(url: str, child: subprocess.Popen[Any], log: IO[str]) -> None:

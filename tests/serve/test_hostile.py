@@ -42,9 +42,12 @@ def test_one_attack_holds_the_loop_for_milliseconds_and_takes_little_memory(serv
         assert quiet.get("/healthz").status_code == 200
         before = resident_bytes()[0]
         peak_bytes(anew=True)
-        longest[0] = 0.0
-        with suppress(OSError), socket.create_connection(("127.0.0.1", running.port), PATIENCE) as connection:
-            ATTACKS[attack](connection)
-        assert quiet.get("/healthz").status_code == 200
-        assert 0 < longest[0] < 0.2  # CPU time; 3 ms alone, 60 on a busy machine, and a body or header took seconds once
+        for _ in range(3):  # a busy machine slows one down, and a slow callback all of them
+            longest[0] = 0.0
+            with suppress(OSError), socket.create_connection(("127.0.0.1", running.port), PATIENCE) as connection:
+                ATTACKS[attack](connection)
+            assert quiet.get("/healthz").status_code == 200
+            if longest[0] < 0.02:
+                break
+        assert 0 < longest[0] < 0.02  # CPU time; about 3 ms at most, and a body or header took seconds once
         assert peak_bytes() - before < 10_000_000
