@@ -140,11 +140,10 @@ def test_readiness_says_what_products_in_bfloat16_do(first_shop):
     with TestClient(create_app(first_shop.engine(settings=Settings(precision="bfloat16")))) as client:
         said = client.get("/readyz").json()["precision"]
         answer = client.post(URL, json={"num_items": 5}).json()
-    found = re.fullmatch(
-        r"(float32|bfloat16); bfloat16 is ([\d.]+) and ([\d.]+) times as fast as float32 .*, ([\d.]+)% of .*", said
-    )
-    assert found, said
-    assert 0 < float(found[4]) <= 100
+    one, several = r"[\d.]+ times as fast as float32 with one request", r"[\d.]+ and [\d.]+ times .* and with several"
+    found = re.fullmatch(rf"(?:float32|bfloat16); bfloat16 is (?:{one}|{several}), ([\d.]+)% of .*", said)
+    assert found, said  # one alone where a batch takes seconds, as in float32 on a busy machine
+    assert 0 < float(found[1]) <= 100
     assert answer["num_valid"] == 5
 
 
