@@ -184,7 +184,8 @@ def _production(
     as_json: AsJson = False,
     quick: Quick = False,
     part: Annotated[
-        Literal["small", "http", "large", "prefill"] | None, typer.Option("--part", help="One part instead of all.")
+        Literal["small", "http", "large", "large-http", "prefill"] | None,
+        typer.Option("--part", help="One part instead of all."),
     ] = None,
     dtype: Annotated[
         Literal["float32", "bfloat16"], typer.Option("--dtype", help="Of the parts large and prefill.")

@@ -1,7 +1,7 @@
 """Engines that people run, on one model: beam search of vLLM on a CPU and of transformers, beside leafbeam.
 
     small    the demo's model, trained on the synthetic shop for two minutes; offline, and over HTTP
-    large    the shape of Qwen3-0.6B over Semantic IDs, random weights; offline (`prefill`: its prompts alone)
+    large    the shape of Qwen3-0.6B over Semantic IDs, random weights; offline (`prefill`: its prompts alone), and over HTTP
 
 All get the same checkpoint, prompts, beams, dtype (float32; `large` and `prefill` in bfloat16 too) and two threads at most:
 leafbeam takes one where it measures that as faster, as its engine does, and vLLM what is fastest of its settings. Each turn has
@@ -55,7 +55,7 @@ from leafbeam.ops.backend import IndexBindings
 
 __all__ = ["MAX_TOKENS", "Dtype", "Part", "in_dtype", "large_run", "offline_ways", "runs", "settings_of", "vllm_answers"]
 
-Part = Literal["small", "http", "large"]
+Part = Literal["small", "http", "large", "large-http"]
 Dtype = Literal["float32", "bfloat16"]
 
 MAX_TOKENS = 1056
@@ -89,10 +89,14 @@ def runs(quick: bool, part: Part | None = None, environment: Path = ENVIRONMENT,
             yield from _offline("small", run, small, settings, repeats, environment)
         if part in ("http", None):
             listed = [case for case in small if case.beams <= 256]  # the most items of an answer
-            yield from over_http(run, listed, settings, repeats, MAX_TOKENS, environment)
-        if part == "large" or (part is None and not quick):
-            large = in_dtype(large_run(run), dtype)
-            yield from _offline("large", large, _LARGE, settings_of("large", quick), 3, environment, dtype)
+            yield from over_http("small", run, listed, settings, repeats, MAX_TOKENS, environment)
+        if part in ("large", "large-http") or (part is None and not quick):
+            large, settings = in_dtype(large_run(run), dtype), settings_of("large", quick)
+            if part != "large-http":
+                yield from _offline("large", large, _LARGE, settings, 3, environment, dtype)
+            if part != "large":
+                listed = [case for case in _LARGE if case.beams <= 256]
+                yield from over_http("large", large, listed, settings, 3, MAX_TOKENS, environment)
 
 
 def settings_of(model: str, quick: bool) -> list[VllmSettings]:
@@ -193,7 +197,8 @@ def offline_ways(run: LoadRun, engine: VllmEngine, dtype: Dtype = "float32") -> 
     def search(case: Case, prompts: Prompts) -> list[list[list[int]]]:
         tokens_BT, lengths_B = vocabulary.prompts([run.trie.codes_at(one) for one in prompts])
         rounds = run.model.start(torch.from_numpy(tokens_BT), torch.from_numpy(lengths_B), workspace=workspace)
-        found = BeamSearch(index, case.beams, scoring="allowed").run(rounds.step_fn, batch_size=len(prompts))
+        beams = BeamSearch(index, case.beams, scoring="allowed")
+        found = beams.run(rounds.step_fn, batch_size=len(prompts), suffix_fn=rounds.suffix_fn)
         rows = zip(found.codes, found.num_valid, strict=True)
         return [vocabulary.tokens(codes_KL[:valid]).tolist() for codes_KL, valid in rows]
 

@@ -79,13 +79,19 @@ class Client:
 
 
 def over_http(
-    run: LoadRun, cases: Sequence[Case], settings: Sequence[VllmSettings], repeats: int, max_tokens: int, environment: Path
+    name: str,
+    run: LoadRun,
+    cases: Sequence[Case],
+    settings: Sequence[VllmSettings],
+    repeats: int,
+    max_tokens: int,
+    environment: Path,
 ) -> Runs:
-    """A row for each case of the small model; vLLM with the settings that answer it fastest over HTTP."""
+    """A row for each case of the model of this name; vLLM with the settings that answer it fastest over HTTP."""
     mine: dict[Case, dict[str, Any]] = {}
     version: dict[str, str] = {}
     for num_beams in dict.fromkeys(case.beams for case in cases):
-        options = "--beams", str(num_beams), "--slo-ms", "600000"
+        options = "--beams", str(num_beams), "--slo-ms", "600000", "--watchdog", str(LIMIT_S)
         with serving(run.path, *options, threads=THREADS) as served, Client(served.url) as client:
             ours = partial(_leafbeam, run, client)
             chosen = [case for case in cases if case.beams == num_beams]
@@ -107,14 +113,14 @@ def over_http(
                 for case in some:
                     theirs = timed_case(run, case, {"vllm_beams": way_of(case)}, repeats, slow)
                     left.remove(case)
-                    yield _named(run, case), ratios_of(mine[case] | theirs) | version | fastest[case].row
+                    yield _named(name, run, case), ratios_of(mine[case] | theirs) | version | fastest[case].row
         except PeerFailure as failure:
             for case in left:
-                yield _named(run, case), ratios_of(mine[case] | {"vllm_beams": failure.row}) | version | fastest[case].row
+                yield _named(name, run, case), ratios_of(mine[case] | {"vllm_beams": failure.row}) | version | fastest[case].row
 
 
-def _named(run: LoadRun, case: Case) -> dict[str, Any]:
-    return parameters_of(run, case) | {"what": "http", "model": "small"}
+def _named(name: str, run: LoadRun, case: Case) -> dict[str, Any]:
+    return parameters_of(run, case) | {"what": "http", "model": name}
 
 
 def _leafbeam(run: LoadRun, client: Client, case: Case, prompts: Prompts) -> list[list[list[int]]]:

@@ -136,7 +136,9 @@ class BeamSearch(ItemSearch):
         suffix_fn(codes_BKT, parents_BK) -> the logits of T levels, each (B, K, V of the level): given, the search calls it
         once, as soon as all live beams have one allowed item left, instead of step_fn T times, with the same answer. The codes
         are the one that every beam just took and those that must follow, less the last. With scoring "allowed" it is not even
-        called, unless the model excludes what is forced by a logit of -inf (then do without suffix_fn).
+        called, and on a CPU a beam with one allowed item left reaches step_fn as a copy of another one, which leafbeam's models
+        do not run again: its score no longer changes, unless the model excludes what is forced by a logit of -inf (then do
+        without suffix_fn).
 
         explain: the result has the beams of each level (`SearchResult.levels`). The search then waits for a device every round
         and makes no use of suffix_fn, so that every level has its scores.
@@ -160,7 +162,8 @@ class BeamSearch(ItemSearch):
         if num_first is not None and num_first < 1:
             raise ArgumentError(f"num_first is {num_first}: expected a positive number of beams, or None")
         suffix_fn = None if explain else suffix_fn
-        model = ModelCalls(step_fn, suffix_fn, last_step_fn, num_first)
+        are_certain = None if suffix_fn is None or self.config.scoring == "full" else partial(_are_certain, requests)
+        model = ModelCalls(step_fn, suffix_fn, last_step_fn, num_first, are_certain)
         constraint_of = partial(self._constraint, head, costs)
         return self._run(requests, model, constraint_of, watch=suffix_fn is not None, explain=explain)
 
@@ -195,6 +198,15 @@ def _explained(constraint: Constraint, model: ModelCalls, levels: list[BeamLevel
             levels.append(BeamLevel.of(trace.beams))
     assert trace is not None
     return trace
+
+
+def _are_certain(requests: Requests, lo_SBK: NDArray[np.int64], hi_SBK: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which beams (B, K) have one allowed SID left, or none. One that stands in both segments counts as two."""
+    num_BK = (hi_SBK - lo_SBK).sum(0)
+    for b, parts in enumerate(requests):
+        if any(part.leaves is not None for part in parts):
+            num_BK[b] = sum(part.num_leaves(lo_SBK[s, b], hi_SBK[s, b]) for s, part in enumerate(parts))
+    return num_BK <= 1
 
 
 def _forced_suffix(version: Version, requests: Requests, level: int, beams: Beams[Any]) -> JumpForward | None:

@@ -16,6 +16,7 @@ from leafbeam.ops.constrain import Beams
 
 StepFn = Callable[[Any, Any], Any]
 SuffixFn = Callable[[Any, Any], Sequence[Any]]
+AreCertain = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,6 +58,9 @@ class ModelCalls:
     step_fn, suffix_fn, last_step_fn, num_first: as for `BeamSearch.run`. Codes and parents reach the model as the kind of
     array, and on the device, of its first logits. The logits of a jump's rounds are given round by round, so that the search
     runs as always.
+
+    are_certain(lo_SBK, hi_SBK) -> bool [B, K]: beams of numpy whose scores no logits change from here on. The model gets copies
+    of another beam of the request in their place, so that one which runs equal beams once saves them.
     """
 
     def __init__(
@@ -65,9 +69,10 @@ class ModelCalls:
         suffix_fn: SuffixFn | None = None,
         last_step_fn: StepFn | None = None,
         num_first: int | None = None,
+        are_certain: AreCertain | None = None,
     ) -> None:
         self._step_fn, self._suffix_fn, self._last_step_fn = step_fn, suffix_fn, last_step_fn
-        self.num_first = num_first
+        self.num_first, self._are_certain = num_first, are_certain
         self._first: Any = None
         self._replayed: Sequence[Any] = ()  # the logits of the last jump, of which `_round` are given
         self._round = 0
@@ -95,8 +100,7 @@ class ModelCalls:
         """The logits of the last round for beams begin to end, until the next call. Counted as one call from beam 0 on."""
         assert self._last_step_fn is not None
         self.calls += begin == 0
-        part = (array[:, begin:end] for array in (beams.code, self._origins(beams)))
-        return self._last_step_fn(*(to_kind_of(array, self._first) for array in part))
+        return self._last_step_fn(*self._continued(beams, slice(begin, end)))
 
     def logits(self, number: int, beams: Beams[Any], jump: JumpForward | None = None) -> Any:
         """The logits of round `number`; given a jump, one call brings those of all its rounds."""
@@ -112,9 +116,9 @@ class ModelCalls:
             self._origin_BK = self._origins(beams)
             return _of_beams(logits_BKV, self._origin_BK)
         self.calls += 1
-        parents_BK = to_kind_of(self._origins(beams), self._first)
+        continued = self._continued(beams)
         self._replayed, self._round, self._origin_BK = (), 0, None
-        return self._step_fn(to_kind_of(beams.code, self._first), parents_BK)
+        return self._step_fn(*continued)
 
     def logits_after(self, jump: JumpForward, beams: Beams[Any]) -> Any:
         """The logits of the round after a jump whose own rounds are certain: every beam is still its own parent."""
@@ -129,6 +133,20 @@ class ModelCalls:
         if len(logits_T) != jump.num_rounds:
             raise LogitsError(f"suffix_fn returned the logits of {len(logits_T)} levels: expected {jump.num_rounds}")
         return logits_T
+
+    def _continued(self, beams: Beams[Any], part: slice = slice(None)) -> tuple[Any, Any]:
+        """The codes that these beams just took and their parents, as the model gets them."""
+        codes_BK, parents_BK = beams.code[:, part], self._origins(beams)[:, part]
+        if self._are_certain is not None and isinstance(codes_BK, np.ndarray):
+            copies_BK = self._are_certain(beams.lo[..., part], beams.hi[..., part])
+            if copies_BK.any():
+                # Of the last beam that is not certain, if there is one; of the last.
+                sources_B = copies_BK.shape[1] - 1 - copies_BK[:, ::-1].argmin(1)
+                codes_BK, parents_BK = (
+                    np.where(copies_BK, array_BK[np.arange(len(sources_B)), sources_B][:, None], array_BK)
+                    for array_BK in (codes_BK, parents_BK)
+                )
+        return to_kind_of(codes_BK, self._first), to_kind_of(parents_BK, self._first)
 
     def _origins(self, beams: Beams[Any]) -> Any:
         """The parents as the model counts its beams: those of its last call."""

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from leafbeam import BeamSearch, SearchResult, Trie
 from leafbeam.errors import LogitsError
+from tests.decode.test_last_round import Paths
 from tests.parity.test_grid import CASES, SHAPES, Catalog, Recorder, TableModel
 
 
@@ -115,6 +116,49 @@ def test_most_rounds_of_deep_sparse_ids_are_saved() -> None:
         result = BeamSearch(trie, 20, scoring=scoring).run(model, suffix_fn=model.suffix_fn)
         assert result.rounds_saved == saved
         assert model.calls == (8 if scoring == "full" else 3)
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+@pytest.mark.parametrize("share", [1.0, 0.2])
+def test_the_model_gets_copies_of_one_beam_for_those_with_one_allowed_item(share: float, in_parts: bool) -> None:
+    rng = np.random.default_rng(3)
+    sids, allowed = rng.integers(0, 12, (600, 4)), rng.random(600) < share
+    trie = Trie.build(sids, [12] * 4)
+    kept = trie.filter(allowed)
+    model, plain = (Paths([12] * 4, 2, 1.0, seed=2) for _ in range(2))
+    distinct: list[list[int]] = []
+
+    def counted(codes_BK: np.ndarray | None, parents_BK: np.ndarray | None) -> None:
+        if codes_BK is not None and parents_BK is not None:
+            rows = zip(codes_BK.tolist(), parents_BK.tolist(), strict=True)
+            distinct.append([len(set(zip(*row, strict=True))) for row in rows])
+
+    def step_fn(codes_BK: np.ndarray | None, parents_BK: np.ndarray | None) -> np.ndarray:
+        counted(codes_BK, parents_BK)
+        return model.step_fn(codes_BK, parents_BK)
+
+    def last_step_fn(codes_BJ: np.ndarray, parents_BJ: np.ndarray) -> np.ndarray:
+        counted(codes_BJ, parents_BJ)
+        return model.last_step_fn(codes_BJ, parents_BJ)
+
+    def suffix_fn(codes_BKT: np.ndarray, parents_BK: np.ndarray) -> list[np.ndarray]:
+        raise AssertionError("codes that are certain need no scores")
+
+    search = BeamSearch(trie, [12, 40, 40, 40 - 20 * in_parts], scoring="allowed")
+    parts = {"last_step_fn": last_step_fn, "num_first": 40} if in_parts else {}
+    result = search.run(step_fn, 2, filters=kept, suffix_fn=suffix_fn, **parts)
+    explained = search.run(plain.step_fn, 2, filters=kept, explain=True)
+    assert_equal(result, explained)
+    shown = np.unique(sids[allowed], axis=0)
+    paths: list[list[tuple[int, ...]]] = [[()], [()]]
+    assert len(distinct) == 3 - result.rounds_saved
+    for level, calls in zip(explained.levels, distinct):  # noqa: B905 (the model does not get the last levels' codes)
+        rows = enumerate(zip(level.codes.tolist(), level.parents.tolist(), strict=True))
+        paths = [[(*paths[b][p], c) for c, p in zip(code_K, parent_K, strict=True)] for b, (code_K, parent_K) in rows]
+        for call, beams in zip(calls, paths, strict=True):
+            several = sum((shown[:, : len(path)] == path).all(1).sum() > 1 for path in set(beams))
+            assert call == max(1, several)
+    assert max(distinct[-1]) < 30
 
 
 def test_sequences_are_scored_until_the_longest_ends() -> None:

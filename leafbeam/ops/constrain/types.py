@@ -98,6 +98,10 @@ class RequestFilter:
         """Whether any leaf is left."""
         return (num_leaves if self.leaves is None else self.leaves.count) > len(self.denied_D)
 
+    def num_leaves(self, lo_n: NDArray[np.int64], hi_n: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many leaves of each range may be reached, with those that are denied one by one. Cost: two ranks a range."""
+        return hi_n - lo_n if self.leaves is None else self.leaves.ranks(hi_n) - self.leaves.ranks(lo_n)
+
     def sole_leaves(self, lo_n: NDArray[np.int64], hi_n: NDArray[np.int64]) -> NDArray[np.int64]:
         """The one leaf of each range that may be reached, -1 where there are several or none. Cost: two ranks a range.
 
@@ -105,7 +109,7 @@ class RequestFilter:
         """
         if self.leaves is None:
             return np.where(hi_n - lo_n == 1, lo_n, -1)
-        sole_n, words_W = self.leaves.ranks(hi_n) - self.leaves.ranks(lo_n) == 1, self.leaves.words_W
+        sole_n, words_W = self.num_leaves(lo_n, hi_n) == 1, self.leaves.words_W
         leaves = [bits.next_set(words_W, lo, hi) if sole else -1 for lo, hi, sole in zip(lo_n, hi_n, sole_n, strict=True)]
         return np.array(leaves, np.int64)
 
