@@ -91,8 +91,14 @@ def parts_of(data: Sequence[Path] = ()) -> list[Part]:
 
 
 def chosen(parts: Iterable[Part], names: Sequence[str]) -> list[Part]:
-    """The parts whose names begin with the words of one of `names`, in the plan's order; all without names."""
-    return [part for part in parts if not names or any(f"{part.name} ".startswith(f"{name} ") for name in names)]
+    """The parts of these names, or whose names begin with the words of one that no part has; all without names."""
+    listed = list(parts)
+    have = {part.name for part in listed}
+
+    def matches(part: Part, name: str) -> bool:
+        return part.name == name if name in have else part.name.startswith(f"{name} ")
+
+    return [part for part in listed if not names or any(matches(part, name) for name in names)]
 
 
 def measured_since(since: datetime, folder: Path = RESULTS) -> frozenset[str]:

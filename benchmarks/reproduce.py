@@ -83,7 +83,7 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def _reproduce(
-    names: Annotated[list[str] | None, typer.Argument(help="First words of parts; all if absent.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Parts, or their first words; all if absent.")] = None,
     data: Annotated[Path | None, typer.Option("--data", help="A data set, or a directory with several.")] = None,
     minutes: Annotated[float | None, typer.Option("--minutes", help="Skip what takes longer than is left of these.")] = None,
     since: Annotated[
