@@ -53,7 +53,7 @@ def runs(quick: bool, environment: Path = ENVIRONMENT, dtype: Dtype = "float32")
             with vllm(settings=one) as engine:
                 found = compare(named, run, chosen, prefill_ways(run, engine, dtype), repeats, equal_tokens)
                 for case, (parameters, measured) in zip(chosen, found, strict=True):
-                    yield parameters, measured | {"vllm": engine.version} | fastest[case].row
+                    yield parameters, measured | {"vllm": engine.version} | fastest[case].row()
 
 
 def prefill_ways(run: LoadRun, engine: VllmEngine, dtype: Dtype = "float32") -> Callable[[Case], dict[str, Way]]:

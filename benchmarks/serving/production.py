@@ -4,10 +4,10 @@
     large    the shape of Qwen3-0.6B over Semantic IDs, random weights; offline (`prefill`: its prompts alone), and over HTTP
 
 All get the same checkpoint, prompts, beams, dtype (float32; `large` and `prefill` in bfloat16 too) and two threads at most:
-leafbeam takes one where it measures that as faster, as its engine does, and vLLM what is fastest of its settings. Each turn has
-prompts of its own, so that no engine finds yesterday's keys and values. vLLM's ways: beams without a constraint; beams under a
-grammar of all items; sampling from the tokens of items, which is no search. An engine that is missing, fails, crashes or takes
-too long has its status in the row.
+leafbeam takes one where a trial is faster with it, and vLLM what is fastest of its settings. Each turn has prompts of its own,
+so that no engine finds yesterday's keys and values. vLLM's ways: beams without a constraint; beams under a grammar of all items;
+sampling from the tokens of items, which is no search. An engine that is missing, fails, crashes or takes too long has its status
+in the row.
 
 vLLM caches whole pages of 32 tokens, so each beam computes what is left of its prompt again in each round: 9 tokens in three
 rounds of a prompt of 33, 513 or 1,025 tokens, and 93 of one of 29 or 509. Both are measured.
@@ -18,9 +18,8 @@ Shapes: B requests, K beams, T tokens of a prompt, L levels.
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -45,15 +44,25 @@ from benchmarks.peers.vllm_cpu import (
 from benchmarks.serving.fastest import fastest_of, grouped
 from benchmarks.serving.load_run import POSITIONS, LoadRun
 from benchmarks.serving.production_http import LIMIT_S, over_http
-from benchmarks.serving.turns import PAUSE_S, THREADS, Case, Prompts, Runs, Way, compare, prompts_of, tokens_of
+from benchmarks.serving.turns import THREADS, Case, Prompts, Runs, Way, compare, tokens_of
 from leafbeam.decode import BeamSearch
-from leafbeam.engine.threads import measure_threads
 from leafbeam.errors import ArgumentError
 from leafbeam.model import ModelConfig, Transformer, Workspace, search_bytes
 from leafbeam.model.threads import torch_threads
 from leafbeam.ops.backend import IndexBindings
 
-__all__ = ["MAX_TOKENS", "Dtype", "Part", "in_dtype", "large_run", "offline_ways", "runs", "settings_of", "vllm_answers"]
+__all__ = [
+    "MAX_TOKENS",
+    "Dtype",
+    "Part",
+    "in_dtype",
+    "large_run",
+    "leafbeam_way",
+    "offline_ways",
+    "runs",
+    "settings_of",
+    "vllm_answers",
+]
 
 Part = Literal["small", "http", "large", "large-http"]
 Dtype = Literal["float32", "bfloat16"]
@@ -124,16 +133,19 @@ def _offline(
     environment: Path,
     dtype: Dtype = "float32",
 ) -> Runs:
+    way = leafbeam_way(run)
+    threads = fastest_of(run, cases, (THREADS, 1), lambda count: nullcontext(partial(way, threads=count)))
     for directory, some in _checkpoints(run, cases).items():
         vllm = partial(vllm_engine, directory, max_tokens=MAX_TOKENS, limit_s=LIMIT_S, environment=environment, dtype=dtype)
         fastest = fastest_of(run, some, settings, partial(_beams_of, run, vllm))
         for one, chosen in grouped(fastest).items():
             with vllm(settings=one) as engine:
                 grammar = {"vllm_grammar_ms": _grammar_ms(run, engine)}
-                ways_of = offline_ways(run, engine, dtype)
+                ways_of = offline_ways(run, engine, dtype, {case: threads[case].settings for case in chosen})
                 named = {"what": "offline", "model": name, "dtype": dtype}
                 for case, (parameters, measured) in zip(chosen, compare(named, run, chosen, ways_of, repeats), strict=True):
-                    yield parameters, measured | {"vllm": engine.version} | grammar | fastest[case].row
+                    how = fastest[case].row() | threads[case].row("leafbeam_threads")
+                    yield parameters, measured | {"vllm": engine.version} | grammar | how
 
 
 @contextmanager
@@ -177,34 +189,40 @@ def vllm_answers(run: LoadRun, engine: VllmEngine, case: Case, job: dict[str, An
     return engine.run(job | {"prompts": tokens_of(run, prompts)} | sizes)["sequences"]
 
 
-def offline_ways(run: LoadRun, engine: VllmEngine, dtype: Dtype = "float32") -> Callable[[Case], dict[str, Way]]:
-    """Every engine in this process or a child of it, for a case: leaves of histories to the tokens of answers."""
-    vocabulary = run.model.vocabulary
-    items_NL = np.asarray(_items(run))
-    peer = HfGenerate.of(run.path / "model", run.trie, vocabulary, getattr(torch, dtype))
-    workspace = Workspace()
-    index = IndexBindings(run.trie)
+def leafbeam_way(run: LoadRun) -> Callable[..., Way]:
+    """leafbeam's search in this process, of a case with so many threads: leaves of histories to the tokens of answers."""
+    vocabulary, workspace, index = run.model.vocabulary, Workspace(), IndexBindings(run.trie)
+
+    def search(case: Case, threads: int, prompts: Prompts) -> list[list[list[int]]]:
+        with torch_threads(threads, apart=True):
+            tokens_BT, lengths_B = vocabulary.prompts([run.trie.codes_at(one) for one in prompts])
+            rounds = run.model.start(torch.from_numpy(tokens_BT), torch.from_numpy(lengths_B), workspace=workspace)
+            beams = BeamSearch(index, case.beams, scoring="allowed")
+            found = beams.run(rounds.step_fn, batch_size=len(prompts), suffix_fn=rounds.suffix_fn)
+        rows = zip(found.codes, found.num_valid, strict=True)
+        return [vocabulary.tokens(codes_KL[:valid]).tolist() for codes_KL, valid in rows]
+
+    def way(case: Case, threads: int) -> Way:
+        return partial(search, case, threads)
+
+    return way
+
+
+def offline_ways(
+    run: LoadRun, engine: VllmEngine, dtype: Dtype = "float32", threads: Mapping[Case, int] | None = None
+) -> Callable[[Case], dict[str, Way]]:
+    """Every engine in this process or a child of it, for a case. threads: of leafbeam; all where there is no number."""
+    items_NL, leafbeam = np.asarray(_items(run)), leafbeam_way(run)
+    peer = HfGenerate.of(run.path / "model", run.trie, run.model.vocabulary, getattr(torch, dtype))
     jobs: dict[str, dict[str, Any]] = {
         "vllm_beams": {"way": "beams"},
         "vllm_grammar_beams": {"way": "beams", "grammar": grammar_of(items_NL.tolist())},
         "vllm_allowed_tokens": {"way": "sample", "allowed_tokens": np.unique(items_NL).tolist()},
     }
 
-    def leafbeam(case: Case, threads: int, prompts: Prompts) -> list[list[list[int]]]:
-        with torch_threads(threads, apart=True):
-            return search(case, prompts)
-
-    def search(case: Case, prompts: Prompts) -> list[list[list[int]]]:
-        tokens_BT, lengths_B = vocabulary.prompts([run.trie.codes_at(one) for one in prompts])
-        rounds = run.model.start(torch.from_numpy(tokens_BT), torch.from_numpy(lengths_B), workspace=workspace)
-        beams = BeamSearch(index, case.beams, scoring="allowed")
-        found = beams.run(rounds.step_fn, batch_size=len(prompts), suffix_fn=rounds.suffix_fn)
-        rows = zip(found.codes, found.num_valid, strict=True)
-        return [vocabulary.tokens(codes_KL[:valid]).tolist() for codes_KL, valid in rows]
-
     def generate(case: Case, prompts: Prompts) -> list[list[list[int]]]:
         # In this process, which the system would end. A layer is copied at a time, as beams move.
-        tokens = vocabulary.prompt_length(case.items)
+        tokens = run.model.vocabulary.prompt_length(case.items)
         each = search_bytes(
             run.model.config,
             prompt_tokens=tokens,
@@ -220,11 +238,8 @@ def offline_ways(run: LoadRun, engine: VllmEngine, dtype: Dtype = "float32") -> 
         return items_NL[peer.recommend([run.trie.codes_at(one) for one in prompts], case.beams)[0]].tolist()
 
     def ways_of(case: Case) -> dict[str, Way]:
-        # As an engine chooses at its start, and not in the first turn, whose time counts where it is long.
-        searched = partial(search, case, prompts_of(run, case, 0))
-        time.sleep(PAUSE_S)
-        threads = measure_threads(THREADS, [searched], time.perf_counter).count
-        ways: dict[str, Way] = {"leafbeam": partial(leafbeam, case, threads), "hf_generate": partial(generate, case)}
+        mine = leafbeam(case, threads=(threads or {}).get(case, THREADS))
+        ways: dict[str, Way] = {"leafbeam": mine, "hf_generate": partial(generate, case)}
         return ways | {name: partial(vllm_answers, run, engine, case, job) for name, job in jobs.items()}
 
     return ways_of

@@ -113,10 +113,13 @@ def over_http(
                 for case in some:
                     theirs = timed_case(run, case, {"vllm_beams": way_of(case)}, repeats, slow)
                     left.remove(case)
-                    yield _named(name, run, case), ratios_of(mine[case] | theirs) | version | fastest[case].row
+                    yield _named(name, run, case), ratios_of(mine[case] | theirs) | version | fastest[case].row()
         except PeerFailure as failure:
             for case in left:
-                yield _named(name, run, case), ratios_of(mine[case] | {"vllm_beams": failure.row}) | version | fastest[case].row
+                yield (
+                    _named(name, run, case),
+                    ratios_of(mine[case] | {"vllm_beams": failure.row}) | version | fastest[case].row(),
+                )
 
 
 def _named(name: str, run: LoadRun, case: Case) -> dict[str, Any]:
