@@ -5,9 +5,9 @@
 
 All get the same checkpoint, prompts, beams, dtype (float32; `large` and `prefill` in bfloat16 too) and two threads at most:
 leafbeam takes one where a trial is faster with it, and vLLM what is fastest of its settings. Each turn has prompts of its own,
-so that no engine finds yesterday's keys and values. vLLM's ways: beams without a constraint; beams under a grammar of all items;
-sampling from the tokens of items, which is no search. An engine that is missing, fails, crashes or takes too long has its status
-in the row.
+so that no engine finds yesterday's keys and values. vLLM's ways: beams without a constraint; beams under a grammar of all
+items; sampling from the tokens of items, which is no search. An engine that is missing, fails, crashes or takes too long has
+its status in the row.
 
 vLLM caches whole pages of 32 tokens, so each beam computes what is left of its prompt again in each round: 9 tokens in three
 rounds of a prompt of 33, 513 or 1,025 tokens, and 93 of one of 29 or 509. Both are measured.

@@ -188,7 +188,7 @@ def test_a_case_gets_the_settings_that_answer_it_fastest(run: LoadRun):
     found = fastest.fastest_of(run, [small, large], [broken, eager, compiled], opened)
     assert {case: one.settings for case, one in found.items()} == {small: eager, large: compiled}
     assert fastest.grouped(found) == {eager: [small], compiled: [large]}
-    assert found[small].row["vllm_settings"] == "eager, threads 1"
+    assert found[small].row()["vllm_settings"] == "eager, threads 1"
     assert found[small].ms[str(broken)] == "crashed"
     assert 0 <= found[small].ms[str(eager)] < found[small].ms[str(compiled)]
     for settings in ([broken], [broken, broken]):  # nothing answers: the row of the first says why
@@ -218,7 +218,7 @@ def test_a_padded_checkpoint_answers_as_the_checkpoint(run: LoadRun, tmp_path: P
 
 
 def test_bfloat16_is_of_the_large_model():
-    for part in (None, "small", "http"):
+    for part in (None, "small", "http", "large-http"):
         with pytest.raises(ArgumentError, match="goes with --part large"):
             next(production.runs(True, part, dtype="bfloat16"))
 
