@@ -17,6 +17,7 @@ Shapes: B requests, K beams, T tokens of a prompt, L levels.
 
 from __future__ import annotations
 
+import shutil
 import statistics
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -253,6 +254,7 @@ def large_run(run: LoadRun) -> LoadRun:
         config = ModelConfig(vocab_size=vocabulary.size, max_position_embeddings=POSITIONS, **MODELS["Qwen3-0.6B"])
         Transformer(config, vocabulary).save_pretrained(path / "model")
         write_tokenizer(path / "model")
-    if not (path / "index.leafbeam").exists():
-        run.trie.save(path / "index.leafbeam")
+    for name in ("index.leafbeam", "catalog.duckdb", "rules.toml", "memory.leafbeam"):  # what `leafbeam serve` takes
+        if not (path / name).exists():
+            shutil.copyfile(run.path / name, path / name)
     return replace(run, path=path, model=Transformer.from_pretrained(path / "model").pack())
