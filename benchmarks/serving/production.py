@@ -42,7 +42,7 @@ from benchmarks.peers.vllm_cpu import (
     write_padded,
     write_tokenizer,
 )
-from benchmarks.serving.fastest import fastest_of, grouped
+from benchmarks.serving.fastest import Chosen, fastest_of, grouped
 from benchmarks.serving.load_run import POSITIONS, LoadRun
 from benchmarks.serving.production_http import LIMIT_S, over_http
 from benchmarks.serving.turns import THREADS, Case, Prompts, Runs, Way, compare, tokens_of
@@ -58,7 +58,6 @@ __all__ = [
     "Part",
     "in_dtype",
     "large_run",
-    "leafbeam_way",
     "offline_ways",
     "runs",
     "settings_of",
@@ -134,8 +133,7 @@ def _offline(
     environment: Path,
     dtype: Dtype = "float32",
 ) -> Runs:
-    way = leafbeam_way(run)
-    threads = fastest_of(run, cases, (THREADS, 1), lambda count: nullcontext(partial(way, threads=count)))
+    threads = _threads_of_leafbeam(run, cases)
     for directory, some in _checkpoints(run, cases).items():
         vllm = partial(vllm_engine, directory, max_tokens=MAX_TOKENS, limit_s=LIMIT_S, environment=environment, dtype=dtype)
         fastest = fastest_of(run, some, settings, partial(_beams_of, run, vllm))
@@ -190,8 +188,8 @@ def vllm_answers(run: LoadRun, engine: VllmEngine, case: Case, job: dict[str, An
     return engine.run(job | {"prompts": tokens_of(run, prompts)} | sizes)["sequences"]
 
 
-def leafbeam_way(run: LoadRun) -> Callable[..., Way]:
-    """leafbeam's search in this process, of a case with so many threads: leaves of histories to the tokens of answers."""
+def _leafbeam(run: LoadRun) -> Callable[[Case, int, Prompts], list[list[list[int]]]]:
+    """leafbeam in this process, for a case and a number of threads: leaves of histories to the tokens of answers."""
     vocabulary, workspace, index = run.model.vocabulary, Workspace(), IndexBindings(run.trie)
 
     def search(case: Case, threads: int, prompts: Prompts) -> list[list[list[int]]]:
@@ -203,17 +201,19 @@ def leafbeam_way(run: LoadRun) -> Callable[..., Way]:
         rows = zip(found.codes, found.num_valid, strict=True)
         return [vocabulary.tokens(codes_KL[:valid]).tolist() for codes_KL, valid in rows]
 
-    def way(case: Case, threads: int) -> Way:
-        return partial(search, case, threads)
+    return search
 
-    return way
+
+def _threads_of_leafbeam(run: LoadRun, cases: Sequence[Case]) -> dict[Case, Chosen[int]]:
+    search = _leafbeam(run)
+    return fastest_of(run, cases, (THREADS, 1), lambda count: nullcontext(lambda case: partial(search, case, count)))
 
 
 def offline_ways(
     run: LoadRun, engine: VllmEngine, dtype: Dtype = "float32", threads: Mapping[Case, int] | None = None
 ) -> Callable[[Case], dict[str, Way]]:
     """Every engine in this process or a child of it, for a case. threads: of leafbeam; all where there is no number."""
-    items_NL, leafbeam = np.asarray(_items(run)), leafbeam_way(run)
+    items_NL, leafbeam = np.asarray(_items(run)), _leafbeam(run)
     peer = HfGenerate.of(run.path / "model", run.trie, run.model.vocabulary, getattr(torch, dtype))
     jobs: dict[str, dict[str, Any]] = {
         "vllm_beams": {"way": "beams"},
@@ -239,7 +239,7 @@ def offline_ways(
         return items_NL[peer.recommend([run.trie.codes_at(one) for one in prompts], case.beams)[0]].tolist()
 
     def ways_of(case: Case) -> dict[str, Way]:
-        mine = leafbeam(case, threads=(threads or {}).get(case, THREADS))
+        mine = partial(leafbeam, case, (threads or {}).get(case, THREADS))
         ways: dict[str, Way] = {"leafbeam": mine, "hf_generate": partial(generate, case)}
         return ways | {name: partial(vllm_answers, run, engine, case, job) for name, job in jobs.items()}
 

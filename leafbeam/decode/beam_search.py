@@ -136,9 +136,9 @@ class BeamSearch(ItemSearch):
         suffix_fn(codes_BKT, parents_BK) -> the logits of T levels, each (B, K, V of the level): given, the search calls it
         once, as soon as all live beams have one allowed item left, instead of step_fn T times, with the same answer. The codes
         are the one that every beam just took and those that must follow, less the last. With scoring "allowed" it is not even
-        called, and on a CPU a beam with one allowed item left reaches step_fn as a copy of another one, which leafbeam's models
-        do not run again: its score no longer changes, unless the model excludes what is forced by a logit of -inf (then do
-        without suffix_fn).
+        called, and on a CPU a beam with one allowed item left reaches step_fn and last_step_fn as a copy of another, which a
+        `Transformer` does not run again: its score no longer changes, unless the model excludes what is forced by a logit of
+        -inf (then do without suffix_fn).
 
         explain: the result has the beams of each level (`SearchResult.levels`). The search then waits for a device every round
         and makes no use of suffix_fn, so that every level has its scores.

@@ -140,12 +140,10 @@ class ModelCalls:
         if self._are_certain is not None and isinstance(codes_BK, np.ndarray):
             copies_BK = self._are_certain(beams.lo[..., part], beams.hi[..., part])
             if copies_BK.any():
-                # Of the last beam that is not certain, if there is one; of the last.
-                sources_B = copies_BK.shape[1] - 1 - copies_BK[:, ::-1].argmin(1)
-                codes_BK, parents_BK = (
-                    np.where(copies_BK, array_BK[np.arange(len(sources_B)), sources_B][:, None], array_BK)
-                    for array_BK in (codes_BK, parents_BK)
-                )
+                last = copies_BK.shape[1] - 1
+                source_B1 = last - copies_BK[:, ::-1].argmin(1)[:, None]  # the last one with a choice, if there is one
+                beams_BK = np.where(copies_BK, source_B1, np.arange(last + 1))
+                codes_BK, parents_BK = _of_beams(codes_BK, beams_BK), _of_beams(parents_BK, beams_BK)
         return to_kind_of(codes_BK, self._first), to_kind_of(parents_BK, self._first)
 
     def _origins(self, beams: Beams[Any]) -> Any:
