@@ -42,6 +42,7 @@ from leafbeam.live import LiveIndex, RequestKey
 from leafbeam.model import EncoderDecoder, PromptStore, Transformer, load_for_decoding
 from leafbeam.model.static_runner import check_static
 from leafbeam.model.threads import torch_threads
+from leafbeam.ops import openmp
 from leafbeam.retrieve import Event, ItemMemory, LiveMemory
 
 log = logging.getLogger("leafbeam.engine")
@@ -349,6 +350,7 @@ class Engine:
                     stream=worker_stream(self.model.device),
                 )
             )
+        openmp.end_idle_threads()
         self.scheduler.open()
         for worker in self._workers:
             worker.start()

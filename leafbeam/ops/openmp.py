@@ -6,6 +6,7 @@ the library that torch has loaded. Where torch came with another one, kernels ru
 """
 
 # pyright: basic, reportPrivateImportUsage=false, reportCallIssue=false
+import ctypes
 import os
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -20,16 +21,17 @@ from numba.extending import intrinsic
 
 from leafbeam import jit
 
-__all__ = ["fork", "is_available", "name_functions", "num_threads", "spread"]
+__all__ = ["end_idle_threads", "fork", "is_available", "name_functions", "num_threads", "spread"]
 
 _MIN_VALUES = 1 << 15  # of a kernel's rows: with fewer, one thread is as fast
+_LIBRARY, _MODE = "libgomp.so.1", getattr(os, "RTLD_NOLOAD", 0) | getattr(os, "RTLD_NOW", 0)  # Windows has neither of the three
 _SYMBOLS = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"
+_SOFT_PAUSE = 1  # omp_pause_soft
 
 
 def name_functions() -> bool:
     """Whether torch has loaded gcc's library."""
-    mode = getattr(os, "RTLD_NOLOAD", 0) | getattr(os, "RTLD_NOW", 0)  # Windows has neither, nor the library
-    return jit.name_functions("libgomp.so.1", _SYMBOLS, mode)
+    return jit.name_functions(_LIBRARY, _SYMBOLS, _MODE)
 
 
 _IS_AVAILABLE = name_functions()
@@ -44,6 +46,19 @@ def is_available() -> bool:
 def num_threads(values: int = _MIN_VALUES) -> int:
     """How many threads `fork` runs on, for so many values in a kernel's rows: torch's number, or one."""
     return torch.get_num_threads() if values >= _MIN_VALUES and _IS_AVAILABLE else 1
+
+
+def end_idle_threads() -> bool:
+    """End the threads that wait for the calling one's next product or kernel, before other threads multiply; whether it did.
+
+    If a process has more OpenMP threads than cores, gcc's library puts each to sleep as soon as it waits, which large products
+    do at every step: a prompt of 1,025 tokens took 12 s of two cores in place of 8. Where torch came with another library,
+    nothing ends. The caller's next product starts new threads.
+    """
+    if not _IS_AVAILABLE:
+        return False
+    pause = getattr(ctypes.CDLL(_LIBRARY, mode=_MODE), "omp_pause_resource_all", None)  # since gcc 9
+    return pause is not None and pause(_SOFT_PAUSE) == 0
 
 
 @intrinsic

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 
 from leafbeam.errors import ArgumentError, OverloadedError, RequestError, UnavailableError
+from leafbeam.ops import openmp
 from leafbeam.text.generator import TextGenerator
 from leafbeam.text.request import Generation, TextRequest, can_run_together
 from leafbeam.text.run import TextBatch
@@ -101,6 +102,7 @@ class TextWorker:
 
     def start(self) -> None:
         """Run jobs from now on, in a thread that does not keep the process alive."""
+        openmp.end_idle_threads()
         self._thread = threading.Thread(target=self._work, name="leafbeam-text", daemon=True)
         self._thread.start()
 

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from leafbeam import Trie
+from leafbeam.__main__ import set_waiting
 from leafbeam.cli import app
 from leafbeam.cli.output import parse_ids
 from leafbeam.errors import DataError, ItemIdError
@@ -51,6 +52,19 @@ def test_help_fits_on_one_screen(command: str):
     lines = shown.stdout.rstrip().splitlines()
     assert max(map(len, lines)) <= 100
     assert len(lines) <= (68 if command == "serve" else 60)  # the options of a server, in five groups
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "10000"}),
+        ({"GOMP_SPINCOUNT": "5"}, {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "5"}),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, {"OMP_WAIT_POLICY": "ACTIVE"}),
+    ],
+)
+def test_waiting_threads_sleep_soon_unless_the_environment_says_otherwise(given: dict[str, str], expected: dict[str, str]):
+    set_waiting(given)
+    assert given == expected
 
 
 def test_an_id_of_the_wrong_type_is_named_beside_an_example():

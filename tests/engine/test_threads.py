@@ -7,6 +7,7 @@ from leafbeam.engine import Engine, Request, Settings
 from leafbeam.engine.threads import measure_threads
 from leafbeam.errors import ArgumentError
 from leafbeam.model.threads import torch_threads
+from tests.openmp_threads import has_ended, needs_openmp, openmp_threads
 
 
 class Machine:
@@ -77,3 +78,10 @@ def test_a_number_that_is_given_or_that_needs_no_choice_is_not_measured(shop, ca
 def test_threads_that_are_no_number(threads):
     with pytest.raises(ArgumentError, match="threads must be an integer of at least 1"):
         Settings(threads=threads)
+
+
+@needs_openmp
+def test_no_thread_waits_for_the_one_that_started_the_engine(shop):
+    waiting = openmp_threads(2)[1]
+    with Engine(shop.model, shop.trie):
+        assert has_ended(waiting)

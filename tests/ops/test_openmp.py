@@ -14,6 +14,7 @@ from leafbeam import jit
 from leafbeam.model import cpu_kernels as kernels
 from leafbeam.model.threads import torch_threads
 from leafbeam.ops import openmp
+from tests.openmp_threads import has_ended, needs_openmp, openmp_threads
 
 
 @pytest.mark.parametrize("threads", [2, 3, 8])
@@ -83,17 +84,29 @@ def test_without_the_library_kernels_run_on_one_thread(monkeypatch: pytest.Monke
         assert openmp.num_threads(1 << 20) == 1
 
 
+def test_without_the_library_there_are_no_threads_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openmp, "_IS_AVAILABLE", False)
+    assert not openmp.end_idle_threads()
+
+
 linux = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="affinity is Linux's")
 
 
 def cores_of(threads: int) -> list[set[int]]:
-    ids = np.zeros(threads, np.int64)
-    openmp._write_ids(ids, threads)
-    return [os.sched_getaffinity(one) for one in ids.tolist()]
+    return [os.sched_getaffinity(one) for one in openmp_threads(threads)]
 
 
-@linux
-@pytest.mark.skipif(not openmp.is_available(), reason="torch came without gcc's library")
+@needs_openmp
+def test_idle_threads_end_and_new_ones_start() -> None:
+    first = openmp_threads(2)
+    assert openmp.end_idle_threads()
+    assert has_ended(first[1])
+    assert openmp_threads(2)[0] == first[0]
+    assert openmp.end_idle_threads()
+    assert openmp.end_idle_threads()  # with none left
+
+
+@needs_openmp
 def test_threads_that_are_spread_share_no_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     before = os.sched_getaffinity(0)

@@ -10,6 +10,7 @@ from leafbeam.errors import ArgumentError, LogitsError, OverloadedError, Request
 from leafbeam.text import Choices, FreeText, Regex, Sampling, TextGenerator, TextRequest, TextSettings
 from leafbeam.text.stepwise_run import StepwiseRun
 from leafbeam.text.worker import TextWorker
+from tests.openmp_threads import has_ended, needs_openmp, openmp_threads
 from tests.text.gate import Gate
 from tests.text.test_generator import CONSTRAINTS, PROMPTS
 
@@ -246,3 +247,10 @@ def test_what_is_not_over_within_the_grace_fails(generator: TextGenerator, monke
     for job in jobs:
         with pytest.raises(UnavailableError, match="has stopped"):
             job.texts.result(0)
+
+
+@needs_openmp
+def test_no_thread_waits_for_the_one_that_started_the_worker(generator: TextGenerator):
+    waiting = openmp_threads(2)[1]
+    with running(generator):
+        assert has_ended(waiting)
