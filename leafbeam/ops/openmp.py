@@ -24,7 +24,7 @@ from leafbeam import jit
 __all__ = ["end_idle_threads", "fork", "is_available", "name_functions", "num_threads", "spread"]
 
 _MIN_VALUES = 1 << 15  # of a kernel's rows: with fewer, one thread is as fast
-_LIBRARY, _MODE = "libgomp.so.1", getattr(os, "RTLD_NOLOAD", 0) | getattr(os, "RTLD_NOW", 0)  # Windows has neither of the three
+_LIBRARY, _MODE = "libgomp.so.1", getattr(os, "RTLD_NOLOAD", 0) | getattr(os, "RTLD_NOW", 0)  # Windows has none of the three
 _SYMBOLS = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"
 _SOFT_PAUSE = 1  # omp_pause_soft
 
@@ -51,9 +51,9 @@ def num_threads(values: int = _MIN_VALUES) -> int:
 def end_idle_threads() -> bool:
     """End the threads that wait for the calling one's next product or kernel, before other threads multiply; whether it did.
 
-    If a process has more OpenMP threads than cores, gcc's library puts each to sleep as soon as it waits, which large products
-    do at every step: a prompt of 1,025 tokens took 12 s of two cores in place of 8. Where torch came with another library,
-    nothing ends. The caller's next product starts new threads.
+    If a process has more OpenMP threads than cores, gcc's library puts each to sleep almost as soon as it waits: a prompt of
+    1,025 tokens took a large model 12 s on two cores in place of 8. Where torch came with another library, nothing ends. The
+    caller's next product starts new threads.
     """
     if not _IS_AVAILABLE:
         return False
@@ -117,7 +117,7 @@ def spread(threads: int) -> Generator[bool]:
     Of n threads, thread i keeps every n-th core of the caller's. Linux may else wake a thread on the core where the caller
     waits for it in a busy loop, and both stay there for milliseconds. Threads that start inside share the caller's cores.
     False where there are fewer cores than threads, elsewhere than on Linux, and where OMP_WAIT_POLICY is passive: threads that
-    sleep while they wait lose nothing so, and on busy cores the system places them better.
+    soon sleep while they wait lose little so, and on busy cores the system places them better.
     """
     is_passive = os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
