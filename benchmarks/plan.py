@@ -1,7 +1,7 @@
 """Everything that is measured in full, the most valuable first: `python -m benchmarks reproduce`.
 
-A part is a command in a process of its own, so that one that fails or is ended stops none of the others. Each that is measured
-leaves a row in results/parts.jsonl, so that a run that was interrupted goes on where it stopped.
+A part is a command in a process of its own, so that one that fails or is ended stops none of the others. Each leaves a row in
+results/parts.jsonl, so that a run that was interrupted goes on where it stopped, with those that failed once more.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from benchmarks.rows import RESULTS, append_row, read_rows
 
@@ -102,9 +102,10 @@ def chosen(parts: Iterable[Part], names: Sequence[str]) -> list[Part]:
 
 
 def measured_since(since: datetime, folder: Path = RESULTS) -> frozenset[str]:
-    """Names of the parts with a row in results/parts.jsonl from this time (UTC) on."""
+    """Names of the parts that results/parts.jsonl has as measured from this time (UTC) on."""
     first = since.strftime("%Y-%m-%dT%H:%M:%SZ")
-    return frozenset(row["parameters"]["part"] for row in read_rows(_KEPT, folder) if row["time"] >= first)
+    rows = (row for row in read_rows(_KEPT, folder) if row["time"] >= first and "status" not in row["measured"])
+    return frozenset(row["parameters"]["part"] for row in rows)
 
 
 def run_parts(
@@ -120,8 +121,10 @@ def run_parts(
             say(f"{part.name}: about {part.minutes:g} minutes")
             outcomes.append(_run(part))
             left -= outcomes[-1].minutes
-            if outcomes[-1].status == "measured":
-                append_row(_KEPT, {"part": part.name}, {"minutes": round(outcomes[-1].minutes, 1)}, folder, timed=False)
+            measured: dict[str, Any] = {"minutes": round(outcomes[-1].minutes, 1)}
+            if outcomes[-1].status == "failed":
+                measured |= {"status": "failed", "reason": outcomes[-1].reason}
+            append_row(_KEPT, {"part": part.name}, measured, folder, timed=False)
         say(outcomes[-1].text)
     return outcomes
 

@@ -23,7 +23,18 @@ import numpy as np
 
 from benchmarks.machine import machine
 
-__all__ = ["RESULTS", "Row", "append_row", "interleaved", "keep_row", "make_row", "read_rows", "refusal", "spread"]
+__all__ = [
+    "RESULTS",
+    "Row",
+    "append_row",
+    "interleaved",
+    "keep_row",
+    "make_row",
+    "read_rows",
+    "refusal",
+    "spread",
+    "version_of",
+]
 
 Row = dict[str, Any]
 RESULTS = Path(__file__).parent / "results"
@@ -55,7 +66,7 @@ def make_row(name: str, parameters: dict[str, Any], measured: dict[str, Any], *,
         "commit": commit,
         "dirty": dirty,
         "machine": machine(),
-        "versions": {package: _version(package) for package in ("python", "numpy", "numba", "torch", "jax", "marisa-trie")},
+        "versions": {package: version_of(package) for package in ("python", "numpy", "numba", "torch", "jax", "marisa-trie")},
         "timed": timed,
         "parameters": parameters,
         "measured": measured,
@@ -117,7 +128,8 @@ def _commit() -> tuple[str, bool]:
     return head.stdout.strip(), bool(changed)
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
+    """The version of an installed package, or "absent"."""
     if package == "python":
         return platform.python_version()
     try:

@@ -147,21 +147,27 @@ def _draw_head(rows: list[Row]) -> Figure:
     return figure
 
 
-_PEERS = (  # marker, colour, and where its number stands, in points
-    ("vllm_beams", "vLLM, without a constraint", "o", "#3b6ea5", (0, 5)),
-    ("vllm_grammar_beams", "vLLM, under a grammar of all items", "s", "#b5651d", (11, -2)),
-    ("hf_generate", "generate of transformers, Python trie", "D", "#777777", (0, -10)),
+_PEERS = (  # what, way, label, marker, colour, and where its number stands, in points
+    ("http", "vllm_beams", "vllm serve, no constraint, over leafbeam serve", "P", "#8a2f5b", (0, -10)),
+    ("offline", "vllm_beams", "LLM.beam_search of vLLM, no constraint", "o", "#3b6ea5", (0, 5)),
+    ("offline", "vllm_grammar_beams", "the same under a grammar of all items", "s", "#b5651d", (10, 3)),
+    ("offline", "hf_generate", "generate of transformers, Python trie", "D", "#777777", (0, -10)),
 )
 
 
 def _draw_peers(rows: list[Row]) -> Figure:
     """How many times leafbeam's median each engine takes, by model, prompt, beams and requests."""
     sizes = ("prompt_tokens", "K", "B")
-    rows = sorted(rows, key=lambda row: (row["parameters"]["model"] != "small", *(row["parameters"][size] for size in sizes)))
-    figure = Figure(figsize=(8, 0.3 * len(rows) + 1.5), layout="constrained")
+    groups: dict[tuple[Any, ...], dict[str, Row]] = {}
+    for row in rows:
+        at = row["parameters"]
+        key = at["model"] != "small", *(at[size] for size in sizes)
+        groups.setdefault(key, {})[at["what"]] = row
+    cases = [groups[key] for key in sorted(groups)]
+    figure = Figure(figsize=(8, 0.36 * len(cases) + 1.6), layout="constrained")
     axes = figure.subplots()
-    for way, label, marker, colour, place_of_number in _PEERS:
-        ratios = [(row["measured"]["over_leafbeam"].get(way), place) for place, row in enumerate(rows)]
+    for what, way, label, marker, colour, place_of_number in _PEERS:
+        ratios = [(case[what]["measured"]["over_leafbeam"].get(way), at) for at, case in enumerate(cases) if what in case]
         points = [(ratio, place) for ratio, place in ratios if isinstance(ratio, (int, float))]
         axes.scatter(*zip(*points, strict=True), marker=marker, color=colour, s=26, label=label, zorder=3)
         for ratio, place in points:
@@ -169,18 +175,13 @@ def _draw_peers(rows: list[Row]) -> Figure:
             axes.annotate(
                 number, (ratio, place), place_of_number, textcoords="offset points", ha="center", fontsize=6, color=colour
             )
-    for place, row in enumerate(rows):
-        over = row["measured"]["over_leafbeam"]
-        without = [f"{label.split(',')[0]}: {over[way]}" for way, label, *_ in _PEERS if isinstance(over.get(way), str)]
-        if len(without) == len(_PEERS):
-            axes.text(1.1, place, ", ".join(dict.fromkeys(without)), va="center", fontsize=7)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:,.0f}x")
     axes.axvline(1, color=_GREEN, lw=2, label="leafbeam, exact, only items")
-    parameters = [row["parameters"] for row in rows]
+    parameters = [next(iter(case.values()))["parameters"] for case in cases]
     names = [f"{one['model']}: {one['prompt_tokens']:,} tokens, {one['K']} beams, {one['B']} at once" for one in parameters]
-    axes.set_yticks(range(len(rows)), names, fontsize=8)
-    axes.set_ylim(len(rows) - 0.4, -0.7)  # the smallest first
+    axes.set_yticks(range(len(cases)), names, fontsize=8)
+    axes.set_ylim(len(cases) - 0.4, -0.7)  # the smallest first
     axes.grid(axis="both", color=_LIGHT, lw=0.5)
     axes.margins(x=0.08)
     machines = sorted({f"{row['machine']['cpu']}, {row['machine']['cores']} cores" for row in rows})
@@ -199,6 +200,12 @@ def _newest_points(bench: str, where: dict[str, Any], keys: tuple[str, ...]) -> 
         return [points[point] for point in sorted(points, key=str)]
 
     return choose
+
+
+def _peer_rows(rows: ResultRows) -> list[Row]:
+    keys = "model", "prompt_tokens", "K", "B"
+    chosen = (_newest_points("production", {"what": what, "dtype": "float32"}, keys)(rows) for what in ("offline", "http"))
+    return [row for some in chosen for row in some]
 
 
 def _static(name: str) -> Plot:
@@ -239,7 +246,7 @@ PLOTS = (
     Plot(file="head.png", rows=_newest_points("head", {"what": "curve"}, ("distribution",)), draw=_draw_head),
     Plot(
         file="peers.png",
-        rows=_newest_points("production", {"what": "offline", "dtype": "float32"}, ("model", "prompt_tokens", "K", "B")),
+        rows=_peer_rows,
         draw=_draw_peers,
     ),
     _static("static-table-1"),
@@ -250,7 +257,13 @@ PLOTS = (
     _learning("tiger-table-1", {"budget": "30 epochs", "fit_on": "train"}),
     _learning("static-table-3", {"budget": "1 epochs", "sids": "rqvae", "teacher": "text", "part": "test"}),
     _learning("exactness", {"data": "amazon_beauty", "seed": 0}),
+    _serving("xgr-figure-3", "beams"),
+    _serving("xgr-figure-4", "beams"),
     _serving("xgr-figure-13", "prompt_tokens", "beams", "what", "system", "rate"),
     _serving("xgr-figure-14", "prompt_tokens", "beams", "what", "system", "rate"),
+    _serving("xgr-figure-15"),
+    _serving("xgr-figure-16"),
+    _serving("xgr-figure-17", "requests", "tokens", "beams"),
     _serving("xgr-figure-18", "variant", "rate"),
+    _serving("xgr-figure-19", "layers", "hidden", "beams", "system"),
 )

@@ -30,7 +30,7 @@ def _points_16(options: RunOptions) -> Points:
 def _show(console: Console, rows: list[Row], paper: str) -> None:
     for row in rows:
         cells = [
-            (peak["kind"], peak["beams"], peak["tokens"], *(peak[name] / MIB for name in ("formula", "allocator", "resident")))
+            (peak["kind"], peak["beams"], peak["tokens"], *(_mib(peak, name) for name in ("formula", "allocator", "resident")))
             for peak in row["measured"]["peaks"]
         ]
         console.print(table("keys, values and activations of one search, weights not counted", _COLUMNS, cells))
@@ -39,10 +39,15 @@ def _show(console: Console, rows: list[Row], paper: str) -> None:
             console.print(
                 f"8 requests, 128 to 512 beams: the allocator's peak grows {growth['allocator']:.3f} x the formula's growth"
             )
-            for kind, ratio in ratios.items():
+            for kind, ratio in ((kind, ratio) for kind, ratio in ratios.items() if "allocator" in ratio):
                 held = f"{ratio['allocator']:.1f} x (allocator), {ratio['resident']:.1f} x (process)"
                 console.print(f"512 beams: {LABELS[kind]} holds {held} of what leafbeam does")
     paper_says(console, paper)
+
+
+def _mib(peak: dict[str, Any], name: str) -> float | str:
+    """MiB, or the status of a peer that failed."""
+    return peak[name] / MIB if name in peak else peak["status"]
 
 
 def _show_15(console: Console, rows: list[Row]) -> None:
@@ -60,7 +65,7 @@ def _draw(rows: list[Row], against: str, title: str) -> Figure:
     peaks = rows[-1]["measured"]["peaks"]
     for axes, scale in zip(panels, ("linear", "log"), strict=True):
         for kind in dict.fromkeys(peak["kind"] for peak in peaks):
-            points = [peak for peak in peaks if peak["kind"] == kind]
+            points = [peak for peak in peaks if peak["kind"] == kind and "allocator" in peak]
             xs = [peak[against] for peak in points]
             axes.plot(xs, [peak["allocator"] / MIB for peak in points], **style(kind))
             axes.plot(xs, [peak["formula"] / MIB for peak in points], color="#8a8f8c", ls=":", lw=1, label="formula")

@@ -25,7 +25,7 @@ from benchmarks.papers.drawing import finish, new_figure
 from benchmarks.papers.xgr import LABELS, Row, RunOptions, ServingFigure, distinct, paper_says, style, table, tidy
 from benchmarks.papers.xgr_kernels import bandwidth
 from benchmarks.peers.block_tables import BlockTables
-from benchmarks.peers.failure import failure_of
+from benchmarks.peers.failure import failures_of
 from benchmarks.peers.paged_beams import PagedBeams
 from benchmarks.peers.paged_engine import PAGE
 from benchmarks.peers.per_beam_attention import TreeBeams
@@ -69,16 +69,10 @@ def _layer(shape: Shape, machine: dict[str, float], repeats: int) -> dict[str, A
         "paged_attention": lambda: pages.attend(query, key_pages),
         "tree_attention": in_a_tree,
     }
-    expected, failed = ways["leafbeam"](), dict[str, Any]()
-    for name in ("paged_attention", "tree_attention"):
-        try:
-            found = ways[name]()
-        except Exception as error:
-            failed[name] = failure_of(error).row
-            del ways[name]
-            continue
-        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
-    times = {name: {"ms": spread(seconds, 1e-3)["p50"]} for name, seconds in interleaved(ways, repeats).items()}
+    expected = ways["leafbeam"]()
+    failed = failures_of(ways, lambda found: torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4))
+    answering = {name: way for name, way in ways.items() if name not in failed}
+    times = {name: {"ms": spread(seconds, 1e-3)["p50"]} for name, seconds in interleaved(answering, repeats).items()}
     operations = 4 * shape.requests * shape.beams * shape.heads * shape.size * (shape.tokens + shape.codes)
     ideal = max(operations / machine["flop_per_s"], bytes_of(shape, 4)["shared"] / machine["bytes_per_s"])
     rates = {"bandwidth_gb_per_s": machine["bytes_per_s"] / 1e9, "products_gflop_per_s": machine["flop_per_s"] / 1e9}

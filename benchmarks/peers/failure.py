@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Literal, TypeVar
 
 from leafbeam.engine.decoder import is_out_of_memory
 from leafbeam.errors import MissingExtraError
 
-__all__ = ["PeerFailure", "Status", "ended", "failure_of", "kind_of"]
+__all__ = ["PeerFailure", "Status", "ended", "failure_of", "failures_of", "kind_of"]
 
+Found = TypeVar("Found")
 Status = Literal["missing", "failed", "crashed", "out of memory", "timed out", "left out", "not run"]
 _LONGEST = 500  # characters of a reason: compilers print pages
 _NO_MEMORY = re.compile(r"out of memory|memory ?error|resource_exhausted|\boom\b", re.IGNORECASE)
@@ -36,6 +38,21 @@ def failure_of(error: Exception) -> PeerFailure:
     if isinstance(error, MissingExtraError | ModuleNotFoundError):
         return PeerFailure("missing", reason)
     return PeerFailure("out of memory" if is_out_of_memory(error) else kind_of(reason, "failed"), reason)
+
+
+def failures_of(ways: Mapping[str, Callable[[], Found]], check: Callable[[Found], object]) -> dict[str, dict[str, str]]:
+    """Rows of peers that raise instead of answering; answers are checked. What leafbeam or the check raises ends the run."""
+    failed: dict[str, dict[str, str]] = {}
+    for name, way in ways.items():
+        try:
+            found = way()
+        except Exception as error:
+            if name == "leafbeam":
+                raise
+            failed[name] = failure_of(error).row
+        else:
+            check(found)
+    return failed
 
 
 def ended(code: int | None, said: str) -> PeerFailure:

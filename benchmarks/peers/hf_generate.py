@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import Qwen3ForCausalLM
 
 from benchmarks.peers.python_trie import PythonTrie
 from leafbeam.index import Trie
@@ -45,6 +44,8 @@ class HfGenerate:
         cls, directory: str | PathLike[str], trie: Trie, vocabulary: AnyVocabulary, dtype: torch.dtype = torch.float32
     ) -> HfGenerate:
         """Load a checkpoint and put every item's tokens into a dict of dicts."""
+        from transformers import Qwen3ForCausalLM  # a benchmark without transformers has a row that says so
+
         codes_NL = trie.codes_at(np.arange(trie.num_leaves))
         model = Qwen3ForCausalLM.from_pretrained(directory, dtype=dtype).eval()
         # Sequences have a fixed length; an end token would only give beam search something to look out for.

@@ -17,8 +17,6 @@ def main(settings):
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM prints to stdout too
     os.environ |= {
-        "OMP_NUM_THREADS": str(settings["threads"]),
-        "VLLM_CPU_OMP_THREADS_BIND": f"0-{settings['threads'] - 1}",
         "VLLM_CPU_KVCACHE_SPACE": str(settings["cache_gib"]),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # no second process between the loop and the engine
         "VLLM_LOGGING_LEVEL": "ERROR",

@@ -1,6 +1,7 @@
 """The engine and its peers, side by side in this process: PagedAttention, per-beam copies, and generate of transformers.
 
-All find the same items, asserted before any speed is measured, and run the same batches interleaved.
+All find the same items, asserted before any speed is measured, and run the same batches interleaved. What stops a peer is in
+the row, under "failed".
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from benchmarks.peers import paged_engine, per_beam_engine
 from benchmarks.peers.block_tables import BlockTables
+from benchmarks.peers.failure import failures_of
 from benchmarks.peers.hf_generate import HfGenerate
 from benchmarks.rows import interleaved, spread
 from benchmarks.serving import load
@@ -30,7 +32,7 @@ from leafbeam.model import DecodeSession, ModelConfig, Workspace, search_bytes
 __all__ = [
     "BEAMS",
     "Sizes",
-    "check_alike",
+    "answering",
     "check_same",
     "engines",
     "kv_bytes_of",
@@ -44,6 +46,7 @@ __all__ = [
 ]
 
 Prompts = Sequence[NDArray[np.int64]]
+Search = Callable[[Prompts], SearchResult]
 BEAMS = 50
 
 
@@ -72,33 +75,39 @@ def measure_engine(run: LoadRun, batch_size: int, repeats: int) -> tuple[dict[st
     """Histories of the data, 50 beams: leafbeam, generate and the paged peers, side by side in this process."""
     rng = np.random.default_rng(batch_size)
     batches = [run.prompts(rng, batch_size) for _ in range(repeats)]
-    peer = HfGenerate.of(run.path / "model", run.trie, run.model.vocabulary)
-    search = BeamSearch(run.trie, BEAMS, scoring="allowed")
-    searches = engines(run, search)
-    same = 0
-    for prompts in batches[:2]:
-        mine = check_alike(searches, prompts)
-        same += check_same(run, mine, *peer.recommend(prompts, BEAMS))
-    ways: dict[str, Callable[[Prompts], Any]] = {**searches, "hf_generate": lambda prompts: peer.recommend(prompts, BEAMS)}
+    searches, failed = answering(engines(run, BeamSearch(run.trie, BEAMS, scoring="allowed")), batches[0])
+    generate, compared = _generate(run), batches[:2]
+    failed |= failures_of(
+        {"hf_generate": lambda: [generate(prompts) for prompts in compared]},
+        lambda found: [
+            check_same(run, searches["leafbeam"](one), *theirs) for one, theirs in zip(compared, found, strict=True)
+        ],
+    )
+    ways: dict[str, Callable[[Prompts], Any]] = searches | ({} if "hf_generate" in failed else {"hf_generate": generate})
     measured = versus(ways, batches, batch_size)
     tokens = int(np.mean([1 + prompt.size for prompts in batches for prompt in prompts]))
     parameters = {"what": "engine", "data": run.path.name, "B": batch_size, "K": BEAMS, "prompt_tokens_mean": tokens}
-    return parameters | shape_of(run), {**measured, "identical_item_sets": same, "repeats": repeats}
+    same = 0 if "hf_generate" in failed else len(compared) * batch_size
+    return parameters | shape_of(run), {**measured, "failed": failed, "identical_item_sets": same, "repeats": repeats}
 
 
 def measure_equal_p99(run: LoadRun, quick: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Requests a second of leafbeam, in the largest batches whose p99 is no worse than that of generate, against generate's."""
+    """Requests a second of leafbeam, in the largest batches whose p99 is no worse than that of generate, against generate's.
+
+    Of the means of 20 batches; their p99 lies between the two slowest.
+    """
     repeats = 3 if quick else 20
     rng = np.random.default_rng(99)
-    peer = HfGenerate.of(run.path / "model", run.trie, run.model.vocabulary)
+    parameters = {"what": "equal p99", "data": run.path.name, "K": BEAMS} | shape_of(run)
+    generate = _generate(run)
     leafbeam = engines(run, BeamSearch(run.trie, BEAMS, scoring="allowed"))["leafbeam"]
     sizes = {"leafbeam": (1, 4, 16) if quick else (1, 2, 4, 8, 16, 32), "hf_generate": (1,) if quick else (1, 2)}
     batches = {size: [run.prompts(rng, size) for _ in range(repeats)] for size in sizes["leafbeam"]}
-    run_of: dict[str, Callable[[Prompts], Any]] = {
-        "leafbeam": leafbeam,
-        "hf_generate": lambda prompts: peer.recommend(prompts, BEAMS),
-    }
-    check_same(run, leafbeam(batches[1][0]), *peer.recommend(batches[1][0], BEAMS))
+    run_of: dict[str, Callable[[Prompts], Any]] = {"leafbeam": leafbeam, "hf_generate": generate}
+    first = batches[1][0]
+    failed = failures_of({"hf_generate": lambda: generate(first)}, lambda found: check_same(run, leafbeam(first), *found))
+    if failed:
+        return parameters, {"failed": failed}
     leafbeam(batches[max(batches)][0])
     taken: dict[tuple[str, int], list[float]] = {(name, size): [] for name in sizes for size in sizes[name]}
     for turn in range(repeats):
@@ -123,7 +132,7 @@ def measure_equal_p99(run: LoadRun, quick: bool) -> tuple[dict[str, Any], dict[s
         "at_equal_p99": ratios,
         "repeats": repeats,
     }
-    return {"what": "equal p99", "data": run.path.name, "K": BEAMS} | shape_of(run), measured
+    return parameters, measured
 
 
 def measure_long_prompts(
@@ -136,7 +145,7 @@ def measure_long_prompts(
     seeds = np.arange(repeats * workers).reshape(repeats, workers)
     turns = [[_long(run, int(seed), batch_size, tokens) for seed in turn] for turn in seeds]
     searches = [engines(run, BeamSearch(run.trie, num_beams, scoring="allowed")) for _ in range(workers)]
-    check_alike(searches[0], turns[0][0])
+    alone, failed = answering(searches[0], turns[0][0])
     with ThreadPoolExecutor(workers) as pool:
 
         def together(name: str) -> Callable[[Sequence[Prompts]], None]:
@@ -145,19 +154,19 @@ def measure_long_prompts(
 
             return answer
 
-        measured = versus({name: together(name) for name in searches[0]}, turns, workers * batch_size)
+        measured = versus({name: together(name) for name in alone}, turns, workers * batch_size)
     sizes = Sizes(prompt_tokens=tokens, beams=num_beams, rounds=run.trie.num_levels - 1, inflight=workers * batch_size)
     parameters = {"what": "long prompts", "data": run.path.name, "B": batch_size, "K": num_beams, "prompt_tokens": tokens}
     kv_bytes = {name: kv_bytes_of(name, run.model.config, sizes) for name in searches[0]}
-    return parameters | shape_of(run) | {"threads": workers}, {**measured, "kv_bytes": kv_bytes}
+    return parameters | shape_of(run) | {"threads": workers}, {**measured, "failed": failed, "kv_bytes": kv_bytes}
 
 
 def measure_long_prompts_within(
     run: LoadRun, tokens: int, rates: Sequence[float], requests: int, *, num_beams: int = 128, slo_s: float = 0.2
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The highest of rising Poisson rates at which p99 stays within the objective, on a virtual clock; batches of up to 4."""
-    searches = engines(run, BeamSearch(run.trie, num_beams, scoring="allowed"))
     prompts = [_long(run, seed, 1, tokens)[0] for seed in range(requests)]
+    searches, failed = answering(engines(run, BeamSearch(run.trie, num_beams, scoring="allowed")), prompts[:1])
     lasting: dict[str, float] = {}
     p99: dict[str, dict[str, float]] = {}
     for name, answer in searches.items():
@@ -174,7 +183,7 @@ def measure_long_prompts_within(
         name: round(lasting["leafbeam"] / rate, 2) if rate else None for name, rate in lasting.items() if name != "leafbeam"
     }
     parameters = {"what": "long prompts within p99", "data": run.path.name, "K": num_beams, "prompt_tokens": tokens}
-    measured = {"lasting_per_s": lasting, "leafbeam_over": over, "p99_ms": p99, "requests": requests}
+    measured = {"lasting_per_s": lasting, "leafbeam_over": over, "p99_ms": p99, "failed": failed, "requests": requests}
     return parameters | {"slo_ms": slo_s * 1e3} | shape_of(run), measured
 
 
@@ -185,13 +194,13 @@ def _long(run: LoadRun, seed: int, batch_size: int, tokens: int) -> Prompts:
     return [run.trie.codes_at(rng.integers(0, run.trie.num_leaves, length)) for _ in range(batch_size)]
 
 
-def engines(run: LoadRun, search: BeamSearch) -> dict[str, Callable[[Prompts], SearchResult]]:
+def engines(run: LoadRun, search: BeamSearch) -> dict[str, Search]:
     """A whole search from histories: ours, through block tables, and with a copy of the prompt for each beam.
 
     Each has its own workspace.
     """
 
-    def searched(start: Callable[[Tensor, Tensor, Workspace], DecodeSession]) -> Callable[[Prompts], SearchResult]:
+    def searched(start: Callable[[Tensor, Tensor, Workspace], DecodeSession]) -> Search:
         workspace = Workspace()
 
         def answer(prompts: Prompts) -> SearchResult:
@@ -222,14 +231,22 @@ def kv_bytes_of(name: str, config: ModelConfig, sizes: Sizes) -> int:
     return tables.peak * search_bytes(config, prompt_tokens=paged_engine.PAGE, beams=0, rounds=0)
 
 
-def check_alike(searches: Mapping[str, Callable[[Prompts], SearchResult]], prompts: Prompts) -> SearchResult:
-    """Our answer, asserted to be that of the other engines."""
+def answering(searches: Mapping[str, Search], prompts: Prompts) -> tuple[dict[str, Search], dict[str, dict[str, str]]]:
+    """The engines that answer, their answers asserted to be leafbeam's, and the rows of the others."""
     mine = searches["leafbeam"](prompts)
-    for answer in searches.values():
-        theirs = answer(prompts)
+
+    def check(theirs: SearchResult) -> None:
         np.testing.assert_allclose(theirs.scores, mine.scores, atol=1e-3)
         check_same_sets(mine.item_ids, theirs.item_ids)
-    return mine
+
+    failed = failures_of({name: partial(answer, prompts) for name, answer in searches.items()}, check)
+    return {name: answer for name, answer in searches.items() if name not in failed}, failed
+
+
+def _generate(run: LoadRun) -> Callable[[Prompts], Any]:
+    """`generate` of transformers, loaded at its first call."""
+    peer = cache(lambda: HfGenerate.of(run.path / "model", run.trie, run.model.vocabulary))
+    return lambda prompts: peer().recommend(prompts, BEAMS)
 
 
 def check_same(run: LoadRun, mine: SearchResult, leaves_BK: NDArray[np.int64], scores_BK: NDArray[np.float32]) -> int:

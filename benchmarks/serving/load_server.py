@@ -81,8 +81,8 @@ def serving(run: Path, *options: str, threads: int = 1) -> Generator[Served]:
 
 
 @contextmanager
-def serving_with(run: Path, settings: dict[str, Any], rules: dict[str, str], system: str = "leafbeam") -> Generator[Served]:
-    """The same with any engine settings, ablation switches included, or with a peer's attention (`settings_server`)."""
+def serving_with(run: Path, settings: dict[str, Any], rules: dict[str, str], system: str = "") -> Generator[Served]:
+    """The same with any engine settings, ablation switches included, or as a system to compare (`settings_server`)."""
     words = (str(run), json.dumps(settings), json.dumps(rules), system)
     with _running("benchmarks.serving.settings_server", *words) as served:
         yield served

@@ -1,4 +1,4 @@
-"""Peak memory of a search as beams and prompts grow: ours, through block tables, and with a copy of the prompt for each beam.
+"""Peak memory of a search as beams and prompts grow: leafbeam, PagedAttention, and a copy of the prompt for each beam.
 
 Each point is a process of its own, which warms up with a small search, sets its peak back, runs one search in memory that is
 not there yet, and says by how much its resident memory grew at most (Linux: VmHWM), and what torch's allocator held at most.
@@ -10,11 +10,12 @@ A Qwen3 of 8 layers, so that keys and values outweigh the rest as they do in lar
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, cast
 
@@ -23,6 +24,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.peers import paged_engine, per_beam_engine
+from benchmarks.peers.failure import ended, failure_of
 from benchmarks.resident import peak_bytes
 from benchmarks.serving.engines import Sizes, kv_bytes_of
 from leafbeam.decode import BeamSearch
@@ -77,7 +79,7 @@ def measure(what: Literal["beams", "tokens"], quick: bool) -> tuple[dict[str, An
     crowd = [Point(kind="leafbeam", beams=beams, tokens=1000 // scale, inflight=8) for beams in (128, 512)]
     # Quick, all in this process: what the allocator held is the same, but what was freed may be taken again unseen.
     peak_of = probe if quick else _in_a_process
-    peaks = [asdict(point) | {"formula": point.formula} | peak_of(point) for point in points]
+    peaks = [asdict(point) | {"formula": point.formula} | _or_failure(point, peak_of) for point in points]
     measured: dict[str, Any] = {"peaks": peaks}
     if what == "beams":
         alone = [peak_of(point) for point in crowd]
@@ -92,7 +94,9 @@ def measure(what: Literal["beams", "tokens"], quick: bool) -> tuple[dict[str, An
             },
             "over_leafbeam": {
                 kind: {
-                    name: round(last[kind][name] / last["leafbeam"][name], 2) for name in ("formula", "allocator", "resident")
+                    name: round(last[kind][name] / last["leafbeam"][name], 2)
+                    for name in ("formula", "allocator", "resident")
+                    if name in last[kind]
                 }
                 for kind in kinds[1:]
             },
@@ -124,6 +128,7 @@ def probe(point: Point) -> dict[str, int]:
     before = peak_bytes(anew=True)
     run(point.beams, point.tokens, point.inflight)
     resident = peak_bytes() - before  # before the next run, of which malloc would have kept the memory
+    gc.collect()  # what is freed while it is recorded would count below zero
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         run(point.beams, point.tokens, point.inflight)
     results = cast(Any, recorded.profiler).kineto_results
@@ -131,11 +136,23 @@ def probe(point: Point) -> dict[str, int]:
     return {"allocator": int(held.max()), "resident": resident}
 
 
+def _or_failure(point: Point, peak_of: Callable[[Point], dict[str, int]]) -> dict[str, Any]:
+    """A point's peak, or the row of a peer that fails."""
+    try:
+        return dict(peak_of(point))
+    except Exception as error:
+        if point.kind == "leafbeam":
+            raise
+        return dict(failure_of(error).row)
+
+
 def _in_a_process(point: Point) -> dict[str, int]:
     # Blocks of 128 KiB and more go back to the system when they are freed, so that none is there already.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
     words = [sys.executable, "-m", "benchmarks.serving.memory", json.dumps(asdict(point))]
-    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, env=environment, check=True)
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        raise ended(done.returncode, (done.stderr.splitlines() or ["it printed nothing"])[-1])
     return json.loads(done.stdout.splitlines()[-1])
 
 

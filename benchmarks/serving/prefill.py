@@ -9,7 +9,7 @@ All compute the same number from the same prompts; the share of equal first toke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from benchmarks.serving.fastest import fastest_of, grouped
 from benchmarks.serving.load_run import LoadRun
 from benchmarks.serving.production import MAX_TOKENS, Dtype, in_dtype, large_run, settings_of
 from benchmarks.serving.production_http import LIMIT_S
-from benchmarks.serving.turns import THREADS, Answers, Case, Prompts, Runs, Way, compare, tokens_of
+from benchmarks.serving.turns import THREADS, Answers, Case, Prompts, Runs, Turns, Way, compare, tokens_of
 from leafbeam.model import Transformer, Workspace
 from leafbeam.model.threads import torch_threads
 
@@ -77,7 +77,8 @@ def prefill_ways(run: LoadRun, engine: VllmEngine, dtype: Dtype = "float32") -> 
     return lambda case: ways | {"vllm": vllm}
 
 
-def equal_tokens(run: LoadRun, case: Case, turns: Sequence[Answers], exact: Sequence[Answers]) -> dict[str, float]:
-    """exact: the share of leafbeam's first tokens that this engine found too."""
-    pairs = [one == other for turn, mine in zip(turns, exact, strict=False) for one, other in zip(turn, mine, strict=True)]
+def equal_tokens(run: LoadRun, case: Case, turns: Turns, exact: Turns) -> dict[str, float]:
+    """exact: the share of leafbeam's first tokens that this engine found too, in the turns of both."""
+    both = turns.keys() & exact.keys()
+    pairs = [one == other for turn in both for one, other in zip(turns[turn], exact[turn], strict=True)]
     return {"exact": round(sum(pairs) / max(1, len(pairs)), 4)}

@@ -4,10 +4,11 @@
     large    the shape of Qwen3-0.6B over Semantic IDs, random weights; offline (`prefill`: its prompts alone), and over HTTP
 
 All get the same checkpoint, prompts, beams, dtype (float32; `large` and `prefill` in bfloat16 too) and two threads at most:
-leafbeam takes one where a trial is faster with it, and vLLM what is fastest of its settings. Each turn has prompts of its own,
-so that no engine finds yesterday's keys and values. vLLM's ways: beams without a constraint; beams under a grammar of all
-items; sampling from the tokens of items, which is no search. An engine that is missing, fails, crashes or takes too long has
-its status in the row.
+leafbeam and `generate` take one where a trial is faster with it (`generate` with the small model), and vLLM what is fastest of
+its settings. Each turn has prompts of its own, so that no engine finds yesterday's keys and values. vLLM's ways: beams without
+a constraint; beams under a grammar of all items; sampling from the tokens of items, which is no search; over HTTP, sampling
+under the grammar too. leafbeam's search leaves out beams that have one item left; `leafbeam_all_beams` runs them. An engine
+that is missing, fails, crashes or takes too long has its status in the row.
 
 vLLM caches whole pages of 32 tokens, so each beam computes what is left of its prompt again in each round: 9 tokens in three
 rounds of a prompt of 33, 513 or 1,025 tokens, and 93 of one of 29 or 509. Both are measured.
@@ -20,9 +21,9 @@ from __future__ import annotations
 import shutil
 import statistics
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,7 +46,7 @@ from benchmarks.peers.vllm_cpu import (
 from benchmarks.serving.fastest import Chosen, fastest_of, grouped
 from benchmarks.serving.load_run import POSITIONS, LoadRun
 from benchmarks.serving.production_http import LIMIT_S, over_http
-from benchmarks.serving.turns import THREADS, Case, Prompts, Runs, Way, compare, tokens_of
+from benchmarks.serving.turns import THREADS, Answers, Case, Prompts, Runs, Way, compare, tokens_of
 from leafbeam.decode import BeamSearch
 from leafbeam.errors import ArgumentError
 from leafbeam.model import ModelConfig, Transformer, Workspace, search_bytes
@@ -66,6 +67,8 @@ __all__ = [
 
 Part = Literal["small", "http", "large", "large-http"]
 Dtype = Literal["float32", "bfloat16"]
+
+Search = Callable[[Case, int, Prompts], Answers]  # for a case and a number of threads: leaves of histories to tokens
 
 MAX_TOKENS = 1056
 _SEQUENCES, _BATCH_TOKENS = 1024, 16_384  # all beams of 16 requests in one step
@@ -109,14 +112,15 @@ def runs(quick: bool, part: Part | None = None, environment: Path = ENVIRONMENT,
 
 
 def settings_of(model: str, quick: bool) -> list[VllmSettings]:
-    """What vLLM is tried with: eager and compiled, one thread and two, all sequences in one step and its defaults.
+    """What vLLM is tried with: eager and compiled, one thread and two, which spin long or briefly, all sequences in one step and
+    its defaults.
 
     A large model takes all threads; quick: one of the settings, untried.
     """
     whole = partial(VllmSettings, sequences=_SEQUENCES, batch_tokens=_BATCH_TOKENS if model == "small" else None)
-    both = [whole(threads=THREADS), whole(threads=THREADS, compiled=True)]
-    ones = [whole(threads=1), whole(threads=1, compiled=True), VllmSettings(threads=THREADS)]
-    return both[:1] if quick else both + (ones if model == "small" else [])
+    many = [whole(threads=THREADS), whole(threads=THREADS, compiled=True), whole(threads=THREADS, passive=True)]
+    ones = [whole(threads=1, passive=True), whole(threads=1, passive=True, compiled=True), VllmSettings(threads=THREADS)]
+    return many[:1] if quick else many + (ones if model == "small" else [])
 
 
 def in_dtype(run: LoadRun, dtype: Dtype) -> LoadRun:
@@ -133,17 +137,21 @@ def _offline(
     environment: Path,
     dtype: Dtype = "float32",
 ) -> Runs:
-    threads = _threads_of_leafbeam(run, cases)
+    threads = {"leafbeam": _fastest_threads(run, cases, _leafbeam(run))}
+    if name == "small":
+        threads["generate"] = _fastest_threads(run, cases, _generate(run, dtype))
     for directory, some in _checkpoints(run, cases).items():
         vllm = partial(vllm_engine, directory, max_tokens=MAX_TOKENS, limit_s=LIMIT_S, environment=environment, dtype=dtype)
         fastest = fastest_of(run, some, settings, partial(_beams_of, run, vllm))
         for one, chosen in grouped(fastest).items():
             with vllm(settings=one) as engine:
                 grammar = {"vllm_grammar_ms": _grammar_ms(run, engine)}
-                ways_of = offline_ways(run, engine, dtype, {case: threads[case].settings for case in chosen})
+                ways_of = offline_ways(run, engine, dtype, threads)
                 named = {"what": "offline", "model": name, "dtype": dtype}
                 for case, (parameters, measured) in zip(chosen, compare(named, run, chosen, ways_of, repeats), strict=True):
-                    how = fastest[case].row() | threads[case].row("leafbeam_threads")
+                    how = fastest[case].row()
+                    for who, found in threads.items():
+                        how |= found[case].row(f"{who}_threads")
                     yield parameters, measured | {"vllm": engine.version} | grammar | how
 
 
@@ -188,59 +196,76 @@ def vllm_answers(run: LoadRun, engine: VllmEngine, case: Case, job: dict[str, An
     return engine.run(job | {"prompts": tokens_of(run, prompts)} | sizes)["sequences"]
 
 
-def _leafbeam(run: LoadRun) -> Callable[[Case, int, Prompts], list[list[list[int]]]]:
-    """leafbeam in this process, for a case and a number of threads: leaves of histories to the tokens of answers."""
+def _leafbeam(run: LoadRun, *, all_beams: bool = False) -> Search:
+    """leafbeam in this process. all_beams: its model runs those with one item left too."""
     vocabulary, workspace, index = run.model.vocabulary, Workspace(), IndexBindings(run.trie)
 
-    def search(case: Case, threads: int, prompts: Prompts) -> list[list[list[int]]]:
+    def search(case: Case, threads: int, prompts: Prompts) -> Answers:
         with torch_threads(threads, apart=True):
             tokens_BT, lengths_B = vocabulary.prompts([run.trie.codes_at(one) for one in prompts])
             rounds = run.model.start(torch.from_numpy(tokens_BT), torch.from_numpy(lengths_B), workspace=workspace)
             beams = BeamSearch(index, case.beams, scoring="allowed")
-            found = beams.run(rounds.step_fn, batch_size=len(prompts), suffix_fn=rounds.suffix_fn)
+            suffix_fn = None if all_beams else rounds.suffix_fn
+            found = beams.run(rounds.step_fn, batch_size=len(prompts), suffix_fn=suffix_fn)
         rows = zip(found.codes, found.num_valid, strict=True)
         return [vocabulary.tokens(codes_KL[:valid]).tolist() for codes_KL, valid in rows]
 
     return search
 
 
-def _threads_of_leafbeam(run: LoadRun, cases: Sequence[Case]) -> dict[Case, Chosen[int]]:
-    search = _leafbeam(run)
-    return fastest_of(run, cases, (THREADS, 1), lambda count: nullcontext(lambda case: partial(search, case, count)))
+def _generate(run: LoadRun, dtype: Dtype) -> Search:
+    """`generate` of transformers in this process, loaded at its first call."""
+    items_NL = np.asarray(_items(run))
+    peer = cache(lambda: HfGenerate.of(run.path / "model", run.trie, run.model.vocabulary, getattr(torch, dtype)))
 
-
-def offline_ways(
-    run: LoadRun, engine: VllmEngine, dtype: Dtype = "float32", threads: Mapping[Case, int] | None = None
-) -> Callable[[Case], dict[str, Way]]:
-    """Every engine in this process or a child of it, for a case. threads: of leafbeam; all where there is no number."""
-    items_NL, leafbeam = np.asarray(_items(run)), _leafbeam(run)
-    peer = HfGenerate.of(run.path / "model", run.trie, run.model.vocabulary, getattr(torch, dtype))
-    jobs: dict[str, dict[str, Any]] = {
-        "vllm_beams": {"way": "beams"},
-        "vllm_grammar_beams": {"way": "beams", "grammar": grammar_of(items_NL.tolist())},
-        "vllm_allowed_tokens": {"way": "sample", "allowed_tokens": np.unique(items_NL).tolist()},
-    }
-
-    def generate(case: Case, prompts: Prompts) -> list[list[list[int]]]:
+    def search(case: Case, threads: int, prompts: Prompts) -> Answers:
         # In this process, which the system would end. A layer is copied at a time, as beams move.
         tokens = run.model.vocabulary.prompt_length(case.items)
-        each = search_bytes(
-            run.model.config,
-            prompt_tokens=tokens,
-            beams=0,
-            rounds=0,
-            inflight=case.batch,
-            itemsize=getattr(torch, dtype).itemsize,
-        )
+        itemsize = getattr(torch, dtype).itemsize
+        sizes = {"prompt_tokens": tokens, "beams": 0, "rounds": 0, "inflight": case.batch, "itemsize": itemsize}
+        each = search_bytes(run.model.config, **sizes)
         need = case.beams * each * (1 + 1 / run.model.config.num_hidden_layers)
         if need > (free := memory_of_machine()):
             reason = f"keys and values of each beam's prompt take {need / 1e9:.1f} GB, and {free / 1e9:.1f} are free"
             raise PeerFailure("not run", reason)
-        return items_NL[peer.recommend([run.trie.codes_at(one) for one in prompts], case.beams)[0]].tolist()
+        with torch_threads(threads, apart=True):
+            return items_NL[peer().recommend([run.trie.codes_at(one) for one in prompts], case.beams)[0]].tolist()
+
+    return search
+
+
+def _fastest_threads(run: LoadRun, cases: Sequence[Case], search: Search) -> dict[Case, Chosen[int]]:
+    @contextmanager
+    def opened(count: int) -> Generator[Callable[[Case], Way]]:
+        yield lambda case: partial(search, case, count)
+
+    return fastest_of(run, cases, (THREADS, 1), opened)
+
+
+def offline_ways(
+    run: LoadRun,
+    engine: VllmEngine,
+    dtype: Dtype = "float32",
+    threads: Mapping[str, Mapping[Case, Chosen[int]]] | None = None,
+) -> Callable[[Case], dict[str, Way]]:
+    """Every engine in this process or a child of it, for a case. threads: all for an engine that has none here."""
+    items = _items(run)
+    jobs: dict[str, dict[str, Any]] = {
+        "vllm_beams": {"way": "beams"},
+        "vllm_grammar_beams": {"way": "beams", "grammar": grammar_of(items)},
+        "vllm_allowed_tokens": {"way": "sample", "allowed_tokens": np.unique(items).tolist()},
+    }
+    searches = {
+        "leafbeam": ("leafbeam", _leafbeam(run)),
+        "leafbeam_all_beams": ("leafbeam", _leafbeam(run, all_beams=True)),
+        "hf_generate": ("generate", _generate(run, dtype)),
+    }
 
     def ways_of(case: Case) -> dict[str, Way]:
-        mine = partial(leafbeam, case, (threads or {}).get(case, THREADS))
-        ways: dict[str, Way] = {"leafbeam": mine, "hf_generate": partial(generate, case)}
+        counts = {who: found[case].settings for who, found in (threads or {}).items()}
+        ways: dict[str, Way] = {
+            name: partial(search, case, counts.get(who, THREADS)) for name, (who, search) in searches.items()
+        }
         return ways | {name: partial(vllm_answers, run, engine, case, job) for name, job in jobs.items()}
 
     return ways_of

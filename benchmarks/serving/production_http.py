@@ -1,6 +1,7 @@
-"""`leafbeam serve` beside vLLM's HTTP server, each alone: all requests of a batch at once, until the last answer.
+"""`leafbeam serve` beside vLLM's HTTP server, one after the other: all requests of a batch at once, until the last answer.
 
-Connections stay open between requests, as those of a service to its model do.
+Connections stay open between requests, as those of a service to its model do. vLLM's server takes beams without a constraint,
+and constraints without beams: samples from the tokens of items, or under a grammar of the items.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from benchmarks.peers.failure import PeerFailure
-from benchmarks.peers.vllm_cpu import VllmSettings, vllm_server
+from benchmarks.peers.vllm_cpu import VllmSettings, grammar_of, vllm_server
 from benchmarks.serving.fastest import fastest_of, grouped
 from benchmarks.serving.load_run import LoadRun
 from benchmarks.serving.load_server import serving
@@ -97,21 +98,33 @@ def over_http(
             chosen = [case for case in cases if case.beams == num_beams]
             mine |= {case: timed_case(run, case, {"leafbeam": partial(ours, case)}, repeats, {}) for case in chosen}
 
+    items = run.model.vocabulary.tokens(run.trie.codes_at(np.arange(run.trie.num_leaves)))
+    ways: dict[str, dict[str, Any]] = {
+        "vllm_beams": {"use_beam_search": True, "temperature": 0},
+        "vllm_allowed_tokens": {"allowed_token_ids": np.unique(items).tolist()},
+        "vllm_grammar": {"structured_outputs": {"grammar": grammar_of(items.tolist())}},
+    }
+
     @contextmanager
-    def opened(one: VllmSettings) -> Generator[Callable[[Case], Way]]:
+    def opened(one: VllmSettings) -> Generator[Callable[[Case], dict[str, Way]]]:
         server = vllm_server(run.path / "model", settings=one, max_tokens=max_tokens, environment=environment)
         with server as url, Client(url) as client:
             version["vllm"] = client.get("/version")["version"]
-            yield lambda case: partial(_vllm, run, client, case)
+            yield lambda case: {name: partial(_vllm, run, client, case, options) for name, options in ways.items()}
 
-    fastest = fastest_of(run, cases, settings, opened)
+    @contextmanager
+    def beams_alone(one: VllmSettings) -> Generator[Callable[[Case], Way]]:
+        with opened(one) as ways_of:
+            yield lambda case: ways_of(case)["vllm_beams"]
+
+    fastest = fastest_of(run, cases, settings, beams_alone)
     for one, some in grouped(fastest).items():
         slow: dict[str, list[Case]] = {}
         left = list(some)
         try:
-            with opened(one) as way_of:
+            with opened(one) as ways_of:
                 for case in some:
-                    theirs = timed_case(run, case, {"vllm_beams": way_of(case)}, repeats, slow)
+                    theirs = timed_case(run, case, ways_of(case), repeats, slow)
                     left.remove(case)
                     yield _named(name, run, case), ratios_of(mine[case] | theirs) | version | fastest[case].row()
         except PeerFailure as failure:
@@ -137,9 +150,8 @@ def _leafbeam(run: LoadRun, client: Client, case: Case, prompts: Prompts) -> lis
     return [run.model.vocabulary.tokens(run.trie.codes_at(leaves)).tolist() for leaves in found]
 
 
-def _vllm(run: LoadRun, client: Client, case: Case, prompts: Prompts) -> list[list[list[int]]]:
-    common = {"model": "model", "n": case.beams, "use_beam_search": True, "temperature": 0, "ignore_eos": True}
-    common |= {"max_tokens": run.trie.num_levels}
+def _vllm(run: LoadRun, client: Client, case: Case, options: Mapping[str, Any], prompts: Prompts) -> list[list[list[int]]]:
+    common = {"model": "model", "n": case.beams, "ignore_eos": True, "max_tokens": run.trie.num_levels, **options}
     answers = client.post("/v1/completions", [common | {"prompt": tokens} for tokens in tokens_of(run, prompts)])
     texts = [[choice["text"] for choice in answer["choices"]] for answer in answers]
     return [[[int(word) for word in text.strip("<>").split("><")] for text in one] for one in texts]

@@ -1,8 +1,9 @@
 """`python -m benchmarks.serving.settings_server RUN SETTINGS RULES [SYSTEM]`: a server on a free port, with engine settings
-that `leafbeam serve` has no option for, or with a peer's attention.
+that `leafbeam serve` has no option for, or as one of two systems whose attention alone differs.
 
 SETTINGS: fields of `leafbeam.engine.Settings` as JSON; with `graphs`, decodes of fixed shapes stand in for CUDA graphs
-(`torch_index`). RULES: SQL predicates by name, as JSON, beside the run's own. SYSTEM: "leafbeam" or "paged_attention".
+(`torch_index`). RULES: SQL predicates by name, as JSON, beside the run's own. SYSTEM: "leafbeam" or "paged_attention", which
+run all beams (`compared_models`); the engine as it is if absent.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.peers.paged_model import PagedModel
+from benchmarks.peers.compared_models import SESSIONS, ComparedModel
 from benchmarks.serving.torch_index import graphs_on_cpu
 from leafbeam.catalog import Catalog
 from leafbeam.engine import CatalogFiles, Engine, Model, Settings
@@ -22,19 +23,17 @@ from leafbeam.errors import ArgumentError
 from leafbeam.model import load_model
 from leafbeam.serve import Server
 
-__all__ = ["SYSTEMS", "main"]
-
-SYSTEMS = ("leafbeam", "paged_attention")
+__all__ = ["main"]
 
 
-def main(run: Path, settings: str, rules: str, system: str = "leafbeam") -> None:
+def main(run: Path, settings: str, rules: str, system: str = "") -> None:
     """Serve the run until SIGTERM, with one thread of matrix products for each worker."""
-    if system not in SYSTEMS:
-        raise ArgumentError(f"system {system!r}: expected one of {', '.join(SYSTEMS)}")
+    if system and system not in SESSIONS:
+        raise ArgumentError(f"system {system!r}: expected one of {', '.join(SESSIONS)}")
     torch.set_num_threads(1)
     chosen = Settings(**json.loads(settings))
     own = load_model(run / "model")
-    model: Model = PagedModel(model=own) if system == "paged_attention" else own
+    model: Model = ComparedModel(model=own, session=SESSIONS[system]) if system else own
     files = CatalogFiles(
         index=run / "index.leafbeam", catalog=run / "catalog.duckdb", rules=[run / "rules.toml", json.loads(rules)]
     )

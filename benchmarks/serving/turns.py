@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.peers.failure import failure_of
-from benchmarks.rows import spread
+from benchmarks.rows import spread, version_of
 from benchmarks.serving.load_run import LoadRun
 
 __all__ = [
@@ -21,6 +20,7 @@ __all__ = [
     "Case",
     "Prompts",
     "Runs",
+    "Turns",
     "Way",
     "compare",
     "parameters_of",
@@ -34,6 +34,7 @@ __all__ = [
 Runs = Iterator[tuple[dict[str, Any], dict[str, Any]]]
 Prompts = Sequence[NDArray[np.int64]]
 Answers = Sequence[Sequence[Sequence[int]]]  # tokens of each answer of each request
+Turns = Mapping[int, Answers]  # by their number; -1 warms up
 Way = Callable[[Prompts], Answers]
 
 THREADS = 2
@@ -53,23 +54,27 @@ class Case:
     batch: int
 
 
-Judge = Callable[[LoadRun, Case, Sequence[Answers], Sequence[Answers]], dict[str, float]]
+Judge = Callable[[LoadRun, Case, Turns, Turns], dict[str, float]]
 
 
-def shares_of(run: LoadRun, case: Case, turns: Sequence[Answers], exact: Sequence[Answers]) -> dict[str, float]:
+def shares_of(run: LoadRun, case: Case, turns: Turns, exact: Turns) -> dict[str, float]:
     """Of the K answers of each request: no item; missing (fewer than K different items, or than the catalog has); and exact,
-    the share of leafbeam's answers to the same turns that are among them, where there are any.
+    the share of leafbeam's answers in the same turns that are among them, where there are any.
     """
     items = set(map(tuple, run.model.vocabulary.tokens(run.trie.codes_at(np.arange(run.trie.num_leaves))).tolist()))
-    answers = [list(map(tuple, one)) for turn in turns for one in turn]
+    answers = [list(map(tuple, one)) for turn in turns.values() for one in turn]
     expected = min(case.beams, len(items)) * len(answers)
     wrong = sum(sid not in items for one in answers for sid in one)
     found = sum(len(set(one) & items) for one in answers)
     shares = {"no_item": round(wrong / max(1, sum(map(len, answers))), 4), "missing": round(1 - found / expected, 4)}
-    ours = [set(map(tuple, one)) for turn in exact[: len(turns)] for one in turn]
-    if ours:
-        common = sum(len(one & set(other)) for one, other in zip(ours, answers, strict=True))
-        shares["exact"] = round(common / max(1, sum(map(len, ours))), 4)
+    pairs = [
+        (set(map(tuple, mine)), set(map(tuple, one)))
+        for turn in turns.keys() & exact.keys()
+        for mine, one in zip(exact[turn], turns[turn], strict=True)
+    ]
+    if pairs:
+        common = sum(len(mine & one) for mine, one in pairs)
+        shares["exact"] = round(common / max(1, sum(len(mine) for mine, _ in pairs)), 4)
     return shares
 
 
@@ -109,7 +114,7 @@ def timed_case(
     engines: dict[str, dict[str, Any]] = {}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     first: dict[str, list[float]] = {name: [] for name in ways}
-    answers: dict[str, list[Any]] = {name: [] for name in ways}
+    answers: dict[str, dict[int, Answers]] = {name: {} for name in ways}
     last: dict[str, float] = {}
     started = time.perf_counter()
     for turn in range(-1, repeats):  # the first turn warms up, and starts what is not running
@@ -136,17 +141,17 @@ def timed_case(
                 engines[name] = failure_of(error).row
                 continue
             taken = last[name] = time.perf_counter() - began
+            answers[name][turn] = found
             if turn < 0 and taken <= SLOW_S:
                 continue
             seconds[name].append(taken)
-            answers[name].append(found)
             if taken > SLOW_S:
                 slow.setdefault(name, []).append(case)
             if taken > ONCE_S:
                 engines[name] = {}
     for name in ways:
         if seconds[name]:
-            found = judge(run, case, answers[name], answers.get("leafbeam", []))
+            found = judge(run, case, answers[name], answers.get("leafbeam", {}))
             cold = {"first_ms": spread(first[name], 1e-3)} if first[name] else {}
             timed = {"ms": spread(seconds[name], 1e-3), "repeats": len(seconds[name])}
             engines[name] = {"status": "ok"} | timed | cold | found
@@ -190,7 +195,7 @@ def parameters_of(run: LoadRun, case: Case) -> dict[str, Any]:
         "num_items": run.trie.num_items,
         "layers": config.num_hidden_layers,
         "hidden": config.hidden_size,
-        "transformers": version("transformers"),
+        "transformers": version_of("transformers"),
     }
 
 

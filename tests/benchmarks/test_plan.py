@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from benchmarks import plan
 from benchmarks.__main__ import app
 from benchmarks.plan import Part, chosen, measured_since, parts_of, run_parts
+from benchmarks.rows import read_rows
 
 _SCRIPT = """
 import os, sys
@@ -49,6 +50,10 @@ def test_parts_that_fail_or_take_too_long_stop_none_of_the_others(tmp_path: Path
     assert "takes 50 of 20 minutes left" in outcomes[2].reason
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad", "benchmarks", "big", "ok", "results"]
     assert any(line.startswith("long: skipped") for line in said)
+    kept = {row["parameters"]["part"]: row["measured"] for row in read_rows("parts", tmp_path / "results")}
+    assert list(kept) == ["bad", "big", "ok"]
+    assert kept["bad"]["status"] == "failed"
+    assert "exit status 2" in kept["bad"]["reason"]
     assert measured_since(began, tmp_path / "results") == {"ok"}
     assert not measured_since(began + timedelta(days=1), tmp_path / "results")
     assert not measured_since(began, tmp_path / "absent")

@@ -81,7 +81,7 @@ def test_a_peer_that_is_not_installed_is_a_row_and_the_others_are_measured(run: 
         for name in ("vllm_beams", "vllm_grammar_beams", "vllm_allowed_tokens"):
             assert engines[name]["status"] == "missing"
             assert "make peers" in engines[name]["reason"]
-        for name in ("leafbeam", "hf_generate"):
+        for name in ("leafbeam", "leafbeam_all_beams", "hf_generate"):
             assert engines[name]["status"] == "ok"
             assert engines[name]["no_item"] == engines[name]["missing"] == 0
             assert engines[name]["exact"] == 1
@@ -148,9 +148,26 @@ def test_an_engine_that_was_slow_is_left_out_of_larger_cases_alone(run: LoadRun,
 
 def test_answers_that_are_no_items_and_answers_that_are_missing_are_counted(run: LoadRun):
     first, second, third = run.model.vocabulary.tokens(run.trie.codes_at(np.arange(3))).tolist()
-    case, answers = Case(items=1, beams=4, batch=1), [[[first, second, second, [0, 0, 0]]]]
-    assert turns.shares_of(run, case, answers, []) == {"no_item": 0.25, "missing": 0.5}
-    assert turns.shares_of(run, case, answers, [[[first, third]], [[second]]])["exact"] == 0.5
+    case, answers = Case(items=1, beams=4, batch=1), {1: [[first, second, second, [0, 0, 0]]]}
+    assert turns.shares_of(run, case, answers, {0: [[first]]}) == {"no_item": 0.25, "missing": 0.5}
+    assert turns.shares_of(run, case, answers, {0: [[second]], 1: [[first, third]]})["exact"] == 0.5
+
+
+def test_a_way_that_runs_once_is_compared_with_leafbeam_on_the_same_prompts(run: LoadRun, monkeypatch: pytest.MonkeyPatch):
+    items = run.model.vocabulary.tokens(run.trie.codes_at(np.arange(run.trie.num_leaves))).tolist()
+
+    def answer(prompts: Any) -> Any:
+        return [[items[leaf] for leaf in leaves] for leaves in prompts]
+
+    def slow(prompts: Any) -> Any:
+        time.sleep(0.2)
+        return answer(prompts)
+
+    for limit in ("SLOW_S", "ONCE_S"):  # its turn that warms up counts, or its first one alone
+        monkeypatch.setattr(turns, limit, 0.1)
+        engines = turns.timed_case(run, Case(items=3, beams=3, batch=2), {"leafbeam": answer, "peer": slow}, 3, {})
+        assert (engines["peer"]["repeats"], engines["leafbeam"]["repeats"]) == (1, 3)
+        assert engines["peer"]["exact"] == engines["leafbeam"]["exact"] == 1
 
 
 def test_a_prompt_alone_is_the_likeliest_first_token_of_both(run: LoadRun, tmp_path: Path):
@@ -170,8 +187,8 @@ def test_a_prompt_alone_is_the_likeliest_first_token_of_both(run: LoadRun, tmp_p
     session = run.model.start(*map(torch.from_numpy, run.model.vocabulary.prompts([run.trie.codes_at(one) for one in prompts])))
     best_B = session.step_fn(None, None).argmax(-1).flatten()
     assert found == [[[token]] for token in run.model.vocabulary.level_tokens(0)[best_B.numpy()].tolist()]
-    assert prefill.equal_tokens(run, case, [found, found], [found]) == {"exact": 1.0}
-    assert prefill.equal_tokens(run, case, [[[[0]], found[1]]], [found]) == {"exact": 0.5}
+    assert prefill.equal_tokens(run, case, {0: found, 1: []}, {0: found}) == {"exact": 1.0}
+    assert prefill.equal_tokens(run, case, {0: [[[0]], found[1]]}, {0: found}) == {"exact": 0.5}
 
 
 def test_a_case_gets_the_settings_that_answer_it_fastest(run: LoadRun):

@@ -5,6 +5,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -112,14 +113,62 @@ def test_a_peer_whose_server_does_not_come_up_is_a_row_and_the_others_are_measur
 
     run = SimpleNamespace(trie=SimpleNamespace(num_levels=4), path=Path("runs/shop"), planned=lambda *_, **__: [])
     monkeypatch.setattr(xgr_http, "serving_with", serving)
-    monkeypatch.setattr(xgr_http, "_rates", lambda *_: iter([(4.0, {"p99_ms": 5.0, "unanswered": 0})]))
+    measured = {"p99_ms": 5.0, "unanswered": 0, "goodput_per_s": 3.5}
+    monkeypatch.setattr(xgr_http, "_rates", lambda *_: iter([(4.0, measured)]))
     found = list(xgr_http._points(run, run.path, "Qwen3", xgr_http._QUICK))
     assert [(at.get("system", at["what"]), at.get("rate"), measured.get("status")) for at, measured in found] == [
         ("leafbeam", 4.0, None),
         ("paged_attention", 0.0, "out of memory"),
         ("highest rate", None, None),
     ]
-    assert found[-1][1]["rate"] == {"leafbeam": 4.0, "paged_attention": 0.0}
+    assert found[-1][1] == {
+        "rate": {"leafbeam": 4.0, "paged_attention": 0.0},
+        "goodput": {"leafbeam": 3.5, "paged_attention": 0.0},
+    }
+
+
+def test_systems_that_find_other_items_are_no_comparison(monkeypatch: pytest.MonkeyPatch):
+    @contextmanager
+    def serving(path: Path, settings: object, rules: object, system: str) -> Generator[object]:
+        items = [f"{system} {number}" for number in range(10)]
+        yield SimpleNamespace(send=lambda planned: [SimpleNamespace(body={"item_ids": items})])
+
+    run = SimpleNamespace(trie=SimpleNamespace(num_levels=4), path=Path("runs/shop"), planned=lambda *_, **__: [])
+    monkeypatch.setattr(xgr_http, "serving_with", serving)
+    monkeypatch.setattr(xgr_http, "_rates", lambda *_: iter([]))
+    with pytest.raises(AssertionError, match="other items"):
+        list(xgr_http._points(run, run.path, "Qwen3", xgr_http._QUICK))
+
+
+def test_a_rate_is_measured_twice_and_two_missed_rates_are_the_last(monkeypatch: pytest.MonkeyPatch):
+    sent: list[int] = []
+
+    def send(planned: list[Any]) -> list[Any]:
+        sent.append(len(planned))
+        latency = 0.001 if len(sent) not in (3, 5, 7) else 0.3  # of runs: one of the second rate, of the third, of the fourth
+        body = {"batch_size": 1, "timings_ms": {}}
+        return [load.Answered(at=0.0, late=0.0, status=200, seconds=latency, body=body) for _ in planned]
+
+    run = SimpleNamespace(planned=lambda rng, times, lengths: list(times))
+    asked = xgr_http._Load(items=(5,), beams=(8,), rates=(1, 2, 3, 4, 5), requests=10)
+    found = list(xgr_http._rates(run, SimpleNamespace(send=send), 5, asked))
+    assert [(rate, measured["p99_ms"]) for rate, measured in found] == [(1, 1.0), (2, 300.0), (3, 300.0)]
+    assert sent == [10, 10, 20, 20, 30, 30]
+    assert found[0][1]["runs"] == 2
+
+
+def test_a_kernel_without_memory_is_named_and_the_others_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def attend(*_: object) -> None:
+        raise MemoryError("8 GiB")
+
+    monkeypatch.setattr(xgr_kernels.PagedBeams, "attend", attend)
+    console = Console(record=True, width=170)
+    rows = xgr_kernels.FIGURE_17.run(RunOptions(quick=True), console)
+    assert {row["measured"]["paged_attention"]["status"] for row in rows} == {"out of memory"}
+    assert all(row["measured"]["per_beam_copies"]["ms"] > 0 for row in rows)
+    xgr_kernels.FIGURE_17.show(console, rows)
+    assert "out of memory" in console.export_text()
+    xgr_kernels.FIGURE_17.draw(rows).savefig(tmp_path / "figure.png")
 
 
 def peak(kind: str, beams: int, tokens: int) -> dict[str, object]:
@@ -136,6 +185,8 @@ def test_figures_of_memory_latency_and_scheduling_are_drawn_from_rows_alone(tmp_
         "growth_over_formula": {"allocator": 1.05, "resident": 1.0},
         "over_leafbeam": {"paged_attention": ratios},
     }
+    failed = {"kind": "per_beam_copies", "beams": 1024, "tokens": 1000, "formula": 1, "status": "out of memory", "reason": "-9"}
+    memory["peaks"].append(failed)
     at = {"model": "Qwen3", "items": 125, "prompt_tokens": 501, "beams": 128, "transport": "HTTP", "slo_ms": 200.0}
     numbers = {"unanswered": 0, "batch_size_mean": 1.0}
     latency = [

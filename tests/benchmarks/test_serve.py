@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from benchmarks.peers.failure import PeerFailure
 from benchmarks.serving import changes, engines, last_round, latency, load, memory, overload, profile
 from benchmarks.serving.load_run import LoadRun
 from benchmarks.serving.load_server import serving
@@ -38,6 +39,31 @@ def test_peers_are_measured_only_where_they_agree(run: LoadRun):
     wrong = np.argsort(-np.arange(run.trie.num_leaves))[None, :10]
     with pytest.raises(AssertionError):
         engines.check_same(run, mine, wrong, mine.scores - 1)
+
+
+def test_peers_that_fail_are_named_and_the_others_are_measured(run: LoadRun, monkeypatch: pytest.MonkeyPatch):
+    def missing(*_: object) -> None:
+        raise ModuleNotFoundError("No module named 'transformers'")
+
+    def full(*_: object, **__: object) -> None:
+        raise MemoryError("8 GiB")
+
+    monkeypatch.setattr(engines.HfGenerate, "of", missing)
+    monkeypatch.setattr(engines.per_beam_engine, "start", full)
+    _, measured = engines.measure_engine(run, 1, repeats=2)
+    assert {name: why["status"] for name, why in measured["failed"].items()} == {
+        "per_beam_copies": "out of memory",
+        "hf_generate": "missing",
+    }
+    assert set(measured["over_leafbeam"]) == {"paged_attention"}
+    _, measured = engines.measure_equal_p99(run, quick=True)
+    assert measured["failed"]["hf_generate"]["status"] == "missing"
+    _, measured = engines.measure_long_prompts_within(run, 40, (0.5,), 3, num_beams=16)
+    assert set(measured["failed"]) == {"per_beam_copies"}
+    assert set(measured["lasting_per_s"]) == {"leafbeam", "paged_attention"}
+    monkeypatch.setattr(engines, "BeamSearch", full)
+    with pytest.raises(MemoryError):
+        engines.measure_engine(run, 1, repeats=1)
 
 
 def test_long_prompts_are_measured_on_one_core_and_on_two(run: LoadRun):
@@ -133,6 +159,29 @@ def test_the_formula_of_a_point_counts_what_each_engine_holds():
     assert copied == shared + 512 * 1000 * token
     # 1,000 tokens: 62 whole pages of 16 and one of 8, which each beam copies and has room for its three codes in.
     assert memory.Point(kind="paged_attention", beams=512, tokens=1000).formula == (62 + 1 + 512) * 16 * token
+
+
+def test_a_peer_without_memory_has_its_status_at_its_points(monkeypatch: pytest.MonkeyPatch):
+    def probe(point: memory.Point) -> dict[str, int]:
+        if point.kind == failing and point.beams > 128:
+            raise PeerFailure("out of memory", "exit status -9: it printed nothing")
+        return {"allocator": point.formula, "resident": point.formula}
+
+    monkeypatch.setattr(memory, "probe", probe)
+    failing = "per_beam_copies"
+    _, measured = memory.measure("beams", quick=True)
+    assert [peak["status"] for peak in measured["peaks"] if "status" in peak] == ["out of memory"] * 2
+    assert set(measured["over_leafbeam"]["per_beam_copies"]) == {"formula"}
+    assert set(measured["over_leafbeam"]["paged_attention"]) == {"formula", "allocator", "resident"}
+    failing = "leafbeam"
+    with pytest.raises(PeerFailure):
+        memory.measure("beams", quick=True)
+
+
+def test_a_search_of_a_peer_runs_in_a_process_whose_end_is_told():
+    point = memory.Point(kind="leafbeam", beams=8, tokens=16, inflight=-1)
+    with pytest.raises(PeerFailure, match="exit status 1"):
+        memory._in_a_process(point)
 
 
 def test_a_search_holds_what_the_formula_says(capfd: pytest.CaptureFixture[str]):

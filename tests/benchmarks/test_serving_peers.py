@@ -10,9 +10,9 @@ from benchmarks.micro.attention import Shape, drawn
 from benchmarks.papers.xgr_http import onerec
 from benchmarks.peers import paged_attention, paged_encoder_decoder, paged_engine, per_beam_engine
 from benchmarks.peers.block_tables import BlockTables
+from benchmarks.peers.compared_models import SESSIONS, ComparedModel, paged_session
 from benchmarks.peers.hf_generate import HfGenerate
 from benchmarks.peers.paged_beams import PagedBeams
-from benchmarks.peers.paged_model import PagedModel
 from benchmarks.peers.per_beam_attention import TreeBeams
 from leafbeam.decode import BeamSearch
 from leafbeam.engine import Engine, Request, Settings
@@ -104,18 +104,21 @@ def test_an_encoder_decoder_reads_its_prompt_through_pages_with_the_same_answers
 
 
 @pytest.mark.parametrize("architecture", ["Qwen3", "OneRec"])
-def test_an_engine_answers_the_same_with_the_peers_pages(shop: tuple[Trie, Transformer, np.ndarray], architecture: str):
+def test_an_engine_answers_the_same_as_each_compared_system(shop: tuple[Trie, Transformer, np.ndarray], architecture: str):
     trie, own, _ = shop
     model = own if architecture == "Qwen3" else onerec(SIZES, small=True)
     rows = [np.arange(first, first + 5) for first in (0, 40, 90)]
     requests = [Request(history=tuple(one.tolist()), num_items=8, scoring="allowed") for one in rows]
     settings = Settings(num_beams=12, predict=False)
-    with Engine(model, trie, settings=settings) as engine, Engine(PagedModel(model=model), trie, settings=settings) as peer:
-        for mine, theirs in zip(engine.recommend(requests), peer.recommend(requests), strict=True):
-            assert set(mine.item_ids) == set(theirs.item_ids)
-            np.testing.assert_allclose(mine.scores, theirs.scores, atol=1e-4)
+    with Engine(model, trie, settings=settings) as engine:
+        expected = engine.recommend(requests)
+    for session in SESSIONS.values():
+        with Engine(ComparedModel(model=model, session=session), trie, settings=settings) as peer:
+            for mine, theirs in zip(expected, peer.recommend(requests), strict=True):
+                assert set(mine.item_ids) == set(theirs.item_ids)
+                np.testing.assert_allclose(mine.scores, theirs.scores, atol=1e-4)
     with pytest.raises(ArgumentError, match=r"float32 on a CPU, the model is torch\.bfloat16"):
-        PagedModel(model=model.to(torch.bfloat16))
+        ComparedModel(model=model.to(torch.bfloat16), session=paged_session)
     model.to(torch.float32)
 
 
