@@ -112,8 +112,8 @@ def runs(quick: bool, part: Part | None = None, environment: Path = ENVIRONMENT,
 
 
 def settings_of(model: str, quick: bool) -> list[VllmSettings]:
-    """What vLLM is tried with: eager and compiled, one thread and two, which spin long or briefly, all sequences in one step and
-    its defaults.
+    """What vLLM is tried with: eager and compiled, one thread and two, which spin long or briefly, all sequences in one step
+    and its defaults.
 
     A large model takes all threads; quick: one of the settings, untried.
     """
