@@ -57,17 +57,17 @@ def parts_of(data: Sequence[Path] = ()) -> list[Part]:
     shop = ("--data", str(data[0])) if data else ()
     kmeans = "--sids", "kmeans", "--teacher", "text"
     parts: list[tuple[float, Sequence[str]]] = [
-        (45, ("production", "--part", "small")),
+        (55, ("production", "--part", "small")),
         (26, ("production", "--part", "http")),
         (20, ("serve", *shop)),
         (9, ("overload", *shop)),
         (3, ("memory",)),
         (25, ("static-table-1",)),
-        *((minutes, (f"xgr-figure-{number}", *shop)) for number, minutes in ((13, 28), (14, 25), (18, 18))),
+        *((minutes, (f"xgr-figure-{number}", *shop)) for number, minutes in ((13, 34), (14, 30), (18, 18))),
         *((minutes, (f"xgr-figure-{number}",)) for number, minutes in ((3, 2), (4, 1), (5, 4), (15, 2), (16, 3), (17, 1))),
         (15, ("xgr-figure-19",)),
-        (70, ("production", "--part", "large")),
-        (20, ("production", "--part", "large-http")),
+        (50, ("production", "--part", "large")),
+        (25, ("production", "--part", "large-http")),
         (6, ("production", "--part", "prefill")),
         (6, ("production", "--part", "prefill", "--dtype", "bfloat16")),
         (20, ("production", "--part", "large", "--dtype", "bfloat16")),

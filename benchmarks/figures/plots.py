@@ -77,8 +77,9 @@ def _draw_rules(rows: list[Row]) -> Figure:
     bars = [
         ("leafbeam", mine["none"], _GREEN),
         ("leafbeam, under a rule of 1 %", mine["0.01"], _GREEN),
-        ("STATIC, compiled by torch", theirs["static_scatter"], _GREY),
-        ("STATIC without its mask", theirs["static_torch"], _GREY),
+        ("STATIC in JAX", theirs["static_jax"], _GREY),
+        ("STATIC in torch, compiled", theirs["static_torch"], _GREY),
+        ("the same with its mask", theirs["static_scatter"], _GREY),
         ("no constraint, torch", theirs["unconstrained"], _LIGHT),
     ]
     _draw_times(right, bars)
@@ -192,12 +193,17 @@ def _draw_peers(rows: list[Row]) -> Figure:
     return figure
 
 
+def _by_size(value: Any) -> tuple[bool, float, str]:
+    """Numbers by size, then everything else by its text."""
+    return (False, value, "") if isinstance(value, (int, float)) else (True, 0, str(value))
+
+
 def _newest_points(bench: str, where: dict[str, Any], keys: tuple[str, ...]) -> Callable[[ResultRows], list[Row]]:
     """The newest row of each point of a figure; a point is told by these parameters."""
 
     def choose(rows: ResultRows) -> list[Row]:
         points = {tuple(row["parameters"].get(key) for key in keys): row for row in rows.matching(bench, where)}
-        return [points[point] for point in sorted(points, key=str)]
+        return [points[point] for point in sorted(points, key=lambda point: [_by_size(value) for value in point])]
 
     return choose
 
