@@ -28,7 +28,7 @@ _HELP = {
         "post_filter": "Answers left under a rule, against filtering after the search.",
     },
     "serving": {
-        "memory": "Peak memory of a search, against a copy of the prompt for each beam.",
+        "memory": "Peak memory of a search, against PagedAttention and per-beam copies.",
         "vllm": "Exact beams over vLLM, against vLLM's own beam search.",
         "traffic": "The scheduler under a month of traffic, in simulated time.",
         "latency": "Where the time of one request goes, from the model's calls to HTTP.",

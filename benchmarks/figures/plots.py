@@ -168,7 +168,8 @@ def _draw_peers(rows: list[Row]) -> Figure:
     figure = Figure(figsize=(8, 0.36 * len(cases) + 1.6), layout="constrained")
     axes = figure.subplots()
     for what, way, label, marker, colour, place_of_number in _PEERS:
-        ratios = [(case[what]["measured"]["over_leafbeam"].get(way), at) for at, case in enumerate(cases) if what in case]
+        found = ((case[what]["measured"]["over_leafbeam"], place) for place, case in enumerate(cases) if what in case)
+        ratios = [(over.get(way), place) for over, place in found]
         points = [(ratio, place) for ratio, place in ratios if isinstance(ratio, (int, float))]
         axes.scatter(*zip(*points, strict=True), marker=marker, color=colour, s=26, label=label, zorder=3)
         for ratio, place in points:
@@ -176,6 +177,11 @@ def _draw_peers(rows: list[Row]) -> Figure:
             axes.annotate(
                 number, (ratio, place), place_of_number, textcoords="offset points", ha="center", fontsize=6, color=colour
             )
+    for place, case in enumerate(cases):
+        over = {label: case[what]["measured"]["over_leafbeam"].get(way) for what, way, label, *_ in _PEERS if what in case}
+        if all(isinstance(one, str) for one in over.values()):
+            text = ", ".join(f"{label.split(',')[0]}: {status}" for label, status in over.items())
+            axes.text(1.1, place, text, va="center", fontsize=7)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:,.0f}x")
     axes.axvline(1, color=_GREEN, lw=2, label="leafbeam, exact, only items")

@@ -59,19 +59,16 @@ def _measured(shape: Shape, speed: float, repeats: int) -> dict[str, Any]:
     operations = 4 * shape.requests * shape.beams * shape.heads * shape.size * (shape.tokens + shape.codes)
     counts = bytes_of(shape, 4)
     read = {name: counts["shared" if name == "leafbeam" else "per_beam"] for name in seconds}
-    return (
-        failed
-        | {
-            name: {
-                "ms": round(taken * 1e3, 3),
-                "gflop_per_s": round(operations / taken / 1e9, 2),
-                "mib_read": round(read[name] / 2**20, 3),
-                "share_of_bandwidth": round(read[name] / taken / speed, 4),
-            }
-            for name, taken in seconds.items()
+    numbers = {
+        name: {
+            "ms": round(taken * 1e3, 3),
+            "gflop_per_s": round(operations / taken / 1e9, 2),
+            "mib_read": round(read[name] / 2**20, 3),
+            "share_of_bandwidth": round(read[name] / taken / speed, 4),
         }
-        | {"bandwidth_gb_per_s": round(speed / 1e9, 2)}
-    )
+        for name, taken in seconds.items()
+    }
+    return numbers | failed | {"bandwidth_gb_per_s": round(speed / 1e9, 2)}
 
 
 def bandwidth() -> float:

@@ -23,7 +23,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,7 +33,7 @@ from threadpoolctl import threadpool_limits
 from benchmarks.papers.inference import MODELS
 from benchmarks.peers.failure import PeerFailure, failure_of
 from benchmarks.peers.vllm_cpu import ENVIRONMENT, VllmEngine, VllmSettings, vllm_engine
-from benchmarks.rows import spread
+from benchmarks.rows import spread, version_of
 from benchmarks.vocabulary import NUM_SPECIALS, SIZE, write_real_tokenizer
 from leafbeam.automata import Automaton
 from leafbeam.automata.json_schema import schema_pattern
@@ -95,7 +94,7 @@ def runs(
         ):
             for batch in batches:
                 parameters = {"what": "json", "model": name, "V": SIZE, "B": batch, "threads": 1, "dtype": "float32"}
-                parameters |= {"prompt_tokens": PROMPT_TOKENS, "transformers": version("transformers")}
+                parameters |= {"prompt_tokens": PROMPT_TOKENS, "transformers": version_of("transformers")}
                 yield parameters, compare(directory, (engine, narrow), batch, repeats=1 if quick else REPEATS[shape])
     finally:
         torch.set_num_threads(threads)

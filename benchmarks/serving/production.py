@@ -21,7 +21,7 @@ from __future__ import annotations
 import shutil
 import statistics
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -46,7 +46,7 @@ from benchmarks.peers.vllm_cpu import (
 from benchmarks.serving.fastest import Chosen, fastest_of, grouped
 from benchmarks.serving.load_run import POSITIONS, LoadRun
 from benchmarks.serving.production_http import LIMIT_S, over_http
-from benchmarks.serving.turns import THREADS, Answers, Case, Prompts, Runs, Way, compare, tokens_of
+from benchmarks.serving.turns import THREADS, Answers, Case, Prompts, Runs, Way, compare, items_of, tokens_of
 from leafbeam.decode import BeamSearch
 from leafbeam.errors import ArgumentError
 from leafbeam.model import ModelConfig, Transformer, Workspace, search_bytes
@@ -177,13 +177,9 @@ def _checkpoints(run: LoadRun, cases: Sequence[Case]) -> dict[Path, list[Case]]:
     return found
 
 
-def _items(run: LoadRun) -> list[list[int]]:
-    return run.model.vocabulary.tokens(run.trie.codes_at(np.arange(run.trie.num_leaves))).tolist()
-
-
 def _grammar_ms(run: LoadRun, engine: VllmEngine) -> float | str:
     """What a search of one beam and one token takes under the grammar: to compile it, once for each search."""
-    job = {"way": "beams", "grammar": grammar_of(_items(run)), "prompts": [[1]], "num_beams": 1, "num_tokens": 1}
+    job = {"way": "beams", "grammar": grammar_of(items_of(run)), "prompts": [[1]], "num_beams": 1, "num_tokens": 1}
     try:
         return round(1e3 * statistics.median([engine.run(job)["seconds"] for _ in range(3)]), 1)
     except PeerFailure as failure:
@@ -215,7 +211,7 @@ def _leafbeam(run: LoadRun, *, all_beams: bool = False) -> Search:
 
 def _generate(run: LoadRun, dtype: Dtype) -> Search:
     """`generate` of transformers in this process, loaded at its first call."""
-    items_NL = np.asarray(_items(run))
+    items_NL = np.asarray(items_of(run))
     peer = cache(lambda: HfGenerate.of(run.path / "model", run.trie, run.model.vocabulary, getattr(torch, dtype)))
 
     def search(case: Case, threads: int, prompts: Prompts) -> Answers:
@@ -235,11 +231,7 @@ def _generate(run: LoadRun, dtype: Dtype) -> Search:
 
 
 def _fastest_threads(run: LoadRun, cases: Sequence[Case], search: Search) -> dict[Case, Chosen[int]]:
-    @contextmanager
-    def opened(count: int) -> Generator[Callable[[Case], Way]]:
-        yield lambda case: partial(search, case, count)
-
-    return fastest_of(run, cases, (THREADS, 1), opened)
+    return fastest_of(run, cases, (THREADS, 1), lambda count: nullcontext(lambda case: partial(search, case, count)))
 
 
 def offline_ways(
@@ -249,7 +241,7 @@ def offline_ways(
     threads: Mapping[str, Mapping[Case, Chosen[int]]] | None = None,
 ) -> Callable[[Case], dict[str, Way]]:
     """Every engine in this process or a child of it, for a case. threads: all for an engine that has none here."""
-    items = _items(run)
+    items = items_of(run)
     jobs: dict[str, dict[str, Any]] = {
         "vllm_beams": {"way": "beams"},
         "vllm_grammar_beams": {"way": "beams", "grammar": grammar_of(items)},

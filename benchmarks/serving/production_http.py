@@ -24,7 +24,18 @@ from benchmarks.peers.vllm_cpu import VllmSettings, grammar_of, vllm_server
 from benchmarks.serving.fastest import fastest_of, grouped
 from benchmarks.serving.load_run import LoadRun
 from benchmarks.serving.load_server import serving
-from benchmarks.serving.turns import THREADS, Case, Prompts, Runs, Way, parameters_of, ratios_of, timed_case, tokens_of
+from benchmarks.serving.turns import (
+    THREADS,
+    Case,
+    Prompts,
+    Runs,
+    Way,
+    items_of,
+    parameters_of,
+    ratios_of,
+    timed_case,
+    tokens_of,
+)
 
 __all__ = ["LIMIT_S", "Client", "over_http"]
 
@@ -98,11 +109,11 @@ def over_http(
             chosen = [case for case in cases if case.beams == num_beams]
             mine |= {case: timed_case(run, case, {"leafbeam": partial(ours, case)}, repeats, {}) for case in chosen}
 
-    items = run.model.vocabulary.tokens(run.trie.codes_at(np.arange(run.trie.num_leaves)))
+    items = items_of(run)
     ways: dict[str, dict[str, Any]] = {
         "vllm_beams": {"use_beam_search": True, "temperature": 0},
         "vllm_allowed_tokens": {"allowed_token_ids": np.unique(items).tolist()},
-        "vllm_grammar": {"structured_outputs": {"grammar": grammar_of(items.tolist())}},
+        "vllm_grammar": {"structured_outputs": {"grammar": grammar_of(items)}},
     }
 
     @contextmanager

@@ -1,7 +1,7 @@
 """The engine beside its peers, then `leafbeam serve` under load from a second process, over real HTTP.
 
-    engine    in this process, one thread, side by side: leafbeam, generate of transformers, the prompt copied for each beam.
-              All find the same items (asserted) before any speed is measured; long prompts beside copies on both cores too
+    engine    in this process, one thread, side by side: leafbeam, generate of transformers, PagedAttention, per-beam copies.
+              All find the same items (asserted) before any speed is measured; long prompts on both cores too
     capacity  answers each second within the objective, at the best of rising Poisson rates of a few seconds each
     rates     Poisson arrivals at shares of that capacity, up to 1.25: latencies, goodput under the objective, stages, memory
     diurnal   a day pressed into the run, peaking at 0.9 of the capacity; burst: twice the capacity for a tenth of the time

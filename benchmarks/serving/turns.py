@@ -23,6 +23,7 @@ __all__ = [
     "Turns",
     "Way",
     "compare",
+    "items_of",
     "parameters_of",
     "prompts_of",
     "ratios_of",
@@ -61,7 +62,7 @@ def shares_of(run: LoadRun, case: Case, turns: Turns, exact: Turns) -> dict[str,
     """Of the K answers of each request: no item; missing (fewer than K different items, or than the catalog has); and exact,
     the share of leafbeam's answers in the same turns that are among them, where there are any.
     """
-    items = set(map(tuple, run.model.vocabulary.tokens(run.trie.codes_at(np.arange(run.trie.num_leaves))).tolist()))
+    items = set(map(tuple, items_of(run)))
     answers = [list(map(tuple, one)) for turn in turns.values() for one in turn]
     expected = min(case.beams, len(items)) * len(answers)
     wrong = sum(sid not in items for one in answers for sid in one)
@@ -203,6 +204,11 @@ def prompts_of(run: LoadRun, case: Case, turn: int) -> Prompts:
     """Leaves of histories of items drawn at random, different ones for each turn and case."""
     rng = np.random.default_rng([turn, case.items, case.beams, case.batch])
     return [rng.integers(0, run.trie.num_leaves, case.items) for _ in range(case.batch)]
+
+
+def items_of(run: LoadRun) -> list[list[int]]:
+    """The tokens of every item, by leaf."""
+    return run.model.vocabulary.tokens(run.trie.codes_at(np.arange(run.trie.num_leaves))).tolist()
 
 
 def tokens_of(run: LoadRun, prompts: Prompts) -> list[list[int]]:
