@@ -1,4 +1,4 @@
-"""`leafbeam serve` beside vLLM's HTTP server, one after the other: all requests of a batch at once, until the last answer.
+"""`leafbeam serve` beside vLLM's HTTP server, in turns: all requests of a batch at once, until the last answer.
 
 Connections stay open between requests, as those of a service to its model do. vLLM's server takes beams without a constraint,
 and constraints without beams: samples from the tokens of items, or under a grammar of the items.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -26,6 +26,7 @@ from benchmarks.serving.load_run import LoadRun
 from benchmarks.serving.load_server import serving
 from benchmarks.serving.turns import (
     THREADS,
+    Answers,
     Case,
     Prompts,
     Runs,
@@ -40,6 +41,7 @@ from benchmarks.serving.turns import (
 __all__ = ["LIMIT_S", "Client", "over_http"]
 
 LIMIT_S = 600.0
+_PAUSE_S = 1.5  # before a server's turn: vLLM's worker waits in a busy loop for a second
 
 
 class Client:
@@ -100,15 +102,7 @@ def over_http(
     environment: Path,
 ) -> Runs:
     """A row for each case of the model of this name; vLLM with the settings that answer it fastest over HTTP."""
-    mine: dict[Case, dict[str, Any]] = {}
     version: dict[str, str] = {}
-    for num_beams in dict.fromkeys(case.beams for case in cases):
-        options = "--beams", str(num_beams), "--slo-ms", "600000", "--watchdog", str(LIMIT_S)
-        with serving(run.path, *options, threads=THREADS) as served, Client(served.url) as client:
-            ours = partial(_leafbeam, run, client)
-            chosen = [case for case in cases if case.beams == num_beams]
-            mine |= {case: timed_case(run, case, {"leafbeam": partial(ours, case)}, repeats, {}) for case in chosen}
-
     items = items_of(run)
     ways: dict[str, dict[str, Any]] = {
         "vllm_beams": {"use_beam_search": True, "temperature": 0},
@@ -121,7 +115,10 @@ def over_http(
         server = vllm_server(run.path / "model", settings=one, max_tokens=max_tokens, environment=environment)
         with server as url, Client(url) as client:
             version["vllm"] = client.get("/version")["version"]
-            yield lambda case: {name: partial(_vllm, run, client, case, options) for name, options in ways.items()}
+            # The salt keeps a way from prompts that another one computed.
+            yield lambda case: {
+                name: partial(_vllm, run, client, case, options | {"cache_salt": name}) for name, options in ways.items()
+            }
 
     @contextmanager
     def beams_alone(one: VllmSettings) -> Generator[Callable[[Case], Way]]:
@@ -131,26 +128,35 @@ def over_http(
     fastest = fastest_of(run, cases, settings, beams_alone)
     for one, some in grouped(fastest).items():
         slow: dict[str, list[Case]] = {}
-        left = list(some)
-        try:
-            with opened(one) as ways_of:
-                for case in some:
-                    theirs = timed_case(run, case, ways_of(case), repeats, slow)
-                    left.remove(case)
-                    yield _named(name, run, case), ratios_of(mine[case] | theirs) | version | fastest[case].row()
-        except PeerFailure as failure:
-            for case in left:
-                yield (
-                    _named(name, run, case),
-                    ratios_of(mine[case] | {"vllm_beams": failure.row}) | version | fastest[case].row(),
-                )
+        with ExitStack() as servers:
+            try:
+                ways_of = servers.enter_context(opened(one))
+            except PeerFailure as failure:
+                ways_of = partial(_failing, failure)
+            for case in some:
+                with _leafbeam(run, case) as ours:
+                    engines = timed_case(run, case, {"leafbeam": ours} | ways_of(case), repeats, slow, pause_s=_PAUSE_S)
+                named = parameters_of(run, case) | {"what": "http", "model": name}
+                yield named, ratios_of(engines) | version | fastest[case].row()
 
 
-def _named(name: str, run: LoadRun, case: Case) -> dict[str, Any]:
-    return parameters_of(run, case) | {"what": "http", "model": name}
+def _failing(failure: PeerFailure, _case: Case) -> dict[str, Way]:
+    """vLLM's beams where its server did not come up."""
+
+    def fail(_prompts: Prompts) -> Answers:
+        raise failure
+
+    return {"vllm_beams": fail}
 
 
-def _leafbeam(run: LoadRun, client: Client, case: Case, prompts: Prompts) -> list[list[list[int]]]:
+@contextmanager
+def _leafbeam(run: LoadRun, case: Case) -> Generator[Way]:
+    options = "--beams", str(case.beams), "--slo-ms", "600000", "--watchdog", str(LIMIT_S)
+    with serving(run.path, *options, threads=THREADS) as served, Client(served.url) as client:
+        yield partial(_recommend, run, client, case)
+
+
+def _recommend(run: LoadRun, client: Client, case: Case, prompts: Prompts) -> list[list[list[int]]]:
     items = run.trie.items
     rows = [items.order_N[[items.ordinals_of_leaf(leaf)[0] for leaf in leaves.tolist()]] for leaves in prompts]
     histories = [items.ids_of(each).tolist() for each in rows]

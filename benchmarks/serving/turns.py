@@ -104,13 +104,14 @@ def timed_case(
     *,
     least: int = _LEAST,
     enough_s: float = _ENOUGH_S,
+    pause_s: float = PAUSE_S,
 ) -> dict[str, dict[str, Any]]:
     """Milliseconds of each way and what `judge` says of its answers, or its status.
 
-    repeats: turns at most; after `enough_s` seconds no more than `least`. A way that takes more than ONCE_S seconds runs once.
-    One that takes less than REPEAT_S answers other prompts just before, for WARM_S, because the ways before it emptied the
-    machine's caches; "first_ms" is what the first of these answers took. The turn that warms up counts for a way that takes
-    over SLOW_S.
+    repeats: turns at most; after `enough_s` seconds no more than `least`. pause_s: seconds before a way, for threads of the way
+    before it to fall asleep. A way that takes more than ONCE_S seconds runs once. One that takes less than REPEAT_S answers
+    other prompts just before, for WARM_S, because the ways before it emptied the machine's caches; "first_ms" is what the first
+    of these answers took. The turn that warms up counts for a way that takes over SLOW_S.
     """
     engines: dict[str, dict[str, Any]] = {}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
@@ -130,7 +131,7 @@ def timed_case(
                 reason = f"{before[0].batch} x {before[0].beams} beams of {before[0].items} items took over {SLOW_S:g} s"
                 engines[name] = {"status": "left out", "reason": reason}
                 continue
-            time.sleep(PAUSE_S)
+            time.sleep(pause_s)
             try:
                 if last.get(name, REPEAT_S) < REPEAT_S:
                     first[name].append(_warm(way, others))
