@@ -67,7 +67,7 @@ def parts_of(data: Sequence[Path] = ()) -> list[Part]:
         *((minutes, (f"xgr-figure-{number}",)) for number, minutes in ((3, 2), (4, 1), (5, 4), (15, 2), (16, 3), (17, 1))),
         (15, ("xgr-figure-19",)),
         (50, ("production", "--part", "large")),
-        (25, ("production", "--part", "large-http")),
+        (30, ("production", "--part", "large-http")),
         (6, ("production", "--part", "prefill")),
         (6, ("production", "--part", "prefill", "--dtype", "bfloat16")),
         (20, ("production", "--part", "large", "--dtype", "bfloat16")),

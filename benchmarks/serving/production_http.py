@@ -7,7 +7,7 @@ and constraints without beams: samples from the tokens of items, or under a gram
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -132,7 +132,7 @@ def over_http(
             try:
                 ways_of = servers.enter_context(opened(one))
             except PeerFailure as failure:
-                ways_of = partial(_failing, failure)
+                ways_of = partial(_failing, failure, ways)
             for case in some:
                 with _leafbeam(run, case) as ours:
                     engines = timed_case(run, case, {"leafbeam": ours} | ways_of(case), repeats, slow, pause_s=_PAUSE_S)
@@ -140,13 +140,13 @@ def over_http(
                 yield named, ratios_of(engines) | version | fastest[case].row()
 
 
-def _failing(failure: PeerFailure, _case: Case) -> dict[str, Way]:
-    """vLLM's beams where its server did not come up."""
+def _failing(failure: PeerFailure, names: Iterable[str], _case: Case) -> dict[str, Way]:
+    """vLLM's ways where its server did not come up."""
 
     def fail(_prompts: Prompts) -> Answers:
         raise failure
 
-    return {"vllm_beams": fail}
+    return dict.fromkeys(names, fail)
 
 
 @contextmanager

@@ -201,4 +201,5 @@ def test_a_server_of_a_peer_that_is_missing_is_a_row_beside_leafbeams(run: LoadR
     mine, theirs = (measured["engines"][name] for name in ("leafbeam", "vllm_beams"))
     assert (mine["status"], mine["no_item"], mine["missing"]) == ("ok", 0, 0)
     assert theirs["status"] == measured["over_leafbeam"]["vllm_beams"] == "missing"
+    assert measured["over_leafbeam"].keys() == {"leafbeam", "vllm_beams", "vllm_allowed_tokens", "vllm_grammar"}
     assert "make peers" in theirs["reason"]
