@@ -1,6 +1,7 @@
 """A worker: one thread that runs batches one after the other and survives any error in one."""
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,9 +17,12 @@ from leafbeam.engine.scheduler import Scheduler
 from leafbeam.engine.slow_batches import SlowBatches, ThreadUse
 from leafbeam.errors import UnavailableError
 from leafbeam.model.threads import torch_threads
+from leafbeam.ops.openmp import Spread
 
 log = logging.getLogger("leafbeam.engine")
 
+_PAUSE_S = 1e-3  # without a batch: then a worker's threads sleep
+_SPREAD_S = 0.05  # after a pause, for which they have cores of their own; under load the system places them better
 
 Stream = Callable[[], AbstractContextManager[Any]]
 
@@ -67,18 +71,22 @@ class Worker(threading.Thread):
         self._output: BatchOutput | None = None
 
     def run(self) -> None:
-        with nullcontext() if self._threads is None else torch_threads(self._threads, apart=True):
+        with nullcontext() if self._threads is None else torch_threads(self._threads):
             self._run_batches()
 
     def _run_batches(self) -> None:
+        spread, ended, paused = Spread(self._threads or 1), self._clock(), -math.inf
         while (batch := self._scheduler.next_batch(self._number)) is not None:
             started, before = self._clock(), ThreadUse.now()
+            paused = started if started - ended > _PAUSE_S else paused
             succeeded, requests, self._output = False, (), None
             try:
                 requests = [pending for pending in batch.requests if not pending.is_done]
-                succeeded = self._decode(requests) and len(requests) == len(batch.requests)
+                with spread if started - paused < _SPREAD_S else nullcontext():
+                    succeeded = self._decode(requests) and len(requests) == len(batch.requests)
             finally:
-                seconds, output, use = self._clock() - started, self._output, ThreadUse.now().since(before)
+                ended = self._clock()
+                seconds, output, use = ended - started, self._output, ThreadUse.now().since(before)
                 self._scheduler.batch_done(self._number, seconds if succeeded else None)
                 self._slow_batches.observe(self._number, batch.size, seconds, output, use)
                 batch, requests, output, self._output = None, (), None, None  # or they would be kept until the next batch

@@ -8,8 +8,7 @@ the library that torch has loaded. Where torch came with another one, kernels ru
 # pyright: basic, reportPrivateImportUsage=false, reportCallIssue=false
 import ctypes
 import os
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from numba.extending import intrinsic
 
 from leafbeam import jit
 
-__all__ = ["end_idle_threads", "fork", "is_available", "name_functions", "num_threads", "spread"]
+__all__ = ["Spread", "end_idle_threads", "fork", "is_available", "name_functions", "num_threads"]
 
 _MIN_VALUES = 1 << 15  # of a kernel's rows: with fewer, one thread is as fast
 _LIBRARY, _MODE = "libgomp.so.1", getattr(os, "RTLD_NOLOAD", 0) | getattr(os, "RTLD_NOW", 0)  # Windows has none of the three
@@ -110,32 +109,58 @@ def fork(typing_context, body, threads, count, arguments):
     return types.void(body, types.intp, types.intp, arguments), codegen
 
 
-@contextmanager
-def spread(threads: int) -> Generator[bool]:
-    """Inside, the calling thread and the others that its kernels run on have cores of their own; whether they do.
+class Spread:
+    """Inside, the calling thread and the others that its kernels run on have cores of their own, where that is possible.
 
-    Of n threads, thread i keeps every n-th core of the caller's. Linux may else wake a thread on the core where the caller
-    waits for it in a busy loop, and both stay there for milliseconds. Threads that start inside share the caller's cores.
-    False where there are fewer cores than threads, elsewhere than on Linux, and where OMP_WAIT_POLICY is passive: threads that
-    soon sleep while they wait lose little so, and on busy cores the system places them better.
+    Of n threads, thread i keeps every n-th core of the caller's. Linux may else wake a thread that has slept for some
+    milliseconds on the core where the caller waits for it in a busy loop, and both stay there for as long. Threads that start
+    inside share the caller's cores. Nothing happens where there are fewer cores than threads, and elsewhere than on Linux.
+
+    Enter it again for each batch of the same calling thread: it then knows the others, and wakes them on their cores.
     """
-    is_passive = os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    if is_passive or threads < 2 or len(cores) < threads or not (_IS_AVAILABLE and _HAS_IDS):
-        yield False
-        return
-    ids_N = np.zeros(threads, np.int64)
-    _write_ids(ids_N, threads)
-    ids = list(dict.fromkeys(ids_N.tolist()))  # the caller is the first
-    try:
-        yield all(_set_cores(one, cores[n::threads]) for n, one in enumerate(ids))
-    finally:
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._ids: tuple[int, ...] = ()  # the caller is the first
+        self._cores: Sequence[int] = ()
+
+    def __enter__(self) -> bool:
+        """Whether they have."""
+        has_cores = self._threads > 1 and hasattr(os, "sched_getaffinity")
+        self._cores = sorted(os.sched_getaffinity(0)) if has_cores else ()
+        if len(self._cores) < max(2, self._threads) or not (_IS_AVAILABLE and _HAS_IDS):
+            self._cores = ()
+            return False
+        known = self._ids
+        are_apart = self._bind(known)
+        self._ids = self._running()
+        if self._ids == known:
+            return are_apart
+        self._free(known)
+        return self._bind(self._ids)
+
+    def __exit__(self, *_: object) -> None:
+        if self._cores:
+            self._free(self._ids)
+
+    def _free(self, ids: Sequence[int]) -> None:
         for one in ids:
-            _set_cores(one, cores)
+            _set_cores(one, self._cores)
+
+    def _bind(self, ids: Sequence[int]) -> bool:
+        are_bound = [_set_cores(one, self._cores[n :: self._threads]) for n, one in enumerate(ids)]
+        return all(are_bound)
+
+    def _running(self) -> tuple[int, ...]:
+        ids_N = np.zeros(self._threads, np.int64)
+        _write_ids(ids_N, self._threads)
+        return tuple(dict.fromkeys(ids_N.tolist()))
 
 
 def _set_cores(thread: int, cores: Sequence[int]) -> bool:
-    """Whether it is allowed here."""
+    """Whether it is allowed here, and a thread of this process: the number of one that has ended may be another's."""
+    if not os.path.exists(f"/proc/self/task/{thread}"):
+        return False
     try:
         os.sched_setaffinity(thread, cores)
     except OSError:

@@ -1,9 +1,12 @@
 import logging
+import math
+import os
+import time
 
 import pytest
 import torch
 
-from leafbeam.engine import Engine, Request, Settings
+from leafbeam.engine import Engine, Request, Settings, worker
 from leafbeam.engine.threads import measure_threads
 from leafbeam.errors import ArgumentError
 from leafbeam.model.threads import torch_threads
@@ -63,6 +66,31 @@ def test_the_workers_run_on_the_number_that_the_warm_up_chose(shop, monkeypatch,
             assert set(seen) == {engine.threads}
         assert torch.get_num_threads() == 2
     assert any("threads of each worker" in record.message for record in caplog.records)
+
+
+@needs_openmp
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_threads_have_cores_of_their_own_after_a_pause_and_the_system_places_them_under_load(shop, monkeypatch, is_loaded):
+    usable = os.sched_getaffinity(0)
+    if len(usable) < 2:
+        pytest.skip("one core")
+    if is_loaded:
+        monkeypatch.setattr(worker, "_PAUSE_S", math.inf)
+    seen, start = [], shop.model.start
+
+    def started(*args, **kw):
+        seen.append([os.sched_getaffinity(thread) for thread in openmp_threads(2)])
+        return start(*args, **kw)
+
+    with Engine(shop.model, shop.trie, settings=Settings(threads=2, predict=False)) as engine:
+        monkeypatch.setattr(shop.model, "start", started)
+        for _ in range(3):
+            time.sleep(0.01)
+            engine.submit(Request(history=("é3",))).result()
+    assert len(seen) == 3
+    for first, second in seen:
+        assert first | second == usable
+        assert first == second == usable if is_loaded else not first & second
 
 
 @pytest.mark.parametrize(("setting", "workers", "threads"), [(None, 2, 1), (3, 1, 3), (1, 2, 1)])

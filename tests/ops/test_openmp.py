@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -107,17 +109,16 @@ def test_idle_threads_end_and_new_ones_start() -> None:
 
 
 @needs_openmp
-def test_threads_that_are_spread_share_no_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+def test_threads_that_are_spread_share_no_core() -> None:
     before = os.sched_getaffinity(0)
     if len(before) < 2:
         pytest.skip("one core")
-    with openmp.spread(2) as is_spread:
+    with openmp.Spread(2) as is_spread:
         assert is_spread
         first, second = cores_of(2)
         assert not first & second
         assert first | second == before
-        with openmp.spread(2) as again:  # of the cores that this thread still has
+        with openmp.Spread(2) as again:  # of the cores that this thread still has
             assert again == (len(first) > 1)
     assert cores_of(2) == [before, before]
 
@@ -126,16 +127,36 @@ def test_threads_that_are_spread_share_no_core(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("threads", [1, 4096])
 def test_threads_keep_their_cores_where_they_are_too_few(threads: int) -> None:
     before = os.sched_getaffinity(0)
-    with openmp.spread(threads) as is_spread:
+    with openmp.Spread(threads) as is_spread:
         assert not is_spread
         assert os.sched_getaffinity(0) == before
 
 
+@needs_openmp
+def test_a_spread_is_entered_again_after_its_threads_ended() -> None:
+    before = os.sched_getaffinity(0)
+    if len(before) < 2:
+        pytest.skip("one core")
+    spread = openmp.Spread(2)
+    for ends in (False, False, True, False):
+        if ends:
+            openmp.end_idle_threads()
+        with spread as is_spread:
+            assert is_spread
+            first, second = cores_of(2)
+            assert not first & second
+            assert first | second == before
+        assert cores_of(2) == [before, before]
+
+
 @linux
-def test_threads_that_sleep_while_they_wait_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
-    with openmp.spread(2) as is_spread:
-        assert not is_spread
+def test_the_number_of_a_thread_that_ended_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    changed: list[int] = []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda thread, _: changed.append(thread))
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        assert not openmp._set_cores(other.pid, [0])
+        other.communicate(b"\n")
+    assert not changed
 
 
 @linux
@@ -143,7 +164,6 @@ def test_a_system_that_forbids_it_changes_nothing(monkeypatch: pytest.MonkeyPatc
     def forbidden(thread: int, cores: Any) -> None:
         raise PermissionError
 
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     monkeypatch.setattr(os, "sched_setaffinity", forbidden)
-    with openmp.spread(2) as is_spread:
+    with openmp.Spread(2) as is_spread:
         assert not is_spread
