@@ -58,12 +58,12 @@ def parts_of(data: Sequence[Path] = ()) -> list[Part]:
     kmeans = "--sids", "kmeans", "--teacher", "text"
     parts: list[tuple[float, Sequence[str]]] = [
         (55, ("production", "--part", "small")),
-        (26, ("production", "--part", "http")),
+        (28, ("production", "--part", "http")),
         (20, ("serve", *shop)),
         (9, ("overload", *shop)),
         (3, ("memory",)),
         (25, ("static-table-1",)),
-        *((minutes, (f"xgr-figure-{number}", *shop)) for number, minutes in ((13, 34), (14, 30), (18, 18))),
+        *((minutes, (f"xgr-figure-{number}", *shop)) for number, minutes in ((13, 34), (14, 20), (18, 18))),
         *((minutes, (f"xgr-figure-{number}",)) for number, minutes in ((3, 2), (4, 1), (5, 4), (15, 2), (16, 3), (17, 1))),
         (15, ("xgr-figure-19",)),
         (50, ("production", "--part", "large")),
