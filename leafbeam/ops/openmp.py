@@ -126,10 +126,10 @@ class Spread:
 
     def __enter__(self) -> bool:
         """Whether they have."""
-        has_cores = self._threads > 1 and hasattr(os, "sched_getaffinity")
-        self._cores = sorted(os.sched_getaffinity(0)) if has_cores else ()
-        if len(self._cores) < max(2, self._threads) or not (_IS_AVAILABLE and _HAS_IDS):
-            self._cores = ()
+        can_bind = _IS_AVAILABLE and _HAS_IDS and hasattr(os, "sched_getaffinity")
+        cores = sorted(os.sched_getaffinity(0)) if can_bind and self._threads > 1 else ()
+        self._cores = cores if len(cores) >= self._threads else ()
+        if not self._cores:
             return False
         known = self._ids
         are_apart = self._bind(known)
