@@ -128,6 +128,14 @@ class LogitsError(LeafbeamError, ValueError):
             "or -inf for a code that must not be taken; look at the model's output"
         )
 
+    @classmethod
+    def none_allowed(cls, request: int, where: str) -> "LogitsError":
+        """The error where a text cannot go on: the model excludes each code that its constraint allows."""
+        return cls(
+            f"the logits of request {request} {where} exclude every legal code by -inf: expected a finite number for one of "
+            "them; look at the model's output"
+        )
+
 
 class DataError(LeafbeamError, ValueError):
     """A table of items or interactions cannot be read. may_pass: now; the same may work later."""

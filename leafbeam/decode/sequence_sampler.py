@@ -107,17 +107,20 @@ class _SampledConstraint(AutomatonConstraint):
             log_p_c = self._samplings[b].log_probabilities(logit_c, row_c, f"in round {number}")
             for k, row in enumerate(parent_K.tolist()):
                 begin, end = indptr[row : row + 2] - indptr[0]
-                drawn = begin + _draw(log_p_c[begin:end], self._uniform_BKT[b, k, number], number)
+                drawn = _draw(log_p_c[begin:end], self._uniform_BKT[b, k, number])
+                if drawn is None:
+                    raise LogitsError.none_allowed(b, f"in round {number}")
+                drawn += begin
                 scores[b, k], code[b, k] = beams.scores[b, row] + log_p_c[drawn], code_c[drawn]
             lo[0, b] = automata.next_states(automaton, self._batch.end_code, beams.lo[0, b, parent_K], code[b])
         parent = np.tile(parent_K, (batch_size, 1))
         return Beams(scores=scores, parent=parent, code=code, lo=lo, hi=lo + 1, num_valid=np.full(batch_size, shape[1]))
 
 
-def _draw(log_p_c: NDArray[np.float64], uniform: float, number: int) -> int:
-    """The code at which the cumulative probability exceeds a uniform number of [0, 1)."""
+def _draw(log_p_c: NDArray[np.float64], uniform: float) -> int | None:
+    """The code at which the cumulative probability exceeds a uniform number of [0, 1); None where each has none."""
     cumulative_c = np.cumsum(np.exp(log_p_c))
     if not cumulative_c[-1] > 0:
-        raise LogitsError(f"the logits in round {number} exclude every legal code by -inf: look at the model's output")
+        return None
     total = np.nextafter(cumulative_c[-1], 0)  # the product may round up to the sum
     return int(np.searchsorted(cumulative_c, min(uniform * cumulative_c[-1], total), side="right"))

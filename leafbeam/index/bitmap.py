@@ -64,6 +64,7 @@ class Bitmap:
     def rank(self, position: int) -> int:
         """How many positions of the set are smaller than `position` (0 <= position <= size). Two reads, no search."""
         assert 0 <= position <= self.size
+        position = int(position)  # a shift by 63 of numpy's int64 overflows
         word = int(self.words_W[position >> 6]) & ((1 << (position & 63)) - 1)
         return int(self.before_W[position >> 6]) + word.bit_count()
 
@@ -97,7 +98,10 @@ class Bitmap:
         return self.words_W.nbytes + self.before_W.nbytes
 
     def __contains__(self, position: int) -> bool:
-        return 0 <= position < self.size and bool((int(self.words_W[position >> 6]) >> (position & 63)) & 1)
+        if not 0 <= position < self.size:
+            return False
+        position = int(position)  # a shift of numpy's int64 takes no word above 2^63
+        return bool((int(self.words_W[position >> 6]) >> (position & 63)) & 1)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Bitmap) and self.size == other.size and np.array_equal(self.words_W, other.words_W)

@@ -82,6 +82,9 @@ class ConstraintCompiler:
     def cached(self, constraint: str) -> Automaton | None:
         """The automaton of a constraint that was compiled before, None for a new one. Raises AutomatonError as before."""
         found = self._cache.get(constraint)
+        if found is not None:
+            with suppress(KeyError):  # forgotten in between, in another thread
+                self._cache.move_to_end(constraint)
         if isinstance(found, str):
             raise AutomatonError(found)
         return found
@@ -94,7 +97,6 @@ class ConstraintCompiler:
         with self._lock:
             found = self.cached(constraint)
             if found is not None:
-                self._cache.move_to_end(constraint)
                 return found
             try:
                 found = self._compile(constraint)

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from leafbeam.decode import SequenceRun
+from leafbeam.errors import LogitsError
 from leafbeam.text.growing_text import GrowingText
 from leafbeam.text.request import Generation, TextRequest
 from leafbeam.text.tokenizer import TextTokenizer
@@ -44,7 +45,10 @@ class TextBatch(ABC):
 
     @abstractmethod
     def advance(self) -> bool:
-        """Call the model once more; False where nothing was left to do. Raises LogitsError."""
+        """Call the model once more; False where nothing was left to do.
+
+        Raises LogitsError for NaN and +inf, and where the model excludes every token that a text may go on with.
+        """
 
     def pieces(self, b: int) -> tuple[str, ...]:
         """What is new of each text of a request since the last call: whole characters, and nothing that may begin a stop.
@@ -79,6 +83,8 @@ class TextRun(TextBatch):
         for b, (request, texts) in enumerate(zip(self.requests, self._growing, strict=True)):
             if self._results[b] is not None:
                 continue
+            if not trace.num_valid_B[b]:
+                raise LogitsError.none_allowed(b, f"in round {self._num_rounds - 1}")
             for k, text in enumerate(texts):
                 for codes_BK, _ in new_rounds:
                     text.add(int(codes_BK[b, k]), float(trace.beams.scores[b, k]))

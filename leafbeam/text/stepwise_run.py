@@ -20,6 +20,7 @@ import numpy as np
 
 from leafbeam.automata import Automaton
 from leafbeam.decode.automaton_constraint import AutomatonConstraint
+from leafbeam.errors import LogitsError
 from leafbeam.model import TextSession
 from leafbeam.ops.constrain import Beams
 from leafbeam.text.growing_text import GrowingText
@@ -76,16 +77,16 @@ class StepwiseRun(TextBatch):
             num_valid=zeros_BK[:, 0] + shape[1],
         )
         found = self._constraint.step(number, beams, hidden_RD.unflatten(0, shape))
-        has_one_B = found.num_valid > 0  # else the model excludes every legal token by -inf: a text that is not whole
-        self._scores_BK = np.where(has_one_B[:, None], found.scores, self._scores_BK)
+        if not found.num_valid.all():
+            raise LogitsError.none_allowed(int(found.num_valid.argmin()), f"in round {number}")
+        self._scores_BK = found.scores
         for row, (writer, chooses) in enumerate(pairs):
             b, k = divmod(row, shape[1])
             if not chooses:
                 continue
-            if has_one_B[b]:
-                writer.choose(int(found.code[b, k]), int(found.lo[0, b, k]), float(found.scores[b, k]))
+            writer.choose(int(found.code[b, k]), int(found.lo[0, b, k]), float(found.scores[b, k]))
             # Joined tokens leave room for more choices than max_tokens, for which there are no rounds.
-            writer.text.is_over |= not has_one_B[b] or self.model_calls >= self.requests[b].max_tokens
+            writer.text.is_over |= self.model_calls >= self.requests[b].max_tokens
 
 
 class _Writer:

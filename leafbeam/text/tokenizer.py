@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from leafbeam.automata import TokenTrie
-from leafbeam.errors import ArgumentError, CheckpointError
+from leafbeam.errors import ArgumentError, CheckpointError, short_repr
 from leafbeam.extras import require
 from leafbeam.files import read_text
 
@@ -95,7 +95,7 @@ class TextTokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise ArgumentError(f"a text holds half a surrogate pair ({error}): expected Unicode text") from error
-        return self._tokenizer.encode(text, add_special_tokens=add_special).ids
+        return self._ids(text, add_special=add_special)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of generated tokens; bytes that are no UTF-8 become U+FFFD."""
@@ -112,10 +112,18 @@ class TextTokenizer:
         None where the bytes are no whole characters, or the tokens would have other bytes, such as a space before the text.
         """
         try:
-            tokens = self._tokenizer.encode(text.decode(), add_special_tokens=False).ids
+            tokens = self._ids(text.decode(), add_special=False)
         except UnicodeDecodeError:
             return None
         return tuple(tokens) if self.bytes_of(tokens) == text else None
+
+    def _ids(self, text: str, *, add_special: bool) -> list[int]:
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=add_special).ids
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the package raises Exception itself, and its panics are not even that
+            raise ArgumentError(f"the tokenizer cannot read the text {short_repr(text)}: {error}") from error
 
     @cached_property
     def token_bytes(self) -> tuple[bytes | None, ...]:

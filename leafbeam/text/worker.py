@@ -107,7 +107,10 @@ class TextWorker:
         self._thread.start()
 
     def stop(self, grace_s: float = 30.0) -> None:
-        """Refuse new jobs, answer those that were accepted within `grace_s`, and fail the others."""
+        """Refuse new jobs, answer those that were accepted within `grace_s`, and fail the others.
+
+        Every job is answered, also where the thread hangs in a call of the model, or was never started.
+        """
         with self._changed:
             self._is_stopping = True
             self._changed.notify()
@@ -115,6 +118,7 @@ class TextWorker:
             self._thread.join(grace_s)
             self._is_aborted = True
             self._thread.join(5.0)
+        self._fail_all(_stopped())
 
     def submit(
         self,
@@ -161,6 +165,16 @@ class TextWorker:
         return OverloadedError(f"{message}: try again later", reason=reason, retry_after_s=wait_s)
 
     def _work(self) -> None:
+        """Run jobs until `stop`. A fault outside of a job fails those that were accepted, and the thread goes on."""
+        while True:
+            try:
+                self._run_jobs()
+                return
+            except BaseException as error:
+                log.critical("the worker of texts failed", exc_info=error)
+                self._fail_all(error)
+
+    def _run_jobs(self) -> None:
         while True:
             with self._changed:
                 while not (self._waiting or self._running or self._is_stopping):
@@ -169,7 +183,7 @@ class TextWorker:
                     return
                 jobs = self._next_jobs()
             if self._is_aborted:
-                self._fail_all()
+                self._fail_all(_stopped())
                 return
             if jobs:
                 self._begin(jobs)
@@ -211,7 +225,7 @@ class TextWorker:
     def _begin(self, jobs: Sequence[TextJob]) -> None:
         try:
             run = self.generator.start([request for job in jobs for request in job.requests])
-        except Exception as error:
+        except BaseException as error:  # a library's panic is not an Exception
             self._failed(jobs, error)
             return
         self._running = (*self._running, _Batch(run=run, jobs=tuple(jobs)))
@@ -227,24 +241,32 @@ class TextWorker:
                     run.cut_off(b)
         try:
             run.advance()
-        except Exception as error:
+        except BaseException as error:
             self._failed(batch.jobs, error)
             return False
         going_on = False
         for job, rows in batch.rows():
             if job.texts.done():
                 continue
-            for number, b in enumerate(rows):
-                pieces = run.pieces(b)
-                if job.on_pieces is not None and any(pieces):
-                    job.on_pieces(number, pieces)
-            if all(run.is_over(b) for b in rows):
-                with suppress(InvalidStateError):  # cancelled in between
-                    job.texts.set_result(tuple(run.texts[b] for b in rows))
-                self._count_done()
-            else:
-                going_on = True
+            try:
+                going_on |= not self._answer(job, run, rows)
+            except BaseException as error:  # of the client's callback, or of one text
+                log.error("the pieces of a text could not be handed on", exc_info=error)
+                _fail(job, error)
         return going_on
+
+    def _answer(self, job: TextJob, run: TextBatch, rows: range) -> bool:
+        """Hand on what is new of a job, and its texts if they are over; returns whether they are."""
+        for number, b in enumerate(rows):
+            pieces = run.pieces(b)
+            if job.on_pieces is not None and any(pieces):
+                job.on_pieces(number, pieces)
+        if not all(run.is_over(b) for b in rows):
+            return False
+        with suppress(InvalidStateError):  # cancelled in between
+            job.texts.set_result(tuple(run.texts[b] for b in rows))
+        self._count_done()
+        return True
 
     def _count_done(self) -> None:
         now = self.clock()
@@ -252,7 +274,7 @@ class TextWorker:
         if since < self.settings.timeout_s:  # longer: there was nothing to do
             self._seconds_per_job += 0.1 * (since - self._seconds_per_job)
 
-    def _failed(self, jobs: Sequence[TextJob], error: Exception) -> None:
+    def _failed(self, jobs: Sequence[TextJob], error: BaseException) -> None:
         """Fail a job that ran alone. Of several one may be to blame: each runs again, by itself, before those that wait."""
         jobs = [job for job in jobs if not job.texts.done()]
         log.error("a batch of %d texts failed", len(jobs), exc_info=error)
@@ -265,8 +287,7 @@ class TextWorker:
         with self._changed:
             self._waiting.extendleft(replace(job, is_alone=True) for job in reversed(jobs))
 
-    def _fail_all(self) -> None:
-        error = UnavailableError("the server has stopped", reason="draining")
+    def _fail_all(self, error: BaseException) -> None:
         with self._changed:
             jobs = [*self._waiting, *(job for batch in self._running for job in batch.jobs)]
             self._waiting.clear()
@@ -315,6 +336,14 @@ class _Pieces:
             self._on_pieces(prompt, tuple(new))
 
 
-def _fail(job: TextJob, error: Exception) -> None:
+def _stopped() -> UnavailableError:
+    return UnavailableError("the server has stopped", reason="draining")
+
+
+def _fail(job: TextJob, error: BaseException) -> None:
+    """Answer a job by an error, unless it has its answer; one that no caller expects to catch becomes the cause of another."""
+    if not isinstance(error, Exception):
+        cause, error = error, RuntimeError(f"a text failed by {type(error).__name__}: {error}")
+        error.__cause__ = cause
     with suppress(InvalidStateError):
         job.texts.set_exception(error)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from leafbeam import Trie
 from leafbeam.automata import Automaton, TokenTrie
+from leafbeam.automata.byte_dfa import ByteDFA
 from leafbeam.errors import AutomatonError
 from tests.automata.languages import LETTERS, distances, members, patterns, same, spelled, vocabularies
 
@@ -133,3 +134,21 @@ def test_tokens_longer_than_masks_look_ahead_are_still_exact() -> None:
     automaton = Automaton.from_regex(pattern, tokens, dense_share=0.0)
     same(automaton, Automaton.from_regex(pattern, tokens, dense_share=1.0))
     assert len(automaton.arrays.table.mask_MW) < automaton.num_states
+
+
+@pytest.mark.parametrize("length", [62, 63, 64, 127, 191])
+@pytest.mark.parametrize("kind", ["pattern", "choice", "schema", "sequence", "language"])
+def test_every_state_says_whether_a_text_may_end_in_it(kind: str, length: int) -> None:
+    """T1: also state 63 of each 64, whose bit is the last of a word."""
+    alphabet = [bytes([byte]) for byte in range(128)]
+    automaton, end = {
+        "pattern": lambda: (Automaton.from_regex(f"a{{0,{length}}}", alphabet), length),
+        "choice": lambda: (Automaton.from_choices(["a" * length], alphabet), length),
+        "schema": lambda: (Automaton.from_json_schema({"const": "a" * (length - 2)}, alphabet), length),
+        "sequence": lambda: (Automaton.from_sequences([[97] * min(length, 63)], 128), min(length, 63)),
+        "language": lambda: (Automaton.from_language(ByteDFA.from_strings([b"a" * length, b"a"]), alphabet), length),
+    }[kind]()
+    assert automaton.accepts(end)
+    assert automaton.is_final(end)
+    states = np.arange(automaton.num_states)
+    assert [automaton.accepts(int(state)) for state in states] == automaton.accepting.has(states).tolist()

@@ -41,6 +41,14 @@ def test_beams_of_choices_for_the_lines_of_stdin(model_dir: Path):
     assert all(row["finished"] and row["text"] in ("red lamp", "tea cup") for row in rows)
 
 
+@pytest.mark.parametrize("words", [["--regex", "a{0,63}"], ["--choice", "a" * 63], ["--regex", "[ab]{0,127}", "--beams", "2"]])
+def test_texts_of_63_letters(model_dir: Path, words: list[str]) -> None:
+    """T1: an automaton of which a text may end in state 63."""
+    result = run("--model", str(model_dir), "--prompt", "A ", *words)
+    assert result.exit_code == 0, result.output
+    assert set(result.stdout.strip()) <= set("ab")
+
+
 def test_every_row_of_a_file_has_its_own_constraint(model_dir: Path, tmp_path: Path):
     file = tmp_path / "rows.jsonl"
     lines = [

@@ -78,3 +78,13 @@ def test_a_group_is_set_iff_one_of_its_positions_is(sizes: list[int], share: flo
     expected = [bool(mask[begin:end].any()) for begin, end in pairwise(leaf_indptr)]
     assert groups == Bitmap.from_mask(np.array(expected, np.bool_))
     assert [groups.rank(one) for one in range(len(sizes) + 1)] == np.cumsum([0, *expected]).tolist()
+
+
+@pytest.mark.parametrize("kind", [int, np.int64, np.int32, np.uint32, np.uint64])
+@pytest.mark.parametrize("position", [62, 63, 127, 191])
+def test_positions_may_be_numbers_of_numpy(kind: type, position: int) -> None:
+    """T1: the last bit of a word, whose value is above numpy's int64."""
+    bitmap = Bitmap.from_mask(np.ones(192, np.bool_))
+    assert kind(position) in bitmap
+    assert kind(192) not in bitmap
+    assert bitmap.rank(kind(position)) == position

@@ -7,7 +7,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import psutil
@@ -169,17 +169,31 @@ def test_a_child_that_does_not_answer_is_ended_and_the_next_constraint_gets_anot
     assert not compiler.compile('{"regex": "stopped"}').accepts(0)
 
 
-def test_the_cache_forgets_the_oldest(generator: TextGenerator, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("use", ["compile", "cached", "an error"])
+def test_the_cache_forgets_what_was_used_least_recently(
+    generator: TextGenerator, monkeypatch: pytest.MonkeyPatch, use: str
+) -> None:
+    """T4: a hit counts, by whichever method, also of a constraint that is refused each time."""
     small, automaton = (
         ConstraintCompiler(generator.tokens, CompileLimits(cache_mb=1)),
         generator.compile(Regex(pattern="[a-z]+")),
     )
-    monkeypatch.setattr(small, "_compile", lambda constraint: automaton)
+
+    def compile_or_refuse(constraint: str) -> Automaton:
+        if constraint == "0" and use == "an error":
+            raise AutomatonError("no constraint")
+        return automaton
+
+    monkeypatch.setattr(small, "_compile", compile_or_refuse)
     number = (1 << 20) // automaton.nbytes
-    for index in range(number + 20):
+    with suppress(AutomatonError):
+        small.compile("0")
+    for index in range(1, number + 20):
         small.compile(f"{index}")
-        small.compile("0")  # used again and again
-    assert small.cached("0") is small.cached(f"{index}") is automaton
+        with suppress(AutomatonError):  # used again and again
+            small.compile("0") if use == "compile" else small.cached("0")
+    assert "0" in small._cache
+    assert small.cached(f"{index}") is automaton
     assert small.cached("1") is None
     assert number / 3 < len(small._cache) <= number
     small.close()
