@@ -34,6 +34,7 @@
     └── DemoError                a step of the demo failed
 
     CatalogInUseWarning          items are changed while another process has the catalog open; a UserWarning
+    GenerationSettingsWarning    a checkpoint's generation config changes the answers of `generate`; a UserWarning
 
 Each message says what was expected, what came and how to fix it. Bugs of leafbeam are `AssertionError`s.
 """
@@ -55,6 +56,7 @@ __all__ = [
     "FeedError",
     "FilterError",
     "ForeignFilterError",
+    "GenerationSettingsWarning",
     "IndexFileError",
     "InferenceError",
     "InvalidRequestError",
@@ -185,6 +187,10 @@ class UnknownRuleError(RuleError):
 
 class CatalogInUseWarning(UserWarning):
     """Items were changed in a catalog that another process has open."""
+
+
+class GenerationSettingsWarning(UserWarning):
+    """A checkpoint's generation config changes the answers of a constrained `generate`."""
 
 
 class RequestError(LeafbeamError, ValueError):

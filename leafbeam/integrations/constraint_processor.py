@@ -18,7 +18,9 @@ from torch import Tensor
 from leafbeam.automata import Automaton
 from leafbeam.decode.config import check_scoring
 from leafbeam.errors import ArgumentError
+from leafbeam.integrations.generate_call import GenerateCall, changed_by
 from leafbeam.integrations.masking import end_score
+from leafbeam.integrations.prefixes import occurs
 from leafbeam.integrations.served_items import DENY, RULES, ServedItems
 from leafbeam.model.code_tokens import check_sequences
 from leafbeam.ops.backend import to_numpy
@@ -106,6 +108,8 @@ class ConstraintLogitsProcessor:
             raise ArgumentError("there are no constraints: expected one, or one for each prompt")
         by_id = {id(one): self._rule(one) for one in self.constraints}
         self._rules = [by_id[id(one)] for one in self.constraints]
+        self._call: GenerateCall | None = None
+        self._last_width = -1
         self._min_width = 1 + max(self.eos_token_id, *(rule.max_token for rule in self._rules))
 
     def __repr__(self) -> str:
@@ -129,6 +133,12 @@ class ConstraintLogitsProcessor:
                 f"the scores have shape {tuple(scores.shape)}: expected {rows} rows over at least {self._min_width:,} tokens; "
                 "is this the tokenizer of the model?"
             )
+        width = generated.shape[1]
+        if width == 0 or width != self._last_width + 1:
+            self._call = GenerateCall.current()
+            if self._call is not None:
+                self._call.check(eos_token_id=self.eos_token_id, is_code=self._is_code)
+        self._last_width = width
         illegal_RW = np.ones((rows, scores.shape[1]), np.bool_)
         is_prefix = False
         for rule, tokens_T, illegal_W in zip(self._rules_of(rows), generated, illegal_RW, strict=True):
@@ -136,7 +146,8 @@ class ConstraintLogitsProcessor:
         if not is_prefix:
             raise ArgumentError(
                 f"the {generated.shape[1]} tokens after the prompt begin a legal text in no row (first row: "
-                f"{generated[0].tolist()}): is prompt_length={self.prompt_length} the number of columns of the prompts?"
+                f"{generated[0].tolist()}): is prompt_length={self.prompt_length} the number of columns of the "
+                f"prompts?{self._remark()}"
             )
         out = scores.masked_fill(torch.from_numpy(illegal_RW).to(scores.device), -torch.inf)
         if self.scoring == "allowed":
@@ -159,7 +170,30 @@ class ConstraintLogitsProcessor:
             text = None if self.tokenizer is None else self.tokenizer.decode(kept_T.tolist())
             finished, item_ids = rule.read(kept_T, bool(len(ends)))
             found.append(ConstrainedRow(tokens=tuple(kept_T.tolist()), text=text, item_ids=item_ids, finished=finished))
+        self._check_excluded([row.tokens for row in found])
         return tuple(found)
+
+    def _check_excluded(self, texts: Sequence[tuple[int, ...]]) -> None:
+        """Raise ArgumentError where a processor after this one let only excluded tokens through for a prompt."""
+        call, width, own = self._call, len(texts) // len(self._rules), self._processors_after()
+        if call is None or (not own and (call.config.num_beams or 1) > 1):  # beams without a text have any tokens
+            return
+        for prompt, rule in enumerate(self._rules):
+            rows = texts[prompt * width : (prompt + 1) * width]
+            illegal_W = np.ones(self._min_width, np.bool_)
+            if not any(rule.allow(np.array(tokens, np.int64), illegal_W) for tokens in rows):
+                raise ArgumentError(f"the texts of prompt {prompt} hold tokens that this processor excludes. {changed_by(own)}")
+
+    def _processors_after(self) -> list[str]:
+        return [] if self._call is None else self._call.processors_after(self)
+
+    def _remark(self) -> str:
+        own = self._processors_after()
+        return f" {changed_by(own)}" if own else ""
+
+    def _is_code(self, token: int) -> bool:
+        """Return whether a token other than the end token is legal somewhere in a text."""
+        return token != self.eos_token_id and any(rule.allows(token) for rule in self._rules)
 
     def _generated(self, sequences: Tensor) -> NDArray[np.int64]:
         check_sequences(sequences, self.prompt_length)
@@ -194,6 +228,10 @@ class _Rule(Protocol):
         """Clear the bytes of the tokens that may follow; False where these tokens begin nothing legal."""
         ...
 
+    def allows(self, token: int) -> bool:
+        """Return whether the token is legal after any prefix."""
+        ...
+
     def read(self, tokens_T: NDArray[np.int64], has_end: bool) -> tuple[bool, tuple[Any, ...]]:
         """(whether these tokens, with or without the end token, are whole; the items that have them)."""
         ...
@@ -217,6 +255,12 @@ class _AutomatonRule:
         illegal_W[:size] = np.unpackbits(~mask_U.view(np.uint8), count=size, bitorder="little")
         illegal_W[self._eos] = not self._automaton.accepts(state)
         return True
+
+    def allows(self, token: int) -> bool:
+        table = self._automaton.arrays.table
+        is_known = 0 <= token < self._automaton.vocabulary_size
+        in_rows = is_known and bool((table.code_E == token).any())
+        return in_rows or (is_known and bool((table.mask_MW[:, token // 64] >> np.uint64(token % 64) & np.uint64(1)).any()))
 
     def read(self, tokens_T: NDArray[np.int64], has_end: bool) -> tuple[bool, tuple[Any, ...]]:
         state = self._state(tokens_T)
@@ -254,6 +298,9 @@ class _ItemRule:
             return False
         illegal_W[self._legal.after(0, tokens_T.tolist())] = False
         return True
+
+    def allows(self, token: int) -> bool:
+        return occurs(self._constraint.items.version, self._constraint.items.tokens, token)
 
     def read(self, tokens_T: NDArray[np.int64], has_end: bool) -> tuple[bool, tuple[Any, ...]]:
         found = self._constraint.items.item_ids(tokens_T.tolist(), self._constraint.arguments)

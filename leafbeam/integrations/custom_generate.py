@@ -6,7 +6,8 @@ Shapes: B prompts, T tokens of each with padding, K beams, C new tokens of each 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leafbeam.decode import BeamSearch, SearchResult, SequenceResult, SequenceSearch
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import ArgumentError, GenerationSettingsWarning
 from leafbeam.integrations.constraint_processor import ItemConstraint, RowConstraint, automaton_of
+from leafbeam.integrations.generate_call import changing_settings, shown
 from leafbeam.integrations.served_items import ServedItems
 from leafbeam.ops.constrain import Scoring
 from leafbeam.text import TextTokenizer
@@ -59,7 +61,8 @@ def generate(
     """The most likely texts or items after each prompt, by an exact search of `num_beams` beams; transformers calls this.
 
     The prompts run once, and each later pass runs the new tokens of all beams over the cache, many at a time where they are
-    forced. Sampling settings of the model's generation config do not apply.
+    forced. Of the model's generation config, num_beams, num_return_sequences, max_new_tokens and pad_token_id apply. Others
+    that would change the answers of transformers' `generate` are named in a GenerationSettingsWarning.
 
     model: decoder-only, of transformers. constraint: one for all prompts, or one for each: text (`JsonSchema`, ...), automata,
     or an `ItemConstraint` for every prompt, over one `ServedItems`. tokenizer: for text, the one beside the model. scoring:
@@ -85,6 +88,7 @@ def generate(
     if constraint is None:
         raise ArgumentError("constraint is missing: expected one for all prompts, or one for each")
     config = model.generation_config if generation_config is None else generation_config
+    _check_settings(vars(config), is_own=generation_config is not None)
     beams = num_beams or config.num_beams or 1
     texts = num_return_sequences or config.num_return_sequences or 1
     if not 1 <= texts <= beams:
@@ -124,6 +128,19 @@ def generate(
     for b, rows in enumerate(tokens):
         scores_BN[b, : len(rows)] = result.scores[b, : min(texts, len(rows))]
     return GenerateOutput(sequences=sequences, sequences_scores=torch.from_numpy(scores_BN.ravel()), result=result)
+
+
+def _check_settings(settings: Mapping[str, Any], *, is_own: bool) -> None:
+    """Refuse settings of the caller's own generation config that this search does not apply, and warn of the model's."""
+    names = changing_settings(settings, lambda token: True, same_length=False, applied=False)
+    if names and is_own:
+        raise ArgumentError(f"generation_config sets {shown(settings, names)}: expected none of it for exact constrained beams")
+    if names:
+        warnings.warn(
+            f"the model's generation config sets {shown(settings, names)}: exact constrained beams do not apply it",
+            GenerationSettingsWarning,
+            stacklevel=3,
+        )
 
 
 def _search_items(

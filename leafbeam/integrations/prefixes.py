@@ -99,6 +99,12 @@ class PrefixTracker:
         return cpu.children(self._arrays, depth, lo_SBK, hi_SBK, self._bound)[:2]
 
 
+def occurs(version: Version, tokens: CodeTokens, token: int) -> bool:
+    """Return whether an item of the version has this token at any level. Cost: a pass over the levels whose code it is."""
+    levels = [pair for segment in version.segments for pair in zip(segment.trie.levels, tokens.levels, strict=True)]
+    return any((code := own.code_of(token)) >= 0 and bool((level.plain_codes == code).any()) for level, own in levels)
+
+
 class LegalTokens:
     """The legal tokens after one prefix at a time, with those of the last few thousand prefixes cached.
 

@@ -17,8 +17,9 @@ from torch import Tensor
 from leafbeam.decode.results import BatchFilters, DenyLists, SearchResult, check_batch, collect_items
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie, Version
+from leafbeam.integrations.generate_call import GenerateCall, changed_by
 from leafbeam.integrations.masking import Normalisation, ScoreMasker
-from leafbeam.integrations.prefixes import LegalTokens, PrefixTracker
+from leafbeam.integrations.prefixes import LegalTokens, PrefixTracker, occurs
 from leafbeam.model.code_tokens import CodeTokens, CodeTokensLike, check_sequences
 from leafbeam.ops.backend import to_numpy
 
@@ -83,6 +84,8 @@ class TrieLogitsProcessor:
         self._max_token = max(self.tokens.max_token, eos_token_id)
         self._batch = len(self._requests)
         self._last_depth = -1
+        self._call: GenerateCall | None = None
+        self._returned: set[tuple[int, int]] = set()  # (requests, sequences of each) of the calls of `generate` so far
         self.num_tokens = self.version.num_levels
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -99,6 +102,8 @@ class TrieLogitsProcessor:
         depth = columns - self.prompt_length
         if depth < 0 or score_rows != rows or width <= self._max_token or rows % self._batch:
             raise self._shape_error(input_ids, scores)
+        if depth == 0 or depth != self._last_depth + 1:
+            self._begin(rows)
         self._last_depth = depth
         out = scores if self.in_place else torch.empty_like(scores)
         if depth < self.num_tokens:
@@ -112,9 +117,23 @@ class TrieLogitsProcessor:
             raise ArgumentError(
                 f"the {depth} tokens after the prompt are a prefix of an allowed item in no row (first row: "
                 f"{input_ids[0, self.prompt_length :].tolist()}): is prompt_length={self.prompt_length} the number of columns "
-                f"of the prompts?"
+                f"of the prompts?{self._remark()}"
             )
         return out
+
+    def _begin(self, num_rows: int) -> None:
+        """Check the settings of the `generate` that begins. Raises ArgumentError. Warns GenerationSettingsWarning."""
+        self._call = GenerateCall.current()
+        if self._call is None:
+            return
+        same_length = not self._variable_length
+        self._call.check(
+            eos_token_id=self.eos_token_id, is_code=self._is_code, num_tokens=self.num_tokens, same_length=same_length
+        )
+        self._returned.add((num_rows // self._call.rows_per_request, self._call.num_return_sequences))
+
+    def _is_code(self, token: int) -> bool:
+        return token != self.eos_token_id and occurs(self.version, self.tokens, token)
 
     def results(self, sequences: Tensor, scores: Tensor | None = None, *, num_return_sequences: int = 1) -> SearchResult:
         """The items in the output of `generate`, best first, as `BeamSearch.run` returns them.
@@ -136,13 +155,20 @@ class TrieLogitsProcessor:
                 f"the scores have shape {tuple(scores.shape)}: expected one for each of {len(sequences)} sequences"
             )
         check_sequences(sequences, self.prompt_length)
+        self._check_requests(sequences, width)
+        scores_R = np.full(len(sequences), np.nan, np.float32) if scores is None else to_numpy(scores)
+        if scores is not None and np.isnan(scores_R).any():
+            row = int(np.isnan(scores_R).argmax())
+            raise ArgumentError(f"the score of sequence {row}, of request {row // width}, is NaN. {self._cause()}")
         tokens_RL = self._whole_items(to_numpy(sequences)[:, self.prompt_length :])
         self._check_complete(tokens_RL, sequences.shape[1] - self.prompt_length)
         self._prefixes.advance(torch.from_numpy(tokens_RL), 0, self.num_tokens)
         rows_of = _distinct(tokens_RL, self._prefixes.legal_R(self.num_tokens), width)
+        if not all(len(rows) for rows in rows_of):
+            self._check_lost(tokens_RL, [request for request, rows in enumerate(rows_of) if not len(rows)], width)
+            self._prefixes.advance(torch.from_numpy(tokens_RL), 0, self.num_tokens)
         ranges_2SBK = np.zeros((2, len(self.version.segments), batch_size, width), np.int64)
         scores_BK = np.full((batch_size, width), -np.inf, np.float32)
-        scores_R = np.full(len(sequences), np.nan, np.float32) if scores is None else to_numpy(scores)
         for request, rows in enumerate(rows_of):
             ranges_2SBK[:, :, request, : len(rows)] = self._prefixes.ranges_D2SR[self.num_tokens][:, :, rows]
             scores_BK[request, : len(rows)] = scores_R[rows]
@@ -170,10 +196,53 @@ class TrieLogitsProcessor:
             self._prefixes.advance(torch.from_numpy(tokens_RL), 0, length)
             unfinished_R = self._prefixes.legal_R(length) & ~(tokens_RL[:, :length] == self.eos_token_id).any(1)
             if unfinished_R.any():
+                has_room = self._call is not None and self._call.max_new_tokens >= self.num_tokens
+                remedy = f"pass max_new_tokens={self.num_tokens} (num_tokens of this processor)"
+                remedy = "pass no stopping criterion or time limit that ends items" if has_room else remedy
                 raise ArgumentError(
                     f"`generate` stopped after {length} tokens inside {int(unfinished_R.sum())} items, and an item has up to "
-                    f"{self.num_tokens}: pass max_new_tokens={self.num_tokens} (num_tokens of this processor)"
+                    f"{self.num_tokens}: {remedy}"
                 )
+
+    def _check_requests(self, sequences: Tensor, width: int) -> None:
+        """Raise ArgumentError unless each `width` rows in turn are the sequences of one request."""
+        returned = {each for requests, each in self._returned if requests * each == len(sequences)}
+        prompts = sequences[:, : self.prompt_length].unflatten(0, (-1, width))
+        if (returned and width not in returned) or bool((prompts != prompts[:, :1]).any()):
+            each = f"{max(returned)} sequences" if returned else "fewer sequences"
+            raise ArgumentError(
+                f"num_return_sequences is {width}, but `generate` returned {each} for each request: pass the number passed to "
+                "`generate`"
+            )
+
+    def _check_lost(self, tokens_RL: NDArray[np.int64], requests: Sequence[int], width: int) -> None:
+        """Raise ArgumentError for a request without an item if a processor after this one took its items away."""
+        if self._call is None:
+            return
+        own, has_beams = self._call.processors_after(self), (self._call.config.num_beams or 1) > 1
+        length_R, was_legal_R = np.zeros(len(tokens_RL), np.int64), np.ones(len(tokens_RL), np.bool_)
+        for depth in range(self.num_tokens):
+            self._prefixes.advance(torch.from_numpy(tokens_RL), 0, depth)
+            was_legal_R &= self._prefixes.legal_R(depth)
+            length_R[was_legal_R] = depth
+        self._prefixes.advance(torch.from_numpy(tokens_RL), 0, 0)
+        has_items_R = self._prefixes.legal_R(0)
+        for row in (request * width + row for request in requests for row in range(width)):
+            token = int(tokens_RL[row, length_R[row]])
+            # Where processors before this one left nothing, a row has its end token; beams have any tokens there.
+            is_excluded = token not in (-1, self.eos_token_id) and not has_beams
+            if has_items_R[row] and (own or is_excluded):
+                raise ArgumentError(
+                    f"request {row // width} has no item: after {length_R[row]} tokens of an item, `generate` took one that "
+                    f"this processor excludes. {self._cause()}"
+                )
+
+    def _cause(self) -> str:
+        return changed_by([] if self._call is None else self._call.processors_after(self))
+
+    def _remark(self) -> str:
+        own = [] if self._call is None else self._call.processors_after(self)
+        return f" {changed_by(own)}" if own else ""
 
     def _whole_items(self, tokens_Rt: NDArray[np.int64]) -> NDArray[np.int64]:
         """(R, L): cut or padded to whole items; in an index of sequences, padded with the end token after the first one."""
@@ -220,6 +289,10 @@ def prefix_allowed_tokens_fn(
     tokens = CodeTokens.for_index(code_tokens, version, eos_token_id)
     requests = check_batch(version, _num_requests(filters, deny), filters, deny)
     legal = LegalTokens(version, tokens, eos_token_id, requests)
+    same_length = version.segments[0].trie.end_code is None
+
+    def is_code(token: int) -> bool:
+        return token != eos_token_id and occurs(version, tokens, token)
 
     def allowed_tokens(batch_id: int, input_ids: Tensor) -> list[int]:
         request = int(batch_id) if len(requests) > 1 else 0
@@ -227,6 +300,8 @@ def prefix_allowed_tokens_fn(
             raise ArgumentError(f"request {request} has no entry in filters or deny, which name {len(requests)} requests")
         check_sequences(input_ids[None], prompt_length)
         generated = input_ids[prompt_length : prompt_length + version.num_levels].tolist()
+        if not generated and batch_id == 0 and (call := GenerateCall.current()) is not None:
+            call.check(eos_token_id=eos_token_id, is_code=is_code, num_tokens=version.num_levels, same_length=same_length)
         return legal.after(request, generated)
 
     return allowed_tokens
