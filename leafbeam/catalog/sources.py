@@ -1,4 +1,4 @@
-"""Sources of a table of items: Arrow, Parquet, CSV, PostgreSQL."""
+"""Sources of a table of items: Arrow, files, PostgreSQL."""
 
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
@@ -19,8 +19,12 @@ import pyarrow as pa
 
 from leafbeam.errors import DataError
 from leafbeam.extras import require
+from leafbeam.tables import open_parquet, read_ids, read_table
+from leafbeam.tables.parquet import read_batches
+from leafbeam.tables.reader import SUFFIXES
 
 log = logging.getLogger("leafbeam.catalog")
+_BATCH = 1 << 16  # rows
 
 # Types that are selected as they are; all others are cast to text.
 _PLAIN = re.compile(
@@ -114,7 +118,7 @@ def copy_items(connection: duckdb.DuckDBPyConnection, source: ItemSource) -> Non
     elif isinstance(source, str | os.PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]
         _copy_file(connection, Path(source))
     else:
-        expected = "a pyarrow.Table such as pa.table({...}), a PostgresTable, or the path of a .parquet or .csv file"
+        expected = "a pyarrow.Table such as pa.table({...}), a PostgresTable, or the path of a file in Parquet, CSV or JSON"
         raise DataError(f"the items are a {type(source).__name__}: expected {expected}")
 
 
@@ -148,30 +152,23 @@ def _copy_arrow(connection: duckdb.DuckDBPyConnection, rows: pa.Table | pa.Recor
 
 def _copy_file(connection: duckdb.DuckDBPyConnection, source: Path) -> None:
     if not source.is_file():
-        raise DataError(f"there is no file {source}: expected a .parquet or .csv file of items")
+        raise DataError(f"there is no file {source}: expected a file of items in Parquet, CSV or JSON")
     if source.suffix == ".parquet":
-        try:
-            relation = connection.read_parquet(str(source))
-            check_columns(relation.columns, str(source))
-            relation.create("items")
-        except RuntimeError as error:  # of DuckDB's bindings, no duckdb.Error
-            raise DataError(f"{source} is damaged, or has a column whose name is not UTF-8 ({error}): rename it") from error
-        except duckdb.Error as error:
-            if isinstance(error, duckdb.OperationalError) and str(source) not in str(error):  # of the catalog's file
-                raise
-            raise DataError(f"{source} cannot be read as Parquet ({error}): write it again, or restore it") from error
-    elif source.suffix == ".csv":
-        check_columns(connection.read_csv(str(source)).columns, str(source))
-        # First as text: reading 007 as a number would lose the zeros.
-        connection.read_csv(str(source), dtype={"item_id": "VARCHAR"}).create("items")
-        all_integers = connection.execute(
-            "SELECT coalesce(bool_and(TRY_CAST(item_id AS BIGINT)::VARCHAR IS NOT DISTINCT FROM item_id), false) FROM items"
-        ).fetchall()[0][0]
-        if all_integers:
-            connection.execute("ALTER TABLE items ALTER item_id TYPE BIGINT")
-            log.info("the item ids of %s are read as whole numbers; to keep them text, pass an Arrow table of text ids", source)
-    else:
-        raise DataError(f"{source} has to end in .parquet or .csv")
+        with open_parquet(source) as file:
+            check_columns(file.schema_arrow.names, str(source))
+            rows = pa.RecordBatchReader.from_batches(file.schema_arrow, read_batches(source, _BATCH))
+            _copy_arrow(connection, rows, {})
+        return
+    if not source.name.endswith(SUFFIXES):
+        raise DataError(f"{source}: expected a file of items that ends in {', '.join(SUFFIXES)}")
+    table = read_table(source, ids=("item_id",))
+    check_columns(table.table.column_names, str(source))
+    ids = read_ids(table, "item_id", "item_of_items")
+    numbers = ids.as_numbers() if table.is_text else ids
+    if numbers is not ids:
+        log.info("the item ids of %s are read as whole numbers; to keep them text, pass an Arrow table of text ids", source)
+    number = table.table.column_names.index("item_id")
+    _copy_arrow(connection, table.table.set_column(number, "item_id", numbers.column), {})
 
 
 def _duckdb_cast(postgres_type: str) -> str | None:

@@ -5,8 +5,9 @@ Shapes: n rows of a batch, L levels.
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError, CodesError, DataError, ItemIdError
 from leafbeam.index.items import ids_from_arrow
+from leafbeam.tables import SourceTable, open_parquet, read_ids
+from leafbeam.tables.parquet import read_batches
+from leafbeam.tables.table import listed, nth_row
 
 _BATCH = 1 << 17
 _SIZES_KEY = b"leafbeam.codebook_sizes"  # metadata that `fit-sids` writes
@@ -55,7 +59,7 @@ class CodesTable:
         num_levels = num_rows = 0
         sizes_in_file: tuple[int, ...] | None = None
         for file in files:
-            with _opened(file) as parquet:
+            with open_parquet(file) as parquet:
                 schema = parquet.schema_arrow
                 if file == files[0]:
                     id_column = found_id_column(schema.names, id_column)
@@ -98,7 +102,7 @@ class CodesTable:
         """The largest code of each column by the files' own statistics; None where a file has none. Reads no rows."""
         largest: dict[str, int | None] = dict.fromkeys(self.columns, 0)
         for file in self.files:
-            with _opened(file) as parquet:
+            with open_parquet(file) as parquet:
                 groups = [parquet.metadata.row_group(group) for group in range(parquet.metadata.num_row_groups)]
                 for column in (group.column(number) for group in groups for number in range(group.num_columns)):
                     name, statistics = column.path_in_schema.split(".")[0], column.statistics
@@ -115,24 +119,24 @@ class CodesTable:
         """(codes_nL, item_ids) of up to 131,072 rows at a time. Raises DataError, CodesError and ItemIdError with the row."""
         first = 0
         for file in self.files:
-            with _opened(file) as parquet:
-                for batch in _batches(file, parquet, _BATCH, [self.id_column, *self.columns]):
-                    yield self._codes(file, batch, first), _ids(file, batch[self.id_column], first)
-                    first += len(batch)
+            for batch in read_batches(file, _BATCH, [self.id_column, *self.columns]):
+                where = partial(_nth_row, first)
+                yield self._codes(file, batch, where), _ids(file, batch[self.id_column], where)
+                first += len(batch)
 
-    def _codes(self, file: Path, batch: Any, first: int) -> NDArray[np.integer]:
+    def _codes(self, file: Path, batch: Any, where: Callable[[int], str]) -> NDArray[np.integer]:
         if self.columns != ("codes",):
-            return np.stack([_numbers(file, name, batch[name], first) for name in self.columns], axis=1)
+            return np.stack([_numbers(file, name, batch[name], where) for name in self.columns], axis=1)
         lists = batch["codes"]
         if lists.null_count:
-            raise CodesError(f"{file}: row {first + _first_null(lists):,} has no codes: expected {self.num_levels}")
+            raise CodesError(f"{file}: {where(_first_null(lists))} has no codes: expected {self.num_levels}")
         if not pa.types.is_fixed_size_list(lists.type):
             lengths = lists.value_lengths().to_numpy(zero_copy_only=False)
             wrong = np.flatnonzero(lengths != self.num_levels)
             if wrong.size:
                 row = int(wrong[0])
-                raise CodesError(f"{file}: row {first + row:,} has {lengths[row]} codes: expected {self.num_levels}")
-        flat = _numbers(file, "codes", lists.flatten(), first, self.num_levels)
+                raise CodesError(f"{file}: {where(row)} has {lengths[row]} codes: expected {self.num_levels}")
+        flat = _numbers(file, "codes", lists.flatten(), where, self.num_levels)
         return flat.reshape(len(batch), self.num_levels)
 
 
@@ -141,44 +145,23 @@ def found_id_column(names: Sequence[str], id_column: str) -> str:
     return id_column if id_column in names else _ITEM_ID
 
 
-def codes_of_table(file: Path, table: Any, id_column: str) -> list[tuple[NDArray[np.integer], NDArray[np.generic]]]:
-    """(codes_nL, item_ids) of a table with a column a level, of a file in another format. Raises as `CodesTable.batches`."""
-    id_column = found_id_column(table.schema.names, id_column)
-    names = _code_columns(file, table.schema, id_column)
-    return [
-        (np.stack([_numbers(file, name, batch[name], 0) for name in names], axis=1), _ids(file, batch[id_column], 0))
-        for batch in table.combine_chunks().to_batches()
-    ]
+def codes_of_table(file: Path, source: SourceTable, id_column: str) -> tuple[NDArray[np.integer], NDArray[np.generic]]:
+    """Return (codes_nL, item_ids) of a table with a column a level, in another format. Raises as `CodesTable.batches`."""
+    id_column = found_id_column(source.table.column_names, id_column)
+    names = _code_columns(file, source.table.schema, id_column)
+    ids = read_ids(source, id_column, "item_of_items")
+    columns = [_numbers(file, name, source.table[name], source.where) for name in names]
+    return np.stack(columns, axis=1), ids_from_arrow(ids.column)
 
 
-def _opened(file: Path) -> pq.ParquetFile:
-    try:
-        return pq.ParquetFile(file, buffer_size=1 << 20, page_checksum_verification=True)
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{file} cannot be read as Parquet ({error}): {_EXPECTED}") from error
-
-
-def _batches(file: Path, parquet: pq.ParquetFile, size: int, columns: list[str]) -> Iterator[Any]:
-    """The file's record batches. Raises DataError where they cannot be read."""
-    batches = parquet.iter_batches(size, columns=columns)
-    read = 0
-    while True:
-        try:
-            batch = next(batches, None)
-            if batch is not None:
-                batch.validate(full=True)  # lists of a damaged file may end before they begin
-        except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{file} cannot be read beyond row {read:,} ({error}): write it again") from error
-        if batch is None:
-            return
-        read += len(batch)
-        yield batch
+def _nth_row(first: int, row: int) -> str:
+    return nth_row(first + row)
 
 
 def _code_columns(file: Path, schema: Any, id_column: str) -> tuple[str, ...]:
     names = schema.names
     if id_column not in names:
-        raise DataError(f"{file} has the columns {', '.join(names) or '(none)'}: {_EXPECTED}; --item-column names other ids")
+        raise DataError(f"{file} has the columns {listed(names)}: {_EXPECTED}; --item-column names other ids")
     if "codes" in names:
         kind = schema.field("codes").type
         lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
@@ -196,7 +179,7 @@ def _code_columns(file: Path, schema: Any, id_column: str) -> tuple[str, ...]:
                 if not pa.types.is_integer(schema.field(name).type):
                     raise DataError(f"{file} has {name} of type {schema.field(name).type}: expected whole numbers")
             return columns
-    raise DataError(f"{file} has the columns {', '.join(names)}: {_EXPECTED}")
+    raise DataError(f"{file} has the columns {listed(names)}: {_EXPECTED}")
 
 
 def _list_levels(file: Path, parquet: pq.ParquetFile, codebook_sizes: Sequence[int] | None) -> int:
@@ -208,7 +191,7 @@ def _list_levels(file: Path, parquet: pq.ParquetFile, codebook_sizes: Sequence[i
     sizes = codebook_sizes or _sizes_in(file, schema.metadata or {}) or ()
     if len(sizes) > 1:
         return len(sizes)
-    for batch in _batches(file, parquet, 1, ["codes"]):
+    for batch in read_batches(file, 1, ["codes"]):
         if len(batch) and batch["codes"][0].is_valid:
             return len(batch["codes"][0])
     return len(sizes)
@@ -226,20 +209,19 @@ def _sizes_in(file: Path, metadata: dict[bytes, bytes]) -> tuple[int, ...] | Non
 
 
 def _first_null(column: Any) -> int:
-    return int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+    return int(np.argmax(np.asarray(column.is_null())))
 
 
-def _numbers(file: Path, name: str, column: Any, first: int, per_row: int = 1) -> NDArray[np.integer]:
+def _numbers(file: Path, name: str, column: Any, where: Callable[[int], str], per_row: int = 1) -> NDArray[np.integer]:
     if column.null_count:
-        row = first + _first_null(column) // per_row
-        raise CodesError(f"{file}: row {row:,} has a null in {name}: expected a whole number")
-    return column.to_numpy(zero_copy_only=False)
+        raise CodesError(f"{file}: {where(_first_null(column) // per_row)} has no number in {name}: expected a whole number")
+    return column.to_numpy(zero_copy_only=False) if isinstance(column, pa.Array) else column.to_numpy()
 
 
-def _ids(file: Path, column: Any, first: int) -> NDArray[np.generic]:
+def _ids(file: Path, column: Any, where: Callable[[int], str]) -> NDArray[np.generic]:
     """Item ids as int64, or as UTF-8 bytes of fixed width."""
     if column.null_count:
-        raise ItemIdError(f"{file}: row {first + _first_null(column):,} has no item_id: expected a whole number or a text")
+        raise ItemIdError(f"{file}: {where(_first_null(column))} has no item_id: expected a whole number or a text")
     try:
         return ids_from_arrow(column)
     except ItemIdError as error:

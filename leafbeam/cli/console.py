@@ -6,7 +6,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -81,6 +81,19 @@ def done(console: Console, result: str, *, since: float) -> None:
     """Print what was made and the seconds it took. since: `time.perf_counter()` at the start of the work."""
     seconds = time.perf_counter() - since
     console.print(Text.assemble(("✓ ", "green"), result, (f"  ({seconds:,.1f} s)", "dim")), soft_wrap=True)
+
+
+def show_types(console: Console, table: Any) -> None:
+    """Print the columns of an Arrow table with the types that were read, and how many values are missing."""
+    from leafbeam.tables import describe
+
+    empty = {name: table[name].null_count for name in table.column_names}
+    console.print(
+        f"Read as: {describe(dict(zip(table.column_names, table.schema.types, strict=True)), empty)}",
+        style="dim",
+        soft_wrap=True,
+        markup=False,
+    )
 
 
 def next_step(console: Console, *words: str | Path) -> None:

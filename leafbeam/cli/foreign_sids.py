@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv as pacsv
 from numpy.typing import NDArray
 
 from leafbeam.cli.codes import CodesTable, codes_of_table, found_id_column
@@ -19,7 +18,8 @@ from leafbeam.errors import ArgumentError, CodesError, DataError, short_repr
 from leafbeam.extras import require
 from leafbeam.files import open_regular
 from leafbeam.index.items import decode_ids
-from leafbeam.train.json_tables import read_json
+from leafbeam.tables import read_array, read_table
+from leafbeam.tables.json_rows import read_json, read_json_table
 
 FORMATS = (".parquet", ".csv", ".csv.gz", ".jsonl", ".ndjson", ".json", ".pt", ".pth", ".npy")
 _TOKEN = re.compile(r"(.*?)(\d+)(\D*)", re.DOTALL)
@@ -66,7 +66,8 @@ def read_sids(path: Path, *, id_column: str = "item_id") -> ForeignSids:
         return _joined(path, list(table.batches()), codebook_sizes=table.codebook_sizes)
     try:
         if path.name.endswith((".csv", ".csv.gz")):
-            return _joined(path, codes_of_table(path, _read_csv(path, id_column), id_column), is_text_file=True)
+            table = read_table(path, ids=(id_column, "item_id"))
+            return _joined(path, [codes_of_table(path, table, id_column)], is_text_file=True)
         if path.name.endswith((".jsonl", ".ndjson", ".json")):
             return _of_json(path, id_column)
     except (OSError, EOFError, ValueError, RecursionError, MemoryError, pa.ArrowException) as error:
@@ -74,16 +75,10 @@ def read_sids(path: Path, *, id_column: str = "item_id") -> ForeignSids:
             raise
         raise DataError(f"{path} cannot be read: {error}") from error
     if path.name.endswith(".npy"):
-        return _of_matrix(path, _array(path))
+        return _of_matrix(path, read_array(path))
     if path.name.endswith((".pt", ".pth")):
         return _of_torch(path)
     raise ArgumentError(f"{path}: expected a file of Semantic IDs that ends in {', '.join(FORMATS)}")
-
-
-def _read_csv(path: Path, id_column: str) -> pa.Table:
-    ids = {id_column: pa.string(), "item_id": pa.string()}
-    convert = pacsv.ConvertOptions(column_types=ids, strings_can_be_null=True)
-    return pacsv.read_csv(path, convert_options=convert)
 
 
 def _joined(
@@ -115,14 +110,6 @@ def _of_matrix(path: Path, array: Any) -> ForeignSids:
     return _joined(path, [(codes_NL, np.arange(len(codes_NL)))])
 
 
-def _array(path: Path) -> NDArray[Any]:
-    try:
-        with open_regular(path) as file:
-            return np.lib.format.read_array(file, allow_pickle=False)
-    except Exception as error:  # its parser of headers raises any
-        raise DataError(f"{path} cannot be read as an array: {error}") from error
-
-
 def _of_torch(path: Path) -> ForeignSids:
     require(f"reading {path.name}", "torch")
     import torch
@@ -143,7 +130,7 @@ def _of_torch(path: Path) -> ForeignSids:
 
 
 def _of_json(path: Path, id_column: str) -> ForeignSids:
-    content = read_json(path)
+    content, where = read_json(path)
     if isinstance(content, dict):
         return _of_lists(path, cast("dict[Any, Any]", content), is_text_file=True)
     rows: list[Any] = content if isinstance(content, list) else [content]
@@ -155,12 +142,12 @@ def _of_json(path: Path, id_column: str) -> ForeignSids:
         for number, row in enumerate(rows):
             item_id = row.get(id_column)
             if isinstance(item_id, bool) or not isinstance(item_id, int | str):
-                raise DataError(f"{path}: row {number:,} has {id_column} {short_repr(item_id)}: expected a number or a text")
+                raise DataError(f"{path}: {where(number)} has {id_column} {short_repr(item_id)}: expected a number or a text")
             if item_id in by_id:
-                raise DataError(f"{path}: item {short_repr(item_id)} is in row {number:,} and before: keep one")
+                raise DataError(f"{path}: item {short_repr(item_id)} is in {where(number)} and before: keep one")
             by_id[item_id] = row.get("codes")
         return _of_lists(path, by_id)
-    return _joined(path, codes_of_table(path, pa.Table.from_pylist(rows), id_column))
+    return _joined(path, [codes_of_table(path, read_json_table(path, id_column), id_column)])
 
 
 def _of_lists(path: Path, by_id: Mapping[Any, Any], *, is_text_file: bool = False) -> ForeignSids:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from leafbeam.cli.console import done, stdout
+from leafbeam.cli.console import done, show_types, stdout
 from leafbeam.cli.options import DEFAULT_RUN, Format, Order, RunOption, TimeUnit, option, split_names
 from leafbeam.cli.parse import parse_sizes
 from leafbeam.cli.run import RunDirectory
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from leafbeam.cli.foreign_sids import ForeignSids
     from leafbeam.model import AnyModel
+    from leafbeam.tables import SourceTable
     from leafbeam.train import InteractionLog
 
 MODEL = "The model's tokens and prompts"
@@ -54,14 +55,16 @@ def import_run(
     time_column: Annotated[str, option("--time-column", "Its time.", LOG)] = "timestamp",
     time_unit: Annotated[TimeUnit, option("--time-unit", "Unit of numbers.", LOG, metavar="s|ms|us|ns")] = "s",
     order: Annotated[Order, option("--order", "file: no times needed.", LOG, metavar="NAME")] = "time",
+    delimiter: Annotated[str, option("--delimiter", "The delimiter of CSV: one character, or tab.")] = ",",
+    encoding: Annotated[str, option("--encoding", "The encoding of CSV, such as latin-1 or utf-16.")] = "utf-8",
 ) -> None:
     """Make a run of Semantic IDs, items and a model from elsewhere, ready to serve.
 
     Without --model, train one on --data.
     """
     paths = RunDirectory(run)
-    if paths.sids.exists():
-        raise ConflictError(f"{paths.sids} exists: name another --run, or remove that one")
+    if model is not None and paths.model.exists():
+        raise ConflictError(f"{paths.model} exists: name another --run, or remove that one")
     if tokens is not None and first_token is not None:
         raise ArgumentError("expected one of --tokens and --first-token: the names of tokens, or where they begin")
     for flag, value in (("--tokens", tokens), ("--first-token", first_token), ("--prompt", prompt), ("--separator", separator)):
@@ -76,16 +79,20 @@ def import_run(
     from leafbeam.cli.index import build_run
     from leafbeam.semid import SidTable
     from leafbeam.semid.table import numpy_ids
+    from leafbeam.tables import CsvFormat, read_table
     from leafbeam.train.item_join import with_items
 
     console, began = stdout(), time.perf_counter()
+    form = CsvFormat(delimiter="\t" if delimiter == "tab" else delimiter, encoding=encoding)
     found = read_sids(sids, id_column=item_column)
     source = Source(path=data, kind=kind)
     if kind == "tables":
         source = replace(source, user_column=user_column, item_column=item_column, time_column=time_column)
         source = replace(source, time_unit=time_unit, order=order, text_ids=text_ids)
+        source = replace(source, delimiter=form.delimiter, encoding=form.encoding)
     log = None if data is None else source.read()
-    table, without_sid = _items(found, items, log, item_column, text_ids=text_ids)
+    offered = None if items is None else read_table(items, ids=(item_column,), form=form)
+    table, without_sid = _items(found, offered, log, item_column, text_ids=text_ids)
     if log is not None:
         with_items(log, table)  # its mistakes are said now, not by `evaluate`
     loaded, codes_NL = None, found.numbers_NL
@@ -97,6 +104,8 @@ def import_run(
     codebook_sizes = given_sizes or found.codebook_sizes or tuple((found.numbers_NL.max(axis=0) + 1).tolist())
     sid_table = SidTable(item_ids=numpy_ids(table["item_id"]), codes=codes_NL, codebook_sizes=codebook_sizes)
 
+    if paths.sids.exists() and SidTable.load(paths.sids).digest != sid_table.digest:
+        raise ConflictError(f"{paths.sids} has other Semantic IDs: name another --run, or remove that one")
     run.mkdir(parents=True, exist_ok=True)
     with replacing(paths.items) as part:
         pq.write_table(table, part, write_page_checksum=True)
@@ -107,6 +116,7 @@ def import_run(
         prompts_shown = " ".join(map(str, [*around.before, "HISTORY", *around.after]))
         done(console, f"{paths.model}: {type(loaded).__name__}; prompts are the tokens {prompts_shown}", since=began)
     sid_table.save(paths.sids)
+    show_types(console, table)
     done(console, f"{paths.sids}: {len(sid_table):,} SIDs of {' x '.join(map(str, codebook_sizes))}", since=began)
     shared = np.unique(sid_table.codes, axis=0, return_counts=True)[1]
     counts = {"items without a SID left out": without_sid, "items share their SID with another": shared[shared > 1].sum()}
@@ -119,18 +129,19 @@ def import_run(
 
 
 def _items(
-    found: "ForeignSids", items: Path | None, log: "InteractionLog | None", item_column: str, *, text_ids: bool
+    found: "ForeignSids", items: "SourceTable | None", log: "InteractionLog | None", item_column: str, *, text_ids: bool
 ) -> tuple["pa.Table", int]:
     """The items of the SIDs with attributes, of a file or of the log; and how many items of it have no SID."""
     import pyarrow as pa
 
+    from leafbeam.tables import SourceTable
     from leafbeam.train.item_join import item_table
-    from leafbeam.train.tables import SourceTable, read_table
 
-    ids = SourceTable(pa.table({"item_id": pa.array(found.item_ids)}), found.source, found.is_text_file)
+    ids_table = pa.table({"item_id": pa.array(found.item_ids)})
+    ids = SourceTable(table=ids_table, source=found.source, is_text=found.is_text_file)
     if items is not None:
-        return item_table(ids, read_table(items, (item_column,)), item_column=item_column, text_ids=text_ids)
-    return item_table(ids, None if log is None else SourceTable(log.items, "the log"), text_ids=text_ids)
+        return item_table(ids, items, item_column=item_column, text_ids=text_ids)
+    return item_table(ids, None if log is None else SourceTable(table=log.items, source="the log"), text_ids=text_ids)
 
 
 def _load(

@@ -1,8 +1,9 @@
 """`leafbeam items`: items of a run come and go, in its directory or through its server."""
 
-import json
+import sys
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from leafbeam.cli.options import DEFAULT_RUN, RunOption, option
 from leafbeam.errors import ArgumentError, BatchError
 from leafbeam.extras import require
 
+BATCH = 1000  # items
 UrlOption = Annotated[
     str | None, option("--url", "The address of the run's server, in place of --run; LEAFBEAM_KEY has its key.")
 ]
@@ -29,6 +31,7 @@ def add(
     """Add an item, or replace it."""
     _require(url)
     from leafbeam.cli.item_writer import items_of
+    from leafbeam.tables.cells import parse_cell
 
     began = time.perf_counter()
     with items_of(run, url) as writer:
@@ -39,7 +42,7 @@ def add(
             name, equals, value = text.partition("=")
             if not equals or name in ("item_id", "codes", "vector"):
                 raise ArgumentError(f"{text!r:.80}: expected NAME=VALUE, such as price=19")
-            row[name] = _value_of(value, writer.columns.get(name, ""))
+            row[name] = parse_cell(value, writer.columns.get(name, ""))
         counts = writer.send("put", [row])
     done(stdout(), f"{item_id} was {'added' if counts.inserted else 'replaced'}", since=began)
 
@@ -66,33 +69,38 @@ def import_items(
     file: Annotated[Path, typer.Argument(help="JSON lines, JSON, CSV or Parquet; - for JSON lines on standard input.")],
     run: RunOption = DEFAULT_RUN,
     url: UrlOption = None,
+    delimiter: Annotated[str, option("--delimiter", "The delimiter of CSV: one character, or tab.")] = ",",
+    encoding: Annotated[str, option("--encoding", "The encoding of CSV, such as latin-1 or utf-16.")] = "utf-8",
 ) -> None:
     """Add or replace the items of a file: item_id, attributes and, if they are known, codes.
 
     Items are sent 1,000 at a time. A mistake ends the import and is named; the batches before it stay.
     """
     _require(url)
-    from leafbeam.cli.item_files import batches
     from leafbeam.cli.item_writer import items_of
+    from leafbeam.tables import CsvFormat, describe, read_rows
 
-    began = time.perf_counter()
+    began, form = time.perf_counter(), CsvFormat(delimiter="\t" if delimiter == "tab" else delimiter, encoding=encoding)
     inserted = updated = 0
+    values: Counter[str] = Counter()
     with items_of(run, url) as writer:
-
-        def parse(column: str, text: str) -> Any:
-            return _cell(text, "string" if column == "item_id" and writer.text_ids else writer.columns.get(column, ""))
-
-        for batch in batches(file, parse):
-            first = inserted + updated
+        types = {**writer.columns, "item_id": "string" if writer.text_ids else "int64"}
+        for batch in read_rows(file, BATCH, types=types, ids=("item_id",), form=form, stdin=sys.stdin.buffer):
             try:
-                counts = writer.send("put", _with_ids(batch, writer.text_ids))
+                counts = writer.send("put", _with_ids(batch.rows, writer.text_ids))
             except BatchError as error:
-                lines = {first + number: problem for number, problem in error.lines.items()}
-                raise BatchError(lines, len(batch)) from error
+                lines = {batch.line_of(number - 1): problem for number, problem in error.lines.items()}
+                raise BatchError(lines, len(batch.rows)) from error
             inserted, updated = inserted + counts.inserted, updated + counts.updated
+            for row in batch.rows:
+                values.update(row.keys())
     if not inserted + updated:
         raise ArgumentError(f"{file} has no items")
-    done(stdout(), f"{inserted:,} items added, {updated:,} replaced", since=began)
+    console = stdout()
+    empty = {name: inserted + updated - count for name, count in values.items()}
+    shown = describe({name: types.get(name, "") for name in values}, empty)
+    console.print(f"Read as: {shown}", style="dim", soft_wrap=True, markup=False)
+    done(console, f"{inserted:,} items added, {updated:,} replaced", since=began)
 
 
 def _require(url: str | None) -> None:
@@ -106,8 +114,8 @@ def _id_of(text: str, is_text: bool) -> int | str:
     return text if is_text else _number(text, "the item ids of this index are whole numbers")
 
 
-def _with_ids(rows: Sequence[dict[str, Any]], is_text: bool) -> list[dict[str, Any]]:
-    """Rows whose ids are text where those of the index are: a table may have them as numbers."""
+def _with_ids(rows: Sequence[Mapping[str, Any]], is_text: bool) -> list[Mapping[str, Any]]:
+    """Return rows whose ids are text if those of the index are: a table may have them as numbers."""
     return [{**row, "item_id": str(row["item_id"])} if is_text and type(row.get("item_id")) is int else row for row in rows]
 
 
@@ -116,21 +124,6 @@ def _number(text: str, place: str) -> int:
         return int(text)
     except ValueError:
         raise ArgumentError(f"{place}: expected a whole number, not {text!r:.80}") from None
-
-
-def _cell(text: str, kind: str) -> Any:
-    """The value of a cell of CSV; other programs write True for true."""
-    return _value_of(text.lower() if kind == "bool" else text, kind)
-
-
-def _value_of(text: str, kind: str) -> Any:
-    """A value as JSON where the column is not of text."""
-    if kind in ("string", "large_string", "string_view"):
-        return text
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
 
 
 app = typer.Typer(no_args_is_help=True, help="Add, remove and import items of a run, or of its server.")

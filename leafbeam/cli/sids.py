@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from leafbeam.cli.console import Bar, done, next_step, stdout
+from leafbeam.cli.console import Bar, done, next_step, show_types, stdout
 from leafbeam.cli.options import DEFAULT_RUN, Format, Order, RunOption, TimeUnit, option, split_names
 from leafbeam.cli.parse import parse_sizes
 from leafbeam.cli.run import RunDirectory
@@ -24,6 +24,7 @@ IRREGULAR = (
     "unseen_items",
     "rows_in_the_future",
     "rows_before_1980",
+    "tied_times",
 )
 PLOT_FORMATS = (".pdf", ".png", ".svg")
 
@@ -55,6 +56,9 @@ def fit_sids(
     delimiter: Annotated[str | None, option("--delimiter", "Of CSV: one character, or tab.", TABLES, default=",")] = None,
     items_delimiter: Annotated[
         str | None, option("--items-delimiter", "Of the CSV of items.", TABLES, default="as --delimiter")
+    ] = None,
+    encoding: Annotated[
+        str | None, option("--encoding", "The encoding of CSV, such as latin-1 or utf-16.", TABLES, default="utf-8")
     ] = None,
     k_core: Annotated[int | None, option("--core", "Keep users and items with so many rows.", TABLES, default="all")] = None,
     text: Annotated[str, option("--text", "tfidf, none, or a sentence model's name.", VECTORS)] = "tfidf",
@@ -97,6 +101,7 @@ def fit_sids(
         "text_ids": text_ids or None,
         "delimiter": "\t" if delimiter == "tab" else delimiter,
         "items_delimiter": "\t" if items_delimiter == "tab" else items_delimiter,
+        "encoding": encoding,
     }
     source = replace(remembered, **{name: value for name, value in given.items() if value is not None})
     embedding = EmbeddingConfig(text=text, text_columns=source.text_columns, **({"behaviour_dims": 0} if no_behaviour else {}))
@@ -124,6 +129,9 @@ def fit_sids(
         console.print(f"Item ids are {id_type}: requests name {example!r}", style="dim", soft_wrap=True)
     if notes := [f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count]:
         console.print(", ".join(notes), style="dim", soft_wrap=True)
+    show_types(console, log.items)
+    for note in log.report.notes:
+        console.print(f"Warning: {note}", style="yellow", soft_wrap=True)
     from leafbeam.semid import fit_sids as fit  # takes seconds: errors of the log come first
     from leafbeam.semid import load_vectors, plot_report
 

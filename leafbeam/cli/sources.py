@@ -51,6 +51,7 @@ class Source:
     text_ids: bool = False
     delimiter: str = ","
     items_delimiter: str | None = None
+    encoding: str = "utf-8"
     listed: Path | None = None
 
     def __post_init__(self) -> None:
@@ -60,7 +61,7 @@ class Source:
             return
         if self.items is not None and self.kind == "movielens":
             raise ArgumentError("--items goes with --format tables or amazon; MovieLens has movies.csv in its directory")
-        for name in (*_COLUMNS, "time_unit", "order", "text_ids", "delimiter", "items_delimiter"):
+        for name in (*_COLUMNS, "time_unit", "order", "text_ids", "delimiter", "items_delimiter", "encoding"):
             if getattr(self, name) != self.__dataclass_fields__[name].default:
                 flag = "--" + name.replace("_", "-")
                 raise ArgumentError(f"{flag} goes with --format tables; {self.kind} has columns and units of its own")
@@ -79,13 +80,13 @@ class Source:
         return self.read().items if self.listed is None else self._read_listed()
 
     def _read_listed(self) -> pa.Table:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
+        from leafbeam.tables import read_parquet
 
+        assert self.listed is not None
         try:
-            return pq.read_table(self.listed, page_checksum_verification=True)
-        except (OSError, ValueError, pa.ArrowException) as error:
-            raise DataError(f"{self.listed} cannot be read ({error}): import the run again") from error
+            return read_parquet(self.listed).table
+        except DataError as error:
+            raise DataError(f"{error}: import the run again") from error
 
     def _read_log(self) -> InteractionLog:
         from leafbeam.train import Columns, load_amazon, load_log, load_movielens
@@ -98,7 +99,7 @@ class Source:
             return load_movielens(self.path, k_core=self.k_core)
         is_file = self.path.is_file()
         if self.kind == "cornac" and not is_file:
-            raise DataError(f"{self.path} is no file: cornac's users, items and ratings are in one")
+            raise DataError(f"{self.path} is not a file: cornac's users, items and ratings are in one")
         return load_log(
             None if is_file else self.path,
             interactions=self.path if is_file else None,
@@ -115,6 +116,7 @@ class Source:
             text_ids=self.text_ids,
             delimiter=self.delimiter,
             items_delimiter=self.items_delimiter,
+            encoding=self.encoding,
             headerless=self.kind == "cornac",
         )
 

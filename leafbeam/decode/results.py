@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError, FilterError, short_repr
+from leafbeam.html_table import html_table
 from leafbeam.index import Filter, Trie, Version, VersionFilter
 from leafbeam.index.items import ItemIds
 from leafbeam.ops.backend import to_numpy
 from leafbeam.ops.constrain import Beams, RequestFilter, request_filters
-from leafbeam.tables import html_table
 
 # One filter for all requests, or one for each; the denied item ids of each request.
 BatchFilters = Filter | VersionFilter | Sequence[Filter | VersionFilter | None] | None

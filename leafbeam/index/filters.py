@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.errors import FilterError, ForeignFilterError, short_repr
+from leafbeam.html_table import html_table
 from leafbeam.index.bitmap import Bitmap
 from leafbeam.index.items import ItemTable
-from leafbeam.tables import html_table
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError, FilterError, ForeignFilterError, IndexFileError
+from leafbeam.html_table import html_table
 from leafbeam.index import bit_kernels as bits
 from leafbeam.index.bitmap import Bitmap
 from leafbeam.index.filters import Filter
@@ -18,7 +19,6 @@ from leafbeam.index.level import MAX_ITEMS, Level, check_codes, check_sizes, cod
 from leafbeam.index.level_builder import build_levels
 from leafbeam.index.sequences import SequenceTable, check_end_codes
 from leafbeam.index.tensor_file import FileKind, Tensors, expect, read, write
-from leafbeam.tables import html_table
 
 KIND = FileKind(key="leafbeam", noun="index", writer="Trie.save", newest=2, has_digest=False)
 

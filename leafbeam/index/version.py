@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError, ForeignFilterError
+from leafbeam.html_table import html_table
 from leafbeam.index.bitmap import Bitmap
 from leafbeam.index.filters import Filter, no_operand, no_truth
 from leafbeam.index.items import ItemIds, as_id_array, check_known
 from leafbeam.index.trie import Trie
-from leafbeam.tables import html_table
 
 MAX_SEGMENTS = 2
 _FEW_LEAVES = 4096

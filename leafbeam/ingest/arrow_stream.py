@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from leafbeam.errors import DataError
-from leafbeam.ingest.attributes import rows_of
+from leafbeam.tables.as_json import rows_of
 
 _MAX_COLUMNS = 1000
 _SLICE_VALUES = 20_000  # made objects at a time: some milliseconds in which no other thread runs

@@ -1,7 +1,4 @@
-"""Attributes of items as columns of the catalog's table: values of the types that the table has, or what is wrong with them.
-
-And the other way: rows of such a table as JSON has them.
-"""
+"""Attributes of items as columns of the catalog's table: values of the types that the table has, or what is wrong with them."""
 
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
@@ -12,7 +9,6 @@ from decimal import Decimal
 from math import isfinite
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 
 from leafbeam.errors import short_repr
@@ -30,36 +26,6 @@ def table_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema, names: Sequen
         for index, problem in found.items():
             problems.setdefault(index, f"{name}: {problem}")
     return pa.table(columns), problems
-
-
-def rows_of(table: pa.Table | pa.RecordBatch, *, exact: bool = True) -> list[dict[str, Any]]:
-    """The rows as JSON has them: times and exact numbers are text. exact: raise ArrowInvalid for times finer than microseconds;
-    else the rest is cut off.
-    """
-    # Of nanoseconds pyarrow would make values of pandas, where that is installed.
-    schema = pa.schema([field.with_type(_in_microseconds(field.type)) for field in table.schema])
-    table = table if schema.equals(table.schema) else table.cast(schema, safe=exact)
-    try:
-        rows = table.to_pylist()
-    except OverflowError:
-        if exact:
-            raise
-        values = (map(_value_of, column) for column in table.columns)
-        rows = [dict(zip(table.column_names, row, strict=True)) for row in zip(*values, strict=True)]
-    return msgspec.to_builtins(rows, enc_hook=str)
-
-
-def _value_of(scalar: Any) -> Any:
-    try:
-        return scalar.as_py()
-    except OverflowError:  # such as DuckDB's infinity
-        return "a time beyond the years 1 to 9999"
-
-
-def _in_microseconds(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_timestamp(kind) and kind.unit == "ns":
-        return pa.timestamp("us", kind.tz)
-    return pa.time64("us") if kind == pa.time64("ns") else kind
 
 
 def column_of(values: Sequence[Any], kind: pa.DataType) -> tuple[pa.Array, dict[int, str]]:

@@ -12,7 +12,7 @@ from leafbeam.errors import ArgumentError
 from leafbeam.retrieve.config import MemoryConfig
 
 MAX_STEP = 2.0  # of `Transitions.step`: counts up to 10^221, which float64 can add
-_DAY = 86_400_000_000  # microseconds
+_DAY = 86_400_000_000_000  # nanoseconds
 
 
 def item_dtype(num_items: int) -> type[np.uint16] | type[np.uint32]:
@@ -87,7 +87,7 @@ def count_pairs(
     config: MemoryConfig,
     times_E: NDArray[np.integer] | None = None,
 ) -> PairCounts:
-    """Count the pairs of each history, oldest item first. times_E: microseconds, for `config.half_life_days`.
+    """Count the pairs of each history, oldest item first. times_E: nanoseconds, for `config.half_life_days`.
 
     Cost: one sort of at most 2 * distances * E pairs. Raises ArgumentError for item rows out of range.
     """

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.extras import optional_imports
+from leafbeam.html_table import html_table
 from leafbeam.semid.table import SidTable
-from leafbeam.tables import html_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError, DataError
+from leafbeam.tables import read_array, read_parquet
 
 _MAX_VALUE = 1e12  # squares beyond it overflow float32
 
@@ -60,12 +60,13 @@ def load_vectors(path: str | Path, item_ids: NDArray[np.generic]) -> NDArray[np.
     if path.suffix not in (".npy", ".parquet"):
         raise DataError(f"{path.name} is neither .npy nor .parquet: convert the vectors to one of them")
     try:
-        vectors = _rows_of(pq.read_table(path), item_ids, path) if path.suffix == ".parquet" else np.load(path)
-    except (OSError, EOFError, ValueError, pa.ArrowException) as error:
+        vectors = _rows_of(read_parquet(path).table, item_ids, path) if path.suffix == ".parquet" else read_array(path)
+    except (OverflowError, ValueError, pa.ArrowException) as error:
+        if isinstance(error, DataError):
+            raise
         raise DataError(f"{path} cannot be read as vectors: {error}") from error
-    if not isinstance(vectors, np.ndarray) or vectors.ndim != 2 or len(vectors) != len(item_ids):
-        shape = getattr(vectors, "shape", "several arrays")
-        raise DataError(f"{path} has shape {shape}: {len(item_ids):,} rows are expected, one an item")
+    if vectors.ndim != 2 or len(vectors) != len(item_ids):
+        raise DataError(f"{path} has shape {vectors.shape}: {len(item_ids):,} rows are expected, one an item")
     return check_vectors(vectors, str(path))
 
 

@@ -19,11 +19,11 @@ from leafbeam.engine import Engine, ItemId
 from leafbeam.errors import DataError, LeafbeamError
 from leafbeam.index import Version
 from leafbeam.index.items import decode_ids, is_possible
-from leafbeam.ingest.attributes import rows_of
 from leafbeam.live.transaction import id_kind_of
 from leafbeam.serve.bounded_executor import BoundedExecutor
 from leafbeam.serve.catalog_schema import MAX_CHARACTERS, MAX_ITEMS, FoundItem, FoundItems
 from leafbeam.serve.errors import BodyError, error_response, unavailable_error
+from leafbeam.tables.as_json import rows_of
 
 _WHOLE = re.compile(r"-?[0-9]{1,19}")
 _MAX_BYTES = 4 << 20  # of the attributes in an answer, as Arrow has them

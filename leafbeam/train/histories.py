@@ -15,7 +15,7 @@ from leafbeam.errors import ArgumentError
 class Histories:
     """The items of each user, oldest first: those of user u are `items_E[indptr_U1[u]:indptr_U1[u + 1]]`.
 
-    indptr_U1: int64, ascending from 0 to E. items_E: int32, rows of the item table. times_E: int64 microseconds (UTC).
+    indptr_U1: int64, ascending from 0 to E. items_E: int32, rows of the item table. times_E: int64 nanoseconds (UTC).
 
     >>> h = Histories(indptr_U1=np.array([0, 2, 3]), items_E=np.array([4, 0, 1]), times_E=np.array([1, 2, 9]))
     >>> len(h), h[0].tolist()

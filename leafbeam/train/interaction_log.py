@@ -19,24 +19,26 @@ from numpy.typing import NDArray
 from leafbeam.errors import ArgumentError, DataError
 from leafbeam.semid.config import check_choice
 from leafbeam.semid.table import numpy_ids
-from leafbeam.train.foreign_tables import is_dataset, joined_features
-from leafbeam.train.histories import Histories
-from leafbeam.train.tables import (
+from leafbeam.tables import (
+    CsvFormat,
+    Ids,
     SourceTable,
     TimeUnit,
-    find_table,
-    id_column,
-    read_headerless,
+    listed,
+    nanoseconds,
+    read_ids,
     read_table,
-    same_id_type,
-    timestamps,
-    whole_numbers,
+    rows_of_lists,
+    same_type,
 )
+from leafbeam.tables.foreign import is_dataset, joined_features, read_ratings
+from leafbeam.tables.reader import SUFFIXES, find_table
+from leafbeam.train.histories import Histories
 
 Duplicates = Literal["drop", "keep"]
 Order = Literal["time", "file"]
 Unlisted = Literal["keep", "drop", "refuse"]
-_YEAR_1980 = 315_532_800 * 10**6  # in microseconds
+_YEAR_1980 = 315_532_800 * 10**9  # in nanoseconds
 Unseen = Literal["keep", "drop"]
 
 
@@ -49,10 +51,21 @@ class Columns:
     timestamp: str = "timestamp"
     item_of_items: str = "item_id"
 
+    def __post_init__(self) -> None:
+        names = (self.user, self.item, self.timestamp)
+        if len(set(names)) < len(names):
+            raise ArgumentError(
+                f"users, items and times are the columns {', '.join(map(repr, names))}: expected a column for each "
+                "(--user-column, --item-column, --time-column)"
+            )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogReport:
-    """Counts of what the loader read, kept and dropped."""
+    """Counts of what the loader read, kept and dropped.
+
+    tied_times: rows whose time is that of the same user's row before. notes: what is probably a mistake, in sentences.
+    """
 
     rows_read: int
     duplicates_dropped: int
@@ -65,13 +78,17 @@ class LogReport:
     users_out_of_order: int
     rows_in_the_future: int
     rows_before_1980: int
+    tied_times: int
     users_with_one_interaction: int
     users: int
     items: int
     interactions: int
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return "\n".join(f"{field.name.replace('_', ' '):28} {getattr(self, field.name):>12,}" for field in fields(self))
+        counts = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "notes"}
+        lines = [f"{name.replace('_', ' '):28} {count:>12,}" for name, count in counts.items()]
+        return "\n".join([*lines, *self.notes])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -116,15 +133,17 @@ def load_log(
     text_ids: bool = False,
     delimiter: str = ",",
     items_delimiter: str | None = None,
+    encoding: str = "utf-8",
     headerless: bool = False,
 ) -> InteractionLog:
     """Read a table of interactions (user, item, time) and, if there is one, a table of items; options as of `log_from_tables`.
 
     path: a directory with `interactions.parquet`, `.csv` or `.csv.gz` and optionally `items.*`; or name the two files.
-    In CSV, ids that are all plain whole numbers become int64; other ids ("007") stay text. delimiter: of CSV.
+    In CSV, ids that are all plain whole numbers become int64; other ids ("007") stay text. delimiter, encoding: of CSV.
     items_delimiter: of the table of items, if it has another one. headerless: interactions are lines of user, item, rating and
     perhaps time, as cornac has them. Raises DataError.
 
+    A column of items may hold lists, a user's items from the oldest on, with order="file" or with lists of as many times.
     Tables may also be JSON, files of RecBole (.inter, .item) and directories that Hugging Face's datasets saved; a table of
     items may be RecTools' (id, feature, value).
 
@@ -140,28 +159,37 @@ def load_log(
     if path is not None and interactions is None:
         if not Path(path).is_dir():
             if Path(path).exists():
-                raise DataError(f"{path} is no directory: name a table as interactions=FILE")
+                raise DataError(f"{path} is not a directory: name a table as interactions=FILE")
             raise DataError(f"there is no directory {path}: it should hold interactions.parquet (or .csv)")
         interactions = find_table(Path(path), "interactions")
         if interactions is None:
-            found = f"{path} holds no interactions.parquet, interactions.csv or interactions.csv.gz"
+            missing = f"{path} holds no {', '.join(f'interactions{suffix}' for suffix in SUFFIXES)}"
             how = "`leafbeam fit-sids --data FILE` (in Python interactions=FILE)"
-            raise DataError(f"{found}: rename the file, or name it with {how}")
+            raise DataError(f"{missing}: rename the file, or name it with {how}")
         items = items if items is not None else find_table(Path(path), "items")
     elif path is not None or interactions is None:
         raise ArgumentError("give either a directory, or interactions=FILE (and items=FILE)")
+    names = (columns.user, columns.item)
     taken = (
-        read_headerless(Path(interactions))
+        read_ratings(Path(interactions))
         if headerless
-        else read_table(Path(interactions), (columns.user, columns.item), delimiter=delimiter)
+        else read_table(
+            Path(interactions),
+            ids=names,
+            times=(columns.timestamp,),
+            only=(*names, columns.timestamp),
+            form=CsvFormat(delimiter=delimiter, encoding=encoding),
+            lists=columns.item,
+        )
     )
-    listed = None
+    offered = None
     if items is not None:
-        listed = read_table(Path(items), (columns.item_of_items,), delimiter=items_delimiter)
-        listed = listed._replace(table=joined_features(listed.table))
+        form = CsvFormat(delimiter=items_delimiter, encoding=encoding)
+        offered = read_table(Path(items), ids=(columns.item_of_items,), form=form)
+        offered = joined_features(offered)
     return log_from_tables(
         taken,
-        listed,
+        offered,
         columns=columns,
         time_unit=time_unit,
         duplicates=duplicates,
@@ -190,6 +218,7 @@ def log_from_tables(
 
     Times are numbers of `time_unit` since 1970, datetimes, dates or ISO 8601 text. Rules, each counted in `report`:
 
+    * a column of lists of items is a row for each item (see `load_log`);
     * each user's rows are sorted by time; equal times keep the file's order (order="file" keeps the file's order altogether,
       and needs no column of times: without one, a row's number is its time);
     * ids keep their type (text_ids=True makes all of them text);
@@ -203,8 +232,8 @@ def log_from_tables(
     * k_core=k drops users and items with fewer than k interactions until none is left; only the surviving items stay,
       whatever `unseen` says.
 
-    Raises DataError for missing columns, null or empty ids, ids of two types, an item listed twice, times that are null, not
-    finite, unparsable, all in the future or all too early, and for a log that is empty, also after k_core.
+    Raises DataError for missing columns, empty ids, ids with control characters, ids of two types, an item listed twice, times
+    that are empty, not finite, unreadable, all in the future or all too early, and for a log that is empty, also after k_core.
     """
     columns = columns or Columns()
     check_choice("time_unit", time_unit, TimeUnit)
@@ -215,45 +244,51 @@ def log_from_tables(
     if k_core < 0:
         raise ArgumentError(f"k_core={k_core}: 0 keeps everything, 5 is usual")
     if not isinstance(interactions, SourceTable):
-        interactions = SourceTable(interactions, "the table of interactions")
-    users = id_column(interactions, columns.user, role="user", as_text=text_ids)
-    taken = id_column(interactions, columns.item, role="item", as_text=text_ids)
-    if order == "file" and columns.timestamp not in interactions.table.column_names:
-        times_E = np.arange(len(users), dtype=np.int64)
-    else:
-        times_E = timestamps(interactions, columns.timestamp, time_unit)
+        interactions = SourceTable(table=interactions, source="the table of interactions")
+    interactions = rows_of_lists(interactions, columns.item, columns.timestamp, in_order=order == "file")
+    users = read_ids(interactions, columns.user, "user", as_text=text_ids)
+    taken = read_ids(interactions, columns.item, "item", as_text=text_ids)
+    has_times = order != "file" or columns.timestamp in interactions.table.column_names
+    times_E = nanoseconds(interactions, columns.timestamp, time_unit) if has_times else np.arange(len(users), dtype=np.int64)
     if len(users) == 0:
         raise DataError(f"{interactions.source} has no rows")
-    users = whole_numbers(users) if interactions.is_csv and not text_ids else users
-    future_E = times_E > time.time() * 1e6
+    users = users.as_numbers() if interactions.is_text and not text_ids else users
+    future_E = times_E > time.time() * 1e9
     if future_E.all():
         raise DataError(f"every time lies in the future as time_unit={time_unit!r}: pass another (--time-unit s, ms, us or ns)")
-    early_E = times_E < _YEAR_1980 if columns.timestamp in interactions.table.column_names else np.zeros(len(users), np.bool_)
+    early_E = times_E < _YEAR_1980 if has_times else np.zeros(len(users), np.bool_)
     if early_E.all() and time_unit != "s":
         raise DataError(f"every time lies before 1980 as time_unit={time_unit!r}: pass another (--time-unit s, ms, us or ns)")
 
     if items is None:
-        taken = whole_numbers(taken) if interactions.is_csv and not text_ids else taken
-        listed, attributes = taken.slice(0, 0), pa.table({columns.item_of_items: taken.slice(0, 0)})
+        taken = taken.as_numbers() if interactions.is_text and not text_ids else taken
+        offered, attributes = taken.values.slice(0, 0), pa.table({columns.item_of_items: taken.values.slice(0, 0)})
     else:
-        items = items if isinstance(items, SourceTable) else SourceTable(items, "the table of items")
-        listed = id_column(items, columns.item_of_items, role="item_of_items", as_text=text_ids)
+        items = items if isinstance(items, SourceTable) else SourceTable(table=items, source="the table of items")
+        ids = read_ids(items, columns.item_of_items, "item_of_items", as_text=text_ids)
         attributes = items.table
-        if len(listed) == 0:
+        if len(ids) == 0:
             raise DataError(f"{items.source} has no rows: leave it out, or fill it")
         if not text_ids:
-            taken, listed = same_id_type(taken, listed, interactions, items)
-        check_listed_once(listed, items.source)
-    unlisted_ids = pc.unique(taken.filter(pc.invert(pc.is_in(taken, value_set=listed.combine_chunks()))))
-    if len(unlisted_ids) and unlisted == "refuse":
+            taken, ids = same_type(taken, ids, interactions, items)
+        check_listed_once(ids, items)
+        offered = ids.values
+    new_ids = taken.values.filter(pc.invert(pc.is_in(taken.values, value_set=offered)))
+    if len(new_ids) and unlisted == "refuse":
         raise DataError(
-            f"{len(unlisted_ids):,} items of the log are not in the table of items, the first is "
-            f"{unlisted_ids[0].as_py()!r}: add them, or pass unlisted='keep' or 'drop'"
+            f"{len(new_ids):,} items of the log are not in the table of items: {_some(new_ids)}: add them, or pass "
+            "unlisted='keep' or 'drop'"
         )
-    catalog = pa.chunked_array([*listed.chunks, *([unlisted_ids] if unlisted == "keep" else [])], type=listed.type)
-    encoded_users = users.combine_chunks().dictionary_encode()
-    users_E = encoded_users.indices.to_numpy().astype(np.int64)
-    items_E = pc.fill_null(pc.index_in(taken, value_set=catalog.combine_chunks()), -1).to_numpy().astype(np.int32)
+    notes: list[str] = []
+    if items is not None and len(new_ids) == len(taken.values):
+        notes.append(
+            f"no item of the log, such as {_some(new_ids, 1)}, is in {items.source}, which has {_some(offered, 1)}: "
+            "write the ids in one way"
+        )
+    catalog = pa.concat_arrays([offered, new_ids]) if unlisted == "keep" else offered
+    users_E = users.codes_E.astype(np.int64)
+    rows_n = pc.fill_null(pc.index_in(taken.values, value_set=catalog), -1).to_numpy(zero_copy_only=False).astype(np.int32)
+    items_E = rows_n[taken.codes_E]
 
     out_of_order = _count_out_of_order(users_E, times_E)
     listed_E = items_E >= 0
@@ -262,6 +297,7 @@ def log_from_tables(
     users_E, items_E, times_E = users_E[sort_E], items_E[sort_E], times_E[sort_E]
     first_E = _first_of_equals(users_E, items_E, times_E) if duplicates == "drop" else np.ones(len(users_E), np.bool_)
     users_E, items_E, times_E = users_E[first_E], items_E[first_E], times_E[first_E]
+    tied = int(((users_E[1:] == users_E[:-1]) & (times_E[1:] == times_E[:-1])).sum()) if order == "time" else 0
     core_E = _core(users_E, items_E, k_core)
     users_E, items_E, times_E = users_E[core_E], items_E[core_E], times_E[core_E]
     if len(users_E) == 0:
@@ -272,8 +308,8 @@ def log_from_tables(
     keep_N = seen_N if k_core or unseen == "drop" else np.ones(len(catalog), np.bool_)
     items_E = (np.cumsum(keep_N) - 1)[items_E].astype(np.int32)
     table = _item_table(attributes, columns.item_of_items, catalog, keep_N)
-    counts_U = np.bincount(users_E, minlength=len(encoded_users.dictionary))
-    user_ids = encoded_users.dictionary.filter(pa.array(counts_U > 0))
+    counts_U = np.bincount(users_E, minlength=len(users.values))
+    user_ids = users.values.filter(pa.array(counts_U > 0))
     counts_U = counts_U[counts_U > 0]
     return InteractionLog(
         item_ids=numpy_ids(table["item_id"]),
@@ -283,7 +319,7 @@ def log_from_tables(
         report=LogReport(
             rows_read=len(listed_E),
             duplicates_dropped=int((~first_E).sum()),
-            unlisted_items=len(unlisted_ids),
+            unlisted_items=len(new_ids),
             unlisted_rows_dropped=int((~listed_E).sum()),
             core_rows_dropped=int((~core_E).sum()),
             unseen_items=int((~seen_N).sum()),
@@ -292,24 +328,32 @@ def log_from_tables(
             users_out_of_order=out_of_order,
             rows_in_the_future=int(future_E.sum()),
             rows_before_1980=int(early_E.sum()),
+            tied_times=tied,
             users_with_one_interaction=int((counts_U == 1).sum()),
             users=len(counts_U),
             items=len(table),
             interactions=len(items_E),
+            notes=tuple(notes),
         ),
     )
 
 
-def check_listed_once(listed: pa.ChunkedArray, source: str) -> None:
+def _some(ids: pa.Array, count: int = 10) -> str:
+    return listed((repr(one) for one in ids.slice(0, count).to_pylist()), total=count if count == 1 else len(ids))
+
+
+def check_listed_once(ids: Ids, source: SourceTable) -> None:
     """Raise DataError for an item id that a table has twice."""
-    encoded = listed.combine_chunks().dictionary_encode()
-    codes = encoded.indices.to_numpy()
-    repeated = np.flatnonzero(np.bincount(codes) > 1)
-    if len(repeated):
-        first, second = np.flatnonzero(codes == repeated[0])[:2].tolist()
-        where = f"{encoded.dictionary[int(repeated[0])].as_py()!r} in rows {first:,} and {second:,}"
-        found = f"{len(repeated):,} item ids are listed more than once, the first is {where}"
-        raise DataError(f"{source}: {found}: keep one row an item")
+    counts_n = np.bincount(ids.codes_E, minlength=len(ids.values))
+    repeated = np.flatnonzero(counts_n > 1)
+    if not len(repeated):
+        return
+    parts: list[str] = []
+    for code in repeated[:10].tolist():
+        rows = np.flatnonzero(ids.codes_E == code)[:10].tolist()
+        parts.append(f"{ids.values[code].as_py()!r} in {' and '.join(source.where(row) for row in rows)}")
+    shown = listed(parts, total=len(repeated))
+    raise DataError(f"{source.source}: {len(repeated):,} item ids are listed more than once, {shown}: keep one row an item")
 
 
 def _count_out_of_order(users_E: NDArray[np.int64], times_E: NDArray[np.int64]) -> int:

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from leafbeam.errors import DataError
 from leafbeam.semid.table import numpy_ids
+from leafbeam.tables import SourceTable, read_ids, same_type
 from leafbeam.train.histories import Histories
 from leafbeam.train.interaction_log import InteractionLog, check_listed_once
-from leafbeam.train.tables import SourceTable, id_column, same_id_type, whole_numbers
 
 
 def item_table(
@@ -25,24 +25,25 @@ def item_table(
     ids: a table with the column item_id. items: None: no attributes. item_column: its ids. Types of ids are as of
     `log_from_tables`. Raises DataError, also where no id is listed.
     """
-    taken = id_column(ids, "item_id", role="item", as_text=text_ids)
+    taken = read_ids(ids, "item_id", "item", as_text=text_ids)
     if items is None:
-        return pa.table({"item_id": whole_numbers(taken) if ids.is_csv and not text_ids else taken}), 0
-    listed = id_column(items, item_column, role="item_of_items", as_text=text_ids)
+        return pa.table({"item_id": (taken.as_numbers() if ids.is_text and not text_ids else taken).column}), 0
+    offered = read_ids(items, item_column, "item_of_items", as_text=text_ids)
     if not text_ids:
-        taken, listed = same_id_type(taken, listed, ids, items)
-    check_listed_once(listed, items.source)
-    rows = pc.index_in(taken, value_set=listed.combine_chunks())
+        taken, offered = same_type(taken, offered, ids, items)
+    check_listed_once(offered, items)
+    rows = pc.index_in(taken.column, value_set=offered.values)
     found = len(taken) - rows.null_count
     if not found:
-        other = repr(listed[0].as_py()) if len(listed) else "no items"
+        other = repr(offered.values[0].as_py()) if len(offered) else "no items"
         raise DataError(
-            f"no item of {ids.source}, such as {taken[0].as_py()!r}, is in {items.source}, which has {other}: the ids differ"
+            f"no item of {ids.source}, such as {taken.values[0].as_py()!r}, is in {items.source}, which has {other}: the ids "
+            "differ"
         )
     others = [name for name in items.table.column_names if name not in (item_column, "item_id")]
-    attributes = items.table.select(others).take(rows.combine_chunks())
-    table = pa.Table.from_arrays([taken, *attributes.columns], names=["item_id", *others])
-    return table.replace_schema_metadata(None), len(listed) - found
+    attributes = items.table.select(others).take(rows)
+    table = pa.Table.from_arrays([taken.column, *attributes.columns], names=["item_id", *others])
+    return table.replace_schema_metadata(None), len(offered) - found
 
 
 def with_items(log: InteractionLog, items: pa.Table) -> InteractionLog:

@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from leafbeam.errors import DataError
+from leafbeam.tables import SourceTable, TimeUnit, column, read_table
 from leafbeam.train.interaction_log import Columns, InteractionLog, log_from_tables
-from leafbeam.train.tables import SourceTable, TimeUnit, column, read_table
 
 
 class _Format(NamedTuple):
@@ -60,8 +61,10 @@ def load_amazon(reviews: str | Path, meta: str | Path | None = None, *, k_core: 
     if form is None:
         raise DataError(f"{path} has no lines")
     interactions = pa.table({"user_id": users, "item_id": taken, "timestamp": pa.array(times, pa.int64())})
-    items = None if meta is None else SourceTable(_read_items(Path(meta), set(taken)), str(meta))
-    return log_from_tables(SourceTable(interactions, str(path)), items, time_unit=form.time_unit, unseen="drop", k_core=k_core)
+    items = None if meta is None else SourceTable(table=_read_items(Path(meta), set(taken)), source=str(meta))
+    return log_from_tables(
+        SourceTable(table=interactions, source=str(path)), items, time_unit=form.time_unit, unseen="drop", k_core=k_core
+    )
 
 
 def _format_of(record: dict[str, Any], path: Path) -> _Format:
@@ -149,8 +152,8 @@ def load_movielens(directory: str | Path, *, min_rating: float = 0.0, k_core: in
     """
     directory = Path(directory)
     columns = Columns(user="userId", item="movieId", item_of_items="movieId")
-    rated = read_table(_find(directory, "ratings"), ("userId", "movieId"))
-    listed = read_table(_find(directory, "movies"), ("movieId",))
+    rated = read_table(_find(directory, "ratings"), ids=("userId", "movieId"), times=("timestamp", "rating"))
+    listed = read_table(_find(directory, "movies"), ids=("movieId",))
     for source, names in ((rated, ("userId", "movieId", "rating", "timestamp")), (listed, ("movieId", "title", "genres"))):
         missing = [name for name in names if name not in source.table.column_names]
         if missing:
@@ -158,14 +161,13 @@ def load_movielens(directory: str | Path, *, min_rating: float = 0.0, k_core: in
     stars, movies = column(rated, "rating", "rating"), listed.table
     if not (pa.types.is_floating(stars.type) or pa.types.is_integer(stars.type)):
         raise DataError(f"{rated.source}, column 'rating' is of type {stars.type}: numbers of stars are expected")
-    ratings = rated.table.filter(pc.greater_equal(stars, min_rating))
-    if len(ratings) == 0:
+    rated = rated.take(np.flatnonzero(np.asarray(pc.greater_equal(stars, min_rating))))
+    if len(rated.table) == 0:
         raise DataError(f"no rating in {rated.source} has at least {min_rating} stars")
     genres = movies["genres"].cast(pa.string())
     genres = pc.if_else(pc.equal(genres, "(no genres listed)"), None, pc.replace_substring(genres, "|", " "))
     movies = pa.table({"movieId": movies["movieId"], "title": movies["title"].cast(pa.string()), "genres": genres})
-    rated, listed = rated._replace(table=ratings), listed._replace(table=movies)
-    return log_from_tables(rated, listed, columns=columns, unseen="drop", k_core=k_core)
+    return log_from_tables(rated, listed.with_table(movies), columns=columns, unseen="drop", k_core=k_core)
 
 
 def _find(directory: Path, stem: str) -> Path:

@@ -9,7 +9,7 @@ import numpy as np
 from rich.table import Table
 
 from leafbeam.errors import DataError
-from leafbeam.tables import html_table
+from leafbeam.html_table import html_table
 from leafbeam.train.metrics import SEEN, Estimate, Ranking, RankingMetrics, Ranks, Seen
 
 SERVED = ("model", "memory", "fused")

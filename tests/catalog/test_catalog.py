@@ -395,7 +395,7 @@ def test_create_refuses_an_invalid_source_and_leaves_no_file(tmp_path):
         "come again": pa.table({"item_id": [1, 1]}),
         "have no item_id": pa.table({"item_id": [1, None]}),
         "there is no file": tmp_path / "none.csv",
-        "has to end in": tmp_path / "items.txt",
+        "that ends in": tmp_path / "items.txt",
         "cannot be read as Parquet": tmp_path / "bad.parquet",
     }
     for says, source in sources.items():

@@ -147,7 +147,7 @@ def test_the_demo_names_the_command_for_tables_of_other_names(tmp_path: Path):
         assert "`leafbeam fit-sids --data FILE" in refused.stderr
     refused = call("demo", "--data", tmp_path, "--runs", tmp_path / "runs")
     assert (refused.exit_code, "name it with `leafbeam fit-sids --data FILE`" in refused.stderr) == (2, True)
-    with pytest.raises(DataError, match=r"views\.csv is no directory: name a table as interactions=FILE"):
+    with pytest.raises(DataError, match=r"views\.csv is not a directory: name a table as interactions=FILE"):
         load_log(table)
 
 

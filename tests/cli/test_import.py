@@ -101,13 +101,13 @@ def test_codes_may_have_item_id_where_the_items_have_another_column(tmp_path: Pa
         ("a.json", {"1": [True]}, "has the code True"),
         ("a.json", {"1": [1.5]}, "has the code 1.5"),
         ("a.json", {"1": ["<a_1234567890>"]}, "has the code '<a_1234567890>'"),
-        ("a.jsonl", '{"item_id": 1, "codes": [1]}\n{"item_id": 1, "codes": [2]}', "item 1 is in row 1 and before"),
+        ("a.jsonl", '{"item_id": 1, "codes": [1]}\n{"item_id": 1, "codes": [2]}', "item 1 is in line 2 and before"),
         ("a.jsonl", '{"item_id": 1, "codes": [1]}\n{"item_id": "b", "codes": [2]}', "has items int and str"),
-        ("a.jsonl", '{"item_id": null, "codes": [1]}', "row 0 has item_id None"),
+        ("a.jsonl", '{"item_id": null, "codes": [1]}', "line 1 has item_id None"),
         ("a.jsonl", '{"item_id": 1, "codes": [1]}\n{"item_id": 2}', "item 2 has the codes None"),
         ("a.jsonl", "[1]", "expected an object from items to codes"),
-        ("a.csv", "item_id,c0\n1,\n2,2\n", "row 0 has a null in c0"),
-        ("a.csv", "item_id,c0\n,1\n", "row 0 has no item_id"),
+        ("a.csv", "item_id,c0\n1,\n2,2\n", "line 2 has no number in c0"),
+        ("a.csv", "item_id,c0\n,1\n", "column 'item_id': empty in line 2"),
         ("a.csv", "item_id,c0\n1,-1\n", "codes below 0"),
         ("a.csv", "id,c0\n1,1\n", "--item-column names other ids"),
         ("a.csv", "item_id,c0,c2\n1,1,1\n", "no c1"),
@@ -222,9 +222,9 @@ def test_tokens_are_named_or_counted_from_the_first(tmp_path: Path, model: Path)
     assert (
         "code 3 at level 1, whose codebook has 3 codes" in again.stderr
     )  # leafbeam's own directory has codes, not numbers of names: 3 codes at level 1
-    assert "exists: name another --run" in call("import", "--sids", table, "--run", tmp_path / "named").stderr.replace(
-        "\n", " "
-    )
+    assert "has other Semantic IDs: name another --run" in call(
+        "import", "--sids", table, "--run", tmp_path / "named"
+    ).stderr.replace("\n", " ")
 
 
 def test_a_run_without_a_log_says_so(tmp_path: Path):

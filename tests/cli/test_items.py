@@ -17,9 +17,7 @@ from typer.testing import CliRunner
 
 from leafbeam.catalog import Catalog
 from leafbeam.cli import app
-from leafbeam.cli.item_files import batches
 from leafbeam.cli.item_writer import KEY
-from leafbeam.cli.items import _cell
 from leafbeam.cli.run import RunDirectory
 from leafbeam.engine import CatalogFiles, Engine
 from leafbeam.index import Trie
@@ -29,6 +27,7 @@ from leafbeam.retrieve import ItemMemory
 from leafbeam.semid import QuantiserConfig, fit_sids
 from leafbeam.serve import Access, ChangeFiles, KeyFile
 from leafbeam.serve.keys import add_key
+from leafbeam.tables import read_rows
 from tests.serve.running import thread
 
 TITLES = ["red shoe", "red boot", "blue shoe", "green tea", "old green tea", "black tea"]
@@ -170,38 +169,39 @@ def test_items_of_a_file_are_imported(run: Path, tmp_path: Path, form: str) -> N
 
 def test_cells_of_csv_are_read_as_their_columns_are(tmp_path: Path) -> None:
     kinds = {"item_id": "string", "zip": "string", "price": "double", "new": "bool", "tags": "list<element: string>"}
-    text = '\ufeffitem_id,zip,price,new,tags\n007,01234,2,True,"[""a, b""]"\n8,,,,\n\n9,"x, y",1e2,false\n'
+    text = '\ufeffitem_id,zip,price,new,tags\n007,01234,2,True,"[""a, b""]"\n8,,,,\n\n9,"x, y",1e2,false,\n'
     (tmp_path / "items.csv").write_text(text, encoding="utf-8")
-    assert list(batches(tmp_path / "items.csv", lambda column, cell: _cell(cell, kinds[column]))) == [
-        [
-            {"item_id": "007", "zip": "01234", "price": 2, "new": True, "tags": ["a, b"]},
-            {"item_id": "8"},
-            {"item_id": "9", "zip": "x, y", "price": 1e2, "new": False},
-        ]
+    (batch,) = read_rows(tmp_path / "items.csv", 10, types=kinds)
+    assert batch.rows == [
+        {"item_id": "007", "zip": "01234", "price": 2, "new": True, "tags": ["a, b"]},
+        {"item_id": "8"},
+        {"item_id": "9", "zip": "x, y", "price": 1e2, "new": False},
     ]
+    assert [batch.line_of(row) for row in range(3)] == [2, 3, 5]
 
 
 def test_times_and_exact_numbers_of_a_parquet_file_are_text(tmp_path: Path) -> None:
     seen = pa.array([1_700_000_000_000_000_000], pa.timestamp("ns"))
     pq.write_table(pa.table({"item_id": ["a"], "seen": seen, "exact": [Decimal("1.50")]}), tmp_path / "items.parquet")
-    assert list(batches(tmp_path / "items.parquet")) == [[{"item_id": "a", "seen": "2023-11-14T22:13:20", "exact": "1.50"}]]
+    (batch,) = read_rows(tmp_path / "items.parquet", 10, types={})
+    assert batch.rows == [{"item_id": "a", "seen": "2023-11-14T22:13:20", "exact": "1.50"}]
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("items.txt", "item_id\n1", "expected a file of"),
-        ("items.csv", "title\ntea", "expected item_id, and"),
-        ("items.csv", "item_id,title,title\na,tea,tea", "no column twice"),
-        ("items.csv", "item_id,title\na,tea,1", "line 2 has 3 cells"),
-        ("items.csv", 'item_id,title\na,"tea', "cannot be read"),
+        ("items.txt", "item_id\n1", "expected a file that ends in"),
+        ("items.csv", "title\ntea", "line 2: it has no item_id"),
+        ("items.csv", "item_id,title,title\na,tea,tea", "has the column 'title' twice"),
+        ("items.csv", "item_id,title\na,tea,1", "line 2 has 3 cells, the first line names 2 columns"),
+        ("items.csv", 'item_id,title\na,"tea', "line 2: a quote opens a cell and does not close"),
         ("items.csv", "item_id,price\na,dear", "price"),
-        ("items.csv", "", "expected item_id, and"),
+        ("items.csv", "", "is empty (0 bytes)"),
         ("none.jsonl", None, "none.jsonl cannot be read: No such file or directory"),
         ("items.jsonl", "", "has no items"),
-        ("items.jsonl", '{"item_id": "a", "title": "tea"}\nnonsense', "line 2 is no JSON"),
-        ("items.jsonl", "[[[", "line 1 is no JSON"),
-        ("items.jsonl", "3", "expected items as JSON objects"),
+        ("items.jsonl", '{"item_id": "a", "title": "tea"}\nnonsense', "line 2 cannot be read as JSON"),
+        ("items.jsonl", "[[[", "line 1 cannot be read as JSON"),
+        ("items.jsonl", "3", "line 1: expected a row as a JSON object, not 3"),
         ("items.jsonl", '{"item_id": "a", "title": "' + "x" * (1 << 20) + '"}', "expected at most 1,048,576 bytes"),
         ("items.json", "[" * 100_000, "cannot be read"),
         ("items.parquet", "PAR1", "cannot be read"),

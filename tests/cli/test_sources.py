@@ -88,7 +88,7 @@ def test_ids_that_become_numbers_are_said_with_the_option_that_keeps_them_text(t
         ("--item-column", "orders.csv", "'sku'", "--item-column"),
         ("--time-column", "orders.csv", "'at'", "--time-column"),
         ("--id-column", "goods.csv", "'code'", "--id-column"),
-        ("--time-unit", "orders.csv", "beyond the year 3000", "--time-unit ms"),
+        ("--time-unit", "orders.csv", "beyond the year 2262", "--time-unit ms"),
         ("--delimiter", "orders.csv", "'customer;sku;at'", "--delimiter"),
     ],
 )

@@ -9,7 +9,8 @@ import pytest
 
 from leafbeam.errors import DataError
 from leafbeam.ingest import Lines
-from leafbeam.ingest.attributes import column_of, rows_of
+from leafbeam.ingest.attributes import column_of
+from leafbeam.tables.as_json import rows_of
 
 
 @pytest.mark.parametrize("text", ["9" * 39, "9" * 41, "1" + "0" * 400, "1e39", "1" + "0" * 40 + ".5"])

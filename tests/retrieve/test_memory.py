@@ -161,7 +161,7 @@ def test_a_deny_list_of_the_wrong_type_is_refused():
 
 
 def test_older_interactions_count_less_under_a_half_life():
-    day = 86_400_000_000
+    day = 86_400_000_000_000
     arguments = (range(3), np.array([0, 2, 4]), np.array([0, 1, 0, 2]))
     times = np.array([0, 0, 10 * day, 10 * day])
     plain = MemoryConfig(shrinkage=0.0)

@@ -132,7 +132,7 @@ def test_own_vectors_that_do_not_fit_are_named(tmp_path):
     refused("cannot be read")
     np.savez(tmp_path / "w.npz", a=np.zeros(3))
     (tmp_path / "w.npz").rename(tmp_path / "v.npy")
-    refused("several arrays")
+    refused("cannot be read")
     refused("neither", "v.csv")
     for columns, message in (
         ({"item_id": [1], "vector": [[1.0]]}, "no vector for 1 items, the first is 2"),

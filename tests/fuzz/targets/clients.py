@@ -4,8 +4,8 @@ import functools
 import tempfile
 from pathlib import Path
 
-from leafbeam.cli.item_files import BATCH, batches
 from leafbeam.serve.keys import KeyFile, digest_of
+from leafbeam.tables import read_rows
 
 
 @functools.cache
@@ -27,6 +27,7 @@ def fuzz_item_file(data: bytes) -> None:
     suffix = {b"[": "json", b"P": "parquet", b"i": "csv"}.get(data[:1], "jsonl")
     path = Path(_temporary().name) / f"items.{suffix}"
     path.write_bytes(data)
-    for rows in batches(path):
-        assert 0 < len(rows) <= BATCH
-        assert all(isinstance(row, dict) for row in rows)
+    for batch in read_rows(path, 100, types={"price": "double"}, ids=("item_id",)):
+        assert 0 < len(batch.rows) <= 100
+        assert all(isinstance(row, dict) for row in batch.rows)
+        assert batch.line_of(0) >= 1

@@ -12,9 +12,9 @@ from leafbeam.cli.foreign_sids import read_sids
 from leafbeam.model.token_names import families, named_vocabulary, read_codebooks, read_token_ids
 from leafbeam.semid import SidTable
 from leafbeam.semid.table import numpy_ids
+from leafbeam.tables import SourceTable, read_table
 from leafbeam.train import load_log
 from leafbeam.train.item_join import item_table
-from leafbeam.train.tables import SourceTable, read_table
 
 _SUFFIXES = {b"{": "json", b"[": "jsonl", b"PK": "pt", b"PAR1": "parquet", b"\x93NUMPY": "npy"}
 
@@ -35,7 +35,8 @@ def _written(data: bytes) -> Path:
 def fuzz_sid_file(data: bytes) -> None:
     """Semantic IDs, up to the table that a run keeps."""
     found = read_sids(_written(data))
-    ids = SourceTable(pa.table({"item_id": pa.array(found.item_ids)}), found.source, found.is_text_file)
+    ids_table = pa.table({"item_id": pa.array(found.item_ids)})
+    ids = SourceTable(table=ids_table, source=found.source, is_text=found.is_text_file)
     table, _ = item_table(ids, None)
     sizes = found.codebook_sizes or tuple((found.numbers_NL.max(axis=0) + 1).tolist())
     sids = SidTable(item_ids=numpy_ids(table["item_id"]), codes=found.numbers_NL, codebook_sizes=sizes)
@@ -45,8 +46,8 @@ def fuzz_sid_file(data: bytes) -> None:
 
 def fuzz_item_table(data: bytes) -> None:
     """A table of items in CSV, JSON or Parquet, joined to the ids 0 and 1."""
-    ids = SourceTable(pa.table({"item_id": ["0", "1"]}), "the SIDs", True)
-    table, _ = item_table(ids, read_table(_written(data), ("item_id",)))
+    ids = SourceTable(table=pa.table({"item_id": ["0", "1"]}), source="the SIDs", is_text=True)
+    table, _ = item_table(ids, read_table(_written(data), ids=("item_id",)))
     assert len(table) == 2
 
 

@@ -3,10 +3,10 @@
 import numpy as np
 
 from leafbeam import BeamSearch, Trie
+from leafbeam.html_table import html_table
 from leafbeam.index import Version
 from leafbeam.live import LiveIndex
 from leafbeam.semid.report import LevelReport, SidReport
-from leafbeam.tables import html_table
 from leafbeam.train.metrics import Estimate, Ranking, RankingMetrics
 from leafbeam.train.report import EvaluationReport, Verdict
 

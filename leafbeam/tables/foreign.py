@@ -5,15 +5,17 @@
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.csv as pacsv
 
 from leafbeam.errors import DataError, short_repr
 from leafbeam.files import open_regular, read_text
+from leafbeam.tables.cells import are_numbers, typed
+from leafbeam.tables.csv_rows import CsvFormat, read_csv
+from leafbeam.tables.table import SourceTable
 
 ATOMIC_SUFFIXES = (".inter", ".item", ".user")
 _ATOMIC_TYPES = {"token": pa.string(), "token_seq": pa.string(), "float": pa.float64(), "float_seq": pa.string()}
@@ -21,13 +23,16 @@ _MAX_HEADER = 1 << 16
 _DATASET, _SPLITS = "state.json", "dataset_dict.json"
 
 
-def read_atomic(path: Path) -> pa.Table:
-    """A file of RecBole: a line of `name:type` (token, token_seq, float, float_seq), then rows, fields separated by tabs.
+def read_atomic(path: Path, *, ids: Sequence[str] = ()) -> SourceTable:
+    """Read a file of RecBole: a line of `name:type` (token, token_seq, float, float_seq), then rows, with tabs between fields.
 
-    Columns lose their types; ids are text; sequences are text of words. Raises DataError, OSError, ArrowException.
+    Columns lose their types; ids are text; sequences are text of words. Raises DataError.
     """
-    with open_regular(path) as file:
-        line = file.readline(_MAX_HEADER)
+    try:
+        with open_regular(path) as file:
+            line = file.readline(_MAX_HEADER)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
     fields = [field.partition(":") for field in line.decode("utf-8", "replace").rstrip("\r\n").split("\t")]
     for name, _, kind in fields:
         if not name or kind not in _ATOMIC_TYPES:
@@ -35,26 +40,20 @@ def read_atomic(path: Path) -> pa.Table:
                 f"{path}: the column {short_repr(name)} has the type {short_repr(kind)}: expected a first line of names with "
                 f"types ({', '.join(_ATOMIC_TYPES)}) and tabs between them, such as user_id:token"
             )
-    names = [name for name, _, _ in fields]
-    return pacsv.read_csv(
-        path,
-        read_options=pacsv.ReadOptions(column_names=names, skip_rows=1),
-        parse_options=pacsv.ParseOptions(delimiter="\t", quote_char=False),
-        convert_options=pacsv.ConvertOptions(
-            column_types={name: _ATOMIC_TYPES[kind] for name, _, kind in fields}, strings_can_be_null=True, null_values=[""]
-        ),
-    )
+    form = CsvFormat(delimiter="\t", quotes=False, names=tuple(name for name, _, _ in fields))
+    types = {name: _ATOMIC_TYPES[kind] for name, _, kind in fields if name not in ids}
+    return read_csv(path, form, ids=ids, types=types)
 
 
 def is_dataset(directory: Path) -> bool:
-    """Whether `datasets` saved a directory (`save_to_disk`)."""
+    """Return whether Hugging Face's `datasets` saved a directory (`save_to_disk`)."""
     return (directory / _DATASET).is_file() or (directory / _SPLITS).is_file()
 
 
-def read_dataset(directory: Path) -> pa.Table:
-    """A dataset that `save_to_disk` of Hugging Face's datasets wrote: Arrow streams that state.json names.
+def read_dataset(directory: Path) -> SourceTable:
+    """Read a dataset that `save_to_disk` of Hugging Face's datasets wrote: Arrow streams that state.json names.
 
-    A directory of several splits is refused: name one of its directories. Raises DataError, OSError, ArrowException.
+    A directory of several splits is refused: name one of its directories. Raises DataError.
     """
     if not (directory / _DATASET).is_file():
         splits = _read_fields(directory / _SPLITS).get("splits")
@@ -71,60 +70,76 @@ def read_dataset(directory: Path) -> pa.Table:
         path = directory / file["filename"]
         if not path.is_file():
             raise DataError(f"{path} is missing: copy the dataset again")
-        with open_regular(path) as opened, pa.ipc.open_stream(opened) as reader:
-            tables.append(reader.read_all())
-        tables[-1].validate(full=True)
+        try:
+            with open_regular(path) as opened, pa.ipc.open_stream(opened) as reader:
+                tables.append(reader.read_all())
+            tables[-1].validate(full=True)
+        except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+            raise DataError(f"{path} cannot be read: {error}") from error
     if not tables:
         raise DataError(f"{directory} is a dataset without files: expected at least one")
-    return pa.concat_tables(tables).replace_schema_metadata(None)
+    try:
+        table = pa.concat_tables(tables).replace_schema_metadata(None)
+    except pa.ArrowException as error:
+        raise DataError(f"{directory} has files of several schemas ({error}): save the dataset again") from error
+    return SourceTable(table=table, source=str(directory))
 
 
-def read_ratings(path: Path) -> pa.Table:
-    """A file without names of columns: user, item, rating and, if there is a fourth, time (cornac's UIR and UIRT).
+def read_ratings(path: Path) -> SourceTable:
+    """Read a file without names of columns: user, item, rating and, if there is a fourth, time (cornac's UIR and UIRT).
 
-    The first line tells the separator: a tab, a comma, `::` or blanks. Raises DataError, OSError, ArrowException.
+    The first line tells the separator: a tab, a comma, `::` or blanks. Raises DataError.
     """
-    with open_regular(path) as file:
-        lines = file.read().decode("utf-8").splitlines()
-    first = next((line for line in lines if line.strip()), "")
+    try:
+        with open_regular(path) as file:
+            text = file.read().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise DataError(f"{path} cannot be read: {reason}") from error
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    first = lines[0][1] if lines else ""
     mark = next((mark for mark in ("\t", "::", ",") if mark in first), None)
-    rows = [line.strip().split(mark) for line in lines if line.strip()]
+    rows = [[cell.strip() for cell in line.strip().split(mark)] for _, line in lines]
     width = len(rows[0]) if rows else 0
     if width not in (3, 4):
         raise DataError(f"{path}: line 1 has {width} fields: expected user, item, rating and perhaps time, as cornac has them")
-    for number, row in enumerate(rows, 1):
+    for (number, _), row in zip(lines, rows, strict=True):
         if len(row) != width:
-            raise DataError(f"{path}: row {number:,} has {len(row)} fields, the first {width}: expected as many in all")
+            raise DataError(f"{path}, line {number:,} has {len(row)} fields, the first {width}: expected as many in all")
     columns = dict(zip(("user_id", "item_id", "rating", "timestamp"), zip(*rows, strict=True), strict=False))
     table = pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})
     for name in ("rating", "timestamp"):
         if name in columns:
-            try:
-                numbers = table[name].cast(pa.float64())
-            except pa.ArrowInvalid as error:
-                raise DataError(f"{path}: a {name} is no number ({error}): is this a table with names of columns?") from error
-            whole = name == "timestamp" and pc.all(pc.equal(numbers, pc.floor(numbers))).as_py()
-            table = table.set_column(table.column_names.index(name), name, numbers.cast(pa.int64()) if whole else numbers)
-    return table
+            numbers = typed(table[name])
+            if not (pa.types.is_integer(numbers.type) or pa.types.is_floating(numbers.type)):
+                wrong = next(row for row in range(len(rows)) if not are_numbers(table[name].slice(row, 1)))
+                raise DataError(
+                    f"{path}, line {lines[wrong][0]:,}: the {name} {short_repr(columns[name][wrong])} is not a number: "
+                    "is this a table with names of columns?"
+                )
+            table = table.set_column(table.column_names.index(name), name, numbers)
+    return SourceTable(table=table, source=str(path), is_text=True, where=lambda row: f"line {lines[row][0]:,}")
 
 
-def joined_features(table: pa.Table) -> pa.Table:
-    """RecTools' features of items, a row for each value (id, feature, value), as a row for each item; another table as it is.
+def joined_features(source: SourceTable) -> SourceTable:
+    """Return RecTools' features of items (id, feature, value: a row a value) as a row an item; another table as it is.
 
     Several values of a feature are joined with blanks.
     """
+    table = source.table
     if set(table.column_names) != {"id", "feature", "value"} or any(column.null_count for column in table.columns):
-        return table
+        return source
     rows: dict[Any, dict[str, list[str]]] = {}
     for item, feature, value in zip(*(table[name].to_pylist() for name in ("id", "feature", "value")), strict=True):
         rows.setdefault(item, {}).setdefault(str(feature), []).append(str(value))
     names = dict.fromkeys(name for row in rows.values() for name in row)
     joined = {name: pa.array([" ".join(row[name]) if name in row else None for row in rows.values()]) for name in names}
-    return pa.table({**joined, "id": pa.array(list(rows), table["id"].type)})
+    ids = pa.array(list(rows), pa.string() if source.is_text else table["id"].type)
+    return SourceTable(table=pa.table({**joined, "id": ids}), source=source.source, is_text=source.is_text)
 
 
 def _is_name(name: object) -> bool:
-    """Whether it names a file of the directory itself."""
+    """Return whether a name is that of a file in the directory itself."""
     return isinstance(name, str) and re.fullmatch(r"[\w.-]{1,255}", name) is not None and not name.startswith(".")
 
 

@@ -1,0 +1,156 @@
+"""Types of text: one rule for the cells of every file without types, and for text in JSON.
+
+A column is of a type only if all its values are written so, and none would change:
+
+| type | written |
+| --- | --- |
+| true/false | true, True, TRUE and the same of false |
+| whole number | 7, -7; up to 64 bits |
+| number | 7.5, -.5, 1e3; digits before the point up to 15 |
+| date, time | 2026-11-22, 2026-11-22 10:00:00.5, with an offset from UTC in all values or in none |
+| list | [1, 2], ["a", "b"], ['a', 'b'] |
+
+All else is text: 007, 4006381333931000000001, NA, nan, inf. Only an empty cell is null.
+"""
+
+# pyarrow carries no types.
+# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
+
+import ast
+import json
+from contextlib import suppress
+from typing import Any, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_BOOLS = r"^(true|True|TRUE|false|False|FALSE)$"
+_WHOLE = r"^(0|-?[1-9][0-9]{0,18})$"
+_NUMBER = r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,3})?$"
+_CHANGED_NUMBER = r"^[-+]?(0[0-9]|[0-9]{16})"  # leading zeros, or more digits than a float64 keeps
+_CLOCK = r"[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?"
+_DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
+_TIME = rf"^[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}([T ]{_CLOCK}(Z|[-+][0-9]{{2}}(:?[0-9]{{2}})?)?)?$"
+_OF_DAY = rf"^{_CLOCK}$"
+_FINE = r"\.[0-9]{7}"  # finer than microseconds
+_LIST = r"(?s)^\[.*\]$"
+_SAMPLE = 32  # values that decide early that a column is of no other type
+
+
+def typed(values: pa.ChunkedArray, *, times_alone: bool = False) -> pa.ChunkedArray:
+    """Return a column of text with the type that all its values are written in, or as it is.
+
+    Args:
+        values: Text, null where a cell is empty. Blanks around values of other types than text do not count.
+        times_alone: Leave numbers, true/false and lists as text, for formats that have those types.
+    """
+    if values.null_count == len(values):
+        return values.cast(pa.string())
+    trimmed = pc.utf8_trim_whitespace(values)
+    if times_alone:
+        converted = _as_times(trimmed)
+        return values if converted is None else converted
+    for convert in (_as_bools, _as_whole_numbers, _as_numbers, _as_times, _as_lists):
+        converted = convert(trimmed)
+        if converted is not None:
+            return converted
+    return values
+
+
+def parse_cell(text: str, kind: str) -> Any:
+    """Return the value of a cell for a column whose type is known, as JSON has it; text that does not fit stays text.
+
+    Args:
+        text: The cell, which is not empty.
+        kind: The column's Arrow type in words, "" for a column of the item itself, such as its codes.
+    """
+    if kind in ("string", "large_string", "string_view"):
+        return text
+    word = text.strip()
+    if kind == "bool" and word in ("True", "TRUE", "False", "FALSE"):
+        return word.lower() == "true"
+    if word.startswith("[") and (values := list_of(word)) is not None:
+        return values
+    with suppress(ValueError, RecursionError):
+        return json.loads(word, parse_constant=_no_constant)
+    return text
+
+
+def list_of(text: str) -> list[Any] | None:
+    """Return the list that a text writes, in JSON or as Python prints it; None for any other text.
+
+    >>> list_of("['Hammer', 'Drill']")
+    ['Hammer', 'Drill']
+    """
+    found: Any = None
+    with suppress(ValueError, RecursionError):
+        found = json.loads(text, parse_constant=_no_constant)
+    if found is None:
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+            found = ast.literal_eval(text)
+    return cast("list[Any]", found) if isinstance(found, list) else None
+
+
+def are_written(values: pa.ChunkedArray, pattern: str) -> bool:
+    """Return whether all values that are not null match a pattern."""
+    for part in (values.slice(0, _SAMPLE), values):
+        if not pc.all(pc.match_substring_regex(part, pattern), min_count=0).as_py():
+            return False
+    return True
+
+
+def are_numbers(values: pa.ChunkedArray) -> bool:
+    """Return whether all values of a column of text are written as numbers that a column of numbers can hold."""
+    return _as_whole_numbers(values) is not None or _as_numbers(values) is not None
+
+
+def _as_bools(values: pa.ChunkedArray) -> pa.ChunkedArray | None:
+    return pc.equal(pc.utf8_lower(values), "true") if are_written(values, _BOOLS) else None
+
+
+def _as_whole_numbers(values: pa.ChunkedArray) -> pa.ChunkedArray | None:
+    if are_written(values, _WHOLE):
+        with suppress(pa.ArrowInvalid):  # 19 digits beyond 64 bits
+            return values.cast(pa.int64())
+    return None
+
+
+def _as_numbers(values: pa.ChunkedArray) -> pa.ChunkedArray | None:
+    if not are_written(values, _NUMBER) or pc.any(pc.match_substring_regex(values, _CHANGED_NUMBER)).as_py():
+        return None
+    numbers = pc.utf8_ltrim(values, characters="+").cast(pa.float64())
+    return numbers if pc.all(pc.is_finite(numbers), min_count=0).as_py() else None
+
+
+def _as_times(values: pa.ChunkedArray) -> pa.ChunkedArray | None:
+    with suppress(pa.ArrowInvalid):  # such as 2026-02-30
+        if are_written(values, _DATE):
+            return values.cast(pa.date32())
+        unit = "ns" if pc.any(pc.match_substring_regex(values, _FINE)).as_py() else "us"
+        if are_written(values, _OF_DAY):
+            return values.cast(pa.time64(unit))
+        if are_written(values, _TIME):
+            for kind in (pa.timestamp(unit), pa.timestamp(unit, tz="UTC")):
+                with suppress(pa.ArrowInvalid):
+                    return values.cast(kind)
+    return None
+
+
+def _as_lists(values: pa.ChunkedArray) -> pa.ChunkedArray | None:
+    """Return lists of text, of whole numbers or of numbers."""
+    if not are_written(values, _LIST):
+        return None
+    lists = [None if text is None else list_of(text) for text in values.to_pylist()]
+    if any(found is None and text.is_valid for found, text in zip(lists, values, strict=True)):
+        return None
+    kinds = {type(part) for found in lists for part in found or ()} - {type(None)}
+    if not kinds <= {str} and not kinds <= {int, float}:
+        return None
+    value_type = pa.string() if kinds <= {str} else pa.int64() if kinds <= {int} else pa.float64()
+    with suppress(pa.ArrowException, OverflowError):
+        return pa.chunked_array([pa.array(lists, pa.list_(value_type))])
+    return None
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,116 @@
+"""Columns that a log needs, by their roles: present, without nulls, and times as whole nanoseconds. Shapes: E rows."""
+
+# pyarrow carries no types.
+# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
+
+from contextlib import suppress
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from leafbeam.errors import DataError, short_repr
+from leafbeam.tables.table import SourceTable, listed, type_name
+
+TimeUnit = Literal["s", "ms", "us", "ns"]
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_YEAR_2262 = 9_223_372_036  # in seconds: the last that 64 bits of nanoseconds hold
+_OPTIONS = {  # of the command line, by the field of `Columns`
+    "user": "--user-column",
+    "item": "--item-column",
+    "timestamp": "--time-column",
+    "item_of_items": "--id-column",
+}
+
+
+def column(source: SourceTable, name: str, role: str) -> pa.ChunkedArray:
+    """Return a column, dictionaries kept. role: its field of `Columns`. Raises DataError if it is missing or has nulls."""
+    if name not in source.table.column_names:
+        raise DataError(_missing(source, name, role))
+    values = source.table[name]
+    if values.null_count:
+        source.refuse(name, "empty", values.is_null(), "fill or remove these rows")
+    return values
+
+
+def _missing(source: SourceTable, name: str, role: str) -> str:
+    names = source.names
+    fix = f"name it with {_OPTIONS[role]} (in Python Columns({role}=...))"
+    if role == "timestamp":
+        fix += "; rows that are in order already need no times with --order file (order='file')"
+    if role == "item":
+        fix += "; with --order file (order='file') it may hold lists, a user's items from the oldest on"
+    if source.is_text and len(names) == 1 and (marks := [mark for mark in ";\t|," if mark in names[0]]):
+        option = "items_delimiter" if role == "item_of_items" else "delimiter"
+        fix = f"fields are separated by {marks[0]!r}: pass it as --{option.replace('_', '-')} ({option}={marks[0]!r})"
+    return f"{source.source} has no column {name!r}; it has {listed(map(repr, names))}: {fix}"
+
+
+def nanoseconds(source: SourceTable, name: str, unit: TimeUnit) -> NDArray[np.int64]:
+    """Return a column of times as int64 nanoseconds since 1970 (UTC), exactly.
+
+    Args:
+        source: The table.
+        name: Its column of numbers of `unit`, datetimes, dates or ISO 8601 text.
+        unit: The unit of numbers.
+
+    Raises:
+        DataError: For another type, a time that is not finite, unreadable text, or times before 1678 or after 2262.
+    """
+    values, where = column(source, name, "timestamp"), f"{source.source}, column {name!r}"
+    if pa.types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
+    if len(values) == 0:
+        return np.empty(0, np.int64)
+    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+        values = _parsed(source, name, values.cast(pa.large_string()))
+    if pa.types.is_timestamp(values.type) or pa.types.is_date(values.type):
+        try:
+            return np.asarray(values.cast(pa.timestamp("ns")).cast(pa.int64()).to_numpy(), dtype=np.int64)
+        except pa.ArrowInvalid as error:
+            raise DataError(f"{where} has times before 1678 or after 2262: expected times of interactions") from error
+    if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
+        raise DataError(
+            f"{where} holds values of the type {type_name(values.type)}: a time is a number of seconds, a datetime, a date or "
+            "ISO 8601 text"
+        )
+    return _numbers(source, name, values.to_numpy(), unit)
+
+
+def _numbers(source: SourceTable, name: str, numbers: NDArray[np.generic], unit: TimeUnit) -> NDArray[np.int64]:
+    where, per_second = f"{source.source}, column {name!r}", _PER_SECOND[unit]
+    source.refuse(name, "not a finite number", pa.chunked_array([pa.array(~np.isfinite(numbers))]), "a time is finite")
+    largest = float(np.abs(numbers.astype(np.float64)).max())
+    if largest / per_second > _YEAR_2262:
+        likely = [other for other, scale in _PER_SECOND.items() if largest / scale <= _YEAR_2262]
+        hint = f"pass time_unit={likely[0]!r} (--time-unit {likely[0]})" if likely else "check the column"
+        raise DataError(f"{where} reaches {largest:.0f}, beyond the year 2262 as time_unit={unit!r}: {hint}")
+    if np.issubdtype(numbers.dtype, np.floating):
+        return np.rint(numbers.astype(np.float64) * (10**9 / per_second)).astype(np.int64)
+    return numbers.astype(np.int64) * (10**9 // per_second)
+
+
+def _parsed(source: SourceTable, name: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return ISO 8601 text as datetimes, digits as whole numbers. Raises DataError that names the first ten other texts."""
+    if pc.all(pc.match_substring_regex(values, r"^-?[0-9]{1,18}$")).as_py():
+        return values.cast(pa.int64())
+    times = _as_timestamps(values)
+    if times is not None:
+        return times
+    wrong = [not text.lstrip("-").isdecimal() and _as_timestamps(pa.scalar(text)) is None for text in values.to_pylist()]
+    expected = "expected seconds or ISO 8601 (2014-07-23 10:00:00), from the year 1678 to 2262"
+    source.refuse(name, "not a time", pa.chunked_array([pa.array(wrong)]), expected)
+    raise DataError(
+        f"{source.source}, column {name!r} mixes numbers, times with and times without an offset from UTC, such as "
+        f"{short_repr(values[0].as_py())}: write all of them one way"
+    )
+
+
+def _as_timestamps(values: Any) -> Any:
+    """Return text as datetimes, without or with an offset from UTC; None if not all of it is one of the two."""
+    for dtype in (pa.timestamp("ns"), pa.timestamp("ns", tz="UTC")):
+        with suppress(pa.ArrowInvalid):
+            return values.cast(dtype)
+    return None

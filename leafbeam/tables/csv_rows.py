@@ -1,0 +1,307 @@
+"""CSV: read by pyarrow, after a check that its quotes close and that its text is in the encoding that was named."""
+
+# pyarrow carries no types.
+# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
+
+import codecs
+import csv
+import gzip
+import io
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn, cast
+
+import pyarrow as pa
+import pyarrow.csv as pacsv
+
+from leafbeam.errors import ArgumentError, DataError, short_repr
+from leafbeam.files import open_regular
+from leafbeam.tables.cells import typed
+from leafbeam.tables.csv_structure import Structure, read_structure
+from leafbeam.tables.table import SourceTable, check_names
+
+SUFFIXES = (".csv", ".csv.gz")
+_CHUNK = 1 << 22
+_MAX_HEADER = 1 << 20
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+_IDS = pa.dictionary(pa.int32(), pa.string())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CsvFormat:
+    """The form of a file of CSV.
+
+    Args:
+        delimiter: The character between two cells.
+        encoding: A name that Python knows, such as "latin-1" or "utf-16".
+        quotes: False where a quote is a character like others (RecBole).
+        names: The names of the columns, in place of those in the first line.
+    """
+
+    delimiter: str = ","
+    encoding: str = "utf-8"
+    quotes: bool = True
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.delimiter) != 1 or not self.delimiter.isascii() or self.delimiter in '"\r\n':
+            raise ArgumentError(f"delimiter={self.delimiter!r}: expected one character, such as ',' or ';'")
+        try:
+            is_text = cast("Any", codecs.lookup(self.encoding))._is_text_encoding  # no public name; hex and rot13 have False
+        except (LookupError, ValueError):
+            is_text = False
+        if not is_text:
+            raise ArgumentError(
+                f"encoding={self.encoding!r}: expected the name of an encoding, such as utf-8, latin-1 or utf-16"
+            )
+
+    @property
+    def is_utf8(self) -> bool:
+        return codecs.lookup(self.encoding).name in ("utf-8", "utf-8-sig", "ascii")
+
+
+def read_csv(
+    path: Path,
+    form: CsvFormat | None = None,
+    *,
+    ids: Sequence[str] = (),
+    times: Sequence[str] = (),
+    only: Sequence[str] | None = None,
+    types: dict[str, pa.DataType] | None = None,
+) -> SourceTable:
+    """Read a file of CSV, plain or compressed with gzip.
+
+    Args:
+        path: The file.
+        form: Its form; a comma and UTF-8 by default.
+        ids: Columns that stay text.
+        times: Columns of which pyarrow finds the type, as fast as it can.
+        only: The columns to read, of those that are there; all by default.
+        types: Types of columns that are known.
+
+    Raises:
+        DataError: For a quote that does not close, text after a closing quote, rows of another length, another encoding, a
+            name of a column that is there twice.
+    """
+    form = form or CsvFormat()
+    names = _check(path, form)
+    columns = names if only is None else [name for name in names if name in only]
+    kinds: dict[str, Any] = {name: pa.string() for name in columns if name not in times}
+    kinds |= {name: _IDS for name in columns if name in ids} | (types or {})
+    convert = pacsv.ConvertOptions(
+        column_types=kinds,
+        include_columns=columns if only is not None else None,
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=True,
+        null_values=[""],
+        true_values=["true", "True", "TRUE"],
+        false_values=["false", "False", "FALSE"],
+    )
+    table = pa.table({})
+    if columns:
+        with _reading(path, form, names):
+            table = pacsv.read_csv(path, convert_options=convert, **_options(form))
+    for number, name in enumerate(table.column_names):
+        if name not in ids and name not in times and name not in (types or {}):
+            table = table.set_column(number, name, typed(table[name]))
+    line_of = partial(line_number, path, form, len(names))
+    return SourceTable(
+        table=table, source=str(path), is_text=True, names=tuple(names), where=lambda row: f"line {line_of(row):,}"
+    )
+
+
+def read_cells(path: Path, form: CsvFormat, size: int) -> Generator[tuple[list[dict[str, str]], Callable[[int], int]]]:
+    """Yield the rows of a file as text without empty cells, `size` at a time, and how to find the line of each.
+
+    Memory: some megabytes, whatever the size of the file. Raises DataError as `read_csv` does.
+    """
+    names = _check(path, form)
+    convert = pacsv.ConvertOptions(
+        column_types={name: pa.string() for name in names},
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=True,
+        null_values=[""],
+    )
+    with _reading(path, form, names):
+        reader = pacsv.open_csv(path, convert_options=convert, **_options(form))
+    begin = 0
+    while True:
+        with _reading(path, form, names):
+            batch = next(reader, None)
+        if batch is None:
+            return
+        for first in range(0, len(batch), size):
+            part = batch.slice(first, size).to_pylist()
+            rows = [{name: cell for name, cell in row.items() if cell is not None} for row in part]
+            yield rows, partial(_line_after, partial(line_number, path, form, len(names)), begin)
+            begin += len(rows)
+
+
+def _line_after(line_of: Callable[[int], int], begin: int, row: int) -> int:
+    return line_of(begin + row)
+
+
+def line_number(path: Path, form: CsvFormat, num_columns: int, row: int) -> int:
+    """Return the line of a row, counted from 1 as editors do. Cost: one pass over the file."""
+    if not form.quotes:
+        return _line_without_quotes(path, form, row + 1)
+    chunks = _utf8_chunks(path, form)
+    return read_structure(chunks, delimiter=form.delimiter, num_columns=num_columns, sought=row + 1).sought_line
+
+
+def _line_without_quotes(path: Path, form: CsvFormat, sought: int) -> int:
+    with _opened(path) as file, io.TextIOWrapper(file, encoding=form.encoding, errors="replace", newline=None) as lines:
+        for number, line in enumerate(lines, 1):
+            sought -= bool(line.rstrip("\n"))
+            if sought < 0:
+                return number
+    return 0
+
+
+def _options(form: CsvFormat) -> dict[str, Any]:
+    """Return the options of pyarrow for a form."""
+    encoding = "utf8" if form.is_utf8 else form.encoding
+    quote: Any = '"' if form.quotes else False
+    skipped = 1 if form.names else 0
+    return {
+        "read_options": pacsv.ReadOptions(
+            block_size=_CHUNK, encoding=encoding, column_names=list(form.names) or None, skip_rows=skipped
+        ),
+        "parse_options": pacsv.ParseOptions(delimiter=form.delimiter, newlines_in_values=form.quotes, quote_char=quote),
+    }
+
+
+def _check(path: Path, form: CsvFormat) -> list[str]:
+    """Return the names of the columns. Raises DataError for another encoding, names that are there twice, quotes."""
+    try:
+        with _opened(path) as file:
+            head = file.read(_MAX_HEADER)
+            if not head:
+                raise DataError(f"{path} is empty (0 bytes): expected a line with the names of the columns")
+            if form.is_utf8 and (head.startswith(_UTF_16) or b"\0" in head[:1000:2] + head[1:1000:2]):
+                _refuse_nul(path, head)
+            names = list(form.names) or _names(path, head, form)
+            check_names(names, str(path))
+            has_quotes = b'"' in head or any(b'"' in chunk for chunk in iter(partial(file.read, _CHUNK), b""))
+        if has_quotes and form.quotes:
+            chunks = _utf8_chunks(path, form)
+            _check_quotes(path, read_structure(chunks, delimiter=form.delimiter, num_columns=len(names)))
+    except (OSError, EOFError, UnicodeError) as error:
+        _refuse(path, error, form)
+    return names
+
+
+def _refuse_nul(path: Path, head: bytes) -> NoReturn:
+    if head.startswith(_UTF_16) or b"\0" in head[:100]:
+        raise DataError(f"{path} is not UTF-8: it looks like UTF-16; pass --encoding utf-16 (encoding='utf-16')")
+    line = head[: head.index(b"\0")].count(b"\n") + 1
+    raise DataError(f"{path}, line {line:,} has a NUL character: is it a file of CSV?")
+
+
+def _names(path: Path, head: bytes, form: CsvFormat) -> list[str]:
+    """Return the cells of the first line that is not empty."""
+    text = codecs.getincrementaldecoder(form.encoding)("strict").decode(head.removeprefix(codecs.BOM_UTF8))
+    lines = (line for line in io.StringIO(text.removeprefix("\ufeff"), newline=""))
+    quoting = csv.QUOTE_MINIMAL if form.quotes else csv.QUOTE_NONE
+    try:
+        rows = csv.reader(lines, delimiter=form.delimiter, quoting=quoting, strict=True)
+        return next((row for row in rows if row), [])
+    except csv.Error as error:
+        raise DataError(
+            f"{path}, line 1 does not name columns ({error}): expected names with {form.delimiter!r} between"
+        ) from None
+
+
+def _check_quotes(path: Path, structure: Structure) -> None:
+    """Raise DataError for a quote that does not close, or that swallows rows."""
+    begins = f"{path}, line {structure.open_line:,}: a quote opens a cell"
+    double = 'double a quote that is part of the text (""), or remove it'
+    if structure.is_open:
+        raise DataError(f"{begins} and does not close up to the end of the file: close it, or {double}")
+    if structure.bad_line:
+        raise DataError(f"{begins}, and after it closes in line {structure.bad_line:,} there is other text: {double}")
+    if 2 * structure.swallowed > structure.spanning:
+        raise DataError(
+            f"{path}, line {structure.swallowed_line:,}: a quote opens a cell that holds whole rows up to the next quote: "
+            f"{double}; if the cell does hold line breaks, write the table as Parquet or JSON lines"
+        )
+
+
+@contextmanager
+def _reading(path: Path, form: CsvFormat, names: Sequence[str]) -> Generator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError, EOFError, ValueError, MemoryError) as error:
+        if isinstance(error, DataError):
+            raise
+        _refuse(path, error, form, len(names))
+
+
+def _refuse(path: Path, error: Exception, form: CsvFormat, num_columns: int = 0) -> NoReturn:
+    """Raise DataError for what pyarrow or Python cannot read, with the line where that can be found."""
+    if isinstance(error, OSError) and error.strerror:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    if not isinstance(error, OSError | EOFError):
+        if form.is_utf8 and (undecoded := _first_undecodable(path, form)):
+            raise DataError(undecoded) from error
+        if num_columns and form.quotes:
+            structure = read_structure(_utf8_chunks(path, form), delimiter=form.delimiter, num_columns=num_columns)
+            if structure.ragged_line:
+                raise DataError(
+                    f"{path}, line {structure.ragged_line:,} has {structure.ragged_fields:,} cells, the first line names "
+                    f"{num_columns:,} columns: expected as many; quote text that holds {form.delimiter!r}"
+                ) from error
+    how = "" if form.is_utf8 else f" as {form.encoding}"
+    raise DataError(f"{path} cannot be read{how}: {error}") from error
+
+
+def _first_undecodable(path: Path, form: CsvFormat) -> str:
+    """Return the line, column and value of the first cell that is not UTF-8, or ""."""
+    with _opened(path) as file, io.TextIOWrapper(file, encoding="latin-1", newline="") as text:
+        quoting = csv.QUOTE_MINIMAL if form.quotes else csv.QUOTE_NONE
+        rows = csv.reader(text, delimiter=form.delimiter, quoting=quoting)
+        names: list[str] = list(form.names)
+        try:
+            for row in rows:
+                names = names or row
+                for index, cell in enumerate(row):
+                    data = cell.encode("latin-1")
+                    try:
+                        data.decode("utf-8")
+                    except UnicodeDecodeError as error:
+                        name = names[index] if index < len(names) else str(index)
+                        return (
+                            f"{path}, line {rows.line_num:,}, column {name!r}: {short_repr(cell)} is not UTF-8 (byte "
+                            f"0x{data[error.start]:02X}): pass --encoding latin-1, or what it is written in (encoding=...)"
+                        )
+        except csv.Error:
+            pass
+    return ""
+
+
+@contextmanager
+def _opened(path: Path) -> Generator[BinaryIO]:
+    """Open a file, decompressed."""
+    with open_regular(path) as file:
+        if path.name.endswith(".gz"):
+            with gzip.open(file) as plain:
+                yield cast("BinaryIO", plain)
+        else:
+            yield file
+
+
+def _utf8_chunks(path: Path, form: CsvFormat) -> Iterator[bytes]:
+    """Yield the bytes of a file in UTF-8, without a mark of the byte order."""
+    with _opened(path) as file:
+        chunks = iter(partial(file.read, _CHUNK), b"")
+        if form.is_utf8:
+            for number, chunk in enumerate(chunks):
+                yield chunk if number else chunk.removeprefix(codecs.BOM_UTF8)
+            return
+        decoder = codecs.getincrementaldecoder(form.encoding)("strict")
+        for chunk in chunks:
+            yield decoder.decode(chunk).encode("utf-8", "surrogatepass")
+        yield decoder.decode(b"", final=True).encode("utf-8", "surrogatepass")

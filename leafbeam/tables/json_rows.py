@@ -1,0 +1,180 @@
+"""JSON: lines of objects, a list of objects, objects by id or by row number, and columns as pandas writes them."""
+
+# pyarrow carries no types.
+# pyright: reportUnknownParameterType=false
+
+import json
+from collections.abc import Callable, Generator, Iterable
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, cast
+
+import pyarrow as pa
+
+from leafbeam.errors import DataError, short_repr
+from leafbeam.files import open_regular
+from leafbeam.tables.cells import typed
+from leafbeam.tables.table import SourceTable, listed, nth_row
+
+SUFFIXES = (".jsonl", ".ndjson", ".json")
+MAX_LINE = 1 << 20
+_MAX_EXACT = 1 << 53
+_MAX_INT = 1 << 63
+Where = Callable[[int], str]
+
+
+class Content(NamedTuple):
+    """What a file holds, and the line or row of its n-th part."""
+
+    value: Any
+    where: Where
+
+
+def read_json(path: Path) -> Content:
+    """Return the content of a file; of JSON lines the list of the lines' content.
+
+    Raises:
+        DataError: For text that is not JSON, a key that is there twice, NaN, or another encoding, with its line.
+    """
+    try:
+        if path.suffix == ".json":
+            with open_regular(path) as file:
+                return Content(_parsed(file.read(), str(path)), nth_row)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+    lines = list(lines_of(path))
+    return Content([value for _, value in lines], lambda row: f"line {lines[row][0]:,}")
+
+
+def lines_of(path: Path) -> Generator[tuple[int, Any]]:
+    """Yield `read_lines` of a file. Raises DataError."""
+    try:
+        with open_regular(path) as file:
+            yield from read_lines(file, str(path))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def read_lines(file: BinaryIO, source: str) -> Generator[tuple[int, Any]]:
+    """Yield the number, from 1, and the content of each line that is not empty. Raises DataError with the line."""
+    number = 0
+    while line := file.readline(MAX_LINE + 1):
+        number += 1
+        if len(line) > MAX_LINE:
+            raise DataError(f"{source}, line {number:,} is too long: expected at most {MAX_LINE:,} bytes")
+        if line.strip():
+            yield number, _parsed(line, f"{source}, line {number:,}")
+
+
+def read_json_table(path: Path, id_name: str, *, lists: str | None = None) -> SourceTable:
+    """Read a table, with null where an object lacks a field.
+
+    These forms are read: an object a line; a list of objects; an object from ids, or from row numbers, to objects; an object
+    from columns to lists, or to values by row number (pandas). A key is the id of a row only if the row has no field `id_name`.
+
+    Args:
+        path: The file.
+        id_name: The column that keys become.
+        lists: The column that lists become in an object from ids to lists; None refuses them.
+
+    Raises:
+        DataError: For another form, or for values of two types in a column, with the lines of both.
+    """
+    content = read_json(path)
+    rows, is_text = content.value, False
+    if isinstance(rows, dict):
+        rows, is_text = _rows_by_key(cast("dict[str, Any]", rows), id_name, lists, path)
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise DataError(f"{path}: expected objects of fields, an object a row")
+    objects = cast("list[dict[str, Any]]", rows)
+    names = list(dict.fromkeys(name for row in objects for name in row))
+    columns = {name: _column([row.get(name) for row in objects], f"{path}, column {name!r}", content.where) for name in names}
+    columns = {
+        name: typed(values, times_alone=True) if name != id_name and pa.types.is_string(values.type) else values
+        for name, values in columns.items()
+    }
+    return SourceTable(table=pa.table(columns), source=str(path), is_text=is_text, where=content.where)
+
+
+def _rows_by_key(content: dict[str, Any], id_name: str, lists: str | None, path: Path) -> tuple[list[Any], bool]:
+    """Return the rows of an object, and whether its keys became their ids."""
+    values = list(content.values())
+    if id_name in content and values and all(isinstance(value, list) for value in values):
+        lengths = {name: len(value) for name, value in content.items()}
+        if len(set(lengths.values())) > 1:
+            raise DataError(
+                f"{path} has columns of different lengths: {listed(f'{n} {count:,}' for n, count in lengths.items())}"
+            )
+        return [dict(zip(content, row, strict=True)) for row in zip(*values, strict=True)], False
+    if lists is not None and values and all(isinstance(value, list) for value in values):
+        return [{id_name: key, lists: value} for key, value in content.items()], True
+    if not values or not all(isinstance(value, dict) for value in values):
+        return [content], False
+    objects = cast("dict[str, dict[str, Any]]", content)
+    if id_name in objects:  # columns of values by row number
+        keys = list(dict.fromkeys(key for column in objects.values() for key in column))
+        return [{name: column.get(key) for name, column in objects.items()} for key in keys], False
+    has_ids = [id_name in row for row in objects.values()]
+    if any(has_ids) and not all(has_ids):
+        key = list(objects)[has_ids.index(False)]
+        raise DataError(f"{path}: the row {key!r} has no {id_name!r}, others have: expected it in all rows, or in none")
+    if any(has_ids):
+        return list(objects.values()), False
+    return [{id_name: key, **row} for key, row in objects.items()], True
+
+
+def _column(values: list[Any], source: str, where: Where) -> pa.ChunkedArray:
+    """Return values of one type as a column; whole numbers beyond 64 bits make all of them text."""
+    first: dict[str, int] = {}
+    for row, value in enumerate(values):
+        if value is not None:
+            first.setdefault(_kind(value), row)
+    kinds = set(first)
+    if len(kinds) > 1 and kinds != {"a whole number", "a number"}:
+        parts = listed(f"{kind} in {where(row)} ({short_repr(values[row])})" for kind, row in first.items())
+        raise DataError(f"{source} has values of several types, {parts}: write all of them as one")
+    numbers = [value for value in values if isinstance(value, int)] if "a whole number" in kinds else []
+    if "a number" in kinds and any(abs(value) > _MAX_EXACT for value in numbers):
+        raise DataError(f"{source} has fractions, and whole numbers that a float64 would change: write all as text")
+    if any(not -_MAX_INT <= value < _MAX_INT for value in numbers):
+        values = [None if value is None else str(value) for value in values]
+    try:
+        array = pa.array(values)
+    except (pa.ArrowException, OverflowError, ValueError, TypeError) as error:
+        raise DataError(f"{source} has values of several types ({error}): write all of them as one") from error
+    return pa.chunked_array([array.cast(pa.string()) if pa.types.is_null(array.type) else array])
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true or false"
+    names = {int: "a whole number", float: "a number", str: "text", list: "a list", dict: "an object"}
+    return names.get(type(value), type(value).__name__)
+
+
+def _parsed(data: bytes, source: str) -> Any:
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        where = source if ", line " in source else f"{source}, line {line:,}"
+        raise DataError(f"{where} is not UTF-8 (byte 0x{data[error.start]:02X}): write JSON in UTF-8") from error
+    try:
+        return json.loads(text, object_pairs_hook=distinct, parse_constant=_no_constant)
+    except RecursionError:
+        raise DataError(f"{source} cannot be read as JSON: it nests too deeply") from None
+    except ValueError as error:
+        raise DataError(f"{source} cannot be read as JSON: {error}") from error
+
+
+def distinct(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON. Raises ValueError for a key that is there twice."""
+    pairs = list(pairs)
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"{short_repr(next(key for key in keys if keys.count(key) > 1))} is there twice: keep one")
+    return fields
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a value of JSON: write null for a missing number")

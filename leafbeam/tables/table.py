@@ -1,0 +1,132 @@
+"""A table that a user brought: its columns, where each row came from, and mistakes named by file, line, column and value."""
+
+# pyarrow carries no types.
+# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from leafbeam.errors import DataError, short_repr
+
+_MAX_LISTED = 10
+
+
+def nth_row(row: int) -> str:
+    """Return the name of a row of a file without lines, counted from 1."""
+    return f"row {row + 1:,}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SourceTable:
+    """The rows of one source.
+
+    Args:
+        table: The columns.
+        source: The name of the file, for messages.
+        is_text: True if the format has no types (CSV, keys of JSON), so that ids of digits may be whole numbers.
+        names: All columns of the source, also those that were not read; by default those of `table`.
+        where: The line or row that a row of the table came from, in words.
+    """
+
+    table: pa.Table
+    source: str = "the table"
+    is_text: bool = False
+    names: tuple[str, ...] = ()
+    where: Callable[[int], str] = nth_row
+
+    def __post_init__(self) -> None:
+        check_names(self.table.column_names, self.source)
+        object.__setattr__(self, "names", self.names or tuple(self.table.column_names))
+
+    def with_table(self, table: pa.Table) -> "SourceTable":
+        """Return the same rows with other columns."""
+        return replace(self, table=table)
+
+    def take(self, rows_n: NDArray[np.integer]) -> "SourceTable":
+        """Return some rows, in this order."""
+        where = self.where
+        return replace(self, table=self.table.take(pa.array(rows_n)), where=lambda row: where(int(rows_n[row])))
+
+    def refuse(self, name: str, problem: str, mask: pa.ChunkedArray, fix: str) -> None:
+        """Raise DataError if any row of the mask is set, with the first ten of them and their values.
+
+        Args:
+            name: The column.
+            problem: The mistake, such as "empty".
+            mask: bool, one a row.
+            fix: The advice, a clause.
+        """
+        rows = np.flatnonzero(np.asarray(mask))
+        if not len(rows):
+            return
+        values = self.table[name] if name in self.table.column_names else None
+        shown = []
+        for row in rows[:_MAX_LISTED].tolist():
+            value = None if values is None else values[row].as_py()
+            shown.append(self.where(row) + (f" ({short_repr(value)})" if value not in (None, "") else ""))
+        raise DataError(f"{self.source}, column {name!r}: {problem} in {listed(shown, total=len(rows))}: {fix}")
+
+
+def listed(names: Iterable[str], *, total: int | None = None) -> str:
+    """Return names with commas, the first ten of many, and how many more there are.
+
+    >>> listed(map(str, range(12)))
+    '0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more'
+    """
+    names = list(names)
+    total = len(names) if total is None else total
+    shown = names[:_MAX_LISTED]
+    more = f" and {total - len(shown):,} more" if total > len(shown) else ""
+    return ", ".join(shown) + more or "none"
+
+
+def check_names(names: Sequence[str], source: str) -> None:
+    """Raise DataError if two columns have one name. Upper and lower case are one, as in SQL."""
+    before: dict[str, str] = {}
+    for name in names:
+        if name.lower() in before:
+            other = before[name.lower()]
+            both = f"the column {name!r} twice" if other == name else f"the columns {other!r} and {name!r}"
+            raise DataError(f"{source} has {both} (upper and lower case are one): rename one of them")
+        before[name.lower()] = name
+
+
+def describe(types: Mapping[str, pa.DataType | str], empty: Mapping[str, int]) -> str:
+    """Return columns with their types, and how many of their values are empty, in one line.
+
+    >>> describe({"item_id": pa.string(), "price": "double"}, {"price": 1})
+    'item_id text · price number (1 empty)'
+    """
+    parts: list[str] = []
+    for name, kind in types.items():
+        count = empty.get(name, 0)
+        parts.append(f"{name} {type_name(kind)}" + (f" ({count:,} empty)" if count else ""))
+    return " · ".join(parts)
+
+
+def type_name(kind: pa.DataType | str) -> str:
+    """Return a type, or the name that Arrow gives it, in plain words: text, whole number, number, true/false, list of text."""
+    types = pa.types
+    if isinstance(kind, str):
+        try:
+            return type_name(pa.type_for_alias(kind))
+        except ValueError:
+            return kind
+    if types.is_dictionary(kind):
+        return type_name(kind.value_type)
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return f"list of {type_name(kind.value_type)}"
+    words = (
+        ("text", types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)),
+        ("true/false", types.is_boolean(kind)),
+        ("whole number", types.is_integer(kind)),
+        ("number", types.is_floating(kind) or types.is_decimal(kind)),
+        ("date", types.is_date(kind)),
+        ("time", types.is_timestamp(kind)),
+        ("nothing", types.is_null(kind)),
+    )
+    return next((word for word, is_it in words if is_it), str(kind))
