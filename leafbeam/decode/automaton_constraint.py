@@ -44,7 +44,7 @@ class AutomatonConstraint:
         device: DeviceAutomata | None = None,
     ) -> None:
         self.config, self.bad_T = config, []
-        self._batch, self._device = batch, device
+        self.batch, self._device = batch, device
         self._arrays: Any = None if device is None else device.arrays_for(len(batch.automata))
         final_B1 = np.array([automaton.num_states for automaton in batch.automata])[:, None]
         self._final_B1 = final_B1 if device is None else to_kind_of(final_B1, self._arrays.min_key_B)
@@ -56,7 +56,7 @@ class AutomatonConstraint:
             self._costs = costs or self._ops.DEVICE_COSTS
 
     def root(self) -> Beams[Any]:
-        lo_SB1, hi_SB1 = automata.roots(self._batch)
+        lo_SB1, hi_SB1 = automata.roots(self.batch)
         zeros_B1 = np.zeros_like(lo_SB1[0])
         parts = (zeros_B1.astype(np.float32), zeros_B1, zeros_B1, lo_SB1, hi_SB1, zeros_B1[:, 0] + 1)
         scores, parent, code, lo, hi, num_valid = (to_kind_of(part, self._final_B1) for part in parts)
@@ -69,10 +69,10 @@ class AutomatonConstraint:
             if self._device is None or self._pays(beams):
                 return self._step_through_head(number, beams, hidden_BKD)
             logits = dense_logits(hidden_BKD, self._head)
-        logits_BKV = check_logits(logits, number, (*beams.scores.shape, self._batch.num_codes), beams.scores)
+        logits_BKV = check_logits(logits, number, (*beams.scores.shape, self.batch.num_codes), beams.scores)
         state = (number, beams.lo, beams.hi, beams.scores, logits_BKV, None)
         if self._device is None:
-            return automata.step(self._batch, *state, num_beams=num_beams, scoring=scoring)
+            return automata.step(self.batch, *state, num_beams=num_beams, scoring=scoring)
         beams, bad = self._device.ops.launch(self._arrays, *state, num_beams=num_beams, scoring=scoring)
         self.bad_T += [bad * 0] * (number - len(self.bad_T)) + [bad]  # nothing was read in rounds that were jumped over
         return beams
@@ -81,7 +81,7 @@ class AutomatonConstraint:
         found = self._head_logits(beams, hidden_BKD)
         legal = to_numpy(found.legal_codes.indptr_R1), to_numpy(found.legal_codes.code_C)
         arguments = (to_numpy(beams.lo), to_numpy(beams.scores), legal, to_numpy(found.logit_C), to_numpy(found.lse_R))
-        best = automata.extend(self._batch, *arguments, num_beams=self.config.num_beams[number])
+        best = automata.extend(self.batch, *arguments, num_beams=self.config.num_beams[number])
         return Beams(**{name: to_kind_of(array, self._final_B1) for name, array in vars(best).items()})
 
     def _hidden(self, number: int, beams: Beams[Any], hidden: Any) -> Any:
@@ -91,7 +91,7 @@ class AutomatonConstraint:
 
     def _head_logits(self, beams: Beams[Any], hidden_BKD: Any) -> HeadLogits[Any]:
         """The logits of every beam's legal codes, from the model's hidden states."""
-        row_indptr, code_C = automata.legal(self._batch, to_numpy(beams.lo), to_numpy(beams.hi))
+        row_indptr, code_C = automata.legal(self.batch, to_numpy(beams.lo), to_numpy(beams.hi))
         indptr_R1, code_C = (to_kind_of(array, self._final_B1) for array in (row_indptr, code_C))
         codes = LegalCodes(indptr_R1=indptr_R1, code_C=code_C, max_row=int(np.diff(row_indptr).max(initial=0)))
         hidden_RD = hidden_BKD.reshape(-1, hidden_BKD.shape[2])
@@ -102,7 +102,7 @@ class AutomatonConstraint:
 
         def num_legal() -> int:
             lo_BK, hi_BK, count = to_numpy(beams.lo)[0], to_numpy(beams.hi)[0], 0
-            for automaton, lo_K, hi_K in zip(self._batch.automata, lo_BK, hi_BK, strict=True):
+            for automaton, lo_K, hi_K in zip(self.batch.automata, lo_BK, hi_BK, strict=True):
                 count += int(automaton.num_allowed(lo_K[(lo_K < hi_K) & (lo_K < automaton.num_states)]).sum())
             return count
 
@@ -113,7 +113,7 @@ class AutomatonConstraint:
         return beams.lo[0] == self._final_B1
 
     def suffix(self, number: int, beams: Beams[Any]) -> JumpForward | None:
-        return _forced_chain(self._batch, beams, self.config.num_rounds - number)
+        return _forced_chain(self.batch, beams, self.config.num_rounds - number)
 
 
 class DeviceAutomata:
@@ -149,6 +149,8 @@ def _forced_chain(batch: automata.AutomatonBatch, beams: Beams[Any], max_codes: 
     lo_SBK, hi_SBK = to_numpy(beams.lo), to_numpy(beams.hi)
     choices: list[int] = []  # how far each request is from its next choice
     longest = 0  # and all of them from the end of the last sequence
+    if any(batch.has_text_ends):  # a forced token may end a sequence before its chain does
+        return None
     for automaton, states_K, live_K in zip(batch.automata, lo_SBK[0], (hi_SBK > lo_SBK)[0], strict=True):
         states_n = states_K[live_K & (states_K < automaton.num_states)]
         if not len(states_n):

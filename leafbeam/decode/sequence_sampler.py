@@ -38,7 +38,7 @@ class SequenceSampler(SequenceSearch):
         self,
         automaton: Automaton | Sequence[Automaton],
         *,
-        end_code: int,
+        end_code: int | Sequence[int],
         num_codes: int,
         sampling: Sampling | Sequence[Sampling],
         num_samples: int = 1,
@@ -89,17 +89,18 @@ class _SampledConstraint(AutomatonConstraint):
     def step(self, number: int, beams: Beams[Any], logits: Any) -> Beams[Any]:
         batch_size, num_rows = beams.scores.shape
         if self._head is None:
-            logits_BKV = check_logits(logits, number, (batch_size, num_rows, self._batch.num_codes), beams.scores)
-            indptr_R1, code_C = automata.legal(self._batch, beams.lo, beams.hi)
+            logits_BKV = check_logits(logits, number, (batch_size, num_rows, self.batch.num_codes), beams.scores)
+            indptr_R1, code_C = automata.legal(self.batch, beams.lo, beams.hi)
             row_C = np.repeat(np.arange(batch_size * num_rows), np.diff(indptr_R1))
-            logit_C = logits_BKV.reshape(-1, self._batch.num_codes)[row_C, code_C]
+            logit_C = logits_BKV.reshape(-1, self.batch.num_codes)[row_C, code_C]
         else:
             found = self._head_logits(beams, self._hidden(number, beams, logits))
             indptr_R1, code_C, logit_C = found.legal_codes.indptr_R1, found.legal_codes.code_C, found.logit_C
+        logit_C = automata.join_ends(self.batch, beams.lo, (indptr_R1, code_C), logit_C)
         shape = batch_size, self.config.num_beams[number]
         parent_K = np.arange(shape[1]) if num_rows == shape[1] else np.zeros(shape[1], np.int64)  # all begin in one row
         scores, code, lo = np.empty(shape), np.empty(shape, np.int64), np.empty((1, *shape), np.int64)
-        for b, automaton in enumerate(self._batch.automata):
+        for b, automaton in enumerate(self.batch.automata):
             indptr = indptr_R1[b * num_rows : (b + 1) * num_rows + 1]
             code_c, logit_c, size_r = code_C[indptr[0] : indptr[-1]], logit_C[indptr[0] : indptr[-1]], np.diff(indptr)
             logit_c = np.where(np.repeat(beams.lo[0, b] == automaton.num_states, size_r), 0, logit_c)  # ended: certain
@@ -112,7 +113,7 @@ class _SampledConstraint(AutomatonConstraint):
                     raise LogitsError.none_allowed(b, f"in round {number}")
                 drawn += begin
                 scores[b, k], code[b, k] = beams.scores[b, row] + log_p_c[drawn], code_c[drawn]
-            lo[0, b] = automata.next_states(automaton, self._batch.end_code, beams.lo[0, b, parent_K], code[b])
+            lo[0, b] = automata.next_states(automaton, self.batch.end_codes, beams.lo[0, b, parent_K], code[b])
         parent = np.tile(parent_K, (batch_size, 1))
         return Beams(scores=scores, parent=parent, code=code, lo=lo, hi=lo + 1, num_valid=np.full(batch_size, shape[1]))
 

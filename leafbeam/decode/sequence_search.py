@@ -45,10 +45,12 @@ class SequenceSearch:
     Every sequence found is in the automaton's language, or can still be completed. A finished beam keeps its score and
     competes.
 
-    automaton: one for all requests, or one for each. end_code: the model's end-of-sequence code. num_codes: V, the width of the
-    logits. max_tokens: rounds at most, the end code's included. scoring: log-softmax over all codes ("full") or the legal ones
-    ("allowed"). backend: "cpu" ("auto" is that), or "triton": the automata, over one vocabulary, are copied to `device`, and
-    each round waits once to see whether every beam is finished.
+    automaton: one for all requests, or one for each. end_code: the model's end-of-sequence code. Of a list, each ends a
+    sequence, and the score of an end is that of all together; one that is also a token of the language is text where it may be,
+    and ends the sequence behind it where one may end. num_codes: V, the width of the logits. max_tokens: rounds at most, the
+    end code's included. scoring: log-softmax over all codes ("full") or the legal ones ("allowed"). backend: "cpu" ("auto" is
+    that), or "triton", for one end code: the automata, over one vocabulary, are copied to `device`, and each round waits once
+    to see whether every beam is finished.
 
     >>> search = SequenceSearch(Automaton.from_json_schema(schema, tokens), end_code=2, num_codes=131_072, num_beams=4)
     >>> result = search.run(step_fn)
@@ -59,7 +61,7 @@ class SequenceSearch:
         self,
         automaton: Automaton | Sequence[Automaton],
         *,
-        end_code: int,
+        end_code: int | Sequence[int],
         num_codes: int,
         num_beams: int = 4,
         max_tokens: int = 256,
@@ -70,7 +72,10 @@ class SequenceSearch:
         if num_beams < 1 or max_tokens < 1:
             raise ArgumentError(f"num_beams is {num_beams} and max_tokens {max_tokens}: expected at least 1 of each")
         self.config = SearchConfig(
-            num_beams=(num_beams,) * max_tokens, code_sizes=(num_codes,) * max_tokens, scoring=scoring, end_code=end_code
+            num_beams=(num_beams,) * max_tokens,
+            code_sizes=(num_codes,) * max_tokens,
+            scoring=scoring,
+            end_code=end_code if isinstance(end_code, int) else min(end_code, default=0),
         )
         self._automata = (automaton,) if isinstance(automaton, Automaton) else tuple(automaton)
         batch = automata.bind(self._automata, end_code=end_code, num_codes=num_codes)  # raises for automata that do not fit
@@ -128,7 +133,7 @@ class SequenceSearch:
     ) -> "SequenceRun":
         """`run` in steps: see `SequenceRun`. Nothing is computed before its first round."""
         constraint = self.constraint(batch_size, head=head, costs=costs)
-        return SequenceRun(constraint, ModelCalls(step_fn, suffix_fn), self.end_code)
+        return SequenceRun(constraint, ModelCalls(step_fn, suffix_fn))
 
     def constraint(
         self, batch_size: int = 1, *, head: NDArray[np.float32] | Any | None = None, costs: HeadCosts | None = None
@@ -148,8 +153,8 @@ class SequenceSearch:
 class SequenceRun:
     """A search of sequences in progress. rounds: what it has done after each call of the model; iterate over it once."""
 
-    def __init__(self, constraint: AutomatonConstraint, model: ModelCalls, end_code: int) -> None:
-        self._constraint, self._end_code = constraint, end_code
+    def __init__(self, constraint: AutomatonConstraint, model: ModelCalls) -> None:
+        self._constraint = constraint
         self.rounds = rounds(constraint, model, watch=True)
 
     def is_going_on(self, trace: Trace) -> NDArray[np.bool_]:
@@ -163,7 +168,7 @@ class SequenceRun:
         scores_BK = to_numpy(trace.beams.scores)
         finished_BK = to_numpy(self._constraint.finished(trace.beams)) & (scores_BK > -np.inf)
         return SequenceResult(
-            tokens=_tokens(trace, finished_BK, self._end_code),
+            tokens=_tokens(trace, finished_BK, self._constraint.batch),
             scores=scores_BK,
             finished=finished_BK,
             num_valid=trace.num_valid_B,
@@ -172,9 +177,12 @@ class SequenceRun:
         )
 
 
-def _tokens(trace: Trace, finished_BK: NDArray[np.bool_], end_code: int) -> list[list[NDArray[np.int64]]]:
+def _tokens(trace: Trace, finished_BK: NDArray[np.bool_], batch: automata.AutomatonBatch) -> list[list[NDArray[np.int64]]]:
     """The codes of every beam, without the end code."""
     codes_BKT = trace.codes()
-    lengths_BK = np.where(finished_BK, (codes_BKT == end_code).argmax(2), codes_BKT.shape[2])
+    lengths_BK = np.where(finished_BK, np.isin(codes_BKT, batch.end_codes).argmax(2), codes_BKT.shape[2])
+    for b in np.flatnonzero(batch.has_text_ends).tolist():
+        for k in np.flatnonzero(finished_BK[b]).tolist():
+            lengths_BK[b, k] = automata.num_text_codes(batch.automata[b], batch.end_codes, codes_BKT[b, k])
     counts = trace.num_valid_B.tolist()
     return [[codes_BKT[b, k, : lengths_BK[b, k]] for k in range(count)] for b, count in enumerate(counts)]

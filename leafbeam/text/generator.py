@@ -257,7 +257,7 @@ class TextGenerator:
         if first.sampling is None:
             return SequenceSearch(
                 automata,
-                end_code=self.tokenizer.end,
+                end_code=self.tokenizer.ends,
                 num_codes=self.num_tokens,
                 num_beams=first.num_texts,
                 max_tokens=max_tokens,
@@ -265,7 +265,7 @@ class TextGenerator:
             )
         return SequenceSampler(
             automata,
-            end_code=self.tokenizer.end,
+            end_code=self.tokenizer.ends,
             num_codes=self.num_tokens,
             sampling=[request.sampling for request in requests if request.sampling is not None],
             num_samples=first.num_texts,

@@ -19,30 +19,36 @@ class GrowingText:
         self._bytes, self._num_read = bytearray(), 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._score, self._has_ended, self._stop = 0.0, False, None
+        self._has_end_token = False
         self.is_over = False
 
-    def add(self, token: int, score: float) -> None:
-        """The next token, and the log-probability of the text with it; nothing once the text is over."""
+    def add(self, token: int | None, score: float, *, ends: bool) -> None:
+        """The next token, None for the end token, and the log-probability of the text with it; nothing once the text is over.
+
+        ends: whether the text is whole with it.
+        """
         if self.is_over:
             return
         self._score = score
-        if token == self._tokenizer.end:
-            self.end()
-            return
-        self.replace(len(self.tokens), [token])
+        if token is not None:
+            self.replace(len(self.tokens), [token])
+        if ends:
+            self.end(has_end_token=token is None)
 
     @property
     def num_tokens(self) -> int:
         """Tokens so far, the end token included."""
-        return len(self.tokens) + self._has_ended
+        return len(self.tokens) + self._has_end_token
 
     def bytes_from(self, first: int) -> bytes:
         """The bytes of the tokens from `first` on."""
         return self._tokenizer.bytes_of(self.tokens[first:])
 
-    def end(self) -> None:
-        """The text is whole."""
-        self._has_ended = self.is_over = True
+    def end(self, *, has_end_token: bool = True) -> None:
+        """The text is whole, with a token behind it that is not text unless the last one says it all; a stop comes first."""
+        if self._stop is None:
+            self._has_ended, self._has_end_token = True, has_end_token
+        self.is_over = True
 
     def replace(self, first: int, tokens: Sequence[int]) -> None:
         """Other tokens from `first` on, of which the first bytes are those of the tokens that they replace."""

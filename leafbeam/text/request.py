@@ -15,8 +15,8 @@ _MAX_STOP_BYTES = 1_000
 class Generation:
     """A generated text. finished: whether it is whole; else it was cut off at max_tokens, or at a stop, and can be completed.
 
-    tokens: without the end token. score: its log-probability, the end token included; of a sampled text, that of drawing it.
-    stop: the stop before which the text was cut off, None where there was none.
+    tokens: without the end token, unless it is text. score: its log-probability, the end token included; of a sampled text,
+    that of drawing it. stop: the stop before which the text was cut off, None where there was none.
     """
 
     text: str

@@ -6,6 +6,9 @@ Shapes: B requests, K texts of each.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+import numpy as np
+
+from leafbeam.automata import Automaton
 from leafbeam.decode import SequenceRun
 from leafbeam.errors import LogitsError
 from leafbeam.text.growing_text import GrowingText
@@ -66,12 +69,21 @@ class TextBatch(ABC):
         self._results[b] = self.texts[b]
 
 
+def state_after(automaton: Automaton, state: int, token: int) -> int:
+    """The state after a token, -1 where it is not text that may follow, such as an end token."""
+    if token >= automaton.vocabulary_size:
+        return -1
+    return int(automaton.step(np.array([state]), np.array([token]))[0])
+
+
 class TextRun(TextBatch):
     """Requests that the model continues together, all by one round: a search of many beams, or with scoring "full"."""
 
     def __init__(self, requests: Sequence[TextRequest], run: SequenceRun, tokenizer: TextTokenizer) -> None:
         super().__init__(requests, tokenizer)
         self._run, self._num_rounds = run, 0
+        self._states = [[0] * len(texts) for texts in self._growing]  # of their automata
+        self._ends = frozenset(tokenizer.ends)
 
     def advance(self) -> bool:
         if None not in self._results:
@@ -87,7 +99,8 @@ class TextRun(TextBatch):
                 raise LogitsError.none_allowed(b, f"in round {self._num_rounds - 1}")
             for k, text in enumerate(texts):
                 for codes_BK, _ in new_rounds:
-                    text.add(int(codes_BK[b, k]), float(trace.beams.scores[b, k]))
+                    if not text.is_over:
+                        self._add(b, k, int(codes_BK[b, k]), float(trace.beams.scores[b, k]))
             if texts and all(text.is_over for text in texts):
                 self._results[b] = tuple(text.generation for text in texts)
             elif not texts and (self._num_rounds >= request.max_tokens or not self._run.is_going_on(trace)[b]):
@@ -98,8 +111,16 @@ class TextRun(TextBatch):
                 )
         return True
 
+    def _add(self, b: int, k: int, token: int, score: float) -> None:
+        """The next token of a growing text, which ends it where it is an end token and the text may end."""
+        automaton, is_end = self.requests[b].automaton, token in self._ends
+        state = self._states[b][k] = state_after(automaton, self._states[b][k], token)
+        ends = state < 0 or (is_end and automaton.accepts(state))
+        self._growing[b][k].add(token if state >= 0 else None, score, ends=ends)
+
     def _cut(self, request: TextRequest, tokens: list[int], finished: bool, score: float) -> Generation:
         """A text of a search that may have gone on for others after this request's last token."""
-        finished = finished and len(tokens) < request.max_tokens
+        num_tokens = len(tokens) + (not tokens or tokens[-1] not in self._ends)  # an end token may be text
+        finished = finished and num_tokens <= request.max_tokens
         kept = tokens[: request.max_tokens]
         return Generation(text=self._tokenizer.decode(kept), tokens=tuple(kept), score=score, finished=finished)

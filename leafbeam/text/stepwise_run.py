@@ -25,7 +25,7 @@ from leafbeam.model import TextSession
 from leafbeam.ops.constrain import Beams
 from leafbeam.text.growing_text import GrowingText
 from leafbeam.text.request import TextRequest
-from leafbeam.text.run import TextBatch
+from leafbeam.text.run import TextBatch, state_after
 from leafbeam.text.tokenizer import TextTokenizer
 
 
@@ -64,7 +64,7 @@ class StepwiseRun(TextBatch):
         """One call of the model, and the next token of these texts."""
         pairs = list(zip(self._writers, choosing, strict=True))
         hidden_RD = self._session.hidden_after([writer.text.tokens if chooses else None for writer, chooses in pairs])
-        # A text that does not choose stands where a sequence has ended: its only code is the end code again.
+        # A text that does not choose stands where a sequence has ended: its only code is an end code again.
         states = [writer.state if chooses else writer.automaton.num_states for writer, chooses in pairs]
         shape = self._scores_BK.shape
         lo_1BK, zeros_BK = np.array(states).reshape(1, *shape), np.zeros(shape, np.int64)
@@ -94,6 +94,7 @@ class _Writer:
 
     def __init__(self, request: TextRequest, text: GrowingText, tokenizer: TextTokenizer) -> None:
         self.text, self.automaton, self._tokenizer = text, request.automaton, tokenizer
+        self._ends = frozenset(tokenizer.ends)
         self._max_tokens, self._retokenize = request.max_tokens, request.retokenize
         self._states = [0]  # before each token, and after the last
         self._num_run = 0  # tokens that the model has read
@@ -105,7 +106,11 @@ class _Writer:
     def choose(self, token: int, state: int, score: float) -> None:
         """Append a choice of the model, which has read all tokens before it, and what is forced after it."""
         self._num_run = len(self.text.tokens)
-        self.text.add(token, score)
+        if state == self.automaton.num_states:  # ended
+            state = state_after(self.automaton, self.state, token)
+            self.text.add(token if state >= 0 else None, score, ends=True)
+            return
+        self.text.add(token, score, ends=False)
         self._states.append(state)
         if not self.text.is_over:
             self.take_forced()
@@ -113,7 +118,9 @@ class _Writer:
     def take_forced(self) -> bool:
         """Append what is forced, if there is some, and end a text that has to end there. Whether anything has changed."""
         took = self._take_text() if self._retokenize else self._take_tokens()
-        if not self.text.is_over and self.automaton.is_final(self.state):
+        if took and self.text.tokens[-1] in self._ends and self.automaton.accepts(self.state):
+            self.text.end(has_end_token=False)
+        elif not self.text.is_over and self.automaton.is_final(self.state):
             self.text.end()
         return took or self.text.is_over
 
@@ -145,9 +152,7 @@ def _states_after(automaton: Automaton, state: int, tokens: Sequence[int]) -> li
     """The state after each token; None where one is illegal, which happens to automata over other tokens."""
     states: list[int] = []
     for token in tokens:
-        if token >= automaton.vocabulary_size:
-            return None
-        state = int(automaton.step(np.array([state]), np.array([token]))[0])
+        state = state_after(automaton, state, token)
         if state < 0:
             return None
         states.append(state)

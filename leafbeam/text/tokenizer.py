@@ -19,7 +19,10 @@ _END_FILES = ("generation_config.json", "config.json")
 
 
 class TextTokenizer:
-    """The tokenizer beside a model. end: the token that ends a text.
+    """The tokenizer beside a model. end: the tokens that end a text, by the order of the model's files; one or several.
+
+    Any of them ends a text. One that is text itself, such as `}`, is text where the constraint lets it be, and ends the text
+    behind it where that may end.
 
     Token bytes are exact for byte-level BPE (GPT-2, Qwen, Llama 3) and for byte-fallback BPE (Llama 2, Gemma); any other kind
     raises CheckpointError, because the text of its tokens depends on their neighbours.
@@ -29,18 +32,27 @@ class TextTokenizer:
     'a red lamp'
     """
 
-    def __init__(self, tokenizer: Any, *, end: int) -> None:
-        self._tokenizer, self.end = tokenizer, end
+    def __init__(self, tokenizer: Any, *, end: int | Sequence[int]) -> None:
+        self._tokenizer, self.ends = tokenizer, tuple(dict.fromkeys(_several(end)))
         self._tries: dict[int, TokenTrie] = {}
-        if not 0 <= end < self.size:
-            raise CheckpointError(f"the end token {end} is not one of the tokenizer's {self.size:,} tokens")
+        if not self.ends:
+            raise CheckpointError("there is no end token: expected at least one")
+        for token in self.ends:
+            if not 0 <= token < self.size:
+                raise CheckpointError(f"the end token {token} is not one of the tokenizer's {self.size:,} tokens")
 
     def __repr__(self) -> str:
-        return f"TextTokenizer({self.size:,} tokens, end={self.end})"
+        ends = ", ".join(map(str, self.ends))
+        return f"TextTokenizer({self.size:,} tokens, end={ends if len(self.ends) == 1 else f'[{ends}]'})"
+
+    @property
+    def end(self) -> int:
+        """The first of the end tokens."""
+        return self.ends[0]
 
     @classmethod
     def load(cls, directory: str | PathLike[str]) -> "TextTokenizer":
-        """Read tokenizer.json, and the end token from generation_config.json or config.json (the first, of several).
+        """Read tokenizer.json, and the end tokens from generation_config.json, or else from config.json.
 
         Raises CheckpointError where a file is missing or damaged, MissingExtraError without the package tokenizers.
         """
@@ -58,17 +70,17 @@ class TextTokenizer:
             raise
         except Exception as error:  # the package raises Exception itself
             raise CheckpointError(f"{path} cannot be read ({error}): save the tokenizer again") from error
-        return cls(tokenizer, end=_end_token(Path(directory)))
+        return cls(tokenizer, end=_end_tokens(Path(directory)))
 
     @classmethod
-    def of(cls, tokenizer: Any, *, end: int | None = None) -> "TextTokenizer":
+    def of(cls, tokenizer: Any, *, end: int | Sequence[int] | None = None) -> "TextTokenizer":
         """From a fast tokenizer of transformers. end: None: its `eos_token_id`. A TextTokenizer is returned as it is.
 
         Raises ArgumentError for a tokenizer that the package tokenizers does not run, or that names no end token.
         """
         if isinstance(tokenizer, TextTokenizer):
-            if end not in (None, tokenizer.end):
-                raise ArgumentError(f"the end token is {end}, and the tokenizer's {tokenizer.end}: expected one")
+            if end is not None and not set(_several(end)) <= set(tokenizer.ends):
+                raise ArgumentError(f"the end token is {end}, and the tokenizer's {list(tokenizer.ends)}: expected the same")
             return tokenizer
         backend, end = (
             getattr(tokenizer, "backend_tokenizer", None),
@@ -170,7 +182,11 @@ def _check_ids(settings: Any, path: Path) -> None:
         raise CheckpointError(f"{path} has the token {wrong[0]!r}: expected 0 to {_MAX_TOKENS - 1:,}; save the tokenizer again")
 
 
-def _end_token(directory: Path) -> int:
+def _several(end: int | Sequence[int]) -> Sequence[int]:
+    return [end] if isinstance(end, int) else end
+
+
+def _end_tokens(directory: Path) -> list[int]:
     for name in _END_FILES:
         path = directory / name
         if not path.is_file():
@@ -179,9 +195,9 @@ def _end_token(directory: Path) -> int:
             found = json.loads(read_text(path)).get("eos_token_id")
         except (OSError, ValueError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{path} is no JSON object ({error}): save the model again") from error
-        first = found[0] if isinstance(found, list) and found else found
-        if isinstance(first, int) and not isinstance(first, bool):
-            return first
+        tokens: list[Any] = found if isinstance(found, list) else [found]
+        if tokens and all(isinstance(token, int) and not isinstance(token, bool) for token in tokens):
+            return tokens
         if found is not None:
             raise CheckpointError(f"{path}: eos_token_id is {found!r}, expected a token or a list of tokens")
     raise CheckpointError(f"{directory} names no eos_token_id in {' or '.join(_END_FILES)}: a text could not end")

@@ -37,7 +37,7 @@ def save_model(directory: Path, *, size: int = 400, seed: int = 0) -> Path:
     (directory / "leafbeam.sha256").unlink(missing_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))
     end = tokenizer.token_to_id("<|end|>")
-    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [end, 3]}))
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [end]}))
     return directory
 
 

@@ -2,9 +2,11 @@
 
     a beam's range   [state, state + 1) of its request's automaton; (S, S + 1) has ended, where S is the number of states;
                      (0, 0) is dead
-    legal codes      the state's row, or the set bits of its mask, and the end code where a sequence may end
+    legal codes      the state's row, or the set bits of its mask, and the end codes where a sequence may end
+    end codes        together they are one event, with the probability of all; a code that is also in the state's row is text
+                     there, and ends the sequence behind it where one may end
     kept             the K best by (score desc, parent asc, code asc); only their next states are looked up
-    an ended beam    keeps its score: its only child is the end code again, which is certain
+    an ended beam    keeps its score: its only child is the first end code again, which is certain
 
 There is one segment, nothing is filtered, and the level only numbers the round in messages.
 
@@ -15,6 +17,7 @@ Shapes: B requests, K beams, R rows (B x K), V codes, C legal codes, S states of
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -41,40 +44,61 @@ from leafbeam.ops.constrain.types import Beams, Scoring
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AutomatonBatch:
-    """One automaton for each request of a batch, the code that ends a sequence, and how many codes the model has."""
+    """One automaton for each request of a batch, the codes that end a sequence, and how many codes the model has.
+
+    end_codes: int64, ascending. has_text_ends: for each automaton, whether one of them is a token of its language.
+    """
 
     automata: tuple[Automaton, ...]
-    end_code: int
+    end_codes: NDArray[np.int64]
     num_codes: int
+    has_text_ends: tuple[bool, ...]
     scratch: Scratch = field(default_factory=Scratch, repr=False)
 
+    @property
+    def end_code(self) -> int:
+        """The code that beams take after their end."""
+        return int(self.end_codes[0])
 
-def bind(automata: Sequence[Automaton], *, end_code: int, num_codes: int) -> AutomatonBatch:
+
+def bind(automata: Sequence[Automaton], *, end_code: int | Sequence[int], num_codes: int) -> AutomatonBatch:
     """Join the automata of a batch; one object may stand for many requests, and nothing is copied.
 
-    end_code: the model's end-of-sequence code, which no automaton may have as a token of its language. num_codes: V, the width
-    of the model's logits. Raises ArgumentError.
+    end_code: the model's end-of-sequence code, which no automaton may have as a token of its language; or a list of several,
+    which may be such tokens too. num_codes: V, the width of the model's logits. Raises ArgumentError.
     """
+    end_codes = np.unique(np.array([end_code] if isinstance(end_code, int) else end_code, np.int64))
     if not len(automata):
         raise ArgumentError("there are no automata: expected one for each request, at least one")
-    if not 0 <= end_code < num_codes:
+    if not len(end_codes) or not 0 <= end_codes[0] <= end_codes[-1] < num_codes:
         raise ArgumentError(f"end_code is {end_code}: expected a code of the model, 0 to {num_codes - 1:,}")
-    for automaton in {id(one): one for one in automata}.values():
+    has_text_ends: dict[int, bool] = {}
+    for key, automaton in {id(one): one for one in automata}.items():
         if automaton.vocabulary_size > num_codes:
             raise ArgumentError(
                 f"the automaton is over {automaton.vocabulary_size:,} tokens, the model has {num_codes:,} codes: expected at "
                 f"most as many; build it with the model's own vocabulary"
             )
-        rows = automaton.arrays.table
-        in_masks = end_code < automaton.vocabulary_size and (
-            (rows.mask_MW[:, end_code >> 6] >> np.uint64(end_code & 63)) & np.uint64(1)
-        )
-        if (rows.code_E == end_code).any() or np.any(in_masks):
+        has_text_ends[key] = any(_has_token(automaton, code) for code in end_codes.tolist())
+        if isinstance(end_code, int) and has_text_ends[key]:
             raise ArgumentError(
                 f"end_code {end_code} is a token of the language: give special tokens None in the vocabulary, so that they "
                 f"never stand for text"
             )
-    return AutomatonBatch(automata=tuple(automata), end_code=end_code, num_codes=num_codes)
+    return AutomatonBatch(
+        automata=tuple(automata),
+        end_codes=end_codes,
+        num_codes=num_codes,
+        has_text_ends=tuple(has_text_ends[id(automaton)] for automaton in automata),
+    )
+
+
+def _has_token(automaton: Automaton, code: int) -> bool:
+    """Return whether a code of the model is a token of the automaton's language."""
+    if code >= automaton.vocabulary_size:
+        return False
+    table = automaton.arrays.table
+    return bool((table.code_E == code).any() or ((table.mask_MW[:, code >> 6] >> np.uint64(code & 63)) & np.uint64(1)).any())
 
 
 def roots(arrays: AutomatonBatch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -95,10 +119,10 @@ def legal(
     row_indptr, parts = np.zeros(batch_size * num_rows + 1, np.int64), []
     space = arrays.scratch.array("codes", (arrays.num_codes + 1,), np.int64)
     for request, automaton in enumerate(arrays.automata):
-        table, end = _table(automaton), arrays.end_code
+        table, ends = _table(automaton), arrays.end_codes
         for beam in range(num_rows):
             live = hi_SBK[0, request, beam] > lo_SBK[0, request, beam]
-            count = _legal_codes(table, lo_SBK[0, request, beam], end, space) if live else 0
+            count = _legal_codes(table, lo_SBK[0, request, beam], ends, space) if live else 0
             parts.append(space[:count].copy())
             row_indptr[request * num_rows + beam + 1] = count
     return np.cumsum(row_indptr), np.concatenate(parts)
@@ -125,6 +149,8 @@ def step(
     _, batch_size, num_rows = lo_SBK.shape
     if logits_BKV.shape != (batch_size, num_rows, arrays.num_codes):
         raise LogitsError(f"the logits have shape {logits_BKV.shape}: expected {(batch_size, num_rows, arrays.num_codes)}")
+    if len(arrays.end_codes) > 1:
+        return _step_with_several_ends(arrays, level, lo_SBK, hi_SBK, scores_BK, logits_BKV, num_beams, scoring)
     # Legal codes with the positions of their logits, the logits, and the maxima of their chunks.
     codes_V = arrays.scratch.array("codes", (arrays.num_codes + 1,), np.int64)
     floats = arrays.scratch.array("floats", (2, max(arrays.num_codes + 1, arrays.num_codes // CHUNK + 2)), np.float32)
@@ -132,9 +158,57 @@ def step(
     def search(request: int, automaton: Automaton, buffers: Any, out: Any) -> int:
         ranges = lo_SBK[0, request], hi_SBK[0, request]
         inputs = (*ranges, scores_BK[request], logits_BKV[request], scoring == "full", codes_V, floats)
-        return _step_rows(_table(automaton), arrays.end_code, *inputs, buffers, out)
+        return _step_rows(_table(automaton), arrays.end_codes, *inputs, buffers, out)
 
     return _best_of(arrays, lo_SBK, num_beams, search, f"in round {level}")
+
+
+def _step_with_several_ends(
+    arrays: AutomatonBatch,
+    level: int,
+    lo_SBK: NDArray[np.int64],
+    hi_SBK: NDArray[np.int64],
+    scores_BK: NDArray[np.float32],
+    logits_BKV: NDArray[np.float32],
+    num_beams: int,
+    scoring: Scoring,
+) -> Beams[NDArray[Any]]:
+    """The same round from a copy of the legal codes' logits, in which the end codes can be joined."""
+    logits_RV, chunks = logits_BKV.reshape(-1, arrays.num_codes), np.empty(arrays.num_codes // CHUNK + 2, np.float32)
+    row_indptr, code_C = legal(arrays, lo_SBK, hi_SBK)
+    logit_C = logits_RV[np.repeat(np.arange(len(logits_RV)), np.diff(row_indptr)), code_C]
+    rows = logits_RV if scoring == "full" else [logit_C[begin:end] for begin, end in pairwise(row_indptr.tolist())]
+    lse_R = np.array([log_sum_exp(row, chunks)[1] if len(row) else -np.inf for row in rows], np.float32)
+    ragged = row_indptr, code_C
+    return extend(arrays, lo_SBK, scores_BK, ragged, logit_C, lse_R, num_beams=num_beams, where=f"in round {level}")
+
+
+def join_ends(
+    arrays: AutomatonBatch,
+    lo_SBK: NDArray[np.int64],
+    ragged: tuple[NDArray[np.int64], NDArray[np.int64]],
+    logit_C: NDArray[np.float32],
+) -> NDArray[np.float32]:
+    """The logits in which the likeliest end code of each row has the mass of all, and the others -inf.
+
+    A code that is text in a row is no end code there. The logits themselves without a choice between end codes.
+    """
+    row_indptr, code_C = ragged
+    if len(arrays.end_codes) == 1:
+        return logit_C
+    logit_C, num_rows = logit_C.copy(), lo_SBK.shape[2]
+    is_end_C = np.isin(code_C, arrays.end_codes)
+    for row, (begin, end) in enumerate(pairwise(row_indptr.tolist())):
+        request, beam = divmod(row, num_rows)
+        at = begin + np.flatnonzero(is_end_C[begin:end])
+        if len(at) > 1:
+            automaton, state = arrays.automata[request], lo_SBK[0, request, beam]
+            at = at[_text_states(automaton, np.full(len(at), state), code_C[at]) < 0]
+        if len(at) > 1:
+            joined, best = np.logaddexp.reduce(logit_C[at]), at[logit_C[at].argmax()]
+            logit_C[at] = -np.inf
+            logit_C[best] = joined
+    return logit_C
 
 
 def extend(
@@ -146,12 +220,14 @@ def extend(
     lse_R: NDArray[np.float32],
     *,
     num_beams: int,
+    where: str = "",
 ) -> Beams[NDArray[Any]]:
     """The same round where only the logits of legal codes were computed (`ops.head`): ragged is what `legal` gave.
 
     lse_R decides the scoring: over all codes ("full") or over the legal ones ("allowed"). Raises LogitsError for NaN and +inf.
     """
     row_indptr, code_C = ragged
+    logit_C = join_ends(arrays, lo_SBK, ragged, logit_C)
     num_rows = lo_SBK.shape[2]
     positions_C = np.arange(np.diff(row_indptr).max(initial=0))
 
@@ -161,7 +237,7 @@ def extend(
         ended = lo_SBK[0, request] == automaton.num_states
         return _extend_rows(*codes, lse_R[rows], scores_BK[request], ended, buffers, out)
 
-    return _best_of(arrays, lo_SBK, num_beams, search, "")
+    return _best_of(arrays, lo_SBK, num_beams, search, where)
 
 
 def _best_of(
@@ -185,19 +261,40 @@ def _best_of(
             raise LogitsError.not_finite(request, bad, where)
         count = int(num_valid[request])
         before = lo_SBK[0, request, parent[request, :count]]
-        lo[0, request, :count] = next_states(automaton, arrays.end_code, before, code[request, :count])
+        lo[0, request, :count] = next_states(automaton, arrays.end_codes, before, code[request, :count])
         hi[0, request, :count] = lo[0, request, :count] + 1
     return Beams(scores=scores, parent=parent, code=code, lo=lo, hi=hi, num_valid=num_valid)
 
 
 def next_states(
-    automaton: Automaton, end_code: int, states_R: NDArray[np.int64], codes_R: NDArray[np.int64]
+    automaton: Automaton, end_codes: NDArray[np.int64], states_R: NDArray[np.int64], codes_R: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Where legal codes lead; S after the end code."""
-    after = np.full(len(states_R), automaton.num_states, np.int64)
-    going = codes_R != end_code
-    after[going] = automaton.step(states_R[going], codes_R[going])
-    return after
+    """Where legal codes lead; S after an end code, also after one that is text and leads to where a sequence may end."""
+    after_R = _text_states(automaton, states_R, codes_R)
+    ends_R = after_R < 0
+    spelled = np.flatnonzero(~ends_R & np.isin(codes_R, end_codes))
+    ends_R[spelled] = automaton.accepting.has(after_R[spelled])
+    after_R[ends_R] = automaton.num_states
+    return after_R
+
+
+def _text_states(automaton: Automaton, states_R: NDArray[np.int64], codes_R: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The state after each code that is a token of the language in its state; -1 for one that is not."""
+    after_R = np.full(len(states_R), -1, np.int64)
+    may_be_R = (states_R < automaton.num_states) & (codes_R < automaton.vocabulary_size)
+    after_R[may_be_R] = automaton.step(states_R[may_be_R], codes_R[may_be_R])
+    return after_R
+
+
+def num_text_codes(automaton: Automaton, end_codes: NDArray[np.int64], codes_T: NDArray[np.int64]) -> int:
+    """How many of the codes that an ended beam took are its text."""
+    state = np.zeros(1, np.int64)
+    for t, code in enumerate(codes_T):
+        is_text = _text_states(automaton, state, code[None])[0] >= 0
+        state = next_states(automaton, end_codes, state, code[None])
+        if state[0] == automaton.num_states:
+            return t + int(is_text)
+    return len(codes_T)
 
 
 def _table(automaton: Automaton) -> tuple[NDArray[Any], ...]:
@@ -214,35 +311,37 @@ def _check(arrays: AutomatonBatch, lo_SBK: NDArray[np.int64]) -> None:
 
 
 @njit(cache=True, nogil=True, _nrt=False)
-def _legal_codes(table, state, end_code, out_C):
-    """Write the legal codes of a state, ascending, the end code among them where a sequence may end; returns how many."""
+def _legal_codes(table, state, end_codes, out_C):
+    """Write the legal codes of a state, ascending, the end codes among them where a sequence may end; returns how many."""
     row_indptr, code_E, mask_S, mask_MW, accepting_W = table
     if state == mask_S.size:  # ended
-        out_C[0] = end_code
+        out_C[0] = end_codes[0]
         return 1
     ends = (accepting_W[state >> 6] >> np.uint64(state & 63)) & np.uint64(1) != 0
-    count = 0
+    count, next_end = 0, 0 if ends else end_codes.size  # the next end code to be written
     if mask_S[state] < 0:
         for entry in range(row_indptr[state], row_indptr[state + 1]):
-            if ends and code_E[entry] > end_code:
-                out_C[count] = end_code
-                count += 1
-                ends = False
+            while next_end < end_codes.size and end_codes[next_end] <= code_E[entry]:
+                if end_codes[next_end] < code_E[entry]:
+                    out_C[count] = end_codes[next_end]
+                    count += 1
+                next_end += 1
             out_C[count] = code_E[entry]
             count += 1
     else:
         for word in range(mask_MW.shape[1]):
             bits = mask_MW[mask_S[state], word]
-            if ends and word == end_code >> 6:  # the mask itself never has it
-                bits |= np.uint64(1) << np.uint64(end_code & 63)
-                ends = False
+            while next_end < end_codes.size and end_codes[next_end] >> 6 == word:
+                bits |= np.uint64(1) << np.uint64(end_codes[next_end] & 63)
+                next_end += 1
             while bits:
                 out_C[count] = word * 64 + np.int64(trailing_zeros(bits))
                 count += 1
                 bits &= bits - np.uint64(1)
-    if ends:
-        out_C[count] = end_code
+    while next_end < end_codes.size:
+        out_C[count] = end_codes[next_end]
         count += 1
+        next_end += 1
     return count
 
 
@@ -273,7 +372,7 @@ def _finish(candidates, count, out):
 
 
 @njit(cache=True, nogil=True, _nrt=False)
-def _step_rows(table, end_code, lo_K, hi_K, scores_K, logits_KV, full, codes_V, floats, buffers, out):
+def _step_rows(table, end_codes, lo_K, hi_K, scores_K, logits_KV, full, codes_V, floats, buffers, out):
     """All beams of a request; returns -1, or the number of a beam whose logits hold NaN or +inf."""
     num_beams = out[0].size
     candidates, (gathered, chunks) = candidates_in(buffers), (floats[0], floats[1])
@@ -282,10 +381,10 @@ def _step_rows(table, end_code, lo_K, hi_K, scores_K, logits_KV, full, codes_V, 
         base = scores_K[k]
         if lo_K[k] >= hi_K[k] or base <= threshold:
             continue
-        codes = codes_V[: _legal_codes(table, lo_K[k], end_code, codes_V)]
+        codes = codes_V[: _legal_codes(table, lo_K[k], end_codes, codes_V)]
         if lo_K[k] == table[2].size:  # ended: certain, whatever the model says
             if base > threshold:
-                count, threshold = push(candidates, count, threshold, num_beams, base, k, end_code, 0)
+                count, threshold = push(candidates, count, threshold, num_beams, base, k, end_codes[0], 0)
             continue
         row = logits_KV[k]
         if not full:

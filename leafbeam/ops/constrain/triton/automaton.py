@@ -80,7 +80,12 @@ class DeviceAutomatonBatch:
 
 
 def bind(batch: AutomatonBatch, device: torch.device | str) -> DeviceAutomatonBatch:
-    """Copy the automata of a batch to a device, each different one once. They must be over one vocabulary (ArgumentError)."""
+    """Copy the automata of a batch to a device, each different one once.
+
+    Raises ArgumentError for automata over different vocabularies, and for several end codes.
+    """
+    if len(batch.end_codes) > 1 or any(batch.has_text_ends):
+        raise ArgumentError(f"end_code is {batch.end_codes.tolist()}: expected one, which is not text, on a GPU")
     different = list({id(automaton): automaton for automaton in batch.automata}.values())
     tokens = different[0].vocabulary_size
     masked = [automaton.arrays for automaton in different if len(automaton.arrays.table.mask_MW)] or [different[0].arrays]
