@@ -95,12 +95,13 @@ def import_run(
     table, without_sid = _items(found, offered, log, item_column, text_ids=text_ids)
     if log is not None:
         with_items(log, table)  # its mistakes are said now, not by `evaluate`
-    loaded, codes_NL = None, found.numbers_NL
+    loaded, codes_NL, not_applied = None, found.numbers_NL, ""
     if model is not None:
         names = found.names if tokens is None else split_names(tokens)
         prompts = {"prompt": prompt, "separator": separator}
         loaded, codes_NL = _load(model, found, given_sizes, names, first_token, prompts)
         given_sizes = loaded.vocabulary.codebook_sizes
+        not_applied = _settings_not_applied(model, loaded)
     codebook_sizes = given_sizes or found.codebook_sizes or tuple((found.numbers_NL.max(axis=0) + 1).tolist())
     sid_table = SidTable(item_ids=numpy_ids(table["item_id"]), codes=codes_NL, codebook_sizes=codebook_sizes)
 
@@ -115,6 +116,13 @@ def import_run(
         around = loaded.vocabulary.prompt_tokens
         prompts_shown = " ".join(map(str, [*around.before, "HISTORY", *around.after]))
         done(console, f"{paths.model}: {type(loaded).__name__}; prompts are the tokens {prompts_shown}", since=began)
+        if not_applied:
+            console.print(
+                f"the generation config of {model} sets {not_applied}: leafbeam's search does not apply it, so `generate` of "
+                "transformers gives other items or scores",
+                style="yellow",
+                soft_wrap=True,
+            )
     sid_table.save(paths.sids)
     show_types(console, table)
     done(console, f"{paths.sids}: {len(sid_table):,} SIDs of {' x '.join(map(str, codebook_sizes))}", since=began)
@@ -126,6 +134,21 @@ def import_run(
     figures = {what.replace(" ", "_").replace("'", ""): int(count) for what, count in counts.items()}
     paths.add_to_report("import", {"sids": str(sids), "model": None if model is None else str(model), **figures})
     build_run(run, False, [])
+
+
+def _settings_not_applied(directory: Path, model: "AnyModel") -> str:
+    """Return the settings of the checkpoint under which `generate` of transformers differs from leafbeam's search."""
+    from leafbeam.integrations.generate_call import changing_settings, shown
+    from leafbeam.model import TokenTable, Vocabulary
+    from leafbeam.model.code_tokens import CodeTokens
+    from leafbeam.model.weights import read_generation_config
+
+    assert isinstance(model.vocabulary, Vocabulary | TokenTable)
+    levels, settings = CodeTokens.of(model.vocabulary).levels, read_generation_config(directory)
+    names = changing_settings(
+        settings, lambda token: any(level.code_of(token) >= 0 for level in levels), same_length=True, applied=False
+    )
+    return shown(settings, names)
 
 
 def _items(

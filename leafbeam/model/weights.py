@@ -128,6 +128,12 @@ def read_hf(directory: Path) -> dict[str, Any]:
     return _read_json(directory / "config.json")
 
 
+def read_generation_config(directory: Path) -> dict[str, Any]:
+    """Read generation_config.json; where there is none, config.json, which holds such fields in older checkpoints."""
+    path = directory / "generation_config.json"
+    return _read_json(path) if path.is_file() else read_hf(directory)
+
+
 def _stored(directory: Path, device: torch.device) -> Iterator[tuple[Path, str, Tensor]]:
     """The tensors of the single file, or of the shards in the index, one at a time."""
     if (directory / _INDEX).exists():

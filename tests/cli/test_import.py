@@ -227,6 +227,40 @@ def test_tokens_are_named_or_counted_from_the_first(tmp_path: Path, model: Path)
     ).stderr.replace("\n", " ")
 
 
+@pytest.mark.parametrize(
+    ("file", "settings", "said"),
+    [
+        ("generation_config.json", {"repetition_penalty": 1.2}, "repetition_penalty=1.2"),
+        ("generation_config.json", {"do_sample": True, "top_k": 20, "temperature": 1.0}, "do_sample=True, top_k=20"),
+        ("generation_config.json", {"suppress_tokens": [3, 12]}, "suppress_tokens=[3, 12]"),
+        ("generation_config.json", {"num_beams": 4, "length_penalty": 2.0, "early_stopping": True}, "length_penalty=2.0"),
+        ("generation_config.json", {"forced_eos_token_id": 2, "bad_words_ids": [[1]]}, "forced_eos_token_id=2"),
+        ("config.json", {"no_repeat_ngram_size": 3}, "no_repeat_ngram_size=3"),
+        ("generation_config.json", {"eos_token_id": 1, "top_k": 20, "temperature": 0.6, "bad_words_ids": [[1]]}, None),
+        ("generation_config.json", {"repetition_penalty": 1.0, "do_sample": False, "num_beams": 1}, None),
+    ],
+)  # fmt: skip
+def test_settings_of_generate_that_are_not_applied_are_named(
+    tmp_path: Path, model: Path, file: str, settings: dict[str, Any], said: str | None
+):
+    """G2: none where they change nothing."""
+    path = model / file
+    write(path, (json.loads(path.read_text()) if path.exists() else {}) | settings)
+    words = ["--tokens", "<a_*>,<b_*>", "--prompt", "w5{history}", "--run", tmp_path / "run"]
+    shown = call("import", "--sids", write(tmp_path / "x.json", {"1": [1, 3]}), "--model", model, *words)
+    assert shown.exit_code == 0, shown.output
+    assert (f"sets {said}: leafbeam's search does not apply it" in " ".join(shown.stdout.split())) == (said is not None)
+
+
+def test_a_generation_config_that_is_not_an_object_is_refused(tmp_path: Path, model: Path):
+    """G2"""
+    write(model / "generation_config.json", [1])
+    words = ["--tokens", "<a_*>,<b_*>", "--prompt", "w5{history}", "--run", tmp_path / "run"]
+    shown = call("import", "--sids", write(tmp_path / "x.json", {"1": [1, 3]}), "--model", model, *words)
+    assert "generation_config.json holds a list" in " ".join(shown.stderr.split())
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_without_a_log_says_so(tmp_path: Path):
     run = RunDirectory(tmp_path / "run")
     call("import", "--sids", write(tmp_path / "x.json", {"1": [1, 3], "2": [2, 2]}), "--run", run.path)
