@@ -18,7 +18,7 @@ from leafbeam.errors import ArgumentError, CodesError, DataError, short_repr
 from leafbeam.extras import require
 from leafbeam.files import open_regular
 from leafbeam.index.items import decode_ids
-from leafbeam.tables import read_array, read_table
+from leafbeam.tables import CsvFormat, read_array, read_table
 from leafbeam.tables.json_rows import read_json, read_json_table
 
 FORMATS = (".parquet", ".csv", ".csv.gz", ".jsonl", ".ndjson", ".json", ".pt", ".pth", ".npy")
@@ -51,8 +51,8 @@ class ForeignSids:
         return short_repr(self.item_ids[int(mask_N.argmax())].item())
 
 
-def read_sids(path: Path, *, id_column: str = "item_id") -> ForeignSids:
-    """Read a file by its ending. id_column: of tables and JSON lines; `item_id` where they have no such column.
+def read_sids(path: Path, *, id_column: str = "item_id", form: CsvFormat | None = None) -> ForeignSids:
+    """Read a file by its ending. id_column: of tables and JSON lines; `item_id` where they have no such column. form: of CSV.
 
     Never unpickles: a `.pt` file is read with `weights_only`. Raises DataError, CodesError, ItemIdError, ArgumentError,
     MissingExtraError (a `.pt` file without torch).
@@ -66,7 +66,7 @@ def read_sids(path: Path, *, id_column: str = "item_id") -> ForeignSids:
         return _joined(path, list(table.batches()), codebook_sizes=table.codebook_sizes)
     try:
         if path.name.endswith((".csv", ".csv.gz")):
-            table = read_table(path, ids=(id_column, "item_id"))
+            table = read_table(path, ids=(id_column, "item_id"), form=form)
             return _joined(path, [codes_of_table(path, table, id_column)], is_text_file=True)
         if path.name.endswith((".jsonl", ".ndjson", ".json")):
             return _of_json(path, id_column)

@@ -84,7 +84,7 @@ def import_run(
 
     console, began = stdout(), time.perf_counter()
     form = CsvFormat(delimiter="\t" if delimiter == "tab" else delimiter, encoding=encoding)
-    found = read_sids(sids, id_column=item_column)
+    found = read_sids(sids, id_column=item_column, form=form)
     source = Source(path=data, kind=kind)
     if kind == "tables":
         source = replace(source, user_column=user_column, item_column=item_column, time_column=time_column)

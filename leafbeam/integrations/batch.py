@@ -21,6 +21,7 @@ from leafbeam.errors import ArgumentError, DataError, ItemIdError, RequestError
 from leafbeam.files import replacing
 from leafbeam.index import Trie
 from leafbeam.live import LiveIndex
+from leafbeam.tables import open_parquet
 
 MANIFEST = "_manifest.json"
 _FORMAT = 1
@@ -190,13 +191,10 @@ class BatchJob:
     def _partitions(self, files: list[Path]) -> list[Partition]:
         partitions: list[Partition] = []
         for file in files:
-            try:
-                footer = pq.ParquetFile(file)
-            except (OSError, pa.ArrowInvalid) as error:
-                raise DataError(f"{file} cannot be read as Parquet: {error}") from error
-            self._check_columns(file, footer.schema_arrow)
-            for group in range(footer.num_row_groups):
-                num_rows = footer.metadata.row_group(group).num_rows
+            with open_parquet(file) as footer:
+                self._check_columns(file, footer.schema_arrow)
+                lengths = [footer.metadata.row_group(group).num_rows for group in range(footer.num_row_groups)]
+            for group, num_rows in enumerate(lengths):
                 for first in range(0, num_rows, self.partition_rows):
                     number, rows = len(partitions), min(self.partition_rows, num_rows - first)
                     partitions.append(Partition(number=number, file=str(file), row_group=group, first=first, rows=rows))
@@ -247,17 +245,15 @@ class PartitionRunner:
         """Read, answer, write. Raises DataError that names file and row, and what a whole batch raises (UnknownRuleError)."""
         began = time.monotonic()
         template = self._job.request
-        try:
-            table = pq.ParquetFile(partition.file).read_row_group(partition.row_group, columns=template.columns)
-        except (OSError, pa.ArrowException) as error:
-            raise DataError(f"{partition.file}, row group {partition.row_group} cannot be read: {error}") from error
+        with open_parquet(Path(partition.file)) as file:
+            table = file.read_row_group(partition.row_group, columns=template.columns)
         table = table.slice(partition.first, partition.rows)
         users = table.column(template.user_column)
         nulls = [None] * len(users)
         histories = table.column(template.history_column).to_pylist()
         denied = nulls if template.deny_column is None else table.column(template.deny_column).to_pylist()
         user_ids = users.to_pylist() if self._engine.model.vocabulary.num_users else nulls
-        row = partition.first - 1
+        row = partition.first
 
         def requests() -> Generator[Request]:
             nonlocal row

@@ -12,11 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from leafbeam.errors import CheckpointError
+from leafbeam.errors import CheckpointError, DataError
 from leafbeam.files import replacing
 from leafbeam.index.items import as_id_array, check_item_ids, check_unique, decode_ids, ids_from_arrow
 from leafbeam.index.level import check_codes, check_in_codebooks
 from leafbeam.index.tensor_file import digest
+from leafbeam.tables import open_parquet
 
 _SIZES, _DIGEST = b"leafbeam.codebook_sizes", b"leafbeam.digest"  # entries of the schema's metadata
 
@@ -79,9 +80,10 @@ class SidTable:
         An older file has no digest and is not checked. Cost: one read, and one pass over ids and codes.
         """
         try:
-            table = pq.read_table(path, page_checksum_verification=True)
+            with open_parquet(Path(path)) as file:
+                table = file.read()
             names, metadata = table.column_names, table.schema.metadata or {}
-        except (pa.ArrowException, OSError, ValueError) as error:
+        except DataError as error:
             raise CheckpointError(f"{path} is not a table of Semantic IDs ({error}): run `leafbeam fit-sids`") from error
         sizes, expected = metadata.get(_SIZES), metadata.get(_DIGEST)
         if sizes is None or "item_id" not in names:

@@ -18,6 +18,7 @@ All else is text: 007, 4006381333931000000001, NA, nan, inf. Only an empty cell 
 
 import ast
 import json
+import re
 from contextlib import suppress
 from typing import Any, cast
 
@@ -67,8 +68,12 @@ def parse_cell(text: str, kind: str) -> Any:
     if kind in ("string", "large_string", "string_view"):
         return text
     word = text.strip()
-    if kind == "bool" and word in ("True", "TRUE", "False", "FALSE"):
-        return word.lower() == "true"
+    if kind == "bool":
+        return word.lower() == "true" if re.fullmatch(_BOOLS, word) else text
+    if kind.startswith(("int", "uint")) and re.fullmatch(r"0|-?[1-9][0-9]*", word):
+        return int(word)
+    if kind.startswith(("int", "uint", "float", "double", "halffloat")):
+        return float(word) if re.match(_NUMBER, word) and not re.match(_CHANGED_NUMBER, word) else text
     if word.startswith("[") and (values := list_of(word)) is not None:
         return values
     with suppress(ValueError, RecursionError):

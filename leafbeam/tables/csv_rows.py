@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, cast
 
@@ -181,11 +182,15 @@ def _check(path: Path, form: CsvFormat) -> list[str]:
             head = file.read(_MAX_HEADER)
             if not head:
                 raise DataError(f"{path} is empty (0 bytes): expected a line with the names of the columns")
-            if form.is_utf8 and (head.startswith(_UTF_16) or b"\0" in head[:1000:2] + head[1:1000:2]):
-                _refuse_nul(path, head)
+            if form.is_utf8 and (head.startswith(_UTF_16) or 4 * head.count(b"\0", 0, 1000) > len(head[:1000])):
+                raise DataError(f"{path} is not UTF-8: it looks like UTF-16; pass --encoding utf-16 (encoding='utf-16')")
             names = list(form.names) or _names(path, head, form)
             check_names(names, str(path))
-            has_quotes = b'"' in head or any(b'"' in chunk for chunk in iter(partial(file.read, _CHUNK), b""))
+            has_quotes = False
+            for chunk in chain((head,), iter(partial(file.read, _CHUNK), b"")):
+                if form.is_utf8 and b"\0" in chunk:
+                    raise DataError(f"{path}, line {_line_of_nul(path):,} has a NUL character: is it a file of CSV? Remove it")
+                has_quotes = has_quotes or b'"' in chunk
         if has_quotes and form.quotes:
             chunks = _utf8_chunks(path, form)
             _check_quotes(path, read_structure(chunks, delimiter=form.delimiter, num_columns=len(names)))
@@ -194,11 +199,9 @@ def _check(path: Path, form: CsvFormat) -> list[str]:
     return names
 
 
-def _refuse_nul(path: Path, head: bytes) -> NoReturn:
-    if head.startswith(_UTF_16) or b"\0" in head[:100]:
-        raise DataError(f"{path} is not UTF-8: it looks like UTF-16; pass --encoding utf-16 (encoding='utf-16')")
-    line = head[: head.index(b"\0")].count(b"\n") + 1
-    raise DataError(f"{path}, line {line:,} has a NUL character: is it a file of CSV?")
+def _line_of_nul(path: Path) -> int:
+    with _opened(path) as file:
+        return next(number for number, line in enumerate(file, 1) if b"\0" in line)
 
 
 def _names(path: Path, head: bytes, form: CsvFormat) -> list[str]:

@@ -53,7 +53,7 @@ def test_a_model_with_user_tokens_reads_the_user(tmp_path: Path):
     assert scores[3] != scores[4]  # two empty histories, two users
     table = pq.read_table(tmp_path / "users.parquet")
     pq.write_table(table.set_column(0, "user_id", pa.array([0.5] * NUM_USERS)), tmp_path / "users.parquet")
-    with pytest.raises(DataError, match="row 0 of row group 0: user must be an id"):
+    with pytest.raises(DataError, match="row 1 of row group 0: user must be an id"):
         recommend_users(dataclasses.replace(job, out=str(tmp_path / "other")))
 
 
@@ -146,15 +146,15 @@ def test_invalid_tables_of_users_are_rejected_by_name(files: ServingFiles, tmp_p
         recommend_users(job)
     assert not Path(job.out).exists()
     write(users, user_id=[1, 2], history=[["item001"], ["item001", None]])
-    with pytest.raises(DataError, match=r"users\.parquet, row 1 of row group 0: history must hold item ids"):
+    with pytest.raises(DataError, match=r"users\.parquet, row 2 of row group 0: history must hold item ids"):
         recommend_users(job)
     write(users, user_id=[1], history=[[7]])
-    with pytest.raises(DataError, match=r"users\.parquet, row 0 of row group 0: .*the item ids of this index are text"):
+    with pytest.raises(DataError, match=r"users\.parquet, row 1 of row group 0: .*the item ids of this index are text"):
         recommend_users(dataclasses.replace(job, out=str(tmp_path / "again")))
     pq.write_table(
         pa.table({"user_id": range(9), "history": [["item001"]] * 7 + [["item001", None]] * 2}), users, row_group_size=4
     )
-    with pytest.raises(DataError, match=r"users\.parquet, row 3 of row group 1: history must hold item ids"):
+    with pytest.raises(DataError, match=r"users\.parquet, row 4 of row group 1: history must hold item ids"):
         recommend_users(dataclasses.replace(job, out=str(tmp_path / "later"), partition_rows=3))
 
 
@@ -164,7 +164,7 @@ def test_a_damaged_row_group_is_named(files: ServingFiles, tmp_path: Path):
     data = bytearray(users.read_bytes())
     data[4 : len(data) // 2] = b"\xff" * (len(data) // 2 - 4)
     users.write_bytes(data)
-    with pytest.raises(DataError, match=r"users\.parquet, row group 0 cannot be read"):
+    with pytest.raises(DataError, match=r"users\.parquet cannot be read as Parquet"):
         recommend_users(job_of(files, tmp_path))
 
 

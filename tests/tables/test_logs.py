@@ -1,0 +1,219 @@
+"""Logs as people have them: histories in cells, rows by number, ids with blanks, times to the nanosecond."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from leafbeam.errors import ArgumentError, DataError
+from leafbeam.train import Columns, InteractionLog, load_log, log_from_tables
+
+HISTORIES = {"anna": ["A7", "B1", "A7"], "ben": ["C2"]}
+
+
+def histories(log: InteractionLog) -> dict[Any, list[Any]]:
+    return {user: log.item_ids[log.histories[row]].tolist() for row, user in enumerate(log.user_ids.tolist())}
+
+
+def write(path: Path, content: Any) -> Path:
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def list_files(folder: Path) -> dict[str, Path]:
+    """One log in each form that has a user's items in one place."""
+    users, items = list(HISTORIES), list(HISTORIES.values())
+    rows = [{"user_id": user, "item_id": HISTORIES[user]} for user in users]
+    python = "".join(f'{user},"{HISTORIES[user]}"\n' for user in users)
+    as_json = "".join(f"""{user},"{json.dumps(HISTORIES[user]).replace('"', '""')}"\n""" for user in users)
+    pq.write_table(pa.table({"user_id": users, "item_id": items}), folder / "lists.parquet")
+    pq.write_table(pa.table({"user_id": users, "item_id": [str(row) for row in items]}), folder / "text.parquet")
+    large = pa.array(items, pa.large_list(pa.string()))
+    pq.write_table(pa.table({"user_id": users, "item_id": large}), folder / "large.parquet")
+    return {
+        "users to items": write(folder / "by_user.json", HISTORIES),
+        "lines": write(folder / "lines.jsonl", "\n".join(map(json.dumps, rows))),
+        "list": write(folder / "list.json", rows),
+        "pandas": write(folder / "orient.json", {"user_id": users, "item_id": items}),
+        "Python's lists in CSV": write(folder / "python.csv", "user_id,item_id\n" + python),
+        "JSON's lists in CSV": write(folder / "json.csv", "user_id,item_id\n" + as_json),
+        **{path.stem: path for path in folder.glob("*.parquet")},
+    }
+
+
+def test_a_history_in_a_cell_is_read_in_its_order(tmp_path: Path) -> None:
+    """L1, L2: an object of users to items; lists in a column, of every format."""
+    files = list_files(tmp_path)
+    assert len(files) == 9
+    for name, path in files.items():
+        assert histories(load_log(interactions=path, order="file")) == HISTORIES, name
+        with pytest.raises(DataError, match=r"--order file|has no column 'timestamp'"):
+            load_log(interactions=path)
+
+
+def test_a_column_of_histories_may_have_any_name(tmp_path: Path) -> None:
+    """L2: read once it is named; without a name the error tells how."""
+    path = write(tmp_path / "log.csv", 'user_id,history\n1,"[3, 4]"\n2,"[5]"\n3,[]\n')
+    log = load_log(interactions=path, order="file", columns=Columns(item="history"))
+    assert histories(log) == {1: [3, 4], 2: [5]}
+    with pytest.raises(DataError, match=r"no column 'item_id'; it has 'user_id', 'history': .*it may hold lists"):
+        load_log(interactions=path, order="file")
+
+
+def test_lists_of_times_order_lists_of_items(tmp_path: Path) -> None:
+    """L2: a time for each item of the list."""
+    rows = [{"user_id": 1, "item_id": [7, 8, 9], "timestamp": [30, 10, 20]}, {"user_id": 2, "item_id": [7], "timestamp": [5]}]
+    path = write(tmp_path / "log.jsonl", "\n".join(map(json.dumps, rows)))
+    assert histories(load_log(interactions=path)) == {1: [8, 9, 7], 2: [7]}
+    write(path, json.dumps({"user_id": 1, "item_id": [7, 8], "timestamp": [1]}))
+    with pytest.raises(DataError, match=r"column 'timestamp': not as many times as 'item_id' has items in line 1"):
+        load_log(interactions=path)
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ('user_id,item_id\n1,"[1, 2]"\n2,\n', "column 'item_id': empty in line 3"),
+        ('user_id,item_id\n1,"[1, 2]"\n2,"[3, None]"\n', "column 'item_id': empty in line 3"),
+        ('user_id,item_id\n1,"[1.5, 2]"\n', "of the type number: ids are whole numbers or text"),
+    ],
+)
+def test_a_bad_list_is_named_by_its_line(tmp_path: Path, text: str, where: str) -> None:
+    """L2: mistakes in lists have the line of their cell."""
+    with pytest.raises(DataError, match=where):
+        load_log(interactions=write(tmp_path / "log.csv", text), order="file")
+
+
+ROWS = [
+    {"user_id": "anna", "item_id": "A7", "timestamp": 1769000001},
+    {"user_id": "anna", "item_id": "B1", "timestamp": 1769000002},
+    {"user_id": "ben", "item_id": "A7", "timestamp": 1769000003},
+]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {str(row): fields for row, fields in enumerate(ROWS)},
+        {name: {str(row): fields[name] for row, fields in enumerate(ROWS)} for name in ROWS[0]},
+        {name: [fields[name] for fields in ROWS] for name in ROWS[0]},
+        ROWS,
+    ],
+    ids=["rows by number", "columns by number", "columns", "list"],
+)
+def test_rows_by_number_keep_their_fields(tmp_path: Path, content: Any) -> None:
+    """D6: the number of a row is not its id if the row has one; pandas' other forms are read too."""
+    log = load_log(interactions=write(tmp_path / "log.json", content))
+    assert histories(log) == {"anna": ["A7", "B1"], "ben": ["A7"]}
+
+
+def test_keys_are_ids_where_rows_have_none_and_mixtures_are_refused(tmp_path: Path) -> None:
+    """D6: LC-Rec's items by id; some rows with an id and some without are a mistake."""
+    items = write(tmp_path / "items.json", {"7": {"title": "tea"}, "8": {"title": "cup"}})
+    path = write(tmp_path / "log.csv", "user_id,item_id,timestamp\n1,8,1700000000\n")
+    assert load_log(interactions=path, items=items).items.to_pylist()[1] == {"item_id": 8, "title": "cup"}
+    write(items, {"7": {"title": "tea", "item_id": "7"}, "8": {"title": "cup"}})
+    with pytest.raises(DataError, match="the row '8' has no 'item_id', others have"):
+        load_log(interactions=path, items=items)
+    write(items, {"item_id": [1, 2], "title": ["tea"]})
+    with pytest.raises(DataError, match="columns of different lengths: item_id 2, title 1"):
+        load_log(interactions=path, items=items)
+
+
+NS = 1_769_000_001_000_000_001
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        pa.array([NS + 1, NS]),
+        pa.array([NS + 1, NS], pa.timestamp("ns")),
+        pa.array([NS + 1, NS], pa.timestamp("ns", tz="Asia/Tokyo")),
+        pa.array(["2026-01-21T12:53:21.000000002", "2026-01-21T12:53:21.000000001"]),
+        pa.array([NS + 1, NS], pa.uint64()),
+    ],
+    ids=["numbers", "times", "times with a zone", "text", "without sign"],
+)
+def test_times_of_nanoseconds_keep_their_order(tmp_path: Path, times: pa.Array) -> None:
+    """D7: rows 1 ns apart are two rows, in order, from Parquet, CSV and JSON lines."""
+    table = pa.table({"user_id": ["u", "u"], "item_id": ["b", "a"], "timestamp": times})
+    log = log_from_tables(table, time_unit="ns")
+    assert histories(log) == {"u": ["a", "b"]}
+    assert log.histories.times_E.tolist() == [NS, NS + 1]
+    pq.write_table(table, tmp_path / "log.parquet")
+    words = [value.value if hasattr(value, "value") else value.as_py() for value in times]
+    write(
+        tmp_path / "log.csv", "user_id,item_id,timestamp\n" + "".join(f"u,{i},{t}\n" for i, t in zip("ba", words, strict=True))
+    )
+    lines = [{"user_id": "u", "item_id": item, "timestamp": word} for item, word in zip("ba", words, strict=True)]
+    write(tmp_path / "log.jsonl", "\n".join(map(json.dumps, lines)))
+    for name in ("log.parquet", "log.csv", "log.jsonl"):
+        assert histories(load_log(interactions=tmp_path / name, time_unit="ns")) == {"u": ["a", "b"]}, name
+
+
+def test_tied_times_are_counted(tmp_path: Path) -> None:
+    """D7: times in float32 have no seconds left, which the report says."""
+    seconds = np.array([1_769_000_001, 1_769_000_002, 1_769_000_300], np.float32)
+    table = pa.table({"user_id": [1, 1, 1], "item_id": [1, 2, 3], "timestamp": seconds})
+    pq.write_table(table, tmp_path / "log.parquet")
+    assert load_log(interactions=tmp_path / "log.parquet").report.tied_times == 1
+    assert load_log(interactions=tmp_path / "log.parquet", order="file").report.tied_times == 0
+
+
+@pytest.mark.parametrize("times", [pa.array([2**62]), pa.array([-(2**62)], pa.timestamp("us")), pa.array(["9999-12-31"])])
+def test_times_that_nanoseconds_cannot_hold_are_refused(times: pa.Array) -> None:
+    """D7: no time is cut to fit."""
+    with pytest.raises(DataError, match="2262"):
+        log_from_tables(pa.table({"user_id": [1], "item_id": [1], "timestamp": times}))
+
+
+def test_blanks_around_ids_of_csv_do_not_split_a_user(tmp_path: Path) -> None:
+    """D8: one blank among whole numbers."""
+    text = "user_id,item_id,timestamp\n3423,1,1700000001\n3423 ,2,1700000002\n\t3423, 1,1700000003\n"
+    log = load_log(interactions=write(tmp_path / "log.csv", text))
+    assert histories(log) == {3423: [1, 2, 1]}
+    table = pa.table({"user_id": ["a ", "a"], "item_id": ["x", "x"], "timestamp": [1, 2]})
+    assert log_from_tables(table).num_users == 2, "Parquet's text is exactly what was written"
+
+
+@pytest.mark.parametrize("bad", ["a\nb", "a\0", "\x1b[31m", "a\x85"])
+def test_control_characters_in_ids_are_refused_with_their_row(bad: str) -> None:
+    """D8: as HTTP refuses them, for users and items."""
+    for column in ("user_id", "item_id"):
+        table = pa.table({"user_id": ["u", "v"], "item_id": ["i", "j"], "timestamp": [1, 2], column: ["x", bad]})
+        with pytest.raises(DataError, match=rf"column '{column}': control characters, such as line breaks, in row 2"):
+            log_from_tables(table)
+
+
+def test_ids_that_never_match_are_noted_with_an_example_of_each(tmp_path: Path) -> None:
+    """D9: 1001 in the log, 01001 in the items."""
+    log = write(tmp_path / "log.csv", "user_id,item_id,timestamp\n1,1001,1700000000\n1,1002,1700000001\n")
+    items = write(tmp_path / "items.csv", "item_id,title\n01001,tea\n01002,cup\n")
+    (note,) = load_log(interactions=log, items=items).report.notes
+    assert "no item of the log, such as '1001', is in " in note
+    assert "which has '01001': write the ids in one way" in note
+    write(items, "item_id,title\n1001,tea\n01002,cup\n")
+    assert load_log(interactions=log, items=items).report.notes == ()
+
+
+def test_a_column_has_one_role() -> None:
+    """D11: `--user-column item_id` would count items as users."""
+    with pytest.raises(ArgumentError, match="expected a column for each"):
+        Columns(user="item_id")
+    with pytest.raises(ArgumentError, match="expected a column for each"):
+        Columns(user="a", item="b", timestamp="a")
+
+
+def test_users_come_in_the_order_of_their_first_row(tmp_path: Path) -> None:
+    table = pa.table(
+        {"user_id": pa.array(["c", "a", "c", "b"]).dictionary_encode(), "item_id": [1, 2, 3, 4], "timestamp": [4, 3, 2, 1]}
+    )
+    backwards = pa.DictionaryArray.from_arrays(pa.array([2, 0, 2, 1], pa.int32()), pa.array(["a", "b", "c", "unused"]))
+    for column in (table["user_id"], backwards):
+        log = log_from_tables(table.set_column(0, "user_id", column))
+        assert log.user_ids.tolist() == ["c", "a", "b"]
+        assert histories(log)["c"] == [3, 1]
