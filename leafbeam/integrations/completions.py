@@ -63,6 +63,16 @@ class OpenAIServer(HttpLogprobs):
             for choice, query in zip(choices, queries, strict=True)
         ]
 
+    def _remedy(self, said: str) -> str:
+        return f" ({self._advice()})" if "logprobs" in said else ""
+
+    def _advice(self) -> str:
+        """Return which option decides what the server returns."""
+        return (
+            f"num_logprobs is {self.num_logprobs}: pass as many as the model has tokens, or -1, and let the server allow it: "
+            "vLLM has --max-logprobs"
+        )
+
     def _answer(self, choice: Mapping[str, Any], query: TokenQuery) -> Logprobs | InferenceError:
         logprobs = choice.get("logprobs")
         top = logprobs.get("top_logprobs") if isinstance(logprobs, dict) else None
@@ -73,7 +83,8 @@ class OpenAIServer(HttpLogprobs):
         try:
             return answer_to(query, [token for token, _ in known], [value for _, value in known])
         except InferenceError as error:
-            return error
+            missing = error.reason == "missing_tokens"
+            return InferenceError(f"{error}; {self._advice()}", reason=error.reason) if missing else error
 
     def _token_of(self, text: str) -> int | None:
         named = _TOKEN_ID.fullmatch(text)

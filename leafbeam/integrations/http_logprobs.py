@@ -90,7 +90,16 @@ class HttpLogprobs(ABC):
 
     def logprobs(self, queries: Sequence[TokenQuery]) -> Answers:
         """See `LogprobModel`. Requests that fail take their queries' answers with them, and no others."""
-        return in_slices(queries, self.max_tokens, self._ask)
+        while True:
+            answers = in_slices(queries, self.max_tokens, self._ask)
+            limits = [self._smaller_limit(answer) for answer in answers if isinstance(answer, InferenceError)]
+            if not any(limits):
+                return answers
+            self.max_tokens = min(limit for limit in limits if limit)
+
+    def _smaller_limit(self, error: InferenceError) -> int | None:
+        """Return the `max_tokens` with which to ask again, if the server refused a request for its number of tokens."""
+        return None
 
     def _ask(self, parts: Sequence[TokenQuery]) -> Answers:
         union = self.max_tokens if self.same_tokens else None
@@ -119,7 +128,7 @@ class HttpLogprobs(ABC):
                 if status == 200:
                     return answer
                 said = answer[:500].decode("utf-8", "replace")
-                failure = InferenceError(f"{self._endpoint} answered {status}: {said}", reason="refused")
+                failure = InferenceError(f"{self._endpoint} answered {status}: {said}{self._remedy(said)}", reason="refused")
                 if status not in _BUSY:
                     raise failure
                 pause = max(pause, retry_after)
@@ -148,6 +157,10 @@ class HttpLogprobs(ABC):
             except httpx.DecodingError as error:
                 raise InferenceError(f"the body of {self._endpoint} cannot be decoded: {error}") from error
             return response.status_code, _seconds(response.headers.get("Retry-After", "")), b"".join(chunks)
+
+    def _remedy(self, said: str) -> str:
+        """Return what to change in this client after a refusal that says this; nothing where that is not known."""
+        return ""
 
     def _late(self) -> InferenceError:
         seconds = f"{self.options.timeout_s:g}"

@@ -1,6 +1,6 @@
 """SGLang's own route `POST /generate` as the language model of a search, with `token_ids_logprob`.
 
-Written from SGLang's documented requests and answers; the tests run it against a server of ours that speaks them.
+Written for the requests and answers of SGLang 0.5.12; the tests run it against a server of ours that speaks them, not SGLang.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ Tested with vLLM 0.32.
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -20,6 +21,8 @@ from leafbeam.integrations.logprobs import Answers, Logprobs, TokenQuery, answer
 
 # vLLM's MAX_LOGPROB_TOKEN_IDS.
 MAX_TOKENS = 128
+# vLLM: "Requested logprob_token_ids of length 200, which is greater than max allowed: 128".
+_LIMIT = re.compile(r"(?:max|at most|limit|exceed|greater)[^\d]{0,40}(\d{1,9})?", re.ASCII | re.IGNORECASE)
 # About as many log-probabilities as vLLM returns in the time that one more request of a batch takes it.
 _TOKENS_A_REQUEST = 4096
 # About as many requests of a batch as take the time of a batch of their own.
@@ -116,18 +119,39 @@ def _read(query: TokenQuery, output: Any) -> Logprobs | InferenceError:
 class VllmServer(OpenAIServer):
     """vLLM's OpenAI-compatible server, through `POST /v1/completions` with `logprob_token_ids`.
 
-    model: the name that it serves. A query of more than 128 tokens is asked in slices, in several requests at once.
+    model: the name that it serves. max_token_ids: the tokens of one request; a query of more is asked in slices, in several
+        requests at once. A server that refuses so many is asked again with as many as its refusal names.
 
     >>> model = VllmServer("http://localhost:8000", model="Qwen3-sid")                           # doctest: +SKIP
     >>> LogprobBeamSearch(index, model, code_tokens=tokens, num_beams=50).run(prompts)           # doctest: +SKIP
     """
 
-    max_tokens = MAX_TOKENS
-
     def __init__(
-        self, url: str, *, model: str, options: HttpOptions | None = None, transport: httpx.BaseTransport | None = None
+        self,
+        url: str,
+        *,
+        model: str,
+        max_token_ids: int = MAX_TOKENS,
+        options: HttpOptions | None = None,
+        transport: httpx.BaseTransport | None = None,
     ) -> None:
+        if max_token_ids < 1:
+            raise ArgumentError(f"max_token_ids is {max_token_ids}: expected how many tokens a request may name, 1 or more")
         super().__init__(url, model=model, num_logprobs=1, options=options, transport=transport)
+        self.max_tokens = max_token_ids
+
+    def _smaller_limit(self, error: InferenceError) -> int | None:
+        said, size = str(error).partition(" answered 400: ")[2], self.max_tokens or 1
+        if size == 1 or "logprob_token_ids" not in said or not _LIMIT.search(said):
+            return None
+        named = [int(number) for number in _LIMIT.findall(said) if number and 0 < int(number) < size]
+        return min(named, default=size // 2)
+
+    def _remedy(self, said: str) -> str:
+        return ""
+
+    def _advice(self) -> str:
+        return "the server ignored logprob_token_ids: it must be a vLLM whose /v1/completions has this field"
 
     def _body(self, queries: Sequence[TokenQuery]) -> dict[str, Any]:
         tokens = sorted({token for query in queries for token in query.tokens_C.tolist()})

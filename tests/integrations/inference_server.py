@@ -74,7 +74,8 @@ def completions(model: Model, body: dict[str, Any]) -> Any:
     """vLLM's and OpenAI's answer: the tokens asked for, or the most likely ones."""
     asked = body.get("logprob_token_ids")
     if asked is not None and len(asked) > MAX_TOKENS:
-        return Reply(status=400, body=b'{"error": {"message": "Requested logprob_token_ids of length"}}')
+        said = f"Requested logprob_token_ids of length {len(asked)}, which is greater than max allowed: {MAX_TOKENS}"
+        return Reply(status=400, body=json.dumps({"error": {"message": said, "code": 400}}).encode())
     choices: list[dict[str, Any]] = []
     for index, values in enumerate(log_probabilities(model, body["prompt"])):
         sampled = int(values.argmax())

@@ -114,6 +114,96 @@ def test_prompts_of_one_request_share_at_most_128_tokens(server: State) -> None:
     assert all(len(body["logprob_token_ids"]) <= 128 for body in server.bodies)
 
 
+LIMITS = [
+    "Requested logprob_token_ids of length {asked}, which is greater than max allowed: {limit}",  # vLLM 0.32
+    "logprob_token_ids: List should have at most {limit} items after validation, not {asked}",
+    "logprob_token_ids exceeds the limit",
+]
+
+
+@pytest.mark.parametrize("said", LIMITS)
+@pytest.mark.parametrize("limit", [1, 7, 20, 127])
+def test_a_server_with_a_smaller_limit_is_asked_in_smaller_slices(server: State, said: str, limit: int) -> None:
+    """G6: found from its refusal, or passed; later searches ask in these slices at once."""
+    refused: list[int] = []
+
+    def fault(body: dict[str, Any], answer: Any) -> Any:
+        asked = len(body["logprob_token_ids"])
+        if asked <= limit:
+            return answer
+        refused.append(asked)
+        message = said.format(asked=asked, limit=limit)
+        return Reply(status=400, body=json.dumps({"error": {"message": message, "code": 400}}).encode())
+
+    server.fault = fault
+    queries = [TokenQuery(prefix=prompt, tokens_C=np.arange(3, 3 + size)) for prompt in PROMPTS for size in (2, 40, 150)]
+    with vllm(server) as client:
+        found = client.logprobs(queries)
+        assert refused
+        refused.clear()
+        assert len(client.logprobs(queries)) == len(queries)
+    with VllmServer(server.url, model="tiny", max_token_ids=limit, options=QUICK) as client:
+        again = client.logprobs(queries)
+    assert not refused
+    for mine, other, theirs in zip(found, again, LocalModel(server.model).logprobs(queries), strict=True):
+        assert not isinstance(mine, InferenceError)
+        assert not isinstance(other, InferenceError)
+        np.testing.assert_allclose(mine, theirs, atol=1e-4)
+        np.testing.assert_allclose(other, theirs, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "token_id(s) [99999] in logprob_token_ids contain out-of-vocab token ids. Vocabulary size: 160",
+        "the prompt is greater than the limit of 16 tokens",
+        "logprob_token_ids is greater than max allowed: 0",
+    ],
+)
+def test_other_refusals_are_not_asked_again_in_smaller_slices(server: State, said: str) -> None:
+    """G6: nor for ever."""
+    server.fault = lambda body, answer: Reply(status=400, body=said.encode())
+    with vllm(server) as client:
+        (answer,) = client.logprobs([TokenQuery(prefix=[5], tokens_C=np.arange(3, 9))])
+    assert isinstance(answer, InferenceError)
+    assert said in str(answer)
+    assert len(server.bodies) <= 16
+
+
+def test_too_few_log_probabilities_name_the_option(server: State) -> None:
+    """G6: where the server returns fewer, and where it refuses the number."""
+    query = [TokenQuery(prefix=[5, 6], tokens_C=np.arange(3, 60))]
+    with OpenAIServer(server.url, model="tiny", num_logprobs=20, options=QUICK) as client:
+        (answer,) = client.logprobs(query)
+        assert isinstance(answer, InferenceError)
+        assert answer.reason == "missing_tokens"
+        assert "num_logprobs is 20: pass as many as the model has tokens, or -1" in str(answer)
+        for said in ("Requested sample logprobs of 100, which is greater than max allowed: 20", "logprobs: must be at most 5"):
+            server.fault = lambda body, answer, said=said: Reply(status=400, body=said.encode())
+            (answer,) = client.logprobs(query)
+            assert isinstance(answer, InferenceError)
+            assert f"{said} (num_logprobs is 20" in str(answer)
+            assert "--max-logprobs" in str(answer)
+
+
+def test_a_server_that_ignores_the_tokens_asked_for_is_named(server: State) -> None:
+    """G6: an older vLLM has no such field over HTTP."""
+
+    def ignored(body: dict[str, Any], answer: Any) -> Any:
+        for choice in answer["choices"]:
+            choice["logprobs"]["top_logprobs"] = [{"token_id:3": -0.1}]
+        return answer
+
+    server.fault = ignored
+    with vllm(server) as client:
+        (answer,) = client.logprobs([TokenQuery(prefix=[5], tokens_C=np.array([9, 7]))])
+    assert isinstance(answer, InferenceError)
+    assert "the server ignored logprob_token_ids" in str(answer)
+    assert "num_logprobs" not in str(answer)
+    with pytest.raises(ArgumentError, match="max_token_ids is 0"):
+        VllmServer(server.url, model="tiny", max_token_ids=0)
+
+
 def test_what_is_sent(server: State) -> None:
     query = [TokenQuery(prefix=[5, 6], tokens_C=np.array([9, 7]))]
     options = HttpOptions(extra={"cache_salt": "s"}, headers={"Authorization": "Bearer key"})
