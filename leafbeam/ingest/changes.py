@@ -213,7 +213,10 @@ class ChangePlanner:
                 problem = f"no word of {', '.join(encoder.columns)} is known to the run's encoder: send more text, or codes"
                 return codes, {items[row].number: problem for row in unknown}
             rows, vectors = [*rows, *new.tolist()], [*vectors, text_nD]
-        for row, found in zip(rows, encoder.encode_vectors(np.concatenate(vectors), version).tolist(), strict=True):
+        there = [items[row].item_id for row in rows if live[items[row].item_id]]
+        own = dict(zip(there, version.codes_of(there).tolist() if there else (), strict=True))
+        own_codes = [own.get(items[row].item_id) for row in rows]
+        for row, found in zip(rows, encoder.encode_vectors(np.concatenate(vectors), version, own_codes).tolist(), strict=True):
             codes[row] = found
         return codes, {}
 

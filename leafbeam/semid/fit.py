@@ -93,7 +93,7 @@ def fit_sids(
     return SidFit(
         table=table,
         quantiser=fitted,
-        encoder=ItemEncoder.of_fit(embedded.embedder, fitted, embedded.vectors_ND, table, embedded.complete_R),
+        encoder=ItemEncoder.of_fit(embedded.embedder, fitted, embedded.vectors_ND, table, embedded.complete_R, strategy),
         code_vectors=CodeVectors.of_items(embedded.vectors_ND, codes, sizes),
         report=_report(embedded, fitted, encoded_NL, codes, sizes, config.method, strategy),
     )
