@@ -286,13 +286,14 @@ def log_from_tables(
             "write the ids in one way"
         )
     catalog = pa.concat_arrays([offered, new_ids]) if unlisted == "keep" else offered
-    users_E = users.codes_E.astype(np.int64)
+    users_E = users.codes_E
     rows_n = pc.fill_null(pc.index_in(taken.values, value_set=catalog), -1).to_numpy(zero_copy_only=False).astype(np.int32)
     items_E = rows_n[taken.codes_E]
 
-    out_of_order = _count_out_of_order(users_E, times_E)
+    by_user_E = np.argsort(users_E, kind="stable")
+    out_of_order = _count_out_of_order(users_E[by_user_E], times_E[by_user_E])
     listed_E = items_E >= 0
-    sort_E = np.lexsort((times_E, users_E)) if order == "time" else np.argsort(users_E, kind="stable")
+    sort_E = np.lexsort((times_E, users_E)) if order == "time" and out_of_order else by_user_E
     sort_E = sort_E[listed_E[sort_E]]
     users_E, items_E, times_E = users_E[sort_E], items_E[sort_E], times_E[sort_E]
     first_E = _first_of_equals(users_E, items_E, times_E) if duplicates == "drop" else np.ones(len(users_E), np.bool_)
@@ -356,26 +357,29 @@ def check_listed_once(ids: Ids, source: SourceTable) -> None:
     raise DataError(f"{source.source}: {len(repeated):,} item ids are listed more than once, {shown}: keep one row an item")
 
 
-def _count_out_of_order(users_E: NDArray[np.int64], times_E: NDArray[np.int64]) -> int:
-    """The number of users with a row that is earlier than their row before it."""
-    by_user_E = np.argsort(users_E, kind="stable")
-    users_E, times_E = users_E[by_user_E], times_E[by_user_E]
+def _count_out_of_order(users_E: NDArray[np.int32], times_E: NDArray[np.int64]) -> int:
+    """Return the number of users, who are sorted, with a row that is earlier than their row before it."""
     falls = (users_E[1:] == users_E[:-1]) & (times_E[1:] < times_E[:-1])
     return len(np.unique(users_E[1:][falls]))
 
 
-def _first_of_equals(users_E: NDArray[np.int64], items_E: NDArray[np.int32], times_E: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Marks the first of the rows with equal user, item and time."""
-    sort_E = np.lexsort((items_E, times_E, users_E))  # stable: the first of equals stays first
-    same = np.ones(max(len(users_E) - 1, 0), np.bool_)
-    for values in (users_E, items_E, times_E):
-        same &= values[sort_E][1:] == values[sort_E][:-1]
+def _first_of_equals(users_E: NDArray[np.int32], items_E: NDArray[np.int32], times_E: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Mark the first of the rows with equal user, item and time. Users are sorted."""
+    same_user = users_E[1:] == users_E[:-1]
+    rows = np.arange(len(users_E))
+    if not (same_user & (times_E[1:] < times_E[:-1])).any():  # in order of time too: equals are neighbours
+        tied = same_user & (times_E[1:] == times_E[:-1])
+        rows = np.flatnonzero(np.append(tied, False) | np.append(False, tied))
+    rows = rows[np.lexsort((items_E[rows], times_E[rows], users_E[rows]))]  # stable: the first of equals stays first
+    same = np.ones(max(len(rows) - 1, 0), np.bool_)
+    for values in (users_E[rows], items_E[rows], times_E[rows]):
+        same &= values[1:] == values[:-1]
     first_E = np.ones(len(users_E), np.bool_)
-    first_E[sort_E[1:][same]] = False
+    first_E[rows[1:][same]] = False
     return first_E
 
 
-def _core(users_E: NDArray[np.int64], items_E: NDArray[np.int32], k_core: int) -> NDArray[np.bool_]:
+def _core(users_E: NDArray[np.int32], items_E: NDArray[np.int32], k_core: int) -> NDArray[np.bool_]:
     """Marks the interactions of the k-core: drops users and items with fewer than k until nothing changes."""
     keep_E, before = np.ones(len(users_E), np.bool_), -1
     while k_core > 1 and keep_E.sum() not in (0, before):
