@@ -206,7 +206,8 @@ def _line_of_nul(path: Path) -> int:
 
 def _names(path: Path, head: bytes, form: CsvFormat) -> list[str]:
     """Return the cells of the first line that is not empty."""
-    text = codecs.getincrementaldecoder(form.encoding)("strict").decode(head.removeprefix(codecs.BOM_UTF8))
+    decoder = codecs.getincrementaldecoder(form.encoding)("strict")
+    text = decoder.decode(head.removeprefix(codecs.BOM_UTF8), final=len(head) < _MAX_HEADER)
     lines = (line for line in io.StringIO(text.removeprefix("\ufeff"), newline=""))
     quoting = csv.QUOTE_MINIMAL if form.quotes else csv.QUOTE_NONE
     try:
@@ -250,7 +251,7 @@ def _refuse(path: Path, error: Exception, form: CsvFormat, num_columns: int = 0)
     if not isinstance(error, OSError | EOFError):
         if form.is_utf8 and (undecoded := _first_undecodable(path, form)):
             raise DataError(undecoded) from error
-        if num_columns and form.quotes:
+        if num_columns and form.quotes and not isinstance(error, UnicodeError):
             structure = read_structure(_utf8_chunks(path, form), delimiter=form.delimiter, num_columns=num_columns)
             if structure.ragged_line:
                 raise DataError(

@@ -159,7 +159,10 @@ def _parsed(data: bytes, source: str) -> Any:
         where = source if ", line " in source else f"{source}, line {line:,}"
         raise DataError(f"{where} is not UTF-8 (byte 0x{data[error.start]:02X}): write JSON in UTF-8") from error
     try:
-        return json.loads(text, object_pairs_hook=distinct, parse_constant=_no_constant)
+        value = json.loads(text, object_pairs_hook=distinct, parse_constant=_no_constant)
+        if "\\ud" in text.lower():
+            json.dumps(value, ensure_ascii=False).encode()  # UnicodeEncodeError, a ValueError, for half a surrogate pair
+        return value
     except RecursionError:
         raise DataError(f"{source} cannot be read as JSON: it nests too deeply") from None
     except ValueError as error:
