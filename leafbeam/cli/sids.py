@@ -151,7 +151,9 @@ def fit_sids(
     fitted.quantiser.save(paths.quantiser)
     fitted.code_vectors.save(paths.quantiser, fitted.table)
     fitted.encoder.save(paths.quantiser, fitted.table)
-    console.print(str(fitted.report), style="dim")
+    console.print(fitted.report.summary, style="dim")
+    for note in fitted.report.notes:
+        console.print(f"Warning: {note}", style="yellow", soft_wrap=True)
     if plot is not None:
         plot_report(fitted.report, fitted.table).savefig(plot, dpi=160)
     levels = " x ".join(str(size) for size in fitted.table.codebook_sizes)

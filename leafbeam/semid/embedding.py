@@ -36,7 +36,7 @@ class Embedding:
     """Item vectors (float32), the text columns they were made from, and how many items lack either part.
 
     embedder: makes the vectors of new items; None where these are not made from text. complete_R: rows of the items that have
-    every part; None: all.
+    every part; None: all. notes: parts that are left out because there is no data for them.
     """
 
     vectors_ND: NDArray[np.float32] = field(repr=False)
@@ -45,6 +45,7 @@ class Embedding:
     text_columns: tuple[str, ...]
     items_without_text: int
     items_without_behaviour: int
+    notes: tuple[str, ...] = ()
 
 
 def embed(items: pa.Table, sessions: Sessions | None, *, config: EmbeddingConfig, seed: int = 0) -> Embedding:
@@ -65,7 +66,10 @@ def embed(items: pa.Table, sessions: Sessions | None, *, config: EmbeddingConfig
         else:
             text_NT = sentence_vectors(items, columns, model=config.text)
         without_text = _count_empty(text_NT)
-    if sessions is not None and config.behaviour_dims:
+    notes: tuple[str, ...] = ()
+    if sessions is not None and config.behaviour_dims and text_NT.shape[1] and not has_pairs(sessions):
+        notes = ("No session has two different items, so the vectors are made of text alone",)
+    elif sessions is not None and config.behaviour_dims:
         behaviour_NB = behaviour_vectors(sessions, len(items), dims=config.behaviour_dims, window=config.window, seed=seed)
         without_behaviour = _count_empty(behaviour_NB)
     if not text_NT.shape[1] + behaviour_NB.shape[1]:
@@ -96,6 +100,7 @@ def embed(items: pa.Table, sessions: Sessions | None, *, config: EmbeddingConfig
         text_columns=columns,
         items_without_text=without_text,
         items_without_behaviour=without_behaviour,
+        notes=notes,
     )
 
 
@@ -116,6 +121,12 @@ def fit_vectorizer(
     if fitted is None:
         raise DataError(f"none of the columns {', '.join(map(repr, columns))} holds a word that two items share")
     return fitted
+
+
+def has_pairs(sessions: Sessions) -> bool:
+    """Return whether a session has two different items next to each other."""
+    session_E = np.repeat(np.arange(len(sessions.indptr_U1) - 1), np.diff(sessions.indptr_U1))
+    return bool(((session_E[1:] == session_E[:-1]) & (sessions.items_E[1:] != sessions.items_E[:-1])).any())
 
 
 def positive_pmi(sessions: Sessions, num_items: int, *, window: int) -> csr_array:
@@ -150,7 +161,10 @@ def behaviour_vectors(sessions: Sessions, num_items: int, *, dims: int, window: 
         raise ArgumentError(f"behaviour_dims={dims}: at least 1")
     pmi_NN = positive_pmi(sessions, num_items, window=window)
     if pmi_NN.nnz == 0:
-        raise DataError("no session has two different items: there is no co-occurrence to learn vectors from")
+        raise DataError(
+            "no session has two different items: there is no co-occurrence to learn vectors from. Add a column of text to the "
+            "items, or pass vectors of your own"
+        )
     with threadpool_limits(1):  # one order of summation, so equal seeds give equal bits
         left_ND, singular_D, _ = randomized_svd(pmi_NN, min(dims, num_items), n_iter=5, random_state=seed)  # pyright: ignore[reportArgumentType]
     vectors_ND = left_ND * np.sqrt(singular_D)

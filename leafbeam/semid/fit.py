@@ -13,6 +13,7 @@ from leafbeam.errors import ArgumentError, DataError
 from leafbeam.semid.code_vectors import CodeVectors
 from leafbeam.semid.collisions import add_level, assign_free_codes, group_sizes, spread_level
 from leafbeam.semid.config import CollisionStrategy, EmbeddingConfig, Method, QuantiserConfig, spread_codes
+from leafbeam.semid.duplicates import NearDuplicates
 from leafbeam.semid.embedding import Embedding, Sessions, embed
 from leafbeam.semid.item_encoder import ItemEncoder
 from leafbeam.semid.quantiser import Progress, Quantiser
@@ -67,7 +68,8 @@ def fit_sids(
             raise ArgumentError("give an embedding to make, or vectors of your own, not both")
         if len(vectors) != len(items):
             raise DataError(f"{len(vectors):,} vectors for {len(items):,} items: one row an item")
-        own_ND, count = check_vectors(np.asarray(vectors), "the matrix of vectors"), len(items)
+        own_ND = check_vectors(np.asarray(vectors), "the matrix of vectors", numpy_ids(items["item_id"]))
+        count = len(items)
         embedded = Embedding(vectors_ND=own_ND, text_columns=(), items_without_text=count, items_without_behaviour=count)
     else:
         embedded = embed(items, sessions, config=embedding or EmbeddingConfig(), seed=seed)
@@ -95,7 +97,7 @@ def fit_sids(
         quantiser=fitted,
         encoder=ItemEncoder.of_fit(embedded.embedder, fitted, embedded.vectors_ND, table, embedded.complete_R, strategy),
         code_vectors=CodeVectors.of_items(embedded.vectors_ND, codes, sizes),
-        report=_report(embedded, fitted, encoded_NL, codes, sizes, config.method, strategy),
+        report=_report(embedded, fitted, encoded_NL, table, config.method, strategy),
     )
 
 
@@ -103,13 +105,12 @@ def _report(
     embedded: Embedding,
     quantiser: Quantiser,
     encoded_NL: NDArray[np.int64],
-    codes: NDArray[np.int64],
-    sizes: tuple[int, ...],
+    table: SidTable,
     method: Method,
     collision_strategy: CollisionStrategy,
 ) -> SidReport:
-    """The report on `codes`, made from `encoded_NL` by resolving collisions. Cost: N * D * L."""
-    vectors_ND, num_levels = embedded.vectors_ND, encoded_NL.shape[1]
+    """The report on the codes of a table, made from `encoded_NL` by resolving collisions. Cost: N * D * L."""
+    vectors_ND, num_levels, codes = embedded.vectors_ND, encoded_NL.shape[1], table.codes
     groups = group_sizes(encoded_NL)
     variance = float(((vectors_ND - vectors_ND.mean(axis=0)) ** 2).sum(dtype=np.float64))
 
@@ -119,9 +120,10 @@ def _report(
         error_ND = vectors_ND - quantiser.decode(encoded_NL[:, : level + 1])
         return float((error_ND**2).sum(dtype=np.float64)) / variance if variance else 0.0
 
+    levels = tuple(LevelReport.of(codes[:, level], size, unexplained(level)) for level, size in enumerate(table.codebook_sizes))
     return SidReport(
         items=len(codes),
-        levels=tuple(LevelReport.of(codes[:, level], size, unexplained(level)) for level, size in enumerate(sizes)),
+        levels=levels,
         method=method,
         collision_strategy=collision_strategy,
         distinct_sids=len(groups),
@@ -134,4 +136,31 @@ def _report(
         text_columns=embedded.text_columns,
         items_without_text=embedded.items_without_text,
         items_without_behaviour=embedded.items_without_behaviour,
+        notes=(*embedded.notes, *_notes(embedded, table, levels[:num_levels])),
     )
+
+
+def _notes(embedded: Embedding, table: SidTable, levels: tuple[LevelReport, ...]) -> list[str]:
+    """Return warnings about vectors that are nearly equal, or a quantiser that uses few of its codes; none if all is well."""
+    found = NearDuplicates.of(embedded.vectors_ND)
+    used = f"Codes in use: {', '.join(f'{level.codes_used:,} of {level.codebook_size:,}' for level in levels)}"
+    if found.is_degenerate:
+        is_sample = found.sample < len(table)
+        largest, example = round(len(table) * found.largest / found.sample), table.item_ids[found.row].item()
+        is_own = not embedded.text_columns and embedded.items_without_behaviour == len(table)
+        if not embedded.vectors_ND[found.row].any():
+            cause = "their vectors are 0" if is_own else "they have neither text nor behaviour"
+        else:
+            cause = "the vectors passed hardly differ" if is_own else "their texts, or their company in sessions, are equal"
+        differ = f"{found.distinct:,} of {found.sample:,} items{' drawn' if is_sample else ''} have vectors that differ"
+        only, about = "Only " if 2 * found.distinct < found.sample else "", "about " if is_sample else ""
+        return [
+            f"{only}{differ}; the codes of the others tell noise apart. {used}. The largest group of equal vectors has "
+            f"{about}{largest:,} items, such as {example!r}: {cause}"
+        ]
+    collapsed = [
+        level for level in levels if len(table) >= 4 * level.codebook_size and 10 * level.perplexity < level.codebook_size
+    ]
+    if collapsed:
+        return [f"The quantiser uses few of its codes, which most items share. {used}: train it longer, or take kmeans"]
+    return []

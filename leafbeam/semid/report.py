@@ -47,6 +47,7 @@ class SidReport:
     distinct_sids, colliding_items, largest_group: different SIDs, items that share one, and the most items that share one,
     before collisions were resolved. moved_items: items whose codes changed then. distinct_after: different SIDs after it.
     neighbour_overlap: the share of an item's ten nearest vectors that are among the ten nearest after quantisation.
+    notes: what is likely wrong with the vectors or codes, in whole sentences.
     """
 
     items: int
@@ -63,8 +64,14 @@ class SidReport:
     text_columns: tuple[str, ...]
     items_without_text: int
     items_without_behaviour: int
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
+        return "\n".join([self.summary, *(f"warning: {note}" for note in self.notes)])
+
+    @property
+    def summary(self) -> str:
+        """The figures, without the notes."""
         lines = [
             f"{self.items:,} items, vectors of {self.dims} dimensions; text from {', '.join(self.text_columns) or 'no column'}",
             f"without text {self.items_without_text:,}, without behaviour {self.items_without_behaviour:,}",

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from leafbeam.errors import ArgumentError, DataError
 from leafbeam.tables import read_array, read_parquet
 
-_MAX_VALUE = 1e12  # squares beyond it overflow float32
+_MAX_VALUE, _MIN_VALUE = 1e12, 1e-15  # squares beyond overflow float32, or vanish in sums
 
 
 def unit_rows(vectors_ND: NDArray[np.floating]) -> NDArray[np.float32]:
@@ -24,29 +24,53 @@ def unit_rows(vectors_ND: NDArray[np.floating]) -> NDArray[np.float32]:
     return (vectors_ND / np.where(lengths_N1 > 0, lengths_N1, 1)).astype(np.float32)
 
 
-def check_finite(vectors_ND: NDArray[np.float32], source: str, *, first_row: int = 0) -> None:
-    """DataError for NaN, infinity and values beyond 1e12. `first_row`: the row number of `vectors_ND[0]` in `source`."""
+def check_finite(
+    vectors_ND: NDArray[np.float32], source: str, *, first_row: int = 0, item_ids: NDArray[np.generic] | None = None
+) -> None:
+    """DataError for NaN, infinity and values beyond 1e12.
+
+    first_row: the row number of `vectors_ND[0]` in `source`. item_ids: the item of each row, which is named in its place.
+    """
     invalid_ND = ~(np.abs(vectors_ND) <= _MAX_VALUE)
     if invalid_ND.any():
         row, column = np.argwhere(invalid_ND)[0]
         count = int(invalid_ND.any(axis=1).sum())
+        where = f"row {int(row) + first_row:,}" if item_ids is None else f"the vector of item {item_ids[row].item()!r}"
         raise DataError(
-            f"{source} has NaN, infinite numbers or numbers beyond {_MAX_VALUE:g} in {count:,} rows, "
-            f"first in row {int(row) + first_row:,}, column {int(column):,}: fix, scale or drop them"
+            f"{source} has NaN, infinite numbers or numbers beyond {_MAX_VALUE:g} in {count:,} "
+            f"{'row' if count == 1 else 'rows'}, first in {where}, column {int(column):,}: fix, scale or drop them"
         )
 
 
-def check_vectors(vectors: NDArray[np.generic], source: str) -> NDArray[np.float32]:
-    """A float32 copy (N, D). Raises DataError for anything but a finite, non-empty matrix, and where all rows are equal."""
+def _check_scale(vectors: NDArray[Any], source: str) -> None:
+    """DataError where all numbers are so small that their squares vanish in single precision."""
+    if 0 < (largest := float(np.abs(vectors).max())) < _MIN_VALUE:
+        raise DataError(
+            f"{source} has no number beyond {largest:.3g}, and squares of numbers below {_MIN_VALUE:g} vanish in single "
+            f"precision: multiply all by {1 / max(largest, 1e-300):.0e}"
+        )
+
+
+def check_vectors(
+    vectors: NDArray[np.generic], source: str, item_ids: NDArray[np.generic] | None = None
+) -> NDArray[np.float32]:
+    """A float32 copy (N, D). item_ids: the item of each row, for messages.
+
+    Raises DataError for anything but a finite, non-empty matrix, where all rows are equal, and for numbers whose squares are 0
+    in single precision.
+    """
     if vectors.ndim != 2 or not np.issubdtype(vectors.dtype, np.number) or np.iscomplexobj(vectors):
         raise DataError(f"{source} is {vectors.dtype} of shape {vectors.shape}: one row of numbers an item is expected")
     if 0 in vectors.shape:
         raise DataError(f"{source} has shape {vectors.shape}: at least one item and one dimension are needed")
     with np.errstate(over="ignore"):
         vectors_ND = vectors.astype(np.float32)
-    check_finite(vectors_ND, source)
+    check_finite(vectors_ND, source, item_ids=item_ids)
+    _check_scale(vectors, source)
     if len(vectors_ND) > 1 and (vectors_ND == vectors_ND[0]).all():
-        raise DataError(f"{source} gives all {len(vectors_ND):,} items the same vector: no code could tell them apart")
+        differ = bool((vectors != vectors[0]).any())
+        remedy = "; in single precision, so subtract their mean and scale them" if differ else ""
+        raise DataError(f"{source} gives all {len(vectors_ND):,} items the same vector: no code could tell them apart{remedy}")
     return vectors_ND
 
 
@@ -67,7 +91,7 @@ def load_vectors(path: str | Path, item_ids: NDArray[np.generic]) -> NDArray[np.
         raise DataError(f"{path} cannot be read as vectors: {error}") from error
     if vectors.ndim != 2 or len(vectors) != len(item_ids):
         raise DataError(f"{path} has shape {vectors.shape}: {len(item_ids):,} rows are expected, one an item")
-    return check_vectors(vectors, str(path))
+    return check_vectors(vectors, str(path), item_ids)
 
 
 def _rows_of(table: pa.Table, item_ids: NDArray[np.generic], path: Path) -> NDArray[np.generic]:
@@ -83,12 +107,15 @@ def _rows_of(table: pa.Table, item_ids: NDArray[np.generic], path: Path) -> NDAr
         raise DataError(f"{path} gives an item more than one vector: keep one row an item")
     items: list[Any] = item_ids.tolist()
     if missing := [item for item in items if item not in row_of]:
-        raise DataError(f"{path} has no vector for {len(missing):,} items, the first is {missing[0]!r}")
+        example = next((f"; its ids are such as {item!r}" for item in row_of), "")
+        raise DataError(f"{path} has no vector for {len(missing):,} items, the first is {missing[0]!r}{example}")
     values, rows = table[lists[0]].to_pylist(), [row_of[item] for item in items]
     width = len(values[rows[0]] or ()) if rows else 0
-    for row in rows:
+    for item, row in zip(items, rows, strict=True):
         if values[row] is None or len(values[row]) != width or None in values[row]:
-            raise DataError(f"{path}, column {lists[0]!r}, row {row:,}: vectors need the same number of numbers, without nulls")
+            raise DataError(
+                f"{path}, column {lists[0]!r}, item {item!r}: vectors need the same number of numbers, without nulls"
+            )
     return np.asarray([values[row] for row in rows])
 
 
@@ -129,9 +156,12 @@ class VectorBlocks:
         """Blocks of at most `rows` rows, in order. Raises DataError for NaN and infinity."""
         for file in self.paths:
             for start in range(0, len(_memory_map(file)), self.rows):
-                with np.errstate(over="ignore"):  # mapped anew for each block, which releases the pages of earlier ones
-                    block_nD = np.array(_memory_map(file)[start : start + self.rows], np.float32)
+                rows = _memory_map(file)[start : start + self.rows]  # anew for each block, which releases earlier pages
+                with np.errstate(over="ignore"):
+                    block_nD = np.array(rows, np.float32)
                 check_finite(block_nD, str(file), first_row=start)
+                if not block_nD.any():
+                    _check_scale(rows, str(file))
                 yield block_nD
 
 

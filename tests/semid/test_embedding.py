@@ -165,7 +165,7 @@ def test_nothing_to_embed_is_named():
     with pytest.raises(DataError, match="nothing to make vectors from"):
         embed(pa.table({"item_id": [1, 2], "price": [1.0, 2.0]}), None, config=CONFIG)
     with pytest.raises(DataError, match="no session has two different items"):
-        embed(shop(), sessions_of([[1, 1], [2]]), config=CONFIG)
+        embed(shop(), sessions_of([[1, 1], [2]]), config=EmbeddingConfig(text="none"))
     with pytest.raises(DataError, match="40"):
         embed(shop(), sessions_of([[1, 40]]), config=CONFIG)
     with pytest.raises(DataError, match="holds a word"):

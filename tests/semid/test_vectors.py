@@ -127,7 +127,7 @@ def test_own_vectors_that_do_not_fit_are_named(tmp_path):
     np.save(tmp_path / "v.npy", np.zeros((3, 2)))
     refused("2 rows are expected")
     np.save(tmp_path / "v.npy", np.array([[1.0, 2.0], [np.nan, 1.0]]))
-    refused("first in row 1")
+    refused("first in the vector of item 2")
     np.save(tmp_path / "v.npy", np.array([{}, {}], dtype=object), allow_pickle=True)
     refused("cannot be read")
     np.savez(tmp_path / "w.npz", a=np.zeros(3))
