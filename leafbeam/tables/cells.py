@@ -152,7 +152,7 @@ def _as_lists(values: pa.ChunkedArray) -> pa.ChunkedArray | None:
     if not kinds <= {str} and not kinds <= {int, float}:
         return None
     value_type = pa.string() if kinds <= {str} else pa.int64() if kinds <= {int} else pa.float64()
-    with suppress(pa.ArrowException, OverflowError):
+    with suppress(pa.ArrowException, OverflowError, UnicodeEncodeError):
         return pa.chunked_array([pa.array(lists, pa.list_(value_type))])
     return None
 

@@ -67,20 +67,21 @@ def read_ids(source: SourceTable, name: str, role: str, *, as_text: bool = False
     values, where = column(source, name, role), f"{source.source}, column {name!r}"
     if pa.types.is_null(values.type):
         return Ids(values=pa.array([], pa.large_string()), codes_E=np.empty(0, np.int32))
+    kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
+    if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise DataError(f"{where} holds values of the type {type_name(kind)}: ids are whole numbers or text")
     if not pa.types.is_dictionary(values.type):
         values = values.dictionary_encode()
     encoded = values.unify_dictionaries().combine_chunks()
     distinct, codes_E = encoded.dictionary, np.asarray(encoded.indices).astype(np.int32)
-    if pa.types.is_integer(distinct.type):
+    if pa.types.is_integer(kind):
         distinct = _whole(distinct, where, as_text)
-    elif pa.types.is_string(distinct.type) or pa.types.is_large_string(distinct.type):
+    else:
         distinct = distinct.cast(pa.large_string())
         if source.is_text and not (trimmed := pc.utf8_trim_whitespace(distinct)).equals(distinct):
             merged = trimmed.dictionary_encode()
             distinct, codes_E = merged.dictionary, np.asarray(merged.indices).astype(np.int32)[codes_E]
         _check_text(source, name, distinct, codes_E)
-    else:
-        raise DataError(f"{where} holds values of the type {type_name(distinct.type)}: ids are whole numbers or text")
     return _in_order(distinct, codes_E)
 
 

@@ -28,8 +28,8 @@ def fuzz_csv(data: bytes) -> None:
     """A file whose first byte names its encoding: where it is read, cells and lines are those of Python's strict reader."""
     encoding = _ENCODINGS.get(data[:1], "utf-8")
     form, path = CsvFormat(encoding=encoding), _file("table.csv", data[1:])
-    names = next((row for row in csv.reader(io.StringIO(data[1:].decode(encoding, "replace"), newline="")) if row), [])
-    names = [name.removeprefix("\ufeff") for name in names]
+    text = data[1:].decode(encoding, "replace").removeprefix("\ufeff")
+    names = next((row for row in csv.reader(io.StringIO(text, newline="")) if row), [])
     source = read_csv(path, form, ids=tuple(names))
     text = data[1:].decode(encoding).removeprefix("\ufeff")
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
@@ -58,7 +58,7 @@ def fuzz_csv_types(data: bytes) -> None:
         elif isinstance(value, int):
             assert str(value) == text.strip()
         elif isinstance(value, float):
-            assert value == float(text)
+            assert value == float(text.strip())
 
 
 def fuzz_json_log(data: bytes) -> None:
