@@ -1,5 +1,7 @@
-"""What users are told to install exists and is ours; the project's first name is read in old files and said nowhere else."""
+"""What users are told to install exists and is ours, and names in documents exist in the code; the project's first name is read
+in old files and said nowhere else."""
 
+import ast
 import re
 import subprocess
 import tomllib
@@ -55,3 +57,72 @@ def test_the_first_name_of_the_project_is_said_nowhere_but_by_readers_of_old_fil
         if not MAY_SAY_IT.match(file) and not (file.startswith("tests/") and re.search(r"FIXTURE|metadata", line))
     ]
     assert said == []
+
+
+NAME = re.compile(r"`([A-Za-z_][\w.]*)(?:\(([^`]*))?`")
+CAMEL = re.compile(r"[A-Z][a-z]+[A-Z]\w+")
+PATH = re.compile(r"`((?:leafbeam|benchmarks|tests|docs|examples|deploy)/[\w/.-]+\.\w+)`")
+RECORDS = {"log.md", "trials.md"}  # of days on which other names existed
+
+
+def documents() -> dict[str, str]:
+    """The text of each document, and the docstrings of each file of the package."""
+    pages = [*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    found = {str(page.relative_to(ROOT)): page.read_text("utf-8") for page in pages if page.name not in RECORDS}
+    for file in ROOT.glob("leafbeam/**/*.py"):
+        texts = [
+            ast.get_docstring(node) or ""
+            for node in ast.walk(ast.parse(file.read_text("utf-8")))
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        ]
+        found[str(file.relative_to(ROOT))] = "\n".join(texts)
+    return found
+
+
+def definitions() -> tuple[dict[str, set[str]], set[str]]:
+    """Of each class of the package, the names of its fields and of `__init__`'s parameters; and all names of the repository."""
+    fields: dict[str, set[str]] = {}
+    names: set[str] = set(dir(__builtins__) if not isinstance(__builtins__, dict) else __builtins__)
+    for folder in ("leafbeam", "benchmarks", "tests", "examples"):
+        for file in ROOT.glob(f"{folder}/**/*.py"):
+            for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+                if isinstance(node, ast.ClassDef):
+                    own = fields.setdefault(node.name, set())
+                    own |= {
+                        part.target.id
+                        for part in node.body
+                        if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)
+                    }
+                    makers = [part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"]
+                    own |= {argument.arg for maker in makers for argument in (*maker.args.args, *maker.args.kwonlyargs)}
+                    own |= {"**"} if node.bases else set()
+                names |= {
+                    str(value)
+                    for value in (getattr(node, key, None) for key in ("name", "id", "attr", "arg", "asname"))
+                    if isinstance(value, str)
+                }
+    return fields, {part for name in names for part in name.split(".")}
+
+
+def test_classes_methods_and_arguments_in_documents_and_docstrings_exist() -> None:
+    """Pages that say what is not so: `SequenceSearch(head=)`, `JaxSearch`."""
+    fields, names = definitions()
+    wrong: list[str] = []
+    for file, text in documents().items():
+        for name, arguments in NAME.findall(text):
+            parts = name.split(".")
+            if any(CAMEL.fullmatch(part) and part not in names for part in parts):
+                wrong.append(f"{file}: {name}")
+            if parts[0] in fields and any(part not in names for part in parts[1:]):
+                wrong.append(f"{file}: {name}")
+            own = fields.get(parts[-1], {"**"})
+            if "**" not in own:
+                wrong += [f"{file}: {name}({word}=)" for word in re.findall(r"(?:^|, )(\w+)=", arguments) if word not in own]
+    assert wrong == []
+
+
+def test_files_in_documents_exist() -> None:
+    missing = [
+        f"{file}: {path}" for file, text in documents().items() for path in PATH.findall(text) if not (ROOT / path).exists()
+    ]
+    assert missing == []

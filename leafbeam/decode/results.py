@@ -63,8 +63,8 @@ class SearchResult:
     beams_needed: how many beams before the last round could be among those that it keeps, int64 (B,); the others were run for
     nothing, unless `last_step_fn` left them out. None where it keeps all, is skipped or runs on a device.
     num_exact: how many of the first items are certain to be the best allowed ones, int64 (B,): they score above every prefix
-    that the search dropped, and no item scores above its prefix. None for samples, which are in no order, and from `JaxSearch`.
-    Fewer legal items than beams give a short answer.
+    that the search dropped, and no item scores above its prefix. None for samples, which are in no order, and from
+    `JaxBeamSearch`. Fewer legal items than beams give a short answer.
     """
 
     item_ids: list[NDArray[Any]]

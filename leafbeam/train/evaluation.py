@@ -150,7 +150,7 @@ def evaluate(
 
 
 class Validation:
-    """Measures Recall@10 on the validation items of a sample of users: call it with a model (`Trainer.validate`).
+    """Measures Recall@10 on the validation items of a sample of users: call it with a model, as a `Trainer` does.
 
     recalls: that of each baseline by name, popularity among them. seen: whether lists keep seen items, here and for models: the
     choice that is better for the best baseline.
