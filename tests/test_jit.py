@@ -1,9 +1,12 @@
 """The cache of compiled kernels: where it lies, which settings win, and the one line before a compilation."""
 
+import ast
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 import leafbeam
 
@@ -65,3 +68,57 @@ def test_a_home_that_cannot_be_written_falls_back_to_the_choice_of_numba(tmp_pat
     stdout, _ = run(tmp_path)
     assert stdout == "42 ''\n"
     assert list((tmp_path / "__pycache__").glob("kernel.twice*.nbc"))
+
+
+# Each compiles, and may cache in `__pycache__` beside the source.
+_COMPILERS = {"jit", "njit", "vectorize", "guvectorize", "cfunc", "stencil", "generated_jit", "jit_module", "cuda"}
+
+
+def numba_compilers_in(source: str) -> list[int]:
+    """Lines that name one of numba's own compilers: imported, or as an attribute of the module under any name."""
+    tree, lines, modules = ast.parse(source), list[int](), set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules |= {alias.asname or alias.name.split(".")[0] for alias in node.names if alias.name.split(".")[0] == "numba"}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "numba":
+            lines += [node.lineno for alias in node.names if alias.name in _COMPILERS | {"*"}]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in _COMPILERS:
+            root = node.value
+            while isinstance(root, ast.Attribute):
+                root = root.value
+            if isinstance(root, ast.Name) and root.id in modules:
+                lines.append(node.lineno)
+    return lines
+
+
+def test_every_kernel_of_the_package_is_compiled_by_leafbeam_jit() -> None:
+    """M8: kernels of numba.njit were cached inside the installed package, which then could not be uninstalled cleanly."""
+    package = Path(leafbeam.__file__).parent
+    files = [path for path in package.rglob("*.py") if path != package / "jit.py"]
+    assert len(files) > 200
+    lines = {path: numba_compilers_in(path.read_text(encoding="utf-8")) for path in files}
+    assert {path.relative_to(package).as_posix(): found for path, found in lines.items() if found} == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from numba import njit",
+        "from numba import types, jit as fast",
+        "from numba import *",
+        "import numba\n@numba.njit(cache=True)\ndef f(): ...",
+        "import numba as nb\nf = nb.vectorize(lambda x: x)",
+        "import numba.core\nf = numba.core.decorators.njit(lambda x: x)",
+        "def later():\n    from numba.core.decorators import njit",
+    ],
+)
+def test_any_other_way_to_compile_is_seen(source: str) -> None:
+    """M8: the test above sees each spelling."""
+    assert numba_compilers_in(source)
+
+
+def test_the_rest_of_numba_may_be_used() -> None:
+    """M8: types, intrinsics and leafbeam's own njit."""
+    source = "from numba import types\nfrom numba.extending import intrinsic\nfrom leafbeam.jit import njit\nx.njit()"
+    assert numba_compilers_in(source) == []

@@ -7,10 +7,10 @@ Shapes: R row numbers of the table, N items of a trie, O items of an older one, 
 from collections.abc import Sequence
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from leafbeam.index import Bitmap, Filter, Trie, Version
+from leafbeam.jit import njit
 
 
 def scatter(matches_R: NDArray[np.uint8], ordinal_R: NDArray[np.uint32], trie: Trie) -> Filter:

@@ -72,7 +72,7 @@ class TrieBuilder:
             check_end_codes(table_nL, sizes, self.end_code)
         if self.num_items + size > MAX_ITEMS:
             raise CodesError(f"{self.num_items + size:,} rows: one index holds at most {MAX_ITEMS:,} items")
-        ids = None if item_ids is None else check_item_ids(item_ids, size)
+        ids = None if item_ids is None else check_item_ids(item_ids, size, self.num_items)
         words_Pn = pack_sort_keys(table_nL, self.sizes, self._layout, threads_for(size, self._num_threads), self.num_items)
         self._ids.add(ids, size, self.num_items)
         begin = 0

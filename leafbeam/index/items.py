@@ -24,9 +24,10 @@ ID_KINDS = {"i": "integers", "S": "strings"}  # by the `kind` of an id array's d
 ItemIds = Sequence[int | str] | NDArray[np.generic]  # ids of one kind
 
 
-def check_item_ids(item_ids: ItemIds, num_items: int) -> NDArray[np.generic]:
-    """The ids as an int64 or UTF-8 array of the right length, or an ItemIdError."""
+def check_item_ids(item_ids: ItemIds, num_items: int, first_row: int = 0) -> NDArray[np.generic]:
+    """Return the ids as an int64 or UTF-8 array of the right length, or raise ItemIdError. first_row: the number of row 0."""
     ids = as_id_array(item_ids)
+    check_utf8(ids, first_row)
     if ids.shape != (num_items,):
         raise ItemIdError(f"item_ids has shape {ids.shape}: expected ({num_items:,},), one id for each row of codes")
     return ids
@@ -115,22 +116,31 @@ def is_possible(item_id: int | str, max_bytes: int) -> bool:
         return False
 
 
-def check_utf8(ids_n: NDArray[np.generic]) -> None:
-    """Raise ItemIdError unless each id is UTF-8, or an integer. Cost: one read."""
+def check_utf8(ids_n: NDArray[np.generic], first_row: int = 0) -> None:
+    """Raise ItemIdError unless each id is UTF-8, or an integer. first_row: the number of row 0. Cost: one read."""
     if ids_n.dtype.kind != "S":
         return
-    ids_nw = ids_n.view(np.uint8).reshape(len(ids_n), ids_n.dtype.itemsize)
     for begin in range(0, len(ids_n), _SLICE):
-        part = ids_nw[begin : begin + _SLICE]
+        ids = np.ascontiguousarray(ids_n[begin : begin + _SLICE])
+        part = ids.view(np.uint8).reshape(len(ids), ids.dtype.itemsize)
         try:  # together valid, and none begins inside a character: each is valid
             str(part.data, "utf-8")
             is_text = not ((part[:, 0] & 0xC0) == 0x80).any()
         except UnicodeDecodeError:
             is_text = False
         if not is_text:
+            row = next(row for row, item_id in enumerate(ids.tolist(), begin) if not _is_utf8(item_id))
             raise ItemIdError(
-                f"item ids of bytes have to be UTF-8, those of rows {begin:,} to {begin + len(part) - 1:,} are not"
+                f"item id {bytes(ids_n[row])!r} of row {first_row + row:,} has to be UTF-8, and is not: encode it, or pass str"
             )
+
+
+def _is_utf8(item_id: bytes) -> bool:
+    try:
+        item_id.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def check_known(item_ids: ItemIds, rows_n: NDArray[np.int64], where: str) -> None:

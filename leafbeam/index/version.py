@@ -9,7 +9,7 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import ArgumentError, ForeignFilterError
+from leafbeam.errors import ArgumentError, ForeignFilterError, short_repr
 from leafbeam.html_table import html_table
 from leafbeam.index.bitmap import Bitmap
 from leafbeam.index.filters import Filter, no_operand, no_truth
@@ -188,7 +188,17 @@ class Version:
         return codes_nL
 
     def children(self, prefix: Sequence[int]) -> NDArray[np.int64]:
-        """The codes behind a prefix of fewer than L codes, in SIDs of live items, ascending. Cost: a read of its range."""
+        """Return the codes behind a prefix of fewer than L codes, in SIDs of live items, ascending. Cost: a read of its range.
+
+        Raises ArgumentError for a prefix of L codes or more, and for what is not an integer.
+        """
+        if len(prefix) >= self.num_levels:
+            raise ArgumentError(
+                f"the prefix has {len(prefix)} codes, and a SID of this index has {self.num_levels}: expected fewer, since no "
+                "code follows the last; use `codes in version` to ask whether an item has a whole SID"
+            )
+        if not all(isinstance(code, int | np.integer) for code in prefix):
+            raise ArgumentError(f"the prefix {short_repr(prefix)} has to consist of integers, the codes of the first levels")
         found: list[NDArray[np.int64]] = []
         for segment in self.segments:
             trie, lo, hi = segment.trie, 0, segment.trie.num_leaves

@@ -4,7 +4,7 @@ Shapes: G key heads, E values of a head, T tokens.
 """
 
 import threading
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leafbeam.errors import ArgumentError
+from leafbeam.model.prefix_tree import PrefixTree
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,9 +27,9 @@ class CachedPrompt:
 class PromptStore:
     """A least-recently-used cache from token sequences to keys and values, so that a longer history runs its new tokens only.
 
-    It belongs to one model and its current weights. Thread-safe. Cost: a copy of the keys and values per prompt, and one
-    look-up per stored length. A history truncated at its old end is a miss. hits, misses, tokens_saved: since construction.
-    nbytes: of what is stored.
+    It belongs to one model and its current weights. Thread-safe. Cost: a copy of the keys and values per prompt, and a look-up
+    that reads the prompt's tokens once, however many prompts are stored. A history truncated at its old end is a miss.
+    hits, misses, tokens_saved: since construction. nbytes: of what is stored.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -38,7 +39,7 @@ class PromptStore:
         self.hits = self.misses = self.tokens_saved = 0
         self._lock = threading.Lock()
         self._slots: OrderedDict[bytes, Tensor] = OrderedDict()  # by tokens (int64), least recently used first
-        self._lengths: Counter[int] = Counter()
+        self._prefixes = PrefixTree()  # the keys of `_slots`
         self.nbytes = 0
 
     def __len__(self) -> int:
@@ -51,16 +52,15 @@ class PromptStore:
         """The longest stored prefix; never the whole prompt, because its last token must run to give logits."""
         whole = np.ascontiguousarray(tokens_T, np.int64).tobytes()
         with self._lock:
-            for length in sorted((length for length in self._lengths if length <= len(tokens_T)), reverse=True):
-                slots = self._slots.get(whole[: 8 * length])
-                known = min(length, len(tokens_T) - 1)
-                if slots is not None and known:
-                    self._slots.move_to_end(whole[: 8 * length])
-                    self.hits += 1
-                    self.tokens_saved += known
-                    return CachedPrompt(slots=slots, num_tokens=known)
-            self.misses += 1
-            return None
+            length = self._prefixes.longest_prefix(whole)
+            known = min(length, len(tokens_T) - 1)
+            if known < 1:
+                self.misses += 1
+                return None
+            self._slots.move_to_end(whole[: 8 * length])
+            self.hits += 1
+            self.tokens_saved += known
+            return CachedPrompt(slots=self._slots[whole[: 8 * length]], num_tokens=known)
 
     def put(self, tokens_T: NDArray[np.int64], slots: Tensor, extends: CachedPrompt | None = None) -> None:
         """Copy a prompt's keys and values, dropping the prompt that it extends; one larger than max_bytes is not stored."""
@@ -79,7 +79,7 @@ class PromptStore:
                 self._drop(next(iter(self._slots)))
             if key not in self._slots:
                 self._slots[key] = own
-                self._lengths[len(tokens_T)] += 1
+                self._prefixes.add(key)
                 self.nbytes += own.nbytes
 
     def _drop(self, key: bytes) -> None:
@@ -87,4 +87,4 @@ class PromptStore:
         if slots is None:
             return
         self.nbytes -= slots.nbytes
-        self._lengths -= Counter([len(key) // 8])  # a count of 0 is removed
+        self._prefixes.remove(key)

@@ -110,15 +110,15 @@ class DecodeSession:
         codes_BKT = _integers("codes", codes_BKT, self._lengths_B.device)
         if codes_BKT.ndim != 3 or codes_BKT.shape[2] < 1:
             raise ArgumentError(f"the codes of suffixes must have shape (B, K, T), not {tuple(codes_BKT.shape)}")
-        first = self._level
-        _, parents_BK = self._checked(codes_BKT[:, :, 0], parents_BK)
+        first, num_beams = self._level, codes_BKT.shape[1]
+        _, parents_BK = self._checked(codes_BKT[:, :, 0], parents_BK, first, self._num_beams)
         tokens: list[Tensor] = []
         for level, codes_BK in enumerate(codes_BKT.unbind(2), start=first):
-            self._level, self._num_beams = level, codes_BKT.shape[1]
-            self._checked(codes_BK, torch.zeros_like(codes_BK))
+            self._checked(codes_BK, torch.zeros_like(codes_BK), level, num_beams)
             tokens.append(self._vocabulary.tokens_at(codes_BK, level))
-        self._level, self._num_beams = first + codes_BKT.shape[2], codes_BKT.shape[1]
-        return self._runner.extend(torch.stack(tokens, 2), parents_BK, first)
+        logits = self._runner.extend(torch.stack(tokens, 2), parents_BK, first)
+        self._level, self._num_beams = first + len(tokens), num_beams
+        return logits
 
     def _restart(self) -> None:
         self._runner.restart()
@@ -126,28 +126,29 @@ class DecodeSession:
         self._num_beams = 1  # of the step before; the first codes extend the prompt itself
 
     def _extended(self, codes: Any, parents: Any, *, keep: bool) -> Tensor:
-        codes_BK, parents_BK = self._checked(codes, parents)
+        codes_BK, parents_BK = self._checked(codes, parents, self._level, self._num_beams)
         tokens_BK1 = self._vocabulary.tokens_at(codes_BK, self._level).unsqueeze(-1)
         (logits_BKV,) = self._runner.extend(tokens_BK1, parents_BK, self._level, keep=keep)
         return logits_BKV
 
-    def _checked(self, codes: Any, parents: Any) -> tuple[Tensor, Tensor]:
+    def _checked(self, codes: Any, parents: Any, level: int, num_beams: int) -> tuple[Tensor, Tensor]:
+        """Return codes of a level and their parents as tensors. Raises ArgumentError; num_beams: of the step before."""
         device = self._lengths_B.device
         codes_BK, parents_BK = _integers("codes", codes, device), _integers("parents", parents, device)
         shape, requests = codes_BK.shape, self._lengths_B.shape[0]
         if len(shape) != 2 or shape[0] != requests or parents_BK.shape != shape:
             shapes = f"{tuple(shape)} and {tuple(parents_BK.shape)}"
             raise ArgumentError(f"codes and parents must both have shape (B={requests}, K), not {shapes}")
-        if self._level + 1 >= self._vocabulary.num_levels:
+        if level + 1 >= self._vocabulary.num_levels:
             raise ArgumentError(
                 f"a SID has {self._vocabulary.num_levels} levels and the last was answered: step_fn(None, None) starts anew"
             )
         if shape.numel() and device.type == "cpu":  # elsewhere the check would synchronise the device
-            size = self._vocabulary.codebook_sizes[self._level]
+            size = self._vocabulary.codebook_sizes[level]
             if not _are_below(codes_BK, size):
-                raise ArgumentError(f"level {self._level} has the codes 0 to {size - 1:,}, got one outside")
-            if not _are_below(parents_BK, self._num_beams):
-                raise ArgumentError(f"the step before had the beams 0 to {self._num_beams - 1:,}, got a parent outside")
+                raise ArgumentError(f"level {level} has the codes 0 to {size - 1:,}, got one outside")
+            if not _are_below(parents_BK, num_beams):
+                raise ArgumentError(f"the step before had the beams 0 to {num_beams - 1:,}, got a parent outside")
         return codes_BK, parents_BK
 
 

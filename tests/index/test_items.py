@@ -1,11 +1,15 @@
 """Look-ups by id, and that ids are distinct: integers and strings, whatever their hashes."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from leafbeam.errors import ItemIdError
+from leafbeam.index import Trie, TrieBuilder
 from leafbeam.index import items as items_module
 from leafbeam.index.items import ItemTable, as_id_array, hash_ids
 
@@ -67,3 +71,36 @@ def test_ids_of_two_types_are_refused(ids: list[object]) -> None:
         as_id_array(ids)  # type: ignore[arg-type]
     assert as_id_array([1, np.int64(2), np.uint8(3)]).tolist() == [1, 2, 3]
     assert as_id_array(["a", np.str_("b")]).tolist() == [b"a", b"b"]
+
+
+NOT_UTF8: dict[str, tuple[Any, int]] = {
+    "a byte that begins nothing": (np.array([b"a", b"\xff"]), 1),
+    "a character cut in two over two ids": (np.array([b"\xc3", b"\xa9"]), 0),
+    "Latin-1": ([b"cafe", b"caf\xe9", b"the"], 1),
+    "half a surrogate pair": (np.array([b"ok", b"\xed\xa0\x80"]), 1),
+    "every second of an array": (np.array([b"a", b"-", b"\x80", b"-"])[::2], 1),
+    "behind the first slice": (np.array([b"%d" % n for n in range((1 << 20) + 2)] + [b"\xfe"]), (1 << 20) + 2),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_UTF8)
+def test_ids_of_bytes_that_are_not_utf8_are_refused_where_an_index_is_made(kind: str) -> None:
+    """M5: `Trie.build` and `save` took them, and `load` said that the file is damaged."""
+    ids, row = NOT_UTF8[kind]
+    codes = np.arange(len(ids))[:, None]
+    with pytest.raises(ItemIdError, match=f"of row {row:,} has to be UTF-8"):
+        Trie.build(codes, codebook_sizes=[1 << 21], item_ids=ids)
+    with pytest.raises(ItemIdError, match=f"of row {row:,} has to be UTF-8"):
+        Trie.from_sequences([[n % 9] for n in range(len(ids))] if len(ids) < 9 else [[]] * len(ids), 9, item_ids=ids)
+    with TrieBuilder([1 << 21]) as builder:
+        builder.add([[0]], ["first"])
+        with pytest.raises(ItemIdError, match=f"of row {row + 1:,} has to be UTF-8"):
+            builder.add(codes, ids)
+
+
+def test_ids_of_bytes_that_are_utf8_are_the_same_ids_as_text(tmp_path: Path) -> None:
+    """M5: what is accepted is read back from the file."""
+    texts = ["é", "日本", "a b", "\U0001f642", ""]
+    trie = Trie.build([[n] for n in range(5)], codebook_sizes=[5], item_ids=np.array([text.encode() for text in texts]))
+    trie.save(tmp_path / "x")
+    assert Trie.load(tmp_path / "x").item_ids.tolist() == texts

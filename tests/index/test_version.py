@@ -139,3 +139,29 @@ def test_without_equals_difference(seed: int, shared: bool) -> None:
     assert after == expected
     assert after.leaves == expected.leaves
     assert after.leaves.count == expected.leaves.count
+
+
+@pytest.mark.parametrize("prefix", [(0, 1, 2), (0, 1, 2, 3), [9, 9, 9], np.zeros(3, np.int64)])
+@pytest.mark.parametrize("segments", [1, 2])
+def test_no_code_follows_a_whole_sid(prefix: list[int], segments: int) -> None:
+    """M7: a full prefix was an IndexError."""
+    version, _ = two_segments(0)
+    with pytest.raises(ArgumentError, match=rf"the prefix has {len(prefix)} codes.* has 3: expected fewer"):
+        (version if segments == 2 else Version.of(version.segments[0].trie)).children(prefix)
+
+
+@pytest.mark.parametrize("prefix", [["a"], [1.0], [None], "1", [0, np.float32(1)]])
+def test_a_prefix_consists_of_integers(prefix: list[int]) -> None:
+    """M7: others were a TypeError, a ValueError, or rounded."""
+    with pytest.raises(ArgumentError, match="has to consist of integers"):
+        two_segments(0)[0].children(prefix)
+
+
+def test_codes_behind_a_prefix_are_those_of_live_items() -> None:
+    """M7: every shorter prefix, also one outside the codebooks, has an answer."""
+    version, truth = two_segments(3)
+    for length in range(3):
+        for prefix in [*(dict.fromkeys(sid[:length] for sid in truth.values())), (-1,) * length, (2**40,) * length]:
+            codes = sorted({sid[length] for sid in truth.values() if sid[:length] == prefix})
+            assert version.children(prefix).tolist() == codes
+    assert Version.of(Trie.build(np.zeros((0, 2), np.int64), [3, 3])).children([]).tolist() == []

@@ -1,6 +1,8 @@
 """Prompts that extend stored ones get the logits of a full prefill, and the store stays within its bytes."""
 
+import sys
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -90,3 +92,50 @@ def test_one_token_alone_is_always_run():
     store = PromptStore(1000)
     store.put(np.arange(1), torch.zeros(1, 2, 1, 1, 4))
     assert store.find(np.arange(1)) is None
+
+
+def calls_of(function: Callable[[], object]) -> int:
+    """Calls of Python and C functions that a call makes, steps of generators included."""
+    events: list[str] = []
+    sys.setprofile(lambda frame, event, value: events.append(event))
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return sum(event in ("call", "c_call") for event in events)
+
+
+@pytest.mark.parametrize("kind", ["a miss at the first token", "a miss at the last token", "a hit", "a hit of a short one"])
+def test_a_look_up_does_the_same_work_for_2048_stored_lengths_as_for_three(kind: str):
+    """M9: a miss looked once for each stored length."""
+    stored = np.zeros(4096, np.int64)
+    asked = {
+        "a miss at the first token": np.ones(4096, np.int64),
+        "a miss at the last token": np.r_[stored[:4], 1, 1],
+        "a hit": np.r_[stored, 1],
+        "a hit of a short one": np.r_[stored[:5], 1, 1],
+    }[kind]
+    calls: list[int] = []
+    for lengths in ((5, 2049, 4096), (5, *range(2049, 4097))):
+        store = PromptStore(1 << 30)
+        for number, length in enumerate(lengths):  # of other prompts, which share nothing but the first token
+            prompt = stored[:length] if length in (5, 4096) else np.r_[0, number + 2, stored[: length - 2]]
+            store.put(prompt, torch.zeros(1, 2, 1, 1, 4))
+        assert len(store) == len(lengths)
+        calls.append(calls_of(partial(store.find, asked)))
+        assert store.hits == ("hit" in kind)
+    assert calls[0] == calls[1] < 100
+
+
+def test_a_long_prompt_of_which_every_prefix_is_stored_gets_the_longest():
+    """M9: prefixes of each other, of which some were dropped."""
+    store, tokens = PromptStore(64 * 32), np.arange(100)
+    for length in range(1, 101):
+        store.put(tokens[:length], torch.zeros(1, 2, 1, 1, 4))
+    assert len(store) == 64
+    for length, found in ((100, 99), (99, 98), (37, 36), (36, None), (20, None)):
+        cached = store.find(tokens[:length])
+        assert (cached and cached.num_tokens) == found
+    cached = store.find(np.r_[tokens[:50], 1, 2])
+    assert cached is not None
+    assert cached.num_tokens == 50

@@ -357,3 +357,36 @@ def test_the_last_level_in_parts_equals_the_whole_step(make_model: MakeModel, ge
         torch.testing.assert_close(parts.step_fn(codes, parents), expected, atol=1e-5, rtol=0)
     with pytest.raises(ArgumentError, match="for the last level on a CPU"):
         parts.last_step_fn(codes, parents)
+
+
+SUFFIXES = {
+    "a code of the second level": lambda codes: codes.index_fill(2, torch.tensor([1]), 99),
+    "a code of the last level": lambda codes: codes.index_fill(2, torch.tensor([2]), -1),
+    "too many levels": lambda codes: torch.cat((codes, codes), 2),
+    "no level": lambda codes: codes[:, :, :0],
+    "floats": lambda codes: codes.float(),
+    "another number of requests": lambda codes: codes[:1],
+}
+
+
+@pytest.mark.parametrize("kind", [*SUFFIXES, "a parent"])
+@pytest.mark.parametrize("taken", [0, 1])
+def test_refused_suffixes_leave_the_session_as_it_was(make_model: MakeModel, generator: torch.Generator, kind: str, taken: int):
+    """M6: the level had advanced after a refusal, so that the next call was of another level."""
+    model = make_model()
+    tokens, lengths = prompts(model, generator)
+    refused, plain = model.start(tokens, lengths), model.start(tokens, lengths)
+    codes, parents = torch.ones(4, 3, 3, dtype=torch.int64), torch.zeros(4, 3, dtype=torch.int64)
+    for session in (refused, plain):
+        for _ in range(taken):
+            session.step_fn(codes[:, :, 0], parents)
+    suffix = codes if kind == "a parent" else SUFFIXES[kind](codes)
+    before = repr(refused)
+    with pytest.raises(ArgumentError):
+        refused.suffix_fn(suffix[:, :, taken:] if suffix.shape[2] == 3 else suffix, parents + 9 * (kind == "a parent"))
+    with pytest.raises(ArgumentError):
+        refused.step_fn(codes[:, :, 0] + 99, parents)
+    assert repr(refused) == before
+    rest = codes[:, :, taken:]
+    for mine, theirs in zip(refused.suffix_fn(rest, parents), plain.suffix_fn(rest, parents), strict=True):
+        assert torch.equal(mine, theirs)

@@ -10,8 +10,8 @@ Shapes: R rows, V codes, D hidden, C legal codes.
 import math
 
 import numpy as np
-from numba import njit
 
+from leafbeam.jit import njit
 from leafbeam.ops.constrain.logsumexp import chunk_maxima, sum_exp
 
 _FLAGS = {"reassoc", "contract", "nsz"}
