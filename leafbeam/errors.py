@@ -104,7 +104,14 @@ class ForeignFilterError(FilterError):
 
 
 class AutomatonError(LeafbeamError, ValueError):
-    """A pattern, schema or vocabulary cannot become an automaton, or a state or token does not belong to it."""
+    """A pattern, schema or vocabulary cannot become an automaton, or a state or token does not belong to it.
+
+    pointer: the JSON pointer of the part of a schema that is wrong, as in "#/properties/a~1b"; None where there is none.
+    """
+
+    def __init__(self, message: str = "", *, pointer: str | None = None) -> None:
+        super().__init__(message)
+        self.pointer = pointer
 
 
 class IndexFileError(LeafbeamError, ValueError):

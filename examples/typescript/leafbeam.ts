@@ -46,7 +46,7 @@ export interface ChatAnswer {
 /** A request for the next message of a chat. */
 export interface ChatBody {
   model: string;
-  /** Tokens of a text, its end included. Default 256. */
+  /** Tokens of a text, its end included. Default 256, or what the model has positions for. */
   max_tokens?: number | null;
   /** Default 1; 0 is greedy. */
   temperature?: number | null;
@@ -119,7 +119,7 @@ export interface CompletionAnswer {
 /** A request for texts after prompts. */
 export interface CompletionBody {
   model: string;
-  /** Tokens of a text, its end included. Default 256. */
+  /** Tokens of a text, its end included. Default 256, or what the model has positions for. */
   max_tokens?: number | null;
   /** Default 1; 0 is greedy. */
   temperature?: number | null;

@@ -72,7 +72,7 @@ class Automaton:
         compress: bool = False,
         **limits: Unpack[Limits],
     ) -> Automaton:
-        """Every way to write an instance of a JSON Schema; `schema_pattern` lists the supported keywords.
+        """Every way to write an instance of a JSON Schema; `schema_language` lists the supported keywords.
 
         Raises AutomatonError with the JSON pointer of an unsupported keyword, and as `from_regex` does.
         """

@@ -1,4 +1,4 @@
-"""From a JSON Schema to a regular expression for the texts of its instances.
+"""From a JSON Schema to the byte automaton of the texts of its instances, which is built from those of its parts.
 
 Every text of the language is JSON that the schema allows, and unsupported keywords are refused by name. Of all the ways to
 write an instance, the language has one form:
@@ -10,148 +10,184 @@ write an instance, the language has one form:
 """
 
 import json
-import math
-import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from decimal import Decimal
+from dataclasses import dataclass, field
 from typing import Any
 
-from leafbeam.automata.json_text import (
-    CHARACTER,
-    FORMATS,
-    NUMBER,
-    Bound,
-    any_of,
-    comma_list,
-    decimals,
-    integers,
-    literal,
-    repeat,
+from leafbeam.automata.byte_dfa import ByteDFA
+from leafbeam.automata.ecma_pattern import rust_pattern
+from leafbeam.automata.json_numbers import integer_pattern, number_pattern
+from leafbeam.automata.json_references import References, below
+from leafbeam.automata.json_scope import (
+    KEYWORDS,
+    Schema,
+    Scope,
+    check_keywords,
+    list_of,
+    mapping_of,
+    names_of,
+    span,
+    type_of,
+    types_of,
 )
+from leafbeam.automata.json_text import CHARACTER, FORMATS
+from leafbeam.automata.json_values import COLON, COMMA, add_list, add_texts, add_value
+from leafbeam.automata.network import END, START, Network
 from leafbeam.automata.regex import compile_pattern
 from leafbeam.errors import AutomatonError, short_repr
 
-_ASCII = {"d": "[0-9]", "w": "[0-9A-Za-z_]", "D": "[^0-9]", "W": "[^0-9A-Za-z_]"}  # a schema's patterns are ECMAScript's
 _NOTES = frozenset(["title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"])
-_META = frozenset(("$schema", "$id", "$comment", "$defs", "definitions"))
-_BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
-_KEYWORDS = {
-    "string": {"minLength", "maxLength", "pattern", "format"},
-    "integer": _BOUNDS,
-    "number": _BOUNDS,
-    "boolean": set[str](),
-    "null": set[str](),
-    "array": {"items", "prefixItems", "minItems", "maxItems"},
-    "object": {"properties", "required", "additionalProperties", "maxProperties"},
-}
-_FIXED = {"boolean": "(?:true|false)", "null": "null"}
-
-Schema = Mapping[str, Any]
+_META = frozenset(("$schema", "$id", "$anchor", "$dynamicAnchor", "$comment", "$defs", "definitions"))
+_FIXED = {"boolean": (b"true", b"false"), "null": (b"null",)}
 
 
-def schema_pattern(schema: Schema | str, max_states: int) -> str:
-    """A pattern for `compile_pattern`.
+def schema_language(schema: Schema | str, max_states: int) -> ByteDFA:
+    """The texts of a schema's instances.
 
     schema: a mapping or its JSON text. Types string (minLength, maxLength, a format of `FORMATS`; or `pattern`, with ^ and $
     around the whole and no character that JSON would have to escape), integer and number (bounds), boolean, null, array (items,
     prefixItems, minItems, maxItems), object (properties, required; or additionalProperties with a schema, maxProperties); lists
-    of types; enum, const, anyOf, oneOf of visibly exclusive schemas, allOf of one, $ref into the
-    schema without recursion. Raises AutomatonError with the JSON pointer for anything else.
+    of types; enum, const, anyOf, oneOf of visibly exclusive schemas, allOf of one, $ref into the schema without recursion.
+
+    Raises AutomatonError with the JSON pointer for anything else, and above `max_states`; MissingExtraError without
+    outlines-core. Cost: linear in the automata of all parts.
     """
     try:
         if isinstance(schema, str):
             schema = _parsed(schema)
-        return _Compiler(root=schema, max_states=max_states).pattern(schema, "#", ())
+        references = References(schema)
+        return _Compiler(references=references, max_states=max_states).language(schema, Scope())
     except RecursionError as error:
         raise AutomatonError("the schema nests too deeply: expected at most a few hundred levels") from error
 
 
 def _parsed(text: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_without_doubled_keys)
     except ValueError as error:  # JSON's own, and that of integers with thousands of digits
+        if isinstance(error, AutomatonError):
+            raise
         raise AutomatonError(f"the schema is not JSON: {error}") from error
+
+
+def _without_doubled_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        doubled = next(name for name in names if names.count(name) > 1)
+        raise AutomatonError(f"an object of the schema has the key {short_repr(doubled)} twice: expected it once")
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Compiler:
-    """path: the JSON pointer of the current schema; open_refs: the references that led to it."""
+    """built: the automata of parts by their base and text, and of patterns; equal parts are built once."""
 
-    root: Any
+    references: References
     max_states: int
+    built: dict[tuple[str, str], ByteDFA] = field(default_factory=dict[tuple[str, str], ByteDFA])
 
-    def pattern(self, schema: Any, path: str, open_refs: tuple[str, ...]) -> str:
-        found = self._pattern(_mapping(schema, path), path, open_refs)
-        if len(found) > 8 * self.max_states:  # references can double it at every level
-            raise AutomatonError(f"{path} unrolls to more than {8 * self.max_states:,} characters: raise max_states")
-        return found
+    def language(self, schema: Any, scope: Scope) -> ByteDFA:
+        schema = mapping_of(schema, scope)
+        base = self.references.inside(schema, scope.path, scope.base)
+        scope = Scope(path=scope.path, base=base, open_refs=scope.open_refs)
+        try:
+            key = "schema of " + base, json.dumps(schema)
+        except (TypeError, ValueError):  # values that are not of JSON: it is refused where they stand
+            return self._language(schema, scope)
+        if key not in self.built:
+            self.built[key] = self._language(schema, scope)
+        return self.built[key]
 
-    def _pattern(self, schema: Schema, path: str, open_refs: tuple[str, ...]) -> str:
+    def _language(self, schema: Schema, scope: Scope) -> ByteDFA:
         keywords = set(schema) - _NOTES - _META
         for combine in ("$ref", "anyOf", "oneOf", "allOf"):
             if combine in keywords:
-                _only(keywords, {combine}, path, f"beside {combine}")
-                return self._combined(combine, schema[combine], f"{path}/{combine}", open_refs)
-        types = _types(schema, path)
+                check_keywords(keywords, {combine}, scope, f"beside {combine}")
+                return self._combined(combine, schema[combine], scope)
+        types = types_of(schema, scope)
         if "enum" in keywords or "const" in keywords:
-            _only(keywords, {"enum", "type"} if "enum" in keywords else {"const", "type"}, path, "beside enum or const")
-            values = _list(schema["enum"], f"{path}/enum") if "enum" in keywords else [schema["const"]]
-            for value in values:
-                kind = _type_of(value)
-                if types and kind not in types and not (kind == "integer" and "number" in types):
-                    raise AutomatonError(f"{path}: the value {value!r} is not of type {schema['type']!r}: leave it out")
-            return any_of([literal(value, path) for value in values])
+            return self._values(schema, keywords, types, scope)
         if not types:
             found = f" (it has {', '.join(sorted(keywords))})" if keywords else ""
-            raise AutomatonError(
-                f"{path} has no type, so it allows any value{found}: say which, with type, enum, const or anyOf"
-            )
-        _only(keywords, {"type"}.union(*(_KEYWORDS[name] for name in types)), path, f"for type {schema['type']!r}")
-        compilers: dict[str, Callable[[Schema, str, tuple[str, ...]], str]] = {
+            raise scope.error(f" has no type, so it allows any value{found}: say which, with type, enum, const or anyOf")
+        check_keywords(keywords, {"type"}.union(*(KEYWORDS[name] for name in types)), scope, f"for type {schema['type']!r}")
+        compilers: dict[str, Callable[[Schema, Scope], ByteDFA]] = {
             "string": self._string,
-            "integer": _integer,
-            "number": _number,
+            "integer": lambda schema, scope: self._pattern(integer_pattern(schema, scope), scope),
+            "number": lambda schema, scope: self._pattern(number_pattern(schema, scope), scope),
             "array": self._array,
             "object": self._object,
         }
-        return any_of([_FIXED.get(name) or compilers[name](schema, path, open_refs) for name in types])
+        network = self._network(scope)
+        for name in types:
+            for text in _FIXED.get(name, ()):
+                network.add_text(START, text, END)
+            if name in compilers:
+                network.add(START, compilers[name](schema, scope), END)
+        return network.language()
 
-    def _combined(self, combine: str, value: Any, path: str, open_refs: tuple[str, ...]) -> str:
+    def _network(self, scope: Scope) -> Network:
+        return Network(self.max_states, scope.path, pointer=scope.path)
+
+    def _pattern(self, pattern: str, scope: Scope) -> ByteDFA:
+        key = "pattern", pattern
+        if key not in self.built:
+            try:
+                self.built[key] = compile_pattern(pattern, self.max_states)
+            except AutomatonError as error:
+                raise scope.error(f": {error}") from error
+        return self.built[key]
+
+    def _values(self, schema: Schema, keywords: set[str], types: list[str], scope: Scope) -> ByteDFA:
+        """The values of an enum or const that are of one of the types, if types are named."""
+        name = "enum" if "enum" in keywords else "const"
+        check_keywords(keywords, {name, "type"}, scope, "beside enum or const")
+        values = list_of(schema["enum"], scope.below("enum")) if name == "enum" else [schema["const"]]
+        network, num_allowed = self._network(scope), 0
+        for number, value in enumerate(values):
+            kind = type_of(value)
+            if not types or kind in types or (kind == "integer" and "number" in types):
+                place = scope.below("enum", number) if name == "enum" else scope.below("const")
+                add_value(network, START, value, END, place)
+                num_allowed += 1
+        if not num_allowed:
+            raise scope.error(f" allows nothing: no value of its {name} is of type {schema['type']!r}")
+        return network.language()
+
+    def _combined(self, combine: str, value: Any, scope: Scope) -> ByteDFA:
         if combine == "$ref":
-            if value in open_refs:
-                raise AutomatonError(f"{path}: {value} leads back to itself, and no regular language nests without end")
-            return self.pattern(self._resolved(value, path), str(value), (*open_refs, str(value)))
-        parts = _list(value, path)
+            location = self.references.resolved(value, below(scope.path, "$ref"), scope.base)
+            if id(location.schema) in scope.open_refs:
+                raise scope.error(f": {value} leads back to itself, and no regular language nests without end", "$ref")
+            open_refs = (*scope.open_refs, id(location.schema))
+            return self.language(location.schema, Scope(path=location.path, base=location.base, open_refs=open_refs))
+        inner = scope.below(combine)
+        parts = list_of(value, inner)
         if combine == "allOf" and len(parts) > 1:
-            raise AutomatonError(f"{path} joins {len(parts)} schemas: expected one; write their keywords into one schema")
-        if combine == "oneOf" and not self._exclusive(parts, path):
-            raise AutomatonError(
-                f"{path}: expected alternatives of different types, or objects that require one property with different "
-                f"values (const or enum); where at most one can hold anyway, use anyOf"
+            raise inner.error(f" joins {len(parts)} schemas: expected one; write their keywords into one schema")
+        if combine == "oneOf" and not self._exclusive(parts, inner):
+            raise inner.error(
+                ": expected alternatives of different types, or objects that require one property with different values "
+                "(const or enum); where at most one can hold anyway, use anyOf"
             )
-        return any_of([self.pattern(part, f"{path}/{number}", open_refs) for number, part in enumerate(parts)])
+        network = self._network(inner)
+        for number, part in enumerate(parts):
+            network.add(START, self.language(part, inner.below(number)), END)
+        return network.language()
 
-    def _resolved(self, pointer: Any, path: str) -> Any:
-        if not isinstance(pointer, str) or not pointer.startswith("#"):
-            raise AutomatonError(f"{path} is {pointer!r}: expected a pointer into this schema, like '#/$defs/item'")
-        found = self.root
-        for name in pointer[1:].split("/")[1:]:
-            name = name.replace("~1", "/").replace("~0", "~")
-            if not isinstance(found, Mapping) or name not in found:
-                raise AutomatonError(f"{path}: {pointer} points to nothing in this schema")
-            found = found[name]
-        return found
-
-    def _exclusive(self, parts: list[Any], path: str) -> bool:
+    def _exclusive(self, parts: list[Any], scope: Scope) -> bool:
         """Whether at most one of the alternatives can hold: by type, or by one property with distinct values."""
-        schemas = [_mapping(part, path) for part in parts]
-        schemas = [_mapping(self._resolved(part["$ref"], path), path) if "$ref" in part else part for part in schemas]
-        families = [{"number" if name == "integer" else name for name in _types(schema, path)} for schema in schemas]
+        schemas = [mapping_of(part, scope.below(number)) for number, part in enumerate(parts)]
+        schemas = [
+            mapping_of(self.references.resolved(part["$ref"], scope.path, scope.base).schema, scope) if "$ref" in part else part
+            for part in schemas
+        ]
+        families = [{"number" if name == "integer" else name for name in types_of(schema, scope)} for schema in schemas]
         if all(families) and sum(map(len, families)) == len(set[str]().union(*families)):
             return True
         names = [
-            set(_names(schema.get("required", []), path)) & set(_mapping(schema.get("properties", {}), path))
+            set(names_of(schema.get("required", []), scope)) & set(mapping_of(schema.get("properties", {}), scope))
             for schema in schemas
         ]
         for name in set[str].intersection(*names) if all(family == {"object"} for family in families) else ():
@@ -163,176 +199,109 @@ class _Compiler:
                 return True
         return False
 
-    def _string(self, schema: Schema, path: str, open_refs: tuple[str, ...]) -> str:
-        low, high = _span(schema, "minLength", "maxLength", path)
+    def _string(self, schema: Schema, scope: Scope) -> ByteDFA:
+        low, high = span(schema, "minLength", "maxLength", scope)
         present = {"pattern", "format", "minLength", "maxLength"} & set(schema)
         if len(present - {"minLength", "maxLength"}) and len(present) > 1:
-            raise AutomatonError(
-                f"{path} has {' and '.join(sorted(present))}: expected one of pattern, format or length bounds"
-            )
+            raise scope.error(f" has {' and '.join(sorted(present))}: expected one of pattern, format or length bounds")
         if "format" in schema:
             if not isinstance(schema["format"], str) or schema["format"] not in FORMATS:
-                raise AutomatonError(f"{path}: format {schema['format']!r} is not among {', '.join(FORMATS)}: use pattern")
-            return f'"{FORMATS[schema["format"]]}"'
+                said = f": format {short_repr(schema['format'])} is not among {', '.join(FORMATS)}: use pattern"
+                raise scope.error(said, "format")
+            return self._pattern(f'"{FORMATS[schema["format"]]}"', scope)
         if "pattern" in schema:
-            return f'"(?:{self._pattern_of(schema["pattern"], path)})"'
-        return f'"{CHARACTER}{repeat(low, high)}"'
+            return self._pattern(f'"(?:{self._pattern_of(schema["pattern"], scope.below("pattern"))})"', scope)
+        return self._pattern(f'"{CHARACTER}{{{low},{"" if high is None else high}}}"', scope)
 
-    def _pattern_of(self, pattern: Any, path: str) -> str:
-        if not isinstance(pattern, str) or not pattern.startswith("^") or not pattern.endswith("$"):
-            raise AutomatonError(
-                f"{path}: the pattern is {pattern!r}: expected ^...$ (without them it would allow anything around a match)"
+    def _pattern_of(self, pattern: Any, scope: Scope) -> str:
+        if not isinstance(pattern, str) or not pattern.startswith("^") or not _ends_with_dollar(pattern):
+            raise scope.error(
+                f": the pattern is {short_repr(pattern)}: expected ^...$ (without them it would allow anything around a match)"
             )
-        inner = re.sub(r"\\(.)", lambda pair: _ASCII.get(pair[1], pair[0]), pattern[1:-1])
-        used_256 = compile_pattern(inner, self.max_states).used_256
+        try:
+            inner = rust_pattern(pattern[1:-1])
+        except AutomatonError as error:
+            raise scope.error(f": {error}") from error
+        used_256 = self._pattern(inner, scope).used_256
         if used_256[[*range(32), ord('"'), ord("\\")]].any():
-            raise AutomatonError(
-                f"{path}: the pattern {pattern!r} allows a quote, a backslash or a control character, which JSON writes as an "
-                f'escape: leave them out, for example with [^"\\\\\\x00-\\x1f] in place of a dot'
+            raise scope.error(
+                f": the pattern {short_repr(pattern)} allows a quote, a backslash or a control character, which JSON writes as "
+                'an escape: leave them out, for example with [^"\\\\\\x00-\\x1f] in place of a dot'
             )
         return inner
 
-    def _array(self, schema: Schema, path: str, open_refs: tuple[str, ...]) -> str:
-        low, high = _span(schema, "minItems", "maxItems", path)
-        first = _list(schema["prefixItems"], f"{path}/prefixItems") if "prefixItems" in schema else []
-        parts = [self.pattern(part, f"{path}/prefixItems/{number}", open_refs) for number, part in enumerate(first)]
+    def _array(self, schema: Schema, scope: Scope) -> ByteDFA:
+        low, high = span(schema, "minItems", "maxItems", scope)
+        first = list_of(schema["prefixItems"], scope.below("prefixItems")) if "prefixItems" in schema else []
+        parts = [self.language(part, scope.below("prefixItems", number)) for number, part in enumerate(first)]
         items = schema.get("items", False)
         if items is False:
             high = len(parts) if high is None else min(high, len(parts))
             if "items" not in schema and not parts:
-                raise AutomatonError(f"{path} does not say what its items are: add items or prefixItems")
+                raise scope.error(" does not say what its items are: add items or prefixItems")
             if low > high:
-                raise AutomatonError(f"{path} allows {high} items and requires {low}: add items")
-        item = "" if items is False else self.pattern(items, f"{path}/items", open_refs)
-        parts = parts if high is None else parts[:high]
-        rest = ""
-        if item and (high is None or high > len(parts)):
-            more = None if high is None else high - len(parts)
-            if parts:
-                rest = f"(?:, ?{item}){repeat(max(0, low - len(parts)), more)}"
-            else:
-                rest = f"{item}(?:, ?{item}){repeat(max(0, low - 1), None if more is None else more - 1)}"
-                rest = rest if low else f"(?:{rest})?"
-        for number in range(len(parts) - 1, -1, -1):
-            rest = f"{', ?' if number else ''}{parts[number]}{rest}"
-            rest = rest if number < low else f"(?:{rest})?"
-        return rf"\[{rest}\]"
+                raise scope.error(f" allows {high} items and requires {low}: add items")
+        network = self._network(scope)
+        rest = None if items is False else self.language(items, scope.below("items"))
 
-    def _object(self, schema: Schema, path: str, open_refs: tuple[str, ...]) -> str:
-        properties = _mapping(schema.get("properties", {}), f"{path}/properties")
-        required = _names(schema.get("required", []), f"{path}/required")
+        def add(number: int, node: int, to: int) -> None:
+            part = parts[number] if number < len(parts) else rest
+            assert part is not None
+            network.add(node, part, to)
+
+        add_list(network, b"[]", add, low, high, max(len(parts) + 1, low))
+        return network.language()
+
+    def _object(self, schema: Schema, scope: Scope) -> ByteDFA:
+        properties = mapping_of(schema.get("properties", {}), scope.below("properties"))
+        required = names_of(schema.get("required", []), scope.below("required"))
         others = schema.get("additionalProperties")
         if unknown := [name for name in required if name not in properties]:
-            raise AutomatonError(f"{path} requires {unknown[0]!r}, which is not among its properties: add it")
+            raise scope.error(f" requires {unknown[0]!r}, which is not among its properties: add it")
         if isinstance(others, Mapping) and not properties:
-            pair = f'"{CHARACTER}*": ?{self.pattern(others, f"{path}/additionalProperties", open_refs)}'
-            max_count = _span(schema, "minProperties", "maxProperties", path)[1]
-            return rf"\{{{comma_list(pair, max_count)}\}}"
+            return self._map(schema, others, scope)
         if isinstance(others, Mapping) or "maxProperties" in schema:
-            raise AutomatonError(f"{path}: additionalProperties with a schema and maxProperties go without properties")
+            raise scope.error(": additionalProperties with a schema and maxProperties go without properties")
         if not properties and others is not False:
-            raise AutomatonError(f"{path} does not say what its properties are: add properties, or a schema for them all")
-        pairs = [
-            (f"{literal(str(name), path)}: ?{self.pattern(part, f'{path}/properties/{name}', open_refs)}", name in required)
-            for name, part in properties.items()
-        ]
-        after = [f", ?{pair}" if must else f"(?:, ?{pair})?" for pair, must in pairs]
-        if required:
-            anchor = next(number for number, (_, must) in enumerate(pairs) if must)
-            before = "".join(f"(?:{pair}, ?)?" for pair, _ in pairs[:anchor])
-            return rf"\{{{before}{pairs[anchor][0]}{''.join(after[anchor + 1 :])}\}}"
-        starts = [pair + "".join(after[number + 1 :]) for number, (pair, _) in enumerate(pairs)]
-        return rf"\{{{f'{any_of(starts)}?' if starts else ''}\}}"
+            raise scope.error(" does not say what its properties are: add properties, or a schema for them all")
+        network, must = self._network(scope), set(required)
+        # Before the name of one of the properties from `number` on; the way past those that may be left out needs no byte.
+        keys = [network.node() for _ in range(len(properties) + 1)]
+        may_end = True
+        for number, (name, part) in reversed(list(enumerate(properties.items()))):
+            place = scope.below("properties", name)
+            colon, value, done = network.node(), network.node(), network.node()
+            add_value(network, keys[number], str(name), colon, place)
+            add_texts(network, colon, COLON, value)
+            network.add(value, self.language(part, place), done)
+            add_texts(network, done, COMMA, keys[number + 1])
+            if may_end:
+                network.add_text(done, b"}", END)
+            if name in must:
+                may_end = False
+            else:
+                network.skip(keys[number], keys[number + 1])
+        network.add_text(START, b"{", keys[0])
+        if may_end:
+            network.add_text(START, b"{}", END)
+        return network.language()
+
+    def _map(self, schema: Schema, others: Schema, scope: Scope) -> ByteDFA:
+        """Objects with any names and values of one schema."""
+        names, values = self._pattern(f'"{CHARACTER}*"', scope), self.language(others, scope.below("additionalProperties"))
+        network = self._network(scope)
+
+        def add(number: int, node: int, to: int) -> None:
+            colon, value = network.node(), network.node()
+            network.add(node, names, colon)
+            add_texts(network, colon, COLON, value)
+            network.add(value, values, to)
+
+        add_list(network, b"{}", add, 0, span(schema, "minProperties", "maxProperties", scope)[1], 1)
+        return network.language()
 
 
-def _integer(schema: Schema, path: str, open_refs: tuple[str, ...]) -> str:
-    least, most = _bounds(schema, path)
-    low = None if least is None else math.floor(least.value) + 1 if least.strict else math.ceil(least.value)
-    high = None if most is None else math.ceil(most.value) - 1 if most.strict else math.floor(most.value)
-    if low is not None and high is not None and low > high:
-        raise AutomatonError(f"{path} allows no integer: its bounds leave {low} to {high}")
-    return integers(low, high)
-
-
-def _number(schema: Schema, path: str, open_refs: tuple[str, ...]) -> str:
-    low, high = _bounds(schema, path)
-    if low is None and high is None:
-        return NUMBER
-    if low is not None and high is not None and low.value > high.value:
-        raise AutomatonError(f"{path} allows no number: its bounds leave {low.value} to {high.value}")
-    if not (found := decimals(low, high)):
-        raise AutomatonError(f"{path} allows no number: exclusive bounds leave nothing")
-    return found
-
-
-def _bounds(schema: Schema, path: str) -> tuple[Bound | None, Bound | None]:
-    """The tightest lower and upper bounds."""
-    found: dict[str, list[Bound]] = {"minimum": [], "maximum": []}
-    for name in _BOUNDS & set(schema):
-        value = schema[name]
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not _is_bound(value):
-            raise AutomatonError(f"{path}/{name} is {short_repr(value)}: expected a number between -1.7e308 and 1.7e308")
-        strict = name.startswith("exclusive")
-        found[name.removeprefix("exclusive").lower()].append(Bound(value=Decimal(repr(value)), strict=strict))
-    low = max(found["minimum"], key=lambda bound: (bound.value, bound.strict), default=None)
-    high = min(found["maximum"], key=lambda bound: (bound.value, not bound.strict), default=None)
-    return low, high
-
-
-def _is_bound(value: float) -> bool:
-    """Whether a number is finite as a float64, which Python's integers need not be."""
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False
-
-
-def _span(schema: Schema, minimum: str, maximum: str, path: str) -> tuple[int, int | None]:
-    """The bounds of a length, checked."""
-    for name in (minimum, maximum):
-        value = schema.get(name, 0)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise AutomatonError(f"{path}/{name} is {value!r}: expected a whole number, 0 or more")
-    low, high = schema.get(minimum, 0), schema.get(maximum)
-    if high is not None and low > high:
-        raise AutomatonError(f"{path} has {minimum} {low} above {maximum} {high}")
-    return low, high
-
-
-def _types(schema: Schema, path: str) -> list[str]:
-    value = schema.get("type", [])
-    types = [value] if isinstance(value, str) else value
-    known = isinstance(types, list) and all(isinstance(name, str) and name in _KEYWORDS for name in types)
-    if not known or len(set(types)) < len(types):
-        raise AutomatonError(f"{path}/type is {value!r}: expected one or several of {', '.join(_KEYWORDS)}")
-    return types
-
-
-def _type_of(value: Any) -> str:
-    if isinstance(value, bool) or value is None:
-        return "null" if value is None else "boolean"
-    names = ((int, "integer"), (float, "number"), (str, "string"), (list, "array"))
-    return next((name for kind, name in names if isinstance(value, kind)), "object")
-
-
-def _only(keywords: set[str], known: set[str], path: str, when: str) -> None:
-    if unknown := sorted(keywords - known):
-        raise AutomatonError(f"{path} has {', '.join(unknown)} {when}, which is not supported: expected {sorted(known)}")
-
-
-def _mapping(value: Any, path: str) -> Schema:
-    if not isinstance(value, Mapping):
-        raise AutomatonError(f"{path} is {value!r}: expected a schema object (true and false are not supported)")
-    return value
-
-
-def _list(value: Any, path: str) -> list[Any]:
-    if not isinstance(value, list) or not value:
-        raise AutomatonError(f"{path} is {value!r}: expected a list that is not empty")
-    return value
-
-
-def _names(value: Any, path: str) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise AutomatonError(f"{path} is {value!r}: expected a list of property names")
-    return value
+def _ends_with_dollar(pattern: str) -> bool:
+    """Whether it ends with a `$` that no backslash makes a sign."""
+    before = pattern[:-1]
+    return len(pattern) > 1 and pattern.endswith("$") and (len(before) - len(before.rstrip("\\"))) % 2 == 0

@@ -1,16 +1,8 @@
-"""Patterns for parts of JSON: numbers between bounds, dates and times, values, lists.
+"""Patterns for parts of JSON: characters of strings, formats, numbers between bounds. Strings have no `\\u` escapes."""
 
-A space may follow each comma and colon; strings are written without `\\u` escapes.
-"""
-
-import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
-
-from leafbeam.errors import AutomatonError
 
 CHARACTER = r'(?:[^"\\\x00-\x1f\x7f-\x9f]|\\["\\/bfnrt])'
 NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
@@ -21,9 +13,12 @@ _DATE = (
 )
 _HOUR = "(?:[01][0-9]|2[0-3])"
 _TIME = rf"{_HOUR}:[0-5][0-9]:[0-5][0-9](?:\.[0-9]{{1,6}})?(?:Z|[+-]{_HOUR}:[0-5][0-9])"
-# Names of at most 248 characters, of the 253 that a domain name may have; the last part is no number.
-_LABEL = "[A-Za-z0-9](?:[A-Za-z0-9-]{0,28}[A-Za-z0-9])?"
-_HOST = rf"(?:{_LABEL}\.){{0,7}}[A-Za-z](?:[A-Za-z0-9-]{{0,28}}[A-Za-z0-9])"
+# Names of at most 247 characters, of the 253 that a domain name may have; the last part is not a number. No part has two
+# hyphens as its characters 3 and 4, which are for names of other alphabets in Punycode (RFC 5891, 4.2.3.1).
+_ALNUM, _INNER = "[A-Za-z0-9]", "[A-Za-z0-9-]"
+_FROM_4 = f"(?:{_ALNUM}{_INNER}|-{_ALNUM}){_INNER}{{0,25}}{_ALNUM}"
+_LATER = f"(?:{_INNER}?{_ALNUM}|{_INNER}(?:{_INNER}{_ALNUM}|{_FROM_4}))"
+_HOST = rf"(?:{_ALNUM}{_LATER}?\.){{0,7}}[A-Za-z]{_LATER}"
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _ATOM = "[A-Za-z0-9_+-]{1,20}"
 _PATH = "[A-Za-z0-9._~!$&()*+,;=:@-]"
@@ -42,33 +37,6 @@ FORMATS = {
 def any_of(patterns: Sequence[str]) -> str:
     """An alternation."""
     return f"(?:{'|'.join(patterns)})"
-
-
-def repeat(low: int, high: int | None) -> str:
-    """The suffix of a repetition; None is no bound."""
-    return f"{{{low},{'' if high is None else high}}}"
-
-
-def comma_list(pattern: str, max_count: int | None) -> str:
-    """At most `max_count` items with commas between them."""
-    if max_count == 0:
-        return ""
-    return f"(?:{pattern}(?:, ?{pattern}){repeat(0, None if max_count is None else max_count - 1)})?"
-
-
-def literal(value: Any, path: str) -> str:
-    """A pattern for one JSON value."""
-    if isinstance(value, Mapping):
-        pairs = [f"{literal(str(name), path)}: ?{literal(part, path)}" for name, part in value.items()]
-        return rf"\{{{', ?'.join(pairs)}\}}"
-    if isinstance(value, list):
-        return rf"\[{', ?'.join(literal(part, path) for part in value)}\]"
-    try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-        text.encode()
-    except (TypeError, ValueError) as error:
-        raise AutomatonError(f"{path}: the value {value!r} has no JSON text: {error}") from error
-    return re.escape(text)
 
 
 def integers(low: int | None, high: int | None) -> str:

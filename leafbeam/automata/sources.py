@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from leafbeam.automata.arrays import AutomatonArrays, AutomatonLimits, TransitionTable
 from leafbeam.automata.byte_dfa import ByteDFA, indptr_of, prefix_tree
 from leafbeam.automata.compose import compose
-from leafbeam.automata.json_schema import schema_pattern
+from leafbeam.automata.json_schema import schema_language
 from leafbeam.automata.minimize import Edges, minimize
 from leafbeam.automata.regex import compile_pattern
 from leafbeam.automata.token_trie import TokenTrie
@@ -25,11 +25,6 @@ from leafbeam.jit import njit
 
 def from_pattern(pattern: str, tokens: TokenTrie, limits: AutomatonLimits) -> AutomatonArrays:
     return compose(compile_pattern(pattern, limits.max_states), tokens, limits, "the pattern")
-
-
-def schema_language(schema: Mapping[str, Any] | str, max_states: int) -> ByteDFA:
-    """The texts of a JSON Schema's instances."""
-    return compile_pattern(schema_pattern(schema, max_states), max_states)
 
 
 def from_schema(schema: Mapping[str, Any] | str, tokens: TokenTrie, limits: AutomatonLimits) -> AutomatonArrays:

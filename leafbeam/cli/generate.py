@@ -32,7 +32,14 @@ def generate(
     choice: Annotated[list[str] | None, option("--choice", "One of these texts; repeatable.", CONSTRAINT)] = None,
     template: Annotated[Path | None, option("--template", "A file with a JSON list of parts.", CONSTRAINT)] = None,
     rows: Annotated[Path | None, option("--rows", "JSON lines of prompts with constraints of their own.", CONSTRAINT)] = None,
-    max_tokens: Annotated[int, option("--max-tokens", "Of a text, its end included.")] = 256,
+    max_tokens: Annotated[
+        int | None,
+        option(
+            "--max-tokens",
+            "The most tokens of a text, its end included.",
+            default="256, or what the model has positions for",
+        ),
+    ] = None,
     num_beams: Annotated[int, option("--beams", "Beams of an exact search; 1 is greedy.")] = 1,
     num_texts: Annotated[int, option("--texts", "Texts for each prompt: of the beams, or drawn.")] = 1,
     scoring: ScoringOption = "allowed",
@@ -83,10 +90,13 @@ def generate(
     sampling = None if temperature is None else Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
     generator = TextGenerator.load(model)
     automata = _compiled(constraints, generator)
+    token_rows = [generator.tokens_of(prompt) for prompt in prompts]
+    if max_tokens is None and token_rows:
+        max_tokens = generator.default_max_tokens(token_rows)
     cut = 0
     if stream:
         written = generator.stream(
-            prompts[0], automata[0], max_tokens=max_tokens, sampling=sampling, seed=seed, retokenize=retokenize
+            token_rows[0], automata[0], max_tokens=max_tokens, sampling=sampling, seed=seed, retokenize=retokenize
         )
         for piece in written:
             print(piece, end="", flush=True)
@@ -95,7 +105,7 @@ def generate(
     else:
         with _enough_memory(count):
             result = generator.generate(
-                prompts,
+                token_rows,
                 automata,
                 max_tokens=max_tokens,
                 num_beams=num_beams,
@@ -111,9 +121,9 @@ def generate(
                 cut += not text.finished
                 print(json.dumps({"prompt": number, **asdict(text), **calls}, ensure_ascii=False) if as_json else text.text)
     if cut:
-        stderr().print(
-            f"{cut} {'text was' if cut == 1 else 'texts were'} cut off after {max_tokens} tokens: raise --max-tokens"
-        )
+        more = max_tokens is not None and generator.has_positions_for(token_rows, max_tokens + 1)
+        advice = "raise --max-tokens" if more else "the model has no more positions, shorten the prompt"
+        stderr().print(f"{cut} {'text was' if cut == 1 else 'texts were'} cut off after {max_tokens} tokens: {advice}")
         raise typer.Exit(1)
 
 

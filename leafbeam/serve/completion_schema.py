@@ -50,7 +50,9 @@ class TextOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """What `/v1/completions` and `/v1/chat/completions` share for a language model."""
 
     model: str
-    max_tokens: Annotated[Int64 | None, Meta(description="Tokens of a text, its end included. Default 256.")] = None
+    max_tokens: Annotated[
+        Int64 | None, Meta(description="Tokens of a text, its end included. Default 256, or what the model has positions for.")
+    ] = None
     temperature: Annotated[float | None, Meta(description="Default 1; 0 is greedy.")] = None
     top_p: Annotated[float | None, Meta(description="Draw among the likeliest tokens with this mass.")] = None
     top_k: Annotated[Int64 | None, Meta(description="Draw among so many tokens.")] = None
@@ -115,6 +117,12 @@ class TextOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         if self.beam_width is not None or self.temperature == 0:
             return None
         return Sampling(temperature=1.0 if self.temperature is None else self.temperature, top_k=self.top_k, top_p=self.top_p)
+
+    @property
+    def constraint_field(self) -> str | None:
+        """The place of the constraint in the body, None without one."""
+        names = (name for name in ("guided_regex", "guided_choice", "guided_template") if getattr(self, name) is not None)
+        return next(names, None if self.response_format is None else "response_format.json_schema.schema")
 
     @property
     def constraint(self) -> str:

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from leafbeam.automata import Automaton
 from leafbeam.engine import Engine, Result
 from leafbeam.engine.request import short_repr
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import ArgumentError, AutomatonError
 from leafbeam.serve import exchange
 from leafbeam.serve.body import Bounds, decode_body, read_body
 from leafbeam.serve.completion_schema import (
@@ -40,11 +40,10 @@ from leafbeam.serve.items import result_for
 from leafbeam.serve.metrics import CLIENT_CLOSED_REQUEST, Metrics, num_tokens
 from leafbeam.serve.schema import ModelEntry, ModelsAnswer
 from leafbeam.serve.text_events import EventStream, TextEvents
-from leafbeam.text import Generation, TextRequest, TextService
+from leafbeam.text import Generation, TextGenerator, TextRequest, TextService
 from leafbeam.text.worker import Texts
 
 ITEMS = "items"
-DEFAULT_MAX_TOKENS = 256
 _MODEL = msgspec.json.Decoder(ModelName)
 _COMPLETION = msgspec.json.Decoder(CompletionBody)
 _CHAT = msgspec.json.Decoder(ChatBody)
@@ -139,10 +138,10 @@ class CompletionRoutes:
         gone = asyncio.ensure_future(exchange.disconnected(http))
         try:
             worker.check_admission()
-            automaton = await result_of(text.compile(plan.options.constraint), gone, worker.settings.timeout_s)
+            automaton = await self._compiled(text, plan.options, gone)
             with text.preparing():
                 prompts = [await result_of(tokens, gone, worker.settings.timeout_s) for tokens in tokenize()]
-            requests = plan.requests(prompts, automaton)
+            requests = plan.requests(prompts, automaton, text.generator)
             if plan.options.stream:
                 events = TextEvents(asyncio.get_running_loop())
                 events.follow(worker.submit(requests, deadline=deadline, on_pieces=events.put))
@@ -155,6 +154,16 @@ class CompletionRoutes:
             gone.cancel()
         self._metrics.observe_texts(texts)
         return json_response(_Answer(plan, sum(map(len, prompts))).whole(texts))
+
+    async def _compiled(self, text: TextService, options: TextOptions, gone: "asyncio.Future[None]") -> Automaton:
+        """The automaton of a body's constraint. An AutomatonError has the place in the body as its pointer."""
+        try:
+            return await result_of(text.compile(options.constraint), gone, text.worker.settings.timeout_s)
+        except AutomatonError as error:
+            if (field := options.constraint_field) is None:
+                raise
+            inside = error.pointer if field.startswith("response_format") and error.pointer is not None else ""
+            raise AutomatonError(str(error), pointer=f"{field}{inside}") from error
 
     async def _chunks(self, answer: "_Answer", events: TextEvents) -> AsyncGenerator[Any]:
         """What a stream sends: a chunk for each piece, and one with the reason of each text's end."""
@@ -181,14 +190,15 @@ class _Plan:
     max_tokens: int | None
     is_chat: bool
 
-    def requests(self, prompts: Sequence[tuple[int, ...]], automaton: Automaton) -> list[TextRequest]:
+    def requests(self, prompts: Sequence[tuple[int, ...]], automaton: Automaton, generator: TextGenerator) -> list[TextRequest]:
         """Raises ArgumentError."""
         options, seed = self.options, self.options.seed
+        max_tokens = generator.default_max_tokens(prompts) if self.max_tokens is None else self.max_tokens
         return [
             TextRequest(
                 prompt=prompt,
                 automaton=automaton,
-                max_tokens=DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens,
+                max_tokens=max_tokens,
                 num_texts=options.num_texts if options.beam_width is None else options.beam_width,
                 sampling=options.sampling,
                 seed=secrets.randbits(63) if seed is None else seed,

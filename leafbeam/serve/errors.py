@@ -119,10 +119,11 @@ def openai_error(error: Exception) -> tuple[int, OpenAIError]:
     kinds = {HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error"}
     name = "RequestError" if isinstance(error, BodyError) else type(error).__name__
     message = str(error) if isinstance(error, LeafbeamError) else "the server failed; its log says why"
+    param = error.param if isinstance(error, BodyError) else error.pointer if isinstance(error, AutomatonError) else None
     detail = OpenAIErrorDetail(
         message=encodable(message),
         type=kinds.get(status) or ("server_error" if status >= 500 else "invalid_request_error"),
-        param=error.param if isinstance(error, BodyError) else None,
+        param=None if param is None else encodable(param),
         code=error.reason if isinstance(error, RequestError) and status != HTTPStatus.BAD_REQUEST else name,
     )
     return status, OpenAIError(detail)

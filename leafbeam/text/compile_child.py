@@ -40,6 +40,8 @@ def main() -> None:
             limits = {"max_states": options["max_states"], "max_bytes": options["max_automaton_bytes"]}
             compiled(constraint, tokens, **limits).save(request["path"])
             found: dict[str, Any] = {}
+        except AutomatonError as error:
+            found = {"error": str(error), "pointer": error.pointer}
         except LeafbeamError as error:
             found = {"error": str(error)}
         except (MemoryError, RecursionError) as error:

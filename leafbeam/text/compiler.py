@@ -55,7 +55,7 @@ class ConstraintCompiler:
         self._tokens, self._lock = tokens, threading.Lock()
         self._child: subprocess.Popen[str] | None = None
         self._directory = _new_directory()
-        self._cache: OrderedDict[str, Automaton | str] = OrderedDict()  # by constraint; or the message of its error
+        self._cache: OrderedDict[str, Automaton | AutomatonError] = OrderedDict()  # by constraint; or why there is none
         self._cached_bytes = 0
         self._is_closed = False
 
@@ -85,8 +85,8 @@ class ConstraintCompiler:
         if found is not None:
             with suppress(KeyError):  # forgotten in between, in another thread
                 self._cache.move_to_end(constraint)
-        if isinstance(found, str):
-            raise AutomatonError(found)
+        if isinstance(found, AutomatonError):
+            raise AutomatonError(str(found), pointer=found.pointer)
         return found
 
     def compile(self, constraint: str) -> Automaton:
@@ -101,7 +101,7 @@ class ConstraintCompiler:
             try:
                 found = self._compile(constraint)
             except AutomatonError as error:
-                self._keep(constraint, str(error))
+                self._keep(constraint, AutomatonError(str(error), pointer=error.pointer))
                 raise
             self._keep(constraint, found)
             return found
@@ -130,7 +130,7 @@ class ConstraintCompiler:
         if "failure" in answer:
             raise UnavailableError(f"the automaton cannot be written ({answer['failure']}): try again", reason="compiler")
         if "error" in answer:
-            raise AutomatonError(answer["error"])
+            raise AutomatonError(answer["error"], pointer=answer.get("pointer"))
         try:
             return Automaton.load(path)
         finally:
@@ -200,7 +200,7 @@ class ConstraintCompiler:
         with suppress(BrokenPipeError), child:
             pass
 
-    def _keep(self, constraint: str, found: Automaton | str) -> None:
+    def _keep(self, constraint: str, found: Automaton | AutomatonError) -> None:
         self._cache[constraint] = found
         self._cached_bytes += _nbytes(constraint, found)
         while self._cached_bytes > self.limits.cache_mb << 20:
@@ -211,9 +211,10 @@ def _new_directory() -> "tempfile.TemporaryDirectory[str]":
     return tempfile.TemporaryDirectory(prefix="leafbeam-", ignore_cleanup_errors=True)
 
 
-def _nbytes(constraint: str, found: Automaton | str) -> int:
+def _nbytes(constraint: str, found: Automaton | AutomatonError) -> int:
     """What a cached constraint takes: a client may send any number of short ones."""
-    return sys.getsizeof(constraint) + (sys.getsizeof(found) if isinstance(found, str) else found.nbytes) + _ENTRY_BYTES
+    size = found.nbytes if isinstance(found, Automaton) else sys.getsizeof(str(found))
+    return sys.getsizeof(constraint) + size + _ENTRY_BYTES
 
 
 @contextmanager

@@ -7,9 +7,10 @@ from typing import Any, Unpack
 from leafbeam.automata import Automaton, TokenTrie
 from leafbeam.automata.arrays import AutomatonLimits, Limits, SizeLimits
 from leafbeam.automata.byte_dfa import ByteDFA
+from leafbeam.automata.json_schema import schema_language
 from leafbeam.automata.languages import concatenate, free_text
 from leafbeam.automata.regex import compile_pattern
-from leafbeam.automata.sources import choice_bytes, schema_language
+from leafbeam.automata.sources import choice_bytes
 from leafbeam.errors import AutomatonError
 from leafbeam.text.items import Items
 

@@ -17,7 +17,7 @@ from leafbeam.model import TextTokens, Transformer
 from leafbeam.model.weights import read_hf
 from leafbeam.ops.head import HeadCosts
 from leafbeam.text.constraints import TextConstraint, compiled
-from leafbeam.text.request import Generation, GenerationResult, TextRequest, can_run_together
+from leafbeam.text.request import DEFAULT_MAX_TOKENS, Generation, GenerationResult, TextRequest, can_run_together
 from leafbeam.text.run import TextBatch, TextRun
 from leafbeam.text.stepwise_run import StepwiseRun
 from leafbeam.text.tokenizer import TextTokenizer
@@ -28,7 +28,7 @@ Prompt = str | Sequence[int]
 class GenerateOptions(TypedDict, total=False):
     """How texts are searched for or drawn, as keyword arguments; see `TextGenerator.generate`."""
 
-    max_tokens: int
+    max_tokens: int | None
     num_beams: int
     scoring: Literal["full", "allowed"]
     sampling: Sampling | None
@@ -118,7 +118,7 @@ class TextGenerator:
         prompts: Sequence[Prompt],
         constraint: TextConstraint | Sequence[TextConstraint],
         *,
-        max_tokens: int = 256,
+        max_tokens: int | None = None,
         num_beams: int = 1,
         scoring: Literal["full", "allowed"] = "allowed",
         sampling: Sampling | None = None,
@@ -130,8 +130,9 @@ class TextGenerator:
         """The most likely texts after each prompt that an exact search of `num_beams` beams finds; one beam is greedy.
 
         prompts: texts, or lists of tokens. constraint: one for all prompts, or one for each. max_tokens: of a text, the end
-        token included. scoring: log-softmax over the legal tokens, or over all of them ("full"), which multiplies the whole
-        head; with one beam both choose alike. stop: a text also ends before the first of these, with one beam or `sampling`.
+        token included; None is `default_max_tokens`. scoring: log-softmax over the legal tokens, or over all of them ("full"),
+        which multiplies the whole head; with one beam both choose alike. stop: a text also ends before the first of these, with
+        one beam or `sampling`.
 
         sampling: draw `num_samples` texts for each prompt instead, independent of each other. seed: one for all prompts, or one
         for each: what is drawn for a prompt depends on its seed alone, not on the other prompts.
@@ -156,12 +157,13 @@ class TextGenerator:
                 f"{len(constraints)} constraints and {len(seeds)} seeds for {len(prompts)} prompts: expected one for each"
             )
         automata = {id(one): self.compile(one) for one in constraints}
+        token_rows = [self.tokens_of(prompt) for prompt in prompts]
         run = self.start(
             [
                 TextRequest(
-                    prompt=self.tokens_of(prompt),
+                    prompt=tokens,
                     automaton=automata[id(one)],
-                    max_tokens=max_tokens,
+                    max_tokens=self.default_max_tokens(token_rows) if max_tokens is None else max_tokens,
                     num_texts=num_beams if sampling is None else num_samples,
                     scoring=scoring,
                     sampling=sampling,
@@ -169,7 +171,7 @@ class TextGenerator:
                     stop=tuple(stop),
                     retokenize=retokenize,
                 )
-                for prompt, one, drawn_with in zip(prompts, constraints, seeds, strict=True)
+                for tokens, one, drawn_with in zip(token_rows, constraints, seeds, strict=True)
             ]
         )
         while run.advance():
@@ -181,7 +183,7 @@ class TextGenerator:
         prompt: Prompt,
         constraint: TextConstraint,
         *,
-        max_tokens: int = 256,
+        max_tokens: int | None = None,
         sampling: Sampling | None = None,
         seed: int = 0,
         stop: Sequence[str] = (),
@@ -194,10 +196,11 @@ class TextGenerator:
         >>> stream.generation.finished                                                    # doctest: +SKIP
         True
         """
+        tokens = self.tokens_of(prompt)
         request = TextRequest(
-            prompt=self.tokens_of(prompt),
+            prompt=tokens,
             automaton=self.compile(constraint),
-            max_tokens=max_tokens,
+            max_tokens=self.default_max_tokens([tokens]) if max_tokens is None else max_tokens,
             sampling=sampling,
             seed=seed,
             stop=tuple(stop),
@@ -209,20 +212,32 @@ class TextGenerator:
         """The tokens of a prompt."""
         return tuple(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
 
+    def default_max_tokens(self, prompts: Sequence[Sequence[int]]) -> int:
+        """The tokens that texts after these prompts may have where nobody says: 256, or what the model has positions for.
+
+        Raises ArgumentError for a prompt that leaves no position.
+        """
+        self._check_positions(prompts, 1)
+        return min(DEFAULT_MAX_TOKENS, self.model.config.max_position_embeddings - max(map(len, prompts)) + 1)
+
     def check(self, request: TextRequest) -> None:
         """Raise the ArgumentError of `start` for this request, before it."""
         if not 0 <= min(request.prompt) <= max(request.prompt) < self.num_tokens:
             raise ArgumentError(f"a prompt has a token outside the model's 0 to {self.num_tokens - 1:,}")
-        self._check_positions(len(request.prompt), request.max_tokens)
+        self._check_positions([request.prompt], request.max_tokens)
         self._check_spelling(request)
 
     def _check_spelling(self, request: TextRequest) -> None:
         if request.retokenize and self.tokenizer.spell(b"a") is None:
             raise ArgumentError("the tokenizer adds a space or other text to what it reads: leave out retokenize")
 
-    def _check_positions(self, longest: int, max_tokens: int) -> None:
-        positions = self.model.config.max_position_embeddings
-        if longest + max_tokens - 1 > positions:
+    def has_positions_for(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> bool:
+        """Return whether the model can read the longest of these prompts with a text of so many tokens."""
+        return max(map(len, prompts)) + max_tokens - 1 <= self.model.config.max_position_embeddings
+
+    def _check_positions(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> None:
+        if not self.has_positions_for(prompts, max_tokens):
+            longest, positions = max(map(len, prompts)), self.model.config.max_position_embeddings
             raise ArgumentError(
                 f"a prompt of {longest:,} tokens and max_tokens={max_tokens:,} exceed the model's {positions:,} positions: "
                 "shorten the prompt, or lower max_tokens"
@@ -237,7 +252,7 @@ class TextGenerator:
         first, max_tokens = requests[0], max(request.max_tokens for request in requests)
         rows = [request.prompt for request in requests]
         longest = max(map(len, rows))
-        self._check_positions(longest, max_tokens)
+        self._check_positions(rows, max_tokens)
         for request in requests:
             self._check_spelling(request)
         search, head = self._search(requests, max_tokens), self.model.head_weight.detach().numpy()

@@ -8,6 +8,7 @@ from leafbeam.automata import Automaton
 from leafbeam.decode import Sampling
 from leafbeam.errors import ArgumentError
 
+DEFAULT_MAX_TOKENS = 256
 _MAX_STOP_BYTES = 1_000
 
 
@@ -47,7 +48,7 @@ class TextRequest:
 
     prompt: tuple[int, ...]
     automaton: Automaton
-    max_tokens: int = 256
+    max_tokens: int = DEFAULT_MAX_TOKENS
     num_texts: int = 1
     scoring: Literal["full", "allowed"] = "allowed"
     sampling: Sampling | None = None

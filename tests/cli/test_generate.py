@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,21 @@ def test_a_text_that_is_cut_off_is_named_and_the_exit_code_says_so(model_dir: Pa
     assert result.exit_code == 1
     assert "1 text was cut off after 3 tokens" in result.stderr
     assert result.stdout.strip().isalpha()
+
+
+@pytest.mark.parametrize("num_positions", [64, 256])
+def test_the_default_of_max_tokens_fits_the_model(model_dir: Path, tmp_path: Path, num_positions: int) -> None:
+    """T10: and the advice is one that can be followed."""
+    directory = tmp_path / "model"
+    shutil.copytree(model_dir, directory)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "max_position_embeddings": num_positions}))
+    for words in ((), ("--stream",), ("--beams", 2)):
+        result = run("--model", directory, "--prompt", "A ", "--regex", "[ab]{500}", *words)
+        assert result.exit_code == 1
+        assert "the model has no more positions, shorten the prompt" in " ".join(result.output.split())
+    result = run("--model", directory, "--prompt", "A ", "--regex", "[ab]{500}", "--max-tokens", 5)
+    assert "cut off after 5 tokens: raise --max-tokens" in " ".join(result.output.split())
 
 
 def test_a_template_of_parts(model_dir: Path, tmp_path: Path):

@@ -257,6 +257,65 @@ def test_a_wrong_body_gets_400_in_the_shape_of_openai(http: httpx.Client, body: 
     assert len(answer.content) < 2000
 
 
+PLACES: list[tuple[dict[str, Any], str, str]] = [
+    ({"response_format": under({"type": "object", "properties": {"a/b": {"type": "integer", "multipleOf": 2}}})},
+     "response_format.json_schema.schema#/properties/a~1b/multipleOf", "#/properties/a~1b has multipleOf"),
+    ({"response_format": under({"type": "array", "items": {"type": "string", "pattern": "^(?i)a$"}})},
+     "response_format.json_schema.schema#/items/pattern", "#/items/pattern: "),
+    ({"response_format": under({"$ref": "#/$defs/x"})}, "response_format.json_schema.schema#/$ref", "points to nothing"),
+    ({"response_format": under(7)}, "response_format.json_schema.schema#", "expected a schema object"),
+    ({"guided_regex": "(a"}, "guided_regex", "brackets"),
+    ({"guided_choice": []}, "guided_choice", "at least one text"),
+    ({"guided_template": [{"json_schema": {"type": "thing"}}]}, "guided_template", "#/type"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "param", "says"), PLACES, ids=[param for _, param, _ in PLACES])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_an_error_of_a_constraint_names_its_place(
+    http: httpx.Client, path: str, fields: dict[str, Any], param: str, says: str
+) -> None:
+    """T11: as a field of the body and an escaped JSON pointer; the second time from the cache of refused constraints."""
+    prompt = {"prompt": "A"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "A"}]}
+    for _ in range(2):
+        answer = http.post(path, json={"model": MODEL, **prompt, **fields})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["param"]) == (400, "AutomatonError", param)
+        assert says in error["message"]
+
+
+def test_states_63_of_64_over_http(http: httpx.Client) -> None:
+    """T1: a text that may end in the last state of a word."""
+    for fields in ({"guided_regex": "a{0,63}"}, {"guided_choice": ["a" * 63]}, {"guided_regex": "a{127}"}):
+        answer = http.post("/v1/completions", json={**BASE, **fields, "temperature": 0})
+        assert answer.status_code == 200, answer.text
+        assert set(answer.json()["choices"][0]["text"]) <= {"a"}
+
+
+@pytest.mark.parametrize("num_fields", [55, 224])
+def test_objects_of_many_optional_fields_over_http(http: httpx.Client, num_fields: int) -> None:
+    """T9: within the server's bounds of time, memory and states."""
+    kinds: list[Any] = [{"type": ["string", "null"], "maxLength": 3}, {"anyOf": [{"type": "number"}, {"type": "null"}]}]
+    schema = {"type": "object", "properties": {f"field_{n}": kinds[n % 2] for n in range(num_fields)}}
+    body = {**BASE, "response_format": under(schema), "seed": 1, "max_tokens": 300}
+    answer = http.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    (choice,) = answer.json()["choices"]
+    if choice["finish_reason"] == "stop":
+        jsonschema.validate(json.loads(choice["text"]), schema)
+
+
+def test_the_default_of_max_tokens_fits_the_model(http: httpx.Client) -> None:
+    """T10: what the model has positions for behind a long prompt, also of several prompts."""
+    for prompt in ("A" * 400, ["A" * 400, "A"], [[60] * 512, [60]]):
+        answer = http.post("/v1/completions", json={"model": MODEL, "prompt": prompt, "temperature": 0})
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["usage"]["completion_tokens"] >= 1
+    answer = http.post("/v1/completions", json={"model": MODEL, "prompt": [[60] * 513]})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "ArgumentError")
+    assert "positions" in answer.json()["error"]["message"]
+
+
 RAW = [b"", b"{", b"[]", b"null", b'{"model": "\xff"}', b'{"model": "\\ud800"}', b'{"a":' * 50_000, b"[" * 500_000]
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -224,3 +225,25 @@ def test_one_call_gives_the_texts_of_a_generator(generator: TextGenerator, model
         leafbeam.generate(torch.nn.Linear(1, 1), None, constraint, PROMPTS)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ArgumentError, match="NoneType"):
         leafbeam.generate(generator.model, None, constraint, PROMPTS)
+
+
+@pytest.mark.parametrize("num_positions", [40, 256, 300, 1024])
+def test_the_default_of_max_tokens_fits_the_model(model_dir: Path, tmp_path: Path, num_positions: int) -> None:
+    """T10: 256, or as many as the model has positions for behind the longest prompt."""
+    directory = tmp_path / "model"
+    shutil.copytree(model_dir, directory)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "max_position_embeddings": num_positions}))
+    generator = TextGenerator.load(directory)
+    letters, prompts = Regex(pattern="[a-z]*[0-9]{400}"), [(60,) * 30, (60,)]
+    expected = min(256, num_positions - 30 + 1)
+    for options in ({}, {"num_beams": 2}, {"sampling": Sampling()}, {"scoring": "full"}):
+        result = generator.generate(prompts, letters, **options)
+        assert {len(texts[0].tokens) for texts in result.texts} == {expected}
+    stream = generator.stream(prompts[1], letters)
+    assert "".join(stream)
+    assert len(stream.generation.tokens) == min(256, num_positions)
+    with pytest.raises(ArgumentError, match="exceed the model's"):
+        generator.generate(prompts, letters, max_tokens=num_positions + 1)
+    with pytest.raises(ArgumentError, match="exceed the model's"):
+        generator.generate([(60,) * (num_positions + 1)], letters)

@@ -1,0 +1,96 @@
+"""The place of a part of a JSON Schema, and checks of what stands there that name it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from leafbeam.automata.json_references import below
+from leafbeam.errors import AutomatonError, short_repr
+
+BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
+KEYWORDS = {
+    "string": {"minLength", "maxLength", "pattern", "format"},
+    "integer": BOUNDS,
+    "number": BOUNDS,
+    "boolean": set[str](),
+    "null": set[str](),
+    "array": {"items", "prefixItems", "minItems", "maxItems"},
+    "object": {"properties", "required", "additionalProperties", "maxProperties"},
+}
+
+Schema = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scope:
+    """The place of a schema. path: its JSON pointer. base: of its references. open_refs: the schemas that led to it by one."""
+
+    path: str = "#"
+    base: str = ""
+    open_refs: tuple[int, ...] = ()
+
+    def below(self, *names: object) -> "Scope":
+        return Scope(path=below(self.path, *names), base=self.base, open_refs=self.open_refs)
+
+    def error(self, message: str, *names: object) -> AutomatonError:
+        """An error of a part of the schema; its pointer comes before the message."""
+        path = below(self.path, *names)
+        return AutomatonError(f"{path}{message}", pointer=path)
+
+
+def span(schema: Schema, minimum: str, maximum: str, scope: Scope) -> tuple[int, int | None]:
+    """The bounds of a length, checked. As everywhere in JSON Schema, 1.0 is a whole number."""
+    found: dict[str, int] = {}
+    for name in {minimum, maximum} & set(schema):
+        value = schema[name]
+        is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+        if isinstance(value, bool) or not is_whole or value < 0:
+            raise scope.error(f" is {short_repr(value)}: expected a whole number, 0 or more", name)
+        found[name] = int(value)
+    low, high = found.get(minimum, 0), found.get(maximum)
+    if high is not None and low > high:
+        raise scope.error(f" has {minimum} {low} above {maximum} {high}")
+    return low, high
+
+
+def types_of(schema: Schema, scope: Scope) -> list[str]:
+    value = schema.get("type", [])
+    types = [value] if isinstance(value, str) else value
+    known = isinstance(types, list) and all(isinstance(name, str) and name in KEYWORDS for name in types)
+    if not known or len(set(types)) < len(types):
+        raise scope.error(f" is {short_repr(value)}: expected one or several of {', '.join(KEYWORDS)}", "type")
+    return types
+
+
+def type_of(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return "null" if value is None else "boolean"
+    if isinstance(value, float) and value.is_integer():
+        return "integer"
+    names = ((int, "integer"), (float, "number"), (str, "string"), (list, "array"))
+    return next((name for kind, name in names if isinstance(value, kind)), "object")
+
+
+def check_keywords(keywords: set[str], known: set[str], scope: Scope, when: str) -> None:
+    if unknown := sorted(keywords - known):
+        said = f" has {', '.join(unknown)} {when}, which is not supported: expected {sorted(known)}"
+        path = below(scope.path, unknown[0])
+        raise AutomatonError(f"{scope.path}{said}", pointer=path)
+
+
+def mapping_of(value: Any, scope: Scope) -> Schema:
+    if not isinstance(value, Mapping):
+        raise scope.error(f" is {short_repr(value)}: expected a schema object (true and false are not supported)")
+    return value
+
+
+def list_of(value: Any, scope: Scope) -> list[Any]:
+    if not isinstance(value, list) or not value:
+        raise scope.error(f" is {short_repr(value)}: expected a list that is not empty")
+    return value
+
+
+def names_of(value: Any, scope: Scope) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise scope.error(f" is {short_repr(value)}: expected a list of property names")
+    return value

@@ -1,0 +1,69 @@
+"""Parts of JSON between two nodes of a network: values, and lists with commas. One space may follow each comma and colon."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from leafbeam.automata.json_scope import Scope
+from leafbeam.automata.network import END, START, Network
+from leafbeam.errors import short_repr
+
+COMMA, COLON = (b",", b", "), (b":", b": ")
+
+
+def add_list(
+    network: Network, brackets: bytes, add: Callable[[int, int, int], None], low: int, high: int | None, loop: int
+) -> None:
+    """From `low` to `high` parts in brackets, with commas between them.
+
+    add(number, node, to): joins two nodes by part `number` (from 0). high: None is no bound; then part `loop` - 1 and all later
+    ones are alike.
+    """
+    opening, closing = brackets[:1], brackets[1:]
+    if low == 0:
+        network.add_text(START, brackets, END)
+    last = loop if high is None else high
+    before = network.node()
+    network.add_text(START, opening, before)
+    for number in range(last):
+        done = network.node()
+        add(number, before, done)
+        if number + 1 >= low:
+            network.add_text(done, closing, END)
+        if number + 1 == last and high is None:
+            add_texts(network, done, COMMA, before)
+        elif number + 1 < last:
+            before = network.node()
+            add_texts(network, done, COMMA, before)
+
+
+def add_texts(network: Network, node: int, texts: Sequence[bytes], to: int) -> None:
+    for text in texts:
+        network.add_text(node, text, to)
+
+
+def add_value(network: Network, node: int, value: Any, to: int, scope: Scope) -> None:
+    """Join two nodes by the texts of one JSON value."""
+    if isinstance(value, Mapping | list):
+        parts: list[Any] = [pair for item in value.items() for pair in item] if isinstance(value, Mapping) else value
+        if not parts:
+            network.add_text(node, b"{}" if isinstance(value, Mapping) else b"[]", to)
+            return
+        closing, between = (b"}", (COLON, COMMA)) if isinstance(value, Mapping) else (b"]", (COMMA, COMMA))
+        before = network.node()
+        network.add_text(node, b"{" if isinstance(value, Mapping) else b"[", before)
+        for number, part in enumerate(parts):
+            done = network.node()
+            is_name = isinstance(value, Mapping) and number % 2 == 0
+            add_value(network, before, str(part) if is_name else part, done, scope)
+            if number + 1 == len(parts):
+                network.add_text(done, closing, to)
+            else:
+                before = network.node()
+                add_texts(network, done, between[number % 2], before)
+        return
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise scope.error(f": the value {short_repr(value)} has no JSON text: {error}") from error
+    network.add_text(node, text, to)
