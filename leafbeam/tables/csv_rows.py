@@ -90,7 +90,7 @@ def read_csv(
     form = form or CsvFormat()
     names = _check(path, form)
     columns = names if only is None else [name for name in names if name in only]
-    kinds: dict[str, Any] = {name: pa.string() for name in columns if name not in times}
+    kinds: dict[str, Any] = {name: pa.string() for name in ("", *columns) if name not in times}
     kinds |= {name: _IDS for name in columns if name in ids} | (types or {})
     convert = pacsv.ConvertOptions(
         column_types=kinds,
@@ -104,7 +104,7 @@ def read_csv(
     table = pa.table({})
     if columns:
         with _reading(path, form, names):
-            table = pacsv.read_csv(path, convert_options=convert, **_options(form))
+            table = pacsv.read_csv(path, convert_options=convert, **_options(form)).rename_columns(columns)
     for number, name in enumerate(table.column_names):
         if name not in ids and name not in times and name not in (types or {}):
             table = table.set_column(number, name, typed(table[name]))
@@ -121,7 +121,7 @@ def read_cells(path: Path, form: CsvFormat, size: int) -> Generator[tuple[list[d
     """
     names = _check(path, form)
     convert = pacsv.ConvertOptions(
-        column_types={name: pa.string() for name in names},
+        column_types={name: pa.string() for name in ("", *names)},
         strings_can_be_null=True,
         quoted_strings_can_be_null=True,
         null_values=[""],
@@ -135,7 +135,7 @@ def read_cells(path: Path, form: CsvFormat, size: int) -> Generator[tuple[list[d
         if batch is None:
             return
         for first in range(0, len(batch), size):
-            part = batch.slice(first, size).to_pylist()
+            part = batch.slice(first, size).rename_columns(names).to_pylist()
             rows = [{name: cell for name, cell in row.items() if cell is not None} for row in part]
             yield rows, partial(_line_after, partial(line_number, path, form, len(names)), begin)
             begin += len(rows)
@@ -205,14 +205,15 @@ def _line_of_nul(path: Path) -> int:
 
 
 def _names(path: Path, head: bytes, form: CsvFormat) -> list[str]:
-    """Return the cells of the first line that is not empty."""
+    """Return the cells of the first line that is not empty; a column without a name, as pandas writes its index, gets one."""
     decoder = codecs.getincrementaldecoder(form.encoding)("strict")
     text = decoder.decode(head.removeprefix(codecs.BOM_UTF8), final=len(head) < _MAX_HEADER)
     lines = (line for line in io.StringIO(text.removeprefix("\ufeff"), newline=""))
     quoting = csv.QUOTE_MINIMAL if form.quotes else csv.QUOTE_NONE
     try:
         rows = csv.reader(lines, delimiter=form.delimiter, quoting=quoting, strict=True)
-        return next((row for row in rows if row), [])
+        names = next((row for row in rows if row), [])
+        return [name or f"unnamed_{index}" for index, name in enumerate(names)]
     except csv.Error as error:
         raise DataError(
             f"{path}, line 1 does not name columns ({error}): expected names with {form.delimiter!r} between"
@@ -227,6 +228,11 @@ def _check_quotes(path: Path, structure: Structure) -> None:
         raise DataError(f"{begins} and does not close up to the end of the file: close it, or {double}")
     if structure.bad_line:
         raise DataError(f"{begins}, and after it closes in line {structure.bad_line:,} there is other text: {double}")
+    if structure.spaced_line:
+        raise DataError(
+            f"{path}, line {structure.spaced_line:,}: a blank stands before the quotes of a cell, so that they would be a part "
+            "of its text: remove the blanks between the delimiter and the quote"
+        )
     if 2 * structure.swallowed > structure.spanning:
         raise DataError(
             f"{path}, line {structure.swallowed_line:,}: a quote opens a cell that holds whole rows up to the next quote: "

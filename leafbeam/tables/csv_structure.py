@@ -8,23 +8,25 @@ from numpy.typing import NDArray
 
 from leafbeam.jit import njit
 
-_QUOTE, _LINE_FEED, _RETURN = 34, 10, 13
+_QUOTE, _LINE_FEED, _RETURN, _BLANK = 34, 10, 13, 32
 # States of the reader between two bytes.
 _FIELD_START, _UNQUOTED, _QUOTED, _AFTER_QUOTE = 0, 1, 2, 3
 # Fields of the state, an int64 array, in the order of `Structure`, then those that only the kernel needs.
-_LINE, _RECORDS, _BAD_LINE, _OPEN_LINE, _SPANNING, _SWALLOWED, _SWALLOWED_LINE, _RAGGED_LINE, _RAGGED_FIELDS, _SOUGHT_LINE = (
-    range(10)
+_LINE, _RECORDS, _BAD_LINE, _OPEN_LINE, _SPANNING, _SWALLOWED, _SWALLOWED_LINE, _RAGGED_LINE, _RAGGED_FIELDS = range(9)
+_SPACED_LINE, _SOUGHT_LINE = 9, 10
+_STATE, _AFTER_RETURN, _FIELDS, _DELIMITERS, _ALL_FULL, _RECORD_LINE, _IS_BLANK, _SOUGHT, _SPACED, _BEFORE, _SIZE = range(
+    11, 22
 )
-_STATE, _AFTER_RETURN, _FIELDS, _DELIMITERS, _ALL_FULL, _RECORD_LINE, _IS_BLANK, _SOUGHT, _SIZE = range(10, 19)
 
 
 class Structure(NamedTuple):
     """What a pass over the bytes counted. Lines count from 1, records from 0 (the names of the columns), 0 means none.
 
-    bad_line: where text follows a closing quote; or, with is_open, the end. open_line: where that quoted cell begins.
+    bad_line: where text follows a closing quote. is_open: the last quote does not close. open_line: where that quoted cell begins.
     spanning: the records over several lines. swallowed: those of them whose every line alone has as many fields as there are
     columns, as a stray quote leaves them; swallowed_line: where the first of them begins. ragged_line, ragged_fields: the first
-    record with another number of fields. sought_line: the line of the record that was sought.
+    record with another number of fields. spaced_line: the first cell in quotes after blanks. sought_line: the line of the record
+    that was sought.
     """
 
     lines: int
@@ -36,6 +38,7 @@ class Structure(NamedTuple):
     swallowed_line: int
     ragged_line: int
     ragged_fields: int
+    spaced_line: int
     sought_line: int
     is_open: bool
 
@@ -78,6 +81,7 @@ def _scan(data: NDArray[np.uint8], delimiter: int, num_columns: int, state: Any)
             state[_LINE] += 1
             if state[_STATE] == _QUOTED:
                 continue
+            _end_field(state, state[_LINE] - 1)
             if not state[_IS_BLANK]:
                 _end_record(num_columns, state)
             state[_STATE], state[_FIELDS], state[_IS_BLANK], state[_ALL_FULL] = _FIELD_START, 0, 1, 1
@@ -87,6 +91,7 @@ def _scan(data: NDArray[np.uint8], delimiter: int, num_columns: int, state: Any)
         if byte == delimiter:
             state[_DELIMITERS] += 1
             if state[_STATE] != _QUOTED:
+                _end_field(state, state[_LINE])
                 state[_STATE] = _FIELD_START
                 state[_FIELDS] += 1
         elif byte == _QUOTE:
@@ -96,11 +101,24 @@ def _scan(data: NDArray[np.uint8], delimiter: int, num_columns: int, state: Any)
                 state[_STATE] = _AFTER_QUOTE
             elif state[_STATE] == _AFTER_QUOTE:
                 state[_STATE] = _QUOTED
+            elif state[_SPACED] == 1:  # blanks, then this quote
+                state[_SPACED] = 2
         elif state[_STATE] == _AFTER_QUOTE:
             state[_BAD_LINE] = state[_LINE]
             return
         elif state[_STATE] == _FIELD_START:
-            state[_STATE] = _UNQUOTED
+            state[_STATE], state[_SPACED] = _UNQUOTED, byte == _BLANK
+        elif byte != _BLANK and state[_SPACED] == 1:
+            state[_SPACED] = 0
+        state[_BEFORE] = byte
+
+
+@njit(cache=True, nogil=True)
+def _end_field(state: Any, line: int) -> None:
+    """Note a cell whose quotes stand after blanks, so that they are a part of its text."""
+    if state[_SPACED] == 2 and state[_BEFORE] == _QUOTE and not state[_SPACED_LINE]:
+        state[_SPACED_LINE] = line
+    state[_SPACED] = 0
 
 
 @njit(cache=True, nogil=True)

@@ -139,6 +139,9 @@ BAD_ROWS: list[tuple[str, str, bytes, str]] = [
      "line 3: a quote opens a cell that holds whole rows"),
     ("D1 after", "csv", b'item_id,title\na,"x"y\n', "line 2: a quote opens a cell, and after it closes in line 2"),
     ("D1 backslash", "csv", b'item_id,title\na,"say \\"hi\\""\n', 'double a quote that is part of the text (""), or remove it'),
+    ("D1 spaced", "csv", b'"item_id", "title"\n"a", "x"\n', "line 1: a blank stands before the quotes of a cell"),
+    ("D1 late", "csv", b"item_id,title\n" + b"a,x\n" * 50_000 + b'b, "x, y"\n', "line 50,002 has 3 cells"),
+    ("D11 no name", "jsonl", b'{"item_id": "a", "": 1}', "has a column without a name, beside 'item_id', ''"),
     ("D3 Latin-1", "csv", "item_id,title\na,x\nb,café\n".encode("latin-1"),
      "line 3, column 'title': 'caf\u00e9' is not UTF-8 (byte 0xE9): pass --encoding latin-1"),
     ("D3 UTF-16", "csv", "item_id,title\na,café\n".encode("utf-16"), "it looks like UTF-16; pass --encoding utf-16"),
@@ -251,6 +254,26 @@ def test_lists_in_messages_are_capped() -> None:
         table.refuse("item_id", "empty", table.table["item_id"].is_null(), "fix")
     assert "row 10 and 23,990 more" in str(caught.value)
     assert len(str(caught.value)) < 300
+
+
+def test_types_and_quotes_are_those_of_the_whole_file(tmp_path: Path) -> None:
+    """D1, D5: as others report of readers that look at the first rows alone, the last row decides too."""
+    rows = "".join(f"i{row},{row},10.5,x\n" for row in range(30_000))
+    (tmp_path / "items.csv").write_text(f'item_id,n,version,title\n{rows}last,D1000263,11.0.1,"a, ""b"""\n')
+    table = read_table(tmp_path / "items.csv", ids=("item_id",)).table
+    assert table.slice(30_000).to_pylist() == [{"item_id": "last", "n": "D1000263", "version": "11.0.1", "title": 'a, "b"'}]
+    assert table["n"][7].as_py() == "7"
+
+
+def test_a_column_without_a_name_gets_one(tmp_path: Path) -> None:
+    """D11: pandas writes its index so; `build` refused what `fit-sids` had read."""
+    path = tmp_path / "items.csv"
+    path.write_text(",item_id,title,\n0,a,x,\n1,b,y,z\n")
+    names = ["unnamed_0", "item_id", "title", "unnamed_3"]
+    assert read_by_fit_sids(path).column_names == ["item_id", "unnamed_0", "title", "unnamed_3"]
+    assert read_by_catalog(path).column_names == names
+    (batch,) = read_rows(path, 10, types={})
+    assert batch.rows[1] == dict(zip(names, [1, "b", "y", "z"], strict=True))
 
 
 def test_a_folder_s_name_makes_no_column(tmp_path: Path) -> None:

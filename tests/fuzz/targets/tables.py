@@ -30,6 +30,7 @@ def fuzz_csv(data: bytes) -> None:
     form, path = CsvFormat(encoding=encoding), _file("table.csv", data[1:])
     text = data[1:].decode(encoding, "replace").removeprefix("\ufeff")
     names = next((row for row in csv.reader(io.StringIO(text, newline="")) if row), [])
+    names = [name or f"unnamed_{index}" for index, name in enumerate(names)]
     source = read_csv(path, form, ids=tuple(names))
     text = data[1:].decode(encoding).removeprefix("\ufeff")
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
