@@ -22,11 +22,11 @@ _STATE, _AFTER_RETURN, _FIELDS, _DELIMITERS, _ALL_FULL, _RECORD_LINE, _IS_BLANK,
 class Structure(NamedTuple):
     """What a pass over the bytes counted. Lines count from 1, records from 0 (the names of the columns), 0 means none.
 
-    bad_line: where text follows a closing quote. is_open: the last quote does not close. open_line: where that quoted cell begins.
+    bad_line: where text follows a closing quote. is_open: the last quote does not close. open_line: where that cell begins.
     spanning: the records over several lines. swallowed: those of them whose every line alone has as many fields as there are
     columns, as a stray quote leaves them; swallowed_line: where the first of them begins. ragged_line, ragged_fields: the first
-    record with another number of fields. spaced_line: the first cell in quotes after blanks. sought_line: the line of the record
-    that was sought.
+    record with another number of fields. spaced_line: the first cell in quotes after blanks. sought_line: the line of the sought
+    record.
     """
 
     lines: int
