@@ -25,7 +25,7 @@ class Structure(NamedTuple):
     bad_line: where text follows a closing quote. is_open: the last quote does not close. open_line: where that cell begins.
     spanning: the records over several lines. swallowed: those of them whose every line alone has as many fields as there are
     columns, as a stray quote leaves them; swallowed_line: where the first of them begins. ragged_line, ragged_fields: the first
-    record with another number of fields. spaced_line: the first cell in quotes after blanks. sought_line: the line of the sought
+    record with another number of fields. spaced_line: the first cell in quotes after blanks. sought_line: that of the sought
     record.
     """
 
