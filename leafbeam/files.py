@@ -13,6 +13,7 @@ from secrets import token_hex
 from typing import Any
 
 from leafbeam.errors import CheckpointError
+from leafbeam.json_reader import parse_json
 
 CHECKSUMS = "leafbeam.sha256"
 _MAX_TEXT_BYTES = 64 << 20
@@ -70,6 +71,11 @@ def open_regular(path: Path) -> BufferedReader:
         os.close(descriptor)
         raise OSError(errno.EINVAL, f"{path.name} is no regular file")
     return os.fdopen(descriptor, "rb")
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file, as `parse_json` does of the text that `read_text` returns. Raises what both raise."""
+    return parse_json(read_text(path))
 
 
 def read_text(path: Path) -> str:

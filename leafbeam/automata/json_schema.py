@@ -35,6 +35,7 @@ from leafbeam.automata.json_values import COLON, COMMA, add_list, add_texts, add
 from leafbeam.automata.network import END, START, Network
 from leafbeam.automata.regex import compile_pattern
 from leafbeam.errors import AutomatonError, short_repr
+from leafbeam.json_reader import parse_json
 
 _NOTES = frozenset(["title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"])
 _META = frozenset(("$schema", "$id", "$anchor", "$dynamicAnchor", "$comment", "$defs", "definitions"))
@@ -63,20 +64,9 @@ def schema_language(schema: Schema | str, max_states: int) -> ByteDFA:
 
 def _parsed(text: str) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=_without_doubled_keys)
+        return parse_json(text)
     except ValueError as error:  # JSON's own, and that of integers with thousands of digits
-        if isinstance(error, AutomatonError):
-            raise
         raise AutomatonError(f"the schema is not JSON: {error}") from error
-
-
-def _without_doubled_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        doubled = next(name for name in names if names.count(name) > 1)
-        raise AutomatonError(f"an object of the schema has the key {short_repr(doubled)} twice: expected it once")
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 from leafbeam.errors import RuleError
 from leafbeam.files import read_text
+from leafbeam.json_reader import parse_json
 
 # A TOML or JSON file, a mapping, or several of them, of which a later one replaces the rules that it names.
 _OneSource = str | os.PathLike[str] | Mapping[str, object]
@@ -255,7 +256,7 @@ def _definitions(source: RuleSource) -> Mapping[str, object]:
 def _parsed(path: Path, text: str) -> dict[str, object]:
     """The document of a TOML or JSON file. Raises RuleError, ValueError, RecursionError."""
     if path.suffix == ".json":
-        document = json.loads(text)
+        document = parse_json(text)
         return document if isinstance(document, dict) else {"": document}
     if max(key.count(".") for key in _KEY.findall(text)) > _MAX_DOTS:  # tomllib takes time and memory quadratic in them
         raise RuleError(f"{path} has a key of more than {_MAX_DOTS} dots: a rule's name has none")

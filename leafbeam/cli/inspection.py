@@ -10,7 +10,7 @@ from rich.table import Table
 from leafbeam.cli.run import RunDirectory
 from leafbeam.errors import DataError
 from leafbeam.extras import require
-from leafbeam.files import read_text
+from leafbeam.files import read_json
 from leafbeam.index import Trie
 from leafbeam.index.memory_estimate import MemoryEstimate
 
@@ -132,7 +132,7 @@ def _show_model(console: Console, path: Path) -> None:
     training = path.parent / "training.json"
     if training.exists():
         try:
-            summary = json.loads(read_text(training))
+            summary = read_json(training)
             table.add_row("trained", f"{summary['step']:,} steps in {summary['seconds'] / 60:.1f} minutes")
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(f"{training} cannot be read ({error}): delete it, or train again") from error

@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from leafbeam.cli.options import Format, Order, TimeUnit
 from leafbeam.errors import ArgumentError, DataError
-from leafbeam.files import read_text, write_json
+from leafbeam.files import read_json, write_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -136,7 +135,7 @@ class Source:
     def load(cls, path: Path) -> Source:
         """Read what `save` wrote, now or in version 0.1. Raises DataError for anything else."""
         try:
-            fields: dict[str, Any] = json.loads(read_text(path))
+            fields: dict[str, Any] = read_json(path)
             renamed = {"data": "path", "format": "kind", "metadata": "items"}  # of version 0.1
             fields = {renamed.get(name, name): value for name, value in fields.items()}
             for name, value in fields.items():

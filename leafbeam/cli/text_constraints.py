@@ -6,6 +6,7 @@ from pathlib import Path
 
 from leafbeam.errors import DataError, LeafbeamError
 from leafbeam.files import read_text
+from leafbeam.json_reader import DoubledKeyError, parse_json
 from leafbeam.text.constraints import constraint_from_json
 
 _EXPECTED = 'expected an object with a prompt and a constraint, as {"prompt": "One word: ", "regex": "[a-z]+"}'
@@ -20,13 +21,13 @@ def constraint_of(schema: Path | None, regex: str | None, choices: Sequence[str]
     if template is None:
         return json.dumps({"choices": list(choices or ())})
     try:
-        constraint = {"template": json.loads(_read(template, "a JSON list of parts"))}
+        constraint = {"template": parse_json(_read(template, "a JSON list of parts"))}
         constraint_from_json(constraint)  # a mistake is named before the model is read
         return json.dumps(constraint)
     except (ValueError, RecursionError) as error:
         if isinstance(error, LeafbeamError):
             raise
-        raise DataError(f"{template} is no JSON ({error}): expected a list of parts") from error
+        raise DataError(f"{template} cannot be read as JSON ({error}): expected a list of parts") from error
 
 
 def prompts_and_constraints(path: Path) -> tuple[list[str], list[str]]:
@@ -36,13 +37,13 @@ def prompts_and_constraints(path: Path) -> tuple[list[str], list[str]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             prompt = row.pop("prompt") if isinstance(row, dict) else None
             if not isinstance(prompt, str):
                 raise DataError(_EXPECTED)
             constraint_from_json(row)
         except (ValueError, KeyError, RecursionError) as error:
-            problem = str(error) if isinstance(error, LeafbeamError) else _EXPECTED
+            problem = str(error) if isinstance(error, LeafbeamError | DoubledKeyError) else _EXPECTED
             raise DataError(f"{path}, line {number:,}: {problem}") from error
         prompts.append(prompt)
         constraints.append(json.dumps(row))

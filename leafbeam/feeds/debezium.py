@@ -14,6 +14,7 @@ import msgspec
 
 from leafbeam.errors import DataError, short_repr
 from leafbeam.feeds.batch import Operation, SourceColumns
+from leafbeam.json_reader import check_keys
 
 _UNAVAILABLE = "__debezium_unavailable_value"  # a large column of PostgreSQL that the change left as it was
 _UNAVAILABLE_BYTES = base64.b64encode(_UNAVAILABLE.encode()).decode()
@@ -55,8 +56,9 @@ def _payload_of(content: bytes, what: str) -> tuple[Any, Mapping[str, Any]]:
     """(schema or None, payload) of a message's part, which may be the payload alone."""
     try:
         found = msgspec.json.decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DataError(f"its {what} is no JSON ({str(error)[:100]})") from None
+        check_keys(content, 0)
+    except (ValueError, RecursionError) as error:  # a DecodeError is a ValueError
+        raise DataError(f"its {what} cannot be read as JSON: {str(error)[:160]}") from None
     if isinstance(found, Mapping) and set(found) == {"schema", "payload"}:
         schema, found = found["schema"], found["payload"]
     else:

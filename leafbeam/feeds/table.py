@@ -4,7 +4,6 @@
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
 
 import itertools
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,7 +15,7 @@ from leafbeam.catalog.sources import quoted
 from leafbeam.errors import DataError, FeedError, short_repr
 from leafbeam.extras import optional_imports
 from leafbeam.feeds.batch import Batch, ItemChange, SourceColumns, Start, check_max_changes
-from leafbeam.files import read_text
+from leafbeam.files import read_json
 from leafbeam.ingest.live_directory import write_durably
 
 with optional_imports("leafbeam.feeds.TableFeed", "catalog"):
@@ -80,7 +79,7 @@ class Position:
     def load(cls, path: Path) -> "Position | None":
         """What `save` wrote; None without a file. Raises FeedError."""
         try:
-            content = json.loads(read_text(path))
+            content = read_json(path)
             if content.pop("format") != _FORMAT:
                 raise ValueError("it is of another version of leafbeam")
             for name, value in content.items():

@@ -13,6 +13,7 @@ import msgspec
 
 from leafbeam.errors import BatchError, DataError, short_repr
 from leafbeam.ingest.arrow_stream import rows_of_stream
+from leafbeam.json_reader import check_keys
 
 MAX_LINES = 10_000
 _MAX_ID_BYTES = 256  # ids are stored at the width of the longest
@@ -34,7 +35,7 @@ class ItemLine:
 
 
 class JsonError(DataError):
-    """A body is no JSON."""
+    """A body that cannot be read as JSON."""
 
 
 class Lines:
@@ -78,9 +79,11 @@ class Lines:
         _check_values(body)
         try:
             content = msgspec.json.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise JsonError(f"the body is no JSON ({str(error)[:100]})") from None
-        return cls.of_rows(content if isinstance(content, list) else [content])
+            rows = cast("list[Any]", content) if isinstance(content, list) else [content]
+            check_keys(body, sum(map(_num_keys, rows)))
+        except (ValueError, RecursionError) as error:  # a DecodeError is a ValueError
+            raise JsonError(f"the body cannot be read as JSON: {str(error)[:160]}") from None
+        return cls.of_rows(rows)
 
     @classmethod
     def of_arrow(cls, body: bytes) -> "Lines":
@@ -114,9 +117,15 @@ def _decoded(body: bytes) -> Iterator[tuple[int, Any]]:
         if line.strip():
             try:
                 content = decoder.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                content = _NoJson(f"it is no JSON ({str(error)[:100]})")
+                check_keys(line, _num_keys(content))
+            except (ValueError, RecursionError) as error:  # a DecodeError is a ValueError
+                content = _NoJson(f"it cannot be read as JSON: {str(error)[:160]}")
             yield number, content
+
+
+def _num_keys(content: Any) -> int:
+    """Return the number of keys of an object, 0 for any other value."""
+    return len(cast("dict[str, Any]", content)) if isinstance(content, dict) else 0
 
 
 def _check_values(body: bytes) -> None:

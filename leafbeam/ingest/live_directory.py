@@ -10,7 +10,6 @@ live/
 """
 
 import itertools
-import json
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from leafbeam.errors import ConflictError, LogError
-from leafbeam.files import read_text, write_json
+from leafbeam.files import read_json, write_json
 from leafbeam.index import Trie
 from leafbeam.ingest.request_log import RequestLog
 from leafbeam.live import CompactionPolicy, LiveIndex, disk
@@ -108,7 +107,7 @@ def check_origin(path: Path, trie: Path) -> None:
     if not origin.exists():
         return
     try:
-        content = json.loads(read_text(origin))
+        content = read_json(origin)
         found, version = content["index"], _version_of(trie)
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise LogError(f"{origin} cannot be read ({error}): restore the directory from a copy") from error
@@ -151,7 +150,7 @@ def _version_of(trie: Path) -> str:
 def _read_rules(path: Path) -> dict[str, dict[str, Any]]:
     with suppress(FileNotFoundError):
         try:
-            rules = json.loads(read_text(path))["rules"]
+            rules = read_json(path)["rules"]
             return {str(name): dict(rule) for name, rule in rules.items()}
         except FileNotFoundError:
             raise

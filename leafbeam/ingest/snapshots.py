@@ -1,6 +1,5 @@
 """Snapshots: the items of a catalog and their attributes at one moment, under a name, to go back to."""
 
-import json
 import re
 import shutil
 from dataclasses import asdict, dataclass
@@ -9,7 +8,7 @@ from pathlib import Path
 
 from leafbeam.catalog import Catalog
 from leafbeam.errors import ArgumentError, ConflictError, LogError
-from leafbeam.files import read_text, write_json
+from leafbeam.files import read_json, write_json
 from leafbeam.index import Trie
 from leafbeam.live import disk
 
@@ -105,6 +104,6 @@ class Snapshots:
 
     def _read(self, path: Path) -> SnapshotInfo:
         try:
-            return SnapshotInfo(**json.loads(read_text(path / "snapshot.json")))
+            return SnapshotInfo(**read_json(path / "snapshot.json"))
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise LogError(f"{path} is no snapshot ({error}): remove it") from error

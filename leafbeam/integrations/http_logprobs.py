@@ -13,6 +13,8 @@ from typing import Any, Self
 from leafbeam.errors import ArgumentError, InferenceError
 from leafbeam.extras import optional_imports
 from leafbeam.integrations.logprobs import Answers, Logprobs, TokenQuery, batches_of, in_slices
+from leafbeam.json_reader import DoubledKeyError
+from leafbeam.json_reader import parse_json as parse_strictly
 
 with optional_imports("clients of inference servers"):
     import httpx
@@ -175,18 +177,11 @@ def _seconds(text: str) -> float:
 def parse_json(body: bytes) -> Any:
     """The JSON of an answer. Raises InferenceError, also where an object has a key twice."""
     try:
-        return json.loads(body, object_pairs_hook=_distinct)
+        return parse_strictly(body)
+    except DoubledKeyError as error:
+        raise InferenceError(f"in the server's answer, {error}", reason="duplicate") from None
     except (ValueError, RecursionError) as error:
         raise InferenceError(f"the server's answer is no JSON ({error}): {body[:80]!r}") from None
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InferenceError(f"the server's answer has {twice[:80]!r} twice in one object", reason="duplicate")
-    return found
 
 
 def by_index(choices: Any, count: int) -> list[dict[str, Any] | InferenceError]:

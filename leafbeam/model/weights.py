@@ -1,6 +1,5 @@
 """Checkpoint directories: Hugging Face's model.safetensors and config.json, and leafbeam.json with the vocabulary."""
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from leafbeam.errors import CheckpointError
-from leafbeam.files import check_checksums, read_text, write_checksums, write_json, write_tensors
+from leafbeam.files import check_checksums, read_json, write_checksums, write_json, write_tensors
 from leafbeam.model.config import EncoderDecoderConfig, ModelConfig
 from leafbeam.model.vocabulary import AnyVocabulary, vocabulary_from_dict
 
@@ -158,7 +157,7 @@ def _stored(directory: Path, device: torch.device) -> Iterator[tuple[Path, str, 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(read_text(path))
+        content = read_json(path)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing: {path.parent} is not a complete checkpoint") from error
     except (OSError, ValueError, RecursionError) as error:

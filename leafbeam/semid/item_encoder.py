@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from leafbeam.errors import CheckpointError, DataError
-from leafbeam.files import open_regular, read_text, write_tensors
+from leafbeam.files import open_regular, read_json, write_tensors
 from leafbeam.index import Trie, Version
 from leafbeam.index.tensor_file import digest
 from leafbeam.semid.config import CollisionStrategy, check_choice
@@ -263,7 +263,7 @@ class ItemEncoder:
 
 def _load_quantiser(directory: Path) -> Quantiser:
     """The quantiser of either method. Raises CheckpointError, OSError, ValueError."""
-    if json.loads(read_text(directory / "quantiser.json")).get("format") == ResidualKMeans.format:
+    if read_json(directory / "quantiser.json").get("format") == ResidualKMeans.format:
         return ResidualKMeans.load(directory)
     from leafbeam.semid.rqvae import RqVae  # imports torch
 

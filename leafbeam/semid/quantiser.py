@@ -3,7 +3,6 @@
 Shapes: N items, D dimensions of a vector, Z of the quantised space, L levels, V live codes of a level.
 """
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from leafbeam.errors import ArgumentError, CheckpointError, DataError
-from leafbeam.files import check_checksums, open_regular, read_text, write_checksums, write_json, write_tensors
+from leafbeam.files import check_checksums, open_regular, read_json, write_checksums, write_json, write_tensors
 from leafbeam.semid.config import check_codebook_sizes
 from leafbeam.semid.vectors import check_finite
 
@@ -130,7 +129,7 @@ class Quantiser(ABC):
         directory = Path(directory)
         check_checksums(directory)
         try:
-            settings = json.loads(read_text(directory / "quantiser.json"))
+            settings = read_json(directory / "quantiser.json")
             found = settings.get("format") if isinstance(settings, dict) else None
             if found != cls.format:
                 raise CheckpointError(f"{directory / 'quantiser.json'} has the format {found!r}, not {cls.format!r}")

@@ -10,12 +10,14 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 
 from leafbeam.errors import ArgumentError
+from leafbeam.json_reader import DoubledKeyError, check_keys
 from leafbeam.serve.errors import BodyError, describe
 from leafbeam.serve.schema import RecommendBody
 
 EARLY = "leafbeam.early"
 RECOMMEND_PATH = "/v1/recommend"
 _RECOMMEND = msgspec.json.Decoder(RecommendBody)
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 S = TypeVar("S", bound=msgspec.Struct)
 
 
@@ -93,12 +95,16 @@ def decode_body(body: bytes, content_type: str, decoder: "msgspec.json.Decoder[S
     if max_values is not None and body.count(b",") > max_values:
         raise BodyError(f"the body may hold up to {max_values:,} values: send fewer ids")
     try:
-        return decoder.decode(body)
+        content = decoder.decode(body)
+        check_keys(body, len(_FIELDS.decode(body)))
+        return content
+    except DoubledKeyError as error:
+        raise BodyError(f"the body: {error}", status=HTTPStatus.BAD_REQUEST, param=error.path) from None
     except msgspec.ValidationError as error:
         message = describe(error, decoder.type)
         param = message.partition(": ")[0]
         raise BodyError(message, param=None if param == "the body" else param) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a DecodeError and a UnicodeDecodeError are ValueErrors
         reason = str(error) if isinstance(error, msgspec.DecodeError) else "it cannot be parsed"
         raise BodyError(f"the body must be JSON, but: {reason}", status=HTTPStatus.BAD_REQUEST) from None
 

@@ -6,7 +6,6 @@ A key has 256 random bits, so that one hash of it tells nothing. The file never 
 """
 
 import hmac
-import json
 import logging
 import re
 import secrets
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from leafbeam.errors import ArgumentError, DataError
-from leafbeam.files import read_text, write_json
+from leafbeam.files import read_json, write_json
 
 log = logging.getLogger("leafbeam.serve")
 
@@ -131,7 +130,7 @@ def digest_of(secret: str) -> str:
 def read_keys(path: Path) -> tuple[Key, ...]:
     """The keys of a file. Raises DataError."""
     try:
-        entries = json.loads(read_text(path))["keys"]
+        entries = read_json(path)["keys"]
         if not isinstance(entries, list) or len(entries) > _MAX_KEYS:
             raise TypeError(f"expected a list of up to {_MAX_KEYS:,} keys")
         keys = tuple(Key(**entry) for entry in entries)

@@ -3,7 +3,6 @@
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from leafbeam.errors import DataError, short_repr
-from leafbeam.files import open_regular, read_text
+from leafbeam.files import open_regular, read_json
 from leafbeam.tables.cells import are_numbers, typed
 from leafbeam.tables.csv_rows import CsvFormat, read_csv
 from leafbeam.tables.table import SourceTable
@@ -145,7 +144,7 @@ def _is_name(name: object) -> bool:
 
 def _read_fields(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(read_text(path))
+        content = read_json(path)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as JSON ({error}): save the dataset again") from error
     if not isinstance(content, dict):

@@ -4,7 +4,7 @@
 # pyright: reportUnknownParameterType=false
 
 import json
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from leafbeam.errors import DataError, short_repr
 from leafbeam.files import open_regular
+from leafbeam.json_reader import parse_json
 from leafbeam.tables.cells import typed
 from leafbeam.tables.table import SourceTable, listed, nth_row
 
@@ -159,7 +160,7 @@ def _parsed(data: bytes, source: str) -> Any:
         where = source if ", line " in source else f"{source}, line {line:,}"
         raise DataError(f"{where} is not UTF-8 (byte 0x{data[error.start]:02X}): write JSON in UTF-8") from error
     try:
-        value = json.loads(text, object_pairs_hook=distinct, parse_constant=_no_constant)
+        value = parse_json(text, parse_constant=_no_constant)
         if "\\ud" in text.lower():
             json.dumps(value, ensure_ascii=False).encode()  # UnicodeEncodeError, a ValueError, for half a surrogate pair
         return value
@@ -167,16 +168,6 @@ def _parsed(data: bytes, source: str) -> Any:
         raise DataError(f"{source} cannot be read as JSON: it nests too deeply") from None
     except ValueError as error:
         raise DataError(f"{source} cannot be read as JSON: {error}") from error
-
-
-def distinct(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON. Raises ValueError for a key that is there twice."""
-    pairs = list(pairs)
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"{short_repr(next(key for key in keys if keys.count(key) > 1))} is there twice: keep one")
-    return fields
 
 
 def _no_constant(name: str) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 from leafbeam.errors import ArgumentError, CheckpointError
 from leafbeam.extras import require
-from leafbeam.files import read_text
+from leafbeam.files import read_json, read_text
 
 
 class ChatTemplate:
@@ -47,7 +47,7 @@ class ChatTemplate:
         config: Any = {}
         try:
             if path.is_file():
-                config = json.loads(read_text(path))
+                config = read_json(path)
             source = read_text(file) if file.is_file() else config.get("chat_template")
         except (OSError, ValueError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{path} cannot be read ({error}): save the tokenizer again") from error

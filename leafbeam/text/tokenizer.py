@@ -11,7 +11,7 @@ from typing import Any
 from leafbeam.automata import TokenTrie
 from leafbeam.errors import ArgumentError, CheckpointError, short_repr
 from leafbeam.extras import require
-from leafbeam.files import read_text
+from leafbeam.files import read_json, read_text
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _MAX_TOKENS = 1 << 22
@@ -192,7 +192,7 @@ def _end_tokens(directory: Path) -> list[int]:
         if not path.is_file():
             continue
         try:
-            found = json.loads(read_text(path)).get("eos_token_id")
+            found = read_json(path).get("eos_token_id")
         except (OSError, ValueError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{path} is no JSON object ({error}): save the model again") from error
         tokens: list[Any] = found if isinstance(found, list) else [found]

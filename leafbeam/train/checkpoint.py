@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from leafbeam.errors import ArgumentError, CheckpointError
-from leafbeam.files import check_checksums, open_regular, read_text, write_checksums, write_json, write_tensors
+from leafbeam.files import check_checksums, open_regular, read_json, write_checksums, write_json, write_tensors
 from leafbeam.model import AnyVocabulary, vocabulary_from_dict
 from leafbeam.train.histories import Histories
 from leafbeam.train.recipe import Recipe, check_number, check_whole
@@ -91,7 +91,7 @@ class Checkpoint:
             directory = previous  # `save` stopped between its two renames
         check_checksums(directory)
         try:
-            content: Any = json.loads(read_text(directory / "run.json"))
+            content: Any = read_json(directory / "run.json")
             open_regular(directory / "tensors.safetensors").close()  # safetensors would wait for a FIFO
             tensors = load_file(directory / "tensors.safetensors")
         except (OSError, ValueError, RecursionError, SafetensorError) as error:

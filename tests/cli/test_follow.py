@@ -23,7 +23,7 @@ def test_a_topic_of_kafka_is_followed(run: Path, monkeypatch: pytest.MonkeyPatch
         words = (*words, "--config", str(config), "--set", "client.id=test")
         broker.send(topic, created(TEA), created(TEA | {"sku": 7}), deleted({"sku": "i0"}), b"nonsense")
         bad = call(*words)
-        assert (bad.exit_code, "partition 0, offset 3: its value is no JSON" in bad.stderr) == (2, True), bad.output
+        assert (bad.exit_code, "partition 0, offset 3: its value cannot be read as JSON" in bad.stderr) == (2, True), bad.output
         done = call(*words, "--skip-bad")
         assert "2 items added, 0 replaced, 1 removed, 1 bad changes skipped" in done.stdout, done.output
         again = call(*words)

@@ -124,7 +124,7 @@ def test_a_template_of_parts(model_dir: Path, tmp_path: Path):
     result = run("--model", model_dir, "--template", file, "--prompt", "A", "--temperature", 1)
     assert result.exit_code == 0, result.output
     assert re.fullmatch(r"It: [^.]{0,5}\.(lamp|cup)\n", result.stdout, re.DOTALL)
-    for content, says in (("[", "is no JSON"), ('{"regex": "a"}', "list of parts"), ("[7]", "a constraint is 7")):
+    for content, says in (("[", "cannot be read as JSON"), ('{"regex": "a"}', "list of parts"), ("[7]", "a constraint is 7")):
         file.write_text(content)
         result = run("--model", model_dir, "--template", file, "--prompt", "A")
         assert result.exit_code == 2

@@ -72,9 +72,9 @@ def test_types_of_databases_are_converted_by_the_schema(kind: str, more: dict[st
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "its value is no JSON"),
-        (b"\xff", "its value is no JSON"),
-        (b"[" * 100_000, "its value is no JSON"),
+        (b"", "its value cannot be read as JSON"),
+        (b"\xff", "its value cannot be read as JSON"),
+        (b"[" * 100_000, "its value cannot be read as JSON"),
         ([], "expected an object with op"),
         ({}, "its op is None"),
         (created({"sku": "a"}, op="t"), "the table was emptied"),

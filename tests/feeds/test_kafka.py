@@ -132,7 +132,7 @@ def test_a_bad_change_is_named_by_its_offset_or_skipped_and_counted(broker: Brok
     broker.send(topic, created(row(2000)), b"no envelope", created(row(2001)), partition=3)
     with live(shop) as url, Client(url) as client:
         for _ in range(2):  # it is not committed
-            with pytest.raises(FeedError, match=r"partition 3, offset 1: its value is no JSON.*--skip-bad"):
+            with pytest.raises(FeedError, match=r"partition 3, offset 1: its value cannot be read as JSON.*--skip-bad"):
                 run(broker, topic, client)
         assert in_index(client, [2000]) == [False]
         assert counts(run(broker, topic, client, skip_bad=True)) == (2, 0, 0, 1)

@@ -100,7 +100,7 @@ def test_a_batch_with_wrong_lines_changes_nothing_and_names_every_one(shop: Shop
             ]
         )
         with pytest.raises(
-            BatchError, match="17 of 18 lines are wrong, so nothing was changed: line 2: it is no JSON"
+            BatchError, match="17 of 18 lines are wrong, so nothing was changed: line 2: it cannot be read as JSON"
         ) as error:
             writer.put(Lines.of_json_lines(body))
         problems = error.value.lines
@@ -121,7 +121,7 @@ def test_a_batch_with_wrong_lines_changes_nothing_and_names_every_one(shop: Shop
             16: "dimensions: expected",
             17: "300 bytes",
             18: "without NUL",
-            19: "it is no JSON",
+            19: "it cannot be read as JSON",
         }
         assert {number: text for number, text in expected.items() if text not in problems[number]} == {}
         assert state(writer) == before
@@ -392,7 +392,7 @@ def test_batches_have_bounds():
         Lines.of_json_lines(b'{"item_id": 1}\n' * 10_001)
     with pytest.raises(DataError, match="up to 1,000,000 values"):
         Lines.of_json_lines(b'{"item_id": 1, "codes": [' + b"1," * 1_000_000 + b"1]}")
-    with pytest.raises(DataError, match="no JSON"):
+    with pytest.raises(DataError, match="cannot be read as JSON"):
         Lines.of_json(b"[" * 100_000)
     assert Lines.of_json(b'{"item_id": 3}').items[0].item_id == 3
     assert len(Lines.of_json(b'[{"item_id": 3}, {"item_id": 4}]').items) == 2

@@ -11,7 +11,6 @@ What a call costs beyond this does not depend on Z. Shapes: as `ops.attention.tr
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -23,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError, DataError
-from leafbeam.files import read_text, write_json
+from leafbeam.files import read_json, write_json
 
 BLOCK = 64  # tokens of a prompt that a program reads together
 _MAX_SPLITS = 16
@@ -145,7 +144,7 @@ class AttentionCosts:
     def load(cls, path: str | PathLike[str]) -> AttentionCosts:
         """Read a file of `make gpu`. Raises DataError."""
         try:
-            content = json.loads(read_text(Path(path)))
+            content = read_json(Path(path))
             if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
                 raise ValueError(f"its format is not {_FORMAT!r}")
             return cls(**content)
