@@ -5,7 +5,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,15 +14,18 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from leafbeam.cli.codes import CodesTable, codes_of_table, found_id_column
-from leafbeam.errors import ArgumentError, CodesError, DataError, short_repr
+from leafbeam.cli.sid_offsets import offsets_of, possible_offsets
+from leafbeam.errors import ArgumentError, CodesError, DataError, LeafbeamError, short_repr
 from leafbeam.extras import require
 from leafbeam.files import open_regular
 from leafbeam.index.items import decode_ids
+from leafbeam.index.level import MAX_LEVELS
 from leafbeam.tables import CsvFormat, read_array, read_table
 from leafbeam.tables.json_rows import read_json, read_json_table
 
 FORMATS = (".parquet", ".csv", ".csv.gz", ".jsonl", ".ndjson", ".json", ".pt", ".pth", ".npy")
 _TOKEN = re.compile(r"(.*?)(\d+)(\D*)", re.DOTALL)
+_WRITTEN_TOKEN = re.compile(r"<[^<>\s]*\d[^<>\s]*>")
 _MAX_NUMBER = 10**9
 
 
@@ -32,7 +35,7 @@ class ForeignSids:
 
     item_ids: int64 or text (N,). is_text_file: ids are text because the format has no other, and may stand for whole numbers.
     numbers_NL: int64. names: of the tokens of each level, such as `<a_*>`; () where the file holds numbers alone.
-    codebook_sizes: () where the file does not say.
+    codebook_sizes: () where the file does not say. notes: how it was read, where it could be read otherwise.
     """
 
     source: str
@@ -41,6 +44,7 @@ class ForeignSids:
     numbers_NL: NDArray[np.int64]
     names: tuple[str, ...] = ()
     codebook_sizes: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.numbers_NL.size == 0:
@@ -50,9 +54,29 @@ class ForeignSids:
         """The first item of a mask, for messages."""
         return short_repr(self.item_ids[int(mask_N.argmax())].item())
 
+    def without_offsets(self, codebook_sizes: Sequence[int] | None) -> "ForeignSids":
+        """Return plain codes where each level's count on from those of the level before, with a note that says so.
 
-def read_sids(path: Path, *, id_column: str = "item_id", form: CsvFormat | None = None) -> ForeignSids:
+        codebook_sizes: those that the caller knows. Numbers of named tokens stay as they are.
+        """
+        if self.names:
+            return self
+        found = offsets_of(self.numbers_NL, codebook_sizes or self.codebook_sizes or None)
+        if found is None:
+            hint = "codes of each level are above those of the level before: if these are offsets, pass --codebook-sizes"
+            could_be = not codebook_sizes and not self.codebook_sizes and possible_offsets(self.numbers_NL)
+            return replace(self, notes=(*self.notes, hint)) if could_be else self
+        offsets, sizes = found
+        note = f"codes are read less {', '.join(f'{offset:,}' for offset in offsets)}, the offsets of their levels"
+        return replace(self, numbers_NL=self.numbers_NL - np.array(offsets), codebook_sizes=sizes, notes=(*self.notes, note))
+
+
+def read_sids(
+    path: Path, *, id_column: str = "item_id", form: CsvFormat | None = None, transposed: bool = False
+) -> ForeignSids:
     """Read a file by its ending. id_column: of tables and JSON lines; `item_id` where they have no such column. form: of CSV.
+
+    transposed: a matrix has a row for each level, not for each item.
 
     Never unpickles: a `.pt` file is read with `weights_only`. Raises DataError, CodesError, ItemIdError, ArgumentError,
     MissingExtraError (a `.pt` file without torch).
@@ -61,6 +85,8 @@ def read_sids(path: Path, *, id_column: str = "item_id", form: CsvFormat | None 
         raise DataError(f"there is no {path}: name a file of Semantic IDs ({', '.join(FORMATS)})")
     if path.name.endswith((".pkl", ".pickle")):
         raise DataError(f"{path} is a pickle, which can run any program: save the tensor alone with torch.save, or as .npy")
+    if transposed and not path.name.endswith((".npy", ".pt", ".pth", ".json")):
+        raise ArgumentError(f"{path}: --transposed is about matrices (.npy, .pt, .json), whose rows may be levels")
     if path.is_dir() or path.name.endswith(".parquet"):
         table = CodesTable.open(path, None, id_column=id_column, sizes_needed=False)
         return _joined(path, list(table.batches()), codebook_sizes=table.codebook_sizes)
@@ -69,15 +95,15 @@ def read_sids(path: Path, *, id_column: str = "item_id", form: CsvFormat | None 
             table = read_table(path, ids=(id_column, "item_id"), form=form)
             return _joined(path, [codes_of_table(path, table, id_column)], is_text_file=True)
         if path.name.endswith((".jsonl", ".ndjson", ".json")):
-            return _of_json(path, id_column)
+            return _of_json(path, id_column, transposed)
     except (OSError, EOFError, ValueError, RecursionError, MemoryError, pa.ArrowException) as error:
-        if isinstance(error, DataError | CodesError):
+        if isinstance(error, LeafbeamError):
             raise
         raise DataError(f"{path} cannot be read: {error}") from error
     if path.name.endswith(".npy"):
-        return _of_matrix(path, read_array(path))
+        return _of_matrix(path, read_array(path), transposed)
     if path.name.endswith((".pt", ".pth")):
-        return _of_torch(path)
+        return _of_torch(path, transposed)
     raise ArgumentError(f"{path}: expected a file of Semantic IDs that ends in {', '.join(FORMATS)}")
 
 
@@ -102,15 +128,26 @@ def _joined(
     )
 
 
-def _of_matrix(path: Path, array: Any) -> ForeignSids:
-    """Codes of the items 0, 1, ...: (N, L), or (L, N) as GRID's TIGER reads them: the shorter side is that of the levels."""
+def _of_matrix(path: Path, array: Any, transposed: bool) -> ForeignSids:
+    """Codes of the items 0, 1, ...: (N, L), or transposed (L, N), as GRID's TIGER reads them."""
     if array.ndim != 2 or array.dtype.kind not in "iu":
         raise DataError(f"{path} holds {array.dtype} of shape {array.shape}: expected whole numbers (items, levels)")
-    codes_NL = array.T if array.shape[0] < array.shape[1] else array
-    return _joined(path, [(codes_NL, np.arange(len(codes_NL)))])
+    codes_NL = array.T if transposed else array
+    num_items, num_levels = codes_NL.shape
+    if num_levels > MAX_LEVELS:
+        turned = "without" if transposed else "with"
+        raise DataError(
+            f"{path} holds {num_items:,} items of {num_levels:,} levels, at most {MAX_LEVELS} are possible: read it {turned} "
+            "--transposed, if its other side are the items"
+        )
+    note = (
+        f"read as {num_items:,} items of {num_levels:,} levels; --transposed reads {num_levels:,} items of {num_items:,} levels"
+    )
+    found = _joined(path, [(codes_NL, np.arange(num_items))])
+    return replace(found, notes=(note,)) if num_items < num_levels and not transposed else found
 
 
-def _of_torch(path: Path) -> ForeignSids:
+def _of_torch(path: Path, transposed: bool) -> ForeignSids:
     require(f"reading {path.name}", "torch")
     import torch
 
@@ -122,18 +159,31 @@ def _of_torch(path: Path) -> ForeignSids:
     if isinstance(content, torch.Tensor):
         if content.layout != torch.strided or content.is_floating_point() or content.is_complex() or content.is_quantized:
             raise DataError(f"{path} holds a tensor of {content.dtype}: expected whole numbers (items, levels)")
-        return _of_matrix(path, content.numpy())
+        return _of_matrix(path, content.numpy(), transposed)
+    if transposed:
+        raise ArgumentError(
+            f"{path} holds a {type(content).__name__}: --transposed is about matrices, whose rows may be levels"
+        )
     if isinstance(content, Mapping):
         tensors = cast("Mapping[Any, Any]", content)
         return _of_lists(path, {key: row.tolist() if isinstance(row, torch.Tensor) else row for key, row in tensors.items()})
     raise DataError(f"{path} holds a {type(content).__name__}: expected a tensor (items, levels), or codes by item")
 
 
-def _of_json(path: Path, id_column: str) -> ForeignSids:
+def _of_json(path: Path, id_column: str, transposed: bool) -> ForeignSids:
     content, where = read_json(path)
-    if isinstance(content, dict):
-        return _of_lists(path, cast("dict[Any, Any]", content), is_text_file=True)
     rows: list[Any] = content if isinstance(content, list) else [content]
+    if path.name.endswith(".json") and rows and all(isinstance(row, list) for row in rows):
+        widths = {len(row) for row in rows}
+        whole = all(type(code) is int and 0 <= code <= _MAX_NUMBER for row in rows for code in row)
+        if len(widths) > 1 or not whole:
+            raise DataError(f"{path}: expected lists of equally many whole numbers from 0, the codes of each item")
+        return _of_matrix(path, np.array(rows, np.int64), transposed)
+    if transposed:
+        raise ArgumentError(f"{path} holds no lists of codes: --transposed is about matrices, whose rows may be levels")
+    if isinstance(content, dict):
+        by_id = cast("dict[str, Any]", content)
+        return _of_lists(path, _by_item(path, by_id) if _has_sids_as_keys(path, by_id) else by_id, is_text_file=True)
     if not all(isinstance(row, dict) for row in rows):
         raise DataError(f"{path}: expected an object from items to codes, or objects with {id_column} and codes")
     if any("codes" in row for row in rows):
@@ -150,6 +200,36 @@ def _of_json(path: Path, id_column: str) -> ForeignSids:
     return _joined(path, [codes_of_table(path, read_json_table(path, id_column), id_column)])
 
 
+def _has_sids_as_keys(path: Path, by_sid: Mapping[str, Any]) -> bool:
+    """Whether the keys of an object are Semantic IDs, such as <a_1><b_2>, and its values the items that have them.
+
+    Raises DataError where some are and others are not.
+    """
+    others = [key for key in by_sid if len(_split_tokens(key)) < 2]
+    if 0 < len(others) < len(by_sid):
+        raise DataError(f"{path} has Semantic IDs as keys, and {short_repr(others[0])}: expected all of one kind")
+    return bool(by_sid) and not others
+
+
+def _split_tokens(text: str) -> list[str]:
+    """The tokens of a text such as <a_1><b_2> or <a_1>, <b_2>; none for any other text."""
+    tokens = _WRITTEN_TOKEN.findall(text)
+    return tokens if not re.sub(r"[\s,\[\]()'\"]", "", _WRITTEN_TOKEN.sub("", text)) else []
+
+
+def _by_item(path: Path, by_sid: Mapping[str, Any]) -> dict[Any, list[str]]:
+    """The tokens of each item, of an object from Semantic IDs to items, to one item or to a list of them."""
+    by_id: dict[Any, list[str]] = {}
+    for sid, value in by_sid.items():
+        for item_id in value if isinstance(value, list) else [value]:
+            if isinstance(item_id, bool) or not isinstance(item_id, int | str):
+                raise DataError(f"{path}: {sid} has the item {short_repr(item_id)}: expected a number or a text")
+            if item_id in by_id:
+                raise DataError(f"{path}: item {short_repr(item_id)} is in {sid} and before: keep one")
+            by_id[item_id] = _split_tokens(sid)
+    return by_id
+
+
 def _of_lists(path: Path, by_id: Mapping[Any, Any], *, is_text_file: bool = False) -> ForeignSids:
     """Lists of tokens, such as ["<a_12>", "<b_3>"], or of numbers, by item."""
     kinds = {type(item_id) for item_id in by_id}
@@ -162,6 +242,7 @@ def _of_lists(path: Path, by_id: Mapping[Any, Any], *, is_text_file: bool = Fals
     numbers: list[list[int]] = []
     for item_id, codes in by_id.items():
         where = f"{path}: item {short_repr(item_id)}"
+        codes = _split_tokens(codes) if isinstance(codes, str) and _split_tokens(codes) else codes
         if not isinstance(codes, list) or not codes:
             raise CodesError(f"{where} has the codes {short_repr(codes)}: expected a list of tokens or numbers")
         row = [_parsed(code, where, parsed) for code in cast("list[Any]", codes)]

@@ -41,6 +41,9 @@ def import_run(
     sizes: Annotated[
         str | None, option("--codebook-sizes", "Codes of each level.", default="the model's; else by the largest codes")
     ] = None,
+    transposed: Annotated[
+        bool, option("--transposed", "A matrix of codes has a row for each level, not for each item.")
+    ] = False,
     tokens: Annotated[
         str | None, option("--tokens", "Names of a table's tokens: '<a_*>,<b_*>'.", MODEL, default="as in a JSON index")
     ] = None,
@@ -84,7 +87,10 @@ def import_run(
 
     console, began = stdout(), time.perf_counter()
     form = CsvFormat(delimiter="\t" if delimiter == "tab" else delimiter, encoding=encoding)
-    found = read_sids(sids, id_column=item_column, form=form)
+    found = read_sids(sids, id_column=item_column, form=form, transposed=transposed)
+    if given_sizes is not None and len(given_sizes) == 1:
+        given_sizes *= found.numbers_NL.shape[1]
+    found = found.without_offsets(given_sizes)
     source = Source(path=data, kind=kind)
     if kind == "tables":
         source = replace(source, user_column=user_column, item_column=item_column, time_column=time_column)
@@ -126,6 +132,8 @@ def import_run(
     sid_table.save(paths.sids)
     show_types(console, table)
     done(console, f"{paths.sids}: {len(sid_table):,} SIDs of {' x '.join(map(str, codebook_sizes))}", since=began)
+    for note in found.notes:
+        console.print(f"{found.source}: {note}", style="yellow", soft_wrap=True)
     shared = np.unique(sid_table.codes, axis=0, return_counts=True)[1]
     counts = {"items without a SID left out": without_sid, "items share their SID with another": shared[shared > 1].sum()}
     counts["items have codes unlike their tokens' numbers"] = (codes_NL != found.numbers_NL).any(axis=1).sum()
@@ -189,8 +197,6 @@ def _load(
         model = load_model(directory)
     elif first_token is not None:
         sizes = sizes or found.codebook_sizes
-        if len(sizes) == 1:
-            sizes *= num_levels
         if not sizes or any(prompts.values()):
             raise ArgumentError("--first-token needs --codebook-sizes, the codes of each level, and has no --prompt of text")
         model = load_model(directory, vocabulary=offset_vocabulary(directory, first_token, sizes))

@@ -47,8 +47,12 @@ def forms(folder: Path) -> dict[str, Path]:
     torch.save(torch.tensor(CODES).T.contiguous(), folder / "transposed.pt")
     torch.save({item: torch.tensor(row) for item, row in enumerate(CODES)}, folder / "mapping.pth")
     np.save(folder / "array.npy", np.array(CODES, np.uint16))
+    by_sid = {f"<a_{row[0]}><b_{row[1]}>": [item] for item, row in enumerate(CODES)}
     return {
         "tokens": write(folder / "tokens.json", tokens),
+        "matrix": write(folder / "matrix.json", CODES),
+        "transposed": write(folder / "transposed.json", np.array(CODES).T.tolist()),
+        "by SID": write(folder / "by_sid.json", by_sid),
         "numbers": write(folder / "numbers.json", dict(zip("012", CODES, strict=True))),
         "rows": write(folder / "rows.json", rows),
         "lines": write(folder / "rows.jsonl", "\n".join(map(json.dumps, rows))),
@@ -63,13 +67,14 @@ def test_every_form_makes_the_same_run(tmp_path: Path):
     made = {}
     for name, path in forms(tmp_path).items():
         run = tmp_path / f"run of {name}"
-        result = call("import", "--sids", path, "--items", items, "--run", run)
+        turned = ["--transposed"] if "transposed" in name else []
+        result = call("import", "--sids", path, "--items", items, *turned, "--run", run)
         assert result.exit_code == 0, f"{name}: {result.output}"
         assert "Next:" not in result.stdout, "a run without a model and interactions is not served, nor trained"
         made[name] = SidTable.load(run / "sids.parquet")
         assert Trie.load(run / "index.leafbeam").version == Trie.build(CODES, [2, 4], [0, 1, 2]).version
         assert pq.read_table(run / "imported_items.parquet")["title"].to_pylist() == ["lamp", None, "desk"]
-    assert len(made) == 12
+    assert len(made) == 15
     assert len({table.digest for table in made.values()}) == 1
     assert made["tokens"].codes.tolist() == CODES
 
@@ -78,7 +83,8 @@ def test_codes_may_have_item_id_where_the_items_have_another_column(tmp_path: Pa
     items = write(tmp_path / "goods.csv", "sku,title\n0,lamp\n2,desk\n")
     for name, path in forms(tmp_path).items():
         run = tmp_path / f"run of {name}"
-        result = call("import", "--sids", path, "--items", items, "--item-column", "sku", "--run", run)
+        turned = ["--transposed"] if "transposed" in name else []
+        result = call("import", "--sids", path, "--items", items, "--item-column", "sku", *turned, "--run", run)
         assert result.exit_code == 0, f"{name}: {result.output}"
         assert pq.read_table(run / "imported_items.parquet")["title"].to_pylist() == ["lamp", None, "desk"]
         assert SidTable.load(run / "sids.parquet").codes.tolist() == CODES
@@ -190,7 +196,7 @@ def model(tmp_path: Path) -> Path:
         ({"1": [1, 2]}, ["--tokens", "<a_*>,<b_*>", "--first-token", "3"], "expected one of --tokens and --first-token"),
         ({"1": [1, 2]}, ["--first-token", "10"], "--first-token needs --codebook-sizes"),
         ({"1": [1, 2]}, ["--first-token", "18", "--codebook-sizes", "4"], "tokens outside the vocabulary of 20"),
-        ({"1": [1, 5]}, ["--first-token", "10", "--codebook-sizes", "4"], "code 5 at level 1, whose codebook has 4 codes"),
+        ({"1": [1, 9]}, ["--first-token", "10", "--codebook-sizes", "4"], "code 9 at level 1, whose codebook has 4 codes"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_the_model_is_said(tmp_path: Path, model: Path, sids: Any, words: list[str], message: str):
