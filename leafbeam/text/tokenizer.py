@@ -22,7 +22,7 @@ class TextTokenizer:
     """The tokenizer beside a model. end: the tokens that end a text, by the order of the model's files; one or several.
 
     Any of them ends a text. One that is text itself, such as `}`, is text where the constraint lets it be, and ends the text
-    behind it where that may end.
+    behind it where that may end; an added token, such as `<|im_end|>`, is never text.
 
     Token bytes are exact for byte-level BPE (GPT-2, Qwen, Llama 3) and for byte-fallback BPE (Llama 2, Gemma); any other kind
     raises CheckpointError, because the text of its tokens depends on their neighbours.
@@ -139,10 +139,10 @@ class TextTokenizer:
 
     @cached_property
     def token_bytes(self) -> tuple[bytes | None, ...]:
-        """The bytes of each token by its id, None for special ones."""
+        """The bytes of each token by its id, None for special ones, and for added ones that end a text."""
         settings = json.loads(self._tokenizer.to_str())
-        special = {added["id"] for added in settings["added_tokens"] if added["special"]}
-        plain = {added["id"] for added in settings["added_tokens"] if not added["special"]}
+        special = {added["id"] for added in settings["added_tokens"] if added["special"] or added["id"] in self.ends}
+        plain = {added["id"] for added in settings["added_tokens"]} - special
         kinds = _kinds(settings["decoder"]) | _kinds(settings["pre_tokenizer"])
         if "ByteLevel" in kinds:
             bytes_of = _byte_level

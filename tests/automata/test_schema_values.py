@@ -92,6 +92,9 @@ PATTERNS: list[tuple[str, list[str], list[str]]] = [
     (r"\@\-\/\#", ["@-/#"], []),
     (r"a}", ["a}"], []),
     (r"|a", ["", "a"], ["b"]),
+    (r"cat|dog", ["cat", "dog"], ["cat|dog", "catdog"]),  # an alternative of the text, not of its quotes
+    (r"[0-9a-f]{2}\-[0-9a-f]{2}", ["0f-a1"], ["0fa1"]),  # as generators of schemas escape
+    (r"[\w\_\'\/\-\+\*\&\<\>\(\)\,\:\.\?\!]+", ["a_'/-+*&<>(),:.?!"], ["ä", " "]),
 ]  # fmt: skip
 
 

@@ -113,6 +113,34 @@ def test_an_end_token_may_close_an_object(tmp_path: Path, options: dict[str, Any
     assert pieces.generation.finished
 
 
+@pytest.mark.parametrize("special", [True, False])
+def test_an_added_token_that_ends_a_text_is_never_text_in_it(tmp_path: Path, special: bool) -> None:
+    """T5: a model that ends its turn within a JSON string is not taken at its word, whatever the file calls the token.
+
+    As in reports of other servers, whose constraint knew the first end token alone and was cut off within a string.
+    """
+    model_dir = save_model(tmp_path / "model")
+    settings = json.loads((model_dir / "tokenizer.json").read_text())
+    end = 1 + max(settings["model"]["vocab"].values())
+    turn = {**settings["added_tokens"][0], "id": end, "content": "<|im_end|>", "special": special}
+    settings["added_tokens"].append(turn)
+    (model_dir / "tokenizer.json").write_text(json.dumps(settings))
+    (model_dir / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, end]}))
+    generator = TextGenerator.load(model_dir)
+    assert generator.tokenizer.token_bytes[end] is None
+    with torch.no_grad():
+        weight = generator.model.head_weight
+        weight[:] = 0
+        weight[end] = 5 * torch.sign(generator.model(torch.tensor([[5]]))[0, -1])
+    schema = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 5}}, "required": ["a"]}
+    for options in ({}, {"num_beams": 2}, {"sampling": Sampling(), "seed": 1}):
+        (texts,) = generator.generate(["A "], JsonSchema(schema=schema), max_tokens=60, **options).texts
+        assert "a" in json.loads(texts[0].text)
+        assert "im_end" not in texts[0].text
+    ((text,),) = generator.generate(["A "], FreeText(), max_tokens=60).texts
+    assert (text.text, text.finished) == ("", True)
+
+
 def test_wrong_end_tokens_are_named(tmp_path: Path) -> None:
     """T5: each of a list is checked."""
     for ends, says in (

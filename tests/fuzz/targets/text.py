@@ -6,7 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
+from leafbeam.automata.byte_dfa import ByteDFA
+from leafbeam.automata.ecma_pattern import rust_pattern
+from leafbeam.automata.json_schema import schema_language
 from leafbeam.serve.body import decode_body
 from leafbeam.serve.completion_schema import ChatBody, CompletionBody, ItemCompletionBody, TextOptions
 from leafbeam.text import ChatTemplate, TextTokenizer
@@ -53,3 +57,29 @@ def fuzz_completion(data: bytes) -> None:
     else:
         assert isinstance(body, ChatBody)
         assert all(isinstance(message.to_dict()["content"], str) for message in body.messages)
+
+
+def fuzz_json_schema(data: bytes) -> None:
+    """The text of a JSON Schema: a text of its instances is JSON. Patterns, whose time is not bounded, are left out."""
+    if b"pattern" in data:
+        return
+    text = _first_text(schema_language(data.decode("utf-8", "replace"), 2_000))
+    json.loads(text)
+
+
+def fuzz_schema_pattern(data: bytes) -> None:
+    """A pattern of a JSON Schema, to Rust's syntax."""
+    rust_pattern(data.decode("utf-8", "replace"))
+
+
+def _first_text(language: ByteDFA) -> bytes:
+    """One of the shortest texts of a language, found breadth first."""
+    class_256, indptr, label_E, next_E = language.edges
+    texts = {0: b""}
+    for state in range(language.num_states):  # they are numbered breadth first
+        if language.accepting_X[state]:
+            return texts[state]
+        for edge in range(indptr[state], indptr[state + 1]):
+            byte = int(np.flatnonzero(class_256 == label_E[edge])[0])
+            texts.setdefault(int(next_E[edge]), texts[state] + bytes([byte]))
+    raise AssertionError("a language without texts")
