@@ -246,7 +246,7 @@ def test_constraints_that_do_not_fit_are_named(model: Model, tokenizer: Any, ite
         ConstraintLogitsProcessor(ItemConstraint(items=items), eos_token_id=1, prompt_length=1)
     with pytest.raises(ArgumentError, match="fast tokenizer"):
         ConstraintLogitsProcessor(Regex(pattern="a"), object(), prompt_length=1)
-    with pytest.raises(ArgumentError, match="expected one"):
+    with pytest.raises(ArgumentError, match="expected the same"):
         ConstraintLogitsProcessor(Regex(pattern="a"), TextTokenizer.of(tokenizer), eos_token_id=7, prompt_length=1)
 
 

@@ -28,7 +28,7 @@ from leafbeam.integrations.generate_call import changing_settings
 from leafbeam.integrations.served_items import ServedItems
 from leafbeam.integrations.transformers import TrieLogitsProcessor, prefix_allowed_tokens_fn
 
-from .tiny import EOS, PAD, WORDS, Model, Shop, beams, prompts, step_fn_of
+from .tiny import EOS, PAD, WORDS, Model, Shop, beams, prompts, step_fn_of, tiny_qwen3
 
 CODE = int(Shop().tokens[1][0])  # the token of a code
 WORD = next(token for token in range(3, WORDS) if all(token not in level for level in Shop().tokens))  # of none
@@ -477,3 +477,29 @@ def test_exact_beams_refuse_the_callers_settings_and_name_the_checkpoints(
         output = model.generate(**inputs, **options, num_return_sequences=4, return_dict_in_generate=True)
     wanted = BeamSearch(shop.index, num_beams=4).run(step_fn_of(model, inputs, shop.tokens), 2)
     np.testing.assert_array_equal(output.result.codes, wanted.codes)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.01, 1e-4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_beam_samples_at_small_temperatures_are_allowed_items(temperature: float, dtype: torch.dtype) -> None:
+    """Public reports say that transformers' beam samples become NaN there, or where fewer items are legal than beams."""
+    shop, inputs, model = Shop(), prompts([6, 6, 6]), tiny_qwen3().to(dtype)
+    one, none = shop.index.filter(item_ids=[17]), shop.index.filter(item_ids=[])
+    legal = shop.processor(inputs, filters=[one, None, none])
+    output = model.generate(
+        **inputs, logits_processor=[legal], num_beams=4, num_return_sequences=4, do_sample=True, temperature=temperature,
+        max_new_tokens=3, length_penalty=0.0, return_dict_in_generate=True, output_scores=True,
+    )  # fmt: skip
+    result = legal.results(output.sequences, output.sequences_scores, num_return_sequences=4)
+    assert result.num_valid[[0, 2]].tolist() == [1, 0]
+    assert result.num_valid[1] >= 1  # sampled beams may repeat
+    assert result.item_ids[0].tolist() == [17]
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_a_checkpoint_that_excludes_its_padding_and_renormalises_is_named_for_the_second_alone(num_beams: int) -> None:
+    """G2: a public report: Marian's padding is in bad_words_ids, and its configs were given renormalize_logits."""
+    shop, inputs, model = Shop(), prompts([6, 6]), t5(bad_words_ids=[[PAD]], renormalize_logits=True)
+    legal = encoder_decoder_processor(shop)
+    with pytest.warns(GenerationSettingsWarning, match=r"sets renormalize_logits=True, and"):
+        model.generate(**inputs, logits_processor=[legal], num_beams=num_beams, max_new_tokens=3)
