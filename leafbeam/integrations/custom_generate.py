@@ -20,7 +20,7 @@ from torch import Tensor
 from leafbeam.decode import BeamSearch, SearchResult, SequenceResult, SequenceSearch
 from leafbeam.errors import ArgumentError, GenerationSettingsWarning
 from leafbeam.integrations.constraint_processor import ItemConstraint, RowConstraint, automaton_of
-from leafbeam.integrations.generate_call import changing_settings, shown
+from leafbeam.integrations.generate_call import changing_settings, shown, tokens_of
 from leafbeam.integrations.served_items import ServedItems
 from leafbeam.ops.constrain import Scoring
 from leafbeam.text import TextTokenizer
@@ -96,17 +96,20 @@ def generate(
     constraints = [constraint] * len(prompts_BT) if not isinstance(constraint, Sequence) else list(constraint)
     if len(constraints) != len(prompts_BT):
         raise ArgumentError(f"{len(constraints)} constraints for {len(prompts_BT)} prompts: expected one for each")
+    items = [one for one in constraints if isinstance(one, ItemConstraint)]
+    spelled = None if tokenizer is None or items else TextTokenizer.of(tokenizer, end=eos_token_id)
+    end = items[0].items.eos_token_id if items else eos_token_id if spelled is None else spelled.end
+    texts_of = [one for one in constraints if not items and not isinstance(one, ItemConstraint)]
+    by_id = {id(one): automaton_of(one, spelled) for one in texts_of}
+    if end is None:
+        raise ArgumentError("eos_token_id is missing: without a tokenizer, name the token that ends a text")
+    passed = eos_token_id if eos_token_id is not None or generation_config is None else generation_config.eos_token_id
+    if passed is not None and end not in tokens_of(passed):
+        raise ArgumentError(f"eos_token_id is {passed}, and the constraint ends with {end}: pass the same end token to both")
     calls = _CachedModel(model, prompts_BT, attention_mask)
-    if any(isinstance(one, ItemConstraint) for one in constraints):
-        items = [one for one in constraints if isinstance(one, ItemConstraint)]
+    if items:
         result, tokens = _search_items(calls, items, len(constraints), beams, scoring)
-        end = items[0].items.eos_token_id
     else:
-        spelled = None if tokenizer is None else TextTokenizer.of(tokenizer, end=eos_token_id)
-        end = eos_token_id if spelled is None else spelled.end
-        by_id = {id(one): automaton_of(one, spelled) for one in constraints if not isinstance(one, ItemConstraint)}
-        if end is None:
-            raise ArgumentError("eos_token_id is missing: without a tokenizer, name the token that ends a text")
         search = SequenceSearch(
             [by_id[id(one)] for one in constraints],
             end_code=end,

@@ -168,7 +168,7 @@ class GenerateCall:
 
         whole: the tokens of every item, where no end token is needed.
         """
-        ends = _tokens(self.config.eos_token_id)
+        ends = tokens_of(self.config.eos_token_id)
         if eos_token_id not in ends and (ends or whole is None or self.max_new_tokens > whole):
             raise ArgumentError(
                 f"`generate` ends sequences with eos_token_id={self.config.eos_token_id}, the processor with {eos_token_id}: "
@@ -183,7 +183,7 @@ class GenerateCall:
 
     def _check_length(self, eos_token_id: int, num_tokens: int, same_length: bool) -> None:
         """Raise ArgumentError for settings that force or forbid the end token where an item has to go on or to end."""
-        forced, room = _tokens(self.config.forced_eos_token_id), self.max_new_tokens
+        forced, room = tokens_of(self.config.forced_eos_token_id), self.max_new_tokens
         if forced and (room <= num_tokens or eos_token_id not in forced):
             raise ArgumentError(
                 f"`generate` forces the last of max_new_tokens={room} tokens to be forced_eos_token_id="
@@ -210,11 +210,11 @@ def changed_by(names: Sequence[str]) -> str:
 def _reaches(value: Any, is_code: Callable[[int], bool]) -> bool:
     """Return whether a setting about tokens, or sequences of them, names one that may be generated."""
     keys = value.keys() if isinstance(value, Mapping) else value
-    sequences = [key[0] if key and isinstance(key[0], list | tuple) else key for key in map(_tokens, keys)]
+    sequences = [key[0] if key and isinstance(key[0], list | tuple) else key for key in map(tokens_of, keys)]
     return any(is_code(int(tokens[-1])) for tokens in sequences if tokens)
 
 
-def _tokens(value: Any) -> list[Any]:
+def tokens_of(value: Any) -> list[Any]:
     """Return the token or tokens of a setting as a list."""
     if value is None:
         return []

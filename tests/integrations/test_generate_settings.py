@@ -470,6 +470,9 @@ def test_exact_beams_refuse_the_callers_settings_and_name_the_checkpoints(
     options = {"custom_generate": CUSTOM_GENERATE, "trust_remote_code": True, "constraint": items, "num_beams": 4}
     with pytest.raises(ArgumentError, match=r"generation_config sets repetition_penalty=1.5"):
         model.generate(**inputs, **options, generation_config=GenerationConfig(repetition_penalty=1.5))
+    for own in ({"generation_config": GenerationConfig(eos_token_id=9)}, {"eos_token_id": 9}):
+        with pytest.raises(ArgumentError, match=r"eos_token_id is 9, and the constraint ends with 2"):  # G3
+            model.generate(**inputs, **options, **own)
     inherited(repetition_penalty=1.5, forced_eos_token_id=EOS, do_sample=True, top_k=2)
     with pytest.warns(
         GenerationSettingsWarning, match=r"repetition_penalty=1.5, do_sample=True, top_k=2, forced_eos_token_id=2"
