@@ -127,14 +127,19 @@ class LockedError(LogError):
 
 
 class LogitsError(LeafbeamError, ValueError):
-    """The model's logits hold NaN or +inf, or have the wrong shape."""
+    """The model's logits hold NaN or +inf, or have the wrong shape. request: the one of a batch that is to blame, or None."""
+
+    def __init__(self, message: str = "", *, request: int | None = None) -> None:
+        super().__init__(message)
+        self.request = request
 
     @classmethod
     def not_finite(cls, request: int, beam: int, where: str) -> "LogitsError":
         """The error for the first such row, the same of every backend. where: "at level 2", "in round 5", or ""."""
         return cls(
             f"the logits of request {request}, beam {beam}{where and ' ' + where} hold NaN or +inf: expected finite numbers, "
-            "or -inf for a code that must not be taken; look at the model's output"
+            "or -inf for a code that must not be taken; look at the model's output",
+            request=request,
         )
 
     @classmethod
@@ -142,7 +147,8 @@ class LogitsError(LeafbeamError, ValueError):
         """The error where a text cannot go on: the model excludes each code that its constraint allows."""
         return cls(
             f"the logits of request {request} {where} exclude every legal code by -inf: expected a finite number for one of "
-            "them; look at the model's output"
+            "them; look at the model's output",
+            request=request,
         )
 
 

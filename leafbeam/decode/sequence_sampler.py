@@ -105,7 +105,11 @@ class _SampledConstraint(AutomatonConstraint):
             code_c, logit_c, size_r = code_C[indptr[0] : indptr[-1]], logit_C[indptr[0] : indptr[-1]], np.diff(indptr)
             logit_c = np.where(np.repeat(beams.lo[0, b] == automaton.num_states, size_r), 0, logit_c)  # ended: certain
             row_c = np.repeat(np.arange(num_rows), size_r)
-            log_p_c = self._samplings[b].log_probabilities(logit_c, row_c, f"in round {number}")
+            try:
+                log_p_c = self._samplings[b].log_probabilities(logit_c, row_c, f"in round {number}")
+            except LogitsError as error:
+                error.request = b
+                raise
             for k, row in enumerate(parent_K.tolist()):
                 begin, end = indptr[row : row + 2] - indptr[0]
                 drawn = _draw(log_p_c[begin:end], self._uniform_BKT[b, k, number])

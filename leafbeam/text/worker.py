@@ -9,7 +9,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 
-from leafbeam.errors import ArgumentError, OverloadedError, RequestError, UnavailableError
+from leafbeam.errors import ArgumentError, LogitsError, OverloadedError, RequestError, UnavailableError
 from leafbeam.ops import openmp
 from leafbeam.text.generator import TextGenerator
 from leafbeam.text.request import Generation, TextRequest, can_run_together
@@ -47,7 +47,7 @@ class TextJob:
     """The prompts of one client. on_pieces: called in the worker with a prompt's number and its new pieces, if it is given.
 
     texts: the result; cancelled, the worker drops the job at its next call of the model. deadline: on the worker's clock.
-    is_alone: it shares no batch, because one that it was in has failed.
+    is_alone: it shares no batch, because one that it was in has failed and it may be to blame.
     """
 
     requests: tuple[TextRequest, ...]
@@ -242,7 +242,7 @@ class TextWorker:
         try:
             run.advance()
         except BaseException as error:
-            self._failed(batch.jobs, error)
+            self._failed(batch.jobs, error, batch.guilty_of(error))
             return False
         going_on = False
         for job, rows in batch.rows():
@@ -274,8 +274,11 @@ class TextWorker:
         if since < self.settings.timeout_s:  # longer: there was nothing to do
             self._seconds_per_job += 0.1 * (since - self._seconds_per_job)
 
-    def _failed(self, jobs: Sequence[TextJob], error: BaseException) -> None:
-        """Fail a job that ran alone. Of several one may be to blame: each runs again, by itself, before those that wait."""
+    def _failed(self, jobs: Sequence[TextJob], error: BaseException, guilty: TextJob | None = None) -> None:
+        """Fail a job that ran alone. Of several one is to blame: all run again, before those that wait, it by itself.
+
+        Where it is not known which one it is, each runs by itself.
+        """
         jobs = [job for job in jobs if not job.texts.done()]
         log.error("a batch of %d texts failed", len(jobs), exc_info=error)
         if len(jobs) == 1:
@@ -284,8 +287,10 @@ class TextWorker:
         for job in jobs:
             if job.on_pieces is not None:
                 job.on_pieces.begin_again()
+        again = [job if guilty not in (None, job) else replace(job, is_alone=True) for job in jobs]
+        again.sort(key=lambda job: job.is_alone)
         with self._changed:
-            self._waiting.extendleft(replace(job, is_alone=True) for job in reversed(jobs))
+            self._waiting.extendleft(reversed(again))
 
     def _fail_all(self, error: BaseException) -> None:
         with self._changed:
@@ -306,6 +311,11 @@ class _Batch:
     @property
     def num_tokens(self) -> int:
         return sum(job.num_tokens for job in self.jobs)
+
+    def guilty_of(self, error: BaseException) -> TextJob | None:
+        """Return the job with the request that an error names, if it names one."""
+        request = error.request if isinstance(error, LogitsError) else None
+        return None if request is None else next(job for job, rows in self.rows() if request in rows)
 
     def rows(self) -> list[tuple[TextJob, range]]:
         """Each job with the rows of its requests."""

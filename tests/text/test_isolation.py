@@ -1,7 +1,7 @@
 """A fault of one text fails its request alone, at every stage, and every request that was accepted is answered."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,7 +47,13 @@ def test_logits_that_are_not_finite_fail_their_request_alone(
     generator: TextGenerator, monkeypatch: pytest.MonkeyPatch, broken: Callable[[float], None], kind: str, value: float
 ) -> None:
     """T2: one of four texts of a batch has NaN or +inf, whether searched for, drawn or with beams."""
-    options, gate = OPTIONS[kind], Gate(monkeypatch)
+    options, gate, batches, start = OPTIONS[kind], Gate(monkeypatch), list[int](), generator.start
+
+    def counted(requests: Sequence[TextRequest]) -> Any:
+        batches.append(len(requests))
+        return start(requests)
+
+    monkeypatch.setattr(generator, "start", counted)
     broken(value)
     with running(generator, max_batches=1) as worker:
         blocks = worker.submit([request(generator, max_tokens=1)])
@@ -63,6 +69,7 @@ def test_logits_that_are_not_finite_fail_their_request_alone(
             bad.texts.result(30)
         for job in good:
             assert len(job.texts.result(30)[0][0].text) == 30
+    assert batches == [1, 4, 3, 1]  # the others run again together
 
 
 @pytest.mark.parametrize("error", [RuntimeError("client"), KeyError("client"), SystemExit("client"), KeyboardInterrupt()])
