@@ -227,7 +227,7 @@ export interface InferAnswer {
   /** The version of the index. */
   model_version?: string | null;
   id?: string | null;
-  /** `num_ignored_history`, `num_ignored_deny`: ids that the index does not have. */
+  /** `num_ignored_history`, `num_ignored_deny`: ids that the index does not have. `empty_rules`, if the rules allow no item: the smallest set of them that already allows none, with commas. */
   parameters?: Record<string, number | string | boolean | null> | null;
 }
 
@@ -456,6 +456,8 @@ export interface RecommendAnswer {
   reasons: Array<ReasonAnswer>;
   /** How many items are returned, `num_items` or fewer; 0 if the rules allow none. */
   num_valid: number;
+  /** If `rules` and `filter` allow no item: the rule, the pair of rules or the smallest set of them that already allows none; parts of `filter` as text. Else empty. */
+  empty_rules: Array<string>;
   /** Beams asked for or the server's, at least `num_items`; `levels` show more. 0 without a search. */
   num_beams: number;
   /** Whether no allowed item can score better with the model than those it found; `fused` ranks these. */

@@ -7,6 +7,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from leafbeam.catalog.conflict import conflict_of
 from leafbeam.catalog.expression import Expression
 from leafbeam.catalog.remap import old_rows_of, remap, with_bits
 from leafbeam.catalog.rule_config import LISTED, LoadReport, Rule
@@ -96,6 +97,13 @@ class RuleSet:
             allowed = self.version.filter_of([None] * len(self.version.segments))
         return allowed - self.version.filter(item_ids=denied[self.version.knows(denied)])
 
+    def conflict(self, expression: Expression) -> tuple[str, ...]:
+        """Return the rule, or the smallest set of rules, for which no item is left; () if the expression allows an item.
+
+        Cost: one look-up if the answer is cached, else see `conflict_of`.
+        """
+        return self._conflict(expression)
+
     def __repr__(self) -> str:
         return f"RuleSet({', '.join(self.filters) or 'no rules'}; generation {self.generation}, {len(self.version):,} items)"
 
@@ -103,6 +111,13 @@ class RuleSet:
     def _evaluate(self) -> Callable[[Expression], VersionFilter]:
         filters = self.filters  # no reference to self: a cycle would keep old versions until a garbage collection
         return lru_cache(maxsize=64)(lambda expression: expression.evaluate(filters.__getitem__))
+
+    @cached_property
+    def _conflict(self) -> Callable[[Expression], tuple[str, ...]]:
+        filters = self.filters  # as in `_evaluate`
+        return lru_cache(maxsize=64)(
+            lambda expression: conflict_of(expression, lambda part: part.evaluate(filters.__getitem__))
+        )
 
     def _unknown(self, name: str) -> str:
         if any(rule.name == name and rule.error is not None for rule in self.report.rules):

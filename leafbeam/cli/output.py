@@ -50,6 +50,16 @@ def describe(row: dict[str, Any], column: str | None) -> Text:
     return Text.assemble(title, "\n", (facts, "dim"))
 
 
+def _why_short(result: Result) -> str:
+    """Return why there are fewer items than requested, with the rules that allow none."""
+    if not result.empty_rules:
+        return f"{result.num_valid} items: no more are allowed."
+    (*others, last) = result.empty_rules
+    if not others:
+        return f"0 items: the rule {last} allows none."
+    return f"0 items: the rules {', '.join(others)} and {last} allow none together."
+
+
 def show(console: Console, engine: Engine, request: Request, result: Result) -> None:
     """Print the items with titles and attributes, and below them what was missing or ignored."""
     assert engine.catalog is not None
@@ -69,7 +79,7 @@ def show(console: Console, engine: Engine, request: Request, result: Result) -> 
         table.add_row(str(rank), str(row["item_id"]), describe(row, column), " ".join(map(str, sid)), f"{score:.2f}", *reason)
     console.print(table)
     if result.num_valid < request.num_items:
-        console.print(f"{result.num_valid} items: no more are allowed.")
+        console.print(_why_short(result))
     for name, ids in (("history", result.ignored_history), ("--deny", result.ignored_deny)):
         if ids:
             console.print(f"{len(ids)} ids of {name} are not in the index and were ignored: {', '.join(map(str, ids[:5]))}")

@@ -96,6 +96,9 @@ class RequestPreparer:
         if rules is None and expression is not None:
             raise UnknownRuleError(f"unknown rule {min(expression.names)[:80]!r}; this engine has no catalog, so no rules")
         item_filter = None if rules is None else rules.filter(expression or ())
+        empty_rules: tuple[str, ...] = ()
+        if rules is not None and expression is not None and item_filter is not None and not len(item_filter):
+            empty_rules = rules.conflict(expression)
         history, segment_n, row_n, ignored_history = _lookup("history", request.history, version)
         deny, _, _, ignored_deny = _lookup("deny_item_ids", request.deny_item_ids, version)
         left_out = () if request.keep_history else tuple(dict.fromkeys(history))
@@ -127,6 +130,7 @@ class RequestPreparer:
             version=version,
             item_filter=item_filter,
             rules_generation=None if rules is None else rules.generation,
+            empty_rules=empty_rules,
             codes=codes,
             deny=np.array(denied) if denied else None,
             num_left_out=len(left_out),

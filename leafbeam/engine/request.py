@@ -170,6 +170,8 @@ class Result:
         items that share a SID are then adjacent and have equal scores; else they are sums of features (see Fusion, ItemMemory).
     channel: who ranked. reasons: the largest part of each score, one an item; none if the model alone ranks.
     num_valid: at most num_items of the request; fewer if the rules allow fewer.
+    empty_rules: if the rules and the filter of the request allow no item, the smallest set of them that already allows none: a
+        rule, a pair that shares no item, or more; parts of the filter as text. Else empty.
     num_beams: beams of the search as asked for, and at least num_items; 0 if none ran. `levels` show how rules widened it.
     exact: whether the model's items are certain to be the best allowed ones: the search kept every allowed prefix, or dropped
         only such that score below them. Of a fused ranking: all num_beams items that the model contributes.
@@ -199,6 +201,7 @@ class Result:
     rules_generation: int | None
     batch_size: int
     timings: Timings
+    empty_rules: tuple[str, ...] = ()
     levels: tuple[BeamLevel, ...] = ()
 
     def __repr__(self) -> str:
@@ -214,7 +217,7 @@ class PendingRequest:
     its beams are those of the widest level. num_beams: those of the last one. exhaustive: whether the search
     keeps every allowed prefix.
     codes: (n, L) int64, of the newest known items. deny: the known ids that must not be returned, num_left_out of the history
-    among them. prepared: when it was ready to be queued.
+    among them. empty_rules: see `Result`. prepared: when it was ready to be queued.
     future: completed with the result; cancelling it withdraws the request, queued or running.
     """
 
@@ -231,6 +234,7 @@ class PendingRequest:
     ignored_deny: tuple[ItemId, ...]
     prepared: float
     num_left_out: int = 0
+    empty_rules: tuple[str, ...] = ()
     channel: Channel = "model"
     history: tuple[ItemId, ...] = ()
     future: "Future[Result]" = field(default_factory=Future)

@@ -104,6 +104,7 @@ class ResultWriter:
             channel=pending.channel,
             reasons=tuple(items.reasons),
             num_valid=len(items.item_ids),
+            empty_rules=pending.empty_rules,
             num_beams=num_beams,
             exact=exact,
             num_history_used=len(pending.codes),

@@ -149,13 +149,15 @@ def tensors_of_result(result: Result, body: InferBody) -> InferAnswer:
     shape = [1, result.num_valid] if is_row else [result.num_valid]
     data: Mapping[str, Any] = {"item_ids": list(map(str, result.item_ids)), "scores": list(result.scores)}
     names = list(_OUTPUTS) if body.outputs is None else list(dict.fromkeys(output.name for output in body.outputs))
-    ignored: Parameters = {"num_ignored_history": len(result.ignored_history), "num_ignored_deny": len(result.ignored_deny)}
+    parameters: Parameters = {"num_ignored_history": len(result.ignored_history), "num_ignored_deny": len(result.ignored_deny)}
+    if result.empty_rules:
+        parameters["empty_rules"] = ", ".join(result.empty_rules)
     return InferAnswer(
         model_name=MODEL,
         model_version=result.index_version,
         id=body.id,
         outputs=[InferTensor(name=name, shape=shape, datatype=_OUTPUTS[name], data=data[name]) for name in names],
-        parameters=ignored,
+        parameters=parameters,
     )
 
 

@@ -72,7 +72,10 @@ class InferAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str | None = None
     parameters: Annotated[
         Parameters | None,
-        Meta(description="`num_ignored_history`, `num_ignored_deny`: ids that the index does not have."),
+        Meta(
+            description="`num_ignored_history`, `num_ignored_deny`: ids that the index does not have. `empty_rules`, if the "
+            "rules allow no item: the smallest set of them that already allows none, with commas."
+        ),
     ] = None
 
 

@@ -139,6 +139,13 @@ class RecommendAnswer(Struct, frozen=True, kw_only=True):
         tuple[ReasonAnswer, ...], Meta(description="The largest part of each score, one an item; empty if `model` ranked.")
     ]
     num_valid: Annotated[int, Meta(description="How many items are returned, `num_items` or fewer; 0 if the rules allow none.")]
+    empty_rules: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="If `rules` and `filter` allow no item: the rule, the pair of rules or the smallest set of them that "
+            "already allows none; parts of `filter` as text. Else empty."
+        ),
+    ]
     num_beams: Annotated[
         int, Meta(description="Beams asked for or the server's, at least `num_items`; `levels` show more. 0 without a search.")
     ]

@@ -55,6 +55,7 @@ def answer(*items: tuple[int, tuple[int, ...]]) -> RecommendAnswer:
         exact=False,
         num_history_used=0,
         num_history_left_out=0,
+        empty_rules=(),
         read_user=False,
         ignored_history=(),
         ignored_deny_item_ids=(),

@@ -239,6 +239,25 @@ def test_representations_are_short(engine):
     assert repr(engine) == f"Engine(Transformer, 160 items of {engine.trie.version}, it was not started)"
 
 
+@pytest.mark.parametrize(
+    ("rules", "also", "empty"),
+    [
+        (("in_stock", "none"), None, ("none",)),
+        (("cheap", "in_stock"), "in_stock - cheap", ("cheap", "in_stock - cheap")),
+        (("cheap",), None, ()),
+        ((), "rare - rare", ("rare - rare",)),
+        ((), None, ()),
+    ],
+)
+def test_an_answer_without_items_names_the_rules_that_left_none(engine, rules, also, empty):
+    """A3: the rule, or the pair; denied items alone are not a fault of the rules."""
+    result = one(engine, history=HISTORY, rules=rules, filter=also)
+    assert sorted(result.empty_rules) == sorted(empty)
+    assert bool(empty) == (result.num_valid == 0)
+    denied = one(engine, rules=rules, filter=also, deny_item_ids=[f"é{i}" for i in range(160)])
+    assert (denied.num_valid, sorted(denied.empty_rules)) == (0, sorted(empty))
+
+
 def test_an_empty_index_gives_empty_answers(shop):
     engine = Engine(shop.model, Trie.build(np.empty((0, 3), np.int64), (8, 8, 4)))
     result = one(engine, history=(1, 2))

@@ -38,6 +38,13 @@ def test_an_answer_holds_allowed_items_and_its_provenance(client, first_shop):
     assert set(stages) == {"prepare", "queue", "prefill", "rounds", "constrain", "postprocess"}
 
 
+def test_an_answer_without_items_names_the_rules_that_left_none(client):
+    """A3: over HTTP."""
+    empty = {"rules": ["in_stock"], "filter": "cheap - cheap"}
+    assert client.post(URL, json=empty).json()["empty_rules"] == ["cheap - cheap"]
+    assert client.post(URL, json=empty | {"filter": "cheap"}).json()["empty_rules"] == []
+
+
 def test_an_answer_reports_whether_the_model_read_the_user(client):
     named, plain = (client.post(URL, json={"history": [1001]} | user).json() for user in ({"user": "ann"}, {}))
     assert named["read_user"] is plain["read_user"] is False  # this model has no tokens for users

@@ -83,6 +83,13 @@ def test_outputs_are_those_that_were_asked_for(client: TestClient) -> None:
     assert list(outputs(client.post(INFER, json=body([], outputs=named)))) == ["item_ids"]
 
 
+def test_the_rules_that_left_no_item_are_named(client: TestClient) -> None:
+    """A3: as a parameter of the answer, which holds no lists."""
+    answer = client.post(INFER, json=body([1003], parameters={"rules": "in_stock", "filter": "cheap - cheap"})).json()
+    assert answer["outputs"][0]["data"] == []
+    assert answer["parameters"]["empty_rules"] == "cheap - cheap"
+
+
 def test_ids_of_text_are_sent_as_they_are(first_shop: Any) -> None:
     names = [f"item {number}" for number in range(20)] + ["7"]
     codes = np.random.default_rng(0).integers(0, 8, (21, 2))

@@ -236,8 +236,9 @@ class Page {
     const wrong = without ? `; without rules, ${without.item_ids.filter((id) => broken(this.known.get(id), rules).length).length} of ${without.num_valid} would break them` : "";
     const left = answer.num_history_left_out ? `; ${plural(answer.num_history_left_out, "item")} of the history left out` : "";
     const ignored = answer.ignored_history.length ? `; not in the index: ${answer.ignored_history.join(", ")}` : "";
+    const empty = answer.empty_rules.length ? `; no item is allowed by ${answer.empty_rules.join(" and ")}` : "";
     const beams = answer.num_beams ? `${plural(answer.num_beams, "beam")}${how}` : "no search";
-    $("summary").textContent = `${plural(answer.num_valid, "item")} in ${milliseconds.toFixed(0)} ms, ${beams}${left}${ignored}${wrong}.`;
+    $("summary").textContent = `${plural(answer.num_valid, "item")} in ${milliseconds.toFixed(0)} ms, ${beams}${left}${ignored}${empty}${wrong}.`;
     const actions = [["Add to history", (item) => this.addToHistory(item)], ...(this.changes?.actions ?? [])];
     if (this.changes?.learns) actions.unshift(["Take", (item) => this.take(item)]);
     showAnswers({ answer, without, known: this.known, rules, before: sameRequest ? this.last : null, actions });

@@ -1,0 +1,64 @@
+"""Finds the rules of a request that leave no item."""
+
+from collections.abc import Callable, Sequence
+from itertools import combinations
+
+from leafbeam.catalog.expression import Expression
+from leafbeam.index import VersionFilter
+
+FilterOf = Callable[[Expression], VersionFilter]
+
+_CHUNK = 4096  # words that are compared at once: most pairs share an item in the first of them
+
+
+def conflict_of(expression: Expression, filter_of: FilterOf) -> tuple[str, ...]:
+    """Return the smallest set of parts of an expression that no item satisfies together, or () if some item satisfies all.
+
+    One part if one is empty, else the first pair that shares no item, else a set that shares an item as soon as any of its
+    parts is left out. A part is a rule's name, or an expression in parentheses of the request.
+
+    Cost: a pass over the bitmaps for each part and each pair, most of which end at their first words.
+    """
+    if len(filter_of(expression)):
+        return ()
+    if expression.kind == "minus" and not len(filter_of(expression.parts[0])):
+        return conflict_of(expression.parts[0], filter_of)
+    if expression.kind != "and":
+        return (expression.text,)
+    filters = [filter_of(part) for part in expression.parts]
+    for part, selected in zip(expression.parts, filters, strict=True):
+        if not len(selected):
+            return conflict_of(part, filter_of)
+    for left, right in combinations(range(len(filters)), 2):
+        if _are_disjoint(filters[left], filters[right]):
+            return expression.parts[left].text, expression.parts[right].text
+    return tuple(expression.parts[index].text for index in _irreducible(filters))
+
+
+def _irreducible(filters: Sequence[VersionFilter]) -> list[int]:
+    """Return the indices of filters that share no item together, none of which can be left out."""
+    kept: list[int] = []
+    common: VersionFilter | None = None  # of the filters kept
+    end = len(filters)
+    while common is None or len(common):
+        shared = common
+        for index in range(end):  # the last filter that empties the intersection cannot be left out
+            shared = filters[index] if shared is None else shared & filters[index]
+            if not len(shared):
+                kept.append(index)
+                common = filters[index] if common is None else common & filters[index]
+                end = index
+                break
+        else:
+            raise AssertionError("the filters share an item")
+    return sorted(kept)
+
+
+def _are_disjoint(left: VersionFilter, right: VersionFilter) -> bool:
+    """Return whether two filters of one version have no item in common."""
+    for left_part, right_part in zip(left.parts, right.parts, strict=True):
+        left_W, right_W = left_part.ordinals.words_W, right_part.ordinals.words_W
+        for begin in range(0, len(left_W), _CHUNK):
+            if (left_W[begin : begin + _CHUNK] & right_W[begin : begin + _CHUNK]).any():
+                return False
+    return True
