@@ -24,6 +24,7 @@ from leafbeam.integrations.generate_call import changing_settings, shown, tokens
 from leafbeam.integrations.served_items import ServedItems
 from leafbeam.ops.constrain import Scoring
 from leafbeam.text import TextTokenizer
+from leafbeam.text.request import DEFAULT_MAX_TOKENS
 
 CUSTOM_GENERATE = str(Path(__file__).parent / "generate_repo")
 
@@ -112,10 +113,10 @@ def generate(
     else:
         search = SequenceSearch(
             [by_id[id(one)] for one in constraints],
-            end_code=end,
+            end_code=end if spelled is None else spelled.ends,
             num_codes=calls.num_tokens,
             num_beams=beams,
-            max_tokens=max_new_tokens or config.max_new_tokens or 256,
+            max_tokens=max_new_tokens or config.max_new_tokens or _default_max_tokens(model.config, prompts_BT.shape[1]),
             scoring=scoring,
         )
         result = search.run(calls.step_fn, len(constraints), suffix_fn=calls.suffix_fn)
@@ -131,6 +132,12 @@ def generate(
     for b, rows in enumerate(tokens):
         scores_BN[b, : len(rows)] = result.scores[b, : min(texts, len(rows))]
     return GenerateOutput(sequences=sequences, sequences_scores=torch.from_numpy(scores_BN.ravel()), result=result)
+
+
+def _default_max_tokens(config: Any, prompt_length: int) -> int:
+    """256 tokens, or what the model has positions for behind the prompts."""
+    positions = getattr(config, "max_position_embeddings", None)
+    return DEFAULT_MAX_TOKENS if positions is None else max(1, min(DEFAULT_MAX_TOKENS, positions - prompt_length + 1))
 
 
 def _check_settings(settings: Mapping[str, Any], *, is_own: bool) -> None:

@@ -169,6 +169,23 @@ def test_custom_generate_is_our_own_search(
     assert torch.isneginf(found.sequences_scores).sum() == sum(beams - len(texts) for texts in wanted.texts)
 
 
+@pytest.mark.parametrize("ends", [[0, 3], [0, 1, 2], [68, 0, 93]])
+def test_custom_generate_ends_on_each_end_token_and_fits_the_model(
+    model: Model, generator: TextGenerator, tokenizer: Any, ends: list[int]
+) -> None:
+    """T5, T10: as our own generator with the same end tokens, and without a number of tokens."""
+    spelled = TextTokenizer(tokenizer.backend_tokenizer, end=ends)
+    constraint, words = Regex(pattern="[a-c!#{}]*"), "z? " * 150
+    own = TextGenerator(generator.model, spelled)
+    expected = own.default_max_tokens([own.tokens_of(words)])
+    assert expected < 256
+    for prompt, options in (("A lamp", {"max_new_tokens": 20}), (words, {})):
+        found = exact(model, inputs_of(tokenizer, [prompt]), constraint=constraint, tokenizer=spelled, num_beams=2, **options)
+        wanted = own.generate([prompt], constraint, max_tokens=options.get("max_new_tokens"), num_beams=2, scoring="full")
+        assert found.result.tokens[0][0].tolist() == list(wanted.texts[0][0].tokens)
+        assert found.result.finished[0, 0] == wanted.texts[0][0].finished
+
+
 def test_custom_generate_runs_the_prompts_once(model: Model, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     widths: list[tuple[int, ...]] = []
     forward = model.forward
