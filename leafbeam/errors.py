@@ -127,7 +127,10 @@ class LockedError(LogError):
 
 
 class LogitsError(LeafbeamError, ValueError):
-    """The model's logits hold NaN or +inf, or have the wrong shape. request: the one of a batch that is to blame, or None."""
+    """The model's logits hold NaN or +inf, or have the wrong shape.
+
+    request: the position in the batch of the request that they belong to; None if they are not of one request alone.
+    """
 
     def __init__(self, message: str = "", *, request: int | None = None) -> None:
         super().__init__(message)
@@ -135,12 +138,16 @@ class LogitsError(LeafbeamError, ValueError):
 
     @classmethod
     def not_finite(cls, request: int, beam: int, where: str) -> "LogitsError":
-        """The error for the first such row, the same of every backend. where: "at level 2", "in round 5", or ""."""
+        """Return the error for the first such row, the same of every backend. where: "at level 2", "in round 5", or ""."""
         return cls(
             f"the logits of request {request}, beam {beam}{where and ' ' + where} hold NaN or +inf: expected finite numbers, "
             "or -inf for a code that must not be taken; look at the model's output",
             request=request,
         )
+
+    def renamed(self, name: str, request: int | None = None) -> "LogitsError":
+        """Return the error with another name of the request, such as "this request" for who knows nothing of a batch."""
+        return LogitsError(str(self).replace(f"request {self.request}", name, 1), request=request)
 
     @classmethod
     def none_allowed(cls, request: int, where: str) -> "LogitsError":

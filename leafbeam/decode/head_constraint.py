@@ -23,6 +23,7 @@ from leafbeam.decode.ragged import Children
 from leafbeam.errors import ArgumentError, LogitsError
 from leafbeam.ops.backend import BoundIndex, to_kind_of, to_numpy
 from leafbeam.ops.constrain import Beams, Scoring
+from leafbeam.ops.constrain.types import LOWEST
 from leafbeam.ops.head import HeadCosts, LegalCodes, Workload
 
 # Nanoseconds of a round over listed children beyond their products: once, and for each child.
@@ -95,7 +96,9 @@ class HeadConstraint(TrieConstraint):
         if bad_C.any():
             raise LogitsError.not_finite(*divmod(int(row_C[bad_C.argmax()]), children.shape[1]), f"at level {number}")
         lse_C = np.where(lse_R > -np.inf, lse_R, np.float32(0))[row_C]
-        return base_C + np.minimum(logit_C - lse_C, np.float32(0))  # rounding must not raise a score
+        with np.errstate(over="ignore"):
+            scores_C = base_C + np.minimum(logit_C - lse_C, np.float32(0))  # rounding must not raise a score
+        return np.where((logit_C > -np.inf) & (base_C > -np.inf), np.maximum(scores_C, np.float32(LOWEST)), -np.inf)
 
 
 def dense_logits(hidden_BKD: Any, weight_VD: Any) -> Any:

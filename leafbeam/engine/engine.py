@@ -33,6 +33,7 @@ from leafbeam.errors import (
     ArgumentError,
     CheckpointError,
     ItemIdError,
+    LogitsError,
     RequestError,
     UnavailableError,
     UnknownRuleError,
@@ -439,7 +440,7 @@ class Engine:
     def recommend(self, requests: Request | Iterable[Request]) -> Result | list[Result]:
         """Answer one request, or several in batches and in order, in this thread; no worker is needed.
 
-        Deadlines are ignored. Threads take turns. Raises like `submit`.
+        Deadlines are ignored. Threads take turns. Raises like `submit`; a LogitsError names the request by its position.
         """
         if isinstance(requests, Mapping):  # its keys would be taken for requests
             self.limits.check(cast(Any, requests))
@@ -460,7 +461,13 @@ class Engine:
             while (batch := batcher.next_batch(0.0)[0]) is not None:
                 with self._offline_lock:
                     self._choose_precision()
-                    output = self._offline_decoder.run(batch.requests)
+                    try:
+                        output = self._offline_decoder.run(batch.requests)
+                    except LogitsError as error:
+                        if error.request is None:
+                            raise
+                        position = pending.index(batch.requests[error.request])
+                        raise error.renamed(f"request {position}", position) from None
                 for row, answered in enumerate(batch.requests):
                     results[answered] = self._results.result(answered, row, len(batch.requests), output)
         return [results[answered] for answered in pending]

@@ -15,7 +15,7 @@ from leafbeam.engine.decoder import BatchAbandoned, BatchOutput, Decoder, is_out
 from leafbeam.engine.request import PendingRequest
 from leafbeam.engine.scheduler import Scheduler
 from leafbeam.engine.slow_batches import SlowBatches, ThreadUse
-from leafbeam.errors import UnavailableError
+from leafbeam.errors import LogitsError, UnavailableError
 from leafbeam.model.threads import torch_threads
 from leafbeam.ops.openmp import Spread
 
@@ -42,9 +42,9 @@ def worker_stream(device: torch.device) -> Stream:
 class Worker(threading.Thread):
     """Takes batches from the scheduler, decodes them and delivers the output (the third tier of xGR, section 7).
 
-    An error fails the requests of its batch and no others. A batch that runs out of memory is retried once in two halves;
-    a half that runs out again fails with UnavailableError. A batch whose requests were all cancelled ends before its next
-    decode step.
+    A request whose logits, prompt or filter fail its batch fails alone: the others run again without it. A batch that runs out
+    of memory is retried once in two halves; a half that runs out again fails with UnavailableError. A batch whose requests were
+    all cancelled ends before its next decode step.
 
     deliver: takes the requests and their output; called in this thread, which ends once the scheduler has no more batches.
     slow_batches: is told of every batch. threads: of its matrix products; None: torch's own number. stream: of its batches, see
@@ -92,21 +92,41 @@ class Worker(threading.Thread):
                 batch, requests, output, self._output = None, (), None, None  # or they would be kept until the next batch
 
     def _decode(self, requests: Sequence[PendingRequest]) -> bool:
-        """Complete every request with its result or an error; whether no error occurred."""
+        """Complete every request with its result or an error; return whether no error occurred.
+
+        The requests of a batch that fails run again without the one that failed it: the one that the error names, or that
+        halves of the batch narrow down to. Memory that runs out in a half runs out for good.
+        """
         error = self._try(requests)
         if error is None:
             return bool(requests)
-        if not is_out_of_memory(error) or len(requests) == 1:
-            self._fail(requests, error)
-            return False
-        log.warning("a batch of %d requests ran out of memory and is retried in halves: %s", len(requests), error)
-        self._counts.add("batch_faults", "split")
-        middle = (len(requests) + 1) // 2
-        for half in (requests[:middle], requests[middle:]):
-            error = self._try([pending for pending in half if not pending.is_done])
-            if error is not None:
-                self._fail(half, error)
+        failed = [(requests, error, True)]
+        while failed:
+            batch, error, is_whole = failed.pop()
+            parts = self._without_fault(batch, error, is_whole)
+            if not parts:
+                self._fail(batch, error)
+                continue
+            self._counts.add("batch_faults", "split")
+            log.warning("a batch of %d requests is run again in parts: %s", len(batch), error)
+            for part in parts:
+                waiting = [pending for pending in part if not pending.is_done]
+                if (error := self._try(waiting)) is not None:
+                    failed.append((waiting, error, False))
         return False
+
+    def _without_fault(
+        self, requests: Sequence[PendingRequest], error: Exception, is_whole: bool
+    ) -> Sequence[Sequence[PendingRequest]]:
+        """Return the parts of a failed batch to run again, after failing the request that the error names; none to fail all."""
+        if len(requests) == 1 or isinstance(error, BatchAbandoned) or (is_out_of_memory(error) and not is_whole):
+            return []
+        if isinstance(error, LogitsError) and error.request is not None and error.request < len(requests):
+            others = [*requests[: error.request], *requests[error.request + 1 :]]
+            self._fail([requests[error.request]], error)
+            return [others]
+        middle = (len(requests) + 1) // 2
+        return requests[:middle], requests[middle:]
 
     def _try(self, requests: Sequence[PendingRequest]) -> Exception | None:
         """Run one batch; an error is returned without its traceback, which would keep memory alive."""
@@ -135,6 +155,8 @@ class Worker(threading.Thread):
             log.error("a batch of %d requests ran out of memory: %s", len(requests), error)
             message = f"out of memory for a batch of {len(requests)} with this request: try again later"
             error = UnavailableError(message, reason=reason)
+        elif isinstance(error, LogitsError) and error.request is not None:
+            error = error.renamed("this request")
         for pending in requests:
             if pending.complete(error):
                 self._counts.add("failed", reason)

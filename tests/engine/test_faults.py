@@ -40,8 +40,11 @@ def one_batch(engine: Engine, number: int, **fields):
 
 
 def test_a_batch_that_raises_fails_its_own_requests_and_no_others(shop, engine, caplog):
+    calls = []
+
     def fail(requests: int) -> None:
-        if requests == 3:
+        calls.append(requests)
+        if 1 < len(calls) < 7:  # the batch of three, its parts of two and one, and each of the two alone
             raise ZeroDivisionError("of the device's own")
 
     with engine, interrupted(shop.model, fail):
@@ -55,7 +58,8 @@ def test_a_batch_that_raises_fails_its_own_requests_and_no_others(shop, engine, 
                 future.result(PATIENCE)
         assert [future.result(PATIENCE).num_valid for future in (before, other)] == [10, 10]
         assert engine.submit(Request()).result(PATIENCE).num_valid == 10
-    assert (engine.counts.of("failed")["error"], engine.counts.of("batch_faults")["error"]) == (3, 1)
+    assert (engine.counts.of("failed")["error"], engine.counts.of("batch_faults")["error"]) == (3, 5)
+    assert calls[:6] == [1, 3, 2, 1, 1, 1]
     assert "a batch of 3 requests failed" in caplog.text
     assert num_ended(engine.counts) == 6
 

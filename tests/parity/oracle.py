@@ -32,7 +32,8 @@ def search(
             logits = logits_of(level, prefix).astype(np.float64)
             legal = [code for code in range(len(logits)) if (*prefix, code) in prefixes]
             normal = log_sum_exp(logits) if scoring == "full" else log_sum_exp(logits[legal])
-            candidates += [(score + logits[code] - normal, parent, (*prefix, code)) for code in legal if logits[code] > -np.inf]
+            scores = np.maximum(score + (logits - normal), np.finfo(np.float32).min)
+            candidates += [(float(scores[code]), parent, (*prefix, code)) for code in legal if logits[code] > -np.inf]
         beams = sorted(candidates, key=lambda one: (-one[0], one[1], one[2][-1]))[:width]
         rounds.append(beams)
     return rounds

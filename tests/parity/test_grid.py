@@ -27,6 +27,7 @@ class Case:
     denied: int = 0
     ties: bool = False
     minus_infinity: bool = False
+    lowest: bool = False
 
 
 def table(seed: int, num_items: int, sizes: tuple[int, ...], skewed: bool) -> np.ndarray:
@@ -51,6 +52,10 @@ def cases() -> dict[str, Case]:
     grid["ties"] = Case(table(6, 300, (6, 6, 6), False), (6, 6, 6), (7, 7, 7), ties=True)
     grid["ties-filtered"] = Case(table(6, 300, (6, 6, 6), True), (6, 6, 6), (7, 7, 7), 0.4, ties=True)
     grid["codes-that-the-model-excludes"] = Case(table(7, 300, (6, 6, 6), False), (6, 6, 6), (9, 9, 9), minus_infinity=True)
+    # A12: sums of masks would be -inf, which means excluded.
+    grid["masks-of-the-lowest-number"] = Case(table(7, 300, (6, 6, 6), False), (6, 6, 6), (9, 40, 300), share=0.9, lowest=True)
+    grid["few-items-all-masked"] = Case(table(5, 4, (8, 8, 8), False), (8, 8, 8), (6, 6, 6), lowest=True)
+    grid["wide-level-of-masks"] = Case(table(11, 4000, (3, 1000, 4), False), (3, 1000, 4), (3, 900, 900), lowest=True)
     grid["one-level"] = Case(table(8, 90, (200,), False), (200,), (20,))
     grid["sixteen-levels"] = Case(table(9, 120, (3,) * 16, False), (3,) * 16, (6,) * 16, share=0.5)
     grid["odd-codebooks"] = Case(table(10, 500, (67, 1, 129, 5), False), (67, 1, 129, 5), (10, 10, 10, 10), share=0.3)
@@ -80,6 +85,8 @@ class TableModel:
                 values = np.float32(np.arange(self.case.sizes[level]) % 3)
             if self.case.minus_infinity:
                 values[rng.random(len(values)) < 0.4] = -np.inf
+            if self.case.lowest:
+                values[rng.random(len(values)) < 0.8] = np.finfo(np.float32).min
             self.known[prefix] = values
         return self.known[prefix]
 

@@ -48,6 +48,7 @@ SAMPLE = [
     ("ties", "whole", "full", 5),
     ("ties-filtered", "changed", "full", 4),
     ("codes-that-the-model-excludes", "whole", "allowed", 4),
+    ("few-items-all-masked", "whole", "full", 4),
     ("one-level", "whole-packed", "full", 20),
     ("odd-codebooks", "whole", "full", 3),
     ("wide-level", "whole", "full", 20),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from leafbeam.errors import LogitsError
 from leafbeam.index import Trie, Version
-from leafbeam.ops.constrain.types import Beams, RequestFilter, Scoring
+from leafbeam.ops.constrain.types import LOWEST, Beams, RequestFilter, Scoring
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -135,8 +135,9 @@ def step(
             read = row_V if scoring == "full" else row_V[code_C[child_C]]
             if bool(read.isnan().any()) or bool(read.isposinf().any()):
                 raise LogitsError.not_finite(request, beam, f"at level {level}")
-            scores_C = scores_BK[request, beam] + (row_V[code_C[child_C]] - read.logsumexp(0))
-            live_C = scores_C > -torch.inf  # neither -inf nor, in a row of nothing else, NaN
+            logit_C = row_V[code_C[child_C]]
+            scores_C = (scores_BK[request, beam] + (logit_C - read.logsumexp(0))).clamp(min=LOWEST)
+            live_C = (logit_C > -torch.inf) & ~scores_C.isnan()
             found.append((scores_C[live_C], torch.full_like(child_C, beam)[live_C], child_C[live_C]))
         if not found:
             continue

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from leafbeam.index.bit_kernels import bits_float, float_bits
 from leafbeam.jit import njit
+from leafbeam.ops.constrain.types import LOWEST
 
 
 class Candidates(NamedTuple):
@@ -143,18 +144,27 @@ def push(candidates, count, threshold, num_beams, score, parent, code, index):
 
 
 @njit(nogil=True, _nrt=False)
+def is_excluded(value, threshold):
+    """Return whether a child whose score is not above the threshold is out: not if its score is -inf by overflow alone."""
+    return threshold > np.float32(-np.inf) or not value > np.float32(-np.inf)
+
+
+@njit(nogil=True, _nrt=False)
 def offer(logits, positions, codes, indices, base, lse, parent, candidates, count, threshold, num_beams):
     """Push the children of a row that beat the threshold; returns (count, threshold).
 
-    The logit of child i is logits[positions[i]]; its score is base + logit - lse.
+    The logit of child i is logits[positions[i]]; its score is base + logit - lse, at least `LOWEST` if the logit is finite.
     """
     if threshold == np.float32(-np.inf) and codes.size >= 4 * num_beams:
         # The first row of many children: a threshold that at least K of them reach saves most of the sorting.
         threshold = _kth_of_groups(logits, positions, base, lse, num_beams, candidates.scratch)
     for child in range(codes.size):
-        score = base + (logits[positions[child]] - lse)
+        value = logits[positions[child]]
+        score = base + (value - lse)
         if score <= threshold:
-            continue
+            if is_excluded(value, threshold):
+                continue
+            score = np.float32(LOWEST)
         code, index = codes[child], indices[child]
         count, threshold = push(candidates, count, threshold, num_beams, score, parent, code, index)
     return count, threshold

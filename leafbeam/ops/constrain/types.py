@@ -18,6 +18,9 @@ from leafbeam.index import bit_kernels as bits
 from leafbeam.index.items import ItemIds
 
 Scoring = Literal["full", "allowed"]
+# A score that would be lower is this one: masks of a dtype's lowest number at two levels would add up to -inf, which means that
+# the model excludes a code.
+LOWEST = float(np.finfo(np.float32).min)
 Array = TypeVar("Array")
 
 

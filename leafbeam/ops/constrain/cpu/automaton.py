@@ -393,7 +393,7 @@ def _step_rows(table, end_codes, lo_K, hi_K, scores_K, logits_KV, full, codes_V,
         top, lse = log_sum_exp(row if full else gathered[: codes.size], chunks)
         if math.isnan(lse):
             return k
-        if top == np.float32(-np.inf) or base + (top - lse) <= threshold:
+        if top == np.float32(-np.inf) or (threshold > np.float32(-np.inf) and base + (top - lse) <= threshold):
             continue
         count, threshold = offer(row, codes, codes, codes, base, lse, k, candidates, count, threshold, num_beams)
         if count > num_beams:

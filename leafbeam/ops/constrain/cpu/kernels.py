@@ -41,12 +41,14 @@ from leafbeam.ops.constrain.topk import (
     arrival_of,
     candidates_in,
     compact,
+    is_excluded,
     kth_largest,
     offer,
     push,
     score_of,
     sort_descending,
 )
+from leafbeam.ops.constrain.types import LOWEST
 
 
 @njit(nogil=True, _nrt=False)
@@ -102,7 +104,9 @@ def _scan(levels, allowed, restricted, bounds, row, beam, chunks, min_logit, can
             above &= above - np.uint64(1)
             score = beam.score + (row[code] - beam.lse)
             if score <= threshold:
-                continue
+                if is_excluded(row[code], threshold):
+                    continue
+                score = np.float32(LOWEST)
             index = find_code(levels[0], begin, end, code)
             if index >= 0 and restricted:
                 child_lo, child_hi = child_range(levels[0], index)
@@ -136,7 +140,9 @@ def _offer_column(level, lo, hi, row, beam, min_logit, candidates, count, thresh
                 continue
             score = beam.score + (value - beam.lse)
             if score <= threshold:
-                continue
+                if is_excluded(value, threshold):
+                    continue
+                score = np.float32(LOWEST)
             count, threshold = push(candidates, count, threshold, num_beams, score, beam.number, code, index)
     return count, threshold
 
@@ -276,12 +282,14 @@ def step_of_rows(levels, lo_SBK, hi_SBK, scores_BK, logits_BKV, filters, full, b
                 top, lse = log_sum_exp(row, chunks)
                 if math.isnan(lse):
                     return b * num_rows + k
-                if top == neg_inf or base + (top - lse) <= threshold:
+                if top == neg_inf or (threshold > neg_inf and base + (top - lse) <= threshold):
                     continue
                 beam = Beam(base, lse, k)
                 if forced:
                     code = code_at(level, lo)
                     score = beam.score + (row[code] - beam.lse)
+                    if score <= threshold and not is_excluded(row[code], threshold):
+                        score = np.float32(LOWEST)
                     if score > threshold:
                         count, threshold = push(candidates, count, threshold, num_beams, score, k, code, lo)
                     continue
@@ -341,7 +349,7 @@ def step_of_rows(levels, lo_SBK, hi_SBK, scores_BK, logits_BKV, filters, full, b
                 top, lse = log_sum_exp(child_logits[:found], chunks)
                 if math.isnan(lse):
                     return b * num_rows + k
-                if top == neg_inf or base + (top - lse) <= threshold:
+                if top == neg_inf or (threshold > neg_inf and base + (top - lse) <= threshold):
                     continue
             codes, indices = space[0, 0, :found], space[0, 1, :found]
             count, threshold = offer(row, codes, codes, indices, base, lse, k, candidates, count, threshold, num_beams)

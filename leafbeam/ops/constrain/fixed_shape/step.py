@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from leafbeam.ops.constrain.fixed_shape.arrays import FilterArrays, LevelArrays, LevelFilters
 from leafbeam.ops.constrain.fixed_shape.children import Children, Lanes, children_of, code_words, has_bit, ranges_of
 from leafbeam.ops.constrain.namespaces import NEG_INF, ArrayNamespace
-from leafbeam.ops.constrain.types import Beams, Scoring, waiting
+from leafbeam.ops.constrain.types import LOWEST, Beams, Scoring, waiting
 
 CHUNK = 32
 
@@ -129,9 +129,10 @@ step = waiting(launch)
 
 
 def add_log_probs(xp: ArrayNamespace, base: Any, values: Any, lse: Any, legal: Any) -> Any:
-    """base + (value - lse) where legal; -inf elsewhere, and where that is not a finite number."""
+    """Return base + (value - lse), at least `LOWEST`, where legal; -inf elsewhere, for a value or base of -inf, and for NaN."""
     scores = base + (values - lse)
-    return xp.where(legal & (scores > NEG_INF) & (scores < -NEG_INF), scores, NEG_INF)
+    live = legal & (values > NEG_INF) & (base > NEG_INF) & (scores < -NEG_INF)
+    return xp.where(live, xp.where(scores > LOWEST, scores, LOWEST), NEG_INF)
 
 
 def is_bad(lse_R: Any) -> Any:

@@ -21,9 +21,11 @@ import triton
 import triton.language as tl
 
 from leafbeam.ops.constrain.triton.ranges import alive_in, child, find, num_children
+from leafbeam.ops.constrain.types import LOWEST
 
 NO_KEY = -(1 << 63)
 _NOTHING = tl.constexpr(NO_KEY)
+_LOWEST = tl.constexpr(LOWEST)
 _TIES = tl.constexpr(0xFFFFFFFF)
 
 
@@ -67,10 +69,17 @@ def _sum_exp_at(logits, code, legal, top, summed):
 
 
 @triton.jit
+def _added(base, change):
+    """The score base + change, at least `LOWEST`, without an overflow on the way."""
+    return base + tl.maximum(change, _LOWEST - base)
+
+
+@triton.jit
 def _key_at(logits, code, legal, base, lse, parent, size):
     """The keys of a beam's legal codes, `NO_KEY` for the others."""
-    score = base + (tl.load(logits + code, mask=legal, other=float("-inf")).to(tl.float32) - lse)
-    return tl.where(score > float("-inf"), key_of(score, parent * size + code), _NOTHING)
+    value = tl.load(logits + code, mask=legal, other=float("-inf")).to(tl.float32)
+    score = _added(base, value - lse)
+    return tl.where(value > float("-inf"), key_of(score, parent * size + code), _NOTHING)
 
 
 @triton.jit
@@ -165,7 +174,7 @@ def search_row(
         tl.store(r.bad, row + 1)
         return
     lse = top + tl.log(tl.maximum(summed, 1.0))  # never below the row's largest logit
-    if (top == float("-inf")) | (key_of(base + (top - lse), row * 0) < min_key):
+    if (top == float("-inf")) | (key_of(_added(base, top - lse), row * 0) < min_key):
         return
     keys_P = r.keys_BRP + row * P
     start = 0
