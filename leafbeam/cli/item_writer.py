@@ -28,10 +28,13 @@ class ItemWriter(Protocol):
 
 
 @contextmanager
-def items_of(run: Path, url: str | None) -> Generator[ItemWriter]:
-    """The items of a run that no server has open, or those of a server."""
+def items_of(run: Path, url: str | None, *, makes_codes: bool = True) -> Generator[ItemWriter]:
+    """The items of a run that no server has open, or those of a server.
+
+    makes_codes: whether rows without codes may come, for which a run's encoder is loaded.
+    """
     if url is None:
-        with _run_items(RunDirectory(run)) as writer:
+        with _run_items(RunDirectory(run), makes_codes=makes_codes) as writer:
             yield writer
     else:
         with _served_items(url) as writer:
@@ -48,7 +51,7 @@ class _RunItems:
 
 
 @contextmanager
-def _run_items(paths: RunDirectory) -> Generator[_RunItems]:
+def _run_items(paths: RunDirectory, *, makes_codes: bool) -> Generator[_RunItems]:
     """Raises LockedError if a server has the run open."""
     from leafbeam.catalog import Catalog
     from leafbeam.engine import CatalogFiles
@@ -57,7 +60,8 @@ def _run_items(paths: RunDirectory) -> Generator[_RunItems]:
 
     paths.check("trie", "catalog", "rules")
     files = CatalogFiles(index=paths.trie, catalog=paths.catalog, rules=paths.rules)
-    place = ChangeFiles(directory=paths.live, encoder=paths.load_encoder(), changes="on")
+    encoder = paths.load_encoder() if makes_codes else "this command makes no codes"
+    place = ChangeFiles(directory=paths.live, encoder=encoder, changes="on")
     with ExitStack() as opened:
         try:
             changed = place.open(files, opened)

@@ -34,7 +34,7 @@ def add(
     from leafbeam.tables.cells import parse_cell
 
     began = time.perf_counter()
-    with items_of(run, url) as writer:
+    with items_of(run, url, makes_codes=not codes) as writer:
         row: dict[str, Any] = {"item_id": _id_of(item_id, writer.text_ids)}
         if codes:
             row["codes"] = [_number(code, "--codes") for code in codes.split(",")]
@@ -58,7 +58,7 @@ def remove(
     from leafbeam.cli.item_writer import items_of
 
     began = time.perf_counter()
-    with items_of(run, url) as writer:
+    with items_of(run, url, makes_codes=False) as writer:
         rows = [{"item_id": _id_of(item_id, writer.text_ids)} for item_id in dict.fromkeys(item_ids)]
         counts = writer.send("delete", rows, missing_ok=missing_ok)
     ignored = f", {counts.ignored:,} were not there" if counts.ignored else ""
@@ -105,7 +105,7 @@ def import_items(
 
 def _require(url: str | None) -> None:
     if url is None:
-        require("`leafbeam items`", "duckdb", "msgspec", "pyarrow", "starlette", extra="serve")
+        require("`leafbeam items`", "duckdb", "msgspec", "pyarrow", extra="serve")
     else:
         require("`leafbeam items --url`", "httpx", "msgspec", "pyarrow", extra="catalog,client")
 

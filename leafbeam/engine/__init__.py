@@ -3,9 +3,10 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name when it is first used
+    from leafbeam.engine.catalog_files import CatalogFiles
     from leafbeam.engine.counts import COUNTERS, Counts
     from leafbeam.engine.decoder import Model
-    from leafbeam.engine.engine import CatalogFiles, Engine
+    from leafbeam.engine.engine import Engine
     from leafbeam.engine.precision import PrecisionReport
     from leafbeam.engine.request import Channel, ItemId, Limits, Request, Result, Scoring, Timings, UserId
     from leafbeam.engine.settings import Precision, Settings

@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, cast, overload
 
 import torch
 
-from leafbeam.catalog import Catalog, RuleSource
+from leafbeam.catalog import Catalog
 from leafbeam.engine.batcher import Batcher
+from leafbeam.engine.catalog_files import CatalogFiles
 from leafbeam.engine.channels import MemoryChannel
 from leafbeam.engine.counts import Counts
 from leafbeam.engine.decoder import Decoder, Model
@@ -39,7 +39,7 @@ from leafbeam.errors import (
     UnknownRuleError,
 )
 from leafbeam.index import Trie, Version
-from leafbeam.live import LiveIndex, RequestKey
+from leafbeam.live import RequestKey
 from leafbeam.model import EncoderDecoder, PromptStore, Transformer, load_for_decoding
 from leafbeam.model.static_runner import check_static
 from leafbeam.model.threads import torch_threads
@@ -49,70 +49,6 @@ from leafbeam.retrieve import Event, ItemMemory, LiveMemory
 log = logging.getLogger("leafbeam.engine")
 
 _WINDOW = 1024  # requests of `recommend` that are sorted into batches at a time
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CatalogFiles:
-    """What `Engine.load` opens, and closes again: an index, and for rules the DuckDB file of the items.
-
-    index: a file, the directory of a live index, which is read as it is now, or a live index, which is not closed.
-    rules: a TOML file, a mapping of names to predicates, or several of these. refresh: how often rules without an interval
-    of their own are evaluated again ("60s"). rule_timeout_s: the limit of one evaluation of a rule. hold_s: how long a change
-    keeps the catalog's file open (`Catalog.open`). verify: whether the index is checked and read into memory (`Trie.load`).
-    data_may_fail: a rule that fails over the rows that the catalog has now is not available, and no error (`Catalog.open`).
-    memory: the file of an item memory. learn: whether it counts interactions (`Engine.observe`), which no other process may do
-    then.
-    """
-
-    index: str | os.PathLike[str] | LiveIndex
-    catalog: str | os.PathLike[str] | None = None
-    rules: RuleSource = None
-    refresh: str | None = None
-    rule_timeout_s: float = 60.0
-    hold_s: float = 0.0
-    data_may_fail: bool = False
-    verify: bool = True
-    memory: str | os.PathLike[str] | None = None
-    learn: bool = False
-
-    def __post_init__(self) -> None:
-        if self.learn and self.memory is None:
-            raise ArgumentError("learn=True counts interactions in an item memory: pass its file as memory=")
-        if (self.rules is not None or self.refresh is not None) and self.catalog is None:
-            raise ArgumentError("rules need a catalog to evaluate them over: pass its DuckDB file as catalog=")
-
-    def open(self, opened: ExitStack) -> Catalog | Trie:
-        """The catalog, or the index alone without `catalog`, to be closed by `opened`.
-
-        Raises IndexFileError, LogError, DataError, RuleError.
-        """
-        index = self.index
-        if not isinstance(index, LiveIndex):
-            if Path(index).is_dir():
-                index = opened.enter_context(LiveIndex.open(index, read_only=True))
-            else:
-                index = Trie.load(os.fspath(index), verify=self.verify)
-        if self.catalog is None:
-            return index if isinstance(index, Trie) else index.merge()
-        catalog = Catalog.open(
-            self.catalog,
-            index,
-            self.rules,
-            refresh=self.refresh,
-            hold_s=self.hold_s,
-            rule_timeout_s=self.rule_timeout_s,
-            data_may_fail=self.data_may_fail,
-        )
-        opened.callback(catalog.close)
-        return catalog
-
-    def open_memory(self, opened: ExitStack) -> ItemMemory | LiveMemory | None:
-        """The item memory, if there is one, to be closed by `opened`. Raises IndexFileError, LogError."""
-        if self.memory is None:
-            return None
-        if self.learn:
-            return opened.enter_context(LiveMemory.open(self.memory))
-        return ItemMemory.load(self.memory, verify=self.verify)
 
 
 class Engine:

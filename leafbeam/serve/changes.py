@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from leafbeam.catalog import Catalog, RuleSource
 from leafbeam.engine import CatalogFiles
@@ -15,8 +15,10 @@ from leafbeam.index import Trie
 from leafbeam.ingest import INDEX, RULES, CatalogWriter, LiveDirectory, check_origin
 from leafbeam.retrieve import ItemMemory, LiveMemory
 from leafbeam.semid import ItemEncoder
-from leafbeam.serve.access import Access, is_loopback
 from leafbeam.serve.keys import KeyFile
+
+if TYPE_CHECKING:
+    from leafbeam.serve.access import Access  # imports starlette, which a command without a server does without
 
 log = logging.getLogger("leafbeam.serve")
 
@@ -51,8 +53,10 @@ class ChangeFiles:
     encoder: ItemEncoder | str
     changes: Literal["auto", "on", "off"] = "auto"
 
-    def access(self, host: str, keys: KeyFile | None = None) -> Access:
+    def access(self, host: str, keys: KeyFile | None = None) -> "Access":
         """Who may change the catalog of a server that is bound to this address. keys: of clients."""
+        from leafbeam.serve.access import Access, is_loopback
+
         if keys is not None:
             return Access(keys=keys)
         if self.changes == "off":

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from decimal import Decimal
@@ -142,6 +144,43 @@ def test_an_item_put_with_text_alone_is_found_through_texts_like_its_own_and_by_
             assert scores["new"] == scores["i4"]
             unknown = client.put("/v1/items", json=[{"item_id": "other", "title": "zzz"}])
             assert (unknown.status_code, "send more text, or codes" in unknown.text) == (422, True)
+
+
+# What a change of one item does not need; an encoder is read only for an item without codes.
+NEEDLESS = ("torch", "sklearn", "starlette", "leafbeam.engine.engine", "leafbeam.model", "leafbeam.semid.fit")
+LOADED = """
+import json, sys
+from leafbeam.cli import app
+from leafbeam.semid import ItemEncoder
+read, loaded = ItemEncoder.load, []
+ItemEncoder.load = lambda *words: loaded.append("encoder") or read(*words)
+app(json.loads(sys.argv[1]), standalone_mode=False)
+print(json.dumps(loaded + [name for name in json.loads(sys.argv[2]) if name in sys.modules]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["add", "new", "--codes", "1,3", "title=green tea"], []),
+        (["add", "i0", "--codes", "1,3"], []),
+        (["add", "new", "title=old red boot", "price=2"], ["encoder"]),
+        (["add", "i0", "title=old red boot"], ["encoder"]),
+        (["remove", "i1", "i2"], []),
+        (["remove", "nothing", "--missing-ok"], []),
+        (["import", "items.csv"], ["encoder"]),
+    ],
+)
+def test_a_change_of_an_item_loads_no_model_no_server_and_no_needless_encoder(
+    run: Path, words: list[str], expected: list[str]
+) -> None:
+    """L6: `items add` took 4 to 5 s, most of it for importing torch and the model's kernels."""
+    (run / "items.csv").write_text("item_id,title\nnew,black tea\n")
+    words = [str(run / word) if word.endswith(".csv") else word for word in words]
+    code = [sys.executable, "-c", LOADED, json.dumps(["items", *words, "--run", str(run)]), json.dumps(NEEDLESS)]
+    finished = subprocess.run(code, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    assert json.loads(finished.stdout.splitlines()[-1]) == expected
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "nonsense", "http://[", "ftp://x", ""])
