@@ -33,7 +33,6 @@ from leafbeam.semid.vectors import check_finite
 FILE = "encoder.safetensors"
 _VERSION = 1
 _MAX_BYTES = 64 << 20  # of the vectors of items of the fit
-_BLOCK = 256  # new items whose distances to those are held at once
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -41,21 +40,20 @@ class ItemEncoder:
     """Gives new items Semantic IDs, from the vectors that `fit_sids` would have made of them.
 
     codes of the quantiser's levels = the quantiser's codes of the item's vector
-    last code = a free code behind them: by the collision strategy of the fit, the last code of the nearest item of the fit
-        whose last code is free there ("spread"), the lowest free number ("level"), or the nearest free centroid ("free",
-        "hungarian", "sinkhorn")
+    code of a level that resolves collisions = that of the nearest item with the same codes before it
 
-    The model has learnt the token of such a code, for the nearest item in the company of items like the new one, so it can
-    reach the new item. A new item shares the SID of the nearest item where no code is free, and under "none". No level grows.
+    So a new item shares the SID of the item that it is most like, and the model, which has never seen it, scores it as that
+    one. Numbers that tell items apart ("spread", "level") mean nothing to a model behind codes where it never saw them: with a
+    free one, no beam reached a new item. Where the last level is the quantiser's and items were moved to its free codes
+    ("free", "hungarian", "sinkhorn"), codes mean what their centroids do, and a new item gets the nearest free one too.
 
     embedder: None where the vectors of the fit were the caller's own. vectors_RD, codes_RL: of items of the fit.
 
     >>> items = pa.table({"item_id": [1, 2, 3], "title": ["red shoe", "red boot", "green tea"]})
     >>> fit = fit_sids(items, None, quantiser=QuantiserConfig(codebook_sizes=(2, 2)))
     >>> index = Trie.build(fit.table.codes, fit.table.codebook_sizes)
-    >>> codes = fit.encoder.encode(pa.table({"title": ["old green tea"]}), index)[0].tolist()
-    >>> codes[:2] == fit.table.codes[2, :2].tolist(), codes in index
-    (True, False)
+    >>> fit.encoder.encode(pa.table({"title": ["old green tea"]}), index).tolist() == fit.table.codes[2:].tolist()
+    True
     """
 
     embedder: ItemEmbedder | None
@@ -63,7 +61,7 @@ class ItemEncoder:
     codebook_sizes: tuple[int, ...]
     vectors_RD: NDArray[np.float32] = field(repr=False)
     codes_RL: NDArray[np.int64] = field(repr=False)
-    collision_strategy: CollisionStrategy = "spread"
+    collision_strategy: CollisionStrategy = "none"
 
     @classmethod
     def of_fit(
@@ -73,7 +71,7 @@ class ItemEncoder:
         vectors_ND: NDArray[np.float32],
         table: SidTable,
         rows_R: NDArray[np.int64] | None = None,
-        collision_strategy: CollisionStrategy = "spread",
+        collision_strategy: CollisionStrategy = "none",
     ) -> "ItemEncoder":
         """The encoder of a fit. rows_R: the items that it may keep the vectors of; of more than 64 MB, it draws some."""
         rows_R = np.arange(len(table)) if rows_R is None else rows_R
@@ -119,70 +117,55 @@ class ItemEncoder:
     def encode_vectors(
         self, vectors_nD: NDArray[np.floating], index: Trie | Version, own_codes: Sequence[Sequence[int] | None] | None = None
     ) -> NDArray[np.int64]:
-        """Return the SIDs (n, L) of items by their vectors, different ones where codes are free.
+        """Return the SIDs (n, L) of items by their vectors.
 
-        own_codes: the SIDs of those that are in the index already, None for the others; an item keeps its last code where its
-        codes before it stay. Raises DataError unless the vectors are finite and of D dimensions.
+        own_codes: the SIDs of those that are in the index already, None for the others; among free codes an item keeps its own
+        where its codes before it stay. Raises DataError unless the vectors are finite and of D dimensions.
         """
         codes_nQ, residuals_nZ = self.quantiser.encode_with_residuals(vectors_nD)
-        if self.collision_strategy == "none":
-            return codes_nQ
-        version, num_levels = Version.of(index), len(self.codebook_sizes)
-        prefixes = [tuple(row) for row in codes_nQ[:, : num_levels - 1].tolist()]
-        children = {prefix: version.children(prefix) for prefix in set(prefixes)}
-        is_free = {prefix: np.ones(self.codebook_sizes[-1], np.bool_) for prefix in children}
-        for prefix, codes in children.items():
-            is_free[prefix][codes] = False
-        last_n = np.empty(len(codes_nQ), np.int64)
-        for start in range(0, len(codes_nQ), _BLOCK):
-            block = slice(start, start + _BLOCK)
-            costs = self._costs(np.asarray(vectors_nD[block], np.float32), residuals_nZ[block])
-            for row, (cost_C, prefix) in enumerate(zip(costs, prefixes[block], strict=True), start):
-                own = None if own_codes is None else own_codes[row]
-                if own is not None and tuple(own[:-1]) == prefix:
-                    last_n[row] = own[-1]
-                    continue
-                code = self._free_code(cost_C, is_free[prefix])
-                if code is not None:
-                    is_free[prefix][code] = False
-                elif codes_nQ.shape[1] == num_levels:
-                    code = int(codes_nQ[row, -1])
-                else:
-                    code = self._code_like(np.asarray(vectors_nD[row], np.float32), codes_nQ[row], children[prefix])
-                last_n[row] = code
-        return np.column_stack([codes_nQ[:, : num_levels - 1], last_n])
+        version = Version.of(index)
+        if codes_nQ.shape[1] == len(self.codebook_sizes):
+            is_shared = self.collision_strategy == "none"
+            return codes_nQ if is_shared else self._with_free_codes(codes_nQ, residuals_nZ, version, own_codes)
+        children = {prefix: version.children(prefix) for prefix in set(map(tuple, codes_nQ.tolist()))}
+        last_n = [
+            self._code_like(vector_D, codes_Q, children[tuple(codes_Q.tolist())])
+            for vector_D, codes_Q in zip(np.asarray(vectors_nD, np.float32), codes_nQ, strict=True)
+        ]
+        return np.column_stack([codes_nQ, np.array(last_n, np.int64)])
 
-    def _costs(self, vectors_nD: NDArray[np.float32], residuals_nZ: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return how far each candidate of `_free_code` is from each item, less a constant of the item: (n, C)."""
-        if self._has_own_level and self.collision_strategy == "level":
-            return np.empty((len(vectors_nD), 0), np.float32)
-        points_CD, values_nD = (
-            (self.vectors_RD, vectors_nD) if self._has_own_level else (self.quantiser.centroids[-1], residuals_nZ)
-        )
-        return 0.5 * (points_CD**2).sum(axis=1) - values_nD @ points_CD.T
-
-    def _free_code(self, cost_C: NDArray[np.float32], is_free_V: NDArray[np.bool_]) -> int | None:
-        """Return the free last code of the nearest candidate; else the lowest that an item of the fit may have; else None.
-
-        Candidates: the items of the fit, or where the last level is the quantiser's, its centroids.
-        """
-        code_C = self.codes_RL[:, -1] if self._has_own_level else np.arange(len(self.quantiser.centroids[-1]))
-        free_C = np.flatnonzero(is_free_V[code_C[: len(cost_C)]])
-        if len(free_C):
-            return int(code_C[free_C[cost_C[free_C].argmin()]])
-        free_V = np.flatnonzero(is_free_V)  # codes without a centroid have no item of the fit, so no model knows their tokens
-        return int(free_V[0]) if self._has_own_level and len(free_V) else None
-
-    @property
-    def _has_own_level(self) -> bool:
-        """Whether the last level resolves collisions, beyond the quantiser's."""
-        return len(self.codebook_sizes) > len(self.quantiser.codebook_sizes)
+    def _with_free_codes(
+        self,
+        codes_nL: NDArray[np.int64],
+        residuals_nZ: NDArray[np.float32],
+        version: Version,
+        own_codes: Sequence[Sequence[int] | None] | None,
+    ) -> NDArray[np.int64]:
+        """Return the codes with the nearest last one that no item has behind the codes before it, if there is one."""
+        centroids_VZ, free_nL = self.quantiser.centroids[-1], codes_nL.copy()
+        taken: dict[tuple[int, ...], set[int]] = {}
+        for row, (*before, _) in enumerate(codes_nL.tolist()):
+            prefix = tuple(before)
+            own = None if own_codes is None else own_codes[row]
+            if own is not None and tuple(own[:-1]) == prefix:
+                free_nL[row, -1] = own[-1]
+                continue
+            used = taken.setdefault(prefix, set(version.children(prefix).tolist()))
+            nearest = np.argsort(((centroids_VZ - residuals_nZ[row]) ** 2).sum(axis=1), kind="stable").tolist()
+            code = next((code for code in nearest if code not in used), None)
+            if code is not None:
+                used.add(code)
+                free_nL[row, -1] = code
+        return free_nL
 
     def _code_like(self, vector_D: NDArray[np.float32], codes_Q: NDArray[np.int64], children: NDArray[np.int64]) -> int:
-        """The last code of the nearest item with the same codes before it that the index has."""
-        rows = np.flatnonzero((self.codes_RL[:, :-1] == codes_Q).all(axis=1) & np.isin(self.codes_RL[:, -1], children))
-        if len(rows) == 0:
+        """The last code of the nearest item: of those with the same codes before it that the index has, else of all."""
+        same_R = (self.codes_RL[:, :-1] == codes_Q).all(axis=1) & np.isin(self.codes_RL[:, -1], children)
+        if len(children) and not same_R.any():
             return int(children[0])
+        rows = np.flatnonzero(same_R) if len(children) else np.arange(len(self.codes_RL))
+        if len(rows) == 0:
+            return 0
         distance = ((self.vectors_RD[rows] - vector_D) ** 2).sum(axis=1)
         return int(self.codes_RL[rows[distance.argmin()], -1])
 
@@ -232,7 +215,7 @@ class ItemEncoder:
                 codebook_sizes=tuple(header["codebook_sizes"]),
                 vectors_RD=tensors["vectors"],
                 codes_RL=tensors["codes"],
-                collision_strategy=header.get("collision_strategy", "spread"),  # a file of an older leafbeam has none
+                collision_strategy=header.get("collision_strategy", "none"),  # a file of an older leafbeam has none
             )
             encoder._check()
         except CheckpointError:

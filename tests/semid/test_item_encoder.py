@@ -1,4 +1,4 @@
-"""New items get the codes that the fit would have given them, from a file, and a free last code that a model can reach."""
+"""New items get the codes that the fit would have given them, from a file, and never a code that no model can know."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -33,10 +33,6 @@ def index_of(fit: SidFit) -> Trie:
     return Trie.build(fit.table.codes, fit.table.codebook_sizes, fit.table.item_ids)
 
 
-def empty_index_of(fit: SidFit) -> Trie:
-    return Trie.build([], fit.table.codebook_sizes)
-
-
 @pytest.mark.parametrize("strategy", ["spread", "level", "none"])
 @pytest.mark.parametrize("method", ["kmeans", "rqvae"])
 def test_items_of_the_fit_get_their_own_codes_from_their_text(strategy, method, tmp_path):
@@ -47,9 +43,7 @@ def test_items_of_the_fit_get_their_own_codes_from_their_text(strategy, method, 
     fit.encoder.save(tmp_path, fit.table)
     for encoder in (fit.encoder, ItemEncoder.load(tmp_path, fit.table)):
         assert encoder.columns == ("title", "brand")
-        assert (encoder.encode(items(), empty_index_of(fit)) == fit.table.codes).all()
-        again = encoder.encode_vectors(encoder.embed(items()), index_of(fit), fit.table.codes.tolist())
-        assert (again == fit.table.codes).all()  # items that are there keep theirs
+        assert (encoder.encode(items(), index_of(fit)) == fit.table.codes).all()
 
 
 def test_items_without_interactions_get_the_codes_that_the_fit_gave_them():
@@ -60,50 +54,66 @@ def test_items_without_interactions_get_the_codes_that_the_fit_gave_them():
     assert (found[:, :2] == fit.table.codes[30:, :2]).all()
 
 
+def test_a_new_item_shares_the_sid_of_the_item_that_it_is_most_like():
+    fit = fit_sids(items(), None, quantiser=QuantiserConfig(codebook_sizes=(3,), collision_strategy="spread"))
+    index = index_of(fit)
+    new = pa.table({"title": ["a wonderful TINY  book, tiny", "silk lamp"], "brand": ["brand0", None]})
+    codes = fit.encoder.encode(new, index)
+    assert all(row in index for row in codes.tolist())
+    assert codes[0].tolist() == fit.table.codes[TITLES.index("tiny book")].tolist()
+    with LiveIndex.create(None, index) as live:  # not that of an item that is gone
+        like = TITLES.index("tiny book")
+        live.delete([f"i{like}"])
+        codes = fit.encoder.encode(new, live.version())
+        assert codes[0, 0] == fit.table.codes[like, 0]
+        assert codes[0, 1] != fit.table.codes[like, 1]
+        assert codes[0].tolist() in live.version()
+        live.delete([f"i{n}" for n in np.flatnonzero(fit.table.codes[:, 0] == codes[0, 0]) if n != like])
+        assert len(live.version().children(codes[0, :1])) == 0
+        again = fit.encoder.encode(new, live.version())
+        assert again[0].tolist() == fit.table.codes[like].tolist()  # no item has its first code any more
+
+
 NEW = pa.table({"title": ["a wonderful TINY  book, tiny", "silk lamp"], "brand": ["brand0", None]})
+FREE = ["free", "hungarian", "sinkhorn"]
 
 
-@pytest.mark.parametrize("strategy", ["spread", "level", "free", "hungarian", "sinkhorn"])
+@pytest.mark.parametrize("strategy", FREE)
 @pytest.mark.parametrize("method", ["kmeans", "rqvae"])
-@pytest.mark.parametrize("sizes", [(3,), (4, 42)])
-def test_a_new_item_gets_a_free_code_that_items_of_the_fit_have(strategy, method, sizes, tmp_path):
-    """S8: behind its own first codes, also from a file; so the model knows the token, and a search reaches the item."""
-    if strategy in ("free", "hungarian", "sinkhorn") and len(sizes) == 1:
-        sizes = (3, 42)
+def test_a_new_item_gets_the_nearest_free_code_of_a_level_that_has_a_meaning(strategy, method, tmp_path):
+    """S8: behind its own first codes, also from a file; a code that has a centroid, so that a model can reach it."""
     rqvae = RqVaeConfig(steps=20, batch=16, latent=4, hidden=8) if method == "rqvae" else None
-    config = QuantiserConfig(codebook_sizes=sizes, collision_strategy=strategy, method=method, rqvae=rqvae)
+    config = QuantiserConfig(codebook_sizes=(3, 42), collision_strategy=strategy, method=method, rqvae=rqvae)
     fit = fit_sids(items(), None, quantiser=config)
     fit.quantiser.save(tmp_path)
     fit.encoder.save(tmp_path, fit.table)
-    last = fit.table.codes[:, -1]
-    has_own_level = strategy in ("spread", "level")
-    reachable = set(last.tolist()) if has_own_level else set(range(len(fit.quantiser.centroids[-1])))
+    reachable = set(range(len(fit.quantiser.centroids[-1])))
     for encoder in (fit.encoder, ItemEncoder.load(tmp_path, fit.table)):
         codes = encoder.encode(NEW, index_of(fit))
-        nearest = fit.quantiser.encode(encoder.embed(NEW))
-        before = codes.shape[1] - 1
-        assert (codes[:, :before] == nearest[:, :before]).all()
+        assert (codes[:, 0] == fit.quantiser.encode(encoder.embed(NEW))[:, 0]).all()
         for row in codes.tolist():
-            free = reachable - set(last[(fit.table.codes[:, :before] == row[:before]).all(axis=1)].tolist())
-            assert (row[-1] in free) if free else (row in index_of(fit))
+            siblings = fit.table.codes[fit.table.codes[:, 0] == row[0], 1]
+            free = reachable - set(siblings.tolist())
+            assert (row[1] in free) if free else (row in index_of(fit))
+        again = encoder.encode_vectors(encoder.embed(items()), index_of(fit), fit.table.codes.tolist())
+        assert (again == fit.table.codes).all()  # items that are there keep theirs
 
 
-def test_new_items_of_one_call_and_of_later_ones_get_different_codes():
-    """S8: until no code is free; then they share the SID of a similar item."""
-    fit = fit_sids(items(), None, quantiser=QuantiserConfig(codebook_sizes=(3,), collision_strategy="spread"))
-    many = pa.table({"title": ["tiny book"] * 50, "brand": ["brand0"] * 50})
+def test_new_items_of_one_call_and_of_later_ones_get_different_free_codes():
+    """S8: until no code is free; then they share the SID of the nearest centroid. Under "none" they share it at once."""
+    fit = fit_sids(items(), None, quantiser=QuantiserConfig(codebook_sizes=(3, 42), collision_strategy="free"))
+    many = pa.table({"title": ["tiny book"] * 60, "brand": ["brand0"] * 60})
     codes = fit.encoder.encode(many, index_of(fit))
-    siblings = int((fit.table.codes[:, 0] == codes[0, 0]).sum())
-    free = fit.table.codebook_sizes[-1] - siblings
-    assert 0 < free < 50
+    siblings = set(fit.table.codes[fit.table.codes[:, 0] == codes[0, 0], 1].tolist())
+    free = len(set(range(len(fit.quantiser.centroids[-1]))) - siblings)
+    assert 0 < free < 60
     assert len(np.unique(codes[:free], axis=0)) == free
     assert not any(row in index_of(fit) for row in codes[:free].tolist())
-    like = fit.table.codes[TITLES.index("tiny book")]
-    assert (codes[free:, 0] == like[0]).all()
-    assert all(row in index_of(fit) for row in codes[free:].tolist())
+    nearest = fit.quantiser.encode(fit.encoder.embed(many.slice(0, 1)))[0]
+    assert (codes[free:] == nearest).all()
     with LiveIndex.create(None, index_of(fit)) as live:
         seen: set[tuple[int, ...]] = set()
-        for number in range(4):
+        for number in range(2):
             (row,) = fit.encoder.encode(many.slice(0, 1), live.version()).tolist()
             assert tuple(row) not in seen
             assert row not in live.version()
@@ -111,20 +121,8 @@ def test_new_items_of_one_call_and_of_later_ones_get_different_codes():
             seen.add(tuple(row))
         live.delete(["new0"])
         assert tuple(fit.encoder.encode(many.slice(0, 1), live.version())[0].tolist()) in seen  # its code is free again
-
-
-def test_the_free_code_is_that_of_the_most_similar_item_elsewhere():
-    """S8: the model has learnt its token for users of similar items; of numbers the lowest, which most items have."""
-    vectors = np.array([[0, 0.0], [0, 0.1], [9, 0.3], [9, 5.0], [9, 6.0]], np.float32)
-    table = pa.table({"item_id": list(range(5))})
-    fit = fit_sids(table, None, vectors=vectors, quantiser=QuantiserConfig(codebook_sizes=(2,), collision_strategy="spread"))
-    (row,) = fit.encoder.encode_vectors(np.array([[0.5, 0.3]]), index_of(fit)).tolist()
-    assert row[0] == fit.table.codes[0, 0]
-    assert row[1] == fit.table.codes[2, 1]  # the nearest item whose last code is free there
-    fit = fit_sids(table, None, vectors=vectors, quantiser=QuantiserConfig(codebook_sizes=(2,), collision_strategy="level"))
-    assert fit.encoder.encode_vectors(np.array([[0.5, 0.3]]), index_of(fit)).tolist() == [[fit.table.codes[0, 0], 2]]
-    fit = fit_sids(table, None, vectors=vectors, quantiser=QuantiserConfig(codebook_sizes=(2,), collision_strategy="none"))
-    assert fit.encoder.encode_vectors(np.array([[0.5, 0.3]]), index_of(fit)).tolist() == fit.table.codes[:1].tolist()
+    shared = fit_sids(items(), None, quantiser=QuantiserConfig(codebook_sizes=(3, 42), collision_strategy="none"))
+    assert (shared.encoder.encode(many, index_of(shared)) == shared.quantiser.encode(shared.encoder.embed(many))).all()
 
 
 def test_a_word_that_no_item_has_is_no_guess():
@@ -142,7 +140,7 @@ def test_own_vectors_take_the_place_of_text(tmp_path):
     fit.encoder.save(tmp_path, fit.table)
     encoder = ItemEncoder.load(tmp_path, fit.table)
     assert (encoder.columns, encoder.num_dims) == ((), 5)
-    assert (encoder.encode_vectors(vectors, empty_index_of(fit)) == fit.table.codes).all()
+    assert (encoder.encode_vectors(vectors, index_of(fit)) == fit.table.codes).all()
     with pytest.raises(DataError, match="vectors of your own"):
         encoder.encode(items(), index_of(fit))
     with pytest.raises(DataError, match=r"this quantiser takes \(N, 5\)"):
@@ -156,7 +154,7 @@ def test_a_large_fit_keeps_a_sample_of_its_vectors(monkeypatch):
     assert len(fit.encoder.vectors_RD) == 10
     codes = fit.encoder.encode_vectors(vectors, index_of(fit))
     assert (codes[:, :2] == fit.table.codes[:, :2]).all()
-    assert (codes[:, 2] < fit.table.codebook_sizes[2]).all()
+    assert all(row in index_of(fit) for row in codes.tolist())
 
 
 def test_a_missing_damaged_or_foreign_file_is_named(tmp_path):
