@@ -3,7 +3,9 @@
 Shapes: D hidden, V codes of a level.
 """
 
+import logging
 from abc import abstractmethod
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import ClassVar, Generic, Self
@@ -16,6 +18,8 @@ from leafbeam.errors import ArgumentError, CheckpointError
 from leafbeam.model.qwen3 import RMSNorm
 from leafbeam.model.vocabulary import AnyVocabulary
 from leafbeam.model.weights import Config, TensorNames, read_config, read_tensors, write_checkpoint
+
+log = logging.getLogger("leafbeam.model")
 
 
 class SidModel(nn.Module, Generic[Config]):
@@ -91,7 +95,8 @@ class SidModel(nn.Module, Generic[Config]):
     ) -> Self:
         """Read a model that leafbeam or transformers saved, in evaluation mode. Raises CheckpointError.
 
-        vocabulary: needed for a checkpoint without leafbeam.json. dtype: cast to it; None keeps the file's.
+        vocabulary: needed for a checkpoint without leafbeam.json. dtype: cast to it; None keeps the files', the widest.
+        A head in the files that differs from the embedding is used, even if config.json says that the two are tied.
         """
         if dtype is not None and not dtype.is_floating_point:
             raise ArgumentError(f"dtype must be one of torch's floating dtypes, not {dtype}")
@@ -103,6 +108,10 @@ class SidModel(nn.Module, Generic[Config]):
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         tied = config.tie_word_embeddings
         tensors = read_tensors(Path(directory), shapes, cls.tensor_names, tied=tied, dtype=dtype, device=torch.device(device))
+        if tensors.keys() > shapes.keys():  # as T5 1.1 is saved by transformers 5
+            log.warning("%s: the head differs from the embedding that config.json ties it to, and is used", directory)
+            config = replace(config, tie_word_embeddings=False)
+            model = cls(config, vocabulary, device="meta")  # pyright: ignore[reportCallIssue]
         model.load_state_dict(tensors, assign=True)
         return model.eval()
 

@@ -14,6 +14,21 @@ Config = TypeVar("Config")
 _LAYERS = ("num_hidden_layers", "num_layers", "num_decoder_layers")
 _MAX_LAYERS, _MAX_EXPERTS, _MAX_SIZE = 1024, 4096, 2**31 - 1
 
+_EXPERTS = ("num_experts", "num_experts_per_tok", "norm_topk_prob", "router_aux_loss_coef")
+
+# Fields of any config.json that change a model's weights or its code, and that leafbeam implements with no value.
+_NEITHER: dict[str, tuple[Any, ...]] = dict.fromkeys(
+    ("auto_map", "fusion_config", "per_layer_config", "quantization_config", "transformers_weights"), ()
+)
+# Names that transformers takes for T5's own, and which win over them.
+_T5_ALIASES = {
+    "hidden_size": "d_model",
+    "num_attention_heads": "num_heads",
+    "num_hidden_layers": "num_layers",
+    "head_dim": "d_kv",
+}
+_FEED_FORWARD_ALIASES = {"gated-gelu_new": "gated-gelu", "gated-swish": "gated-silu"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -74,12 +89,10 @@ class ModelConfig:
             raise CheckpointError(
                 f"config.json has model_type {hf.get('model_type')!r}, and a Transformer reads 'qwen3': load_model reads T5 too"
             )
-        implemented = {"attention_bias": False, "attention_dropout": 0, "auto_map": None, "hidden_act": "silu"}
-        implemented |= {"quantization_config": None, "rope_scaling": {"rope_type": "default"}, "use_sliding_window": False}
-        _check_implemented(hf, implemented)
-        kinds = hf.get("layer_types")
-        if kinds is not None and not (isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds)):
-            raise CheckpointError(f"config.json has layer_types={kinds!r}; leafbeam implements full_attention only")
+        _check_implemented(hf, _NEITHER | {"attention_bias": (False,), "hidden_act": ("silu", "swish")})
+        if hf.get("is_causal", True) is not True:
+            raise CheckpointError(f"config.json has is_causal={hf['is_causal']!r}; leafbeam implements causal attention only")
+        _check_layer_types(hf)
 
         # Where transformers' Qwen3Config has other defaults for fields that config.json may omit.
         values: dict[str, Any] = {"head_dim": 128, "max_position_embeddings": 32_768}
@@ -167,7 +180,7 @@ class EncoderDecoderConfig:
         named |= {"is_encoder_decoder": True, "use_cache": True}
         if self.num_experts:
             return named | {"architectures": ["LeafbeamEncoderDecoder"], "model_type": "leafbeam_t5_moe"}
-        for name in ("num_experts", "num_experts_per_tok", "norm_topk_prob", "router_aux_loss_coef"):
+        for name in _EXPERTS:
             del named[name]
         return named | {"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"}
 
@@ -179,16 +192,30 @@ class EncoderDecoderConfig:
                 f"config.json has model_type {hf.get('model_type')!r}, and an EncoderDecoder reads 't5': "
                 "load_model reads qwen3 too"
             )
-        _check_implemented(hf, {"auto_map": None, "quantization_config": None})
+        _check_implemented(hf, _NEITHER | {"is_encoder_decoder": (True,)})
+        if "is_causal" in hf:  # true: of the encoder too; false or null: not even of the decoder
+            raise CheckpointError(f"config.json has is_causal={hf['is_causal']!r}, which leafbeam lacks for a T5: remove it")
+        for name, t5_name in _T5_ALIASES.items():
+            if name in hf and hf[name] != hf.get(t5_name):
+                raise CheckpointError(f"config.json has {name}={hf[name]!r}, T5's {t5_name}={hf.get(t5_name)!r}: remove {name}")
         values: dict[str, Any] = {field.name: hf[field.name] for field in fields(cls) if hf.get(field.name) is not None}
+        if hf["model_type"] == "t5":
+            for name in _EXPERTS:
+                values.pop(name, None)
         tied = values.setdefault("tie_word_embeddings", True)
         if "num_layers" in values:
             values.setdefault("num_decoder_layers", values["num_layers"])
-        values.setdefault("scale_decoder_outputs", tied)  # T5 v1.1, with an untied head, does not scale its outputs
-        values["decoder_start_token_id"] = values.get("decoder_start_token_id", hf.get("pad_token_id") or 0)
-        values["max_position_embeddings"] = hf.get("n_positions", 512)
+        # T5 v1.1, with an untied head, does not scale its outputs
+        values["scale_decoder_outputs"] = hf.get("scale_decoder_outputs", tied)
+        kind = values.setdefault("feed_forward_proj", "relu")
+        values["feed_forward_proj"] = _FEED_FORWARD_ALIASES.get(kind, kind) if isinstance(kind, str) else kind
+        _check_activation(hf, values["feed_forward_proj"])
+        values["decoder_start_token_id"] = _first_token(hf)
+        values["max_position_embeddings"] = 512 if hf.get("n_positions") is None else hf["n_positions"]
         values["dropout"] = hf.get("dropout_rate", 0.1) if dropout is None else dropout
-        return _config_from(cls, values, {"vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads"})
+        required = {"vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads"}
+        renamed = {"max_position_embeddings": "n_positions", "dropout": "dropout_rate"}
+        return _config_from(cls, values, required, renamed)
 
 
 def _check_fields(config: Any, may_be_zero: Collection[str]) -> None:
@@ -208,32 +235,80 @@ def _check_fields(config: Any, may_be_zero: Collection[str]) -> None:
         raise ArgumentError(f"dropout must be below 1, not {config.dropout}")
 
 
-def _check_implemented(hf: Mapping[str, Any], implemented: Mapping[str, Any]) -> None:
-    """CheckpointError unless these fields of config.json are missing, null, or have the one value that is implemented."""
-    for name, value in implemented.items():
-        if hf.get(name) not in (None, value):
+def _check_implemented(hf: Mapping[str, Any], implemented: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raise CheckpointError unless these fields of config.json are missing, null, or have one of these values."""
+    for name, values in implemented.items():
+        if hf.get(name) not in (None, *values):
             raise CheckpointError(f"config.json has {name}={hf[name]!r}, which leafbeam lacks: use a model without it")
 
 
-def _config_from(kind: type[Config], values: Mapping[str, Any], required: Collection[str]) -> Config:
-    """The config with these values of a config.json; CheckpointError for missing or impossible ones."""
+def _check_layer_types(hf: Mapping[str, Any]) -> None:
+    """Raise CheckpointError if a layer of a Qwen3 attends to a sliding window."""
+    kinds, num_layers, window = hf.get("layer_types"), hf.get("num_hidden_layers"), hf.get("sliding_window", 4096)
+    if kinds is not None:
+        if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind != "full_attention" for kind in kinds):
+            raise CheckpointError(
+                f"config.json has layer_types={kinds!r}; leafbeam implements full_attention only, one entry for each of the "
+                f"num_hidden_layers={num_layers!r}"
+            )
+    elif hf.get("use_sliding_window") and window is not None:
+        first = hf.get("max_window_layers", 28)
+        if not isinstance(first, int) or not isinstance(num_layers, int) or first < num_layers:
+            raise CheckpointError(
+                f"config.json has use_sliding_window={hf['use_sliding_window']!r}, from layer max_window_layers={first!r} on, "
+                f"and sliding_window={window!r}, which leafbeam lacks: use a model without it"
+            )
+
+
+def _check_activation(hf: Mapping[str, Any], kind: object) -> None:
+    """Raise CheckpointError if T5's derived fields, which transformers reads after feed_forward_proj, disagree with it."""
+    derived = {"relu": ("relu",), "gated-gelu": ("gelu_new",), "gated-silu": ("silu", "swish")}
+    if kind in derived:
+        _check_implemented(hf, {"dense_act_fn": derived[str(kind)], "is_gated_act": (str(kind).startswith("gated-"),)})
+
+
+def _config_from(
+    kind: type[Config], values: Mapping[str, Any], required: Collection[str], renamed: Mapping[str, str] | None = None
+) -> Config:
+    """Return the config with these values of a config.json; CheckpointError for missing or impossible ones.
+
+    renamed: the names that fields have in config.json, where they differ.
+    """
     if missing := sorted(set(required) - values.keys()):
         raise CheckpointError(f"config.json lacks {', '.join(missing)}: copy the model's complete config.json")
     try:
         return kind(**values)
     except ArgumentError as error:
-        raise CheckpointError(f"config.json cannot be used: {error}") from error
+        message = str(error)
+        for name, in_file in (renamed or {}).items():
+            message = message.replace(name, in_file)
+        raise CheckpointError(f"config.json cannot be used: {message}") from error
+
+
+def _first_token(hf: Mapping[str, Any]) -> int:
+    """Return the decoder's first token, as `generate` of transformers takes it; else the padding, with which T5 is trained."""
+    names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
+    name = next((name for name in names if hf.get(name) is not None), "")
+    token = hf[name] if name else 0
+    if not isinstance(token, int) or isinstance(token, bool):
+        raise CheckpointError(f"{name}={token!r} is the decoder's first token: expected an integer")
+    return token
 
 
 def _rope_theta(hf: Mapping[str, Any]) -> Any:
-    """The base of the rotary frequencies: `rope_theta` up to transformers 4, inside `rope_parameters` since 5."""
-    parameters = hf.get("rope_parameters") or {}
-    plain = {"rope_theta": None, "rope_type": "default", "partial_rotary_factor": 1.0}
-    merged = plain | parameters if isinstance(parameters, dict) else {"": parameters}
-    outside, inside = hf.get("rope_theta"), merged.get("rope_theta")
-    if merged != plain | {"rope_theta": inside}:
-        raise CheckpointError(f"config.json has rope_parameters={parameters!r}; leafbeam implements rope_type 'default' only")
+    """Return the base of the rotary frequencies: `rope_theta` up to transformers 4, inside `rope_parameters` since 5.
+
+    As in transformers, `rope_scaling` takes the place of `rope_parameters`, and the type may be named `type`.
+    """
+    name = "rope_scaling" if hf.get("rope_scaling") else "rope_parameters"
+    parameters = hf.get(name) or {}
+    plain = {"rope_theta": None, "rope_type": "default", "type": "default", "partial_rotary_factor": 1.0}
+    is_plain = isinstance(parameters, dict) and plain | parameters | {"rope_theta": None} == plain
+    if not is_plain:
+        raise CheckpointError(f"config.json has {name}={parameters!r}; leafbeam implements rope_type 'default' only")
+    _check_implemented(hf, {"partial_rotary_factor": (1.0,)})
+    outside, inside = hf.get("rope_theta"), parameters.get("rope_theta")
     if None not in (outside, inside) and outside != inside:
-        raise CheckpointError(f"config.json has rope_theta={outside!r} and, in rope_parameters, {inside!r}: keep one")
+        raise CheckpointError(f"config.json has rope_theta={outside!r} and, in {name}, {inside!r}: keep one")
     theta = inside if outside is None else outside
     return 10_000.0 if theta is None else theta

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +21,9 @@ Config = TypeVar("Config", ModelConfig, EncoderDecoderConfig)
 _FORMAT = 1
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+_ADAPTER = "adapter_config.json"
+_GENERATION = "generation_config.json"
+_HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +51,8 @@ def read_config(directory: Path, vocabulary: AnyVocabulary | None, kind: type[Co
         vocabulary = saved
     if vocabulary is None:
         raise CheckpointError(f"{path} is missing: pass vocabulary=Vocabulary(...) or TokenTable(...), which names SID tokens")
+    if kind is EncoderDecoderConfig and (directory / _GENERATION).is_file():  # then `generate` reads no config.json
+        hf |= _first_token(read_generation_config(directory))
     try:
         config = kind.from_hf(hf, dropout=own.get("dropout", 0.0))
     except CheckpointError as error:
@@ -55,6 +61,15 @@ def read_config(directory: Path, vocabulary: AnyVocabulary | None, kind: type[Co
         sizes = f"the vocabulary has {vocabulary.size:,} tokens, but vocab_size is {config.vocab_size:,}"
         raise CheckpointError(f"{sizes} in {directory / 'config.json'}: the two do not belong together")
     return config, vocabulary
+
+
+def _first_token(generation: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a generation_config.json that name the decoder's first token for `generate` of transformers.
+
+    Without any, `generate` refuses the model, and config.json decides here.
+    """
+    named = {name: generation.get(name) for name in ("decoder_start_token_id", "bos_token_id")}
+    return named if any(token is not None for token in named.values()) else {}
 
 
 def read_tensors(
@@ -66,47 +81,57 @@ def read_tensors(
     dtype: torch.dtype | None,
     device: torch.device,
 ) -> dict[str, Tensor]:
-    """The tensors of a checkpoint named in `shapes`; CheckpointError for a missing, unexpected or mis-shaped one.
+    """Return the tensors of a checkpoint named in `shapes`; CheckpointError for a missing, unexpected or mis-shaped one.
 
-    tied: the head is the embedding; a file may then hold `lm_head.weight` too if it is the same matrix.
-    dtype: cast to it; None keeps the file's, which then must be the same for all tensors.
+    tied: the head is the embedding; the result holds a `lm_head.weight` only if the files do and it differs from the embedding.
+    dtype: cast to it; None keeps the file's, or the widest if the files mix several.
     """
     tensors: dict[str, Tensor] = {}
-    copied: dict[str, Tensor] = {}
-    embedding, copies = names.embedding, (*names.copies, *(["lm_head.weight"] if tied else []))
+    paths: dict[str, Path] = {}
+    embedding = names.embedding
+    copies = dict.fromkeys(names.copies, shapes[embedding]) | ({_HEAD: shapes[embedding]} if tied else {})
+    known = copies | dict(shapes)
     for path, name, tensor in _stored(directory, device):
-        if name in copies:
-            copied[name] = tensor
-            continue
         if name in names.unused:
             continue
-        if tensor.shape != shapes.get(name):
-            expected = f"shape {tuple(shapes[name])}" if name in shapes else "no such tensor"
+        if name in paths:
+            raise CheckpointError(f"{name} is both in {paths[name]} and in {path}: copy the whole checkpoint again")
+        if tensor.shape != known.get(name):
+            expected = f"shape {tuple(known[name])}" if name in known else "no such tensor"
             raise CheckpointError(
                 f"{path} holds {name} of shape {tuple(tensor.shape)}, config.json has {expected}: they do not belong together"
             )
-        if not tensor.is_floating_point():
+        if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
             raise CheckpointError(f"{path} holds {name} as {tensor.dtype}, quantised: use the original checkpoint, of floats")
         # copied, since a CPU tensor of safetensors is mapped: a truncated file would end the process
-        tensors[name] = tensor.to(dtype or tensor.dtype, copy=device.type == "cpu")
+        tensors[name], paths[name] = tensor.to(dtype or tensor.dtype, copy=device.type == "cpu"), path
+    copied = {name: tensors.pop(name) for name in copies if name in tensors}
+    if embedding not in tensors and copied:  # files hold what is shared once, under any of its names
+        tensors[embedding] = next(iter(copied.values()))
     if missing := [name for name in shapes if name not in tensors]:
-        found = f"{directory} lacks {len(missing):,} of {len(shapes):,} tensors, the first is {missing[0]}"
-        raise CheckpointError(f"{found}: copy the whole checkpoint again")
+        lack = f"{directory} lacks {len(missing):,} of {len(shapes):,} tensors, the first is {missing[0]}"
+        if missing == [_HEAD]:
+            lack += ", which tie_word_embeddings=false in config.json demands"
+        raise CheckpointError(f"{lack}: copy the whole checkpoint again{_other_weights(directory)}")
     for name, copy in copied.items():
-        if not torch.equal(copy.to(tensors[embedding].dtype), tensors[embedding]):
-            reason = "leafbeam has one embedding for both"
-            if name == "lm_head.weight":
-                reason = f"set tie_word_embeddings to false in config.json, or remove {name}"
-            raise CheckpointError(f"{directory} holds {name}, which differs from {embedding}: {reason}")
-    if len(dtypes := {tensor.dtype for tensor in tensors.values()}) > 1:
-        raise CheckpointError(f"{directory} mixes {', '.join(sorted(map(str, dtypes)))}: choose one with dtype=torch.float32")
-    return tensors
+        if torch.equal(copy.to(tensors[embedding].dtype), tensors[embedding]):
+            continue
+        if name != _HEAD:
+            raise CheckpointError(
+                f"{directory} holds {name}, which differs from {embedding}: leafbeam has one embedding for both"
+            )
+        tensors[name] = copy
+    widest = reduce(torch.promote_types, {tensor.dtype for tensor in tensors.values()})
+    return {name: tensor.to(widest) for name, tensor in tensors.items()}
 
 
 def write_checkpoint(
     directory: Path, config: ModelConfig | EncoderDecoderConfig, vocabulary: AnyVocabulary, tensors: Mapping[str, Tensor]
 ) -> None:
-    """Write config.json, model.safetensors and leafbeam.json, each atomically, and then their checksums."""
+    """Write config.json, model.safetensors and leafbeam.json, each atomically, and then their checksums.
+
+    Removes what another checkpoint has left in the directory and would be read with them: an index, a T5's generation config.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
     specials = {"pad_token_id": vocabulary.pad, "bos_token_id": vocabulary.bos, "eos_token_id": vocabulary.eos}
@@ -115,6 +140,8 @@ def write_checkpoint(
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     write_tensors(directory / _SINGLE, on_cpu, save_file)
     (directory / _INDEX).unlink(missing_ok=True)
+    if isinstance(config, EncoderDecoderConfig):  # which names the decoder's first token
+        (directory / _GENERATION).unlink(missing_ok=True)
     write_json(directory / "config.json", config.to_hf() | specials | {"torch_dtype": dtype})
     write_json(directory / "leafbeam.json", own)
     write_checksums(directory, ("config.json", "leafbeam.json", _SINGLE))
@@ -129,21 +156,22 @@ def read_hf(directory: Path) -> dict[str, Any]:
 
 def read_generation_config(directory: Path) -> dict[str, Any]:
     """Read generation_config.json; where there is none, config.json, which holds such fields in older checkpoints."""
-    path = directory / "generation_config.json"
+    path = directory / _GENERATION
     return _read_json(path) if path.is_file() else read_hf(directory)
 
 
 def _stored(directory: Path, device: torch.device) -> Iterator[tuple[Path, str, Tensor]]:
-    """The tensors of the single file, or of the shards in the index, one at a time."""
-    if (directory / _INDEX).exists():
+    """Return the tensors of the single file, or where there is none of the shards in the index, one at a time."""
+    paths = [directory / _SINGLE]
+    if (directory / _ADAPTER).exists():
+        raise CheckpointError(f"{directory / _ADAPTER} changes {paths[0]}: merge the adapter into the model, or remove it")
+    if not paths[0].exists() and (directory / _INDEX).exists():
         shards = _read_json(directory / _INDEX).get("weight_map")
         if not isinstance(shards, dict) or not all(
             isinstance(file, str) and Path(file).name == file for file in shards.values()
         ):
             raise CheckpointError(f"{directory / _INDEX} has no weight_map from tensors to file names: copy it again")
         paths = [directory / shard for shard in sorted(set(shards.values()))]
-    else:
-        paths = [directory / _SINGLE]
     for path in paths:
         if not path.is_file():
             raise CheckpointError(f"{path} is missing: copy the whole checkpoint (leafbeam reads safetensors only, not .bin)")
@@ -153,6 +181,13 @@ def _stored(directory: Path, device: torch.device) -> Iterator[tuple[Path, str, 
                     yield path, name, file.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path} is truncated or not a safetensors file ({error}): copy it again") from error
+
+
+def _other_weights(directory: Path) -> str:
+    """Return which other weights lie beside model.safetensors, which is read before them, for a message about what it lacks."""
+    if (directory / _SINGLE).exists() and (directory / _INDEX).exists():
+        return f" ({directory / _SINGLE} is read before the shards of {directory / _INDEX}: remove the one that is old)"
+    return ""
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -88,9 +88,10 @@ def test_dropout_stays_out_of_config_json():
     [
         {"model_type": "llama"},
         {"model_type": None},
-        {"use_sliding_window": True},
+        {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 27},
         {"attention_bias": True},
-        {"attention_dropout": 0.1},
+        {"is_causal": False},
+        {"is_causal": None},
         {"hidden_act": "gelu"},
         {"quantization_config": {"quant_method": "fp8"}},
         {"auto_map": {"AutoModel": "own.py"}},

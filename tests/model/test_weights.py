@@ -137,18 +137,6 @@ def test_saving_again_replaces_shards(saved: Path):
     assert torch.equal(Transformer.from_pretrained(saved).head_weight, model.head_weight)
 
 
-def test_a_head_stored_beside_the_embedding_it_is_tied_to_must_equal_it(make_model: MakeModel, tmp_path: Path):
-    make_model(VOCABULARY, tie_word_embeddings=True).save_pretrained(tmp_path)
-    tensors = tensors_of(tmp_path / "model.safetensors")
-    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
-    save_file(tensors, tmp_path / "model.safetensors")
-    Transformer.from_pretrained(tmp_path)
-    tensors["lm_head.weight"][0, 0] += 1
-    save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match="tie_word_embeddings"):
-        Transformer.from_pretrained(tmp_path)
-
-
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_a_missing_file_is_named(saved: Path, name: str):
     (saved / name).unlink()
@@ -208,7 +196,12 @@ def test_a_damaged_leafbeam_json_raises(saved: Path, changes: dict[str, Any]):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"model_type": "gpt2"}, {"sliding_window": 4, "use_sliding_window": True}, {"num_hidden_layers": 3}, {"hidden_size": 44}],
+    [
+        {"model_type": "gpt2"},
+        {"sliding_window": 4, "use_sliding_window": True, "max_window_layers": 1},
+        {"num_hidden_layers": 3},
+        {"hidden_size": 44},
+    ],
 )
 def test_a_config_of_another_model_raises(saved: Path, changes: dict[str, Any]):
     edit_json(saved / "config.json", **changes)
@@ -232,24 +225,21 @@ def test_missing_unexpected_misshaped_and_quantised_tensors_are_named(saved: Pat
             Transformer.from_pretrained(saved)
 
 
-def test_mixed_dtypes_need_a_choice(saved: Path):
-    path, name = saved / "model.safetensors", "model.norm.weight"
-    save_file((tensors := tensors_of(path)) | {name: tensors[name].half()}, path)
-    with pytest.raises(CheckpointError, match=r"dtype=torch\.float32"):
-        Transformer.from_pretrained(saved)
-    assert Transformer.from_pretrained(saved, dtype=torch.float32).model.norm.weight.dtype == torch.float32
+def test_other_dtypes_than_floats_are_refused(saved: Path):
     with pytest.raises(ArgumentError, match="floating"):
         Transformer.from_pretrained(saved, dtype=torch.int32)
 
 
 @pytest.mark.parametrize("index", [{}, {"weight_map": ["a"]}, {"weight_map": {"a": 3}}, {"weight_map": {"a": "../b"}}])
 def test_an_invalid_index_raises(saved: Path, index: dict[str, Any]):
+    (saved / "model.safetensors").unlink()
     (saved / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(CheckpointError, match="weight_map"):
         Transformer.from_pretrained(saved)
 
 
 def test_a_missing_shard_is_named(saved: Path):
+    (saved / "model.safetensors").unlink()
     (saved / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model-00001-of-2.safetensors"}}))
     with pytest.raises(CheckpointError, match="00001"):
         Transformer.from_pretrained(saved)
