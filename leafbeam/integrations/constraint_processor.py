@@ -19,7 +19,7 @@ from leafbeam.automata import Automaton
 from leafbeam.decode.config import check_scoring
 from leafbeam.errors import ArgumentError
 from leafbeam.integrations.generate_call import GenerateCall, changed_by
-from leafbeam.integrations.masking import end_score
+from leafbeam.integrations.masking import check_below_infinity, end_score
 from leafbeam.integrations.prefixes import occurs
 from leafbeam.integrations.served_items import DENY, RULES, ServedItems
 from leafbeam.model.code_tokens import check_sequences
@@ -124,7 +124,8 @@ class ConstraintLogitsProcessor:
         """The scores of each row's legal tokens, -inf for all others.
 
         input_ids (R, T) integers, scores (R, W) floating point, on any device. No row is all -inf: one that has ended, or whose
-        legal tokens other processors have excluded, has its end token at -1e20. Raises ArgumentError.
+        legal tokens other processors have excluded, has its end token at -1e20. Raises ArgumentError, and LogitsError for a
+        legal token's score that is NaN or +inf.
         """
         generated = self._generated(input_ids)
         rows = len(generated)
@@ -150,11 +151,12 @@ class ConstraintLogitsProcessor:
                 f"prompts?{self._remark()}"
             )
         out = scores.masked_fill(torch.from_numpy(illegal_RW).to(scores.device), -torch.inf)
+        top_R = out.amax(1)
+        check_below_infinity(top_R, np.arange(rows), "among its legal tokens")
         if self.scoring == "allowed":
             lse_R1 = out.logsumexp(1, keepdim=True)
             out -= torch.where(lse_R1 == -torch.inf, 0.0, lse_R1)
-        nothing_R = out.amax(1) == -torch.inf
-        out[:, self.eos_token_id] = torch.where(nothing_R, end_score(out.dtype), out[:, self.eos_token_id])
+        out[:, self.eos_token_id] = torch.where(top_R == -torch.inf, end_score(out.dtype), out[:, self.eos_token_id])
         return out
 
     def results(self, sequences: Tensor) -> tuple[ConstrainedRow, ...]:

@@ -18,6 +18,7 @@ from leafbeam.errors import LogitsError
 from leafbeam.integrations.kernels import mask_rows
 from leafbeam.integrations.prefixes import PrefixTracker
 from leafbeam.model.code_tokens import CodeTokens, check_end_token, end_token_error
+from leafbeam.ops.backend import to_numpy
 from leafbeam.ops.constrain.logsumexp import CHUNK
 
 Normalisation = Literal["vocabulary", "full", "allowed"]
@@ -30,8 +31,8 @@ END_SCORE = -1e20
 class ScoreMasker:
     """Writes the scores of a step: `scores + mask` without making the mask. Owns its buffers, so one call at a time.
 
-    On a CPU it writes each row once and reads legal scores only. On another device it moves the indices of legal tokens (16
-    bytes each), without a synchronisation.
+    In float32 on a CPU it writes each row once and reads legal scores only. Else it moves the indices of legal tokens (16 bytes
+    each), and waits for the device once, to see whether the scores are finite.
     """
 
     def __init__(
@@ -51,8 +52,9 @@ class ScoreMasker:
     def write_legal(self, sequences_RT: Tensor, prompt_length: int, depth: int, scores_RW: Tensor, out_RW: Tensor) -> bool:
         """Write the scores of the legal tokens after `depth` < L generated ones to `out_RW`, which may be `scores_RW`.
 
-        Returns what `PrefixTracker.advance` does. Raises LogitsError for a legal score that is NaN or +inf (float32 on a CPU;
-        elsewhere it is passed on), CodesError if a sequence of the index contains the end token.
+        Returns what `PrefixTracker.advance` does. Raises LogitsError for a score that is NaN or +inf where it is read: at the
+        legal tokens and, for scoring "full", at the others of the level. Raises CodesError if a sequence of the index contains
+        the end token.
         """
         stride, apart = sequences_RT.stride()
         readable = sequences_RT.is_cpu and sequences_RT.dtype == torch.int64 and apart == 1
@@ -71,10 +73,7 @@ class ScoreMasker:
         if bad == -2:
             raise end_token_error(self._tokens.levels[depth])
         if bad >= 0:
-            raise LogitsError(
-                f"the model's scores of row {bad} hold NaN or +inf among the tokens of its codes: expected finite numbers, or "
-                f"-inf for a token to exclude; check the model's output"
-            )
+            raise bad_scores(bad, "among the tokens of its codes")
         return was_known
 
     def _advance(self, at: tuple[int, int, int, int], scores: int, out: int, width: int) -> int:
@@ -87,11 +86,13 @@ class ScoreMasker:
     def write_end(self, ended_R: NDArray[np.bool_], complete_R: Tensor | float, out_RW: Tensor) -> None:
         """Leave only the end token: with score `complete_R` in rows that just became complete, END_SCORE in ended ones.
 
-        complete_R may be a view of `out_RW`.
+        complete_R may be a view of `out_RW`. Raises LogitsError where it is NaN or +inf in a row that became complete.
         """
         ended = end_score(out_RW.dtype)
         values_R = torch.as_tensor(complete_R, dtype=out_RW.dtype, device=out_RW.device).clamp(min=ended)
         values_R = torch.where(torch.from_numpy(ended_R).to(out_RW.device), ended, values_R)
+        if isinstance(complete_R, Tensor):
+            check_below_infinity(values_R, np.arange(len(ended_R)), "at the end token")
         out_RW.fill_(-torch.inf)
         out_RW[:, self._eos] = values_R
 
@@ -106,7 +107,10 @@ class ScoreMasker:
         values_C = scores_RW[row, token]
         if self._scoring == "full":
             level_K = torch.from_numpy(level.sorted_2K[0]).to(scores_RW.device)
-            values_C = values_C - _finite(scores_RW[:, level_K].logsumexp(1))[row]
+            lse_C = scores_RW[:, level_K].logsumexp(1)[row]
+            lse_C = torch.where(lse_C < torch.inf, lse_C, torch.nan)
+            values_C = torch.where(values_C == -torch.inf, values_C, values_C - lse_C)
+        check_below_infinity(values_C, row_C, "among the tokens of its codes")
         out_RW.fill_(-torch.inf)
         out_RW[row, token] = values_C
         if self._scoring == "allowed":
@@ -114,6 +118,23 @@ class ScoreMasker:
         best_R = torch.full((len(out_RW),), -torch.inf, dtype=out_RW.dtype, device=out_RW.device)
         best_R.scatter_reduce_(0, row, values_C, "amax")
         out_RW[:, self._eos] = torch.where(best_R == -torch.inf, end_score(out_RW.dtype), out_RW[:, self._eos])
+
+
+def check_below_infinity(scores_n: Tensor, row_n: NDArray[np.int64], where: str) -> None:
+    """Raise LogitsError for the first score that is NaN or +inf. Waits for the device.
+
+    row_n: the row of each score. where: which scores they are, in words.
+    """
+    below_n = scores_n < torch.inf
+    if not bool(below_n.all()):
+        raise bad_scores(int(row_n[int(to_numpy(below_n).argmin())]), where)
+
+
+def bad_scores(row: int, where: str) -> LogitsError:
+    return LogitsError(
+        f"the model's scores of row {row} hold NaN or +inf {where}: expected finite numbers, or -inf for a token to exclude; "
+        "check the model's output"
+    )
 
 
 def end_score(dtype: torch.dtype) -> float:

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM, T5Config, T5
 
 from leafbeam import BeamSearch, Trie
 from leafbeam.automata import Automaton
-from leafbeam.errors import ArgumentError, AutomatonError, CheckpointError
+from leafbeam.errors import ArgumentError, AutomatonError, CheckpointError, LogitsError
 from leafbeam.integrations import CUSTOM_GENERATE, ConstraintLogitsProcessor, ItemConstraint
 from leafbeam.integrations.served_items import ServedItems
 from leafbeam.text import Choices, FreeText, JsonSchema, Regex, Template, TextGenerator, TextTokenizer
@@ -54,6 +54,23 @@ def model(directory: Path) -> Model:
 @pytest.fixture(scope="module")
 def tokenizer(directory: Path) -> Any:
     return PreTrainedTokenizerFast(tokenizer_file=str(directory / "tokenizer.json"), eos_token="<|end|>", padding_side="left")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("scoring", ["full", "allowed"])
+def test_a_legal_score_that_is_not_finite_is_an_error_that_names_its_row(
+    scoring: Any, value: float, dtype: torch.dtype
+) -> None:
+    """A13: through the processor of texts; a score that is not legal may be anything."""
+    automaton = Automaton.from_sequences([[1, 2], [3]], vocabulary_size=6)
+    legal = ConstraintLogitsProcessor(automaton, eos_token_id=5, prompt_length=1, scoring=scoring)
+    prompts, scores = torch.zeros(2, 1, dtype=torch.int64), torch.zeros(2, 6, dtype=dtype)
+    scores[1, 2] = value
+    assert legal(prompts, scores).isfinite().tolist() == [[False, True, False, True, False, False]] * 2
+    scores[1, 3] = value
+    with pytest.raises(LogitsError, match=r"row 1 hold NaN or \+inf among its legal tokens"):
+        legal(prompts, scores)
 
 
 @pytest.fixture(autouse=True)

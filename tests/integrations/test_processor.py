@@ -250,17 +250,48 @@ def test_too_few_new_tokens_for_a_sequence_are_refused_where_one_is_cut() -> Non
         legal.results(torch.tensor([[1, 11, EOS], [1, 5, 6]]), num_return_sequences=2)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("scoring", ["full", "allowed", "vocabulary"])
-def test_scores_that_are_not_finite_are_rejected_where_they_are_read(scoring: Any, value: float) -> None:
+def test_scores_that_are_not_finite_are_rejected_where_they_are_read(scoring: Any, value: float, dtype: torch.dtype) -> None:
+    """A13: in every precision."""
     shop, inputs = Shop(), prompts([6])
-    scores = torch.zeros(1, WORDS)
+    scores = torch.zeros(1, WORDS, dtype=dtype)
     scores[0, int(shop.tokens[0][0])] = value
     with pytest.raises(LogitsError, match="row 0 hold NaN"):
         shop.processor(inputs, scoring=scoring)(inputs["input_ids"], scores)
-    scores = torch.zeros(1, WORDS)
+    scores = torch.zeros(1, WORDS, dtype=dtype)
     scores[0, int(shop.tokens[1][0])] = value  # of another level: nobody looks
     assert shop.processor(inputs, scoring=scoring)(inputs["input_ids"], scores).isfinite().any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_the_row_of_a_bad_score_is_named_at_each_depth(value: float, dtype: torch.dtype) -> None:
+    """A13: at a later level, transposed scores, another row, and the end token of whole items."""
+    shop = Shop()
+    for depth, token in ((1, None), (2, None), (3, EOS)):
+        rows = torch.from_numpy(rows_of(shop, depth, 6))
+        legal = TrieLogitsProcessor(
+            shop.index, code_tokens=shop.tokens, eos_token_id=EOS, prompt_length=0, scoring="vocabulary"
+        )
+        scores = torch.zeros(6, WORDS, dtype=dtype)
+        following = legal(rows, scores.clone())[4].isfinite().nonzero()[0, 0]
+        scores[4, following if token is None else token] = value
+        with pytest.raises(LogitsError, match="row 4 hold NaN"):
+            legal(rows, scores)
+        with pytest.raises(LogitsError, match="row 4 hold NaN"):
+            legal(rows, scores.T.contiguous().T)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scoring", ["full", "allowed"])
+def test_a_level_that_the_model_excludes_is_not_an_error(scoring: Any, dtype: torch.dtype) -> None:
+    """A13: -inf is a number that may come; +inf and NaN of tokens that are not read stay unread."""
+    shop, inputs = Shop(), prompts([6])
+    scores = torch.full((1, WORDS), -torch.inf, dtype=dtype)
+    scores[0, int(shop.tokens[1][0])] = torch.nan
+    assert shop.processor(inputs, scoring=scoring)(inputs["input_ids"], scores).isfinite().nonzero()[:, 1].tolist() == [EOS]
 
 
 def test_rows_of_one_array_are_tables_of_their_own() -> None:
