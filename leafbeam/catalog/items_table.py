@@ -16,6 +16,7 @@ from typing import Any
 
 import duckdb
 
+from leafbeam.catalog.session_lock import SessionLock
 from leafbeam.catalog.sessions import ReadSession, WriteSession, check_table
 from leafbeam.catalog.sources import ItemSource, copy_items
 from leafbeam.catalog.time_limit import DEFAULT_S, TimeLimit
@@ -32,11 +33,13 @@ _TABLE_ALONE: dict[str, Any] = {**_SETTINGS, "enable_external_access": "false"}
 
 @dataclass(frozen=True, kw_only=True)
 class _HeldFile:
-    """A file that is open for a while, so that each change need not open it. number: of the file, whatever is at its path."""
+    """A file that is open for several sessions. number: of the file, whatever is at its path. timer: closes it; None: its last
+    reader does.
+    """
 
     connection: duckdb.DuckDBPyConnection
     number: int
-    timer: threading.Timer
+    timer: threading.Timer | None = None
 
     def is_at(self, path: Path | None) -> bool:
         """Whether the file at a path is this one."""
@@ -48,9 +51,9 @@ class _HeldFile:
 class ItemsTable:
     """A DuckDB table `items`: `item_id` (integers or text, unique) and any attributes; in a file or in memory (path None).
 
-    DuckDB lets one process write a file or many read it, never both. So a connection is open only during a session; between
-    sessions other processes may write the file. If one has it open, a session waits up to `wait_s` seconds, then raises
-    DataError.
+    DuckDB lets one process write a file or many read it, never both. So a connection is open only during a session, or several
+    that read at the same time; between sessions other processes may write the file. If one has it open, a session waits up to
+    `wait_s` seconds, then raises DataError.
 
     exclusive: keep the file open and lock other processes out. Changes then cost milliseconds instead of opening the file, and
     reads do not wait for each other. A table in memory is always exclusive. hold_s: a change that opened the file keeps it open
@@ -70,8 +73,11 @@ class ItemsTable:
         self.path = None if path is None else Path(path)
         self.wait_s = wait_s
         self.name = "the catalog in memory" if path is None else str(path)
-        # Serialises the sessions of this process; if exclusive, only writes and the beginnings of reads.
-        self._lock = threading.Lock()
+        # Of the sessions of this process; if exclusive, only of writes and the beginnings of reads.
+        self._lock = SessionLock()
+        self._readers = threading.Condition()  # guards what readers share: `_read` with its count, and `_held`'s connection
+        self._read: _HeldFile | None = None
+        self._num_readers = 0
         self._num_changes = 0
         self._hold_s = hold_s
         self._held: _HeldFile | None = None
@@ -124,11 +130,11 @@ class ItemsTable:
         whole: the session reads the whole table, with all threads.
         """
         if self._open is None:
-            with (
-                self._lock,
-                self._translated(),
-                self._connected(read_only=not before_change, other_files=other_files, whole=whole) as connection,
-            ):
+            if before_change or other_files:
+                lock, connected = self._lock.alone(), self._connected(read_only=not before_change, other_files=other_files)
+            else:
+                lock, connected = self._lock.shared(), self._shared(whole=whole)
+            with lock, self._translated(), connected as connection:
                 yield ReadSession(connection, self.name, limit=self._limit)
         else:
             with self._translated(), self._open.cursor() as connection:
@@ -137,7 +143,7 @@ class ItemsTable:
     @contextmanager
     def writing(self, *, other_files: bool = False) -> Generator[WriteSession]:
         """One transaction, all or nothing: `commit` it inside the block. Other sessions wait meanwhile. Raises DataError."""
-        with self._lock, self._translated(), self._connected(read_only=False, other_files=other_files) as connection:
+        with self._lock.alone(), self._translated(), self._connected(read_only=False, other_files=other_files) as connection:
             self._num_changes += 1
             connection.begin()
             counter = None if self._open is None else self._num_changes
@@ -175,9 +181,10 @@ class ItemsTable:
         if self._use_lock is not None:
             self._use_lock.close()
         give_up = time.monotonic() + _CLOSE_S
-        if self._hold_s and self._lock.acquire(timeout=_CLOSE_S):  # else a session still runs
-            self._release()
-            self._lock.release()
+        if self._hold_s:
+            with self._lock.alone(_CLOSE_S) as is_alone:  # else a session still runs
+                if is_alone:
+                    self._release()
         while self._open is not None:
             try:
                 self._open.close()
@@ -188,8 +195,43 @@ class ItemsTable:
                 time.sleep(0.01)
 
     @contextmanager
-    def _connected(self, *, read_only: bool, other_files: bool, whole: bool = False) -> Generator[duckdb.DuckDBPyConnection]:
-        """A connection for one session, under the lock."""
+    def _shared(self, *, whole: bool) -> Generator[duckdb.DuckDBPyConnection]:
+        """A connection for a session that reads, beside others: one opens the file for all of them, the last one closes it."""
+        with self._readers:
+            while (file := self._file_to_read()) is None:
+                self._readers.wait()
+            connection = file.connection.cursor()
+            self._num_readers += 1
+            if uses_all := whole and file.timer is not None:
+                file.connection.execute("RESET threads")
+        try:
+            with connection:
+                yield connection
+        finally:
+            with self._readers:
+                self._num_readers -= 1
+                if uses_all:
+                    file.connection.execute(_ONE_THREAD)
+                if not self._num_readers and self._read is not None:
+                    self._read.connection.close()
+                    self._read = None
+                self._readers.notify_all()
+
+    def _file_to_read(self) -> _HeldFile | None:
+        """The file that is open already, else a newly opened one; None while others read one that is no longer at its path."""
+        file = self._held or self._read
+        if file is not None and not file.is_at(self.path):
+            if self._num_readers:
+                return None
+            self._release()
+            file = None
+        if file is None:
+            file = self._read = _HeldFile(connection=self._connect(_TABLE_ALONE, read_only=True), number=self._number())
+        return file
+
+    @contextmanager
+    def _connected(self, *, read_only: bool, other_files: bool) -> Generator[duckdb.DuckDBPyConnection]:
+        """A connection for a session that runs alone."""
         kept = self._kept(other_files=other_files)
         if kept is None:
             kept = self._connect(_SETTINGS if other_files else _TABLE_ALONE, read_only=read_only)
@@ -199,14 +241,7 @@ class ItemsTable:
                 return
             self._hold(kept)
         with kept.cursor() as connection:
-            if not whole or self._held is None:
-                yield connection
-                return
-            kept.execute("RESET threads")
-            try:
-                yield connection
-            finally:
-                kept.execute(_ONE_THREAD)
+            yield connection
 
     def _kept(self, *, other_files: bool) -> duckdb.DuckDBPyConnection | None:
         """The open connection, unless it cannot read other files, or is held and to a file that is no longer there."""
@@ -215,26 +250,30 @@ class ItemsTable:
         return self._open if self._held is None else self._held.connection
 
     def _hold(self, connection: duckdb.DuckDBPyConnection) -> None:
-        assert self.path is not None
         connection.execute(_ONE_THREAD)
         timer = threading.Timer(self._hold_s, self._end_hold)
-        self._held = _HeldFile(connection=connection, number=self.path.stat().st_ino, timer=timer)
+        self._held = _HeldFile(connection=connection, number=self._number(), timer=timer)
         timer.start()
 
+    def _number(self) -> int:
+        assert self.path is not None
+        return self.path.stat().st_ino
+
     def _end_hold(self) -> None:
-        with self._lock:
+        with self._lock.alone():
             self._release()
 
     def _release(self) -> None:
-        """Close a held file, under the lock."""
+        """Close a held file."""
         if self._held is not None:
-            self._held.timer.cancel()
+            if self._held.timer is not None:
+                self._held.timer.cancel()
             self._held.connection.close()
             self._held = None
 
     def _begin(self, connection: duckdb.DuckDBPyConnection) -> int:
         """Fix what a session on an exclusive table sees; returns the number of changes up to then."""
-        with self._lock:
+        with self._lock.alone():
             connection.begin()
             connection.execute("SELECT 1 FROM items LIMIT 0").fetchall()  # DuckDB fixes the view at the first statement
             return self._num_changes

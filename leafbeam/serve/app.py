@@ -6,14 +6,12 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
-from typing import Any
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
@@ -27,6 +25,7 @@ from leafbeam.serve.bounded_executor import BoundedExecutor
 from leafbeam.serve.catalog_routes import CatalogRoutes
 from leafbeam.serve.completions import CompletionRoutes
 from leafbeam.serve.conversions import slow_batch_answer
+from leafbeam.serve.cors import with_cors
 from leafbeam.serve.errors import UnexpectedErrorMiddleware, http_error
 from leafbeam.serve.exchange import json_response
 from leafbeam.serve.inference import inference_routes
@@ -37,16 +36,12 @@ from leafbeam.serve.observation import Observation, ObservationMiddleware
 from leafbeam.serve.openapi import document_of, page_of
 from leafbeam.serve.own_thread import in_own_thread
 from leafbeam.serve.page import playground_routes
-from leafbeam.serve.request_id import HEADER, RequestIdMiddleware
+from leafbeam.serve.request_id import RequestIdMiddleware
 from leafbeam.serve.schema import Health, Readiness, SlowBatchesAnswer
 from leafbeam.text import TextService
 
-_CORS: dict[str, Any] = {
-    "allow_methods": ["GET", "POST", "PUT", "PATCH", "DELETE"],
-    "allow_headers": ["authorization", "content-type", "idempotency-key", HEADER],
-    "expose_headers": ["retry-after", HEADER],
-}
 MAX_PENDING = {"changes": 16, "look-ups": 16, "interactions": 256}  # that wait for the disk; more get 429
+_READ_THREADS = 4
 NO_WRITER = "this server was started without a place to keep changes: see `leafbeam serve --changes`"
 
 
@@ -79,13 +74,16 @@ def create_app(
     bounds = Bounds(max_body_bytes=max_body_bytes, max_body_s=max_body_s, answer_s=answer_s)
     metrics, observation, access = metrics or Metrics(engine, text), observation or Observation(), access or Access()
     batch_bounds = replace(bounds, max_body_bytes=max_batch_bytes)
-    writes, reads, counting = (BoundedExecutor(what, number) for what, number in MAX_PENDING.items())
+    writes, reads, counting = (
+        BoundedExecutor(what, number, _READ_THREADS if what == "look-ups" else 1) for what, number in MAX_PENDING.items()
+    )
     catalog = None if engine is None else CatalogRoutes(engine, writer, metrics, batch_bounds, writes=writes, reads=reads)
     document = document_of(
         None if engine is None else engine.limits,
         has_text=text is not None,
         has_catalog=engine is not None and engine.catalog is not None,
         learns=engine is not None and engine.learns,
+        has_keys=access.keys is not None,
     )
     page = page_of(document)
 
@@ -144,8 +142,8 @@ def create_app(
         middleware=[
             Middleware(RequestIdMiddleware),
             *([Middleware(ObservationMiddleware, observation=observation)] if observation.is_on else []),
+            Middleware(with_cors, origins=origins),  # around all that answers, so that errors have its headers too
             Middleware(UnexpectedErrorMiddleware),
-            *([Middleware(CORSMiddleware, allow_origins=origins, **_CORS)] if origins else []),
             Middleware(AccessMiddleware, access=access, refused=metrics.observe_refused_access),
         ],
         lifespan=lifespan,

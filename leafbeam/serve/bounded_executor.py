@@ -11,11 +11,11 @@ T = TypeVar("T")
 
 
 class BoundedExecutor:
-    """Runs calls in a thread of its own, one after the other, and refuses those beyond `max_pending`. what: in words."""
+    """Runs calls in threads of its own, one by default, and refuses those beyond `max_pending`. what: in words."""
 
-    def __init__(self, what: str, max_pending: int) -> None:
+    def __init__(self, what: str, max_pending: int, num_threads: int = 1) -> None:
         self._what, self._max_pending, self._pending = what, max_pending, 0
-        self._threads = ThreadPoolExecutor(1, thread_name_prefix=f"leafbeam-{what}")
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=f"leafbeam-{what}")
 
     async def run(self, work: Callable[[], T]) -> T:
         """The result of a call. Raises OverloadedError if too many wait, and what the call raises."""

@@ -28,14 +28,12 @@ from leafbeam.serve.frames import (
     Pull,
     Ready,
     Refused,
-    Repeated,
     Sent,
     Setup,
     encode,
 )
 from leafbeam.serve.gate import Gate
 from leafbeam.serve.items import PARSED
-from leafbeam.serve.refusals import REPEATED_REASON
 
 log = logging.getLogger("leafbeam.serve")
 
@@ -45,8 +43,7 @@ _MAX_UNREAD_BYTES = 64 << 20  # of answers that a worker does not take: it hangs
 class CoreLink(asyncio.Protocol):
     """Requests of one worker, each a task that runs `app` as a server of ASGI does.
 
-    refused: called for a refused connection. gate: sees every request first; None: each goes to `app`, and the worker refuses
-    none by itself.
+    refused: called for a refused connection. gate: sees every request first; None: each goes to `app`.
     ready: done once the worker accepts connections. lost: done once the worker has ended, or the link with it.
     """
 
@@ -104,9 +101,6 @@ class CoreLink(asyncio.Protocol):
                 self._open(frame)
             case Refused():
                 self._refused(frame.reason)
-            case Repeated():
-                if self._gate is not None:
-                    self._gate.count(REPEATED_REASON, frame.seconds)
             case Beat():
                 self.send(frame)
             case Ready():

@@ -8,8 +8,7 @@
     Refused   a connection was refused                ->   <-  Abort     the answer ends here, incomplete
     Ready     connections are accepted                ->   <-  Declined  the request cannot be answered in time
                                                            <-  Setup     the first frame: what the worker has to know
-    Repeated  refusals of the worker, with each beat  ->   <-  Beat, Drain
-    Beat      four times a second, echoed             ->
+    Beat      four times a second, echoed             ->   <-  Beat, Drain
 
 Of each request at most one part is under way in either direction, so that a slow client fills no memory. Both processes run one
 version of this file.
@@ -121,7 +120,8 @@ class Beat(Struct, frozen=True, array_like=True, tag=7):
 class Setup(Struct, frozen=True, kw_only=True, array_like=True, tag=8):
     """What a worker has to know.
 
-    recommends: whether it reads bodies of requests for items, which take `deadline_s`.
+    recommends: whether it reads bodies of requests for items, which take `deadline_s`. keys: the file of the clients' keys.
+    origins: sites whose pages may read answers.
     """
 
     number: int
@@ -136,6 +136,8 @@ class Setup(Struct, frozen=True, kw_only=True, array_like=True, tag=8):
     private_key: str | None
     grace_s: float
     log_format: LogFormat
+    keys: str | None
+    origins: tuple[str, ...]
 
 
 class Pull(Struct, frozen=True, array_like=True, tag=9):
@@ -180,13 +182,7 @@ class Declined(Struct, frozen=True, array_like=True, tag=15):
         return OverloadedError(self.message, reason=self.reason, retry_after_s=self.retry_after_s)
 
 
-class Repeated(Struct, frozen=True, array_like=True, tag=14):
-    """Requests for items that the worker has refused as the core refused others (`RecentRefusals`): the seconds of each."""
-
-    seconds: list[float]
-
-
-FromWorker = Open | Part | Gone | Sent | Refused | Repeated | Ready | Beat
+FromWorker = Open | Part | Gone | Sent | Refused | Ready | Beat
 FromCore = Setup | Pull | Answer | More | Abort | Declined | Drain | Beat
 
 

@@ -20,7 +20,7 @@ from leafbeam.serve.metrics import Metrics
 class Gate:
     """Admission by sizes of requests for items, counted as the application counts them.
 
-    A page of another site, and a client without a key that may read, get their answers from the application.
+    A client without a key that may read gets its answer from the application.
     """
 
     def __init__(self, engine: Engine, access: Access, metrics: Metrics) -> None:
@@ -31,7 +31,7 @@ class Gate:
         if opened.arrived is None or opened.refusal is not None or not self._engine.scheduler.is_saturated:
             return None
         http = HttpRequest(opened.head.scope())
-        if "origin" in http.headers or not self._access.is_known(http):
+        if not self._access.is_known(http):
             return None
         seconds = max(0.0, time.monotonic() - opened.arrived)
         try:
@@ -41,14 +41,9 @@ class Gate:
         except UnavailableError:
             return None
         except OverloadedError as error:
-            self.count(error.reason, [seconds])
+            self._engine.counts.add("refused", error.reason)
+            self._metrics.observe(HTTPStatus.TOO_MANY_REQUESTS, seconds)
             raise
         except RequestError:
             return None
         return request
-
-    def count(self, reason: str, seconds: list[float]) -> None:
-        """Count refused requests, as if the engine had been asked. seconds: from the body to the answer, of each."""
-        self._engine.counts.add("refused", reason, len(seconds))
-        for one in seconds:
-            self._metrics.observe(HTTPStatus.TOO_MANY_REQUESTS, one)

@@ -1,4 +1,4 @@
-"""The process of one HTTP worker: it owns connections, reads requests and refuses what is none; the core answers.
+"""The process of one HTTP worker: it owns connections, reads requests and refuses what is not HTTP; the core answers.
 
     python -m leafbeam.serve.http_process LINK LISTENING
 
@@ -13,6 +13,8 @@ import signal
 import socket
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 
 import uvicorn
@@ -20,13 +22,14 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope, Send
 
-from leafbeam.errors import OverloadedError
+from leafbeam.errors import DataError, OverloadedError
 from leafbeam.serve.body import RECOMMEND_PATH, Bounds, decode_recommend, read_body
 from leafbeam.serve.connection import server_config
+from leafbeam.serve.cors import with_cors
 from leafbeam.serve.errors import OPENAI_PATHS, BodyError, error_response, openai_error_response
 from leafbeam.serve.frames import ROOM_BYTES, Drain, FrameReader, FromCore, Head, Open, Ready, Refusal, Refused, Setup
+from leafbeam.serve.keys import KeyFile
 from leafbeam.serve.log_format import configure_log
-from leafbeam.serve.refusals import RecentRefusals
 from leafbeam.serve.request_id import RequestIdMiddleware
 from leafbeam.serve.schema import RecommendBody
 from leafbeam.serve.worker_link import WorkerLink
@@ -45,27 +48,28 @@ class _WorkerApp:
     def __init__(self, setup: Setup, link: WorkerLink) -> None:
         self._setup, self._link = setup, link
         self._bounds = Bounds(max_body_bytes=setup.max_body_bytes, max_body_s=setup.max_body_s)
-        self._refusals = RecentRefusals()
+        self._keys: KeyFile | None = None
+        if setup.keys is not None:
+            with suppress(DataError):  # the core, which has read the file before, refuses unknown clients alone
+                self._keys = KeyFile(Path(setup.keys))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         http = HttpRequest(scope, receive)
         try:
             request, content = await self._read(http)
-            if content is None:
-                await self._link.forward(request, receive, send, deadline=None)
-            else:
-                self._check(http, request, content)
-                await self._forward(request, content, receive, send)
+            deadline = None if content is None else self._deadline_of(content)
+            await self._link.forward(request, receive, send, deadline=deadline)
         except ClientDisconnect:
             pass
         except OverloadedError as error:
             shaped = openai_error_response if scope["path"] in OPENAI_PATHS else error_response
-            await RequestIdMiddleware(shaped(http, error))(scope, receive, send)
+            await RequestIdMiddleware(with_cors(shaped(http, error), self._setup.origins))(scope, receive, send)
 
     async def _read(self, http: HttpRequest) -> tuple[Open, RecommendBody | None]:
-        """The request for the core, and the content of one for items."""
+        """Return the request for the core, and the content of one for items; the core refuses a client whose key is unknown."""
         head, setup = Head.of(http.scope), self._setup
-        if not (setup.recommends and http.method == "POST" and http.scope["path"] == RECOMMEND_PATH):
+        recommends = setup.recommends and http.method == "POST" and http.scope["path"] == RECOMMEND_PATH
+        if not recommends or (self._keys is not None and self._keys.find(http.headers.get("authorization")) is None):
             more = "transfer-encoding" in http.headers or http.headers.get("content-length", "0") != "0"
             return Open(0, head, more=more), None
         try:
@@ -80,22 +84,6 @@ class _WorkerApp:
         """By the clock of the event loop."""
         deadline_s = self._setup.deadline_s if content.deadline_ms is None else content.deadline_ms / 1e3
         return asyncio.get_running_loop().time() + min(deadline_s, _MAX_DEADLINE_S)
-
-    def _check(self, http: HttpRequest, request: Open, content: RecommendBody) -> None:
-        """Raise OverloadedError for what the core would refuse. A page of another site gets its headers from the core."""
-        if "origin" in http.headers or (error := self._refusals.find(content)) is None:
-            return
-        assert request.arrived is not None
-        self._link.count_repeated(time.monotonic() - request.arrived)
-        raise error
-
-    async def _forward(self, request: Open, content: RecommendBody, receive: Receive, send: Send) -> None:
-        """Forward a request for items, and keep the core's refusal."""
-        try:
-            await self._link.forward(request, receive, send, deadline=self._deadline_of(content))
-        except OverloadedError as error:
-            self._refusals.note(content, error)
-            raise
 
 
 class _WorkerServer(uvicorn.Server):

@@ -11,6 +11,7 @@ import msgspec
 from leafbeam.catalog.expression import MAX_CHARACTERS as MAX_EXPRESSION
 from leafbeam.engine import Limits
 from leafbeam.serve import catalog_schema, inference_schema
+from leafbeam.serve.access import need_of
 from leafbeam.serve.catalog_schema import MAX_CHARACTERS, MAX_ITEMS
 from leafbeam.serve.completion_schema import (
     ChatAnswer,
@@ -86,14 +87,22 @@ _SEARCH = [
     )
 ]
 
+_KEY_SCHEME = "key"
+_BEARER = {
+    "type": "http",
+    "scheme": "bearer",
+    "description": "A key of `leafbeam keys add`, where the server has keys (`--keys`). A route names the scope that it needs; "
+    "`write` may do what `read` may, and `admin` everything.",
+}
+
 
 def document_of(
-    limits: Limits | None, *, has_text: bool = False, has_catalog: bool = True, learns: bool = True
+    limits: Limits | None, *, has_text: bool = False, has_catalog: bool = True, learns: bool = True, has_keys: bool = False
 ) -> dict[str, Any]:
     """The OpenAPI 3.1 document: the routes that this server answers.
 
     limits: of the engine, None without one. has_text: whether there is a language model. has_catalog: whether items have
-    attributes and rules. learns: whether interactions are counted.
+    attributes and rules. learns: whether interactions are counted. has_keys: whether clients need a key.
     """
     paths: dict[str, Any] = {}
     types: list[type] = [CompletionAnswer, ModelsAnswer, OpenAIError]
@@ -123,18 +132,30 @@ def document_of(
             "chat", "The next message of a chat", ["ChatBody"], "ChatAnswer", failure="OpenAIError"
         )
     not_ready = {"503": {"description": "Not ready", "content": _content("Readiness")}}
+    paths |= {
+        "/v1/models": {"get": _get("list_models", "What `model` may be", _content("ModelsAnswer"))},
+        "/healthz": {"get": _get("get_health", "Is the process up?", _content("Health"))},
+        "/readyz": {"get": _get("get_readiness", "Does the server answer requests now?", _content("Readiness"), not_ready)},
+        "/metrics": {"get": _get("get_metrics", "Counters for Prometheus", {"text/plain": {"schema": {"type": "string"}}})},
+    }
+    for path, methods in paths.items():
+        for method, operation in methods.items():
+            operation["security"] = _security_of(method.upper(), path, has_keys=has_keys)
     return {
         "openapi": "3.1.0",
         "info": {"title": "leafbeam", "version": "1", "description": _DESCRIPTION},
-        "paths": {
-            **paths,
-            "/v1/models": {"get": _get("list_models", "What `model` may be", _content("ModelsAnswer"))},
-            "/healthz": {"get": _get("get_health", "Is the process up?", _content("Health"))},
-            "/readyz": {"get": _get("get_readiness", "Does the server answer requests now?", _content("Readiness"), not_ready)},
-            "/metrics": {"get": _get("get_metrics", "Counters for Prometheus", {"text/plain": {"schema": {"type": "string"}}})},
-        },
-        "components": {"schemas": _components(limits, types)},
+        "paths": paths,
+        "components": {"schemas": _components(limits, types), "securitySchemes": {_KEY_SCHEME: _BEARER}},
     }
+
+
+def _security_of(method: str, path: str, *, has_keys: bool) -> list[dict[str, list[str]]]:
+    """Return the alternatives of what a request has to bring: a key of a scope, or nothing."""
+    need = need_of(method, path)
+    if need is None:
+        return []
+    key = {_KEY_SCHEME: ["write" if need == "learn" else need]}
+    return [key] if has_keys else [key, {}]
 
 
 def _components(limits: Limits | None, types: list[type]) -> dict[str, Any]:

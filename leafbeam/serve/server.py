@@ -175,6 +175,8 @@ class Server:
                 **{name: None if path is None else str(path) for name, path in files.items()},
                 grace_s=grace_s,
                 log_format=current_format(),
+                keys=None if access.keys is None else str(access.keys.path),
+                origins=exposure.origins,
             )
             is_observed = observation is not None and observation.is_on  # then each request has its line or span
             gate = None if engine is None or is_observed else Gate(engine, access, self.metrics)

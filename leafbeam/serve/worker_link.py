@@ -25,7 +25,6 @@ from leafbeam.serve.frames import (
     Open,
     Part,
     Pull,
-    Repeated,
     Sent,
     encode,
 )
@@ -51,7 +50,6 @@ class WorkerLink(asyncio.Protocol):
         self._is_lost = False
         self._heard_at = 0.0
         self._beats: asyncio.TimerHandle | None = None
-        self._repeated: list[float] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
@@ -89,13 +87,8 @@ class WorkerLink(asyncio.Protocol):
         if not self._is_lost:
             self._transport.write(encode(frame))
 
-    def count_repeated(self, seconds: float) -> None:
-        """Tell the core, with the next beat, of a request that was refused here."""
-        self._repeated.append(seconds)
-
     def close(self) -> None:
         """Send what waits, and end the link."""
-        self._send_repeated()
         self._transport.close()
 
     async def forward(self, request: Open, receive: Receive, send: Send, *, deadline: float | None) -> None:
@@ -182,13 +175,7 @@ class WorkerLink(asyncio.Protocol):
             self.send(Sent(part.id))
         return not part.more
 
-    def _send_repeated(self) -> None:
-        if self._repeated:
-            self.send(Repeated(self._repeated))
-            self._repeated = []
-
     def _beat(self) -> None:
-        self._send_repeated()
         self.send(Beat())
         self._beats = asyncio.get_running_loop().call_later(BEAT_S, self._beat)
 

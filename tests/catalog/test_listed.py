@@ -1,10 +1,14 @@
 """Items without a row in the table are not answered, rows without an item are named, and other users of a file are seen."""
 
+import fcntl
 import os
 import subprocess
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pytest
@@ -150,6 +154,56 @@ def test_a_catalog_of_the_same_process_counts_until_it_is_closed(path: Path) -> 
         second.delete(["é002"])
     with warnings.catch_warnings():
         UseLock(path)  # released when nothing refers to it
+
+
+@pytest.mark.parametrize("num_others", [1, 3])
+def test_processes_that_look_for_each_other_at_the_same_time_all_see_the_others(path: Path, num_others: int) -> None:
+    """A6: looking drops no share of the lock, however the looks of several processes meet."""
+    code = "import sys; from pathlib import Path; from leafbeam.catalog.use_lock import UseLock\n"
+    code += "lock = UseLock(Path(sys.argv[1])); print('open', flush=True); sys.stdin.readline()\n"
+    code += "print(sum(not lock.is_shared() for _ in range(2000)), flush=True); sys.stdin.readline()"
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with ExitStack() as stack:
+        lock = UseLock(path)
+        assert not lock.is_shared()
+        others = [
+            stack.enter_context(subprocess.Popen([sys.executable, "-c", code, str(path)], **pipes)) for _ in range(num_others)
+        ]
+        assert [other.stdout.readline() for other in others if other.stdout] == ["open\n"] * num_others
+        for other in others:
+            print(file=other.stdin, flush=True)
+        assert sum(not lock.is_shared() for _ in range(2000)) == 0
+        assert [other.stdout.readline() for other in others if other.stdout] == ["0\n"] * num_others
+        assert lock.is_shared()  # nobody has lost its share
+        for other in others:
+            print(file=other.stdin, flush=True)
+            other.wait(20)
+        assert not lock.is_shared()
+
+
+def test_catalogs_of_one_process_take_turns_too(path: Path) -> None:
+    """A6"""
+    locks = [UseLock(path) for _ in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        seen = threads.map(lambda lock: [lock.is_shared() for _ in range(500)], locks)
+        assert all(all(found) for found in seen)
+    for lock in locks[1:]:
+        lock.close()
+    assert not locks[0].is_shared()
+
+
+def test_a_directory_that_another_program_keeps_locked_delays_nothing_for_long(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A6: the careful answer, and a catalog that opens without the lock."""
+    monkeypatch.setattr("leafbeam.catalog.use_lock._WAIT_S", 0.01)
+    lock, descriptor = UseLock(path), os.open(path.parent, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    assert lock.is_shared()
+    with Catalog.open(path, TRIE) as catalog:
+        catalog.delete(["é001"])
+    os.close(descriptor)
+    assert not lock.is_shared()
 
 
 def test_the_lock_writes_nothing_and_follows_no_link(path: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
+from leafbeam.engine import Engine
 from leafbeam.errors import ArgumentError
 from leafbeam.serve import Access, Exposure, KeyFile, Server, create_app
 from leafbeam.serve.keys import add_key
@@ -60,6 +61,35 @@ def test_pages_of_other_sites_read_answers_only_if_they_are_named(first_shop: An
         assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, site)
         other = opened.post(RECOMMEND, json={}, headers={"origin": "https://other.example.com"})
         assert "access-control-allow-origin" not in other.headers
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("POST", RECOMMEND, 500),
+        ("GET", "/nothing", 404),
+        ("GET", RECOMMEND, 405),
+        ("POST", "/v2/models/items/infer", 422),
+        ("POST", "/v1/completions", 400),
+        ("PUT", "/v1/items", 403),
+    ],
+)
+def test_a_page_of_a_named_site_reads_every_error(
+    first_shop: Any, monkeypatch: pytest.MonkeyPatch, method: str, path: str, status: int
+) -> None:
+    """A9"""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise AssertionError("a fault of the server")
+
+    site = "https://shop.example.com"
+    monkeypatch.setattr(Engine, "submit", fail)
+    with first_shop.engine() as engine:
+        client = TestClient(create_app(engine, origins=[site]), base_url="http://127.0.0.1", raise_server_exceptions=False)
+        answer = client.request(method, path, json={} if path == RECOMMEND else None, headers={"origin": site})
+        assert answer.status_code == status
+        assert answer.headers["access-control-allow-origin"] == site
+        assert "x-request-id" in answer.headers
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 from leafbeam.cli import app
 from leafbeam.errors import ArgumentError, DataError
 from leafbeam.serve import Access, create_app
-from leafbeam.serve.keys import KeyFile, add_key, digest_of, read_keys, remove_key
+from leafbeam.serve.keys import Key, KeyFile, add_key, digest_of, read_keys, remove_key
 
 RECOMMEND = "/v1/recommend"
 
@@ -174,6 +175,48 @@ def test_a_file_that_holds_no_keys_is_refused_before_anything_is_served(tmp_path
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(DataError):
         KeyFile(path)
+
+
+def test_of_ten_thousand_keys_each_is_its_own_and_a_changed_one_is_none(tmp_path: Path) -> None:
+    """A7"""
+    path = tmp_path / "keys.json"
+    entries = [{"name": f"k{number}", "scope": "read", "sha256": digest_of(f"secret {number}")} for number in range(10_000)]
+    path.write_text(json.dumps({"keys": entries}))
+    keys = KeyFile(path)
+    assert len(keys) == 10_000
+    for number in (0, 1, 4_999, 9_999):
+        found = keys.find(f"Bearer secret {number}")
+        assert found is not None
+        assert found.name == f"k{number}"
+    for wrong in ("Bearer secret 10000", "Bearer ", "Bearer", "Basic secret 1", f"Bearer {entries[3]['sha256']}", "", None):
+        assert keys.find(wrong) is None
+
+
+def test_a_request_hashes_its_key_once_however_many_keys_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A7: no key of the file is looked at but the one with the hash."""
+    path, compared = tmp_path / "keys.json", list[str]()
+    entries = [{"name": f"k{number}", "scope": "read", "sha256": digest_of(f"secret {number}")} for number in range(1000)]
+    path.write_text(json.dumps({"keys": entries}))
+    keys = KeyFile(path)
+
+    class Counted(Key):
+        def __getattribute__(self, name: str) -> Any:
+            compared.append(name)
+            return super().__getattribute__(name)
+
+    monkeypatch.setattr(keys, "_keys", {key.sha256: Counted(**asdict(key)) for key in read_keys(path)})
+    compared.clear()
+    assert keys.find("Bearer secret 500") is not None
+    assert keys.find("Bearer other") is None
+    assert compared == []
+
+
+def test_two_keys_of_one_hash_are_refused(tmp_path: Path) -> None:
+    """A7"""
+    entries = [{"name": name, "scope": scope, "sha256": "0" * 64} for name, scope in (("a", "read"), ("b", "admin"))]
+    (tmp_path / "keys.json").write_text(json.dumps({"keys": entries}))
+    with pytest.raises(DataError, match="'a' and 'b' have one sha256"):
+        KeyFile(tmp_path / "keys.json")
 
 
 def test_keys_are_made_listed_and_removed_by_command(tmp_path: Path) -> None:
