@@ -305,6 +305,15 @@ class DemoError(LeafbeamError, RuntimeError):
     """A step of the demo failed."""
 
 
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return a number and its noun, in the singular for 1. plural: where it is not the noun with an s.
+
+    >>> counted(1, "row"), counted(12_000, "row"), counted(0, "match", "matches")
+    ('1 row', '12,000 rows', '0 matches')
+    """
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
 def short_repr(value: object) -> str:
     """A value for an error message, at most 60 characters long."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**18:

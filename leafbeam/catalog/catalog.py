@@ -6,7 +6,6 @@ import logging
 import os
 import threading
 import time
-import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from leafbeam.catalog.rule_set import RuleFilters, RuleSet, advance_filters, reu
 from leafbeam.catalog.sources import ItemSource
 from leafbeam.catalog.time_limit import DEFAULT_S
 from leafbeam.catalog.transaction import Attributes, CatalogTransaction
-from leafbeam.errors import CatalogInUseWarning, CodesError, LeafbeamError, RuleError, UnknownRuleError
+from leafbeam.errors import CodesError, LeafbeamError, RuleError, UnknownRuleError
 from leafbeam.index import Trie, Version, VersionFilter
 from leafbeam.index.items import ItemIds
 from leafbeam.live import LiveIndex
@@ -76,6 +75,7 @@ class Catalog:
         self._evaluation_lock = threading.RLock()  # one evaluation at a time; taken before the write lock, never after
         self._added_rules: dict[str, Rule] = {}
         self._evaluations: dict[str, _LastEvaluation] = {}
+        self._read_other_rows: frozenset[str] = frozenset()  # rules that are evaluated anew over all items after each change
         self._schedule = Schedule()
         self._refresher = BackgroundWorker(self._refresh_in_background, "leafbeam-refresh") if background else None
         self._owns_index = isinstance(index, Trie)
@@ -230,7 +230,7 @@ class Catalog:
         return tuple(status for status in self.rules.report.rules if not names or status.name in names)
 
     def refresh_due(self) -> float | None:
-        """Evaluate each rule that is due, as the background thread does; returns the seconds until the next is due, if any."""
+        """Evaluate each rule that is due, as the background thread does; return the seconds until the next is due, if any."""
         for _ in self.rules.definitions:
             with self._evaluation_lock:
                 if (name := self._schedule.next_due(self._clock())) is None:
@@ -250,9 +250,8 @@ class Catalog:
     @property
     def status(self) -> tuple[RuleStatus, ...]:
         """The status of each rule."""
-        rules = self.rules
-        names = dict.fromkeys([*rules.filters, *rules.definitions])
-        return tuple(self._status_of(name, rules.filters, rules.definitions) for name in names)
+        filters, definitions = (rules := self.rules).filters, rules.definitions
+        return tuple(self._status_of(name, filters, definitions) for name in dict.fromkeys([*filters, *definitions]))
 
     # Items.
 
@@ -275,7 +274,7 @@ class Catalog:
             with self.index.transaction() as inner:
                 transaction = CatalogTransaction(inner)
                 yield transaction
-                self._warn_if_shared()
+                self._table.warn_if_shared(stacklevel=4)
                 changed_ids = transaction.changed_ids()
                 matches = self._evaluator.write(
                     transaction.tables(),
@@ -288,6 +287,7 @@ class Catalog:
             self._active.advance(changed_ids, {name: matches.bits.get(name, no_match) for name in rules.filters.by_segment})
             for name, error in matches.errors.items():
                 self._record_evaluation(name, error)
+        self._refresh_read_other_rows(self._read_other_rows)
 
     def insert(self, codes: Codes, item_ids: ItemIds, attributes: Attributes | None = None) -> int:
         """Add items; the next `rules` and `version()` have them. Returns the version's number.
@@ -334,8 +334,7 @@ class Catalog:
         Requests see the items before, or those after. before_commit: as of `transaction`. Cost: a look-up of every id, and all
         rules. Raises CodesError, ItemIdError, DataError, LogError. After a crash between table and log, call it again.
         """
-        if trie.codebook_sizes != self.version().codebook_sizes:
-            own = self.version().codebook_sizes
+        if trie.codebook_sizes != (own := self.version().codebook_sizes):
             raise CodesError(f"the codebooks of the saved items are {trie.codebook_sizes}, those of the index {own}")
         with self._evaluation_lock, self._active.write_lock:
             version = self.index.version()
@@ -359,8 +358,10 @@ class Catalog:
     def purge(self) -> int:
         """Delete the table's rows of items that the index does not have; returns how many. The next evaluation joins again."""
         with self._evaluation_lock, self._active.write_lock:
-            self._warn_if_shared()
-            return self._evaluator.purge(self.version())
+            self._table.warn_if_shared(stacklevel=4)
+            num_purged = self._evaluator.purge(self.version())
+        self._refresh_read_other_rows(self._read_other_rows)
+        return num_purged
 
     def close(self) -> None:
         """Stop evaluations and the background thread, and close the file. Rule sets that are referenced stay valid."""
@@ -381,14 +382,6 @@ class Catalog:
 
     def __repr__(self) -> str:
         return f"Catalog({self._table.name!r}, {len(self.version()):,} items, {len(self.rules.filters)} rules)"
-
-    def _warn_if_shared(self) -> None:
-        if self._table.is_shared():
-            message = (
-                f"another process has {self._table.name} open: it sees changed rows after its next reload, and inserted or "
-                "deleted items only once it opens the same index again; to hide an item there, delete its row"
-            )
-            warnings.warn(message, CatalogInUseWarning, stacklevel=4)
 
     def _load(self, *, first: bool) -> LoadReport:
         """Evaluate all rules. The first load raises the first error, a later one keeps the last good filters."""
@@ -412,6 +405,11 @@ class Catalog:
                 examples=evaluation.examples,
             )
             return self._install(evaluation, definitions, record, began, kept=[*definitions, *evaluation.errors], load=report)
+
+    def _refresh_read_other_rows(self, names: Iterable[str]) -> None:
+        """After a change of items, evaluate rules whose result for an unchanged item may be another now."""
+        for name in sorted(names):
+            self._refresh_one(name)
 
     def _refresh_one(self, name: str) -> None:
         with self._evaluation_lock, self._active.recording() as (rules, record):
@@ -450,7 +448,6 @@ class Catalog:
             is_new = {name for name, found in by_segment.items() if found is not current.get(name)}
             generation = now.generation + (load is not None or bool(is_new) or by_segment.keys() != current.keys())
             filters = RuleFilters(now.version, by_segment)
-
             errors = {**evaluation.errors, **matches.errors}
             statuses = {} if load is not None else {status.name: status for status in now.report.rules}
             for name in {**evaluation.seconds, **errors}:
@@ -468,6 +465,9 @@ class Catalog:
                 generation=generation,
                 rule_generations={name: generation if name in is_new else now.rule_generations[name] for name in by_segment},
             )
+            before, found = self._read_other_rows, evaluation.reads_other_rows
+            self._read_other_rows = frozenset((before - evaluation.filters.keys() | found) & definitions.keys())
+        self._refresh_read_other_rows(found - before if len(changed_ids) else ())  # their writers did not know of these rules
         self._schedule.plan(definitions.values(), self._clock())
         if self._refresher is not None and self._schedule.wait(0.0) is not None:
             self._refresher.wake()

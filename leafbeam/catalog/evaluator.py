@@ -28,6 +28,7 @@ _SPARE_ROWS = 20_000  # numbers of removed rows that any table may have
 class Evaluation:
     """Filters of a version or errors, and seconds, by rule.
 
+    reads_other_rows: the rules whose result for an item depends on other rows of the table.
     num_items, num_known, examples: if counted, the table's rows, the live items with a row, and ids of a few without an item.
     """
 
@@ -35,6 +36,7 @@ class Evaluation:
     filters: dict[str, SegmentFilters] = field(default_factory=dict[str, SegmentFilters])
     errors: dict[str, RuleError] = field(default_factory=dict[str, RuleError])
     seconds: dict[str, float] = field(default_factory=dict[str, float])
+    reads_other_rows: set[str] = field(default_factory=set[str])
     num_items: int | None = None
     num_known: int | None = None
     examples: tuple[int | str, ...] = ()
@@ -76,7 +78,9 @@ class Evaluator:
                 try:
                     row_map = self._row_map(session, version)  # the same one, unless an error ended the transaction
                     matches = session.evaluate(rule, row_map.num_rows, row_map.end)
-                    result.filters[rule.name] = row_map.filters(matches, version)
+                    result.filters[rule.name] = row_map.filters(matches.matches_R, version)
+                    if matches.reads_other_rows:
+                        result.reads_other_rows.add(rule.name)
                 except RuleError as error:
                     result.errors[rule.name] = error
                 result.seconds[rule.name] = time.perf_counter() - began

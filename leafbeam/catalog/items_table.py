@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from leafbeam.catalog.sessions import ReadSession, WriteSession, check_table
 from leafbeam.catalog.sources import ItemSource, copy_items
 from leafbeam.catalog.time_limit import DEFAULT_S, TimeLimit
 from leafbeam.catalog.use_lock import UseLock
-from leafbeam.errors import DataError
+from leafbeam.errors import CatalogInUseWarning, DataError
 from leafbeam.files import replacing
 
 _CLOSE_S = 5.0
@@ -130,11 +131,14 @@ class ItemsTable:
         whole: the session reads the whole table, with all threads.
         """
         if self._open is None:
-            if before_change or other_files:
-                lock, connected = self._lock.alone(), self._connected(read_only=not before_change, other_files=other_files)
-            else:
-                lock, connected = self._lock.shared(), self._shared(whole=whole)
-            with lock, self._translated(), connected as connection:
+            is_alone = before_change or other_files
+            with (
+                self._lock.alone() if is_alone else self._lock.shared(),
+                self._translated(),
+                self._connected(read_only=not before_change, other_files=other_files)
+                if is_alone
+                else self._shared(whole=whole) as connection,
+            ):
                 yield ReadSession(connection, self.name, limit=self._limit)
         else:
             with self._translated(), self._open.cursor() as connection:
@@ -164,6 +168,15 @@ class ItemsTable:
     def is_shared(self) -> bool:
         """Whether another process, or another catalog of this one, has the file open. Cost: two system calls."""
         return self._use_lock is not None and self._use_lock.is_shared()
+
+    def warn_if_shared(self, stacklevel: int) -> None:
+        """Warn with CatalogInUseWarning of other users of the file, before a change that they do not see at once."""
+        if self.is_shared():
+            message = (
+                f"another process has {self.name} open: it sees changed rows after its next reload, and inserted or deleted "
+                "items only once it opens the same index again; to hide an item there, delete its row"
+            )
+            warnings.warn(message, CatalogInUseWarning, stacklevel=stacklevel + 1)
 
     @property
     def is_stopped(self) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import duckdb
 import numpy as np
@@ -63,6 +64,16 @@ class RowMatches:
         """No rule selects any of the items with these rows."""
         none_n = {rule.name: np.zeros(len(rows_n), np.bool_) for rule in rules}
         return cls(bits={LISTED: rows_n >= 0, **none_n}, errors={}, rows_n=rows_n)
+
+
+class TableMatches(NamedTuple):
+    """A rule evaluated for the row numbers of a table: 1 for a row that it selects, else 0.
+
+    reads_other_rows: it reads other rows of the table than the one that it selects or not, as a subquery over the items does.
+    """
+
+    matches_R: NDArray[np.uint8]
+    reads_other_rows: bool
 
 
 class ReadSession:
@@ -128,8 +139,8 @@ class ReadSession:
         rows[found["i"]] = found["rowid"]
         return rows
 
-    def evaluate(self, rule: Rule, num_rows: int, end: int) -> NDArray[np.uint8]:
-        """1 for each row number below `end` whose row satisfies the predicate, 0 for false, NULL and missing rows.
+    def evaluate(self, rule: Rule, num_rows: int, end: int) -> TableMatches:
+        """Evaluate a rule for each row number below `end`; it selects no missing row, and none where it is NULL.
 
         num_rows: rows below `end`. Cost: 1.5 ns a row if the predicate reads only the row itself and no row was ever deleted,
         three times that otherwise. Raises RuleError, also at the time limit.
@@ -209,11 +220,11 @@ class ReadSession:
         values += [" ".join(words)] * 2 if words else []
         return self.connection.sql(f"SELECT * FROM items {where} LIMIT {int(limit)}", params=values).to_arrow_table()
 
-    def _evaluate(self, rule: Rule, num_rows: int, end: int) -> NDArray[np.uint8]:
+    def _evaluate(self, rule: Rule, num_rows: int, end: int) -> TableMatches:
         predicate = _predicate(rule.where)
         self._set_now([rule])
         # Refuses aggregates and windows, which are valid in a column but not here.
-        self.connection.execute(f"EXPLAIN SELECT rowid FROM items WHERE ({predicate})").fetchall()
+        reads_other_rows = self._num_scans(f"SELECT rowid FROM items WHERE ({predicate})") > 1
         selected = self.connection.sql(f"SELECT ({predicate}) AS matches FROM items LIMIT 0")
         if selected.columns != ["matches"]:  # COLUMNS(...) stands for several
             raise RuleError(
@@ -226,11 +237,12 @@ class ReadSession:
         if num_rows == end:
             query = f"SELECT coalesce(({predicate})::BOOLEAN, false)::UTINYINT AS matches FROM items"
             if self._is_scan(query):
-                return _uint8(self.connection.sql(query).to_arrow_table()["matches"])[:end]
+                matches_R = _uint8(self.connection.sql(query).to_arrow_table()["matches"])[:end]
+                return TableMatches(matches_R, reads_other_rows)
         rows = _int64(self.connection.sql(f"SELECT rowid FROM items WHERE ({predicate})").to_arrow_table()["rowid"])
         matches_R = np.zeros(end, np.uint8)
         matches_R[rows[rows < end]] = 1
-        return matches_R
+        return TableMatches(matches_R, reads_other_rows)
 
     def _evaluate_together(self, rules: Sequence[Rule], ids_n: NDArray[np.generic], begin: int) -> RowMatches:
         columns = "".join(
@@ -251,6 +263,20 @@ class ReadSession:
         for number, rule in enumerate(rules):
             matches.bits[rule.name][at] = found[f"c{number}"] == 1
         return matches
+
+    def _num_scans(self, query: str) -> int:
+        """Return how often a query reads the table of items, also through views and macros, by its plan before optimisation."""
+        self.connection.execute("SET explain_output = 'all'")
+        try:
+            plans = dict(self.connection.execute(f"EXPLAIN (FORMAT json) {query}").fetchall())
+        finally:
+            self.connection.execute("SET explain_output = 'physical_only'")
+        nodes, count = list(json.loads(plans["logical_plan"])), 0
+        while nodes:
+            node = nodes.pop()
+            count += str(node.get("extra_info", {}).get("Table", "")).rsplit(".", 1)[-1].strip('"') == "items"
+            nodes += node["children"]
+        return count
 
     def _is_scan(self, query: str) -> bool:
         plan = self.connection.execute(f"EXPLAIN (FORMAT json) {query}").fetchall()[0][1]

@@ -1,5 +1,6 @@
 """Input and output of `leafbeam recommend`: item ids and histories, and the table of results."""
 
+import re
 import textwrap
 from typing import Any, cast
 
@@ -16,10 +17,35 @@ from leafbeam.engine import Engine, ItemId, Request, Result
 from leafbeam.errors import ItemIdError
 from leafbeam.index import Trie
 
+_LISTED_ID = re.compile(r'\s*(?:"(?P<quoted>(?:[^"]|"")*)"\s*|(?P<plain>(?!")[^,]*))(?=,|$)')
+
+
+def split_ids(text: str) -> list[str]:
+    """Return the ids of a list with commas; one in double quotes keeps its commas and blanks. Raises ItemIdError.
+
+    >>> split_ids('A7, " B,8", "5"" pipe"')
+    ['A7', ' B,8', '5" pipe']
+    """
+    words: list[str] = []
+    end = 0 if text.strip() else len(text) + 1
+    while end <= len(text):
+        match = _LISTED_ID.match(text, end)
+        if match is None:
+            raise ItemIdError(
+                f"{text[end:].strip()[:80]!r}: an id that begins with a double quote ends with one, and a quote inside is "
+                'written twice, as in "5"" pipe"'
+            )
+        word = match["plain"].strip() if match["quoted"] is None else match["quoted"].replace('""', '"')
+        if not word:
+            raise ItemIdError(f"{text[:80]!r} has an empty id: write ids with one comma between them, such as A7,B8")
+        words.append(word)
+        end = match.end() + 1
+    return words
+
 
 def parse_ids(text: str, trie: Trie) -> list[ItemId]:
-    """The ids of a list with commas, in the index's own type (numbers or text)."""
-    words = [word.strip() for word in text.split(",") if word.strip()]
+    """Return the ids of a list with commas, in the index's own type (numbers or text). Raises ItemIdError."""
+    words = split_ids(text)
     if trie.item_ids.dtype.kind == "U":
         return list(words)
     ids: list[ItemId] = []

@@ -29,13 +29,18 @@ _OF_ITEMS = {
     *("graphs", "graph_mb", "attention_costs", "max_beams", "max_queue", "max_batch_kb", "timeout", "watchdog"),
 }  # options of `serve` that say nothing of texts
 
+_HISTORY_HELP = (
+    "Item ids, oldest first, with commas between them. An id with a comma, or with blanks around it, goes into double quotes, "
+    'as in A7,"B,8"; a double quote inside those is written twice.'
+)
+
 
 def recommend(
     run: RunOption = DEFAULT_RUN,
-    history: Annotated[str | None, option("--history", "Item ids, oldest first, with commas between them.")] = None,
+    history: Annotated[str | None, option("--history", _HISTORY_HELP)] = None,
     user: Annotated[str, option("--user", "A user of the log, in place of --history.")] = "",
     rules: Annotated[str, option("--rules", "Names of rules that every item must pass, with commas.")] = "",
-    deny: Annotated[str, option("--deny", "Item ids to exclude, with commas.")] = "",
+    deny: Annotated[str, option("--deny", "Item ids to exclude, as for --history.")] = "",
     keep_history: Annotated[bool, option("--keep-history", "Return items of the history too.")] = False,
     num_items: Annotated[int, option("--items", "Items to return, at most.")] = 10,
     num_beams: Annotated[int | None, option("--beams", "Beams of the search.", default="20")] = None,

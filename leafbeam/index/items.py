@@ -24,10 +24,15 @@ ID_KINDS = {"i": "integers", "S": "strings"}  # by the `kind` of an id array's d
 ItemIds = Sequence[int | str] | NDArray[np.generic]  # ids of one kind
 
 
-def check_item_ids(item_ids: ItemIds, num_items: int, first_row: int = 0) -> NDArray[np.generic]:
-    """Return the ids as an int64 or UTF-8 array of the right length, or raise ItemIdError. first_row: the number of row 0."""
+def check_item_ids(item_ids: ItemIds, num_items: int, first_row: int = 0, *, may_be_new: bool = True) -> NDArray[np.generic]:
+    """Return the ids as an int64 or UTF-8 array of the right length. first_row: the number of row 0.
+
+    Raises ItemIdError, also for control characters if items may be new: many clients could not name such an item.
+    """
     ids = as_id_array(item_ids)
     check_utf8(ids, first_row)
+    if may_be_new:
+        check_printable(ids, first_row)
     if ids.shape != (num_items,):
         raise ItemIdError(f"item_ids has shape {ids.shape}: expected ({num_items:,},), one id for each row of codes")
     return ids
@@ -132,6 +137,25 @@ def check_utf8(ids_n: NDArray[np.generic], first_row: int = 0) -> None:
             row = next(row for row, item_id in enumerate(ids.tolist(), begin) if not _is_utf8(item_id))
             raise ItemIdError(
                 f"item id {bytes(ids_n[row])!r} of row {first_row + row:,} has to be UTF-8, and is not: encode it, or pass str"
+            )
+
+
+def check_printable(ids_n: NDArray[np.generic], first_row: int = 0) -> None:
+    """Raise ItemIdError for an id, in UTF-8, with a control character or NUL. Cost: a few passes over the bytes."""
+    if ids_n.dtype.kind != "S":
+        return
+    for begin in range(0, len(ids_n), _SLICE):
+        ids = np.ascontiguousarray(ids_n[begin : begin + _SLICE])
+        part = ids.view(np.uint8).reshape(len(ids), ids.dtype.itemsize)
+        wrong = (part - np.uint8(1) < 31) | (part == 0x7F)  # 0 wraps to 255: it fills up each id to the longest
+        if part.shape[1] > 1:
+            before, after = part[:, :-1], part[:, 1:]
+            wrong[:, 1:] |= ((before == 0xC2) & (after & 0xE0 == 0x80)) | ((before == 0) & (after != 0))
+        if wrong.any():
+            row = int(wrong.any(axis=1).argmax())
+            raise ItemIdError(
+                f"item id {ids[row].decode()!r:.90} of row {first_row + begin + row:,} has a control character, such as a line "
+                "break: expected text that can be printed"
             )
 
 

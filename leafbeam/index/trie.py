@@ -68,7 +68,7 @@ class Trie:
         table_NL, sizes = check_codes(codes, codebook_sizes)
         if end_code is not None:
             check_end_codes(table_NL, sizes, end_code)
-        return cls._from_table(table_NL, sizes, item_ids, end_code, packed, num_threads)
+        return cls.from_table(table_NL, sizes, item_ids, end_code=end_code, packed=packed, num_threads=num_threads)
 
     @classmethod
     def from_sequences(
@@ -97,19 +97,24 @@ class Trie:
         (True, False, [[7, 3, 10]])
         """
         table = SequenceTable.of(sequences, vocabulary_size, max_length)
-        return cls._from_table(table, table.codebook_sizes, item_ids, table.end_code, packed, num_threads)
+        return cls.from_table(
+            table, table.codebook_sizes, item_ids, end_code=table.end_code, packed=packed, num_threads=num_threads
+        )
 
     @classmethod
-    def _from_table(
+    def from_table(
         cls,
         table_NL: NDArray[np.integer] | SequenceTable,
         sizes: tuple[int, ...],
         item_ids: ItemIds | None,
+        *,
         end_code: int | None,
-        packed: bool,
-        num_threads: int | None,
+        packed: bool = False,
+        num_threads: int | None = None,
+        may_be_new: bool = True,
     ) -> "Trie":
-        ids = None if item_ids is None else check_item_ids(item_ids, len(table_NL))
+        """Build a trie of checked codes. may_be_new: False for ids of an index, which are kept even if new ones are refused."""
+        ids = None if item_ids is None else check_item_ids(item_ids, len(table_NL), may_be_new=may_be_new)
         table = build_levels(table_NL, sizes, num_threads)
         items = ItemTable(ids=ids, order_N=table.order_N, leaf_indptr=table.leaf_indptr)
         items.check_unique()

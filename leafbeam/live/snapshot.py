@@ -64,7 +64,9 @@ class Snapshot:
             ids_D = concat_ids([self.ids_D[keep_D], write_set.added_A])
             codes_DL = np.concatenate([self.codes_DL[keep_D], write_set.codes_AL])
             trie = self.base.trie
-            trie = Trie.build(codes_DL, trie.codebook_sizes, ids_D, end_code=trie.end_code, num_threads=1)
+            trie = Trie.from_table(
+                codes_DL, trie.codebook_sizes, ids_D, end_code=trie.end_code, num_threads=1, may_be_new=False
+            )
             return replace(after, delta=Segment(trie=trie), codes_DL=codes_DL, ids_D=ids_D)
         if self.delta is None:
             return after
@@ -92,7 +94,15 @@ class Snapshot:
         elif np.array_equal(ids_n, np.arange(len(ids_n))):
             ids_n = None  # the ids are the row numbers
         packed = any(level.width for level in trie.levels)
-        return Trie.build(codes_nL, trie.codebook_sizes, ids_n, end_code=trie.end_code, packed=packed, num_threads=num_threads)
+        return Trie.from_table(
+            codes_nL,
+            trie.codebook_sizes,
+            ids_n,
+            end_code=trie.end_code,
+            packed=packed,
+            num_threads=num_threads,
+            may_be_new=False,
+        )
 
     def _find(self, item_ids: NDArray[np.generic]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(rows in the base, rows in the delta) of live items. Raises ValueError if one is in neither."""

@@ -124,7 +124,7 @@ class Transaction:
     def replace(self, codes: Codes, item_ids: ItemIds) -> None:
         """Give items other codes; see LiveIndex.replace. Raises CodesError, ItemIdError."""
         rows_nL = self._check_codes(codes)
-        ids, keys = self._check_ids(item_ids, len(rows_nL))
+        ids, keys = self._check_ids(item_ids, len(rows_nL), may_be_new=False)
         self._remove(ids, keys)
         self._add(rows_nL, ids, keys)
 
@@ -176,10 +176,12 @@ class Transaction:
             key in self._added or (known and key not in self._removed) for key, known in zip(keys, before, strict=True)
         ]
 
-    def _check_ids(self, item_ids: ItemIds, count: int | None) -> tuple[NDArray[np.generic], list[int | bytes]]:
+    def _check_ids(
+        self, item_ids: ItemIds, count: int | None, *, may_be_new: bool = True
+    ) -> tuple[NDArray[np.generic], list[int | bytes]]:
         if not self._open:
             raise ItemIdError("the transaction is over: begin another with transaction()")
-        ids = as_id_array(item_ids) if count is None else check_item_ids(item_ids, count)
+        ids = as_id_array(item_ids) if count is None else check_item_ids(item_ids, count, may_be_new=may_be_new)
         check_utf8(ids)
         keys: list[int | bytes] = ids.tolist()
         if len(ids) and self._kind not in (None, ids.dtype.kind):

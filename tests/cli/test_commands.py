@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from leafbeam import Trie
 from leafbeam.__main__ import set_waiting
 from leafbeam.cli import app
-from leafbeam.cli.output import parse_ids
+from leafbeam.cli.output import parse_ids, split_ids
 from leafbeam.errors import DataError, ItemIdError
 from leafbeam.train import load_log
 
@@ -181,3 +181,31 @@ def test_inspecting_an_empty_directory_says_what_it_is_not(tmp_path: Path):
     result = call("inspect", tmp_path)
     assert result.exit_code == 2
     assert "neither a model's directory, a run's nor a table's" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("A7,B8", ["A7", "B8"]),
+        (" A7 , B8 ", ["A7", "B8"]),
+        ('A7," B,8 ","5"" pipe"', ["A7", " B,8 ", '5" pipe']),
+        ('5" pipe,A7', ['5" pipe', "A7"]),
+        ('"A7"', ["A7"]),
+        ("", []),
+        (" ", []),
+    ],
+)
+def test_an_id_in_double_quotes_keeps_its_commas_and_blanks(text: str, ids: list[str]) -> None:
+    """A8"""
+    assert split_ids(text) == ids
+    index = Trie.build([[0, number] for number in range(len(ids) + 1)], [1, 8], item_ids=["other", *ids])
+    assert parse_ids(text, index) == ids
+
+
+@pytest.mark.parametrize(
+    ("text", "says"), [('"A7', "double quote"), ('"A"7', "double quote"), ("A,,B", "empty id"), ('A,""', "empty")]
+)
+def test_a_list_of_ids_that_cannot_be_split_is_refused(text: str, says: str) -> None:
+    """A8"""
+    with pytest.raises(ItemIdError, match=says):
+        split_ids(text)

@@ -12,6 +12,7 @@ from leafbeam.errors import ItemIdError
 from leafbeam.index import Trie, TrieBuilder
 from leafbeam.index import items as items_module
 from leafbeam.index.items import ItemTable, as_id_array, hash_ids
+from leafbeam.live import LiveIndex
 
 
 def table_of(ids: np.ndarray) -> ItemTable:
@@ -104,3 +105,41 @@ def test_ids_of_bytes_that_are_utf8_are_the_same_ids_as_text(tmp_path: Path) -> 
     trie = Trie.build([[n] for n in range(5)], codebook_sizes=[5], item_ids=np.array([text.encode() for text in texts]))
     trie.save(tmp_path / "x")
     assert Trie.load(tmp_path / "x").item_ids.tolist() == texts
+
+
+_CONTROL = ["a\nb", "\tq", "a\r", "b\x7f", "a\x00b", "é\x85", "\x1b[31m", "\x9f", "x" * 40 + "\x01"]
+
+
+@pytest.mark.parametrize("control", _CONTROL)
+def test_an_id_with_a_control_character_is_refused_on_the_way_in(control: str) -> None:
+    """A8: by every way to build an index, and by a live one, with the row."""
+    for ids in (["ok", control], np.array(["ok", control]), np.array([b"ok", control.encode()])):
+        with pytest.raises(ItemIdError, match="of row 1 has a control character"):
+            Trie.build([[0, 0], [0, 1]], [2, 2], item_ids=ids)
+    with TrieBuilder([2, 2]) as builder:
+        builder.add([[0, 0]], ["ok"])
+        with pytest.raises(ItemIdError, match="of row 2 has a control character"):
+            builder.add([[0, 1], [1, 1]], ["fine", control])
+    with LiveIndex.create(None, Trie.build([[0, 0]], [2, 2], item_ids=["ok"])) as live:
+        with pytest.raises(ItemIdError, match="has a control character"):
+            live.insert([[0, 1]], [control])
+        assert live.version().num_items == 1
+
+
+@pytest.mark.parametrize("ids", [["é", "日本", "Â", "\u0100"], ["a b", " a", "a,b", 'a"b'], ["\u00a0", "\u2028", "ÿ", "~"]])
+def test_ids_of_other_characters_are_kept(ids: list[str]) -> None:
+    """A8"""
+    index = Trie.build([[0, 0], [0, 1], [1, 0], [1, 1]], [2, 2], item_ids=ids)
+    assert index.item_ids.tolist() == ids
+
+
+def test_an_index_that_has_such_an_id_can_still_lose_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A8: as over HTTP, only new ids are refused."""
+    with monkeypatch.context() as patch:
+        patch.setattr(items_module, "check_printable", lambda *_: None)
+        old = Trie.build([[0, 0], [0, 1]], [2, 2], item_ids=["a\nb", "c"])
+    with LiveIndex.create(None, old) as live:
+        live.replace([[1, 1]], ["a\nb"])
+        live.compact(wait=True)
+        live.delete(["a\nb"])
+        assert live.version().num_items == 1

@@ -334,7 +334,8 @@ def test_a_table_in_use_or_a_full_disk_is_a_503_and_nothing_changes(shop, monkey
     with served(shop) as client:
         client.put("/v1/items", **lines({"item_id": 1, "codes": [0, 0]}))
         with monkeypatch.context() as patch:
-            patch.setattr(ItemsTable, "_connected", _raising(duckdb.IOException("held in /x (PID 7)")))
+            for name in ("_connected", "_shared"):
+                patch.setattr(ItemsTable, name, _raising(duckdb.IOException("held in /x (PID 7)")))
             answer = client.put("/v1/items", **lines({"item_id": 2, "codes": [0, 0]}))
             for path in ("/v1/items?query=x", "/v1/items/1000", "/v1/catalog"):
                 found = client.get(path)
