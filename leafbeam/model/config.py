@@ -263,8 +263,8 @@ def _check_layer_types(hf: Mapping[str, Any]) -> None:
 def _check_activation(hf: Mapping[str, Any], kind: object) -> None:
     """Raise CheckpointError if T5's derived fields, which transformers reads after feed_forward_proj, disagree with it."""
     derived = {"relu": ("relu",), "gated-gelu": ("gelu_new",), "gated-silu": ("silu", "swish")}
-    if kind in derived:
-        _check_implemented(hf, {"dense_act_fn": derived[str(kind)], "is_gated_act": (str(kind).startswith("gated-"),)})
+    if isinstance(kind, str) and kind in derived:
+        _check_implemented(hf, {"dense_act_fn": derived[kind], "is_gated_act": (kind.startswith("gated-"),)})
 
 
 def _config_from(

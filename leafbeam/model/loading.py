@@ -55,7 +55,7 @@ def load_model(
     require_device(str(device))
     kinds: dict[str, type[AnyModel]] = {"qwen3": Transformer, "t5": EncoderDecoder, "leafbeam_t5_moe": EncoderDecoder}
     name = read_hf(Path(directory)).get("model_type")
-    if name not in kinds:
+    if not isinstance(name, str) or name not in kinds:
         raise CheckpointError(
             f"{directory}: config.json has model_type {short_repr(name)}, and leafbeam reads {', '.join(kinds)}: serve another "
             "model with a class of your own"

@@ -257,7 +257,7 @@ _SPECIAL: dict[str, list[Any]] = {
     "dense_act_fn": _ACTIVATIONS,
     "dtype": ["float32", "bfloat16", "float16", "float64"],
     "eos_token_id": [2, [2, 3]],
-    "feed_forward_proj": [*_ACTIVATIONS, *(f"gated-{name}" for name in _ACTIVATIONS), "gated", "a-b-c"],
+    "feed_forward_proj": [*_ACTIVATIONS, *(f"gated-{name}" for name in _ACTIVATIONS), "gated", "a-b-c", ["relu"], {"relu": 1}],
     "hidden_act": _ACTIVATIONS,
     "is_causal": [True, False, 0, 1],
     "layer_types": [

@@ -194,3 +194,17 @@ def test_mixed_dtypes_are_read_in_the_widest(tmp_path: Path, kind: str, matrices
     assert {weight.dtype for weight in load_model(tmp_path, vocabulary=VOCABULARY).parameters()} == {torch.float32}
     narrow = load_model(tmp_path, vocabulary=VOCABULARY, dtype=torch.bfloat16)
     assert {weight.dtype for weight in narrow.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_an_embedding_under_a_decoders_name_beside_another_head_is_not_mistaken_for_it(tmp_path: Path, tied: bool) -> None:
+    """M1: as MADLAD-400 is published, whose encoder got the head's matrix in some loaders; its config is rewritten as tied."""
+    tensors = save(T5, tmp_path, scale_decoder_outputs=False)
+    tensors["lm_head.weight"] = tensors["shared.weight"].flip(0).contiguous()
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    expected = scores(tmp_path)
+    tensors["decoder.embed_tokens.weight"] = tensors.pop("shared.weight")
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text()) | {"tie_word_embeddings": tied}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    torch.testing.assert_close(scores(tmp_path), expected)

@@ -114,3 +114,12 @@ def test_fields_that_change_nothing_or_are_read_are_accepted(
 ) -> None:
     """M4: refused before, or easily refused."""
     assert outcome(checkpoints, kind, change) == "equal"
+
+
+@pytest.mark.parametrize("value", [["qwen3"], {"t5": 1}, 3, None, True, "T5"])
+def test_a_model_type_of_any_json_type_is_refused_by_name(checkpoints: Checkpoints, value: Any) -> None:
+    """M3: a list was a TypeError."""
+    directory = checkpoints.base("t5").directory
+    (directory / "config.json").write_text(json.dumps(ARCHITECTURES["t5"].base | {"model_type": value}))
+    with pytest.raises(LeafbeamError, match="model_type"):
+        scores(directory)
