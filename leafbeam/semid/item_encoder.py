@@ -45,7 +45,8 @@ class ItemEncoder:
     So a new item shares the SID of the item that it is most like, and the model, which has never seen it, scores it as that
     one. Numbers that tell items apart ("spread", "level") mean nothing to a model behind codes where it never saw them: with a
     free one, no beam reached a new item. Where the last level is the quantiser's and items were moved to its free codes
-    ("free", "hungarian", "sinkhorn"), codes mean what their centroids do, and a new item gets the nearest free one too.
+    ("free", "hungarian", "sinkhorn"), codes mean what their centroids do, and a new item gets the nearest free one: beams
+    reach it, though less often than a shared one.
 
     embedder: None where the vectors of the fit were the caller's own. vectors_RD, codes_RL: of items of the fit.
 
