@@ -436,9 +436,9 @@ export interface ReadyAnswer {
 
 /** The largest part of an item's score. */
 export interface ReasonAnswer {
-  /** `model`, `transition` or `text`. */
+  /** `model`, `transition` or `text`; `popular` if nothing found the item. */
   channel: string;
-  /** The item of the history that it comes from; null for `model`. */
+  /** The item of the history that it comes from; null for `model` and `popular`. */
   item_id: number | string | null;
   score: number;
 }
@@ -452,7 +452,7 @@ export interface RecommendAnswer {
   scores: Array<number>;
   /** Who ranked: `model`, `memory` or `fused`. */
   channel: string;
-  /** The largest part of each score, one an item; empty if `model` ranked. */
+  /** The largest part of each score, one an item; empty if `model` ranked. Allowed items that were not found fill up a short answer of `memory` or `fused`: they come last, the most popular first, with the channel `popular`. */
   reasons: Array<ReasonAnswer>;
   /** How many items are returned, `num_items` or fewer; 0 if the rules allow none. */
   num_valid: number;

@@ -34,7 +34,10 @@ class MemoryChannel:
     def rank(
         self, pending: PendingRequest, beams: tuple[NDArray[np.generic], NDArray[np.float32]] | None = None
     ) -> RankedItems:
-        """The best items of all that are allowed and found. beams: ids and log probabilities of a search; None: no search."""
+        """Return the best items of all that are allowed and found, and then the most popular of the others that are allowed.
+
+        beams: ids and log probabilities of a search; None: no search.
+        """
         memory, num_items = self.memory, pending.request.num_items
         allowed_N = self._bind(pending.version).allowed(pending.item_filter)
         history_n = memory.rows_of(pending.history)
@@ -46,7 +49,8 @@ class MemoryChannel:
         if beams is None:
             total_N, weights = memory.total(parts), (1.0, memory.config.text_weight)
             best_k = top_rows(total_N, num_items, minimum=0.0)
-            return RankedItems(memory.ids_of(best_k), total_N[best_k].tolist(), memory.reasons(rows_h, best_k, weights))
+            ranked = RankedItems(memory.ids_of(best_k), total_N[best_k].tolist(), memory.reasons(rows_h, best_k, weights))
+            return self._filled(ranked, best_k, allowed_N, num_items)
         fusion = (memory.fusion or Fusions()).of(keeps_history=pending.request.keep_history)
         features_FN, found_N = features(parts, memory.beams(*beams), history_n)
         total_N = fusion.scores(features_FN, found_N)
@@ -56,7 +60,24 @@ class MemoryChannel:
         for place in np.flatnonzero(features_FN[3, best_k]).tolist():
             if by_model_k[place] >= reasons[place].score:
                 reasons[place] = Reason(channel="model", item_id=None, score=float(by_model_k[place]))
-        return RankedItems(memory.ids_of(best_k), total_N[best_k].tolist(), reasons)
+        return self._filled(RankedItems(memory.ids_of(best_k), total_N[best_k].tolist(), reasons), best_k, allowed_N, num_items)
+
+    def _filled(
+        self, ranked: RankedItems, rows_k: NDArray[np.int64], allowed_N: NDArray[np.bool_], num_items: int
+    ) -> RankedItems:
+        """Return the ranked items, at `rows_k`, followed by popular ones as far as fewer than `num_items` were found."""
+        missing = num_items - len(rows_k)
+        if missing <= 0:
+            return ranked
+        others_N = allowed_N.copy()
+        others_N[rows_k] = False
+        rows_m = self.memory.popular(others_N, missing)
+        score = min([0.0, *ranked.scores[-1:]])
+        return RankedItems(
+            ranked.item_ids + self.memory.ids_of(rows_m),
+            ranked.scores + [score] * len(rows_m),
+            ranked.reasons + [Reason(channel="popular", item_id=None, score=score)] * len(rows_m),
+        )
 
     def _bind(self, version: Version) -> BoundMemory:
         """The binding to a version; that of the latest version is kept."""

@@ -168,7 +168,9 @@ class Result:
 
     item_ids, sids, scores: num_valid entries each; sids are L codes. Scores are log probabilities if the model alone ranks:
         items that share a SID are then adjacent and have equal scores; else they are sums of features (see Fusion, ItemMemory).
-    channel: who ranked. reasons: the largest part of each score, one an item; none if the model alone ranks.
+    channel: who ranked. reasons: the largest part of each score, one an item; none if the model alone ranks. Allowed items that
+        neither the memory nor the beams find fill up a short answer: they come last, the most popular first, with the reason
+        "popular" and 0 or the last score before them as score.
     num_valid: at most num_items of the request; fewer if the rules allow fewer.
     empty_rules: if the rules and the filter of the request allow no item, the smallest set of them that already allows none: a
         rule, a pair that shares no item, or more; parts of the filter as text. Else empty.

@@ -24,7 +24,10 @@ from leafbeam.retrieve.transitions import count_transitions
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reason:
-    """The largest part of an item's score: of "transition" or "text", and from which item of the history; or of "model"."""
+    """The largest part of an item's score: of "transition" or "text", and from which item of the history; or of "model".
+
+    "popular": nothing found the item, and it fills up a short answer.
+    """
 
     channel: str
     item_id: int | str | None
@@ -64,6 +67,7 @@ class ItemMemory:
         self.version = self.follows = ""
         self._state, self._lock = state, threading.Lock()
         self._changed: dict[int, ChangedRow] = {}
+        self._popularity: tuple[MemoryState, NDArray[np.float64]] | None = None
 
     @classmethod
     def fit(
@@ -320,6 +324,22 @@ class ItemMemory:
             kernels.text_scores(texts.indptr_N1, texts.terms_C, texts.weights_C, *query, allowed_N, text_N)
         return MemoryScores(transition_N, text_N, allowed_N)
 
+    def popular(self, allowed_N: NDArray[np.bool_], num_items: int) -> NDArray[np.int64]:
+        """Return the rows of the allowed items that were taken most often after others; of equally many, the first rows.
+
+        Interactions count once they are saved. Cost: a pass over the allowed items, and over all transitions at the first call.
+        """
+        state, known = self._state, self._popularity
+        if known is None or known[0] is not state:
+            counts_C = np.expm1(state.transitions.levels_C * np.float64(state.transitions.step))
+            known = (
+                state,
+                np.bincount(state.transitions.items_C, weights=counts_C, minlength=state.items.num_items).astype(np.float64),
+            )
+            self._popularity = known
+        popularity_N = np.where(allowed_N, known[1][: len(allowed_N)], -np.inf)
+        return top_rows(popularity_N, num_items, minimum=-np.inf)
+
     def total(self, scores: MemoryScores) -> NDArray[np.float32]:
         """The score of each item; -inf where it is not allowed."""
         total_N: NDArray[np.float32] = np.multiply(scores.text_N, self.config.text_weight, dtype=np.float32)
@@ -359,7 +379,7 @@ class ItemMemory:
         return state.row(item, self.config.shrinkage) if changed is None else (changed.items, changed.weights)
 
 
-def top_rows(scores_N: NDArray[np.float32], num_items: int, *, minimum: float) -> NDArray[np.int64]:
+def top_rows(scores_N: NDArray[np.floating], num_items: int, *, minimum: float) -> NDArray[np.int64]:
     """The rows of the `num_items` largest scores above `minimum`, largest first, of equal ones the smaller row."""
     if num_items >= len(scores_N):
         found = np.flatnonzero(scores_N > minimum)

@@ -108,8 +108,10 @@ class TimingsAnswer(Struct, frozen=True, kw_only=True):
 class ReasonAnswer(Struct, frozen=True, kw_only=True):
     """The largest part of an item's score."""
 
-    channel: Annotated[str, Meta(description="`model`, `transition` or `text`.")]
-    item_id: Annotated[ItemId | None, Meta(description="The item of the history that it comes from; null for `model`.")]
+    channel: Annotated[str, Meta(description="`model`, `transition` or `text`; `popular` if nothing found the item.")]
+    item_id: Annotated[
+        ItemId | None, Meta(description="The item of the history that it comes from; null for `model` and `popular`.")
+    ]
     score: float
 
 
@@ -136,7 +138,11 @@ class RecommendAnswer(Struct, frozen=True, kw_only=True):
     ]
     channel: Annotated[str, Meta(description="Who ranked: `model`, `memory` or `fused`.")]
     reasons: Annotated[
-        tuple[ReasonAnswer, ...], Meta(description="The largest part of each score, one an item; empty if `model` ranked.")
+        tuple[ReasonAnswer, ...],
+        Meta(
+            description="The largest part of each score, one an item; empty if `model` ranked. Allowed items that were not "
+            "found fill up a short answer of `memory` or `fused`: they come last, the most popular first, with the channel `popular`."
+        ),
     ]
     num_valid: Annotated[int, Meta(description="How many items are returned, `num_items` or fewer; 0 if the rules allow none.")]
     empty_rules: Annotated[

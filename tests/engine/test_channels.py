@@ -37,11 +37,34 @@ def test_the_memory_alone_returns_the_best_allowed_items_without_a_search(shop, 
     engine = Engine(shop.model, catalog, memory=memory)
     allowed = shop.allowed(rules, ("é20",))
     result = engine.recommend(Request(history=HISTORY, rules=rules, deny_item_ids=("é20", "unknown"), channel="memory"))
-    expected = [item for item in memory.search(HISTORY, num_items=200).item_ids if item in allowed][:10]
-    assert result.item_ids == tuple(expected)
-    assert (result.channel, result.num_beams, result.num_valid) == ("memory", 0, len(expected))
-    assert len(result.reasons) == len(expected)
-    assert [tuple(shop.codes_NL[ITEM_IDS.index(item)]) for item in expected] == list(result.sids)
+    found = [item for item in memory.search(HISTORY, num_items=200).item_ids if item in allowed][:10]
+    assert result.item_ids[: len(found)] == tuple(found)
+    assert (result.channel, result.num_beams, result.num_valid) == ("memory", 0, min(10, len(allowed - set(HISTORY))))
+    assert [why.channel == "popular" for why in result.reasons] == [item not in found for item in result.item_ids]
+    assert [tuple(shop.codes_NL[ITEM_IDS.index(item)]) for item in result.item_ids] == list(result.sids)
+
+
+@pytest.mark.parametrize("channel", ["memory", "fused"])
+@pytest.mark.parametrize("history", [(), ("é3",), HISTORY, ("unknown",)])
+@pytest.mark.parametrize(
+    ("rules", "deny"), [(("cheap",), ()), (("cheap", "in_stock"), ("é20", "é21")), (("rare",), ()), ((), ())]
+)
+def test_short_answers_are_filled_up_with_popular_allowed_items(shop, catalog, channel, history, rules, deny):
+    """A1: all allowed items come, each once, those that nothing finds last, the most popular first, and marked."""
+    counted = ItemMemory.fit(ITEM_IDS, np.array([0, 4, 8, 10]), np.array([30, 41, 42, 3, 50, 42, 41, 30, 42, 7]))
+    engine = Engine(shop.model, catalog, memory=counted)
+    request = Request(history=history, rules=rules, deny_item_ids=deny, num_items=160, num_beams=160, channel=channel)
+    result = engine.recommend(request)
+    assert sorted(result.item_ids) == sorted(shop.allowed(rules, (*deny, *history)))
+    assert list(result.scores) == sorted(result.scores, reverse=True)
+    filled = [item for item, why in zip(result.item_ids, result.reasons, strict=True) if why.channel == "popular"]
+    assert filled == list(result.item_ids[result.num_valid - len(filled) :])
+    taken = {item: sum(counted.counts(other).get(item, 0) for other in ITEM_IDS) for item in filled}
+    assert [taken[item] for item in filled] == pytest.approx(sorted(taken.values(), reverse=True), rel=0.05)
+    few = engine.recommend(replace(request, num_items=5))
+    if channel == "memory":
+        assert few.item_ids == result.item_ids[:5]
+    assert few.num_valid == min(5, result.num_valid)
 
 
 @pytest.mark.parametrize("rules", [(), ("cheap",), ("cheap", "in_stock"), ("rare",), ("none",)])
@@ -110,12 +133,15 @@ def test_items_inserted_live_are_recommended_at_once_and_deleted_ones_never(shop
     catalog.close()
 
 
-def test_an_empty_index_and_an_empty_history_give_short_answers(shop, memory):
+def test_an_empty_index_gives_an_empty_answer_and_an_empty_history_a_popular_one(shop, memory):
+    """A1: without a history the memory finds nothing, and all is filled up."""
     empty = Trie.build(np.empty((0, 3), int), codebook_sizes=shop.trie.codebook_sizes)
     for channel in ("memory", "fused"):
         assert Engine(shop.model, empty, memory=memory).recommend(Request(channel=channel)).item_ids == ()
     engine = Engine(shop.model, shop.trie, memory=memory)
-    assert engine.recommend(Request(channel="memory")).item_ids == ()
+    popular = engine.recommend(Request(channel="memory"))
+    assert {why.channel for why in popular.reasons} == {"popular"}
+    assert popular.num_valid == 10
     assert engine.recommend(Request(channel="fused")).item_ids == engine.recommend(Request(channel="model")).item_ids
 
 

@@ -2,7 +2,7 @@
 
 import { $, el, factsOf, titleOf } from "./dom.js";
 
-const CHANNELS = { model: "the model", transition: "users who took it after", text: "a text like that of" };
+const CHANNELS = { model: "the model", transition: "users who took it after", text: "a text like that of", popular: "popular, to fill up the answer" };
 
 /** Which of the rules forbid an item, or "the filter" where all of the named ones allow it. */
 export function broken(item, rules) {
