@@ -141,7 +141,8 @@ class RecommendAnswer(Struct, frozen=True, kw_only=True):
         tuple[ReasonAnswer, ...],
         Meta(
             description="The largest part of each score, one an item; empty if `model` ranked. Allowed items that were not "
-            "found fill up a short answer of `memory` or `fused`: they come last, the most popular first, with the channel `popular`."
+            "found fill up a short answer of `memory` or `fused`: they come last, the most popular first, with the channel "
+            "`popular`."
         ),
     ]
     num_valid: Annotated[int, Meta(description="How many items are returned, `num_items` or fewer; 0 if the rules allow none.")]
