@@ -197,7 +197,7 @@ def _of_json(path: Path, id_column: str, transposed: bool) -> ForeignSids:
                 raise DataError(f"{path}: item {short_repr(item_id)} is in {where(number)} and before: keep one")
             by_id[item_id] = row.get("codes")
         return _of_lists(path, by_id)
-    return _joined(path, [codes_of_table(path, read_json_table(path, id_column), id_column)])
+    return _joined(path, [codes_of_table(path, read_json_table(path, (id_column, "item_id")), id_column)])
 
 
 def _has_sids_as_keys(path: Path, by_sid: Mapping[str, Any]) -> bool:

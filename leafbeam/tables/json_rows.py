@@ -4,7 +4,7 @@
 # pyright: reportUnknownParameterType=false
 
 import json
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
@@ -20,6 +20,7 @@ SUFFIXES = (".jsonl", ".ndjson", ".json")
 MAX_LINE = 1 << 20
 _MAX_EXACT = 1 << 53
 _MAX_INT = 1 << 63
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", list: "a list", dict: "an object"}
 Where = Callable[[int], str]
 
 
@@ -66,21 +67,21 @@ def read_lines(file: BinaryIO, source: str) -> Generator[tuple[int, Any]]:
             yield number, _parsed(line, f"{source}, line {number:,}")
 
 
-def read_json_table(path: Path, id_name: str, *, lists: str | None = None) -> SourceTable:
+def read_json_table(path: Path, ids: Sequence[str], *, lists: str | None = None) -> SourceTable:
     """Read a table, with null where an object lacks a field.
 
     These forms are read: an object a line; a list of objects; an object from ids, or from row numbers, to objects; an object
-    from columns to lists, or to values by row number (pandas). A key is the id of a row only if the row has no field `id_name`.
+    from columns to lists, or to values by row number (pandas). A key is the id of a row only if the row has no such field.
 
     Args:
         path: The file.
-        id_name: The column that keys become.
+        ids: The columns of ids, whose text is never a time; keys become the first.
         lists: The column that lists become in an object from ids to lists; None refuses them.
 
     Raises:
         DataError: For another form, or for values of two types in a column, with the lines of both.
     """
-    content = read_json(path)
+    content, id_name = read_json(path), ids[0]
     rows, is_text = content.value, False
     if isinstance(rows, dict):
         rows, is_text = _rows_by_key(cast("dict[str, Any]", rows), id_name, lists, path)
@@ -90,7 +91,7 @@ def read_json_table(path: Path, id_name: str, *, lists: str | None = None) -> So
     names = list(dict.fromkeys(name for row in objects for name in row))
     columns = {name: _column([row.get(name) for row in objects], f"{path}, column {name!r}", content.where) for name in names}
     columns = {
-        name: typed(values, times_alone=True) if name != id_name and pa.types.is_string(values.type) else values
+        name: typed(values, times_alone=True) if name not in ids and pa.types.is_string(values.type) else values
         for name, values in columns.items()
     }
     return SourceTable(table=pa.table(columns), source=str(path), is_text=is_text, where=content.where)
@@ -125,16 +126,16 @@ def _rows_by_key(content: dict[str, Any], id_name: str, lists: str | None, path:
 
 def _column(values: list[Any], source: str, where: Where) -> pa.ChunkedArray:
     """Return values of one type as a column; whole numbers beyond 64 bits make all of them text."""
-    first: dict[str, int] = {}
-    for row, value in enumerate(values):
-        if value is not None:
-            first.setdefault(_kind(value), row)
-    kinds = set(first)
-    if len(kinds) > 1 and kinds != {"a whole number", "a number"}:
-        parts = listed(f"{kind} in {where(row)} ({short_repr(values[row])})" for kind, row in first.items())
+    kinds = set(map(type, values)) - {type(None)}
+    if len(kinds) > 1 and kinds != {int, float}:
+        types = list(map(type, values))
+        parts = listed(
+            f"{_KINDS.get(types[row], types[row].__name__)} in {where(row)} ({short_repr(values[row])})"
+            for row in sorted(types.index(kind) for kind in kinds)
+        )
         raise DataError(f"{source} has values of several types, {parts}: write all of them as one")
-    numbers = [value for value in values if isinstance(value, int)] if "a whole number" in kinds else []
-    if "a number" in kinds and any(abs(value) > _MAX_EXACT for value in numbers):
+    numbers = [value for value in values if type(value) is int] if int in kinds else []
+    if float in kinds and any(abs(value) > _MAX_EXACT for value in numbers):
         raise DataError(f"{source} has fractions, and whole numbers that a float64 would change: write all as text")
     if any(not -_MAX_INT <= value < _MAX_INT for value in numbers):
         values = [None if value is None else str(value) for value in values]
@@ -143,13 +144,6 @@ def _column(values: list[Any], source: str, where: Where) -> pa.ChunkedArray:
     except (pa.ArrowException, OverflowError, ValueError, TypeError) as error:
         raise DataError(f"{source} has values of several types ({error}): write all of them as one") from error
     return pa.chunked_array([array.cast(pa.string()) if pa.types.is_null(array.type) else array])
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true or false"
-    names = {int: "a whole number", float: "a number", str: "text", list: "a list", dict: "an object"}
-    return names.get(type(value), type(value).__name__)
 
 
 def _parsed(data: bytes, source: str) -> Any:
@@ -161,7 +155,7 @@ def _parsed(data: bytes, source: str) -> Any:
         raise DataError(f"{where} is not UTF-8 (byte 0x{data[error.start]:02X}): write JSON in UTF-8") from error
     try:
         value = parse_json(text, parse_constant=_no_constant)
-        if "\\ud" in text.lower():
+        if "\\ud" in text or "\\uD" in text:
             json.dumps(value, ensure_ascii=False).encode()  # UnicodeEncodeError, a ValueError, for half a surrogate pair
         return value
     except RecursionError:

@@ -64,7 +64,7 @@ def read_table(
     if path.name.endswith(csv_rows.SUFFIXES):
         return read_csv(path, form, ids=ids, times=times, only=only)
     if path.suffix in json_rows.SUFFIXES:
-        return read_json_table(path, ids[0], lists=lists)
+        return read_json_table(path, ids, lists=lists)
     if path.suffix in ATOMIC_SUFFIXES:
         return read_atomic(path, ids=ids)
     raise DataError(

@@ -208,6 +208,11 @@ def test_a_column_has_one_role() -> None:
         Columns(user="a", item="b", timestamp="a")
 
 
+def test_ids_that_look_like_dates_are_text(tmp_path: Path) -> None:
+    path = write(tmp_path / "log.jsonl", {"user_id": "2026-01-01", "item_id": "2026-01-02", "timestamp": 1769000001})
+    assert histories(load_log(interactions=path)) == {"2026-01-01": ["2026-01-02"]}
+
+
 def test_users_come_in_the_order_of_their_first_row(tmp_path: Path) -> None:
     table = pa.table(
         {"user_id": pa.array(["c", "a", "c", "b"]).dictionary_encode(), "item_id": [1, 2, 3, 4], "timestamp": [4, 3, 2, 1]}
