@@ -13,7 +13,7 @@ from leafbeam.cli.options import DEFAULT_RUN, Format, Order, RunOption, TimeUnit
 from leafbeam.cli.parse import parse_sizes
 from leafbeam.cli.run import RunDirectory
 from leafbeam.cli.sources import Source
-from leafbeam.errors import ArgumentError, CodesError, ConflictError, short_repr
+from leafbeam.errors import ArgumentError, CodesError, ConflictError, counted, short_repr
 from leafbeam.extras import require
 from leafbeam.files import replacing
 
@@ -131,7 +131,9 @@ def import_run(
             )
     sid_table.save(paths.sids)
     show_types(console, table)
-    done(console, f"{paths.sids}: {len(sid_table):,} SIDs of {' x '.join(map(str, codebook_sizes))}", since=began)
+    distinct = counted(len(np.unique(sid_table.codes, axis=0)), "SID")
+    levels = " x ".join(map(str, codebook_sizes))
+    done(console, f"{paths.sids}: {counted(len(sid_table), 'item')} with {distinct} of {levels}", since=began)
     for note in found.notes:
         console.print(f"{found.source}: {note}", style="yellow", soft_wrap=True)
     shared = np.unique(sid_table.codes, axis=0, return_counts=True)[1]

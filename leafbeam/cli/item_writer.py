@@ -50,6 +50,11 @@ class _RunItems:
         return self._writer.put(lines) if operation == "put" else self._writer.delete(lines, missing_ok=missing_ok)
 
 
+def has_text_ids(kind: str) -> bool:
+    """Return whether ids are text, by the name of their column's type in Arrow: whole numbers may be unsigned."""
+    return not kind.startswith(("int", "uint"))
+
+
 @contextmanager
 def _run_items(paths: RunDirectory, *, makes_codes: bool) -> Generator[_RunItems]:
     """Raises LockedError if a server has the run open."""
@@ -74,7 +79,7 @@ def _run_items(paths: RunDirectory, *, makes_codes: bool) -> Generator[_RunItems
         assert isinstance(changed.source, Catalog)
         assert isinstance(changed.writer, CatalogWriter)
         columns = {field.name: str(field.type) for field in changed.source.schema()}
-        yield _RunItems(changed.writer, columns, columns["item_id"] not in ("int64", "int32", "int16", "int8"))
+        yield _RunItems(changed.writer, columns, has_text_ids(columns["item_id"]))
 
 
 class _ServedItems:

@@ -14,7 +14,7 @@ from leafbeam.cli.run import RunDirectory
 from leafbeam.cli.sources import Source
 from leafbeam.demo.display import item_facts, item_title
 from leafbeam.engine import Engine, ItemId, Request, Result
-from leafbeam.errors import ItemIdError
+from leafbeam.errors import ItemIdError, counted
 from leafbeam.index import Trie
 
 _LISTED_ID = re.compile(r'\s*(?:"(?P<quoted>(?:[^"]|"")*)"\s*|(?P<plain>(?!")[^,]*))(?=,|$)')
@@ -108,9 +108,10 @@ def show(console: Console, engine: Engine, request: Request, result: Result) -> 
         console.print(_why_short(result))
     for name, ids in (("history", result.ignored_history), ("--deny", result.ignored_deny)):
         if ids:
-            console.print(f"{len(ids)} ids of {name} are not in the index and were ignored: {', '.join(map(str, ids[:5]))}")
+            verb = "is not in the index and was" if len(ids) == 1 else "are not in the index and were"
+            console.print(f"{counted(len(ids), 'id')} of {name} {verb} ignored: {', '.join(map(str, ids[:5]))}")
     console.print(
-        f"{result.num_history_used} items of history, {result.num_history_left_out} left out of the answer, "
+        f"{counted(result.num_history_used, 'item')} of history, {result.num_history_left_out} left out of the answer, "
         f"{result.num_beams} beams, index {result.index_version}; "
         f"{1e3 * result.timings.total:.1f} ms, of which {1e3 * result.timings.model:.1f} ms in the model",
         style="dim",

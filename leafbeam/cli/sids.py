@@ -10,7 +10,7 @@ from leafbeam.cli.options import DEFAULT_RUN, Format, Order, RunOption, TimeUnit
 from leafbeam.cli.parse import parse_sizes
 from leafbeam.cli.run import RunDirectory
 from leafbeam.cli.sources import Source
-from leafbeam.errors import ArgumentError, DataError
+from leafbeam.errors import ArgumentError, DataError, counted
 from leafbeam.extras import require
 from leafbeam.semid import CollisionStrategy, EmbeddingConfig, Method, QuantiserConfig
 
@@ -156,8 +156,9 @@ def fit_sids(
         console.print(f"Warning: {note}", style="yellow", soft_wrap=True)
     if plot is not None:
         plot_report(fitted.report, fitted.table).savefig(plot, dpi=160)
+    sids = counted(fitted.report.distinct_after, "SID")
     levels = " x ".join(str(size) for size in fitted.table.codebook_sizes)
-    done(console, f"{paths.sids}: {len(fitted.table):,} SIDs of {levels}", since=began)
+    done(console, f"{paths.sids}: {counted(len(fitted.table), 'item')} with {sids} of {levels}", since=began)
     paths.add_to_report("data", {"path": str(source.path), **asdict(log.report), "split": asdict(split.report)})
     paths.add_to_report("fit-sids", asdict(fitted.report))
     next_step(console, "leafbeam", "train", "--run", run)

@@ -126,7 +126,8 @@ class Limits:
         counts = ("num_items", request.num_items, self.max_items), ("num_beams", request.num_beams or 1, self.max_beams)
         for name, value, limit in counts:
             if value > limit:
-                raise RequestError(f"{name} must be from 1 to {limit:,}, not {short_repr(value)}")
+                hint = f"--max-beams or Limits(max_{name.removeprefix('num_')}=) of the server allows more"
+                raise RequestError(f"{name} must be from 1 to {limit:,}, not {short_repr(value)}: {hint}")
         for name, values, limit in (
             ("history", request.history, self.max_history),
             ("deny_item_ids", request.deny_item_ids, self.max_deny),

@@ -17,6 +17,7 @@ from leafbeam.extras import optional_imports
 from leafbeam.feeds.batch import Batch, ItemChange, SourceColumns, Start, check_max_changes
 from leafbeam.files import read_json
 from leafbeam.ingest.live_directory import write_durably
+from leafbeam.tables.as_json import rows_of
 
 with optional_imports("leafbeam.feeds.TableFeed", "catalog"):
     import duckdb
@@ -183,9 +184,11 @@ class TableFeed:
     def _batch(self, changes: "_Differences", begin: int, until: int, key: str) -> Batch:
         made: list[ItemChange] = []
         bad: dict[str, str] = {}
-        for number, row in zip(itertools.count(begin), changes.rows(begin, until)):
+        for number, (row, problem) in zip(itertools.count(begin), changes.rows(begin, until)):
             place = f"version {self._position.to}, {self._columns.item_id} {short_repr(row.get(self._columns.item_id))}"
             try:
+                if problem:
+                    raise DataError(problem)
                 if number < changes.num_put:
                     made.append(ItemChange(operation="put", row=self._columns.row(row), place=place))
                 else:
@@ -209,11 +212,12 @@ class _Differences:
     def num_put(self) -> int:
         return len(self.put)
 
-    def rows(self, begin: int, until: int) -> list[dict[str, Any]]:
-        """Changes `begin` to before `until`."""
+    def rows(self, begin: int, until: int) -> list[tuple[dict[str, Any], str]]:
+        """Return changes `begin` to before `until` as JSON has them, each with what is wrong with it, or ""."""
         begin, until, first = min(begin, len(self)), min(until, len(self)), len(self.put)
         put = self.put.slice(min(begin, first), max(0, min(until, first) - begin))
-        return put.to_pylist() + self.delete.slice(max(begin, first) - first, max(0, until - max(begin, first))).to_pylist()
+        delete = self.delete.slice(max(begin, first) - first, max(0, until - max(begin, first)))
+        return _rows_of(put) + _rows_of(delete)
 
     @classmethod
     def between(cls, before: pa.Table | None, after: pa.Table, item_id: str) -> "_Differences":
@@ -239,3 +243,13 @@ class _Differences:
                 put=connection.sql(f"{put} ORDER BY {name}").to_arrow_table(),
                 delete=connection.sql(delete).to_arrow_table(),
             )
+
+
+def _rows_of(table: pa.Table) -> list[tuple[dict[str, Any], str]]:
+    """Return each row of a table as JSON has it, and what of it JSON cannot hold exactly, or ""."""
+    try:
+        return [(row, "") for row in rows_of(table)]
+    except (pa.ArrowException, OverflowError) as error:  # such as a time with nanoseconds, or beyond the year 9999
+        if len(table) == 1:
+            return [(rows_of(table, exact=False)[0], f"a value cannot be read exactly: {str(error)[:200]}")]
+    return [row for number in range(len(table)) for row in _rows_of(table.slice(number, 1))]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from leafbeam.errors import counted
 from leafbeam.extras import optional_imports
 from leafbeam.html_table import html_table
 from leafbeam.semid.table import SidTable
@@ -81,10 +82,14 @@ class SidReport:
             left = "-" if level.unexplained is None else f"{level.unexplained:.3f}"
             used = f"{level.codes_used:7,} {level.perplexity:11.1f} {level.entropy:5.2f}"
             lines.append(f"{number:5} {level.codebook_size:7,} {used} {left:>14}")
-        moved = f" moved {self.moved_items:,} items" if self.moved_items else ""
+        moved = f" moved {counted(self.moved_items, 'item')}" if self.moved_items else ""
+        collisions = "no item shares its SID"
+        if self.colliding_items:
+            shares = "shares its SID" if self.colliding_items == 1 else "share their SID"
+            collisions = f"{counted(self.colliding_items, 'item')} {shares}, at most {self.largest_group:,} have the same"
         lines.append(
-            f"{self.distinct_sids:,} distinct SIDs, {self.colliding_items:,} items in collisions of at most "
-            f"{self.largest_group:,}; collision_strategy={self.collision_strategy!r}{moved}, {self.distinct_after:,} distinct"
+            f"{counted(self.distinct_sids, 'distinct SID')}, {collisions}; "
+            f"collision_strategy={self.collision_strategy!r}{moved}, {self.distinct_after:,} distinct"
         )
         lines.append(f"{self.method}: {self.neighbour_overlap:.1%} of ten nearest neighbours kept by the codes")
         return "\n".join(lines)

@@ -11,8 +11,10 @@ from typer.testing import CliRunner
 from leafbeam import Trie
 from leafbeam.__main__ import set_waiting
 from leafbeam.cli import app
+from leafbeam.cli.item_writer import has_text_ids
 from leafbeam.cli.output import parse_ids, split_ids
-from leafbeam.errors import DataError, ItemIdError
+from leafbeam.engine import Limits, Request
+from leafbeam.errors import DataError, ItemIdError, RequestError, counted
 from leafbeam.train import load_log
 
 COMMANDS = ("fit-sids", "import", "train", "evaluate", "build", "recommend", "serve", "inspect", "doctor", "make-shop", "demo")
@@ -209,3 +211,27 @@ def test_a_list_of_ids_that_cannot_be_split_is_refused(text: str, says: str) -> 
     """A8"""
     with pytest.raises(ItemIdError, match=says):
         split_ids(text)
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "plural", "shown"),
+    [(0, "row", "", "0 rows"), (1, "row", "", "1 row"), (2, "SID", "", "2 SIDs"), (12_000, "item", "", "12,000 items"),
+     (1, "match", "matches", "1 match"), (3, "match", "matches", "3 matches")],
+)  # fmt: skip
+def test_a_number_has_its_noun_in_the_singular_for_one(number: int, noun: str, plural: str, shown: str) -> None:
+    """A14"""
+    assert counted(number, noun, plural) == shown
+
+
+@pytest.mark.parametrize("name", ["num_items", "num_beams"])
+def test_a_request_over_a_limit_is_told_the_option(name: str) -> None:
+    """A14"""
+    with pytest.raises(RequestError, match=rf"{name} must be from 1 to \d+, not 600: --max-beams or Limits\(max_{name[4:]}=\)"):
+        Limits().check(Request(**{name: 600}))
+
+
+@pytest.mark.parametrize("kind", ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"])
+def test_ids_of_unsigned_columns_are_numbers(kind: str) -> None:
+    """A10"""
+    assert not has_text_ids(kind)
+    assert all(map(has_text_ids, ("string", "large_string", "string_view")))

@@ -258,3 +258,49 @@ def test_a_position_is_of_one_table(tmp_path: Path) -> None:
     with pytest.raises(FeedError, match="cannot write the position"):
         TableFeed(MemoryTable(versions=[]), tmp_path / "no" / "p.json")
     shutil.rmtree(tmp_path / "no", ignore_errors=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneVersion:
+    """A table with one version, in memory."""
+
+    table: pa.Table
+    name: str = "a table"
+    table_id: str = "one"
+
+    def newest(self) -> int:
+        return 0
+
+    def rows(self, version: int, columns: Any) -> pa.Table:
+        return self.table if columns is None else self.table.select(columns)
+
+
+@pytest.mark.parametrize(
+    "item_ids", [pa.array([1, 2, 3], pa.uint64()), pa.array([1, 2, 3], pa.uint8()), pa.array(["a", "b", "c"])]
+)
+@pytest.mark.parametrize(
+    ("column", "bad"),
+    [
+        (pa.array([0, 1, 1000], pa.timestamp("ns")), [1]),
+        (pa.array([0, 1001, 1000], pa.timestamp("ns", "Europe/Paris")), [1]),
+        (pa.array([0, 7, 1000], pa.time64("ns")), [1]),
+        (pa.array([0, 2**62, 5], pa.timestamp("us")), [1]),
+        (pa.array([0, 1, None], pa.timestamp("us")), []),
+        (pa.array([1, 2, 3], pa.uint64()), []),
+    ],
+)
+def test_a_value_that_json_cannot_hold_makes_its_row_bad_and_no_other(
+    tmp_path: Path, column: pa.Array, bad: list[int], item_ids: pa.Array
+) -> None:
+    """A10: as over HTTP, with pandas and without."""
+    feed = TableFeed(OneVersion(table=pa.table({"item_id": item_ids, "seen": column})), tmp_path / "position.json")
+    with closing(feed):
+        batch = feed.read(0)
+    assert batch is not None
+    ids = item_ids.to_pylist()
+    assert [change.row["item_id"] for change in batch.changes] == [one for row, one in enumerate(ids) if row not in bad]
+    assert len(batch.bad) == len(bad)
+    for place, problem in batch.bad.items():
+        assert repr(ids[bad[0]]) in place
+        assert "cannot be read exactly" in problem
+    assert all(isinstance(change.row.get("seen"), int | str | None) for change in batch.changes)
