@@ -462,7 +462,7 @@ export interface RecommendAnswer {
   num_beams: number;
   /** Whether no allowed item can score better with the model than those it found; `fused` ranks these. */
   exact: boolean;
-  /** How many items of the history the model saw. */
+  /** Items of the history that the model saw, deleted ones too until a compaction. */
   num_history_used: number;
   /** Items of the history that the answer leaves out; 0 with `keep_history`. */
   num_history_left_out: number;

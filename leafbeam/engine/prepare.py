@@ -99,7 +99,7 @@ class RequestPreparer:
         empty_rules: tuple[str, ...] = ()
         if rules is not None and expression is not None and item_filter is not None and not len(item_filter):
             empty_rules = rules.conflict(expression)
-        history, segment_n, row_n, ignored_history = _lookup("history", request.history, version)
+        history, segment_n, row_n, ignored_history = _lookup("history", request.history, version, deleted=True)
         deny, _, _, ignored_deny = _lookup("deny_item_ids", request.deny_item_ids, version)
         left_out = () if request.keep_history else tuple(dict.fromkeys(history))
         denied = [*deny, *left_out]
@@ -141,9 +141,9 @@ class RequestPreparer:
 
 
 def _lookup(
-    name: str, ids: Sequence[ItemId], version: Version
+    name: str, ids: Sequence[ItemId], version: Version, *, deleted: bool = False
 ) -> tuple[list[ItemId], NDArray[np.int64], NDArray[np.int64], tuple[ItemId, ...]]:
-    """(known ids in order, their segments, their rows, unknown ids in order)."""
+    """Return (known ids in order, their segments, their rows, unknown ids in order). deleted: see `Version.locate`."""
     tables = [segment.trie.items for segment in version.segments if segment.trie.num_items]
     if not ids or not tables:
         empty = np.empty(0, np.int64)
@@ -154,7 +154,7 @@ def _lookup(
         raise tables[0].wrong_kind(name, wrong)
     max_bytes = max((array.dtype.itemsize for array in text), default=0)
     possible = [item for item in ids if is_possible(item, max_bytes)]
-    segment_n, row_n = version.locate(possible)  # type: ignore[arg-type]
+    segment_n, row_n = version.locate(possible, deleted=deleted)  # type: ignore[arg-type]
     found_n = segment_n >= 0
     known = [item for item, found in zip(possible, found_n.tolist(), strict=True) if found]
     of_known = set(known)

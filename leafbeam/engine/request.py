@@ -178,7 +178,8 @@ class Result:
     num_beams: beams of the search as asked for, and at least num_items; 0 if none ran. `levels` show how rules widened it.
     exact: whether the model's items are certain to be the best allowed ones: the search kept every allowed prefix, or dropped
         only such that score below them. Of a fused ranking: all num_beams items that the model contributes.
-    num_history_used: items of the history that the model saw: the known ones, the newest if not all fit.
+    num_history_used: items of the history that the model saw: the known ones, the newest if not all fit. A deleted item is
+        known until the index is compacted.
     num_history_left_out: items of the history that were not returned for that reason; 0 with keep_history.
     read_user: whether the model read the user's token.
     ignored_history, ignored_deny: ids as sent that the index does not have.

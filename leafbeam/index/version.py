@@ -154,14 +154,18 @@ class Version:
             )
         return self.filter_of([item_filter]).parts
 
-    def locate(self, item_ids: ItemIds) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(segment_n, row_n) of each live item, -1 and -1 where it is unknown. Cost: a binary search an id and segment."""
+    def locate(self, item_ids: ItemIds, *, deleted: bool = False) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return (segment_n, row_n) of each live item, -1 and -1 where it is unknown. Cost: a binary search an id and segment.
+
+        deleted: items that were deleted are found too, while a segment still holds them: until a compaction at the latest.
+        """
         segment_n = np.full(len(item_ids), -1, np.int64)
         row_n = np.full(len(item_ids), -1, np.int64)
         for number, segment in enumerate(self.segments):
             rows = segment.trie.find(item_ids)
             live = segment.is_live(rows)
-            segment_n[live], row_n[live] = number, rows[live]
+            taken = live | ((rows >= 0) & (segment_n < 0)) if deleted else live
+            segment_n[taken], row_n[taken] = number, rows[taken]
         return segment_n, row_n
 
     def knows(self, item_ids: ItemIds) -> NDArray[np.bool_]:

@@ -160,7 +160,9 @@ class RecommendAnswer(Struct, frozen=True, kw_only=True):
         bool,
         Meta(description="Whether no allowed item can score better with the model than those it found; `fused` ranks these."),
     ]
-    num_history_used: Annotated[int, Meta(description="How many items of the history the model saw.")]
+    num_history_used: Annotated[
+        int, Meta(description="Items of the history that the model saw, deleted ones too until a compaction.")
+    ]
     num_history_left_out: Annotated[
         int, Meta(description="Items of the history that the answer leaves out; 0 with `keep_history`.")
     ]

@@ -2,6 +2,7 @@
 
 import gc
 import threading
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from leafbeam.catalog import Catalog
 from leafbeam.engine import Engine, Request
+from leafbeam.retrieve import ItemMemory
 from tests.waiting import held
 
 RULES = {"cheap": "price < 20", "in_stock": "stock > 0"}
@@ -144,3 +146,43 @@ def test_answers_beside_a_writer_see_whole_transactions(shop):
         writer.join(20)
         assert not any(thread.is_alive() for thread in [writer, *readers])
     assert wrong == []
+
+
+@pytest.mark.parametrize("channel", ["model", "memory", "fused"])
+@pytest.mark.parametrize("inserts_follow", [False, True])
+def test_deleted_items_of_a_history_inform_the_answer_until_a_compaction(shop, channel, inserts_follow):
+    """A2: the answer is that of before, less the deleted items, and not that of a new user; afterwards they are reported."""
+    history = ("é3", "é14")
+    memory = ItemMemory.fit([row["item_id"] for row in shop.rows], np.array([0, 4, 7]), np.array([3, 20, 14, 30, 14, 31, 3]))
+    with opened(shop) as catalog:
+        engine = Engine(shop.model, catalog, memory=memory)
+        request = Request(history=history, num_items=8, num_beams=160, channel=channel)
+        before, cold = engine.recommend(request), engine.recommend(replace(request, history=()))
+        catalog.delete(list(history))
+        if inserts_follow:
+            catalog.insert([[0, 0, 0]], ["late"], [{"price": 1.0, "stock": 0}])
+        after = engine.recommend(replace(request, deny_item_ids=("late",)))
+        assert after.item_ids == before.item_ids != cold.item_ids
+        assert (after.num_history_used, after.ignored_history) == (2, ())
+        kept = engine.recommend(replace(request, keep_history=True, num_items=160))
+        assert not {*history} & {*kept.item_ids}
+        catalog.insert([shop.codes_NL[50]], ["é3"], [{"price": 1.0, "stock": 0}])  # it comes back
+        again = engine.recommend(replace(request, history=("é3",), channel="model", keep_history=True, num_items=160))
+        assert again.num_history_used == 1
+        assert "é3" in again.item_ids
+        catalog.compact(wait=True)
+        late = engine.recommend(request)
+        assert (late.num_history_used, late.ignored_history) == (1, ("é14",))
+
+
+def test_an_id_that_was_inserted_again_has_its_new_codes_in_a_history(shop):
+    """A2: a live row comes before a deleted one, whichever segment has it; the newest deleted one is good enough."""
+    with opened(shop) as catalog:
+        catalog.delete(["é3"])
+        old = catalog.version().locate(["é3"], deleted=True)
+        assert catalog.version().codes_at(*old).tolist() == [shop.codes_NL[3].tolist()]
+        catalog.insert([[7, 7, 3]], ["é3"], [{"price": 1.0, "stock": 0}])
+        new = catalog.version().locate(["é3", "never"], deleted=True)
+        assert new[0].tolist()[1] == -1
+        assert catalog.version().codes_of(["é3"]).tolist() == [[7, 7, 3]]
+        assert catalog.version().codes_at(new[0][:1], new[1][:1]).tolist() == [[7, 7, 3]]
