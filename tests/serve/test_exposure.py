@@ -101,6 +101,18 @@ def test_what_is_no_origin_is_refused(origin: str) -> None:
         Exposure(origins=(origin,))
 
 
+def test_refused_keys_and_bodies_that_are_not_json_have_the_headers_of_sites_once(first_shop: Any, tmp_path: Path) -> None:
+    """A9: as people reported of other servers, which sent them with good answers alone, or twice."""
+    site, key = "https://shop.example.com", add_key(tmp_path / "keys.json", "shop", "read")
+    with first_shop.engine() as engine:
+        client = TestClient(create_app(engine, origins=[site], access=Access(keys=KeyFile(tmp_path / "keys.json"))))
+        for authorization, body, status in (("", b"{}", 401), (f"Bearer {key}", b"{", 400), (f"Bearer {key}", b"{}", 200)):
+            headers = {"origin": site, "authorization": authorization, "content-type": "application/json"}
+            answer = client.post(RECOMMEND, content=body, headers=headers)
+            assert answer.status_code == status
+            assert answer.headers.get_list("access-control-allow-origin") == [site]
+
+
 def test_every_answer_has_the_id_of_its_request(first_shop: Any) -> None:
     with first_shop.engine() as engine:
         client = TestClient(create_app(engine))
