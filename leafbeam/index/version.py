@@ -201,7 +201,7 @@ class Version:
                 f"the prefix has {len(prefix)} codes, and a SID of this index has {self.num_levels}: expected fewer, since no "
                 "code follows the last; use `codes in version` to ask whether an item has a whole SID"
             )
-        if not all(isinstance(code, int | np.integer) for code in prefix):
+        if not all(isinstance(code, int | np.integer) for code in prefix):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ArgumentError(f"the prefix {short_repr(prefix)} has to consist of integers, the codes of the first levels")
         found: list[NDArray[np.int64]] = []
         for segment in self.segments:
