@@ -17,6 +17,8 @@ from leafbeam.extras import require, require_device
 
 MODEL = "Model"
 Shape = Literal["decoder-only", "encoder-decoder"]
+# Of a budget in minutes: the settings of the item memory, before the training, and its weight beside the model's, after it.
+_MEMORY_SHARE, _FUSION_SHARE = 0.1, 0.05
 
 
 def train(
@@ -25,7 +27,9 @@ def train(
         Literal["tiny", "small", "base"],
         option("--preset", "tiny, small or base: a model, and the training that suits it.", metavar="NAME"),
     ] = "small",
-    minutes: Annotated[float | None, option("--minutes", "Stop after this many minutes.", default="the preset's: 10")] = None,
+    minutes: Annotated[
+        float | None, option("--minutes", "End the whole command after about this many minutes.", default="the preset's: 10")
+    ] = None,
     epochs: Annotated[float | None, option("--epochs", "Stop after this many passes over the log.")] = None,
     steps: Annotated[int | None, option("--steps", "Stop after this many updates.")] = None,
     resume: Annotated[bool, option("--resume", "Continue from the checkpoint, perhaps with a larger budget.")] = False,
@@ -55,6 +59,10 @@ def train(
 
     Recall@10 on a sample of validation users is shown beside baselines. The best weights are kept, and training ends when it no
     longer rises. Ctrl-C leaves a checkpoint, and --resume continues from it.
+
+    --minutes are those of the command once its modules are loaded: the settings of the item memory get up to a tenth of them,
+    the training at least half. Reading the log, the baselines and the last validation take as long as they need, so that the
+    command can exceed very few minutes. With --resume, the minutes of the training before count too.
     """
     if width is not None and (width % 32 or width < 32):
         raise ArgumentError(f"--width {width}: expected a multiple of 32, the size of an attention head")
@@ -87,6 +95,7 @@ def train(
         changes |= {"num_attention_heads": heads, "num_key_value_heads": heads}
     recipe = replace(recipe, **{name: value for name, value in changes.items() if value is not None})
     require_device(device)
+    command_began, budget_s = time.monotonic(), None if recipe.budget.minutes is None else 60 * recipe.budget.minutes
     sids = SidTable.load(paths.sids)
     source = Source.load(paths.source)
     log = source.read()
@@ -94,7 +103,11 @@ def train(
     columns = source.text_columns or text_columns(log.items)
     memory_config = ItemMemory.load(paths.memory).config if fit_on == "train+valid" and paths.memory.exists() else None
     with working("item memory: its settings, chosen on validation users"):
-        train_memory = tune_memory(fit_memory(log, split.train, columns, memory_config), split)
+        train_memory = tune_memory(
+            fit_memory(log, split.train, columns, memory_config),
+            split,
+            seconds=None if budget_s is None else _MEMORY_SHARE * budget_s,
+        )
 
     console = stdout()
     began = time.perf_counter()
@@ -127,6 +140,7 @@ def train(
                 baselines={**transition_baselines(train_memory, split.train), "memory": memory_scores(train_memory)},
                 on_baselines=show_baselines,
                 code_vectors=CodeVectors.load(paths.quantiser, sids),
+                reserved_s=time.monotonic() - command_began + _FUSION_SHARE * (budget_s or 0.0),
             )
     except KeyboardInterrupt:
         console.print("Stopped; the checkpoint is kept.")
@@ -156,7 +170,8 @@ def train(
     trie = Trie.build(sids.codes, sids.codebook_sizes, sids.item_ids)
     if fit_on == "train":
         with working("item memory: its weight beside the model's, learnt on validation users"):
-            memory.fusion = fit_fusion(model, trie, log, split, train_memory)
+            fusion_s = None if budget_s is None else _FUSION_SHARE * budget_s
+            memory.fusion = fit_fusion(model, trie, log, split, train_memory, seconds=fusion_s)
     elif paths.memory.exists():  # no user is left to learn from: those of the run on the training part stay
         memory.fusion = ItemMemory.load(paths.memory).fusion
     memory.save(paths.memory)

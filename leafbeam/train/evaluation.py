@@ -28,6 +28,8 @@ from leafbeam.train.metrics import MISS, SEEN, Estimate, Ranking, RankingMetrics
 from leafbeam.train.report import EvaluationReport, UnconstrainedReport, Verdict
 from leafbeam.train.split import Split
 
+_BATCH_USERS = 128
+
 Part = Literal["valid", "test"]
 T = TypeVar("T")
 Progress = Callable[[int, int], None]
@@ -181,9 +183,17 @@ class Validation:
         self.seen: Seen = max(recalls, key=lambda seen: max(recalls[seen].values()))
         self.recalls: dict[str, float] = recalls[self.seen]
 
-    def warm_up(self, model: AnyModel) -> None:
-        """Search once for one user, so that no measurement takes the time of compiling kernels."""
-        self._evaluator(model).run_batch(next(self._eval_set.batches(self._max_items, 1)), compare=False)
+    def warm_up(self, model: AnyModel, clock: Callable[[], float] = time.monotonic) -> float:
+        """Compile the kernels of a search, so that no measurement takes that time, and return the seconds that a call takes.
+
+        The estimate is that of a batch of users with histories of median length.
+        """
+        evaluator = self._evaluator(model)
+        evaluator.run_batch(next(self._eval_set.batches(self._max_items, 1)), compare=False)
+        batches = list(self._eval_set.batches(self._max_items, _BATCH_USERS))
+        began = clock()
+        evaluator.run_batch(batches[len(batches) // 2], compare=False)
+        return (clock() - began) * len(batches)
 
     def _evaluator(self, model: AnyModel) -> "_Evaluator":
         search = BeamSearch(self._trie, num_beams=self._num_beams)
@@ -191,7 +201,7 @@ class Validation:
 
     def __call__(self, model: AnyModel) -> float:
         evaluator = self._evaluator(model)
-        for batch in self._eval_set.batches(self._max_items, 128):
+        for batch in self._eval_set.batches(self._max_items, _BATCH_USERS):
             evaluator.run_batch(batch, compare=False)
         return RankingMetrics.from_ranks(getattr(evaluator.ranks, self.seen)).recall_10.mean
 
@@ -207,11 +217,15 @@ def fit_fusion(
     sample: int = 4000,
     seed: int = 1,
     threads: int = 1,
+    seconds: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Fusions:
     """Learn the weights of a model's beams and an item memory of the training part on a sample of validation users.
 
-    Cost: two searches a user. The default weights come back where the split has no validation users.
+    Cost: two searches a user. seconds: no batch of users is begun after these, but the first. The default weights come back
+    where the split has no validation users.
     """
+    began = clock()
     if len(split.valid_users()) == 0:
         return Fusions()
     eval_set = EvaluationSet.from_split(split, "valid", sample=sample, seed=seed)
@@ -220,8 +234,12 @@ def fit_fusion(
     search = BeamSearch(trie, num_beams=num_beams)
     evaluator = _Evaluator(model, trie, log, eval_set, search, max_items, on_beams=examples.observe)
     with torch_threads(threads):
-        for batch in eval_set.batches(max_items, 128):
-            evaluator.run_batch(batch, compare=False)
+        batches = list(eval_set.batches(max_items, _BATCH_USERS))
+        order = np.arange(len(batches)) if seconds is None else np.random.default_rng(seed).permutation(len(batches))
+        for number, batch in enumerate(order.tolist()):
+            if number and seconds is not None and clock() - began >= seconds:
+                break
+            evaluator.run_batch(batches[batch], compare=False)
     return Fusions(**{seen: Fusion.fit(found) for seen, found in examples.found.items()})
 
 

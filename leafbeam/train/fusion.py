@@ -3,7 +3,8 @@
 Shapes: U users, k items of the beams, N items.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,8 +20,8 @@ from leafbeam.train.metrics import MISS, SEEN, Estimate, Ranks, Seen, ndcg_gains
 from leafbeam.train.split import Split
 
 _CANDIDATES = 100  # of the memory for an example, beside those of the beams
-_MAX_SCORES = 50_000_000  # items scored in one ranking of a sample, from 200 users on
-
+_MAX_SCORES = 50_000_000  # items scored in one ranking of a sample, from _MIN_USERS on
+_MIN_USERS = 200
 
 _CHOICES: dict[str, tuple[float, ...]] = {
     "text_weight": (0.4, 0.6, 1.0, 1.4),
@@ -38,32 +39,52 @@ def fit_memory(
     return ItemMemory.fit(log.item_ids, histories.indptr_U1, histories.items_E, texts=words, config=config)
 
 
-def tune_memory(memory: ItemMemory, split: Split, *, sample: int = 4000, seed: int = 0) -> ItemMemory:
+def tune_memory(
+    memory: ItemMemory,
+    split: Split,
+    *,
+    sample: int = 4000,
+    seed: int = 0,
+    seconds: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> ItemMemory:
     """The memory, which counts `split.train`, with settings chosen on a sample of validation users.
 
     One setting after the other is changed where NDCG@10, the mean of lists with and without seen items, rises by more than its
     standard error. Cost: 13 rankings of the sample. The memory itself comes back where the split has no validation users.
+    seconds: the time that it takes: the sample becomes smaller, down to 200 users, and no ranking is begun after that.
     """
-    users = split.valid_users()
+    began, users, train = clock(), split.valid_users(), split.train
     if len(users) == 0:
         return memory
-    sample = min(sample, max(200, _MAX_SCORES // memory.num_items))
-    if sample < len(users):
-        users = np.sort(np.random.default_rng(seed).choice(users, sample, replace=False))
-    train, histories, targets_U = split.train, split.train.select(users), split.valid_U[users]
+    sample = min(sample, max(_MIN_USERS, _MAX_SCORES // memory.num_items))
 
-    def gains(memory: ItemMemory) -> NDArray[np.float64]:
+    def draw(count: int) -> NDArray[np.int64]:
+        return users if count >= len(users) else np.sort(np.random.default_rng(seed).choice(users, count, replace=False))
+
+    def gains(memory: ItemMemory, drawn: NDArray[np.int64]) -> NDArray[np.float64]:
+        histories, targets_U = train.select(drawn), split.valid_U[drawn]
         ranks = rank_targets(memory_scores(memory), histories, targets_U, num_items=memory.num_items)
         return np.mean([ndcg_gains(getattr(ranks, seen), 10) for seen in SEEN], axis=0)
 
-    best_U = gains(memory)
+    if seconds is not None:
+        gains(memory, draw(1))  # compiles
+        pilot, start = draw(_MIN_USERS), clock()
+        gains(memory, pilot)
+        rankings = 1 + sum(map(len, _CHOICES.values()))
+        user_s = max(1e-9, (clock() - start) / len(pilot))
+        sample = min(sample, max(_MIN_USERS, int((seconds - (clock() - began)) / rankings / user_s)))
+    users = draw(sample)
+    best_U = gains(memory, users)
     for name, values in _CHOICES.items():
         if name == "text_weight" and memory.encoder is None:
             continue
         base = memory.config
         for value in values:
+            if seconds is not None and clock() - began >= seconds:
+                return memory
             other = memory.with_transitions(train.indptr_U1, train.items_E, config=replace(base, **{name: value}))
-            gains_U = gains(other)
+            gains_U = gains(other, users)
             change = Estimate.from_values(gains_U - best_U)
             if change.mean > change.error:
                 memory, best_U = other, gains_U

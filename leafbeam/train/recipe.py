@@ -44,6 +44,12 @@ class Budget:
         used = {"steps": steps, "epochs": epochs, "minutes": seconds / 60}
         return min(1.0, *(used[name] / limit for name, limit in self._limits.items()))
 
+    def less(self, seconds: float) -> "Budget":
+        """Return the budget less the seconds of other work: of minutes, at least half stay; steps and epochs do not change."""
+        if self.minutes is None:
+            return self
+        return replace(self, minutes=max(self.minutes / 2, self.minutes - seconds / 60))
+
     def __str__(self) -> str:
         return ", ".join(f"{value:,g} {name}" for name, value in self._limits.items())
 

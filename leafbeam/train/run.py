@@ -3,8 +3,9 @@
 Shapes: N items, L levels.
 """
 
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,8 @@ def train(
     baselines: Mapping[str, ScoreFn] | None = None,
     on_baselines: Callable[[Mapping[str, float]], None] | None = None,
     code_vectors: CodeVectors | None = None,
+    reserved_s: float = 0.0,
+    clock: Callable[[], float] = time.monotonic,
 ) -> AnyModel:
     """Train a model on the training part of a split, and save it.
 
@@ -51,9 +54,12 @@ def train(
 
     code_vectors: of `fit_sids`, where the embeddings of the codes begin; None: at random.
     on_baselines: called at the start with Recall@10 of popularity and of `baselines` on the same users.
+    reserved_s: the seconds that the caller needs, before or after, of a budget in minutes. Such a budget also pays for the
+    baselines and the last validation, but updates and the validations between them get at least half of it. clock: monotonic
+    seconds.
     Raises ItemIdError where an item has no SID, CheckpointError, TrainingError.
     """
-    recipe = recipe or Recipe()
+    began, recipe, parallel = clock(), recipe or Recipe(), parallel or DataParallel()
     vocabulary = recipe.vocabulary(sids.codebook_sizes)
     generator = torch.Generator().manual_seed(recipe.seed)
     model = new_model(recipe.model_config(vocabulary), vocabulary, generator, device=device)
@@ -67,13 +73,15 @@ def train(
         validate = Validation(trie, log, split, max_items=recipe.max_items, sample=users, baselines=baselines)
         if on_baselines is not None:
             on_baselines(validate.recalls)
-        validate.warm_up(model.eval())
+        reserved_s += validate.warm_up(model.eval(), clock)
     users = log.user_ids if recipe.num_users else None
-    trainer = Trainer(model, split.train, codes_NL, recipe, validate=validate, parallel=parallel, user_ids=users)
+    other_s = parallel.max_seconds(reserved_s + clock() - began, model.device)  # the same on every process
+    shorter = replace(recipe, budget=recipe.budget.less(other_s))
+    trainer = Trainer(model, split.train, codes_NL, shorter, validate=validate, parallel=parallel, user_ids=users, clock=clock)
     if directory is None:
         trainer.run(progress=progress)
         return trainer.full_model()
-    directory, writes = Path(directory), parallel is None or parallel.rank == 0
+    directory, writes = Path(directory), parallel.rank == 0
     checkpoint = directory / "checkpoint"
     if resume and Checkpoint.exists(checkpoint):
         trainer.resume(Checkpoint.load(checkpoint))
