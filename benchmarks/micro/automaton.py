@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.object_pattern import object_pattern
 from benchmarks.rows import interleaved, spread
 from benchmarks.vocabulary import real_vocabulary
 from leafbeam.automata import Automaton, TokenTrie
-from leafbeam.automata.json_schema import schema_pattern
 from leafbeam.extras import optional_imports
 
 __all__ = ["measure", "runs"]
@@ -54,7 +54,7 @@ class _Language:
 
     @classmethod
     def of_schema(cls, schema: dict[str, Any]) -> _Language:
-        return cls(schema_pattern(schema, 1_000_000), lambda tokens: Automaton.from_json_schema(schema, tokens))
+        return cls(object_pattern(schema), lambda tokens: Automaton.from_json_schema(schema, tokens))
 
 
 _FIELDS: dict[str, Any] = {

@@ -30,13 +30,13 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
+from benchmarks.object_pattern import object_pattern
 from benchmarks.papers.inference import MODELS
 from benchmarks.peers.failure import PeerFailure, failure_of
 from benchmarks.peers.vllm_cpu import ENVIRONMENT, VllmEngine, VllmSettings, vllm_engine
 from benchmarks.rows import spread, version_of
 from benchmarks.vocabulary import NUM_SPECIALS, SIZE, write_real_tokenizer
 from leafbeam.automata import Automaton
-from leafbeam.automata.json_schema import schema_pattern
 from leafbeam.decode import SequenceSearch
 from leafbeam.model import ModelConfig, TextTokens, Transformer
 from leafbeam.ops.head import cpu
@@ -190,7 +190,7 @@ class _Ways:
     def __init__(self, directory: Path, generator: TextGenerator, engines: Engines) -> None:
         self._generator, self._engines = generator, engines
         self.decode = generator.tokenizer.decode
-        self._pattern = schema_pattern(SCHEMA, 1_000_000)
+        self._pattern = object_pattern(SCHEMA)
         self.automaton = Automaton.from_json_schema(SCHEMA, generator.tokens, compress=True)
         self._models: dict[torch.dtype, Any] = {}
         self._peers: dict[tuple[str, torch.dtype], Any] = {}
