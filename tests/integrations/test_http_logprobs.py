@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import threading
 from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 
 from leafbeam.errors import ArgumentError, InferenceError
+from leafbeam.integrations import sglang as sglang_module
 from leafbeam.integrations.completions import OpenAIServer
 from leafbeam.integrations.http_logprobs import HttpLogprobs, HttpOptions
 from leafbeam.integrations.logprob_search import LogprobBeamSearch
@@ -23,6 +26,7 @@ from leafbeam.integrations.vllm import VllmServer
 from .inference_server import LocalModel, Reply, State, inference_server
 from .tiny import WORDS, Model, Shop, prompts
 
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "sglang.md"
 LENGTHS = (10, 16)
 PROMPTS = [row[-n:] for row, n in zip(prompts(LENGTHS)["input_ids"].tolist(), LENGTHS, strict=True)]
 QUICK = HttpOptions(timeout_s=20, retries=2)
@@ -461,3 +465,11 @@ def test_options_are_checked(options: dict[str, Any]) -> None:
         HttpOptions(**options)
     with pytest.raises(ArgumentError, match="num_logprobs is 0"):
         OpenAIServer("http://host", model="m", num_logprobs=0)
+
+
+def test_the_page_names_the_version_of_sglang_that_the_client_was_written_for() -> None:
+    """G7: SGLang's answers have changed between versions."""
+    versions = [re.search(r"SGLang (\d+\.\d+\.\d+)", text) for text in (sglang_module.__doc__ or "", PAGE.read_text("utf-8"))]
+    first, second = (found and found[1] for found in versions)
+    assert first is not None
+    assert first == second
