@@ -206,8 +206,8 @@ def _line_of_nul(path: Path) -> int:
 
 def _names(path: Path, head: bytes, form: CsvFormat) -> list[str]:
     """Return the cells of the first line that is not empty; a column without a name, as pandas writes its index, gets one."""
-    decoder = codecs.getincrementaldecoder(form.encoding)("strict")
-    text = decoder.decode(head.removeprefix(codecs.BOM_UTF8), final=len(head) < _MAX_HEADER)
+    decoder = codecs.getincrementaldecoder("utf-8" if form.is_utf8 else form.encoding)("strict")
+    text = decoder.decode(head, final=len(head) < _MAX_HEADER)  # a mark of the byte order is left out once, as by pyarrow
     lines = (line for line in io.StringIO(text.removeprefix("\ufeff"), newline=""))
     quoting = csv.QUOTE_MINIMAL if form.quotes else csv.QUOTE_NONE
     try:
