@@ -203,8 +203,12 @@ def compare(peer: Peer, of: Truth) -> Differences:
     return found
 
 
+# The peers add masks of the lowest float32 up to -inf, as their papers do.
+FINITE = [name for name, case in CASES.items() if not case.lowest]
+
+
 @pytest.mark.parametrize("kind", PEERS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", FINITE)
 def test_every_exact_peer_offers_what_the_oracle_allows(name: str, kind: str) -> None:
     for request in (1, 2):
         of = truth(name, request)
@@ -216,7 +220,7 @@ def test_every_exact_peer_offers_what_the_oracle_allows(name: str, kind: str) ->
 
 
 @pytest.mark.parametrize("kind", PEERS)
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.ties and not case.minus_infinity])
+@pytest.mark.parametrize("name", [name for name in FINITE if not CASES[name].ties and not CASES[name].minus_infinity])
 def test_every_exact_peer_gives_the_beams_of_the_oracle(name: str, kind: str) -> None:
     case = CASES[name]
     of, model, size = truth(name, 1), TableModel(case, 1), max(case.sizes)

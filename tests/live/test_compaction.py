@@ -145,7 +145,7 @@ def test_a_failed_compaction_is_raised_by_compact_with_wait_and_by_close(monkeyp
         index = started()
         index.delete(["d"])
         with monkeypatch.context() as patch:
-            patch.setattr("leafbeam.live.snapshot.Trie.build", fail)
+            patch.setattr("leafbeam.live.snapshot.Trie.from_table", fail)
             with pytest.raises(LogError, match="no room"):
                 end(index)
         agree(index, {key: START[key] for key in "abc"})
