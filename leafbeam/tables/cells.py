@@ -8,6 +8,7 @@ A column is of a type only if all its values are written so, and none would chan
 | whole number | 7, -7; up to 64 bits |
 | number | 7.5, -.5, 1e3; digits before the point up to 15 |
 | date, time | 2026-11-22, 2026-11-22 10:00:00.5, with an offset from UTC in all values or in none |
+| time of a day | 10:00, 23:59:59.5 |
 | list | [1, 2], ["a", "b"], ['a', 'b'] |
 
 All else is text: 007, 4006381333931000000001, NA, nan, inf. Only an empty cell is null.
@@ -132,8 +133,8 @@ def _as_times(values: pa.ChunkedArray) -> pa.ChunkedArray | None:
         if are_written(values, _DATE):
             return values.cast(pa.date32())
         unit = "ns" if pc.any(pc.match_substring_regex(values, _FINE)).as_py() else "us"
-        if are_written(values, _OF_DAY):
-            return values.cast(pa.time64(unit))
+        if are_written(values, _OF_DAY):  # pyarrow has no cast of text to times of a day
+            return pc.binary_join_element_wise("1970-01-01", values, " ").cast(pa.timestamp(unit)).cast(pa.time64(unit))
         if are_written(values, _TIME):
             for kind in (pa.timestamp(unit), pa.timestamp(unit, tz="UTC")):
                 with suppress(pa.ArrowInvalid):

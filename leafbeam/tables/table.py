@@ -129,6 +129,7 @@ def type_name(kind: pa.DataType | str) -> str:
         ("number", types.is_floating(kind) or types.is_decimal(kind)),
         ("date", types.is_date(kind)),
         ("time", types.is_timestamp(kind)),
+        ("time of a day", types.is_time(kind)),
         ("nothing", types.is_null(kind)),
     )
     return next((word for word, is_it in words if is_it), str(kind))
