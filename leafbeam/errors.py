@@ -146,12 +146,12 @@ class LogitsError(LeafbeamError, ValueError):
         )
 
     def renamed(self, name: str, request: int | None = None) -> "LogitsError":
-        """Return the error with another name of the request, such as "this request" for who knows nothing of a batch."""
+        """Return the error with another name of the request, such as "this request" for a caller who has no batch."""
         return LogitsError(str(self).replace(f"request {self.request}", name, 1), request=request)
 
     @classmethod
     def none_allowed(cls, request: int, where: str) -> "LogitsError":
-        """The error where a text cannot go on: the model excludes each code that its constraint allows."""
+        """Return the error for a text that cannot go on: the model excludes each code that its constraint allows."""
         return cls(
             f"the logits of request {request} {where} exclude every legal code by -inf: expected a finite number for one of "
             "them; look at the model's output",
@@ -306,7 +306,7 @@ class DemoError(LeafbeamError, RuntimeError):
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """Return a number and its noun, in the singular for 1. plural: where it is not the noun with an s.
+    """Return a number and its noun, in the singular for 1. plural: the plural if it is not the noun with an s.
 
     >>> counted(1, "row"), counted(12_000, "row"), counted(0, "match", "matches")
     ('1 row', '12,000 rows', '0 matches')

@@ -72,7 +72,7 @@ class Automaton:
         compress: bool = False,
         **limits: Unpack[Limits],
     ) -> Automaton:
-        """Every way to write an instance of a JSON Schema; `schema_language` lists the supported keywords.
+        """Return an automaton of the texts of a JSON Schema's instances; `schema_language` lists the supported keywords.
 
         Raises AutomatonError with the JSON pointer of an unsupported keyword, and as `from_regex` does.
         """

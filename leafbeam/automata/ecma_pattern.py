@@ -1,6 +1,6 @@
 """Patterns of JSON Schemas, which are JavaScript's, in the syntax of `compile_pattern`, which is Rust's.
 
-The two share most of their signs and not the meaning of all: `[a&&b]` is an intersection in Rust, `\\d` is every decimal digit
+They share most signs, but some differ in meaning: `[a&&b]` is an intersection in Rust, `\\d` is every decimal digit
 of Unicode, `\\s` knows other spaces, `(?x)` changes how the rest is read. So a pattern is read here as JavaScript reads it with
 the flag `u` (ECMA-262, 22.2.1), and what JavaScript does not have is refused by name. Of what it reads only without that flag,
 a closing `}` and an escape of a sign such as `\\@` stand for themselves.
@@ -82,7 +82,7 @@ class _Reader:
         return r"[^\n\r\x{2028}\x{2029}]" if sign == "." else _character(ord(sign))
 
     def _escape(self, *, in_class: bool) -> int | str:
-        """A character, or the inside of a class."""
+        """Return a character, or the inside of a class, for an escape."""
         sign = self._pattern[self._at + 1 : self._at + 2]
         begin, self._at = self._at, self._at + 2
         if sign.lower() in _CLASSES and sign.isascii() and sign:
@@ -161,5 +161,5 @@ class _Reader:
 
 
 def _character(code: int) -> str:
-    """A character in Rust's syntax, inside or outside of a class."""
+    """Return a character in Rust's syntax, inside or outside of a class."""
     return chr(code) if chr(code).isalnum() and code < 128 else f"\\x{{{code:x}}}"

@@ -29,7 +29,7 @@ def number_pattern(schema: Schema, scope: Scope) -> str:
 
 
 def _bounds(schema: Schema, scope: Scope) -> tuple[Bound | None, Bound | None]:
-    """The tightest lower and upper bounds."""
+    """Return the tightest lower and upper bounds."""
     found: dict[str, list[Bound]] = {"minimum": [], "maximum": []}
     for name in BOUNDS & set(schema):
         value = schema[name]
@@ -43,7 +43,7 @@ def _bounds(schema: Schema, scope: Scope) -> tuple[Bound | None, Bound | None]:
 
 
 def _is_bound(value: float) -> bool:
-    """Whether a number is finite as a float64, which Python's integers need not be."""
+    """Return whether a number is finite as a float64, which Python's integers need not be."""
     try:
         return math.isfinite(value)
     except OverflowError:

@@ -16,7 +16,7 @@ _ESCAPED = re.compile(r"~(?![01])")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Location:
-    """A schema, its JSON pointer as the fragment of a URI, and the URI that references within it are relative to."""
+    """A schema, its JSON pointer as the fragment of a URI, and the base URI of its references."""
 
     schema: Any
     path: str
@@ -24,7 +24,7 @@ class Location:
 
 
 def below(path: str, *names: object) -> str:
-    """The pointer of a part of what `path` points to.
+    """Return the pointer of a part of what `path` points to.
 
     >>> below("#/properties", "a/b", 3)
     '#/properties/a~1b/3'
@@ -36,10 +36,10 @@ def below(path: str, *names: object) -> str:
 
 
 class References:
-    """Where the references of a schema lead.
+    """The targets of a schema's references.
 
-    Other documents are not read. What stands where no schema is expected (under `const`, `default`, unknown keywords) names
-    nothing, but pointers may lead there. Raises AutomatonError for two schemas of one name.
+    Other documents are not read. An `$id` or `$anchor` where no schema is expected (under `const`, `default`, unknown keywords)
+    is not a name, but pointers may lead there. Raises AutomatonError if two schemas have the same name.
     """
 
     def __init__(self, root: Any) -> None:
@@ -49,13 +49,13 @@ class References:
         self.root = Location(schema=root, path="#", base=self._collect(root, "#", ""))
 
     def inside(self, schema: Mapping[str, Any], path: str, base: str) -> str:
-        """The base of what is in a schema with this base around it."""
+        """Return the base URI inside a schema, from the base URI around it."""
         if _is_resource(schema) and id(schema) not in self._bases:
             raise AutomatonError(f"{path} has an $id where no schema is expected: move it to $defs", pointer=path)
         return self._bases.get(id(schema), base)
 
     def resolved(self, reference: Any, path: str, base: str) -> Location:
-        """The schema that a `$ref` means. Raises AutomatonError."""
+        """Return the schema that a `$ref` refers to. Raises AutomatonError."""
         if not isinstance(reference, str):
             raise self._unknown(reference, path)
         uri, fragment = urldefrag(reference)
@@ -87,7 +87,7 @@ class References:
         )
 
     def _collect(self, schema: Any, path: str, base: str) -> str:
-        """Note the names of a schema and of those in it; returns its base."""
+        """Record the names of a schema and of the schemas in it; return its base URI."""
         if not isinstance(schema, Mapping):
             return base
         outer = base
@@ -132,7 +132,7 @@ def _joined(base: str, uri: str) -> str:
 
 
 def _part(schema: Any, name: str) -> tuple[Any, str] | None:
-    """(the part of that name, its name without escapes); None where there is none."""
+    """Return (the part of that name, its name without escapes), or None if there is no such part."""
     if _ESCAPED.search(name):
         return None
     name = name.replace("~1", "/").replace("~0", "~")

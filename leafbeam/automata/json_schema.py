@@ -1,12 +1,12 @@
-"""From a JSON Schema to the byte automaton of the texts of its instances, which is built from those of its parts.
+"""Byte automata of the texts of a JSON Schema's instances; each is built from the automata of the schema's parts.
 
-Every text of the language is JSON that the schema allows, and unsupported keywords are refused by name. Of all the ways to
-write an instance, the language has one form:
+Every text of the language is JSON that the schema allows, and unsupported keywords are refused by name. The language has
+only one form of each instance:
 
-* properties come in the order of the schema, listed ones only; one space may follow each comma and colon, and no other blanks;
-* strings use the short escapes (\\n, \\t, \\\\ and the like) and never `\\u`;
+* only listed properties, in the order of the schema; one space may follow each comma and colon, and no other blanks;
+* strings use the short escapes (\\n, \\t, \\\\ and similar ones) and never `\\u`;
 * numbers between bounds have no exponent, and a few digits behind those of the bounds;
-* of the formats, a "uri" is one of HTTP, and names of hosts and mailboxes are those of ASCII.
+* among the formats, a "uri" is an HTTP address, and names of hosts and mailboxes are ASCII.
 """
 
 import json
@@ -43,7 +43,7 @@ _FIXED = {"boolean": (b"true", b"false"), "null": (b"null",)}
 
 
 def schema_language(schema: Schema | str, max_states: int) -> ByteDFA:
-    """The texts of a schema's instances.
+    """Return the language of the texts of a schema's instances.
 
     schema: a mapping or its JSON text. Types string (minLength, maxLength, a format of `FORMATS`; or `pattern`, with ^ and $
     around the whole and no character that JSON would have to escape), integer and number (bounds), boolean, null, array (items,
@@ -71,7 +71,7 @@ def _parsed(text: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class _Compiler:
-    """built: the automata of parts by their base and text, and of patterns; equal parts are built once."""
+    """A compilation of one schema. built: automata of parts by base and text, and of patterns; equal parts are built once."""
 
     references: References
     max_states: int
@@ -83,7 +83,7 @@ class _Compiler:
         scope = Scope(path=scope.path, base=base, open_refs=scope.open_refs)
         try:
             key = "schema of " + base, json.dumps(schema)
-        except (TypeError, ValueError):  # values that are not of JSON: it is refused where they stand
+        except (TypeError, ValueError):  # values that JSON does not have: the part that holds them is refused later
             return self._language(schema, scope)
         if key not in self.built:
             self.built[key] = self._language(schema, scope)
@@ -130,7 +130,7 @@ class _Compiler:
         return self.built[key]
 
     def _values(self, schema: Schema, keywords: set[str], types: list[str], scope: Scope) -> ByteDFA:
-        """The values of an enum or const that are of one of the types, if types are named."""
+        """Return the values of an enum or const that have an allowed type, or all values if no types are named."""
         name = "enum" if "enum" in keywords else "const"
         check_keywords(keywords, {name, "type"}, scope, "beside enum or const")
         values = list_of(schema["enum"], scope.below("enum")) if name == "enum" else [schema["const"]]
@@ -255,7 +255,7 @@ class _Compiler:
         if not properties and others is not False:
             raise scope.error(" does not say what its properties are: add properties, or a schema for them all")
         network, must = self._network(scope), set(required)
-        # Before the name of one of the properties from `number` on; the way past those that may be left out needs no byte.
+        # The node before the names of properties `number` and later; optional properties are skipped without a byte.
         keys = [network.node() for _ in range(len(properties) + 1)]
         may_end = True
         for number, (name, part) in reversed(list(enumerate(properties.items()))):
@@ -292,6 +292,6 @@ class _Compiler:
 
 
 def _ends_with_dollar(pattern: str) -> bool:
-    """Whether it ends with a `$` that no backslash makes a sign."""
+    """Return whether a pattern ends with a `$` that no backslash escapes."""
     before = pattern[:-1]
     return len(pattern) > 1 and pattern.endswith("$") and (len(before) - len(before.rstrip("\\"))) % 2 == 0

@@ -1,4 +1,4 @@
-"""The place of a part of a JSON Schema, and checks of what stands there that name it."""
+"""The position of a part within a JSON Schema, and checks of the part whose errors name that position."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +23,10 @@ Schema = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """The place of a schema. path: its JSON pointer. base: of its references. open_refs: the schemas that led to it by one."""
+    """The position of a schema.
+
+    path: its JSON pointer. base: the base URI of its references. open_refs: the schemas whose `$ref` led to it.
+    """
 
     path: str = "#"
     base: str = ""
@@ -33,13 +36,13 @@ class Scope:
         return Scope(path=below(self.path, *names), base=self.base, open_refs=self.open_refs)
 
     def error(self, message: str, *names: object) -> AutomatonError:
-        """An error of a part of the schema; its pointer comes before the message."""
+        """Return an error about a part of the schema; its pointer comes before the message."""
         path = below(self.path, *names)
         return AutomatonError(f"{path}{message}", pointer=path)
 
 
 def span(schema: Schema, minimum: str, maximum: str, scope: Scope) -> tuple[int, int | None]:
-    """The bounds of a length, checked. As everywhere in JSON Schema, 1.0 is a whole number."""
+    """Return the checked bounds of a length. As everywhere in JSON Schema, 1.0 is a whole number."""
     found: dict[str, int] = {}
     for name in {minimum, maximum} & set(schema):
         value = schema[name]

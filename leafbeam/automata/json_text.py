@@ -14,7 +14,7 @@ _DATE = (
 _HOUR = "(?:[01][0-9]|2[0-3])"
 _TIME = rf"{_HOUR}:[0-5][0-9]:[0-5][0-9](?:\.[0-9]{{1,6}})?(?:Z|[+-]{_HOUR}:[0-5][0-9])"
 # Names of at most 247 characters, of the 253 that a domain name may have; the last part is not a number. No part has two
-# hyphens as its characters 3 and 4, which are for names of other alphabets in Punycode (RFC 5891, 4.2.3.1).
+# hyphens as characters 3 and 4: they mark names of other alphabets in Punycode (RFC 5891, 4.2.3.1).
 _ALNUM, _INNER = "[A-Za-z0-9]", "[A-Za-z0-9-]"
 _FROM_4 = f"(?:{_ALNUM}{_INNER}|-{_ALNUM}){_INNER}{{0,25}}{_ALNUM}"
 _LATER = f"(?:{_INNER}?{_ALNUM}|{_INNER}(?:{_INNER}{_ALNUM}|{_FROM_4}))"

@@ -14,10 +14,10 @@ COMMA, COLON = (b",", b", "), (b":", b": ")
 def add_list(
     network: Network, brackets: bytes, add: Callable[[int, int, int], None], low: int, high: int | None, loop: int
 ) -> None:
-    """From `low` to `high` parts in brackets, with commas between them.
+    """Join two nodes by a list of `low` to `high` parts in brackets, with commas between them.
 
-    add(number, node, to): joins two nodes by part `number` (from 0). high: None is no bound; then part `loop` - 1 and all later
-    ones are alike.
+    add(number, node, to): joins two nodes by part `number` (from 0). high: None means no bound; then part `loop` - 1 and all
+    later parts have the same language.
     """
     opening, closing = brackets[:1], brackets[1:]
     if low == 0:

@@ -75,7 +75,7 @@ def _until(text: ByteDFA, stop: bytes, max_states: int) -> ByteDFA:
 
 
 def concatenate(parts: Sequence[ByteDFA], max_states: int) -> ByteDFA:
-    """The strings of the first language followed by one of the second, and so on. Raises AutomatonError above `max_states`."""
+    """Return the concatenation of languages, in this order. Raises AutomatonError above `max_states`."""
     network = Network(max_states, "a part and what follows it")
     node = START
     for part in parts[:-1]:

@@ -4,12 +4,12 @@
     item, done = network.node(), network.node()
     network.add_text(START, b"[", item)
     network.add(item, integers, done)          # a byte automaton between two nodes
-    network.add_text(done, b",", item)         # a repetition is a way back
+    network.add_text(done, b",", item)         # a repetition is a path back
     network.add_text(done, b"]", END)
     network.language()
 
-Every string of a way from START to END is in the language. A part is copied once for each place where it stands; what is common
-to several ways is found by one determinisation (Rabin and Scott, 1959) of all of them, then minimised.
+The language has the string of every path from START to END. A part is copied each time it is used. One determinisation (Rabin
+and Scott, 1959) of all paths merges what they have in common, and the result is minimised.
 
 Shapes: X states of the copies and nodes, E edges, F edges without a byte, J classes of bytes, Z members of all sets.
 """
@@ -28,12 +28,14 @@ from leafbeam.errors import AutomatonError
 from leafbeam.jit import njit
 
 START, END = 0, 1
-_SPARE = 4  # so many times more states than the limit may there be before minimisation
+_SPARE = 4  # before minimisation there may be this many times more states than the limit
 _MAX_MEMBERS = 1 << 26
 
 
 class Network:
-    """Nodes, and the languages between them. what, pointer: what is built, for errors. `language` ends it.
+    """Nodes, and the languages between them; `language` ends the construction.
+
+    what, pointer: names of what is built, for errors.
 
     >>> network = Network(100)
     >>> for text in (b"ab", b"b"):
@@ -54,7 +56,7 @@ class Network:
         return self._numbered(1)
 
     def add(self, node: int, language: ByteDFA, to: int) -> None:
-        """Join two nodes by the strings of a language; one without strings joins nothing."""
+        """Join two nodes by the strings of a language; an empty language joins nothing."""
         if not language.num_states:
             return
         first = self._numbered(language.num_states)
@@ -70,13 +72,13 @@ class Network:
         self._texts.append((node, text, self._numbered(len(text) - 1), to))
 
     def skip(self, node: int, to: int) -> None:
-        """Let ways go from one node to another without a byte."""
+        """Let paths go from one node to another without a byte."""
         self._skips.append((node, to))
 
     def language(self) -> ByteDFA:
-        """The strings of all ways from START to END. Raises AutomatonError above the limit of states.
+        """Return the language of all paths from START to END. Raises AutomatonError above the limit of states.
 
-        Cost: linear in the copies, where at most a few of them may be meant at a time; exponential at worst, up to the limit.
+        Cost: linear in the copies if a string can be in only a few of them at a time; exponential at worst, up to the limit.
         """
         class_256, first_J = self._classes()
         edges = self._edges(class_256, first_J)
@@ -115,14 +117,14 @@ class Network:
         )
 
     def _classes(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """(class_256, first_J): bytes that all parts and texts treat alike in one class, and the first byte of each class."""
+        """Return (class_256, first_J): classes of bytes that all parts and texts treat alike, and each class's first byte."""
         used = sorted({byte for _, text, _, _ in self._texts for byte in text})
         text_256 = np.zeros(256, np.int64)
         text_256[used] = np.arange(1, len(used) + 1)
         return common_classes([text_256, *{id(part): part.edges.class_256 for part, _ in self._parts}.values()])
 
     def _edges(self, class_256: NDArray[np.uint8], first_J: NDArray[np.int64]) -> Edges:
-        """The edges of all copies, ascending by state; labels are classes."""
+        """Return the edges of all copies, ascending by state; labels are classes."""
         relabelled = {id(part): relabel(part, first_J) for part, _ in self._parts}
         found = [Edges(*(np.empty(0, np.int32) for _ in range(3)))]
         for part, first in self._parts:
@@ -137,7 +139,7 @@ class Network:
 
 
 def common_classes(classes: Sequence[NDArray[np.integer]]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """(class_256, first_J): bytes in one class if they are in one class each time, and the first byte of each class."""
+    """Return (class_256, first_J): classes of bytes that share a class in every table, and each class's first byte."""
     class_256, first_J = np.zeros(256, np.int64), np.zeros(1, np.int64)
     for column in classes:
         _, first_J, class_256 = np.unique(class_256 * 257 + column, return_index=True, return_inverse=True)
@@ -173,12 +175,12 @@ def _hashed(members):
 
 @njit(cache=True)
 def _determinize(indptr, label_E, to_E, skip_indptr, skip_F, num_labels, max_sets):
-    """(from, label, to, accepting): the sets of states that strings from START lead to, edges ascending by (from, label).
+    """Return (from, label, to, accepting): the sets of states that strings from START reach, edges ascending by (from, label).
 
-    A set has the states that have an edge, and END. Stops behind `max_sets`, or where the sets have too many members.
+    Sets contain only states that have an edge, and END. The search stops above `max_sets`, or when sets have too many members.
     """
     num_states = len(indptr) - 1
-    set_X = np.full(num_states, -1, np.int32)  # the set of a state alone and what is reached without a byte; -2: no set
+    set_X = np.full(num_states, -1, np.int32)  # the set of a single state and the states it reaches without a byte; -2: no set
     stamp_X, stamp = np.zeros(num_states, np.int64), np.int64(0)
     stack_X, closed_X = np.empty(num_states, np.int32), np.empty(num_states, np.int32)
     member_Z, begin_Y = np.empty(1024, np.int32), np.zeros(1024, np.int64)

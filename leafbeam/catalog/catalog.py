@@ -75,7 +75,7 @@ class Catalog:
         self._evaluation_lock = threading.RLock()  # one evaluation at a time; taken before the write lock, never after
         self._added_rules: dict[str, Rule] = {}
         self._evaluations: dict[str, _LastEvaluation] = {}
-        self._read_other_rows: frozenset[str] = frozenset()  # rules that are evaluated anew over all items after each change
+        self._read_other_rows: frozenset[str] = frozenset()  # rules that are evaluated over all items after each change
         self._schedule = Schedule()
         self._refresher = BackgroundWorker(self._refresh_in_background, "leafbeam-refresh") if background else None
         self._owns_index = isinstance(index, Trie)
@@ -407,7 +407,7 @@ class Catalog:
             return self._install(evaluation, definitions, record, began, kept=[*definitions, *evaluation.errors], load=report)
 
     def _refresh_read_other_rows(self, names: Iterable[str]) -> None:
-        """After a change of items, evaluate rules whose result for an unchanged item may be another now."""
+        """After a change of items, evaluate rules whose result for an unchanged item may differ now."""
         for name in sorted(names):
             self._refresh_one(name)
 

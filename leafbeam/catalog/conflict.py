@@ -1,4 +1,4 @@
-"""Finds the rules of a request that leave no item."""
+"""A search for the rules of a request that together allow no item."""
 
 from collections.abc import Callable, Sequence
 from itertools import combinations
@@ -14,8 +14,8 @@ _CHUNK = 4096  # words that are compared at once: most pairs share an item in th
 def conflict_of(expression: Expression, filter_of: FilterOf) -> tuple[str, ...]:
     """Return the smallest set of parts of an expression that no item satisfies together, or () if some item satisfies all.
 
-    One part if one is empty, else the first pair that shares no item, else a set that shares an item as soon as any of its
-    parts is left out. A part is a rule's name, or an expression in parentheses of the request.
+    The set is a single part if that part is empty, else the first pair that shares no item, else a larger set of which no part
+    can be left out. A part is a rule's name, or an expression in parentheses of the request.
 
     Cost: a pass over the bitmaps for each part and each pair, most of which end at their first words.
     """

@@ -34,8 +34,9 @@ _TABLE_ALONE: dict[str, Any] = {**_SETTINGS, "enable_external_access": "false"}
 
 @dataclass(frozen=True, kw_only=True)
 class _HeldFile:
-    """A file that is open for several sessions. number: of the file, whatever is at its path. timer: closes it; None: its last
-    reader does.
+    """A file that is open for several sessions.
+
+    number: of the file, whatever is at its path now. timer: closes the file; if None, the last reader closes it.
     """
 
     connection: duckdb.DuckDBPyConnection
@@ -74,7 +75,7 @@ class ItemsTable:
         self.path = None if path is None else Path(path)
         self.wait_s = wait_s
         self.name = "the catalog in memory" if path is None else str(path)
-        # Of the sessions of this process; if exclusive, only of writes and the beginnings of reads.
+        # The lock of this process's sessions; if exclusive, only for writes and the beginnings of reads.
         self._lock = SessionLock()
         self._readers = threading.Condition()  # guards what readers share: `_read` with its count, and `_held`'s connection
         self._read: _HeldFile | None = None
@@ -209,7 +210,7 @@ class ItemsTable:
 
     @contextmanager
     def _shared(self, *, whole: bool) -> Generator[duckdb.DuckDBPyConnection]:
-        """A connection for a session that reads, beside others: one opens the file for all of them, the last one closes it."""
+        """Yield a connection for a reading session. The first reader opens the file for all, and the last closes it."""
         with self._readers:
             while (file := self._file_to_read()) is None:
                 self._readers.wait()
@@ -231,7 +232,7 @@ class ItemsTable:
                 self._readers.notify_all()
 
     def _file_to_read(self) -> _HeldFile | None:
-        """The file that is open already, else a newly opened one; None while others read one that is no longer at its path."""
+        """Return the open file, or open it; None while others still read a file that is no longer at its path."""
         file = self._held or self._read
         if file is not None and not file.is_at(self.path):
             if self._num_readers:
@@ -244,7 +245,7 @@ class ItemsTable:
 
     @contextmanager
     def _connected(self, *, read_only: bool, other_files: bool) -> Generator[duckdb.DuckDBPyConnection]:
-        """A connection for a session that runs alone."""
+        """Yield a connection for a session that runs alone."""
         kept = self._kept(other_files=other_files)
         if kept is None:
             kept = self._connect(_SETTINGS if other_files else _TABLE_ALONE, read_only=read_only)

@@ -1,4 +1,4 @@
-"""SessionLock: readers of a table together, or one writer alone."""
+"""SessionLock: many readers of a table at the same time, or a single writer."""
 
 import threading
 from collections.abc import Generator
@@ -6,16 +6,16 @@ from contextlib import contextmanager
 
 
 class SessionLock:
-    """Lets sessions that read run at the same time, and one that writes alone. A waiting writer goes before new readers."""
+    """A lock that many readers share, or that a single writer holds. A waiting writer goes before new readers."""
 
     def __init__(self) -> None:
-        self._entry = threading.Lock()  # of a writer until it has ended, of a reader until it has begun
+        self._entry = threading.Lock()  # held by a writer until it ends, by a reader until it has begun
         self._ended = threading.Condition()
         self._num_readers = 0
 
     @contextmanager
     def shared(self) -> Generator[None]:
-        """Keep writers out."""
+        """Keep writers out while the block runs."""
         with self._entry, self._ended:
             self._num_readers += 1
         try:
@@ -27,7 +27,7 @@ class SessionLock:
 
     @contextmanager
     def alone(self, timeout_s: float | None = None) -> Generator[bool]:
-        """Keep all others out. Yields whether they ended within `timeout_s` seconds; if not, nobody is kept out."""
+        """Keep all others out. Yields whether they ended within `timeout_s` seconds; if not, the lock is not held."""
         entered = self._entry.acquire(timeout=-1 if timeout_s is None else timeout_s)
         try:
             with self._ended:

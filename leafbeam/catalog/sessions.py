@@ -69,7 +69,7 @@ class RowMatches:
 class TableMatches(NamedTuple):
     """A rule evaluated for the row numbers of a table: 1 for a row that it selects, else 0.
 
-    reads_other_rows: it reads other rows of the table than the one that it selects or not, as a subquery over the items does.
+    reads_other_rows: it reads other rows of the table than the one that it selects or not, as with a subquery over the items.
     """
 
     matches_R: NDArray[np.uint8]

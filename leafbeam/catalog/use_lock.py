@@ -15,9 +15,9 @@ _WAIT_S, _PAUSE_S = 1.0, 0.0005  # others hold the directory's lock for some mic
 class UseLock:
     """A shared lock on `NAME.lock` beside a file, held until `close`, so that a process that changes items sees other users.
 
-    It keeps no process out, and the file is never written. A process looks for others by asking for the lock alone, which drops
-    its share for a moment, so that all who open, look or return to sharing take turns by a lock on the directory.
-    Raises OSError where a file or lock cannot be made.
+    No process is kept out, and the file is never written. To look for others, a process tries to lock it exclusively, which
+    drops its share for a moment. So opening, looking and returning to sharing take turns under a lock on the directory.
+    Raises OSError if a file or lock cannot be made.
     """
 
     def __init__(self, path: Path) -> None:
@@ -32,9 +32,9 @@ class UseLock:
             raise
 
     def is_shared(self) -> bool:
-        """Return whether another process, or another catalog of this one, has the file open. Cost: some system calls.
+        """Return whether another process, or another catalog of this process, has the file open. Cost: some system calls.
 
-        Returns True where another program keeps the directory locked for a second.
+        Returns True if another program keeps the directory locked for a second.
         """
         try:
             with self._turn():
@@ -50,7 +50,7 @@ class UseLock:
 
     @contextmanager
     def _turn(self) -> Generator[None]:
-        """Hold the directory's lock. Raises TimeoutError after a second."""
+        """Hold the directory's lock while the block runs. Raises TimeoutError after a second."""
         descriptor, give_up = os.open(self._directory, os.O_RDONLY), time.monotonic() + _WAIT_S
         try:
             while True:

@@ -146,7 +146,7 @@ def found_id_column(names: Sequence[str], id_column: str) -> str:
 
 
 def codes_of_table(file: Path, source: SourceTable, id_column: str) -> tuple[NDArray[np.integer], NDArray[np.generic]]:
-    """Return (codes_nL, item_ids) of a table with a column a level, in another format. Raises as `CodesTable.batches`."""
+    """Return (codes_nL, item_ids) of a table in another format, with a column per level. Raises as `CodesTable.batches`."""
     id_column = found_id_column(source.table.column_names, id_column)
     names = _code_columns(file, source.table.schema, id_column)
     ids = read_ids(source, id_column, "item_of_items")

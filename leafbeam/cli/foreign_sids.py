@@ -31,11 +31,11 @@ _MAX_NUMBER = 10**9
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ForeignSids:
-    """The numbers of each item's codes, as a file has them.
+    """The numbers of each item's codes, as they are in a file.
 
     item_ids: int64 or text (N,). is_text_file: ids are text because the format has no other, and may stand for whole numbers.
-    numbers_NL: int64. names: of the tokens of each level, such as `<a_*>`; () where the file holds numbers alone.
-    codebook_sizes: () where the file does not say. notes: how it was read, where it could be read otherwise.
+    numbers_NL: int64. names: of the tokens of each level, such as `<a_*>`; () if the file holds only numbers.
+    codebook_sizes: () if the file does not say. notes: how an ambiguous file was read.
     """
 
     source: str
@@ -55,9 +55,9 @@ class ForeignSids:
         return short_repr(self.item_ids[int(mask_N.argmax())].item())
 
     def without_offsets(self, codebook_sizes: Sequence[int] | None) -> "ForeignSids":
-        """Return plain codes where each level's count on from those of the level before, with a note that says so.
+        """Return plain codes, with a note, if each level's codes count on from those of the level before.
 
-        codebook_sizes: those that the caller knows. Numbers of named tokens stay as they are.
+        codebook_sizes: the sizes that the caller knows. Numbers of named tokens stay as they are.
         """
         if self.names:
             return self
@@ -74,8 +74,9 @@ class ForeignSids:
 def read_sids(
     path: Path, *, id_column: str = "item_id", form: CsvFormat | None = None, transposed: bool = False
 ) -> ForeignSids:
-    """Read a file by its ending. id_column: of tables and JSON lines; `item_id` where they have no such column. form: of CSV.
+    """Read a file by its ending.
 
+    id_column: of tables and JSON lines; `item_id` if they have no such column. form: the form of a CSV file.
     transposed: a matrix has a row for each level, not for each item.
 
     Never unpickles: a `.pt` file is read with `weights_only`. Raises DataError, CodesError, ItemIdError, ArgumentError,
@@ -129,7 +130,7 @@ def _joined(
 
 
 def _of_matrix(path: Path, array: Any, transposed: bool) -> ForeignSids:
-    """Codes of the items 0, 1, ...: (N, L), or transposed (L, N), as GRID's TIGER reads them."""
+    """Return the codes of the items 0, 1, ...: (N, L), or transposed (L, N), as GRID's TIGER reads them."""
     if array.ndim != 2 or array.dtype.kind not in "iu":
         raise DataError(f"{path} holds {array.dtype} of shape {array.shape}: expected whole numbers (items, levels)")
     codes_NL = array.T if transposed else array
@@ -201,9 +202,9 @@ def _of_json(path: Path, id_column: str, transposed: bool) -> ForeignSids:
 
 
 def _has_sids_as_keys(path: Path, by_sid: Mapping[str, Any]) -> bool:
-    """Whether the keys of an object are Semantic IDs, such as <a_1><b_2>, and its values the items that have them.
+    """Return whether the keys of an object are Semantic IDs, such as <a_1><b_2>, and its values the items that have them.
 
-    Raises DataError where some are and others are not.
+    Raises DataError if some are and others are not.
     """
     others = [key for key in by_sid if len(_split_tokens(key)) < 2]
     if 0 < len(others) < len(by_sid):
@@ -212,13 +213,13 @@ def _has_sids_as_keys(path: Path, by_sid: Mapping[str, Any]) -> bool:
 
 
 def _split_tokens(text: str) -> list[str]:
-    """The tokens of a text such as <a_1><b_2> or <a_1>, <b_2>; none for any other text."""
+    """Return the tokens of a text such as <a_1><b_2> or <a_1>, <b_2>; none for any other text."""
     tokens = _WRITTEN_TOKEN.findall(text)
     return tokens if not re.sub(r"[\s,\[\]()'\"]", "", _WRITTEN_TOKEN.sub("", text)) else []
 
 
 def _by_item(path: Path, by_sid: Mapping[str, Any]) -> dict[Any, list[str]]:
-    """The tokens of each item, of an object from Semantic IDs to items, to one item or to a list of them."""
+    """Return the tokens of each item, from an object whose keys are Semantic IDs and whose values are an item or a list."""
     by_id: dict[Any, list[str]] = {}
     for sid, value in by_sid.items():
         for item_id in value if isinstance(value, list) else [value]:

@@ -29,9 +29,9 @@ class ItemWriter(Protocol):
 
 @contextmanager
 def items_of(run: Path, url: str | None, *, makes_codes: bool = True) -> Generator[ItemWriter]:
-    """The items of a run that no server has open, or those of a server.
+    """Yield the items of a run that no server has open, or the items of a server.
 
-    makes_codes: whether rows without codes may come, for which a run's encoder is loaded.
+    makes_codes: whether rows may lack codes, so that a run's encoder is loaded.
     """
     if url is None:
         with _run_items(RunDirectory(run), makes_codes=makes_codes) as writer:

@@ -115,7 +115,7 @@ def _id_of(text: str, is_text: bool) -> int | str:
 
 
 def _with_ids(rows: Sequence[Mapping[str, Any]], is_text: bool) -> list[Mapping[str, Any]]:
-    """Return rows whose ids are text if those of the index are: a table may have them as numbers."""
+    """Return the rows with ids as text if the index has text ids; a table may hold them as numbers."""
     return [{**row, "item_id": str(row["item_id"])} if is_text and type(row.get("item_id")) is int else row for row in rows]
 
 

@@ -21,7 +21,7 @@ _LISTED_ID = re.compile(r'\s*(?:"(?P<quoted>(?:[^"]|"")*)"\s*|(?P<plain>(?!")[^,
 
 
 def split_ids(text: str) -> list[str]:
-    """Return the ids of a list with commas; one in double quotes keeps its commas and blanks. Raises ItemIdError.
+    """Return the ids of a list with commas; an id in double quotes keeps its commas and blanks. Raises ItemIdError.
 
     >>> split_ids('A7, " B,8", "5"" pipe"')
     ['A7', ' B,8', '5" pipe']

@@ -1,4 +1,4 @@
-"""Codes that count on from level to level (`code + level * size`), as models with one vocabulary for all levels need them.
+"""Offsets of codes that count on from level to level (`code + level * size`), as one vocabulary for all levels needs.
 
 Shapes: N items, L levels.
 """
@@ -8,15 +8,15 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-_FEWEST = 16  # items, and codes of a level, from which on equal distances are not a chance
+_FEWEST = 16  # with fewer items, or codes of a level, equal distances may be chance
 
 
 def offsets_of(numbers_NL: NDArray[np.int64], sizes: Sequence[int] | None) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Return what was added to the codes of each level, and the codebook sizes; None for plain codes.
+    """Return the numbers added to the codes of each level, and the codebook sizes; None for plain codes.
 
-    sizes: the codebook sizes, if they are known: offsets are then those that add up to them, where plain codes would not fit.
-    Without them each level must begin exactly one size behind the level before, or where that one ends; the last of three or
-    more levels may be plain, as one that numbers collisions is.
+    sizes: the codebook sizes, if known. Offsets are then sums of these sizes, if plain codes would not fit. Without sizes, each
+    level must begin exactly one size after the level before, or where that level ends; the last of three or more levels may be
+    plain, such as a level that numbers collisions.
     """
     num_levels = numbers_NL.shape[1]
     if num_levels < 2 or len(numbers_NL) == 0:
@@ -34,7 +34,7 @@ def offsets_of(numbers_NL: NDArray[np.int64], sizes: Sequence[int] | None) -> tu
 
 
 def possible_offsets(numbers_NL: NDArray[np.int64]) -> bool:
-    """Return whether all codes of each level are above those of the level before, as offsets would have it."""
+    """Return whether all codes of each level are above those of the level before, as with offsets."""
     below, above = numbers_NL.max(axis=0)[:-1], numbers_NL.min(axis=0)[1:]
     return numbers_NL.shape[1] > 1 and bool((below < above).all())
 
@@ -54,7 +54,7 @@ def _of_sizes(
 
 
 def _of_ranges(low: Sequence[int], high: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """By equal distances of the levels' smallest codes, or by levels that end where the next begins."""
+    """Return offsets if the levels' smallest codes have equal distances, or if each level ends where the next begins."""
     step, count = low[1] - low[0], len(low)
     if step < _FEWEST or low[0] >= step:
         return None

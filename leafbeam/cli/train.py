@@ -17,7 +17,7 @@ from leafbeam.extras import require, require_device
 
 MODEL = "Model"
 Shape = Literal["decoder-only", "encoder-decoder"]
-# Of a budget in minutes: the settings of the item memory, before the training, and its weight beside the model's, after it.
+# Shares of a budget in minutes: for the settings of the item memory, before the training, and for its weight, after it.
 _MEMORY_SHARE, _FUSION_SHARE = 0.1, 0.05
 
 

@@ -59,9 +59,9 @@ class SearchResult:
     """Ranked items of a batch: item_ids best first, of length num_valid[b]; items of one Semantic ID follow each other.
 
     scores: float32 (B, K), -inf beyond `num_valid`. codes: int64 (B, K, L), 0 beyond. num_valid: int64 (B,). rounds_saved:
-    calls of the model skipped because codes were forced. levels: the beams of each level, of a search that explains itself.
-    beams_needed: how many beams before the last round could be among those that it keeps, int64 (B,); the others were run for
-    nothing, unless `last_step_fn` left them out. None where it keeps all, is skipped or runs on a device.
+    calls of the model skipped because codes were forced. levels: the beams of each level, if the search explains itself.
+    beams_needed: int64 (B,), the number of beams before the last round that it could still keep; the others were run for
+    nothing, unless `last_step_fn` left them out. None if the last round keeps all, is skipped or runs on a device.
     num_exact: how many of the first items are certain to be the best allowed ones, int64 (B,): they score above every prefix
     that the search dropped, and no item scores above its prefix. None for samples, which are in no order, and from
     `JaxBeamSearch`. Fewer legal items than beams give a short answer.

@@ -45,12 +45,12 @@ class SequenceSearch:
     Every sequence found is in the automaton's language, or can still be completed. A finished beam keeps its score and
     competes.
 
-    automaton: one for all requests, or one for each. end_code: the model's end-of-sequence code. Of a list, each ends a
-    sequence, and the score of an end is that of all together; one that is also a token of the language is text where it may be,
-    and ends the sequence behind it where one may end. num_codes: V, the width of the logits. max_tokens: rounds at most, the
-    end code's included. scoring: log-softmax over all codes ("full") or the legal ones ("allowed"). backend: "cpu" ("auto" is
-    that), or "triton", for one end code: the automata, over one vocabulary, are copied to `device`, and each round waits once
-    to see whether every beam is finished.
+    automaton: one for all requests, or one for each. end_code: the model's end-of-sequence code. In a list, each code ends a
+    sequence, and the score of an end is that of all end codes together. An end code that is also a token of the language is
+    text where the language allows it, and ends the sequence after it if the sequence may end there. num_codes: V, the width of
+    the logits. max_tokens: the most rounds, including the end code's. scoring: log-softmax over all codes ("full") or the legal
+    ones ("allowed"). backend: "cpu" ("auto" is that), or "triton", for one end code: the automata, over one vocabulary, are
+    copied to `device`, and each round waits once to see whether every beam is finished.
 
     >>> search = SequenceSearch(Automaton.from_json_schema(schema, tokens), end_code=2, num_codes=131_072, num_beams=4)
     >>> result = search.run(step_fn)

@@ -1,4 +1,4 @@
-"""CatalogFiles: the files of a catalog. Needs no torch, so that a command that changes items alone does not import it."""
+"""CatalogFiles: the files of a catalog. Needs no torch, so that a command that only changes items does not import it."""
 
 import os
 from contextlib import ExitStack
@@ -14,13 +14,13 @@ from leafbeam.retrieve import ItemMemory, LiveMemory
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CatalogFiles:
-    """What `Engine.load` opens, and closes again: an index, and for rules the DuckDB file of the items.
+    """The files that `Engine.load` opens and closes: an index, and for rules the DuckDB file of the items.
 
     index: a file, the directory of a live index, which is read as it is now, or a live index, which is not closed.
     rules: a TOML file, a mapping of names to predicates, or several of these. refresh: how often rules without an interval
     of their own are evaluated again ("60s"). rule_timeout_s: the limit of one evaluation of a rule. hold_s: how long a change
     keeps the catalog's file open (`Catalog.open`). verify: whether the index is checked and read into memory (`Trie.load`).
-    data_may_fail: a rule that fails over the rows that the catalog has now is not available, and no error (`Catalog.open`).
+    data_may_fail: a rule that fails over the catalog's current rows is unavailable instead of an error (`Catalog.open`).
     memory: the file of an item memory. learn: whether it counts interactions (`Engine.observe`), which no other process may do
     then.
     """
@@ -43,7 +43,7 @@ class CatalogFiles:
             raise ArgumentError("rules need a catalog to evaluate them over: pass its DuckDB file as catalog=")
 
     def open(self, opened: ExitStack) -> Catalog | Trie:
-        """The catalog, or the index alone without `catalog`, to be closed by `opened`.
+        """Open the catalog, or only the index without `catalog`; `opened` closes it.
 
         Raises IndexFileError, LogError, DataError, RuleError.
         """
@@ -68,7 +68,7 @@ class CatalogFiles:
         return catalog
 
     def open_memory(self, opened: ExitStack) -> ItemMemory | LiveMemory | None:
-        """The item memory, if there is one, to be closed by `opened`. Raises IndexFileError, LogError."""
+        """Open the item memory, if there is one; `opened` closes it. Raises IndexFileError, LogError."""
         if self.memory is None:
             return None
         if self.learn:

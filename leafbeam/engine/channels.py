@@ -34,7 +34,7 @@ class MemoryChannel:
     def rank(
         self, pending: PendingRequest, beams: tuple[NDArray[np.generic], NDArray[np.float32]] | None = None
     ) -> RankedItems:
-        """Return the best items of all that are allowed and found, and then the most popular of the others that are allowed.
+        """Return the best of the allowed items that were found, and then the most popular of the other allowed items.
 
         beams: ids and log probabilities of a search; None: no search.
         """
@@ -65,7 +65,7 @@ class MemoryChannel:
     def _filled(
         self, ranked: RankedItems, rows_k: NDArray[np.int64], allowed_N: NDArray[np.bool_], num_items: int
     ) -> RankedItems:
-        """Return the ranked items, at `rows_k`, followed by popular ones as far as fewer than `num_items` were found."""
+        """Return the ranked items, at `rows_k`, followed by popular ones if fewer than `num_items` were found."""
         missing = num_items - len(rows_k)
         if missing <= 0:
             return ranked

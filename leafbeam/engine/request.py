@@ -169,7 +169,7 @@ class Result:
 
     item_ids, sids, scores: num_valid entries each; sids are L codes. Scores are log probabilities if the model alone ranks:
         items that share a SID are then adjacent and have equal scores; else they are sums of features (see Fusion, ItemMemory).
-    channel: who ranked. reasons: the largest part of each score, one an item; none if the model alone ranks. Allowed items that
+    channel: what ranked them. reasons: the largest part of each item's score; none if the model alone ranks. Allowed items that
         neither the memory nor the beams find fill up a short answer: they come last, the most popular first, with the reason
         "popular" and 0 or the last score before them as score.
     num_valid: at most num_items of the request; fewer if the rules allow fewer.
@@ -217,8 +217,8 @@ class Result:
 class PendingRequest:
     """A request with all that its search needs, under the rules and the index version of its submission.
 
-    channel: who ranks. history: the known ids of its history. size: with the key of its batch, its arrival and its deadline;
-    its beams are those of the widest level. num_beams: those of the last one. exhaustive: whether the search
+    channel: what ranks the items. history: the known ids of its history. size: with the key of its batch, its arrival and its
+    deadline; its beams are those of the widest level. num_beams: the beams of the last level. exhaustive: whether the search
     keeps every allowed prefix.
     codes: (n, L) int64, of the newest known items. deny: the known ids that must not be returned, num_left_out of the history
     among them. empty_rules: see `Result`. prepared: when it was ready to be queued.

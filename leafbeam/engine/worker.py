@@ -94,8 +94,8 @@ class Worker(threading.Thread):
     def _decode(self, requests: Sequence[PendingRequest]) -> bool:
         """Complete every request with its result or an error; return whether no error occurred.
 
-        The requests of a batch that fails run again without the one that failed it: the one that the error names, or that
-        halves of the batch narrow down to. Memory that runs out in a half runs out for good.
+        If a batch fails, its other requests run again without the request at fault: the error names it, or halves of the batch
+        narrow it down. Memory that runs out in a half runs out for good.
         """
         error = self._try(requests)
         if error is None:

@@ -213,7 +213,7 @@ class _Differences:
         return len(self.put)
 
     def rows(self, begin: int, until: int) -> list[tuple[dict[str, Any], str]]:
-        """Return changes `begin` to before `until` as JSON has them, each with what is wrong with it, or ""."""
+        """Return changes `begin` up to `until` (excluded) as JSON values, each with its problem, or ""."""
         begin, until, first = min(begin, len(self)), min(until, len(self)), len(self.put)
         put = self.put.slice(min(begin, first), max(0, min(until, first) - begin))
         delete = self.delete.slice(max(begin, first) - first, max(0, until - max(begin, first)))
@@ -246,7 +246,7 @@ class _Differences:
 
 
 def _rows_of(table: pa.Table) -> list[tuple[dict[str, Any], str]]:
-    """Return each row of a table as JSON has it, and what of it JSON cannot hold exactly, or ""."""
+    """Return each row of a table as JSON values, with the part that JSON cannot hold exactly, or ""."""
     try:
         return [(row, "") for row in rows_of(table)]
     except (pa.ArrowException, OverflowError) as error:  # such as a time with nanoseconds, or beyond the year 9999

@@ -1,4 +1,4 @@
-"""Attributes of items as columns of the catalog's table: values of the types that the table has, or what is wrong with them."""
+"""Attributes of items as columns of the catalog's table: values of the types that the table has, or their mistakes."""
 
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
