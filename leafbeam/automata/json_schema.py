@@ -255,7 +255,7 @@ class _Compiler:
         if not properties and others is not False:
             raise scope.error(" does not say what its properties are: add properties, or a schema for them all")
         network, must = self._network(scope), set(required)
-        # The node before the names of properties `number` and later; optional properties are skipped without a byte.
+        # `keys[number]` comes before the names of property `number` and later ones; skipping an optional one takes no byte.
         keys = [network.node() for _ in range(len(properties) + 1)]
         may_end = True
         for number, (name, part) in reversed(list(enumerate(properties.items()))):

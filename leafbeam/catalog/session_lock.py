@@ -27,7 +27,7 @@ class SessionLock:
 
     @contextmanager
     def alone(self, timeout_s: float | None = None) -> Generator[bool]:
-        """Keep all others out. Yields whether they ended within `timeout_s` seconds; if not, the lock is not held."""
+        """Wait for the sessions that run and keep new ones out. Yields whether they ended within `timeout_s` seconds."""
         entered = self._entry.acquire(timeout=-1 if timeout_s is None else timeout_s)
         try:
             with self._ended:

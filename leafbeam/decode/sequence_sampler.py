@@ -123,7 +123,7 @@ class _SampledConstraint(AutomatonConstraint):
 
 
 def _draw(log_p_c: NDArray[np.float64], uniform: float) -> int | None:
-    """Return the code at which the cumulative probability exceeds a uniform number of [0, 1); None if all codes have none."""
+    """Return the code at which the cumulative probability exceeds a uniform number of [0, 1); None if no code has any."""
     cumulative_c = np.cumsum(np.exp(log_p_c))
     if not cumulative_c[-1] > 0:
         return None

@@ -246,7 +246,7 @@ class _Differences:
 
 
 def _rows_of(table: pa.Table) -> list[tuple[dict[str, Any], str]]:
-    """Return each row of a table as JSON values, with the part that JSON cannot hold exactly, or ""."""
+    """Return each row of a table as JSON values, with a message if JSON cannot hold it exactly, else ""."""
     try:
         return [(row, "") for row in rows_of(table)]
     except (pa.ArrowException, OverflowError) as error:  # such as a time with nanoseconds, or beyond the year 9999

@@ -121,7 +121,7 @@ class ConstraintLogitsProcessor:
         return _AutomatonRule(automaton_of(constraint, self.tokenizer), self.eos_token_id)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """The scores of each row's legal tokens, -inf for all others.
+        """Return the scores of each row's legal tokens, -inf for all others.
 
         input_ids (R, T) integers, scores (R, W) floating point, on any device. No row is all -inf: one that has ended, or whose
         legal tokens other processors have excluded, has its end token at -1e20. Raises ArgumentError, and LogitsError for a

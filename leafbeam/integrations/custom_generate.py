@@ -59,7 +59,7 @@ def generate(
     return_dict_in_generate: bool | None = None,
     **others: Any,
 ) -> Tensor | GenerateOutput:
-    """The most likely texts or items after each prompt, by an exact search of `num_beams` beams; transformers calls this.
+    """Return the likeliest texts or items after each prompt, by an exact search of `num_beams` beams; transformers calls this.
 
     The prompts run once, and each later pass runs the new tokens of all beams over the cache, many at a time where they are
     forced. Of the model's generation config, num_beams, num_return_sequences, max_new_tokens and pad_token_id apply. Others
@@ -135,7 +135,7 @@ def generate(
 
 
 def _default_max_tokens(config: Any, prompt_length: int) -> int:
-    """256 tokens, or what the model has positions for behind the prompts."""
+    """Return 256, or the number of positions that the model has left after the prompts."""
     positions = getattr(config, "max_position_embeddings", None)
     return DEFAULT_MAX_TOKENS if positions is None else max(1, min(DEFAULT_MAX_TOKENS, positions - prompt_length + 1))
 

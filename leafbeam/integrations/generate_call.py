@@ -112,17 +112,17 @@ class GenerateCall:
 
     @property
     def num_return_sequences(self) -> int:
-        """The sequences that it returns for each request."""
+        """Return the number of sequences for each request."""
         return self.config.num_return_sequences or 1
 
     @property
     def rows_per_request(self) -> int:
-        """The rows of each request in a step."""
+        """Return the number of rows of each request in a step."""
         return max(self.config.num_beams or 1, self.num_return_sequences)
 
     @property
     def max_new_tokens(self) -> int:
-        """The tokens after which it stops."""
+        """Return the number of tokens after which it stops."""
         return int(self.config.max_length) - self.columns
 
     def processors_after(self, processor: object) -> list[str]:

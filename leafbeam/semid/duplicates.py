@@ -45,5 +45,5 @@ class NearDuplicates:
 
     @property
     def is_degenerate(self) -> bool:
-        """Whether fewer than half of the vectors differ, or more than a twentieth are nearly equal."""
+        """Return whether fewer than half of the vectors differ, or more than a twentieth are nearly equal."""
         return self.largest > 10 and (self.distinct < self.sample / 2 or self.largest > self.sample / 20)

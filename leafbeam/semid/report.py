@@ -72,7 +72,7 @@ class SidReport:
 
     @property
     def summary(self) -> str:
-        """The figures, without the notes."""
+        """Return the figures, without the notes."""
         lines = [
             f"{self.items:,} items, vectors of {self.dims} dimensions; text from {', '.join(self.text_columns) or 'no column'}",
             f"without text {self.items_without_text:,}, without behaviour {self.items_without_behaviour:,}",

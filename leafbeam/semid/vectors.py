@@ -27,7 +27,7 @@ def unit_rows(vectors_ND: NDArray[np.floating]) -> NDArray[np.float32]:
 def check_finite(
     vectors_ND: NDArray[np.float32], source: str, *, first_row: int = 0, item_ids: NDArray[np.generic] | None = None
 ) -> None:
-    """DataError for NaN, infinity and values beyond 1e12.
+    """Raise DataError for NaN, infinity and values beyond 1e12.
 
     first_row: the row number of `vectors_ND[0]` in `source`. item_ids: the item of each row, which is named in its place.
     """
@@ -43,7 +43,7 @@ def check_finite(
 
 
 def _check_scale(vectors: NDArray[Any], source: str) -> None:
-    """DataError where all numbers are so small that their squares vanish in single precision."""
+    """Raise DataError if all numbers are so small that their squares vanish in single precision."""
     if 0 < (largest := float(np.abs(vectors).max())) < _MIN_VALUE:
         raise DataError(
             f"{source} has no number beyond {largest:.3g}, and squares of numbers below {_MIN_VALUE:g} vanish in single "
@@ -54,7 +54,7 @@ def _check_scale(vectors: NDArray[Any], source: str) -> None:
 def check_vectors(
     vectors: NDArray[np.generic], source: str, item_ids: NDArray[np.generic] | None = None
 ) -> NDArray[np.float32]:
-    """A float32 copy (N, D). item_ids: the item of each row, for messages.
+    """Return a float32 copy (N, D). item_ids: the item of each row, for messages.
 
     Raises DataError for anything but a finite, non-empty matrix, where all rows are equal, and for numbers whose squares are 0
     in single precision.

@@ -120,7 +120,7 @@ class TextOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def constraint_field(self) -> str | None:
-        """The place of the constraint in the body, None without one."""
+        """Return the path of the constraint in the body, or None without a constraint."""
         names = (name for name in ("guided_regex", "guided_choice", "guided_template") if getattr(self, name) is not None)
         return next(names, None if self.response_format is None else "response_format.json_schema.schema")
 

@@ -156,7 +156,7 @@ class CompletionRoutes:
         return json_response(_Answer(plan, sum(map(len, prompts))).whole(texts))
 
     async def _compiled(self, text: TextService, options: TextOptions, gone: "asyncio.Future[None]") -> Automaton:
-        """The automaton of a body's constraint. An AutomatonError has the place in the body as its pointer."""
+        """Return the automaton of a body's constraint. The pointer of an AutomatonError is the path in the body."""
         try:
             return await result_of(text.compile(options.constraint), gone, text.worker.settings.timeout_s)
         except AutomatonError as error:

@@ -118,7 +118,7 @@ class Beat(Struct, frozen=True, array_like=True, tag=7):
 
 
 class Setup(Struct, frozen=True, kw_only=True, array_like=True, tag=8):
-    """What a worker has to know.
+    """The settings of a worker, in the first frame from the core.
 
     recommends: whether it reads bodies of requests for items, which take `deadline_s`. keys: the file of the clients' keys.
     origins: sites whose pages may read answers.

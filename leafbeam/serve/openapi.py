@@ -99,7 +99,7 @@ _BEARER = {
 def document_of(
     limits: Limits | None, *, has_text: bool = False, has_catalog: bool = True, learns: bool = True, has_keys: bool = False
 ) -> dict[str, Any]:
-    """The OpenAPI 3.1 document: the routes that this server answers.
+    """Return the OpenAPI 3.1 document of the routes that this server answers.
 
     limits: of the engine, None without one. has_text: whether there is a language model. has_catalog: whether items have
     attributes and rules. learns: whether interactions are counted. has_keys: whether clients need a key.

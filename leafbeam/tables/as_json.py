@@ -10,8 +10,9 @@ import pyarrow as pa
 
 
 def rows_of(table: pa.Table | pa.RecordBatch, *, exact: bool = True) -> list[dict[str, Any]]:
-    """The rows as JSON has them: times and exact numbers are text. exact: raise ArrowInvalid for times finer than microseconds;
-    else the rest is cut off.
+    """Return the rows as JSON values: times and exact numbers are text.
+
+    exact: raise ArrowInvalid for times finer than microseconds; else the rest is cut off.
     """
     # Of nanoseconds pyarrow would make values of pandas, where that is installed.
     schema = pa.schema([field.with_type(_in_microseconds(field.type)) for field in table.schema])

@@ -36,7 +36,7 @@ class Ids:
 
     @property
     def column(self) -> pa.Array:
-        """The id of each row."""
+        """Return the id of each row."""
         return self.values.take(pa.array(self.codes_E))
 
     def as_numbers(self) -> "Ids":

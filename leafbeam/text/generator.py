@@ -127,7 +127,7 @@ class TextGenerator:
         stop: Sequence[str] = (),
         retokenize: bool = False,
     ) -> GenerationResult:
-        """The most likely texts after each prompt that an exact search of `num_beams` beams finds; one beam is greedy.
+        """Return the most likely texts after each prompt that an exact search of `num_beams` beams finds; one beam is greedy.
 
         prompts: texts, or lists of tokens. constraint: one for all prompts, or one for each. max_tokens: of a text, the end
         token included; None is `default_max_tokens`. scoring: log-softmax over the legal tokens, or over all of them ("full"),
@@ -213,7 +213,7 @@ class TextGenerator:
         return tuple(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
 
     def default_max_tokens(self, prompts: Sequence[Sequence[int]]) -> int:
-        """The tokens that texts after these prompts may have where nobody says: 256, or what the model has positions for.
+        """Return the default token limit of texts after these prompts: 256, or the positions that the model has left.
 
         Raises ArgumentError for a prompt that leaves no position.
         """

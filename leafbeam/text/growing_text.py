@@ -23,7 +23,7 @@ class GrowingText:
         self.is_over = False
 
     def add(self, token: int | None, score: float, *, ends: bool) -> None:
-        """The next token, None for the end token, and the log-probability of the text with it; nothing once the text is over.
+        """Add the next token (None: the end token) and the new log-probability of the text; ignored once the text is over.
 
         ends: whether the text is whole with it.
         """
@@ -45,7 +45,7 @@ class GrowingText:
         return self._tokenizer.bytes_of(self.tokens[first:])
 
     def end(self, *, has_end_token: bool = True) -> None:
-        """The text is whole, with a token behind it that is not text unless the last one says it all; a stop comes first."""
+        """End the text as whole, unless a stop has cut it off. has_end_token: whether a token that is not text follows it."""
         if self._stop is None:
             self._has_ended, self._has_end_token = True, has_end_token
         self.is_over = True

@@ -48,7 +48,7 @@ class TextBatch(ABC):
 
     @abstractmethod
     def advance(self) -> bool:
-        """Call the model once more; False where nothing was left to do.
+        """Call the model once more; return False if nothing was left to do.
 
         Raises LogitsError for NaN and +inf, and where the model excludes every token that a text may go on with.
         """
@@ -70,7 +70,7 @@ class TextBatch(ABC):
 
 
 def state_after(automaton: Automaton, state: int, token: int) -> int:
-    """The state after a token, -1 where it is not text that may follow, such as an end token."""
+    """Return the state after a token, -1 where it is not text that may follow, such as an end token."""
     if token >= automaton.vocabulary_size:
         return -1
     return int(automaton.step(np.array([state]), np.array([token]))[0])
@@ -112,7 +112,7 @@ class TextRun(TextBatch):
         return True
 
     def _add(self, b: int, k: int, token: int, score: float) -> None:
-        """The next token of a growing text, which ends it where it is an end token and the text may end."""
+        """Add the next token of a growing text; an end token ends the text if it may end there."""
         automaton, is_end = self.requests[b].automaton, token in self._ends
         state = self._states[b][k] = state_after(automaton, self._states[b][k], token)
         ends = state < 0 or (is_end and automaton.accepts(state))

@@ -47,7 +47,7 @@ class TextTokenizer:
 
     @property
     def end(self) -> int:
-        """The first of the end tokens."""
+        """Return the first of the end tokens."""
         return self.ends[0]
 
     @classmethod
@@ -139,7 +139,7 @@ class TextTokenizer:
 
     @cached_property
     def token_bytes(self) -> tuple[bytes | None, ...]:
-        """The bytes of each token by its id, None for special ones, and for added ones that end a text."""
+        """Return the bytes of each token by its id, None for special ones, and for added ones that end a text."""
         settings = json.loads(self._tokenizer.to_str())
         special = {added["id"] for added in settings["added_tokens"] if added["special"] or added["id"] in self.ends}
         plain = {added["id"] for added in settings["added_tokens"]} - special

@@ -48,7 +48,7 @@ def tune_memory(
     seconds: float | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> ItemMemory:
-    """The memory, which counts `split.train`, with settings chosen on a sample of validation users.
+    """Return the memory, which counts `split.train`, with settings chosen on a sample of validation users.
 
     One setting after the other is changed where NDCG@10, the mean of lists with and without seen items, rises by more than its
     standard error. Cost: 13 rankings of the sample. The memory itself comes back where the split has no validation users.

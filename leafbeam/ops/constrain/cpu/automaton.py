@@ -57,7 +57,7 @@ class AutomatonBatch:
 
     @property
     def end_code(self) -> int:
-        """The code that beams take after their end."""
+        """Return the code that beams take after their end."""
         return int(self.end_codes[0])
 
 
@@ -173,7 +173,7 @@ def _step_with_several_ends(
     num_beams: int,
     scoring: Scoring,
 ) -> Beams[NDArray[Any]]:
-    """The same round from a copy of the legal codes' logits, in which the end codes can be joined."""
+    """Run the same round from a copy of the legal codes' logits, in which the end codes can be joined."""
     logits_RV, chunks = logits_BKV.reshape(-1, arrays.num_codes), np.empty(arrays.num_codes // CHUNK + 2, np.float32)
     row_indptr, code_C = legal(arrays, lo_SBK, hi_SBK)
     logit_C = logits_RV[np.repeat(np.arange(len(logits_RV)), np.diff(row_indptr)), code_C]
@@ -189,7 +189,7 @@ def join_ends(
     ragged: tuple[NDArray[np.int64], NDArray[np.int64]],
     logit_C: NDArray[np.float32],
 ) -> NDArray[np.float32]:
-    """The logits in which the likeliest end code of each row has the mass of all, and the others -inf.
+    """Return logits in which the likeliest end code of each row has the mass of all, and the others -inf.
 
     A code that is text in a row is no end code there. The logits themselves without a choice between end codes.
     """
@@ -269,7 +269,7 @@ def _best_of(
 def next_states(
     automaton: Automaton, end_codes: NDArray[np.int64], states_R: NDArray[np.int64], codes_R: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Where legal codes lead; S after an end code, also after one that is text and leads to where a sequence may end."""
+    """Return the states after legal codes; S after an end code, also if it is text and a sequence may end after it."""
     after_R = _text_states(automaton, states_R, codes_R)
     ends_R = after_R < 0
     spelled = np.flatnonzero(~ends_R & np.isin(codes_R, end_codes))
@@ -279,7 +279,7 @@ def next_states(
 
 
 def _text_states(automaton: Automaton, states_R: NDArray[np.int64], codes_R: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The state after each code that is a token of the language in its state; -1 for one that is not."""
+    """Return the state after each code that is a token of the language in its state; -1 for one that is not."""
     after_R = np.full(len(states_R), -1, np.int64)
     may_be_R = (states_R < automaton.num_states) & (codes_R < automaton.vocabulary_size)
     after_R[may_be_R] = automaton.step(states_R[may_be_R], codes_R[may_be_R])
@@ -287,7 +287,7 @@ def _text_states(automaton: Automaton, states_R: NDArray[np.int64], codes_R: NDA
 
 
 def num_text_codes(automaton: Automaton, end_codes: NDArray[np.int64], codes_T: NDArray[np.int64]) -> int:
-    """How many of the codes that an ended beam took are its text."""
+    """Return the number of codes of an ended beam that are its text."""
     state = np.zeros(1, np.int64)
     for t, code in enumerate(codes_T):
         is_text = _text_states(automaton, state, code[None])[0] >= 0

@@ -70,7 +70,7 @@ def _sum_exp_at(logits, code, legal, top, summed):
 
 @triton.jit
 def _added(base, change):
-    """The score base + change, at least `LOWEST`, without an overflow on the way."""
+    """Return the score base + change, at least `LOWEST`, without an overflow on the way."""
     return base + tl.maximum(change, _LOWEST - base)
 
 
