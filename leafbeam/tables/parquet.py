@@ -51,7 +51,13 @@ def read_parquet(path: Path, *, ids: Sequence[str] = (), only: Sequence[str] | N
         raise DataError(
             f"{path} cannot be read as Parquet ({str(error).strip()}): write it again, or restore it from a copy"
         ) from error
-    return SourceTable(table=table.replace_schema_metadata(None), source=str(path), names=names)
+    schema = pa.schema([field.with_type(_plain(field.type)) for field in table.schema])
+    return SourceTable(table=table.cast(schema), source=str(path), names=names)
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """Return the type that pyarrow's functions take in place of a view."""
+    return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(kind, kind)
 
 
 def read_batches(path: Path, size: int, columns: list[str] | None = None) -> Generator[Any]:

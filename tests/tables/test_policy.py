@@ -283,3 +283,11 @@ def test_a_folder_s_name_makes_no_column(tmp_path: Path) -> None:
     folder.mkdir()
     pq.write_table(pa.table({"item_id": ["a"]}), folder / "items.parquet")
     assert read_table(folder / "items.parquet", ids=("item_id",)).table.column_names == ["item_id"]
+
+
+def test_views_of_text_are_text(tmp_path: Path) -> None:
+    """D12: Parquet that Arrow's newer writers make; ids and attributes."""
+    views = {name: pa.array(["a", "b"], pa.string_view()) for name in ("item_id", "title")}
+    pq.write_table(pa.table(views), tmp_path / "items.parquet")
+    assert read_by_fit_sids(tmp_path / "items.parquet")["title"].to_pylist()[:2] == ["a", "b"]
+    assert read_by_catalog(tmp_path / "items.parquet")["title"].to_pylist() == ["a", "b"]
