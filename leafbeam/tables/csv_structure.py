@@ -20,7 +20,7 @@ _STATE, _AFTER_RETURN, _FIELDS, _DELIMITERS, _ALL_FULL, _RECORD_LINE, _IS_BLANK,
 
 
 class Structure(NamedTuple):
-    """What a pass over the bytes counted. Lines count from 1, records from 0 (the names of the columns), 0 means none.
+    """The counts of a pass over the bytes. Lines count from 1, records from 0 (the names of the columns), 0 means none.
 
     bad_line: where text follows a closing quote. is_open: the last quote does not close. open_line: where that cell begins.
     spanning: the records over several lines. swallowed: those of them whose every line alone has as many fields as there are

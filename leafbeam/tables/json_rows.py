@@ -25,7 +25,7 @@ Where = Callable[[int], str]
 
 
 class Content(NamedTuple):
-    """What a file holds, and the line or row of its n-th part."""
+    """The content of a file, and the line or row of its n-th part."""
 
     value: Any
     where: Where
