@@ -80,7 +80,7 @@ class KeyFile:
         """Return the key of a header `Authorization: Bearer KEY`, None for an unknown one.
 
         Cost: one hash and one look-up, however many keys there are. The time tells nothing of a key: what is compared is a hash
-        of what came, whose first digits nobody can choose without trying as many keys.
+        of what came, whose first digits cannot be chosen without trying as many keys.
         """
         kind, _, secret = (authorization or "").partition(" ")
         return self._current().get(digest_of(secret.strip())) if kind.lower() == "bearer" else None
