@@ -7,6 +7,7 @@ import codecs
 import csv
 import gzip
 import io
+import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -194,7 +195,7 @@ def _check(path: Path, form: CsvFormat) -> list[str]:
         if has_quotes and form.quotes:
             chunks = _utf8_chunks(path, form)
             _check_quotes(path, read_structure(chunks, delimiter=form.delimiter, num_columns=len(names)))
-    except (OSError, EOFError, UnicodeError) as error:
+    except (OSError, EOFError, UnicodeError, zlib.error) as error:
         _refuse(path, error, form)
     return names
 
@@ -244,7 +245,7 @@ def _check_quotes(path: Path, structure: Structure) -> None:
 def _reading(path: Path, form: CsvFormat, names: Sequence[str]) -> Generator[None]:
     try:
         yield
-    except (pa.ArrowException, OSError, EOFError, ValueError, MemoryError) as error:
+    except (pa.ArrowException, OSError, EOFError, ValueError, MemoryError, zlib.error) as error:
         if isinstance(error, DataError):
             raise
         _refuse(path, error, form, len(names))
@@ -254,7 +255,7 @@ def _refuse(path: Path, error: Exception, form: CsvFormat, num_columns: int = 0)
     """Raise DataError for what pyarrow or Python cannot read, with the line where that can be found."""
     if isinstance(error, OSError) and error.strerror:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    if not isinstance(error, OSError | EOFError):
+    if not isinstance(error, OSError | EOFError | zlib.error):
         if form.is_utf8 and (undecoded := _first_undecodable(path, form)):
             raise DataError(undecoded) from error
         if num_columns and form.quotes and not isinstance(error, UnicodeError):

@@ -291,3 +291,12 @@ def test_views_of_text_are_text(tmp_path: Path) -> None:
     pq.write_table(pa.table(views), tmp_path / "items.parquet")
     assert read_by_fit_sids(tmp_path / "items.parquet")["title"].to_pylist()[:2] == ["a", "b"]
     assert read_by_catalog(tmp_path / "items.parquet")["title"].to_pylist() == ["a", "b"]
+
+
+def test_a_damaged_gzip_is_a_named_error(tmp_path: Path) -> None:
+    """D3: zlib's own error is neither one of the system's nor one of pyarrow's."""
+    data = bytearray(gzip.compress(b"item_id,title\n" + b"".join(b"i%d,tea %d\n" % (n, n * n) for n in range(300))))
+    data[20] ^= 0xFF
+    (tmp_path / "items.csv.gz").write_bytes(bytes(data))
+    with pytest.raises(DataError, match="cannot be read"):
+        read_by_fit_sids(tmp_path / "items.csv.gz")
