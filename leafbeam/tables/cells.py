@@ -52,7 +52,7 @@ def typed(values: pa.ChunkedArray, *, times_alone: bool = False) -> pa.ChunkedAr
     if times_alone:
         converted = _as_times(trimmed)
         return values if converted is None else converted
-    for convert in (_as_bools, _as_whole_numbers, _as_numbers, _as_times, _as_lists):
+    for convert in (_as_bools, as_whole_numbers, _as_numbers, _as_times, _as_lists):
         converted = convert(trimmed)
         if converted is not None:
             return converted
@@ -78,7 +78,7 @@ def parse_cell(text: str, kind: str) -> Any:
     if word.startswith("[") and (values := list_of(word)) is not None:
         return values
     with suppress(ValueError, RecursionError):
-        return json.loads(word, parse_constant=_no_constant)
+        return json.loads(word, parse_constant=no_constant)
     return text
 
 
@@ -90,7 +90,7 @@ def list_of(text: str) -> list[Any] | None:
     """
     found: Any = None
     with suppress(ValueError, RecursionError):
-        found = json.loads(text, parse_constant=_no_constant)
+        found = json.loads(text, parse_constant=no_constant)
     if found is None:
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
             found = ast.literal_eval(text)
@@ -107,14 +107,15 @@ def are_written(values: pa.ChunkedArray, pattern: str) -> bool:
 
 def are_numbers(values: pa.ChunkedArray) -> bool:
     """Return whether all values of a column of text are written as numbers that a column of numbers can hold."""
-    return _as_whole_numbers(values) is not None or _as_numbers(values) is not None
+    return as_whole_numbers(values) is not None or _as_numbers(values) is not None
 
 
 def _as_bools(values: pa.ChunkedArray) -> pa.ChunkedArray | None:
     return pc.equal(pc.utf8_lower(values), "true") if are_written(values, _BOOLS) else None
 
 
-def _as_whole_numbers(values: pa.ChunkedArray) -> pa.ChunkedArray | None:
+def as_whole_numbers(values: Any) -> Any:
+    """Return a column or array of text as int64 if all values are plain whole numbers of 64 bits; else None."""
     if are_written(values, _WHOLE):
         with suppress(pa.ArrowInvalid):  # 19 digits beyond 64 bits
             return values.cast(pa.int64())
@@ -158,5 +159,6 @@ def _as_lists(values: pa.ChunkedArray) -> pa.ChunkedArray | None:
     return None
 
 
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
+def no_constant(name: str) -> Any:
+    """Raise ValueError for NaN and infinities, which Python's reader takes for JSON."""
+    raise ValueError(f"{name} is not a value of JSON: write null for a missing number")

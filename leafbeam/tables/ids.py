@@ -11,11 +11,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from leafbeam.errors import DataError
+from leafbeam.tables.cells import as_whole_numbers
 from leafbeam.tables.columns import column
 from leafbeam.tables.table import SourceTable, type_name
 
 _CONTROL = r"[\x00-\x1f\x7f-\x{9f}]"
-_WHOLE = r"^(0|-?[1-9][0-9]{0,18})$"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -42,11 +42,8 @@ class Ids:
     def as_numbers(self) -> "Ids":
         """Return text ids as int64 if all are plain whole numbers of 64 bits ("12", not "012"); else the same."""
         if pa.types.is_large_string(self.values.type) and len(self.values):
-            try:
-                if pc.all(pc.match_substring_regex(self.values, _WHOLE)).as_py():
-                    return replace(self, values=self.values.cast(pa.int64()))
-            except pa.ArrowInvalid:  # 19 digits beyond 64 bits
-                pass
+            numbers = as_whole_numbers(self.values)
+            return self if numbers is None else replace(self, values=numbers)
         return self
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from leafbeam.errors import DataError, short_repr
 from leafbeam.files import open_regular
 from leafbeam.json_reader import parse_json
-from leafbeam.tables.cells import typed
+from leafbeam.tables.cells import no_constant, typed
 from leafbeam.tables.table import SourceTable, listed, nth_row
 
 SUFFIXES = (".jsonl", ".ndjson", ".json")
@@ -154,7 +154,7 @@ def _parsed(data: bytes, source: str) -> Any:
         where = source if ", line " in source else f"{source}, line {line:,}"
         raise DataError(f"{where} is not UTF-8 (byte 0x{data[error.start]:02X}): write JSON in UTF-8") from error
     try:
-        value = parse_json(text, parse_constant=_no_constant)
+        value = parse_json(text, parse_constant=no_constant)
         if "\\ud" in text or "\\uD" in text:
             json.dumps(value, ensure_ascii=False).encode()  # UnicodeEncodeError, a ValueError, for half a surrogate pair
         return value
@@ -162,7 +162,3 @@ def _parsed(data: bytes, source: str) -> Any:
         raise DataError(f"{source} cannot be read as JSON: it nests too deeply") from None
     except ValueError as error:
         raise DataError(f"{source} cannot be read as JSON: {error}") from error
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a value of JSON: write null for a missing number")
