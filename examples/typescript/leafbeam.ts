@@ -220,60 +220,6 @@ export interface Health {
   alive?: boolean;
 }
 
-/** Items, best first. */
-export interface InferAnswer {
-  model_name: string;
-  outputs: Array<InferTensor>;
-  /** The version of the index. */
-  model_version?: string | null;
-  id?: string | null;
-  /** `num_ignored_history`, `num_ignored_deny`: ids that the index does not have. `empty_rules`, if the rules allow no item: the smallest set of them that already allows none, with commas. */
-  parameters?: Record<string, number | string | boolean | null> | null;
-}
-
-/** A request for items. */
-export interface InferBody {
-  /** `history` and, if wanted, `deny_item_ids` and `rules`, each once. */
-  inputs: Array<InferInput>;
-  id?: string | null;
-  /** Fields of `/v1/recommend`: `num_items`, `filter`, `num_beams`, `scoring`, `channel`, `keep_history`, `user`, `deadline_ms`; `rules` as names with commas. */
-  parameters?: Record<string, number | string | boolean | null> | null;
-  /** Which outputs to return. Default: both. */
-  outputs?: Array<InferOutput> | null;
-}
-
-/** The body of every failure of these routes. */
-export interface InferError {
-  error: string;
-}
-
-/** A list of item ids as a tensor. */
-export interface InferInput {
-  /** `history`, `deny_item_ids` or `rules`. */
-  name: "history" | "deny_item_ids" | "rules";
-  /** One row a request: `[n]` or `[1, n]`. Histories of any length need no padding: n is the length. */
-  shape: Array<number>;
-  /** `BYTES`: texts, also for ids that are whole numbers. `INT64`: whole numbers. */
-  datatype: "BYTES" | "INT64";
-  /** The values, flat or in one row. */
-  data: Array<number | string | Array<number | string>>;
-  parameters?: Record<string, number | string | boolean | null> | null;
-}
-
-/** An output to return. */
-export interface InferOutput {
-  name: "item_ids" | "scores";
-  parameters?: Record<string, number | string | boolean | null> | null;
-}
-
-/** A part of an answer: `item_ids` (BYTES) or `scores` (FP32), best first. */
-export interface InferTensor {
-  name: string;
-  shape: Array<number>;
-  datatype: string;
-  data: Array<string | number>;
-}
-
 /** What a user took, and the newest items that the user had before. */
 export interface InteractionBody {
   /** Item ids, oldest first; the last few count. */
@@ -354,11 +300,6 @@ export interface LevelAnswer {
   num_sids: Array<number>;
 }
 
-/** The process is up. */
-export interface LiveAnswer {
-  live?: boolean;
-}
-
 /** A message of a chat. */
 export interface Message {
   role: string;
@@ -372,21 +313,6 @@ export interface ModelEntry {
   created: number;
   object?: string;
   owned_by?: string;
-}
-
-/** A model, its inputs and outputs; -1 is any length. */
-export interface ModelMetadata {
-  name: string;
-  platform: string;
-  inputs: Array<TensorMetadata>;
-  outputs: Array<TensorMetadata>;
-  versions?: Array<string>;
-}
-
-/** Whether requests to a model are answered now. */
-export interface ModelReadyAnswer {
-  name: string;
-  ready: boolean;
 }
 
 /** What `model` of a request may be. */
@@ -427,11 +353,6 @@ export interface Readiness {
   http_workers?: number;
   /** Of matrix products; bfloat16 with how far it differs. */
   precision?: string | null;
-}
-
-/** Whether requests are answered now. */
-export interface ReadyAnswer {
-  ready: boolean;
 }
 
 /** The largest part of an item's score. */
@@ -548,13 +469,6 @@ export interface RulesAnswer {
   rules: Array<RuleAnswer>;
 }
 
-/** The server. */
-export interface ServerMetadata {
-  name: string;
-  version: string;
-  extensions?: Array<string>;
-}
-
 /** A batch that took more than five times the median of those before it. */
 export interface SlowBatchAnswer {
   /** Seconds since 1970. */
@@ -601,12 +515,6 @@ export interface SnapshotBody {
 
 export interface StreamOptions {
   include_usage?: boolean;
-}
-
-export interface TensorMetadata {
-  name: string;
-  datatype: string;
-  shape: Array<number>;
 }
 
 export interface TextPart {
@@ -775,36 +683,6 @@ export class LeafbeamClient {
   /** Batches that took over five times the median: GET /v1/slow-batches */
   listSlowBatches(): Promise<SlowBatchesAnswer> {
     return this.send("GET", "/v1/slow-batches", {});
-  }
-
-  /** The Open Inference Protocol: the server: GET /v2 */
-  v2Server(): Promise<ServerMetadata> {
-    return this.send("GET", "/v2", {});
-  }
-
-  /** Is the process up?: GET /v2/health/live */
-  v2Live(): Promise<LiveAnswer> {
-    return this.send("GET", "/v2/health/live", {});
-  }
-
-  /** Does the server answer now?: GET /v2/health/ready */
-  v2Ready(): Promise<ReadyAnswer> {
-    return this.send("GET", "/v2/health/ready", {});
-  }
-
-  /** Inputs and outputs of the model `items`: GET /v2/models/{name} */
-  v2Model(name: string | number): Promise<ModelMetadata> {
-    return this.send("GET", "/v2/models/" + part(name), {});
-  }
-
-  /** Does the model answer now?: GET /v2/models/{name}/ready */
-  v2ModelReady(name: string | number): Promise<ModelReadyAnswer> {
-    return this.send("GET", "/v2/models/" + part(name) + "/ready", {});
-  }
-
-  /** Recommend items: one history a request: POST /v2/models/{name}/infer */
-  v2Infer(name: string | number, body: InferBody): Promise<InferAnswer> {
-    return this.send("POST", "/v2/models/" + part(name) + "/infer", { body });
   }
 
   /** Texts or items, for clients of OpenAI: POST /v1/completions */

@@ -16,7 +16,7 @@ from leafbeam.serve.errors import BodyError, error_response
 from leafbeam.serve.keys import KeyFile, Scope
 
 Need = Scope | Literal["learn"]
-_OPEN = ("/", "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready")
+_OPEN = ("/", "/healthz", "/readyz")
 _PAGE = "/playground/"
 
 

@@ -28,7 +28,6 @@ from leafbeam.serve.conversions import slow_batch_answer
 from leafbeam.serve.cors import with_cors
 from leafbeam.serve.errors import UnexpectedErrorMiddleware, http_error
 from leafbeam.serve.exchange import json_response
-from leafbeam.serve.inference import inference_routes
 from leafbeam.serve.item_search import ItemSearchRoute
 from leafbeam.serve.items import item_routes
 from leafbeam.serve.metrics import Metrics
@@ -127,7 +126,6 @@ def create_app(
         routes=[
             *([] if engine is None else item_routes(engine, metrics, bounds, counting)),
             *([] if engine is None else [ItemSearchRoute(engine, reads).route]),
-            *([] if engine is None else inference_routes(engine, metrics, bounds)),
             *([] if engine is None else playground_routes()),
             *([] if catalog is None else catalog.routes),
             *([] if engine is None else [Route("/v1/slow-batches", slow_batches)]),

@@ -1,6 +1,6 @@
 """Every failure as `{"error": {"type", "message"}}`, with the message of the LeafbeamError where there is one.
 
-Clients of OpenAI and of the Open Inference Protocol get the shapes that they read.
+Clients of OpenAI get the shapes that they read.
 """
 
 import logging
@@ -31,7 +31,6 @@ from leafbeam.errors import (
     UnavailableError,
     short_repr,
 )
-from leafbeam.serve.inference_schema import InferError
 from leafbeam.serve.request_id import request_id_of
 from leafbeam.serve.schema import ErrorAnswer, ErrorDetail, OpenAIError, OpenAIErrorDetail
 
@@ -195,8 +194,6 @@ def _answer(
     headers: dict[str, str] | None = None,
     details: dict[str, Any] | None = None,
 ) -> Response:
-    if f"{scope['path']}/".startswith("/v2/"):
-        return Response(msgspec.json.encode(InferError(encodable(message))), status, headers, "application/json")
     detail = ErrorDetail(type=name, message=encodable(message), **(details or {}))
     return Response(msgspec.json.encode(ErrorAnswer(detail)), status, headers, "application/json")
 

@@ -1,7 +1,6 @@
 """`POST /v1/recommend` and `POST /v1/interactions`: the routes of an engine."""
 
 import time
-from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
 import msgspec
@@ -45,7 +44,20 @@ def item_routes(engine: Engine, metrics: Metrics, bounds: Bounds, counting: Boun
         return json_response(recommend_answer(result, explain=request.explain))
 
     async def recommend(http: HttpRequest) -> Response:
-        return await observed(answer, http, metrics)
+        """Return the answer, or the response of an error, counted and timed."""
+        began, status = time.perf_counter(), int(HTTPStatus.INTERNAL_SERVER_ERROR)
+        try:
+            response = await answer(http)
+            status = response.status_code
+        except ClientDisconnect:
+            status = CLIENT_CLOSED_REQUEST
+            response = Response(status_code=status)
+        except LeafbeamError as error:  # not in a handler of the app, which takes longer
+            response = error_response(http, error)
+            status = response.status_code
+        finally:
+            metrics.observe(status, time.perf_counter() - began)
+        return response
 
     async def interactions(http: HttpRequest) -> Response:
         """Count interactions; the write to disk waits in a thread."""
@@ -63,23 +75,6 @@ def item_routes(engine: Engine, metrics: Metrics, bounds: Bounds, counting: Boun
         Route(RECOMMEND_PATH, recommend, methods=["POST"]),
         Route("/v1/interactions", interactions, methods=["POST"]),
     ]
-
-
-async def observed(answer: Callable[[HttpRequest], Awaitable[Response]], http: HttpRequest, metrics: Metrics) -> Response:
-    """The answer to a request for items, or the response of its error, counted and timed."""
-    began, status = time.perf_counter(), int(HTTPStatus.INTERNAL_SERVER_ERROR)
-    try:
-        response = await answer(http)
-        status = response.status_code
-    except ClientDisconnect:
-        status = CLIENT_CLOSED_REQUEST
-        response = Response(status_code=status)
-    except LeafbeamError as error:  # not in a handler of the app, which takes longer
-        response = error_response(http, error)
-        status = response.status_code
-    finally:
-        metrics.observe(status, time.perf_counter() - began)
-    return response
 
 
 async def result_for(

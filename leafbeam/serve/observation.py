@@ -13,7 +13,7 @@ from leafbeam.serve.request_id import request_id_of
 
 log = logging.getLogger("leafbeam.requests")
 _KEY = "leafbeam.answered"
-_PROBES = frozenset(["/healthz", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready"])  # asked every few seconds
+_PROBES = frozenset(["/healthz", "/readyz", "/metrics"])  # asked every few seconds
 _METHODS = frozenset(["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
 
 LogRequests = Literal["off", "on", "histories"]

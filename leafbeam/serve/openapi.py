@@ -10,7 +10,7 @@ import msgspec
 
 from leafbeam.catalog.expression import MAX_CHARACTERS as MAX_EXPRESSION
 from leafbeam.engine import Limits
-from leafbeam.serve import catalog_schema, inference_schema
+from leafbeam.serve import catalog_schema
 from leafbeam.serve.access import need_of
 from leafbeam.serve.catalog_schema import MAX_CHARACTERS, MAX_ITEMS
 from leafbeam.serve.completion_schema import (
@@ -68,10 +68,6 @@ vertical-align:top}code,pre{background:#f4f4f4;padding:.1rem .3rem}pre{padding:.
 
 _EXAMPLES: dict[str, dict[str, Any]] = {
     "RecommendBody": {"history": ["B0009V1YR8"], "num_items": 10, "rules": ["in_stock"], "deny_item_ids": ["B00021DPQK"]},
-    "InferBody": {
-        "inputs": [{"name": "history", "shape": [1], "datatype": "BYTES", "data": ["B0009V1YR8"]}],
-        "parameters": {"num_items": 10, "rules": "in_stock"},
-    },
     "CompletionBody": {"model": "Qwen3-0.6B", "prompt": "A lamp is a", "guided_choice": ["thing", "person"]},
 }
 _REF = "#/components/schemas/{name}"
@@ -120,8 +116,7 @@ def document_of(
         paths["/v1/items"]["get"] = search | {"parameters": _SEARCH}
         paths["/v1/items"]["get"]["responses"] |= _failed("ErrorAnswer", failures)
         types += [RecommendBody, RecommendAnswer, InteractionsBody, InteractionsAnswer, ItemCompletionBody, SlowBatchesAnswer]
-        types += [*catalog_schema.TYPES, *inference_schema.TYPES]
-        paths |= _inference_paths()
+        types += catalog_schema.TYPES
     bodies = [*(["CompletionBody"] if has_text else []), *([] if limits is None else ["ItemCompletionBody"])]
     paths["/v1/completions"] = _post(
         "complete", "Texts or items, for clients of OpenAI", bodies, "CompletionAnswer", failure="OpenAIError"
@@ -179,26 +174,6 @@ def _components(limits: Limits | None, types: list[type]) -> dict[str, Any]:
     for name, maximum in (("history", limits.max_history), ("deny_item_ids", limits.max_deny), ("rules", limits.max_rules)):
         properties[name]["maxItems"] = maximum
     return schemas
-
-
-def _inference_paths() -> dict[str, Any]:
-    """The routes of the Open Inference Protocol."""
-    name = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string", "enum": ["items"]}}]
-    access = _failed("InferError", _ACCESS | _RATE)
-    not_ready = {"503": {"description": "Not ready", "content": _content("ReadyAnswer")}}
-    model_not_ready = {"503": {"description": "Not ready", "content": _content("ModelReadyAnswer")}}
-    infer = _post("v2_infer", "Recommend items: one history a request", ["InferBody"], "InferAnswer", name)
-    infer["post"]["responses"] |= _failed("InferError", _ACCESS | _FAILURES | {"404": "There is no such model"})
-    model = _get("v2_model", "Inputs and outputs of the model `items`", _content("ModelMetadata"), access)
-    ready = _get("v2_model_ready", "Does the model answer now?", _content("ModelReadyAnswer"), access | model_not_ready)
-    return {
-        "/v2": {"get": _get("v2_server", "The Open Inference Protocol: the server", _content("ServerMetadata"), access)},
-        "/v2/health/live": {"get": _get("v2_live", "Is the process up?", _content("LiveAnswer"), access)},
-        "/v2/health/ready": {"get": _get("v2_ready", "Does the server answer now?", _content("ReadyAnswer"), not_ready)},
-        "/v2/models/{name}": {"get": model | {"parameters": name}},
-        "/v2/models/{name}/ready": {"get": ready | {"parameters": name}},
-        "/v2/models/{name}/infer": infer,
-    }
 
 
 def _catalog_paths() -> dict[str, Any]:

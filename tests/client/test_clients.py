@@ -40,8 +40,6 @@ def test_every_route_of_the_document_has_a_method_of_its_name():
     paths = document_of(Limits(), has_text=True)["paths"]
     names = {route["operationId"]: (path, method) for path, methods in paths.items() for method, route in methods.items()}
     for name in names.keys() - {"complete", "chat"}:  # those of OpenAI's clients
-        if name.startswith("v2_"):  # those of KServe's
-            continue
         for kind in (Client, AsyncClient):
             assert inspect.signature(getattr(kind, name)).parameters.keys() - {"self"} == (
                 inspect.signature(getattr(calls, name)).parameters.keys()

@@ -69,7 +69,6 @@ def test_pages_of_other_sites_read_answers_only_if_they_are_named(first_shop: An
         ("POST", RECOMMEND, 500),
         ("GET", "/nothing", 404),
         ("GET", RECOMMEND, 405),
-        ("POST", "/v2/models/items/infer", 422),
         ("POST", "/v1/completions", 400),
         ("PUT", "/v1/items", 403),
     ],

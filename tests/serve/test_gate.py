@@ -91,7 +91,7 @@ def test_what_is_admitted_or_wrong_gets_its_answer_from_the_application(first_sh
         assert (answer.status_code, len(runs)) == (429, len(expected))
 
 
-@pytest.mark.parametrize("path", [URL, "/v1/completions", "/v2/models/items/infer"])
+@pytest.mark.parametrize("path", [URL, "/v1/completions"])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_overloaded_server_asks_for_a_key_first(
     first_shop: Any, runs: list[str], tmp_path: Path, path: str, workers: int
@@ -101,7 +101,6 @@ def test_an_overloaded_server_asks_for_a_key_first(
     bodies = {
         URL: {"num_items": 3},
         "/v1/completions": {"model": "items", "prompt": "", "n": 3},
-        "/v2/models/items/infer": {"inputs": [], "parameters": {"num_items": 3}},
     }
     with served(first_shop.engine(), workers, access=Access(keys=KeyFile(tmp_path / "keys.json"))) as client:
         for _ in range(3):  # also after a refusal of the same request

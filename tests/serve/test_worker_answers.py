@@ -16,9 +16,6 @@ from tests.serve.running import PATIENCE, URL, live
 
 JSON = {"content-type": "application/json"}
 LINES = {"content-type": "application/x-ndjson"}
-INFER = "/v2/models/items/infer"
-_INPUT = b'{"name": "history", "shape": [2], "datatype": "INT64", "data": [1000, 1001]}'
-HISTORY = b'{"inputs": [' + _INPUT + b'], "parameters": {"num_items": 4'
 LONG = json.dumps({"history": list(range(5000))}).encode()
 REQUESTS: list[tuple[str, str, bytes, dict[str, str]]] = [
     ("POST", URL, b"{}", JSON),
@@ -99,24 +96,9 @@ REQUESTS: list[tuple[str, str, bytes, dict[str, str]]] = [
     ("GET", "/v1/models", b"", {}),
     ("GET", "/v1/slow-batches", b"", {}),
     ("GET", "/readyz", b"", {}),
-    ("GET", "/v2", b"", {}),
-    ("GET", "/v2/health/live", b"", {}),
-    ("GET", "/v2/health/ready", b"", {}),
-    ("GET", "/v2/models/items", b"", {}),
-    ("GET", "/v2/models/items/ready", b"", {}),
-    ("GET", "/v2/models/other", b"", {}),
-    ("GET", INFER, b"", {}),
-    ("POST", INFER, HISTORY + b'}, "id": "seven"}', JSON),
-    ("POST", INFER, HISTORY + b', "rules": "cheap,in_stock", "scoring": "allowed"}, "outputs": [{"name": "scores"}]}', JSON),
-    ("POST", INFER, HISTORY + b', "rules": "no_rule"}}', JSON),
-    ("POST", INFER, HISTORY + b', "deadline_ms": 0}}', JSON),
-    ("POST", INFER, b"{x", JSON),
-    ("POST", INFER, b"", JSON),
-    ("POST", INFER, b"{}xx", {**JSON, "inference-header-content-length": "2"}),
-    ("POST", INFER, b" " * 70_000, JSON),
 ]
 COMPACT = "POST", "/v1/catalog/compact", b"", {}  # the last, because it runs in the background
-IN_PARTS = ((URL, b'{"num_items": 3}'), (INFER, HISTORY + b"}}"), ("/v1/items", b'{"item_id": 2, "price": 3, "codes": [1, 3]}'))
+IN_PARTS = ((URL, b'{"num_items": 3}'), ("/v1/items", b'{"item_id": 2, "price": 3, "codes": [1, 3]}'))
 OF_NOW = re.compile(r'"age_s":[0-9.e-]+|"created":("[^"]+"|[0-9]+)|"id":"cmpl-[^"]+"')
 OF_THE_MOMENT = {"timings_ms", "batch_size", "created", "http_workers", "threads", "batches"}
 

@@ -20,7 +20,6 @@ from leafbeam.serve.bounded_executor import BoundedExecutor
 from leafbeam.serve.catalog_schema import MAX_ITEMS
 from leafbeam.serve.connection import BoundedConnection, ConnectionLimits
 from leafbeam.serve.conversions import request_of
-from leafbeam.serve.inference import parse_tensors, request_of_tensors
 from leafbeam.serve.item_search import ItemSearchRoute
 from leafbeam.serve.items import parse_body
 from leafbeam.serve.schema import RecommendBody
@@ -122,16 +121,6 @@ def fuzz_item_query(data: bytes) -> None:
     answer = msgspec.json.decode(found)
     assert len(answer["items"]) <= MAX_ITEMS
     assert answer["num_allowed"] <= answer["num_items"] == 40
-
-
-def fuzz_infer(data: bytes) -> None:
-    """A body of the Open Inference Protocol, for indexes of text and of whole numbers."""
-    limits = _engine().limits
-    content = parse_tensors(data, "application/json", limits)
-    for is_text in (True, False):
-        request = request_of_tensors(content, is_text=is_text)
-        limits.check(request)
-        assert len(request.history) == next(one.shape[-1] for one in content.inputs if one.name == "history")
 
 
 def fuzz_body(data: bytes) -> None:
