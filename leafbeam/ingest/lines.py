@@ -12,7 +12,6 @@ from typing import Any, cast
 import msgspec
 
 from leafbeam.errors import BatchError, DataError, short_repr
-from leafbeam.ingest.arrow_stream import rows_of_stream
 from leafbeam.json_reader import check_keys
 
 MAX_LINES = 10_000
@@ -84,11 +83,6 @@ class Lines:
         except (ValueError, RecursionError) as error:  # a DecodeError is a ValueError
             raise JsonError(f"the body cannot be read as JSON: {str(error)[:160]}") from None
         return cls.of_rows(rows)
-
-    @classmethod
-    def of_arrow(cls, body: bytes) -> "Lines":
-        """The rows of an Arrow IPC stream, a null being a field that is not there. Raises DataError where it is none."""
-        return cls.of_rows(rows_of_stream(body, max_rows=MAX_LINES, max_values=_MAX_VALUES))
 
     @classmethod
     def of_rows(cls, rows: Iterable[Any]) -> "Lines":

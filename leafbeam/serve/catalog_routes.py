@@ -51,7 +51,6 @@ _READERS: dict[str, Callable[[bytes], Lines]] = {
     "application/x-ndjson": Lines.of_json_lines,
     "application/jsonl": Lines.of_json_lines,
     "application/json": Lines.of_json,
-    "application/vnd.apache.arrow.stream": Lines.of_arrow,
 }
 _WHOLE = re.compile(r"-?[0-9]{1,19}")
 T = TypeVar("T")

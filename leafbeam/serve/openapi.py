@@ -181,7 +181,6 @@ def _catalog_paths() -> dict[str, Any]:
     item_body = {"$ref": "#/components/schemas/ItemBody"}
     lines: dict[str, Any] = {"application/x-ndjson": {"schema": item_body}}
     lines["application/json"] = {"schema": {"anyOf": [item_body, {"type": "array", "items": item_body}]}}
-    lines["application/vnd.apache.arrow.stream"] = {"schema": {"type": "string", "format": "binary"}}
     snapshot = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
     item = [{"name": "item_id", "in": "path", "required": True, "schema": {"type": "string"}}]
     missing = {"name": "missing", "in": "query", "schema": {"type": "string", "enum": ["error", "ignore"], "default": "error"}}

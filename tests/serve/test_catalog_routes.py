@@ -1,6 +1,5 @@
 """A catalog over HTTP: a change is visible in the next request and after a restart, or an error that says why it is not."""
 
-import io
 import json
 import socket
 import threading
@@ -12,7 +11,6 @@ from typing import Any
 import duckdb
 import httpx
 import numpy as np
-import pyarrow as pa
 import pytest
 from starlette.testclient import TestClient
 
@@ -92,19 +90,6 @@ def test_rows_that_others_wrote_and_rules_of_the_file_are_read_at_a_reload(shop)
         assert 1000 not in answered(client, rules=["cheap"])
         assert 'leafbeam_rule_reloads_total{outcome="ok"} 1.0' in client.get("/metrics").text
         assert client.post("/v1/catalog/reload", headers={"origin": "https://other.example.com"}).status_code == 403
-
-
-def test_items_arrive_as_arrow_too(shop):
-    table = pa.table({"item_id": [1, 2], "codes": [[0, 1], [0, 2]], "price": [1.0, 2.0]})
-    sink = io.BytesIO()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    with served(shop) as client:
-        headers = {"content-type": "application/vnd.apache.arrow.stream"}
-        assert client.put("/v1/items", content=sink.getvalue(), headers=headers).json()["inserted"] == 2
-        assert client.get("/v1/items/2").json()["attributes"]["price"] == 2
-        wrong = client.put("/v1/items", content=sink.getvalue()[:-30], headers=headers)
-        assert (wrong.status_code, "Arrow" in wrong.json()["error"]["message"]) == (422, True)
 
 
 def test_times_of_nanoseconds_are_read_and_written(shop):
