@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from leafbeam.model.session import DecodeSession
     from leafbeam.model.text_session import TextSession
     from leafbeam.model.transformer import Transformer
-    from leafbeam.model.two_stage import GeneratedText, TwoStage
     from leafbeam.model.vocabulary import AnyVocabulary, PromptTokens, TextTokens, TokenTable, Vocabulary, vocabulary_from_dict
     from leafbeam.model.workspace import Workspace
 
@@ -31,7 +30,6 @@ __all__ = [
     "DecodeSession",
     "EncoderDecoder",
     "EncoderDecoderConfig",
-    "GeneratedText",
     "ModelConfig",
     "PromptStore",
     "PromptTokens",
@@ -39,7 +37,6 @@ __all__ = [
     "TextTokens",
     "TokenTable",
     "Transformer",
-    "TwoStage",
     "Vocabulary",
     "Workspace",
     "load_for_decoding",

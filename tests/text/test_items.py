@@ -25,9 +25,9 @@ FRESH = INDEX.filter(np.arange(60) % 3 == 0)
 PROMPT = "A red lamp: "
 
 
-def score(generator: TextGenerator, codes: np.ndarray, allowed: np.ndarray) -> float:
+def score(generator: TextGenerator, prompt: list[int], codes: np.ndarray, allowed: np.ndarray) -> float:
     """The log-probability of a SID over the legal tokens of each level, by whole passes of the model."""
-    tokens, total = generator.tokenizer.encode(PROMPT), 0.0
+    tokens, total = list(prompt), 0.0
     for level in range(3):
         same = (allowed[:, :level] == codes[:level]).all(axis=1)
         legal = TOKENS[level][np.unique(allowed[same, level])]
@@ -39,12 +39,19 @@ def score(generator: TextGenerator, codes: np.ndarray, allowed: np.ndarray) -> f
     return total
 
 
-def test_beams_rank_the_allowed_items_as_the_model_does(generator: TextGenerator):
+@pytest.mark.parametrize("thinks", [False, True])
+def test_beams_rank_the_allowed_items_as_the_model_does(generator: TextGenerator, thinks: bool):
+    """thinks: behind a text that the model generated in a call before."""
+    prompt = generator.tokenizer.encode(PROMPT)
+    if thinks:
+        (thought,) = generator.generate([prompt], FreeText(stop="\n", max_length=20), max_tokens=40).texts[0]
+        assert thought.finished
+        prompt += thought.tokens
     items = Items(index=INDEX, code_tokens=TOKENS, item_filter=FRESH)
     allowed = np.unique(CODES[::3], axis=0)
-    found = generator.generate([PROMPT], items, max_tokens=8, num_beams=len(allowed)).texts[0]
+    found = generator.generate([prompt], items, max_tokens=8, num_beams=len(allowed)).texts[0]
     assert all(text.finished for text in found)
-    expected = sorted((score(generator, codes, allowed), tuple(codes)) for codes in allowed)[::-1]
+    expected = sorted((score(generator, prompt, codes, allowed), tuple(codes)) for codes in allowed)[::-1]
     assert [text.score for text in found] == pytest.approx([value for value, _ in expected], abs=1e-4)
     by_sid = {tuple(codes): {f"item-{n}" for n in range(0, 60, 3) if tuple(CODES[n]) == tuple(codes)} for codes in allowed}
     for text, (_, codes) in zip(found, expected, strict=True):
