@@ -18,7 +18,12 @@ class DoubledKeyError(ValueError):
         super().__init__(f"{short_repr(key)} is there twice{where}: keep one")
 
 
-def parse_json(text: str | bytes, *, parse_constant: Callable[[str], Any] | None = None) -> Any:
+def parse_json(
+    text: str | bytes,
+    *,
+    parse_constant: Callable[[str], Any] | None = None,
+    parse_float: Callable[[str], Any] | None = None,
+) -> Any:
     """Return the value that a text of JSON holds.
 
     Raises DoubledKeyError for a key that is there twice in one object, another ValueError for what is not JSON, RecursionError.
@@ -36,7 +41,7 @@ def parse_json(text: str | bytes, *, parse_constant: Callable[[str], Any] | None
             doubled.append((fields, _first_repeated(pairs)))
         return fields
 
-    value = json.loads(text, object_pairs_hook=fields_of, parse_constant=parse_constant)
+    value = json.loads(text, object_pairs_hook=fields_of, parse_constant=parse_constant, parse_float=parse_float)
     if doubled:
         raise _error_of(value, {id(fields): key for fields, key in doubled})
     return value

@@ -6,12 +6,12 @@ A column is of a type only if all its values are written so, and none would chan
 | --- | --- |
 | true/false | true, True, TRUE and the same of false |
 | whole number | 7, -7; up to 64 bits |
-| number | 7.5, -.5, 1e3; digits before the point up to 15 |
+| number | 7.5, -.5, 1e3, 1.0E+05; digits before the point up to 15 |
 | date, time | 2026-11-22, 2026-11-22 10:00:00.5, with an offset from UTC in all values or in none |
 | time of a day | 10:00, 23:59:59.5 |
 | list | [1, 2], ["a", "b"], ['a', 'b'] |
 
-All else is text: 007, 4006381333931000000001, NA, nan, inf. Only an empty cell is null.
+All else is text: 007, +49170123, 12E4, 4006381333931000000001, NA, nan, inf. Only an empty cell is null.
 """
 
 # pyarrow carries no types.
@@ -28,14 +28,21 @@ import pyarrow.compute as pc
 
 _BOOLS = r"^(true|True|TRUE|false|False|FALSE)$"
 _WHOLE = r"^(0|-?[1-9][0-9]{0,18})$"
-_NUMBER = r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,3})?$"
-_CHANGED_NUMBER = r"^[-+]?(0[0-9]|[0-9]{16})"  # leading zeros, or more digits than a float64 keeps
+_NUMBER = (  # 12E4 is rather the name of a size than a number
+    r"^-?(([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,3})?|[0-9]+(e[-+]?[0-9]{1,3}|E[-+][0-9]{1,3})?)$"
+)
+_CHANGED_NUMBER = r"^-?(0[0-9]|[0-9]{16})"  # leading zeros, or more digits than a float64 keeps
+_NOT_ZERO = r"^-?[0.]*[1-9]"
 _CLOCK = r"[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?"
 _DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
 _TIME = rf"^[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}([T ]{_CLOCK}(Z|[-+][0-9]{{2}}(:?[0-9]{{2}})?)?)?$"
 _OF_DAY = rf"^{_CLOCK}$"
 _FINE = r"\.[0-9]{7}"  # finer than microseconds
 _LIST = r"(?s)^\[.*\]$"
+_PYTHON_PART = r"""('([^'\\\n]|\\.)*'|"([^"\\\n]|\\.)*"|-?[0-9]+(\.[0-9]*)?(e[-+]?[0-9]+)?|None)"""
+_PYTHON_LIST = rf"\[\s*({_PYTHON_PART}(\s*,\s*{_PYTHON_PART})*)?\s*,?\s*\]"
+_ARRAY_PART = r"""('[^']*'|"[^"]*"|-?[0-9.]+(e[-+]?[0-9]+)?|\.\.\.)"""
+_NUMPY_ARRAY = rf"^\[\s*{_ARRAY_PART}(\s+{_ARRAY_PART})*\s*\]$"
 _SAMPLE = 32  # values that decide early that a column is of no other type
 
 
@@ -74,7 +81,8 @@ def parse_cell(text: str, kind: str) -> Any:
     if kind.startswith(("int", "uint")) and re.fullmatch(r"0|-?[1-9][0-9]*", word):
         return int(word)
     if kind.startswith(("int", "uint", "float", "double", "halffloat")):
-        return float(word) if re.match(_NUMBER, word) and not re.match(_CHANGED_NUMBER, word) else text
+        numbers = _as_numbers(pa.chunked_array([[word]]))
+        return text if numbers is None else numbers[0].as_py()
     if word.startswith("[") and (values := list_of(word)) is not None:
         return values
     with suppress(ValueError, RecursionError):
@@ -91,10 +99,15 @@ def list_of(text: str) -> list[Any] | None:
     found: Any = None
     with suppress(ValueError, RecursionError):
         found = json.loads(text, parse_constant=no_constant)
-    if found is None:
-        with suppress(ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+    if found is None and re.fullmatch(_PYTHON_LIST, text):
+        with suppress(ValueError, SyntaxError, MemoryError):
             found = ast.literal_eval(text)
     return cast("list[Any]", found) if isinstance(found, list) else None
+
+
+def are_numpy_arrays(values: pa.ChunkedArray) -> bool:
+    """Return whether all texts of a column are arrays as NumPy prints them, without commas: ['a' 'b']."""
+    return are_written(values, _NUMPY_ARRAY)
 
 
 def are_written(values: pa.ChunkedArray, pattern: str) -> bool:
@@ -125,8 +138,9 @@ def as_whole_numbers(values: Any) -> Any:
 def _as_numbers(values: pa.ChunkedArray) -> pa.ChunkedArray | None:
     if not are_written(values, _NUMBER) or pc.any(pc.match_substring_regex(values, _CHANGED_NUMBER)).as_py():
         return None
-    numbers = pc.utf8_ltrim(values, characters="+").cast(pa.float64())
-    return numbers if pc.all(pc.is_finite(numbers), min_count=0).as_py() else None
+    numbers = values.cast(pa.float64())
+    vanished = pc.and_(pc.equal(numbers, 0), pc.match_substring_regex(values, _NOT_ZERO))  # such as 1e-400
+    return None if pc.any(vanished).as_py() or not pc.all(pc.is_finite(numbers), min_count=0).as_py() else numbers
 
 
 def _as_times(values: pa.ChunkedArray) -> pa.ChunkedArray | None:

@@ -12,10 +12,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from leafbeam.errors import DataError, short_repr
+from leafbeam.tables.cells import are_written
 from leafbeam.tables.table import SourceTable, listed, type_name
 
 TimeUnit = Literal["s", "ms", "us", "ns"]
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_SAMPLE = 32  # values that decide early
 _YEAR_2262 = 9_223_372_036  # in seconds: the last that 64 bits of nanoseconds hold
 _OPTIONS = {  # of the command line, by the field of `Columns`
     "user": "--user-column",
@@ -65,7 +67,12 @@ def nanoseconds(source: SourceTable, name: str, unit: TimeUnit) -> NDArray[np.in
     if len(values) == 0:
         return np.empty(0, np.int64)
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
-        values = _parsed(source, name, values.cast(pa.large_string()))
+        text = pc.utf8_trim_whitespace(values.cast(pa.large_string()))
+        exact = _exact(text, unit)
+        if exact is not None:
+            _check_no_dates(where, exact // (10**9 // _PER_SECOND[unit]))
+            return exact
+        values = _parsed(source, name, text)
     if pa.types.is_timestamp(values.type) or pa.types.is_date(values.type):
         try:
             return np.asarray(values.cast(pa.timestamp("ns")).cast(pa.int64()).to_numpy(), dtype=np.int64)
@@ -79,9 +86,10 @@ def nanoseconds(source: SourceTable, name: str, unit: TimeUnit) -> NDArray[np.in
     return _numbers(source, name, values.to_numpy(), unit)
 
 
-def _numbers(source: SourceTable, name: str, numbers: NDArray[np.generic], unit: TimeUnit) -> NDArray[np.int64]:
+def _numbers(source: SourceTable, name: str, numbers: NDArray[np.integer | np.floating], unit: TimeUnit) -> NDArray[np.int64]:
     where, per_second = f"{source.source}, column {name!r}", _PER_SECOND[unit]
     source.refuse(name, "not a finite number", pa.chunked_array([pa.array(~np.isfinite(numbers))]), "a time is finite")
+    _check_no_dates(where, numbers)
     largest = float(np.abs(numbers.astype(np.float64)).max())
     if largest / per_second > _YEAR_2262:
         likely = [other for other, scale in _PER_SECOND.items() if largest / scale <= _YEAR_2262]
@@ -92,13 +100,46 @@ def _numbers(source: SourceTable, name: str, numbers: NDArray[np.generic], unit:
     return numbers.astype(np.int64) * (10**9 // per_second)
 
 
+def _check_no_dates(where: str, numbers: NDArray[np.integer | np.floating]) -> None:
+    """Raise DataError for dates in digits alone, such as 20261122 or 20261122100000, which are no times since 1970."""
+    for scale in (1, 10**6):
+        if all(_are_dates(part // scale) for part in (numbers[:_SAMPLE], numbers)):
+            raise DataError(
+                f"{where} looks like dates in digits, such as {int(numbers[0])}, not like numbers since 1970: write them as "
+                "2026-11-22 or 2026-11-22 10:00:00"
+            )
+
+
+def _are_dates(numbers: NDArray[np.integer | np.floating]) -> bool:
+    years, months, days = numbers // 10_000, numbers // 100 % 100, numbers % 100
+    are_days = (months >= 1) & (months <= 12) & (days >= 1) & (days <= 31)
+    return bool((are_days & (years >= 1900) & (years < 2100)).all())
+
+
+def _exact(values: pa.ChunkedArray, unit: TimeUnit) -> NDArray[np.int64] | None:
+    """Return text of numbers with fractions as whole nanoseconds, where a float64 would lose digits; None for other text."""
+    if not are_written(values, r"^-?[0-9]{1,19}(\.[0-9]*)?$") or not pc.any(pc.match_substring(values, ".")).as_py():
+        return None
+    parts = pc.extract_regex(values.cast(pa.string()), r"^(?P<whole>-?[0-9]+)\.?(?P<fraction>[0-9]*)$")
+    digits = len(str(10**9 // _PER_SECOND[unit])) - 1
+    fraction = pc.utf8_slice_codeunits(pc.utf8_rpad(pc.struct_field(parts, "fraction"), 9, "0"), 0, digits)
+    with suppress(pa.ArrowInvalid):  # beyond 64 bits
+        return pc.binary_join_element_wise(pc.struct_field(parts, "whole"), fraction, "").cast(pa.int64()).to_numpy()
+    return None
+
+
 def _parsed(source: SourceTable, name: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return ISO 8601 text as datetimes, digits as whole numbers. Raises DataError that names the first ten other texts."""
+    """Return ISO 8601 text as datetimes, digits as whole numbers, other numbers as float64.
+
+    Raises DataError that names the first ten other texts.
+    """
     if pc.all(pc.match_substring_regex(values, r"^-?[0-9]{1,18}$")).as_py():
         return values.cast(pa.int64())
     times = _as_timestamps(values)
     if times is not None:
         return times
+    with suppress(pa.ArrowInvalid):
+        return values.cast(pa.float64())
     wrong = [not text.lstrip("-").isdecimal() and _as_timestamps(pa.scalar(text)) is None for text in values.to_pylist()]
     expected = "expected seconds or ISO 8601 (2014-07-23 10:00:00), from the year 1678 to 2262"
     source.refuse(name, "not a time", pa.chunked_array([pa.array(wrong)]), expected)

@@ -7,14 +7,15 @@ import codecs
 import csv
 import gzip
 import io
+import re
 import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn, cast
+from typing import Any, BinaryIO, NamedTuple, NoReturn, cast
 
 import pyarrow as pa
 import pyarrow.csv as pacsv
@@ -65,6 +66,13 @@ class CsvFormat:
         return codecs.lookup(self.encoding).name in ("utf-8", "utf-8-sig", "ascii")
 
 
+class _Header(NamedTuple):
+    """The names of the columns, and the rows up to their own, which are empty but for it."""
+
+    names: list[str]
+    rows: int
+
+
 def read_csv(
     path: Path,
     form: CsvFormat | None = None,
@@ -80,7 +88,7 @@ def read_csv(
         path: The file.
         form: Its form; a comma and UTF-8 by default.
         ids: Columns that stay text.
-        times: Columns of which pyarrow finds the type, as fast as it can.
+        times: Columns of which pyarrow finds the type, as fast as it can; fractions stay text, which loses no digit.
         only: The columns to read, of those that are there; all by default.
         types: Types of columns that are known.
 
@@ -89,23 +97,18 @@ def read_csv(
             name of a column that is there twice.
     """
     form = form or CsvFormat()
-    names = _check(path, form)
+    header = _check(path, form)
+    names = header.names
     columns = names if only is None else [name for name in names if name in only]
-    kinds: dict[str, Any] = {name: pa.string() for name in ("", *columns) if name not in times}
+    kinds: dict[str, Any] = {name: pa.string() for name in columns if name not in times}
     kinds |= {name: _IDS for name in columns if name in ids} | (types or {})
-    convert = pacsv.ConvertOptions(
-        column_types=kinds,
-        include_columns=columns if only is not None else None,
-        strings_can_be_null=True,
-        quoted_strings_can_be_null=True,
-        null_values=[""],
-        true_values=["true", "True", "TRUE"],
-        false_values=["false", "False", "FALSE"],
-    )
     table = pa.table({})
     if columns:
         with _reading(path, form, names):
-            table = pacsv.read_csv(path, convert_options=convert, **_options(form)).rename_columns(columns)
+            table = pacsv.read_csv(path, **_options(form, header, kinds, columns))
+            for name in [name for name in columns if name in times and pa.types.is_floating(table[name].type)]:
+                exact = pacsv.read_csv(path, **_options(form, header, {name: pa.string()}, [name]))
+                table = table.set_column(columns.index(name), name, exact[name])
     for number, name in enumerate(table.column_names):
         if name not in ids and name not in times and name not in (types or {}):
             table = table.set_column(number, name, typed(table[name]))
@@ -120,15 +123,10 @@ def read_cells(path: Path, form: CsvFormat, size: int) -> Generator[tuple[list[d
 
     Memory: some megabytes, whatever the size of the file. Raises DataError as `read_csv` does.
     """
-    names = _check(path, form)
-    convert = pacsv.ConvertOptions(
-        column_types={name: pa.string() for name in ("", *names)},
-        strings_can_be_null=True,
-        quoted_strings_can_be_null=True,
-        null_values=[""],
-    )
+    header = _check(path, form)
+    names = header.names
     with _reading(path, form, names):
-        reader = pacsv.open_csv(path, convert_options=convert, **_options(form))
+        reader = pacsv.open_csv(path, **_options(form, header, {name: pa.string() for name in names}, names))
     begin = 0
     while True:
         with _reading(path, form, names):
@@ -136,7 +134,7 @@ def read_cells(path: Path, form: CsvFormat, size: int) -> Generator[tuple[list[d
         if batch is None:
             return
         for first in range(0, len(batch), size):
-            part = batch.slice(first, size).rename_columns(names).to_pylist()
+            part = batch.slice(first, size).to_pylist()
             rows = [{name: cell for name, cell in row.items() if cell is not None} for row in part]
             yield rows, partial(_line_after, partial(line_number, path, form, len(names)), begin)
             begin += len(rows)
@@ -163,21 +161,29 @@ def _line_without_quotes(path: Path, form: CsvFormat, sought: int) -> int:
     return 0
 
 
-def _options(form: CsvFormat) -> dict[str, Any]:
-    """Return the options of pyarrow for a form."""
+def _options(form: CsvFormat, header: _Header, kinds: dict[str, Any], columns: list[str]) -> dict[str, Any]:
+    """Return the options of pyarrow to read `columns` of a file, those in `kinds` as these types."""
     encoding = "utf8" if form.is_utf8 else form.encoding
     quote: Any = '"' if form.quotes else False
-    skipped = 1 if form.names else 0
     return {
         "read_options": pacsv.ReadOptions(
-            block_size=_CHUNK, encoding=encoding, column_names=list(form.names) or None, skip_rows=skipped
+            block_size=_CHUNK, encoding=encoding, column_names=header.names, skip_rows_after_names=header.rows
         ),
         "parse_options": pacsv.ParseOptions(delimiter=form.delimiter, newlines_in_values=form.quotes, quote_char=quote),
+        "convert_options": pacsv.ConvertOptions(
+            column_types=kinds,
+            include_columns=columns,
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=True,
+            null_values=[""],
+            true_values=["true", "True", "TRUE"],
+            false_values=["false", "False", "FALSE"],
+        ),
     }
 
 
-def _check(path: Path, form: CsvFormat) -> list[str]:
-    """Return the names of the columns. Raises DataError for another encoding, names that are there twice, quotes."""
+def _check(path: Path, form: CsvFormat) -> _Header:
+    """Return the header of a file. Raises DataError for another encoding, names that are there twice, quotes."""
     try:
         with _opened(path) as file:
             head = file.read(_MAX_HEADER)
@@ -185,8 +191,8 @@ def _check(path: Path, form: CsvFormat) -> list[str]:
                 raise DataError(f"{path} is empty (0 bytes): expected a line with the names of the columns")
             if form.is_utf8 and (head.startswith(_UTF_16) or 4 * head.count(b"\0", 0, 1000) > len(head[:1000])):
                 raise DataError(f"{path} is not UTF-8: it looks like UTF-16; pass --encoding utf-16 (encoding='utf-16')")
-            names = list(form.names) or _names(path, head, form)
-            check_names(names, str(path))
+            header = _Header(list(form.names), 1) if form.names else _read_header(path, head, form)
+            check_names(header.names, str(path))
             has_quotes = False
             for chunk in chain((head,), iter(partial(file.read, _CHUNK), b"")):
                 if form.is_utf8 and b"\0" in chunk:
@@ -194,10 +200,10 @@ def _check(path: Path, form: CsvFormat) -> list[str]:
                 has_quotes = has_quotes or b'"' in chunk
         if has_quotes and form.quotes:
             chunks = _utf8_chunks(path, form)
-            _check_quotes(path, read_structure(chunks, delimiter=form.delimiter, num_columns=len(names)))
+            _check_quotes(path, read_structure(chunks, delimiter=form.delimiter, num_columns=len(header.names)))
     except (OSError, EOFError, UnicodeError, zlib.error) as error:
         _refuse(path, error, form)
-    return names
+    return header
 
 
 def _line_of_nul(path: Path) -> int:
@@ -205,20 +211,27 @@ def _line_of_nul(path: Path) -> int:
         return next(number for number, line in enumerate(file, 1) if b"\0" in line)
 
 
-def _names(path: Path, head: bytes, form: CsvFormat) -> list[str]:
-    """Return the cells of the first line that is not empty; a column without a name, as pandas writes its index, gets one."""
+def _read_header(path: Path, head: bytes, form: CsvFormat) -> _Header:
+    """Return the first line that is not empty; a column without a name, as pandas writes its index, gets one."""
     decoder = codecs.getincrementaldecoder("utf-8" if form.is_utf8 else form.encoding)("strict")
     text = decoder.decode(head, final=len(head) < _MAX_HEADER)  # a mark of the byte order is left out once, as by pyarrow
     lines = (line for line in io.StringIO(text.removeprefix("\ufeff"), newline=""))
     quoting = csv.QUOTE_MINIMAL if form.quotes else csv.QUOTE_NONE
     try:
         rows = csv.reader(lines, delimiter=form.delimiter, quoting=quoting, strict=True)
-        names = next((row for row in rows if row), [])
-        return [name or f"unnamed_{index}" for index, name in enumerate(names)]
+        number, names = next(((number, row) for number, row in enumerate(rows, 1) if row), (1, []))
     except csv.Error as error:
         raise DataError(
             f"{path}, line 1 does not name columns ({error}): expected names with {form.delimiter!r} between"
         ) from None
+    if found := re.fullmatch(r"sep=(.)?", form.delimiter.join(names)):
+        raise DataError(
+            f"{path}, line 1 is {found[0]!r}, which is for Excel: remove this line; the next one names the columns, with "
+            f"{found[1] or form.delimiter!r} between (--delimiter)"
+        )
+    for index in [index for index, name in enumerate(names) if not name]:
+        names[index] = next(name for number in count(index) if (name := f"unnamed_{number}") not in names)
+    return _Header(names, number)
 
 
 def _check_quotes(path: Path, structure: Structure) -> None:
@@ -288,8 +301,18 @@ def _first_undecodable(path: Path, form: CsvFormat) -> str:
                             f"{path}, line {rows.line_num:,}, column {name!r}: {short_repr(cell)} is not UTF-8 (byte "
                             f"0x{data[error.start]:02X}): pass --encoding latin-1, or what it is written in (encoding=...)"
                         )
-        except csv.Error:
-            pass
+        except csv.Error:  # such as a cell beyond its limit
+            return _first_undecodable_line(path)
+    return ""
+
+
+def _first_undecodable_line(path: Path) -> str:
+    with _opened(path) as file:
+        for number, line in enumerate(file, 1):
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                return f"{path}, line {number:,} is not UTF-8 (byte 0x{line[error.start]:02X}): pass --encoding (encoding=...)"
     return ""
 
 

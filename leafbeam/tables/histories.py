@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from leafbeam.errors import DataError, short_repr
-from leafbeam.tables.cells import typed
+from leafbeam.tables.cells import are_numpy_arrays, typed
 from leafbeam.tables.columns import column
 from leafbeam.tables.table import SourceTable
 
@@ -29,6 +29,7 @@ def rows_of_lists(source: SourceTable, item: str, timestamp: str, *, in_order: b
     """
     lists = _lists(source, item)
     if lists is None:
+        _check_no_arrays(source, item)
         return source
     column(source, item, "item")
     times = _lists(source, timestamp)
@@ -49,6 +50,17 @@ def rows_of_lists(source: SourceTable, item: str, timestamp: str, *, in_order: b
         if values is not None:
             flat = flat.with_table(flat.table.set_column(flat.table.column_names.index(name), name, pc.list_flatten(values)))
     return flat
+
+
+def _check_no_arrays(source: SourceTable, name: str) -> None:
+    values = source.table[name] if name in source.table.column_names and len(source.table) else None
+    if values is not None and (pa.types.is_dictionary(values.type) or pa.types.is_string(values.type)):
+        shown = values.slice(0, 1000).cast(pa.string())
+        if shown.null_count < len(shown) and are_numpy_arrays(shown):
+            raise DataError(
+                f"{source.source}, column {name!r} holds arrays as NumPy prints them ({source.where(0)}: "
+                f"{short_repr(values[0].as_py())}): write lists with commas (array.tolist()), or the table as Parquet"
+            )
 
 
 def _lists(source: SourceTable, name: str) -> Any:

@@ -4,6 +4,8 @@
 # pyright: reportUnknownParameterType=false
 
 import json
+import math
+import re
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
@@ -142,8 +144,33 @@ def _column(values: list[Any], source: str, where: Where) -> pa.ChunkedArray:
     try:
         array = pa.array(values)
     except (pa.ArrowException, OverflowError, ValueError, TypeError) as error:
-        raise DataError(f"{source} has values of several types ({error}): write all of them as one") from error
+        row = _first_of_another_type(values)
+        raise DataError(
+            f"{source} has values of several types within its lists or objects ({error}), first in {where(row)} "
+            f"({short_repr(values[row])}): write all of them as one"
+        ) from error
     return pa.chunked_array([array.cast(pa.string()) if pa.types.is_null(array.type) else array])
+
+
+def _first_of_another_type(values: list[Any]) -> int:
+    """Return the first value that does not fit to those before it. Cost: the logarithm of their number in passes."""
+    fits, fails = 0, len(values)
+    while fails - fits > 1:
+        middle = (fits + fails) // 2
+        try:
+            pa.array(values[:middle])
+            fits = middle
+        except (pa.ArrowException, OverflowError, ValueError, TypeError):
+            fails = middle
+    return fails - 1
+
+
+def _float(text: str) -> float:
+    """Return a number with a fraction or an exponent. Raises ValueError for what a float64 would make infinite or zero."""
+    number = float(text)
+    if math.isinf(number) or (number == 0 and re.match(r"-?[0.]*[1-9]", text)):
+        raise ValueError(f"{text} is beyond the numbers of 64 bits: write it as text")
+    return number
 
 
 def _parsed(data: bytes, source: str) -> Any:
@@ -154,7 +181,7 @@ def _parsed(data: bytes, source: str) -> Any:
         where = source if ", line " in source else f"{source}, line {line:,}"
         raise DataError(f"{where} is not UTF-8 (byte 0x{data[error.start]:02X}): write JSON in UTF-8") from error
     try:
-        value = parse_json(text, parse_constant=no_constant)
+        value = parse_json(text, parse_constant=no_constant, parse_float=_float)
         if "\\ud" in text or "\\uD" in text:
             json.dumps(value, ensure_ascii=False).encode()  # UnicodeEncodeError, a ValueError, for half a surrogate pair
         return value

@@ -56,7 +56,11 @@ def read_parquet(path: Path, *, ids: Sequence[str] = (), only: Sequence[str] | N
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """Return the type that pyarrow's functions take in place of a view."""
+    """Return the type that pyarrow's functions take in place of a view, also within lists."""
+    if pa.types.is_list(kind):
+        return pa.list_(_plain(kind.value_type))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(_plain(kind.value_type))
     return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(kind, kind)
 
 

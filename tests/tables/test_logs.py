@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from leafbeam.errors import ArgumentError, DataError
+from leafbeam.tables import TimeUnit
 from leafbeam.train import Columns, InteractionLog, load_log, log_from_tables
 
 HISTORIES = {"anna": ["A7", "B1", "A7"], "ben": ["C2"]}
@@ -153,6 +154,94 @@ def test_times_of_nanoseconds_keep_their_order(tmp_path: Path, times: pa.Array) 
     write(tmp_path / "log.jsonl", "\n".join(map(json.dumps, lines)))
     for name in ("log.parquet", "log.csv", "log.jsonl"):
         assert histories(load_log(interactions=tmp_path / name, time_unit="ns")) == {"u": ["a", "b"]}, name
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "unit"),
+    [
+        ("1769000001.000000001", "1769000001.000000002", "s"),
+        ("1769000001", "1769000001.000000001", "s"),
+        ("-1.5", "-1.499999999", "s"),
+        ("1769000001000.000001", "1769000001000.000002", "ms"),
+        ("1769000001000000.001", "1769000001000000.002", "us"),
+    ],
+)
+def test_fractions_of_a_second_keep_all_their_digits(tmp_path: Path, first: str, second: str, unit: TimeUnit) -> None:
+    """D7: a float64 has none below a quarter of a microsecond."""
+    rows = [("b", second), ("a", first), ("c", " " + second)]
+    write(tmp_path / "log.csv", "user_id,item_id,timestamp\n" + "".join(f"u,{item},{time}\n" for item, time in rows))
+    lines = [{"user_id": "u", "item_id": item, "timestamp": time} for item, time in rows]
+    write(tmp_path / "log.jsonl", "\n".join(map(json.dumps, lines)))
+    for name in ("log.csv", "log.jsonl"):
+        log = load_log(interactions=tmp_path / name, time_unit=unit)
+        assert histories(log) == {"u": ["a", "b", "c"]}, name
+        assert np.diff(log.histories.times_E).tolist() == [1, 0], name
+
+
+def test_fractions_in_other_forms_are_read_too(tmp_path: Path) -> None:
+    """D7: an exponent, and digits beyond the nanosecond."""
+    for times in (["1.5e3", "2e3"], ["1500.0000000001", "2000."]):
+        write(tmp_path / "log.csv", "user_id,item_id,timestamp\n" + "".join(f"u,i,{time}\n" for time in times))
+        log = load_log(interactions=tmp_path / "log.csv")
+        assert log.histories.times_E.tolist() == [1500 * 10**9, 2000 * 10**9]
+    write(tmp_path / "log.csv", "user_id,item_id,timestamp\nu,i,1.5\nu,j,nan\n")
+    with pytest.raises(DataError, match=r"column 'timestamp': not a finite number in line 3"):
+        load_log(interactions=tmp_path / "log.csv")
+    write(tmp_path / "log.csv", "user_id,item_id,timestamp\nu,i,1769000001000.5\n")
+    with pytest.raises(DataError, match=r"beyond the year 2262 as time_unit='s': pass time_unit='ms'"):
+        load_log(interactions=tmp_path / "log.csv")
+
+
+@pytest.mark.parametrize("times", [[20261122, 20261123], [20261122100000, 20261123235959], [20261122.0, 20261123.0]])
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet", "text"])
+def test_dates_in_digits_are_not_seconds(tmp_path: Path, times: list[float], form: str) -> None:
+    """D7, D12: 20261122 would be a day of 1970."""
+    path = tmp_path / f"log.{form.replace('text', 'jsonl')}"
+    rows = [{"user_id": 1, "item_id": 7, "timestamp": f"{time:.0f}" if form == "text" else time} for time in times]
+    if form == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif form == "csv":
+        write(path, "user_id,item_id,timestamp\n" + "".join("{user_id},{item_id},{timestamp}\n".format(**row) for row in rows))
+    else:
+        write(path, "\n".join(map(json.dumps, rows)))
+    with pytest.raises(DataError, match=r"looks like dates in digits, such as 2026112.*: write them as 2026-11-22"):
+        load_log(interactions=path)
+
+
+def test_numbers_that_only_begin_like_dates_are_seconds(tmp_path: Path) -> None:
+    """D7: a single one that is no date decides."""
+    write(tmp_path / "log.csv", "user_id,item_id,timestamp\n" + "u,i,20261122\n" * 40 + "u,i,20261199\n")
+    assert load_log(interactions=tmp_path / "log.csv").report.rows_before_1980 == 41
+
+
+@pytest.mark.parametrize("cell", ["['A7' 'B1']", "['A7'\n 'B1']", "[1 2 3]", "['a' ... 'z']"])
+def test_arrays_as_numpy_prints_them_are_not_ids(tmp_path: Path, cell: str) -> None:
+    """L2: pandas writes such cells for columns of arrays."""
+    path = tmp_path / "log.csv"
+    write(path, f'user_id,item_id\nu,"{cell}"\nv,"{cell}"\n')
+    with pytest.raises(DataError, match=r"holds arrays as NumPy prints them \(line 2: .*write lists with commas"):
+        load_log(interactions=path, order="file")
+
+
+def test_lists_of_views_of_text_are_histories(tmp_path: Path) -> None:
+    """L2: as Polars and Arrow write them."""
+    kind = pa.list_(pa.string_view())
+    table = pa.table({"user_id": ["u", "v"], "item_id": pa.array([["b", "a"], ["c"]], kind)})
+    pq.write_table(table, tmp_path / "log.parquet")
+    assert histories(load_log(interactions=tmp_path / "log.parquet", order="file")) == {"u": ["b", "a"], "v": ["c"]}
+
+
+@pytest.mark.parametrize(
+    ("header", "user"),
+    [(",item_id,timestamp", "unnamed_0"), ("unnamed_1,,item_id,timestamp", "unnamed_1"), (",,item_id,timestamp", "unnamed_1")],
+)
+def test_a_column_without_a_name_can_be_the_users(tmp_path: Path, header: str, user: str) -> None:
+    """D11: pandas writes its index without a name."""
+    cells = ["x"] * (header.count(",") - 1)
+    cells[int(header.startswith(",,"))] = "anna"
+    write(tmp_path / "log.csv", f"\n{header}\n" + ",".join(cells[: header.count(",") - 1]) + ",7,1\n")
+    log = load_log(interactions=tmp_path / "log.csv", columns=Columns(user=user))
+    assert histories(log) == {"anna": [7]}
 
 
 def test_tied_times_are_counted(tmp_path: Path) -> None:

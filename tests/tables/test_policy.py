@@ -35,7 +35,13 @@ COLUMNS: dict[str, tuple[list[str], str, list[Any]]] = {
     "hexadecimal": (["0x12", "1", "2", "3"], "string", ["0x12", "1", "2", "3"]),
     "stock": (["3", " 4 ", "-5", ""], "int64", [3, 4, -5, None]),
     "price": (["1.5", "2", "-.5", "1e3"], "double", [1.5, 2.0, -0.5, 1000.0]),
-    "plus": (["+1.5", "2", "3", ""], "double", [1.5, 2.0, 3.0, None]),
+    "small": (["1e-05", "1E+20", "-1.0E10", "2."], "double", [1e-05, 1e20, -1e10, 2.0]),
+    "phone": (["+491701234567", "+4930", "+49170", ""], "string", ["+491701234567", "+4930", "+49170", None]),  # D2
+    "vanishing": (["1e-400", "1", "2", ""], "string", ["1e-400", "1", "2", None]),  # D2
+    "enormous": (["1e400", "1", "2", ""], "string", ["1e400", "1", "2", None]),  # D2
+    "size": (["12E4", "34E5", "7E1", ""], "string", ["12E4", "34E5", "7E1", None]),  # D2
+    "printed": (["['a' 'b']", "['c']", "[]", ""], "string", ["['a' 'b']", "['c']", "[]", None]),  # L3
+    "codes": (["[0x12, 1_000]", "[1]", "[]", ""], "string", ["[0x12, 1_000]", "[1]", "[]", None]),  # L3
     "new": (["TRUE", "False", "true", ""], "bool", [True, False, True, None]),  # D12
     "answer": (["true", "yes", "no", ""], "string", ["true", "yes", "no", None]),
     "released": (["2026-11-22", "2026-02-28", "1999-01-01", ""], "date32[day]",
@@ -164,6 +170,14 @@ BAD_ROWS: list[tuple[str, str, bytes, str]] = [
     ("NaN", "jsonl", b'{"item_id": "a", "n": NaN}', "NaN is not a value of JSON: write null"),
     ("empty id", "csv", b"item_id,title\na,x\n,y\n", "column 'item_id': empty in line 3"),
     ("blank id", "csv", b"item_id,title\na,x\n  ,y\n", "column 'item_id': empty in line 3"),
+    ("D2 infinite", "jsonl", b'{"item_id": "a"}\n{"item_id": "b", "n": 1e400}', "line 2 cannot be read as JSON: 1e400"),
+    ("D2 vanishing", "json", b'[{"item_id": "a", "n": [-0.1e-400]}]', "-0.1e-400 is beyond the numbers of 64 bits"),
+    ("D12 nested", "jsonl", b'{"item_id": "a", "n": [1]}\n{"item_id": "b", "n": [2, 3]}\n{"item_id": "c", "n": ["4"]}',
+     "of several types within its lists or objects"),
+    ("D12 nested line", "jsonl",
+     b'{"item_id": "a", "n": [1]}\n\n{"item_id": "b", "n": ["4"]}\n{"item_id": "c"}', "in line 3 (['4'])"),
+    ("D1 Excel", "csv", b"sep=;\nitem_id;title\na;x\n", "line 1 is 'sep=;', which is for Excel: remove this line"),
+    ("D3 long cell", "csv", b"item_id,title\na," + b"x" * 200_000 + b"\nb,caf\xe9\n", "line 3 is not UTF-8 (byte 0xE9)"),
     ("gzip", "csv.gz", gzip.compress(b"item_id,title\na,x\n")[:-9], "cannot be read"),
     ("twice", "csv", b"item_id,title\na,x\nb,y\na,z\n", "'a' in line 2 and line 4: keep one row an item"),
 ]  # fmt: skip
