@@ -85,11 +85,13 @@ def listed(names: Iterable[str], *, total: int | None = None) -> str:
 
 
 def check_names(names: Sequence[str], source: str) -> None:
-    """Raise DataError if a column has no name, or two have one. Upper and lower case are one, as in SQL."""
+    """Raise DataError if a column has no name, a NUL in it, or the name of another. Upper and lower case are one, as in SQL."""
     before: dict[str, str] = {}
     for name in names:
         if not name.strip():
             raise DataError(f"{source} has a column without a name, beside {listed(map(repr, names))}: name it, or remove it")
+        if "\0" in name:
+            raise DataError(f"{source} has a NUL character in the name of the column {short_repr(name)}: remove it")
         if name.lower() in before:
             other = before[name.lower()]
             both = f"the column {name!r} twice" if other == name else f"the columns {other!r} and {name!r}"

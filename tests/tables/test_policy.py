@@ -159,6 +159,7 @@ BAD_ROWS: list[tuple[str, str, bytes, str]] = [
     ("D3 JSON list", "json", b'[{"item_id": "a"},\n {"item_id": "caf\xe9"}]', "line 2 is not UTF-8 (byte 0xE9)"),
     ("D8 line break", "csv", b'item_id,title\n"a\nb",x\n', "column 'item_id': control characters"),
     ("D8 NUL", "csv", b"item_id,title\na,x\nb\0c,y\n", "line 3 has a NUL character"),
+    ("D8 NUL in a name", "jsonl", b'{"item_id": "a", "x\\u0000y": 1}', "has a NUL character in the name of the column 'x"),
     ("D8 JSON", "jsonl", b'{"item_id": "a\\u0007"}', "column 'item_id': control characters, such as line breaks, in line 1"),
     ("D10 JSON", "jsonl", b'{"item_id": "a", "n": 1, "n": 2}', "line 1 cannot be read as JSON: 'n' is there twice"),
     ("D11 case", "csv", b"item_id,Price,price\na,1,2\n", "the columns 'Price' and 'price' (upper and lower case are one)"),
