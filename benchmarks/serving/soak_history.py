@@ -129,7 +129,7 @@ def mistake_of(
     answered: float,
 ) -> str | None:
     """What is wrong with an answer, or None. The rules leave more items than a request wants, so it has to be full."""
-    found = {int(item_id): sid for item_id, sid in zip(answer.item_ids, answer.sids, strict=True)}
+    found = {int(item_id): codes for item_id, codes in zip(answer.item_ids, answer.codes, strict=True)}
     if len(found) != request.num_items or len(answer.item_ids) != request.num_items:
         return f"{answer.item_ids} for {request}: expected {request.num_items} different items"
     if found.keys() & {*request.history, *request.deny_item_ids}:
@@ -138,10 +138,10 @@ def mistake_of(
     def is_right(at: float, low: int | None) -> bool:
         return all(
             any(
-                item is not None and item.codes == sid and all(is_allowed(item, rule, low) for rule in request.rules)
+                item is not None and item.codes == codes and all(is_allowed(item, rule, low) for rule in request.rules)
                 for item in items.possible(item_id, at)
             )
-            for item_id, sid in found.items()
+            for item_id, codes in found.items()
         )
 
     moments = {asked, *items.changed(found, asked, answered), *bands.changed([BAND], asked, answered)}

@@ -38,7 +38,7 @@ def read_back(client: Client, shop: KnownShop, dice: random.Random) -> Found:
             items[item_id] = None
             continue
         attributes = answer.attributes
-        items[item_id] = Item(codes=answer.sid, price=attributes["price"], stock=attributes["stock"])
+        items[item_id] = Item(codes=answer.codes, price=attributes["price"], stock=attributes["stock"])
         allowing[item_id] = frozenset(answer.rules) & RULES.keys()
     try:
         band = client.get_rule(BAND).where

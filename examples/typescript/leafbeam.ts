@@ -241,8 +241,8 @@ export interface InteractionsBody {
 /** An item that may be recommended. */
 export interface ItemAnswer {
   item_id: number | string;
-  /** Its Semantic ID. */
-  sid: Array<number>;
+  /** Its Semantic ID, one code a level. */
+  codes: Array<number>;
   attributes: Record<string, unknown>;
   /** The rules that allow it. */
   rules: Array<string>;
@@ -368,7 +368,7 @@ export interface ReasonAnswer {
 export interface RecommendAnswer {
   item_ids: Array<number | string>;
   /** The Semantic ID of each item: one code per level. */
-  sids: Array<Array<number>>;
+  codes: Array<Array<number>>;
   /** If `model` ranked, log probabilities: items that share a SID share a score. Else sums of features, comparable within one answer only. */
   scores: Array<number>;
   /** Who ranked: `model`, `memory` or `fused`. */

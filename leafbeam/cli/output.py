@@ -92,7 +92,7 @@ def show(console: Console, engine: Engine, request: Request, result: Result) -> 
     rules = " and ".join(request.rules) or "no rule"
     table = Table(title=f"Next, under {rules}", title_justify="left")
     table.add_column("", justify="right", style="dim")
-    for name in ("item", "title", "SID"):
+    for name in ("item", "title", "codes"):
         table.add_column(name, overflow="fold")
     table.add_column("score", justify="right")
     if result.reasons:
@@ -100,9 +100,9 @@ def show(console: Console, engine: Engine, request: Request, result: Result) -> 
     ids = cast("tuple[str, ...]", result.item_ids)  # all of one type, numbers or text
     rows, column = engine.catalog.lookup(ids).to_pylist(), title_column(engine.catalog.schema())
     reasons = [[f"{why.channel} {'' if why.item_id is None else why.item_id}".strip()] for why in result.reasons]
-    columns = zip(rows, result.sids, result.scores, reasons or [[]] * result.num_valid, strict=True)
-    for rank, (row, sid, score, reason) in enumerate(columns, 1):
-        table.add_row(str(rank), str(row["item_id"]), describe(row, column), " ".join(map(str, sid)), f"{score:.2f}", *reason)
+    columns = zip(rows, result.codes, result.scores, reasons or [[]] * result.num_valid, strict=True)
+    for rank, (row, codes, score, reason) in enumerate(columns, 1):
+        table.add_row(str(rank), str(row["item_id"]), describe(row, column), " ".join(map(str, codes)), f"{score:.2f}", *reason)
     console.print(table)
     if result.num_valid < request.num_items:
         console.print(_why_short(result))

@@ -167,8 +167,9 @@ class Timings:
 class Result:
     """The answer to a request: items, best first, all of them in the index and allowed.
 
-    item_ids, sids, scores: num_valid entries each; sids are L codes. Scores are log probabilities if the model alone ranks:
-        items that share a SID are then adjacent and have equal scores; else they are sums of features (see Fusion, ItemMemory).
+    item_ids, codes, scores: num_valid entries each. codes: the Semantic ID of each item. Scores are log probabilities if the
+        model alone ranks: items that share a SID are then adjacent and have equal scores; else they are sums of features (see
+        Fusion, ItemMemory).
     channel: what ranked them. reasons: the largest part of each item's score; none if the model alone ranks. Allowed items that
         neither the memory nor the beams find fill up a short answer: they come last, the most popular first, with the reason
         "popular" and 0 or the last score before them as score.
@@ -189,7 +190,7 @@ class Result:
     """
 
     item_ids: tuple[ItemId, ...]
-    sids: tuple[tuple[int, ...], ...]
+    codes: tuple[tuple[int, ...], ...]
     scores: tuple[float, ...]
     channel: Channel
     reasons: tuple[Reason, ...]

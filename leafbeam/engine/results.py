@@ -66,15 +66,15 @@ class ResultWriter:
         if pending.channel == "model":
             kept = slice(pending.request.num_items)
             items = RankedItems(item_ids[kept].tolist(), scores_k[kept].tolist(), [])
-            sids_kL = search.codes[row, :num_valid][kept]
+            codes_kL = search.codes[row, :num_valid][kept]
         else:
             assert self._memory is not None
             items = self._memory.rank(pending, (item_ids, scores_k))
-            sids_kL = pending.version.codes_of(items.item_ids)
+            codes_kL = pending.version.codes_of(items.item_ids)
         stages = output.prefill_s, output.rounds_s, output.constrain_s
         wanted = pending.request.num_items if pending.channel == "model" else pending.num_beams
         exact = pending.exhaustive or (search.num_exact is not None and int(search.num_exact[row]) >= wanted)
-        result = self._write(pending, items, sids_kL, batch_size, pending.num_beams, output.started, stages, exact=exact)
+        result = self._write(pending, items, codes_kL, batch_size, pending.num_beams, output.started, stages, exact=exact)
         return replace(result, levels=tuple(level.row(row) for level in search.levels)) if search.levels else result
 
     def memory_result(self, pending: PendingRequest) -> Result:
@@ -88,7 +88,7 @@ class ResultWriter:
         self,
         pending: PendingRequest,
         items: RankedItems,
-        sids_kL: NDArray[np.int64],
+        codes_kL: NDArray[np.int64],
         batch_size: int,
         num_beams: int,
         started: float,
@@ -99,7 +99,7 @@ class ResultWriter:
         """stages: the seconds of prefill, rounds and constrain."""
         return Result(
             item_ids=tuple(items.item_ids),
-            sids=tuple(tuple(sid) for sid in sids_kL.tolist()),
+            codes=tuple(tuple(codes) for codes in codes_kL.tolist()),
             scores=tuple(items.scores),
             channel=pending.channel,
             reasons=tuple(items.reasons),

@@ -241,9 +241,10 @@ def _kind_of_column(schema: pa.Schema) -> str | None:
 
 def _problem_of_columns(item: ItemLine, known: set[str]) -> str | None:
     unknown = next((name for name in item.attributes if name not in known), None)
-    return (
-        None if unknown is None else f"there is no column {short_repr(unknown)}: the table has {', '.join(sorted(known)[:20])}"
-    )
+    if unknown is None:
+        return None
+    names = ", ".join(sorted(known)[:20])
+    return f"there is no column {short_repr(unknown)}: the table has {names}; a line may have codes or vector"
 
 
 def _groups_of(

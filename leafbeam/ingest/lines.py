@@ -139,7 +139,7 @@ def _item_of(number: int, content: Any) -> ItemLine | str:
     if (problem := _problem_of_id(item_id)) is not None:
         return problem
     if codes is not None and not (isinstance(codes, list) and all(type(code) is int for code in codes)):
-        return f"codes must be a list of whole numbers, not {short_repr(codes)}"
+        return f"codes must be a list of whole numbers such as [3, 17], not {short_repr(codes)}"
     if vector is not None and not (isinstance(vector, list) and all(type(value) in (int, float) for value in vector)):
         return f"vector must be a list of numbers, not {short_repr(vector)}"
     if codes is not None and vector is not None:

@@ -148,7 +148,7 @@ class CatalogRoutes:
         (row,) = await self._reads.run(lambda: attributes_of(catalog.lookup([item_id])))
         answer = ItemAnswer(
             item_id=row.pop("item_id"),
-            sid=tuple(rules.version.codes_of([item_id])[0].tolist()),
+            codes=tuple(rules.version.codes_of([item_id])[0].tolist()),
             attributes=row,
             rules=tuple(name for name, allowed in rules.filters.items() if item_id in allowed),
             index_version=rules.version.name,

@@ -39,7 +39,7 @@ class ItemAnswer(Struct, frozen=True, kw_only=True):
     """An item that may be recommended."""
 
     item_id: Id
-    sid: Annotated[tuple[int, ...], Meta(description="Its Semantic ID.")]
+    codes: Annotated[tuple[int, ...], Meta(description="Its Semantic ID, one code a level.")]
     attributes: dict[str, Any]
     rules: Annotated[tuple[str, ...], Meta(description="The rules that allow it.")]
     index_version: str

@@ -128,7 +128,7 @@ class RecommendAnswer(Struct, frozen=True, kw_only=True):
     """Items, best first, all of them in the index and allowed by every rule of the request."""
 
     item_ids: tuple[ItemId, ...]
-    sids: Annotated[tuple[tuple[int, ...], ...], Meta(description="The Semantic ID of each item: one code per level.")]
+    codes: Annotated[tuple[tuple[int, ...], ...], Meta(description="The Semantic ID of each item: one code per level.")]
     scores: Annotated[
         tuple[float, ...],
         Meta(

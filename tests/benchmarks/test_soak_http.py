@@ -42,11 +42,11 @@ def test_a_server_under_killed_http_processes_and_changes_loses_nothing() -> Non
 
 
 def answer(*items: tuple[int, tuple[int, ...]]) -> RecommendAnswer:
-    ids, sids = zip(*items, strict=True)
+    ids, codes = zip(*items, strict=True)
     timings = TimingsAnswer(prepare=0.0, queue=0.0, prefill=0.0, rounds=0.0, constrain=0.0, postprocess=0.0, total=0.0)
     return RecommendAnswer(
         item_ids=ids,
-        sids=sids,
+        codes=codes,
         scores=(0.0,) * len(ids),
         channel="model",
         reasons=(),

@@ -133,7 +133,7 @@ def test_an_item_put_with_text_alone_is_found_through_texts_like_its_own_and_by_
             put = client.put("/v1/items", json=[{"item_id": "new", "title": "a very old green tea"}])
             assert put.json()["inserted"] == 1, put.text
             like, new = (client.get(f"/v1/items/{item}").json() for item in ("i4", "new"))
-            assert new["sid"] == like["sid"]  # "old green tea": the model, which never saw it, scores it as that one
+            assert new["codes"] == like["codes"]  # "old green tea": the model, which never saw it, scores it as that one
             memory = client.post("/v1/recommend", json={"history": ["i4"], "num_items": 3, "channel": "memory"}).json()
             assert memory["item_ids"][0] == "new"
             assert (memory["reasons"][0]["channel"], memory["reasons"][0]["item_id"]) == ("text", "i4")
@@ -226,6 +226,22 @@ def test_times_and_exact_numbers_of_a_parquet_file_are_text(tmp_path: Path) -> N
     assert batch.rows == [{"item_id": "a", "seen": "2023-11-14T22:13:20", "exact": "1.50"}]
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".json", ".jsonl", ".parquet"])
+def test_items_arrive_with_codes_from_every_format(run: Path, tmp_path: Path, suffix: str) -> None:
+    """A14: the name is `codes` in files, as in bodies and answers over HTTP."""
+    file, row = tmp_path / f"items{suffix}", {"item_id": "new", "codes": [1, 2, 0], "title": "tea"}
+    if suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist([row]), file)
+    else:
+        file.write_text(json.dumps(row) if suffix != ".csv" else 'item_id,codes,title\nnew,"[1, 2, 0]",tea\n')
+    assert call("import", str(file), "--run", str(run)).exit_code == 0
+    paths = RunDirectory(run)
+    with ExitStack() as opened:
+        source = CatalogFiles(index=paths.index, catalog=paths.catalog, rules=paths.rule_files).open(opened)
+        assert isinstance(source, Catalog)
+        assert source.version().codes_of(["new"]).tolist() == [[1, 2, 0]]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -247,8 +263,14 @@ def test_times_and_exact_numbers_of_a_parquet_file_are_text(tmp_path: Path) -> N
         ("items.jsonl", '{"item_id": "a", "codes": [9, 9, 9]}', "is outside its codebook"),
         ("items.jsonl", '{"item_id": "a", "title": 3}', "is not text"),
         ("items.jsonl", '{"item_id": "a", "colour": "red"}', "there is no column 'colour'"),
+        (
+            "items.jsonl",
+            '{"item_id": "a", "sid": [1, 2, 0]}',
+            "no column 'sid': the table has price, title; a line may have codes",
+        ),
+        ("items.csv", "item_id,codes\na,1 2 0", "line 2: codes must be a list of whole numbers such as [3, 17], not '1 2 0'"),
     ],
-    ids=map(str, range(18)),
+    ids=map(str, range(20)),
 )
 def test_a_wrong_file_is_named_and_changes_nothing(run: Path, tmp_path: Path, name: str, content: Any, message: str) -> None:
     if content is not None:

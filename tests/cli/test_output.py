@@ -23,7 +23,7 @@ from leafbeam.engine import Request
 )
 def test_an_answer_without_items_names_the_rules_that_left_none(empty_rules, line):
     """A3: on the command line."""
-    empty: dict[str, Any] = dict.fromkeys(("item_ids", "sids", "scores", "reasons", "ignored_history", "ignored_deny"), ())
+    empty: dict[str, Any] = dict.fromkeys(("item_ids", "codes", "scores", "reasons", "ignored_history", "ignored_deny"), ())
     counts: dict[str, Any] = dict.fromkeys(("num_valid", "num_history_used", "num_history_left_out", "num_beams"), 0)
     timings = SimpleNamespace(total=0.0, model=0.0)
     result = SimpleNamespace(**empty, **counts, empty_rules=empty_rules, index_version="v", timings=timings)

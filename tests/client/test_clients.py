@@ -107,7 +107,7 @@ def test_items_rules_and_snapshots_are_changed(kind, shop):
         assert client.put_items([{"item_id": 7, "codes": [1, 2], "title": "new", "price": 3, "stock": 1}]).inserted == 1
         assert client.patch_items([{"item_id": 7, "price": 30}]).updated == 1
         item = client.get_item(7)
-        assert (item.sid, item.rules, item.attributes["price"]) == ((1, 2), ("in_stock",), 30)
+        assert (item.codes, item.rules, item.attributes["price"]) == ((1, 2), ("in_stock",), 30)
         assert client.save_snapshot("before").num_items == 101
         assert client.delete_items([7, 55], missing_ok=True).deleted == 1
         assert client.delete_item(1000).deleted == 1

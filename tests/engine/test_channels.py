@@ -41,7 +41,7 @@ def test_the_memory_alone_returns_the_best_allowed_items_without_a_search(shop, 
     assert result.item_ids[: len(found)] == tuple(found)
     assert (result.channel, result.num_beams, result.num_valid) == ("memory", 0, min(10, len(allowed - set(HISTORY))))
     assert [why.channel == "popular" for why in result.reasons] == [item not in found for item in result.item_ids]
-    assert [tuple(shop.codes_NL[ITEM_IDS.index(item)]) for item in result.item_ids] == list(result.sids)
+    assert [tuple(shop.codes_NL[ITEM_IDS.index(item)]) for item in result.item_ids] == list(result.codes)
 
 
 @pytest.mark.parametrize("channel", ["memory", "fused"])

@@ -48,11 +48,11 @@ def test_the_answer_is_the_best_of_all_allowed_items_scored_one_by_one(shop, eng
     scores = shop.scores(list(HISTORY), allowed, scoring)
     result = one(engine, history=HISTORY, rules=rules, deny_item_ids=deny, num_items=12, num_beams=256, scoring=scoring)
     best = sorted(scores.values(), reverse=True)[:12]
-    assert result.num_valid == len(result.item_ids) == len(result.sids) == len(result.scores) == min(12, len(allowed))
+    assert result.num_valid == len(result.item_ids) == len(result.codes) == len(result.scores) == min(12, len(allowed))
     assert len(set(result.item_ids)) == result.num_valid
     np.testing.assert_allclose(result.scores, best, atol=1e-4)
     np.testing.assert_allclose(result.scores, [scores[item] for item in result.item_ids], atol=1e-4)
-    assert [tuple(sid) for sid in shop.trie.codes_of(list(result.item_ids)).tolist()] == list(result.sids)
+    assert [tuple(sid) for sid in shop.trie.codes_of(list(result.item_ids)).tolist()] == list(result.codes)
 
 
 @pytest.mark.parametrize("scoring", ["full", "allowed"])

@@ -48,7 +48,7 @@ def answer_in_one_batch(shop: Shop, engine: Engine, requests: list[Request]) -> 
 
 
 def plain(result: Any) -> tuple[Any, ...]:
-    return result.item_ids, result.scores, result.sids, result.num_valid
+    return result.item_ids, result.scores, result.codes, result.num_valid
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

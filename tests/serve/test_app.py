@@ -27,7 +27,7 @@ def test_an_answer_holds_allowed_items_and_its_provenance(client, first_shop):
     engine = first_shop.engine()
     same = engine.recommend([Request(**body)])[0]
     assert answer["item_ids"] == list(same.item_ids)
-    assert answer["sids"] == engine.trie.codes_of(answer["item_ids"]).tolist()
+    assert answer["codes"] == engine.trie.codes_of(answer["item_ids"]).tolist()
     assert answer["scores"] == pytest.approx(same.scores, abs=1e-5)
     assert set(answer["item_ids"]) <= first_shop.allowed(rules, deny)
     assert (answer["num_valid"], answer["num_beams"], answer["num_history_used"]) == (7, 50, 2)
@@ -64,7 +64,7 @@ def test_an_answer_explains_its_beams_only_if_asked_to(client):
     assert answer["item_ids"] == plain.json()["item_ids"]
     first, last = answer["levels"]
     paths = [[first["codes"][parent], code] for parent, code in zip(last["parents"], last["codes"], strict=True)]
-    assert paths[0] == answer["sids"][0]
+    assert paths[0] == answer["codes"][0]
     assert last["scores"][0] == pytest.approx(answer["scores"][0], abs=1e-5)
     assert last["num_sids"] == [1] * len(paths)
     assert client.post(URL, json={"rules": ["none"], "explain": True}).json()["levels"] == []

@@ -61,7 +61,7 @@ def test_a_change_is_visible_in_the_next_request_and_after_a_restart(shop):
         assert client.delete("/v1/items/1000").json()["deleted"] == 1
         found = client.get("/v1/items/7").json()
         assert found["attributes"] == {"title": "new", "price": 30, "stock": 1}
-        assert (found["sid"], found["rules"], found["index_version"][-2:]) == ([1, 2], ["in_stock"], "+2")
+        assert (found["codes"], found["rules"], found["index_version"][-2:]) == ([1, 2], ["in_stock"], "+2")
     with served(shop) as client:
         assert answered(client) == every - {1000} | {7}
         info = client.get("/v1/catalog").json()
@@ -90,6 +90,26 @@ def test_rows_that_others_wrote_and_rules_of_the_file_are_read_at_a_reload(shop)
         assert 1000 not in answered(client, rules=["cheap"])
         assert 'leafbeam_rule_reloads_total{outcome="ok"} 1.0' in client.get("/metrics").text
         assert client.post("/v1/catalog/reload", headers={"origin": "https://other.example.com"}).status_code == 403
+
+
+@pytest.mark.parametrize("body_of", [lines, lambda *rows: {"json": rows}, lambda *rows: {"json": rows[0]}])
+def test_the_codes_of_an_item_have_one_name_in_and_out(shop, body_of):
+    """A14: the answer's field can be sent back as it came, in every type of body; another name is refused with this one."""
+    with served(shop) as client:
+        item = {"item_id": 1, "codes": [0, 1], "price": 1}
+        assert client.put("/v1/items", **body_of(item)).json()["inserted"] == 1
+        found = client.get("/v1/items/1").json()
+        assert found["codes"] == [0, 1]
+        answer = client.post(RECOMMEND, json={"num_items": 200, "num_beams": 200}).json()
+        codes = dict(zip(answer["item_ids"], answer["codes"], strict=True))
+        assert codes[1] == [0, 1]
+        assert client.patch("/v1/items", **body_of({"item_id": 1, "codes": codes[1000]})).json()["updated"] == 1
+        assert client.get("/v1/items/1").json()["codes"] == codes[1000]
+        for name in ("sid", "sids", "Codes"):
+            refused = client.put("/v1/items", **body_of({"item_id": 2, name: [0, 1], "price": 1}))
+            (problem,) = refused.json()["error"]["lines"].values()
+            assert f"no column {name!r}: the table has" in problem
+            assert "a line may have codes or vector" in problem
 
 
 def test_times_of_nanoseconds_are_read_and_written(shop):

@@ -137,7 +137,7 @@ def test_a_change_is_seen_by_the_next_request(live, shop):
     assert set(ask(client, "cheap")["item_ids"]) == cheap - {1000}
     catalog.replace([[5, 5]], [2], [{"price": 1.0, "stock": 0}])
     found = ask(client, "cheap - in_stock")
-    assert found["sids"][found["item_ids"].index(2)] == [5, 5]
+    assert found["codes"][found["item_ids"].index(2)] == [5, 5]
     catalog.update([2], [{"price": 99.0}])
     assert set(ask(client, "cheap")["item_ids"]) == cheap - {1000}
     version = ask(client)["index_version"]

@@ -36,7 +36,7 @@ function card({ answer, place, known, rules, places, actions, marks }) {
   const title = titleOf(item);
   const verdict = faults.length ? `✗ breaks ${faults.join(", ")}` : marks ? "✓ allowed too" : null;
   const button = ([label, act]) =>
-    el("button", { type: "button", class: "small", "aria-label": `${label}: ${title}`, onclick: () => act(item, answer.sids[place]) }, label);
+    el("button", { type: "button", class: "small", "aria-label": `${label}: ${title}`, onclick: () => act(item, answer.codes[place]) }, label);
   return el(
     "li",
     { class: faults.length ? "card broken" : "card", "data-id": String(id) },
@@ -44,14 +44,14 @@ function card({ answer, place, known, rules, places, actions, marks }) {
     el("p", { class: "muted" }, [String(id), factsOf(item)].filter(Boolean).join(" · ")),
     verdict ? el("p", { class: "verdict" }, verdict) : null,
     el("p", {}, why(answer, place, known)),
-    el("p", { class: "sid" }, `Semantic ID ${answer.sids[place].join(" › ")}`),
+    el("p", { class: "codes" }, `codes ${answer.codes[place].join(" › ")}`),
     el("p", { class: "row" }, ...actions.map(button)),
   );
 }
 
 /**
  * Show both answers; `without` is null where no rule is chosen. known: items by id. before: the last answer, if what changed
- * since is the catalog alone. actions: [[label, act(item, sid)]] of each card.
+ * since is the catalog alone. actions: [[label, act(item, codes)]] of each card.
  */
 export function showAnswers({ answer, without, known, rules, before, actions }) {
   const focused = focusOf(document.activeElement);

@@ -44,9 +44,9 @@ export class Changes {
     });
   }
 
-  /** What a card offers: [[label, act(item, sid)]]. */
+  /** What a card offers: [[label, act(item, codes)]]. */
   get actions() {
-    const change = [["Copy as new", (item, sid) => this.copy(item, sid)], ["Remove", (item, sid) => this.remove(item, sid)]];
+    const change = [["Copy as new", (item, codes) => this.copy(item, codes)], ["Remove", (item, codes) => this.remove(item, codes)]];
     return this.catalog.writable ? change : [];
   }
 
@@ -76,18 +76,18 @@ export class Changes {
   }
 
   /** Fill the form with a copy of an item, under an id of its own. */
-  copy(item, sid) {
+  copy(item, codes) {
     const inputs = $("item").elements;
     for (const [name, value] of Object.entries(item.attributes)) if (inputs[name]) inputs[name].value = value ?? "";
     inputs.item_id.value = copyOf(item.item_id);
-    inputs.codes.value = this.catalog.text_columns.length ? "" : sid.join(" ");
+    inputs.codes.value = this.catalog.text_columns.length ? "" : codes.join(" ");
     (inputs[titleColumn.name] ?? inputs.item_id).focus();
   }
 
   /** Remove an item; the list of changes can put it back. */
-  async remove(item, sid) {
+  async remove(item, codes) {
     await this.change(`Removed ${titleOf(item)}`, () => remove(`/v1/items/${encodeURIComponent(item.item_id)}`), {
-      undo: ["Put it back", () => this.put({ item_id: item.item_id, codes: sid, ...item.attributes }, titleOf(item))],
+      undo: ["Put it back", () => this.put({ item_id: item.item_id, codes, ...item.attributes }, titleOf(item))],
     });
   }
 

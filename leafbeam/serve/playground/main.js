@@ -245,7 +245,7 @@ class Page {
     this.last = answer;
     showStages(answer.timings_ms);
     const leaves = [answer, without].filter(Boolean).flatMap((one) =>
-      one.item_ids.map((id, place) => ({ item: this.known.get(id), sid: one.sids[place], broken: broken(this.known.get(id), rules).length > 0 })),
+      one.item_ids.map((id, place) => ({ item: this.known.get(id), codes: one.codes[place], broken: broken(this.known.get(id), rules).length > 0 })),
     );
     const unique = [...new Map(leaves.map((leaf) => [leaf.item.item_id, leaf])).values()];
     this.numLevels = drawTrie($("trie"), answer.levels, without?.levels ?? null, unique);

@@ -58,7 +58,7 @@ function columnsOf(nodes, numLevels) {
 }
 
 /**
- * Draw into `frame`. found: items of both answers as [{item, sid, broken}]. Returns the number of levels.
+ * Draw into `frame`. found: items of both answers as [{item, codes, broken}]. Returns the number of levels.
  */
 export function drawTrie(frame, levelsWith, levelsWithout, found) {
   const searches = levelsWithout ? { with: levelsWith, without: levelsWithout } : { with: levelsWith };
@@ -106,7 +106,7 @@ function headOf(searches, level) {
 }
 
 function leafLabel(node, place, found) {
-  const here = found.filter(({ sid }) => `/${sid.join("/")}/`.startsWith(`${node.path}/`));
+  const here = found.filter(({ codes }) => `/${codes.join("/")}/`.startsWith(`${node.path}/`));
   const wrong = here.length > 0 && here.every((one) => one.broken);
   const first = here.length ? `${wrong ? "✗ " : ""}${titleOf(here[0].item)}` : String(node.code);
   const name = first.length > 36 ? `${first.slice(0, 35)}…` : first;

@@ -42,14 +42,14 @@ def test_an_item_with_codes_appears_and_goes_and_comes_back(open_page, live):
     assert f"it is number {place} of the answer" in page.inner_text(LAST)
     card = page.locator("#with .card[data-id='7']")
     assert "new here" in card.inner_text()
-    assert "Semantic ID 1 \u203a 2" in card.inner_text()
+    assert "codes 1 \u203a 2" in card.inner_text()
     assert item_of(live, 7).json()["attributes"] == {"title": "a fresh thing", "price": 3, "stock": 1}
     page.click("[aria-label='Remove: a fresh thing']")
     wait_for_ids(page, "!ids.includes('7')")
     assert item_of(live, 7).status_code == 404
     page.click(f"{LAST} >> text=Put it back")
     wait_for_ids(page, "ids.includes('7')")
-    assert item_of(live, 7).json()["sid"] == [1, 2]
+    assert item_of(live, 7).json()["codes"] == [1, 2]
     assert page.inner_text("#server").endswith("+3")
 
 
@@ -65,8 +65,8 @@ def test_an_item_with_text_alone_gets_codes_and_appears(open_page, text_shop):
     wait_for_ids(page, "ids.includes('P5-copy')")
     found = item_of(text_shop, "P5-copy").json()
     assert found["attributes"] == {"title": "green tea of the new season", "price": 5.0, "day": "2026-07-15"}
-    assert "Semantic ID " + " \u203a ".join(map(str, found["sid"])) in page.inner_text(".card[data-id='P5-copy']")
-    assert found["sid"][0] == item_of(text_shop, "P5").json()["sid"][0]  # beside what it is like
+    assert "codes " + " \u203a ".join(map(str, found["codes"])) in page.inner_text(".card[data-id='P5-copy']")
+    assert found["codes"][0] == item_of(text_shop, "P5").json()["codes"][0]  # beside what it is like
     page.click("[aria-label='Remove: green tea of the new season']")
     wait_for_ids(page, "!ids.includes('P5-copy')")
 
