@@ -1,6 +1,7 @@
 """SessionLock: many readers of a table at the same time, or a single writer."""
 
 import threading
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 
@@ -28,10 +29,12 @@ class SessionLock:
     @contextmanager
     def alone(self, timeout_s: float | None = None) -> Generator[bool]:
         """Wait for the sessions that run and keep new ones out. Yields whether they ended within `timeout_s` seconds."""
+        began = time.monotonic()
         entered = self._entry.acquire(timeout=-1 if timeout_s is None else timeout_s)
+        left_s = None if timeout_s is None else max(0.0, timeout_s - (time.monotonic() - began))
         try:
             with self._ended:
-                is_alone = entered and self._ended.wait_for(lambda: self._num_readers == 0, timeout_s)
+                is_alone = entered and self._ended.wait_for(lambda: self._num_readers == 0, left_s)
             yield is_alone
         finally:
             if entered:

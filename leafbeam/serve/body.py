@@ -1,6 +1,7 @@
 """The body of a request: read within its bounds, by this process or by an HTTP worker, and parsed."""
 
 import asyncio
+import codecs
 import time
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -61,9 +62,12 @@ class EarlyBody:
 
 
 async def read_body(http: HttpRequest, bounds: Bounds) -> bytes:
-    """The whole body. Raises BodyError as soon as it is known to be too long or too slow, without holding it."""
+    """Return the whole body. Raises BodyError as soon as it is known to be too long or too slow, without holding it, and for
+    a body that is compressed or not UTF-8.
+    """
     if (early := EarlyBody.of(http)) is not None:
         return early.read()
+    _check_encoding(http)
     max_bytes, max_s = bounds.max_body_bytes, bounds.max_body_s
     length = http.headers.get("content-length", "")
     if length.isdigit() and int(length[:20]) > max_bytes:
@@ -78,7 +82,31 @@ async def read_body(http: HttpRequest, bounds: Bounds) -> bytes:
     except TimeoutError:
         message = f"the body did not arrive within {max_s:g} s"
         raise BodyError(message, status=HTTPStatus.REQUEST_TIMEOUT, reason="body_too_slow") from None
-    return bytes(body)
+    return _utf8(bytes(body), http.headers.get("content-type", ""))
+
+
+def _check_encoding(http: HttpRequest) -> None:
+    """Raise BodyError for a body that is compressed."""
+    transfer = http.headers.get("transfer-encoding", "").lower().removesuffix("chunked").rstrip(" ,")
+    encoding = http.headers.get("content-encoding", "").strip() or transfer
+    if encoding.lower() not in ("", "identity"):
+        message = f"the body is compressed ({encoding[:40]}), which this server does not read: send it without Content-Encoding"
+        raise BodyError(message, status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
+
+
+def _utf8(body: bytes, content_type: str) -> bytes:
+    """Return a body of JSON without a byte order mark. Raises BodyError for another encoding than UTF-8."""
+    if "json" not in content_type.lower():
+        return body
+    if body.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in body[:2]:
+        raise BodyError("the body is UTF-16 or UTF-32: send UTF-8", status=HTTPStatus.BAD_REQUEST)
+    try:
+        if not body.isascii():
+            body.decode()
+    except UnicodeDecodeError as error:
+        message = f"the body must be UTF-8, but its byte {error.start:,} is 0x{body[error.start]:02x}: encode it as UTF-8"
+        raise BodyError(message, status=HTTPStatus.BAD_REQUEST) from None
+    return body.removeprefix(codecs.BOM_UTF8)
 
 
 def _too_long(max_bytes: int) -> BodyError:

@@ -5,7 +5,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from http import HTTPStatus
@@ -16,11 +16,13 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from leafbeam.errors import ArgumentError
+from leafbeam.serve.cors import cors_head
 
 _RESERVED_DESCRIPTORS = 64  # of the process: index, catalog, log, listening socket, device
 BACKLOG = 256  # connections that wait to be accepted, all in one turn of the event loop: about 20 ms
 _READ_BYTES = 8 << 10  # parsed at a time, so that no client holds the event loop: some 2 ms for chunks of one byte
 _PIECE_BYTES = 256  # what a piece of a body, such as a chunk, counts as: parsing one takes some 1.5 us
+_NOT_HTTP = "this is not an HTTP/1.1 request; if it is a body, send its Content-Length, or Transfer-Encoding: chunked"
 _MAX_PIECES, _MIN_PIECE_BYTES = 4096, 8  # a body of more pieces has so many bytes a piece
 
 
@@ -83,7 +85,8 @@ class ConnectionLimits:
 class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright: ignore[reportIncompatibleMethodOverride]
     """One connection. It reads a bounded number of bytes in each turn of the event loop.
 
-    refused: called with a reason for the metrics whenever a connection or request is refused here.
+    refused: called with a reason for the metrics whenever a connection or request is refused here. origins: sites whose pages
+    may read these refusals.
     """
 
     def __init__(
@@ -92,9 +95,11 @@ class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright
         limits: ConnectionLimits,
         shared: _Shared,
         refused: Callable[[str], None],
+        origins: Sequence[str] = (),
         **uvicorn: Any,
     ) -> None:
         super().__init__(**uvicorn)
+        self._origins = origins
         self._limits, self._shared, self._waiting, self._refused = limits, shared, shared.waiting, refused
         self.ws_protocol_class = None  # an upgraded connection would have no bounds
         self._timer: asyncio.TimerHandle | None = None
@@ -104,6 +109,7 @@ class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright
         self._in_body = False  # between the end of the headers and that of the body
         self._unparsed_bytes = 0  # received of an incomplete head
         self._header_bytes = self._num_headers = 0  # of the headers and trailers of this request
+        self._origin: str | None = None  # the header of this request, once it has been read
         self._num_pieces = 0  # of bodies, of all requests of the connection
         self._body_bytes = self._body_pieces = 0  # of the body of this request
 
@@ -134,9 +140,11 @@ class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright
             cycle.message_event.set()
 
     @classmethod
-    def factory(cls, limits: ConnectionLimits, refused: Callable[[str], None]) -> "partial[BoundedConnection]":
-        """What uvicorn calls for each connection of one server."""
-        return partial(cls, limits=limits, shared=_Shared(), refused=refused)
+    def factory(
+        cls, limits: ConnectionLimits, refused: Callable[[str], None], origins: Sequence[str] = ()
+    ) -> "partial[BoundedConnection]":
+        """Return what uvicorn calls for each connection of one server."""
+        return partial(cls, limits=limits, shared=_Shared(), refused=refused, origins=origins)
 
     def get_buffer(self, sizehint: int) -> bytearray:
         return self._shared.buffer
@@ -226,6 +234,7 @@ class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright
             message = f"up to {self._limits.max_pipelined} requests may follow before the first is answered"
             self._stop_parsing((HTTPStatus.BAD_REQUEST, message, "pipelined"))
         self._in_head, self._unparsed_bytes, self._header_bytes, self._num_headers = True, 0, 0, 0
+        self._origin = None
         self._body_bytes = self._body_pieces = 0
         self._unset_keepalive_if_required()
         super().on_message_begin()
@@ -240,6 +249,8 @@ class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright
         if self._header_bytes > self._limits.max_header_bytes or self._num_headers > self._limits.max_headers:
             self._stop_parsing(self._headers_too_long)
         if self._in_head:  # trailers are counted and dropped
+            if name.lower() == b"origin":
+                self._origin = value.decode("latin-1")
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -275,11 +286,11 @@ class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self._is_idle and not self.transport.is_closing():
-            self._in_head, self._unparsed_bytes = True, 0
+            self._in_head, self._unparsed_bytes, self._origin = True, 0, None
             self._waiting[self] = None
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(*(self._refusal or (HTTPStatus.BAD_REQUEST, "this is no HTTP/1.1 request", "not_http")))
+        self._refuse(*(self._refusal or (HTTPStatus.BAD_REQUEST, _NOT_HTTP, "not_http")))
 
     @property
     def _is_idle(self) -> bool:
@@ -316,12 +327,15 @@ class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright
         self.transport.close()
 
     def _refuse(self, status: HTTPStatus, message: str, reason: str) -> None:
-        """Answer in the JSON of every failure, and close. A request that still runs on the connection is withdrawn."""
+        """Answer in the JSON of every failure, and close. A request that still runs on the connection is withdrawn: this is its
+        answer too, unless another has begun.
+        """
         body = json.dumps({"error": {"type": "RequestError", "message": message, "reason": reason}}).encode()
-        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
-        # One answer a request: not after that of an earlier request, nor behind that of a request whose body still arrives.
+        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n" % len(body)
+        head += cors_head(self._origin, self._origins) + b"\r\n"
         cycle: Any = self.cycle
-        if not (cycle.response_started or self.pipeline) if self._in_body else self._is_idle:
+        between = self._is_idle and not self._in_body  # an answered request may still send its body
+        if between or not (cycle.response_started or self.pipeline):
             self.transport.write(STATUS_LINE[status] + head + body)
         self._close(reason)
 
@@ -334,9 +348,10 @@ def server_config(
     certificate: str | os.PathLike[str] | None,
     private_key: str | os.PathLike[str] | None,
     grace_s: float,
+    origins: Sequence[str],
     lifespan: Literal["on", "off"] = "off",
 ) -> uvicorn.Config:
-    """uvicorn's configuration of a server with such connections. refused: as of `BoundedConnection`."""
+    """Return uvicorn's configuration of a server with such connections. refused, origins: as of `BoundedConnection`."""
     return uvicorn.Config(
         app,
         ssl_certfile=certificate,
@@ -347,7 +362,7 @@ def server_config(
         lifespan=lifespan,
         backlog=BACKLOG,
         # uvicorn only calls it
-        http=BoundedConnection.factory(limits, refused),  # pyright: ignore[reportArgumentType]
+        http=BoundedConnection.factory(limits, refused, origins),  # pyright: ignore[reportArgumentType]
         timeout_keep_alive=limits.idle_s,  # pyright: ignore[reportArgumentType]: any number of seconds
         timeout_graceful_shutdown=math.ceil(grace_s) + 2,  # every request has its answer by then
     )

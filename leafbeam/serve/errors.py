@@ -131,7 +131,7 @@ def openai_error(error: Exception) -> tuple[int, OpenAIError]:
 async def http_error(request: Request, error: Exception) -> Response:
     """The answer of an app to starlette's errors, such as an unknown path."""
     assert isinstance(error, HTTPException)
-    path = request.url.path[:100]
+    path = request.scope["path"][:100]  # that of `request.url` lacks its first part if it begins with two slashes
     message = f"{request.method} {path}: {error.detail}"
     if error.status_code == HTTPStatus.NOT_FOUND:
         message = f"there is nothing at {path}: see /docs for the paths of this server"

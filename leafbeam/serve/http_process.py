@@ -99,6 +99,7 @@ class _WorkerServer(uvicorn.Server):
             certificate=setup.certificate,
             private_key=setup.private_key,
             grace_s=setup.grace_s,
+            origins=setup.origins,
         )
         super().__init__(config)
 

@@ -16,7 +16,7 @@ from starlette.routing import Route
 from leafbeam.catalog import Expression
 from leafbeam.catalog.titles import title_column
 from leafbeam.engine import Engine, ItemId
-from leafbeam.errors import DataError, LeafbeamError
+from leafbeam.errors import DataError, LeafbeamError, short_repr
 from leafbeam.index import Version
 from leafbeam.index.items import decode_ids, is_possible
 from leafbeam.live.transaction import id_kind_of
@@ -53,6 +53,8 @@ class ItemSearchRoute:
         catalog, values = self._engine.catalog, http.query_params
         if unknown := sorted(set(values) - _PARAMETERS):
             raise BodyError(f"there is no parameter {unknown[0][:80]!r}: expected {', '.join(sorted(_PARAMETERS))}")
+        if doubled := [name for name in ("query", "limit", "filter") if len(values.getlist(name)) > 1]:
+            raise BodyError(f"{doubled[0]} is there twice: send it once")
         query, names, limit = values.get("query", ""), values.getlist("rule"), _limit_of(values.get("limit", "20"))
         if len(query) > MAX_CHARACTERS or "\0" in query:
             raise BodyError(f"query may have up to {MAX_CHARACTERS} characters, none of them NUL")
@@ -131,7 +133,7 @@ def _knows(version: Version, item_id: ItemId) -> bool:
 
 def _limit_of(text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 3 or not 0 <= int(text) <= MAX_ITEMS:
-        raise BodyError(f"limit must be a number from 0 to {MAX_ITEMS}, not {text[:20]!r}")
+        raise BodyError(f"limit must be a number from 0 to {MAX_ITEMS}, not {short_repr(text)}")
     return int(text)
 
 

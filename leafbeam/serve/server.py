@@ -160,7 +160,8 @@ class Server:
         )
         files = {"certificate": exposure.certificate, "private_key": exposure.private_key}
         refused = self.metrics.observe_refused_connection
-        config = server_config(app, connections, refused, **files, grace_s=grace_s, lifespan="on")
+        origins = exposure.origins
+        config = server_config(app, connections, refused, **files, grace_s=grace_s, origins=origins, lifespan="on")
         self.http_workers: HttpWorkers | None = None
         if http_workers:
             setup = Setup(
@@ -176,7 +177,7 @@ class Server:
                 grace_s=grace_s,
                 log_format=current_format(),
                 keys=None if access.keys is None else str(access.keys.path),
-                origins=exposure.origins,
+                origins=origins,
             )
             is_observed = observation is not None and observation.is_on  # then each request has its line or span
             gate = None if engine is None or is_observed else Gate(engine, access, self.metrics)

@@ -1,15 +1,17 @@
 """Sessions that read run at the same time, a change runs alone, and the file is closed after the last of them."""
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import duckdb
 import pyarrow as pa
 import pytest
 
-from leafbeam.catalog import Catalog
+from leafbeam.catalog import Catalog, session_lock
 from leafbeam.catalog.items_table import ItemsTable
 from leafbeam.catalog.session_lock import SessionLock
 from leafbeam.errors import DataError
@@ -112,6 +114,23 @@ def test_an_error_of_a_reader_leaves_the_file_closed(path: Path) -> None:
     with duckdb.connect(str(path)) as connection:
         connection.execute("UPDATE items SET price = 8")
     assert table_price(table) == 8
+
+
+@pytest.mark.parametrize(("entry_s", "left"), [(0.0, 5.0), (3.0, 2.0), (5.5, 0.0)])
+def test_a_lock_waits_for_its_timeout_once(monkeypatch: pytest.MonkeyPatch, entry_s: float, left: float) -> None:
+    """A9: what is left of the time after the wait for another writer is that of the wait for readers."""
+    lock, times, waits = SessionLock(), iter((100.0, 100.0 + entry_s)), list[float | None]()
+
+    def wait_for(predicate: Callable[[], bool], timeout: float | None) -> bool:
+        waits.append(timeout)
+        return predicate()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session_lock, "time", SimpleNamespace(monotonic=lambda: next(times)))
+        patch.setattr(vars(lock)["_ended"], "wait_for", wait_for)
+        with lock.alone(5.0) as is_alone:
+            assert is_alone
+    assert waits == [left]
 
 
 def test_a_lock_that_is_not_got_in_time_keeps_nobody_out() -> None:

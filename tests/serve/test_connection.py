@@ -6,7 +6,7 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -39,10 +39,10 @@ GO = threading.Event()
 
 
 @contextmanager
-def serving(**limits: Any) -> Iterator[tuple[int, list[str]]]:
+def serving(origins: Sequence[str] = (), **limits: Any) -> Iterator[tuple[int, list[str]]]:
     """A server's port, and the reasons for which it refused."""
     refused: list[str] = []
-    connection = BoundedConnection.factory(ConnectionLimits(**limits), refused.append)
+    connection = BoundedConnection.factory(ConnectionLimits(**limits), refused.append, origins)
     config = uvicorn.Config(echo, http=connection, log_level="error", lifespan="off", port=0, timeout_keep_alive=5)
     server = uvicorn.Server(config)
     listening = socket.create_server(("127.0.0.1", 0), backlog=2048)
@@ -239,6 +239,72 @@ def test_a_connection_answered_before_its_body_was_there_stays_open_behind_it() 
         client.sendall(b"GET / HTTP/1.1\r\n\r\n")
         receive_zero(client)
         assert refused == []
+
+
+@pytest.mark.parametrize("method", [b"POST", b"PUT"])
+def test_a_body_without_a_length_is_an_error_that_says_so(method: bytes) -> None:
+    """Public report: a client that sends a body without Content-Length sees its connection closed without an answer."""
+    with serving() as (port, refused), connect(port) as client:
+        client.sendall(b"%s /slow HTTP/1.1\r\nhost: a\r\n\r\n{}" % method)
+        status, error = answer(client)
+        assert (status, error["reason"]) == (400, "not_http")
+        assert "Content-Length" in error["message"]
+        assert refused == ["not_http"]
+
+
+def test_what_follows_an_answer_that_has_begun_gets_none() -> None:
+    with serving() as (port, refused), connect(port) as client, client.makefile("rb") as file:
+        client.sendall(b"GET / HTTP/1.1\r\n\r\nGET /slow HTTP/1.1\r\n\r\n{}")
+        assert file.read().count(b"HTTP/1.1 ") <= 1
+        assert refused == ["not_http"]
+
+
+SITE, OTHER = "https://shop.example.com", "https://other.example.com"
+_GARBAGE, _LONG = b"\x16\x03\x01", b"x: y\r\n" * 200
+
+
+@pytest.mark.parametrize(
+    ("origins", "sent", "status", "site"),
+    [
+        ((SITE,), _GARBAGE, 400, SITE),
+        ((SITE, OTHER), _GARBAGE, 400, None),
+        ((), _GARBAGE, 400, None),
+        ((SITE, OTHER), b"GET / HTTP/1.1\r\nOrigin: %s\r\n" % OTHER.encode() + _LONG, 431, OTHER),
+        ((SITE,), b"GET / HTTP/1.1\r\n" + _LONG, 431, SITE),
+        ((SITE,), b"GET / HTTP/1.1\r\norigin: %s\r\n" % OTHER.encode() + _LONG, 431, None),
+        ((SITE, OTHER), b"GET / HTTP/1.1\r\norigin: %s\r\nx: " % SITE.encode(), 408, SITE),
+        (
+            (SITE, OTHER),
+            b"POST / HTTP/1.1\r\norigin: %s\r\ntransfer-encoding: chunked\r\n\r\n0x2\r\n" % SITE.encode(),
+            400,
+            SITE,
+        ),
+        ((SITE, OTHER), b"GET /slow HTTP/1.1\r\norigin: %s\r\n\r\n" % SITE.encode() + _GARBAGE, 400, None),
+    ],
+)
+def test_a_page_of_a_named_site_reads_what_is_refused_before_the_headers_end(
+    origins: tuple[str, ...], sent: bytes, status: int, site: str | None
+) -> None:
+    """A9: a page reads refusals below HTTP too, if its site is known by then."""
+    with serving(origins, header_s=0.3, max_headers=50) as (port, _), connect(port) as client:
+        client.sendall(sent)
+        with client.makefile("rb") as file:
+            first, *lines = file.read().split(b"\r\n")
+    assert int(first.split()[1]) == status
+    assert sites(lines) == ([] if site is None else [site])
+
+
+def sites(lines: list[bytes]) -> list[str]:
+    return [line.split()[1].decode() for line in lines if line.startswith(b"access-control-allow-origin: ")]
+
+
+def test_the_site_of_a_request_is_not_that_of_the_next() -> None:
+    """A9: a connection may carry requests of several sites."""
+    with serving((SITE, OTHER)) as (port, _), connect(port) as client, client.makefile("rb") as file:
+        client.sendall(b"GET / HTTP/1.1\r\norigin: %s\r\n\r\n" % SITE.encode())
+        receive_zero(client)
+        client.sendall(_GARBAGE)
+        assert sites(file.read().split(b"\r\n")) == []
 
 
 def test_what_is_not_http_gets_the_json_of_every_failure() -> None:

@@ -155,3 +155,22 @@ def test_an_item_that_was_removed_is_found_and_cannot_be_recommended(shop):
         engine.catalog.delete([1004])
         (item,) = client.get(URL, params={"query": "1004"}).json()["items"]
         assert (item["item_id"], item["in_index"], item["rules"]) == (1004, False, [])
+
+
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        ("limit=5&limit=6", "limit is there twice"),
+        ("query=a&limit=2&query=a", "query is there twice"),
+        ("filter=cheap&filter=in_stock", "filter is there twice"),
+        ("limit=18446744073709551615", "not '18446744073709551615'"),
+        ("limit=" + "9" * 200, "not '999"),
+        ("offset=3", "there is no parameter 'offset'"),
+        ("limit=2.0", "not '2.0'"),
+        ("limit=", "not ''"),
+    ],
+)
+def test_a_parameter_that_would_be_left_out_is_refused(client, query, says):
+    """D10. Public report: a limit beyond 64 bits wraps around and gives an empty page (qdrant 10501)."""
+    answer = client.get(f"{URL}?{query}")
+    assert (answer.status_code, says in answer.json()["error"]["message"]) == (422, True), answer.text

@@ -1,0 +1,98 @@
+"""Bodies in another encoding than plain UTF-8: what is wrong with one is said by name, on every route with a body."""
+
+import gzip
+import zlib
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from tests.serve.running import live
+from tests.serve.test_catalog_routes import served
+
+JSON, LINES, ARROW = "application/json", "application/x-ndjson", "application/vnd.apache.arrow.stream"
+ROUTES = [
+    ("POST", "/v1/recommend", JSON, '{"num_items": 3}'),
+    ("POST", "/v1/interactions", JSON, '{"interactions": []}'),
+    ("POST", "/v1/completions", JSON, '{"model": "items", "prompt": "1000"}'),
+    ("POST", "/v2/models/items/infer", JSON, '{"inputs": []}'),
+    ("PUT", "/v1/items", JSON, '{"item_id": 1, "codes": [1, 2]}'),
+    ("PUT", "/v1/items", LINES, '{"item_id": 1, "codes": [1, 2]}'),
+    ("PUT", "/v1/items", ARROW, "no stream"),
+    ("PATCH", "/v1/items", LINES, '{"item_id": 1000, "stock": 1}'),
+    ("PUT", "/v1/rules/new", JSON, '{"where": "price < 1"}'),
+]
+
+
+@pytest.mark.parametrize(
+    ("headers", "compress"),
+    [
+        ({"content-encoding": "gzip"}, gzip.compress),
+        ({"content-encoding": "GZIP"}, gzip.compress),
+        ({"content-encoding": "deflate"}, zlib.compress),
+        ({"content-encoding": "zstd, identity"}, bytes),
+        ({"content-encoding": "gzip"}, bytes),
+        ({"transfer-encoding": "gzip, chunked"}, gzip.compress),
+    ],
+)
+def test_a_compressed_body_is_refused_by_name(shop: Any, headers: dict[str, str], compress: Any) -> None:
+    """Public report: a gzip body gets an error about an invalid first character of the JSON (ollama 12386)."""
+    with served(shop) as client:
+        for method, path, kind, body in ROUTES:
+            answer = client.request(method, path, content=compress(body.encode()), headers={"content-type": kind, **headers})
+            assert answer.status_code == 415, (path, answer.text)
+            assert "compressed" in answer.text
+        assert client.get("/v1/catalog").json()["num_changed"] == 0
+
+
+def test_the_encoding_identity_is_none(client: TestClient) -> None:
+    answer = client.post("/v1/recommend", content=b"{}", headers={"content-type": JSON, "content-encoding": "identity"})
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("encoding", "says"),
+    [
+        ("utf-16", "UTF-16"),
+        ("utf-16-le", "UTF-16"),
+        ("utf-16-be", "UTF-16"),
+        ("utf-32", "UTF-32"),
+        ("utf-32-be", "UTF-32"),
+        ("latin-1", "byte 2 is 0xe9"),
+        ("cp1252", "byte 2 is 0xe9"),
+    ],
+)
+def test_json_in_another_encoding_is_refused_with_the_place(shop: Any, encoding: str, says: str) -> None:
+    """Public report: a body in another encoding is said to be malformed JSON, though it is JSON (D3 is the same of files)."""
+    with served(shop) as client:
+        for method, path, kind, _ in ROUTES:
+            if kind != ARROW:
+                body = '{"é": 1}'.encode(encoding)
+                answer = client.request(method, path, content=body, headers={"content-type": f"{kind}; charset={encoding}"})
+                assert (answer.status_code, says in answer.text) == (400, True), (path, answer.text)
+
+
+def test_a_byte_order_mark_of_utf8_is_left_out_as_in_files(shop: Any) -> None:
+    """Public report: PowerShell writes a byte order mark before JSON, which servers call an unexpected character."""
+    with served(shop) as client:
+        for method, path, kind, body in ROUTES:
+            if kind != ARROW:
+                plain, marked = (
+                    client.request(method, path, content=body.encode(encoding), headers={"content-type": kind})
+                    for encoding in ("utf-8", "utf-8-sig")
+                )
+                assert plain.status_code == marked.status_code, (path, marked.text)
+
+
+def test_http_workers_refuse_the_same(shop: Any) -> None:
+    import httpx
+
+    with live(shop, http_workers=1) as url, httpx.Client(base_url=url) as client:
+        for path in ("/v1/recommend", "/v1/completions"):
+            for content, headers, status in (
+                (gzip.compress(b"{}"), {"content-encoding": "gzip"}, 415),
+                ('{"é": 1}'.encode("latin-1"), {}, 400),
+                ("{}".encode("utf-16"), {}, 400),
+            ):
+                assert client.post(path, content=content, headers={"content-type": JSON, **headers}).status_code == status
+        assert client.post("/v1/recommend", content="{}".encode("utf-8-sig"), headers={"content-type": JSON}).status_code == 200
