@@ -8,7 +8,6 @@ import ctypes
 import importlib
 import logging
 import os
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -93,14 +92,9 @@ def kernel_directory() -> str:
 
 
 def _cache_directory() -> str:
-    """The platform's cache directory for this version, or "" where there is no home directory."""
+    """Return the user's cache directory for this version, or "" where there is no home directory."""
     try:
-        if sys.platform == "win32":
-            root = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-        elif sys.platform == "darwin":
-            root = Path.home() / "Library" / "Caches"
-        else:
-            root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     except RuntimeError:
         return ""
     return str(root / "leafbeam" / importlib.import_module("leafbeam").__version__)

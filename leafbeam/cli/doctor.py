@@ -127,12 +127,12 @@ def machine_findings(machine: Machine) -> Iterator[Finding]:
         mend="less than 1 GB is available: leafbeam inspect --plan says what an index needs" if scarce else "",
     )
     files = machine.open_files
-    few = files is not None and 0 <= files < _MIN_OPEN_FILES
+    few = 0 <= files < _MIN_OPEN_FILES
     yield Finding(
         area="machine",
         name="open files",
         status="advice" if few else "ok",
-        value="unknown" if files is None else f"{files:,}",
+        value=f"{files:,}",
         mend=f"ulimit -n {_MIN_OPEN_FILES}: a server needs one for each connection" if few else "",
     )
     yield _kernels()

@@ -1,6 +1,7 @@
 """What a process may use of its machine: cores, memory and files, with the limits of its control group."""
 
 import os
+import resource
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ class Machine:
     memory: int | None
     available: int | None
     memory_limit: int | None
-    open_files: int | None
+    open_files: int
 
     @classmethod
     def this(cls, root: Path = Path("/")) -> "Machine":
@@ -41,7 +42,7 @@ class Machine:
             memory=memory.get("MemTotal"),
             available=memory.get("MemAvailable"),
             memory_limit=min(limits, default=None),
-            open_files=_open_files(),
+            open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         )
 
     @property
@@ -94,11 +95,3 @@ def _meminfo(path: Path) -> dict[str, int]:
 def _number(text: str) -> int | None:
     """A whole number of up to 20 digits; None for "max", -1, and what is none."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 20 else None
-
-
-def _open_files() -> int | None:
-    try:
-        import resource
-    except ImportError:  # not on Windows
-        return None
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

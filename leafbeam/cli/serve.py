@@ -229,8 +229,7 @@ def serve(
 
     SIGHUP reloads rules and catalog.
     """
-    if hasattr(signal, "SIGHUP"):
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until rules are loaded, there is nothing to reload
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until rules are loaded, there is nothing to reload
     paths = None if run is None and text_model is not None else RunDirectory(run or DEFAULT_RUN)
     if paths is not None:
         paths.check(*ENGINE_FILES)

@@ -1,5 +1,6 @@
 """Batches that took many times as long as most, kept with what tells why."""
 
+import resource
 import statistics
 import threading
 import time
@@ -32,12 +33,9 @@ class ThreadUse:
     @classmethod
     def now(cls) -> "ThreadUse":
         cpu_s = time.thread_time()
-        try:
-            import resource
-
-            use = resource.getrusage(resource.RUSAGE_THREAD)
-        except (ImportError, AttributeError):  # not Linux
+        if not hasattr(resource, "RUSAGE_THREAD"):  # elsewhere than on Linux
             return cls(cpu_s=cpu_s)
+        use = resource.getrusage(resource.RUSAGE_THREAD)
         return cls(cpu_s=cpu_s, waits=use.ru_nvcsw, preempted=use.ru_nivcsw, faults=use.ru_majflt + use.ru_minflt)
 
     def since(self, before: "ThreadUse") -> "ThreadUse":

@@ -23,7 +23,7 @@ from leafbeam import jit
 __all__ = ["Spread", "end_idle_threads", "fork", "is_available", "name_functions", "num_threads"]
 
 _MIN_VALUES = 1 << 15  # of a kernel's rows: with fewer, one thread is as fast
-_LIBRARY, _MODE = "libgomp.so.1", getattr(os, "RTLD_NOLOAD", 0) | getattr(os, "RTLD_NOW", 0)  # Windows has none of the three
+_LIBRARY, _MODE = "libgomp.so.1", os.RTLD_NOLOAD | os.RTLD_NOW
 _SYMBOLS = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"
 _SOFT_PAUSE = 1  # omp_pause_soft
 
@@ -126,7 +126,7 @@ class Spread:
 
     def __enter__(self) -> bool:
         """Whether they have."""
-        can_bind = _IS_AVAILABLE and _HAS_IDS and hasattr(os, "sched_getaffinity")
+        can_bind = _IS_AVAILABLE and _HAS_IDS
         cores = sorted(os.sched_getaffinity(0)) if can_bind and self._threads > 1 else ()
         self._cores = cores if len(cores) >= self._threads else ()
         if not self._cores:

@@ -4,7 +4,7 @@ import asyncio
 import json
 import math
 import os
-import sys
+import resource
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -28,10 +28,6 @@ _MAX_PIECES, _MIN_PIECE_BYTES = 4096, 8  # a body of more pieces has so many byt
 
 def descriptor_limit() -> int:
     """Connections that this process can hold open: its descriptors without those that it needs itself, 16,384 at most."""
-    if sys.platform == "win32":
-        return 512  # what its select() can watch
-    import resource
-
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     available = 1 << 20 if soft == resource.RLIM_INFINITY else soft
     used = len(os.listdir("/dev/fd"))

@@ -72,8 +72,6 @@ class HttpWorkers:
         """Raise ArgumentError for a number of workers that cannot be."""
         if not 0 <= count <= MAX_HTTP_WORKERS:
             raise ArgumentError(f"http_workers must be from 0 (this process answers alone) to {MAX_HTTP_WORKERS}, not {count}")
-        if count and sys.platform == "win32":
-            raise ArgumentError("HTTP workers need Unix sockets: leave http_workers at 0 on Windows")
 
     @property
     def num_alive(self) -> int:

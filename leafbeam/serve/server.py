@@ -63,7 +63,7 @@ class SighupReloader:
     @contextmanager
     def installed(self) -> Generator["SighupReloader"]:
         """Handle SIGHUP while open."""
-        if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGHUP"):
+        if threading.current_thread() is not threading.main_thread():
             yield self
             return
         before = signal.signal(signal.SIGHUP, lambda number, frame: self._signals.put(True))

@@ -189,7 +189,6 @@ def test_files_that_cannot_serve_are_named_errors_before_anything_listens(shop):
         serve(model_dir, CatalogFiles(index=index_path, catalog=catalog_path), port=0)
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="there is no SIGHUP here")
 def test_signals_during_a_reload_lead_to_one_more_and_a_failure_to_none_less():
     begun, go, calls = threading.Semaphore(0), threading.Semaphore(0), []
 
