@@ -8,14 +8,14 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from leafbeam.catalog.active_rules import ActiveRules, ChangeRecord
-from leafbeam.catalog.evaluator import Evaluation, Evaluator
+from leafbeam.catalog.evaluator import Evaluation, Evaluator, LastEvaluation
 from leafbeam.catalog.expression import Expression
 from leafbeam.catalog.items_table import ItemsTable
 from leafbeam.catalog.refresh import BackgroundWorker, Schedule
@@ -32,15 +32,6 @@ from leafbeam.live.transaction import Codes
 
 _CLOSE_S = 5.0
 log = logging.getLogger("leafbeam.catalog")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _LastEvaluation:
-    """When a rule was last evaluated successfully over all items, how long that took, and the current error."""
-
-    succeeded_at: float | None = None
-    seconds: float = 0.0
-    error: str | None = None
 
 
 class Catalog:
@@ -69,12 +60,13 @@ class Catalog:
         clock: Callable[[], float] = time.monotonic,
         background: bool = True,
         data_may_fail: bool = False,
+        load: bool = True,
     ) -> None:
         self._table, self._evaluator = table, Evaluator(table)
         self._source, self._clock, self._data_may_fail = rules, clock, data_may_fail
         self._evaluation_lock = threading.RLock()  # one evaluation at a time; taken before the write lock, never after
         self._added_rules: dict[str, Rule] = {}
-        self._evaluations: dict[str, _LastEvaluation] = {}
+        self._evaluations: dict[str, LastEvaluation] = {}
         self._read_other_rows: frozenset[str] = frozenset()  # rules that are evaluated over all items after each change
         self._schedule = Schedule()
         self._refresher = BackgroundWorker(self._refresh_in_background, "leafbeam-refresh") if background else None
@@ -82,11 +74,11 @@ class Catalog:
         try:
             self._refresh = None if refresh is None else parse_duration(refresh, "refresh")
             self.index = LiveIndex.create(None, index) if isinstance(index, Trie) else index
-            empty = LoadReport(num_items=0, not_in_index=0, not_in_catalog=0, rules=(), seconds=0.0)
-            filters = RuleFilters(self.index.version(), {})
-            rule_set = RuleSet(filters=filters, definitions={}, report=empty, generation=0, rule_generations={})
-            self._active = ActiveRules(self.index, rule_set)
-            self._load(first=True)
+            self._active = ActiveRules(self.index, RuleSet.empty(self.index.version()))
+            if load:
+                self._load(first=True)
+            else:
+                self._evaluator.check()
         except BaseException:
             table.close()
             raise
@@ -111,6 +103,7 @@ class Catalog:
         clock: Callable[[], float] = time.monotonic,
         background: bool = True,
         data_may_fail: bool = False,
+        load: bool = True,
     ) -> "Catalog":
         """Open a catalog file and evaluate its rules: a TOML file's `[rules]`, a mapping of names to predicates, or several.
 
@@ -120,11 +113,14 @@ class Catalog:
         change keeps the file open for the next ones, unless another process has a catalog of it. rule_timeout_s: an evaluation
         that takes longer is an error of its rule. clock, background: for tests; without the thread, call `refresh_due`.
         data_may_fail: a rule whose evaluation fails over these rows, or takes too long, is not available, and no error here.
+        load: False for a process that only changes items: before `reload` no rule is known, nor which items have a row.
 
         Cost: a look-up of the table's ids in the index, a scan of columns for each rule. Raises DataError, RuleError.
         """
         table = ItemsTable(path, wait_s=wait_s, exclusive=exclusive, hold_s=hold_s, rule_timeout_s=rule_timeout_s)
-        return cls(table, index, rules, refresh=refresh, clock=clock, background=background, data_may_fail=data_may_fail)
+        return cls(
+            table, index, rules, refresh=refresh, clock=clock, background=background, data_may_fail=data_may_fail, load=load
+        )
 
     @classmethod
     def in_memory(
@@ -474,7 +470,7 @@ class Catalog:
         return report
 
     def _status_of(self, name: str, filters: RuleFilters, definitions: Mapping[str, Rule]) -> RuleStatus:
-        last = self._evaluations.get(name, _LastEvaluation())
+        last = self._evaluations.get(name, LastEvaluation())
         return RuleStatus(
             name=name,
             num_items=len(filters[name]) if name in filters else 0,
@@ -489,9 +485,9 @@ class Catalog:
         self, name: str, error: RuleError | None, *, at: float | None = None, seconds: float = 0.0, quiet: bool = False
     ) -> None:
         """Keep the result of an evaluation; unless quiet, log when a rule begins to fail or succeeds again."""
-        before = self._evaluations.get(name, _LastEvaluation())
+        before = self._evaluations.get(name, LastEvaluation())
         if error is None:
-            self._evaluations[name] = _LastEvaluation(succeeded_at=at, seconds=seconds)
+            self._evaluations[name] = LastEvaluation(succeeded_at=at, seconds=seconds)
             if before.error is not None and not quiet:
                 log.info("rule %s can be evaluated again", name)
             return

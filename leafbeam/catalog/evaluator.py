@@ -48,6 +48,15 @@ class Evaluation:
                 raise error
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LastEvaluation:
+    """When a rule was last evaluated successfully over all items, how long that took, and the current error."""
+
+    succeeded_at: float | None = None
+    seconds: float = 0.0
+    error: str | None = None
+
+
 class Evaluator:
     """Evaluates rules over the whole table, or over the rows of changed items.
 
@@ -60,6 +69,11 @@ class Evaluator:
         self._map: RowMap | None = None
         self._num_moved = _SPARE_ROWS  # removed or changed rows since gaps were looked for; at first, who knows
         self._rows_may_move = False  # DuckDB may close the gap of a removed row at any later checkpoint
+
+    def check(self) -> None:
+        """Check the table without evaluating anything. Raises DataError unless every row has an id of its own."""
+        with self.table.reading(whole=True) as session:
+            session.check()
 
     def evaluate(self, rules: Sequence[Rule], version: Version, *, count: bool = False) -> Evaluation:
         """Evaluate rules over the whole table; count: LISTED and the counts too. Raises DataError if it cannot be read at all.

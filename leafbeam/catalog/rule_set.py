@@ -71,6 +71,12 @@ class RuleSet:
     generation: int
     rule_generations: Mapping[str, int]
 
+    @classmethod
+    def empty(cls, version: Version) -> "RuleSet":
+        """Return the rule set of a version before rules are loaded."""
+        report = LoadReport(num_items=0, not_in_index=0, not_in_catalog=0, rules=(), seconds=0.0)
+        return cls(filters=RuleFilters(version, {}), definitions={}, report=report, generation=0, rule_generations={})
+
     @property
     def version(self) -> Version:
         return self.filters.version

@@ -14,6 +14,7 @@ from leafbeam.ingest import ChangeCounts, Lines
 Operation = Literal["put", "delete"]
 KEY = "LEAFBEAM_KEY"  # of the environment
 DEADLINE_S = 60.0  # of a batch
+_HOLD_S = 3.0  # the catalog's file stays open this long for the next batch: to open it takes longer than a change
 
 
 class ItemWriter(Protocol):
@@ -59,27 +60,25 @@ def has_text_ids(kind: str) -> bool:
 def _run_items(paths: RunDirectory, *, makes_codes: bool) -> Generator[_RunItems]:
     """Raises LockedError if a server has the run open."""
     from leafbeam.catalog import Catalog
-    from leafbeam.engine import CatalogFiles
-    from leafbeam.ingest import CatalogWriter
-    from leafbeam.serve import ChangeFiles
+    from leafbeam.ingest import CatalogWriter, LiveDirectory
 
     paths.check("trie", "catalog", "rules")
-    files = CatalogFiles(index=paths.trie, catalog=paths.catalog, rules=paths.rules)
     encoder = paths.load_encoder() if makes_codes else "this command makes no codes"
-    place = ChangeFiles(directory=paths.live, encoder=encoder, changes="on")
     with ExitStack() as opened:
         try:
-            changed = place.open(files, opened)
+            live = opened.enter_context(LiveDirectory.open(paths.live, paths.trie))
         except LockedError as error:
             holder = str(error).partition("; close it there")[0]  # the rest is advice for Python
             raise LockedError(
                 f"a server or another command has {paths.path} open: send the items through the server with --url, such as "
                 f"--url http://127.0.0.1:8000 ({holder})"
             ) from error
-        assert isinstance(changed.source, Catalog)
-        assert isinstance(changed.writer, CatalogWriter)
-        columns = {field.name: str(field.type) for field in changed.source.schema()}
-        yield _RunItems(changed.writer, columns, has_text_ids(columns["item_id"]))
+        # Rules are evaluated by the server that applies them: a change of items does not read them.
+        catalog = Catalog.open(paths.catalog, live.index, hold_s=_HOLD_S, load=False)
+        opened.callback(catalog.close)
+        writer = CatalogWriter(catalog, live, encoder=encoder)
+        columns = {field.name: str(field.type) for field in catalog.schema()}
+        yield _RunItems(writer, columns, has_text_ids(columns["item_id"]))
 
 
 class _ServedItems:

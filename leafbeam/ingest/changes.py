@@ -5,7 +5,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,9 @@ from leafbeam.ingest.attributes import table_of
 from leafbeam.ingest.lines import ItemLine, Lines, problem_of_new_id
 from leafbeam.live.transaction import id_kind_of
 from leafbeam.retrieve import ItemMemory
-from leafbeam.semid import ItemEncoder
+
+if TYPE_CHECKING:
+    from leafbeam.semid import ItemEncoder  # a change with codes does without it
 
 Operation = Literal["put", "patch", "delete"]
 _FIELDS = ("operation", "item_ids", "codes", "attributes")
@@ -131,7 +133,7 @@ class ChangePlanner:
     encoder: gives new items codes; or why there is none, for the message. memory: takes new items, whose ids are of its kind.
     """
 
-    def __init__(self, encoder: ItemEncoder | str, memory: ItemMemory | None = None) -> None:
+    def __init__(self, encoder: "ItemEncoder | str", memory: ItemMemory | None = None) -> None:
         self._encoder, self._memory = encoder, memory
 
     def plan(self, operation: Operation, lines: Lines, version: Version, schema: pa.Schema, *, missing_ok: bool) -> Change:
@@ -199,7 +201,7 @@ class ChangePlanner:
         if not len(new) and not given:
             return codes, {}
         encoder = self._encoder
-        assert isinstance(encoder, ItemEncoder)
+        assert not isinstance(encoder, str)
         rows, vectors = [*given], [np.array([items[row].vector for row in given], np.float32)] if given else []
         if len(new):
             (group,) = groups  # a put has one

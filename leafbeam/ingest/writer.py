@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from leafbeam.catalog import Catalog, RuleStatus
 from leafbeam.errors import ConflictError, DataError, LeafbeamError, LogError, UnknownRuleError
@@ -17,7 +18,9 @@ from leafbeam.ingest.snapshots import SnapshotInfo, Snapshots
 from leafbeam.ingest.texts import MemoryTexts
 from leafbeam.live import RequestKey
 from leafbeam.retrieve import ItemMemory, LiveMemory
-from leafbeam.semid import ItemEncoder
+
+if TYPE_CHECKING:
+    from leafbeam.semid import ItemEncoder  # a change with codes does without it
 
 log = logging.getLogger("leafbeam.ingest")
 
@@ -38,7 +41,7 @@ class CatalogWriter:
         catalog: Catalog,
         live: LiveDirectory,
         *,
-        encoder: ItemEncoder | str,
+        encoder: "ItemEncoder | str",
         memory: ItemMemory | LiveMemory | None = None,
     ) -> None:
         self.catalog, self._live = catalog, live

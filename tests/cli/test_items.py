@@ -10,6 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import httpx
 import numpy as np
 import pyarrow as pa
@@ -146,15 +147,15 @@ def test_an_item_put_with_text_alone_is_found_through_texts_like_its_own_and_by_
             assert (unknown.status_code, "send more text, or codes" in unknown.text) == (422, True)
 
 
-# What a change of one item does not need; an encoder is read only for an item without codes.
-NEEDLESS = ("torch", "sklearn", "starlette", "leafbeam.engine.engine", "leafbeam.model", "leafbeam.semid.fit")
+ENCODER = "leafbeam.semid.item_encoder"  # read only for an item without codes
+NEEDLESS = ("torch", "sklearn", "starlette", "leafbeam.serve", "leafbeam.engine", "leafbeam.model", "leafbeam.train", ENCODER)
 LOADED = """
 import json, sys
+from leafbeam.catalog.evaluator import Evaluator
 from leafbeam.cli import app
-from leafbeam.semid import ItemEncoder
-read, loaded = ItemEncoder.load, []
-ItemEncoder.load = lambda *words: loaded.append("encoder") or read(*words)
-app(json.loads(sys.argv[1]), standalone_mode=False)
+loaded = []
+Evaluator.evaluate = lambda *_, **__: loaded.append("rules")
+assert not app(json.loads(sys.argv[1]), standalone_mode=False)  # else the exit code
 print(json.dumps(loaded + [name for name in json.loads(sys.argv[2]) if name in sys.modules]))
 """
 
@@ -162,25 +163,52 @@ print(json.dumps(loaded + [name for name in json.loads(sys.argv[2]) if name in s
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["add", "new", "--codes", "1,3", "title=green tea"], []),
-        (["add", "i0", "--codes", "1,3"], []),
-        (["add", "new", "title=old red boot", "price=2"], ["encoder"]),
-        (["add", "i0", "title=old red boot"], ["encoder"]),
+        (["add", "new", "--codes", "1,3,0", "title=green tea"], []),
+        (["add", "i0", "--codes", "1,3,0"], []),
+        (["add", "new", "title=old red boot", "price=2"], [ENCODER]),
+        (["add", "i0", "title=old red boot"], [ENCODER]),
         (["remove", "i1", "i2"], []),
         (["remove", "nothing", "--missing-ok"], []),
-        (["import", "items.csv"], ["encoder"]),
+        (["import", "items.csv"], [ENCODER]),
     ],
 )
 def test_a_change_of_an_item_loads_no_model_no_server_and_no_needless_encoder(
     run: Path, words: list[str], expected: list[str]
 ) -> None:
-    """L6: `items add` took 4 to 5 s, most of it for importing torch and the model's kernels."""
+    """L6: `items add` took 4 to 5 s: it imported torch and the model's kernels, and evaluated all rules over all items."""
     (run / "items.csv").write_text("item_id,title\nnew,black tea\n")
     words = [str(run / word) if word.endswith(".csv") else word for word in words]
     code = [sys.executable, "-c", LOADED, json.dumps(["items", *words, "--run", str(run)]), json.dumps(NEEDLESS)]
     finished = subprocess.run(code, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
     assert json.loads(finished.stdout.splitlines()[-1]) == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("INSERT INTO items SELECT * FROM items WHERE item_id = 'i2'", "these come again: 'i2' (2 rows)"),
+        ("INSERT INTO items (title) VALUES ('tea')", "have no item_id"),
+        ("CREATE TABLE other AS FROM items; DROP TABLE items; CREATE VIEW items AS FROM other", "has to be a table"),
+        ("ALTER TABLE items ALTER item_id TYPE INT USING CAST(item_id[2:] AS INT)", "ids of this index are strings"),
+    ],
+)
+@pytest.mark.parametrize("words", [["add", "1", "--codes", "1,3,0", "title=tea"], ["remove", "1"]])
+def test_a_change_checks_the_ids_of_the_table_although_it_reads_no_rule(
+    run: Path, words: list[str], change: str, message: str
+) -> None:
+    """L6: what a change no longer evaluates was also what found repeated ids."""
+    with duckdb.connect(str(RunDirectory(run).catalog)) as connection:
+        connection.execute(change)
+    refused = call(*words, "--run", str(run))
+    assert (refused.exit_code, message in refused.stderr) == (2, True), refused.stderr
+
+
+def test_a_change_of_an_item_passes_by_rules_that_cannot_be_evaluated(run: Path) -> None:
+    """L6: rules are the server's, which names those that fail."""
+    RunDirectory(run).rules.write_text("[rules]\nbroken = 'no_such_column < 3'\n")
+    assert "new was added" in call("add", "new", "--codes", "1,3,0", "title=tea", "--run", str(run)).stdout
+    assert "1 item removed" in call("remove", "new", "--run", str(run)).stdout
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "nonsense", "http://[", "ftp://x", ""])
