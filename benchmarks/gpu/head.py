@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.timing import Measured, attempt, poisoned, relative_error, times
+from benchmarks.head_costs import measure_gpu
 from benchmarks.peers import dense_head
 from benchmarks.peers.masked_head import masked_logits
 from leafbeam.ops.head import HeadCosts, HeadPath, LegalCodes, triton
@@ -163,7 +164,7 @@ def _curve(weight_VD: Tensor, rows: int) -> dict[str, Any]:
 def _choice(weight_VD: Tensor, until: float) -> dict[str, Any]:
     """Time of the dispatcher with calibrated costs over that of the dense path."""
     device, (codes, hidden) = weight_VD.device, weight_VD.shape
-    costs = triton.calibrate(weight_VD) if device.type == "cuda" else HeadCosts()
+    costs = measure_gpu(weight_VD) if device.type == "cuda" else HeadCosts()
     cells: list[dict[str, Any]] = []
     for rows in (1, 4, 16, 64, 140):
         hidden_RD = torch.randn(rows, hidden, device=device, dtype=weight_VD.dtype)

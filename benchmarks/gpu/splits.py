@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.gpu.split_costs import AttentionTime, fit_costs
 from benchmarks.gpu.timing import Measured, attempt, times
 from benchmarks.rows import RESULTS
 from leafbeam.ops.attention import triton
-from leafbeam.ops.attention.costs import AttentionCosts, AttentionTime, AttentionWork
+from leafbeam.ops.attention.costs import AttentionCosts, AttentionWork
 
 __all__ = ["COSTS", "REAL", "runs"]
 
@@ -69,7 +70,7 @@ def _fit(device: torch.device, found: Sequence[AttentionTime], path: Path) -> di
     """Fitted to every other call and tried on the others; what is written is fitted to all."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
-    fit = partial(AttentionCosts.fit, programs=[processors * each for each in range(1, 9)], device=name)
+    fit = partial(fit_costs, programs=[processors * each for each in range(1, 9)], device=name)
     works = list(dict.fromkeys(one.work for one in found))
     held_out = set(works[1::2])
     half = fit([one for one in found if one.work not in held_out])

@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from benchmarks.head_costs import measure_cpu
 from benchmarks.micro import trie_head
 from benchmarks.peers import dense_head
 from benchmarks.rows import spread
@@ -81,7 +82,7 @@ def runs(quick: bool) -> Runs:
             rng.standard_normal(dtype=np.float32, out=weight_VD)
             weight_VD *= np.float32(hidden**-0.5)
             bench = _Bench(weight_VD=weight_VD, rng=rng, most_sets=2 if quick else 40)
-            costs = cpu.calibrate(weight_VD)
+            costs = measure_cpu(weight_VD)
             for distribution in ("uniform", "zipf", "clustered"):
                 yield _rows(bench, distribution, costs)
             yield _curve(bench)

@@ -21,11 +21,12 @@ import torch
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from benchmarks.head_costs import measure_cpu
 from benchmarks.rows import spread
 from benchmarks.vocabulary import SIZE, real_vocabulary
 from leafbeam.automata import Automaton, TokenTrie
 from leafbeam.decode import SequenceSearch
-from leafbeam.ops.head import HeadCosts, cpu
+from leafbeam.ops.head import HeadCosts
 
 __all__ = ["masked_search", "runs"]
 
@@ -59,7 +60,7 @@ def runs(quick: bool) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     torch.set_num_threads(1)
     try:
         with threadpool_limits(1):
-            costs = cpu.calibrate(weight_VD)
+            costs = measure_cpu(weight_VD)
             for name, automaton in languages.items():
                 parameters = {"language": name, "V": SIZE, "D": hidden, "K": K, "most_rounds": ROUNDS, "threads": 1}
                 yield parameters, _measure(automaton, weight_VD, costs, repeats=1 if quick else 5)

@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.head_costs import measure_cpu
 from benchmarks.rows import interleaved, spread
 from leafbeam.decode import BeamSearch, SearchResult
 from leafbeam.index import Trie
-from leafbeam.ops.head import HeadCosts, cpu
+from leafbeam.ops.head import HeadCosts
 
 __all__ = ["CASES", "TrieCase", "measure", "runs"]
 
@@ -68,7 +69,7 @@ def measure(case: TrieCase, repeats: int) -> dict[str, Any]:
     trie = case.index(rng)
     weights = [torch.from_numpy(_weights(rng, size, case.hidden)) for size in dict.fromkeys(trie.codebook_sizes)]
     head = weights * trie.num_levels  # one head for all levels, as over tokens
-    costs = cpu.calibrate(head[0])
+    costs = measure_cpu(head[0].numpy())
     search = BeamSearch(trie, case.beams, "allowed")
     draws = [_hidden(rng, search, case.hidden) for _ in range(3)]
     for hidden in draws:

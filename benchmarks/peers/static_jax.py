@@ -13,15 +13,15 @@ import jax.numpy as jnp
 
 from benchmarks.peers.jax_rounds import JaxOffers, JaxSelection
 from benchmarks.peers.static import advanced, offered, sliced
-from leafbeam.ops.constrain.namespaces.jax import JaxNamespace
-from leafbeam.ops.constrain.static import jax as static_jax
+from leafbeam.ops.constrain.namespaces.jax import JaxNamespace, register
 from leafbeam.ops.constrain.static.matrix import TransitionMatrix
-from leafbeam.ops.constrain.static.step import level_tables
+from leafbeam.ops.constrain.static.step import LevelTables, level_tables
 
 __all__ = ["StaticJax"]
 
 Array = jax.Array
 _XP = JaxNamespace()
+register(LevelTables, static=["size", "max_branch", "first_in", "first_out"])
 
 
 @jax.tree_util.register_dataclass
@@ -29,7 +29,7 @@ _XP = JaxNamespace()
 class StaticJax:
     """The tables of each level, and the form."""
 
-    levels: tuple[static_jax.LevelTables, ...]
+    levels: tuple[LevelTables, ...]
     scatter: bool = field(default=False, metadata={"static": True})
 
     @classmethod

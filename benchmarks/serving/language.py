@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
+from benchmarks.head_costs import measure_cpu
 from benchmarks.object_pattern import object_pattern
 from benchmarks.papers.inference import MODELS
 from benchmarks.peers.failure import PeerFailure, failure_of
@@ -39,7 +40,6 @@ from benchmarks.vocabulary import NUM_SPECIALS, SIZE, write_real_tokenizer
 from leafbeam.automata import Automaton
 from leafbeam.decode import SequenceSearch
 from leafbeam.model import ModelConfig, TextTokens, Transformer
-from leafbeam.ops.head import cpu
 from leafbeam.text import TextGenerator
 
 __all__ = ["SCHEMA", "TINY", "Shape", "compare", "make_checkpoint", "runs"]
@@ -114,7 +114,7 @@ def compare(directory: Path, engines: Engines, batch: int, repeats: int) -> dict
     """Every way: seconds, tokens a second, what constraints take; and the calls of the model."""
     generator = TextGenerator.load(directory)
     head = generator.model.head_weight.detach().numpy()
-    generator = TextGenerator(generator.model, generator.tokenizer, costs=cpu.calibrate(head))
+    generator = TextGenerator(generator.model, generator.tokenizer, costs=measure_cpu(head))
     ways = _Ways(directory, generator, engines)
     groups = [_Turns(ways, peers, batch, repeats) for peers in PEERS]
     found: dict[str, dict[str, Any]] = {}

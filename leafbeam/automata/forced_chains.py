@@ -43,16 +43,11 @@ class ForcedChains:
         return indptr, token_C, np.where(states < 0, -1, self.end_S[states]).astype(np.int32)
 
     @property
-    def num_forced(self) -> int:
-        """The number of forced states."""
-        return int((self.token_S >= 0).sum())
-
-    @property
     def nbytes(self) -> int:
         return self.token_S.nbytes + self.next_S.nbytes + self.end_S.nbytes + self.length_S.nbytes
 
     def __repr__(self) -> str:
-        return f"ForcedChains({self.num_forced:,} forced of {len(self.token_S):,} states)"
+        return f"ForcedChains({(self.token_S >= 0).sum():,} forced of {len(self.token_S):,} states)"
 
 
 @njit(cache=True)

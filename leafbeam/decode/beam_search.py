@@ -152,7 +152,7 @@ class BeamSearch(ItemSearch):
         head: for each level the rows of the model's head for its codes, (V, D), float32 on a CPU, where the logits would be.
         Given, the functions return hidden states, (B, D) and then (B, K, D). With scoring "allowed" the head is
         multiplied for legal codes alone in rounds where that is expected to take less time: large codebooks, few children.
-        costs: from `ops.head.cpu.calibrate`. Backends "cpu" and "triton", which then waits every such round.
+        costs: of this machine; None: estimates. Backends "cpu" and "triton", which then waits every such round.
 
         Cost: L calls of step_fn; on a CPU, or given suffix_fn, fewer where no beam is left or every beam has ended. On a device
         that look waits every round; without suffix_fn a search waits once. Raises ArgumentError, ForeignFilterError,

@@ -105,7 +105,7 @@ class SequenceSearch:
 
         head: the weight (V, D) of the model's head, float32 on the CPU; with backend "triton" on its device, in the model's
         dtype. Given, step_fn returns hidden states, (B, D) and then (B, K, D), and the head is multiplied for legal codes alone
-        where that is cheaper (`ops.head`). costs: from `calibrate` of `ops.head.cpu` or `ops.head.triton`.
+        where that is cheaper (`ops.head`). costs: of this machine; None: estimates.
 
         suffix_fn(codes_BKT, parents_BK) -> what T calls of step_fn would return, the first with these parents, each later one
         with every beam as its own: given, the search jumps over forced chains, with the same answer. While all live beams are

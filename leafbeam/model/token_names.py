@@ -40,11 +40,6 @@ class Codebook:
         found = np.searchsorted(self.numbers_V, numbers).clip(max=len(self) - 1)
         return np.where(self.numbers_V[found] == numbers, found, -1)
 
-    @property
-    def renumbers(self) -> bool:
-        """Whether a code is another number than the one in its token's name, because tokens between are missing."""
-        return int(self.numbers_V[-1]) != len(self) - 1
-
 
 def read_token_ids(directory: Path) -> dict[str, int]:
     """Every token by its text, from tokenizer.json, added_tokens.json and tokenizer_config.json, those that exist.

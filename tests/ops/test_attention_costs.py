@@ -1,4 +1,4 @@
-"""The regressor that splits a prompt's attention: what it fits, what it picks, and the files it is read from."""
+"""The regressor that splits a prompt's attention: what it picks, and the files it is read from."""
 
 import json
 from dataclasses import replace
@@ -10,48 +10,9 @@ import torch
 from leafbeam.engine import Settings
 from leafbeam.errors import ArgumentError, DataError
 from leafbeam.ops.attention import reference, triton
-from leafbeam.ops.attention.costs import AttentionCosts, AttentionTime, AttentionWork
+from leafbeam.ops.attention.costs import AttentionCosts, AttentionWork
 
 QWEN3 = AttentionWork(requests=1, tokens=1000, beams=512, heads=16, groups=8, size=128)
-WORKS = [
-    replace(QWEN3, requests=requests, tokens=tokens, beams=beams)
-    for requests in (1, 8)
-    for tokens in (100, 500, 3000)
-    for beams in (1, 20, 512)
-]
-
-
-def times(costs: AttentionCosts, works: list[AttentionWork], constant: float = 9_000.0) -> list[AttentionTime]:
-    return [
-        AttentionTime(work=work, splits=splits, nanoseconds=constant * work.beams + costs.nanoseconds(work, splits))
-        for work in works
-        for splits in work.splits()
-    ]
-
-
-@pytest.mark.parametrize(
-    "truth",
-    [
-        AttentionCosts(programs=132, wave=3_000.0, block=400.0, merge=0.01),
-        AttentionCosts(programs=528, wave=0.0, block=2_000.0, merge=0.0),
-    ],
-)
-def test_a_fit_finds_the_costs_that_made_the_times(truth: AttentionCosts) -> None:
-    found = AttentionCosts.fit(times(truth, WORKS), programs=[132, 264, 396, 528], device="a GPU")
-    assert (found.programs, found.device) == (truth.programs, "a GPU")
-    assert (found.wave, found.block, found.merge) == pytest.approx((truth.wave, truth.block, truth.merge), rel=1e-6, abs=1e-6)
-
-
-def test_what_helps_in_the_times_is_never_a_negative_cost() -> None:
-    noisy = [replace(time, nanoseconds=time.nanoseconds / time.splits**2) for time in times(AttentionCosts(), WORKS)]
-    found = AttentionCosts.fit(noisy, programs=[132, 264])
-    assert min(found.wave, found.block, found.merge) >= 0
-
-
-@pytest.mark.parametrize("measured", [[], times(AttentionCosts(), [replace(QWEN3, tokens=60)] * 3)])
-def test_times_that_tell_nothing_are_refused(measured: list[AttentionTime]) -> None:
-    with pytest.raises(ArgumentError, match="do not say what parts cost"):
-        AttentionCosts.fit(measured, programs=[132])
 
 
 def test_a_full_device_gets_one_part_and_an_empty_one_as_many_as_there_are_blocks_for() -> None:

@@ -107,7 +107,5 @@ def test_inputs_that_do_not_fit_are_refused_before_a_launch() -> None:
         triton.head(hidden, weight, legal_codes, "full", path="gather")
     with pytest.raises(ArgumentError, match="path is"):
         triton.head(hidden, weight, legal_codes, "allowed", path="magic")  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="not on one"):
-        triton.calibrate(weight)
     with pytest.raises(LogitsError, match="mask"):
         masked_logits(hidden, weight, torch.ones(2, 129, dtype=torch.bool), level="block")

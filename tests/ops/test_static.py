@@ -1,4 +1,4 @@
-"""STATIC in torch and in JAX: the parity grid without filters, any number of dense levels, its arrays, what it refuses."""
+"""STATIC in torch: the parity grid without filters, any number of dense levels, its arrays, what it refuses."""
 
 from __future__ import annotations
 
@@ -20,16 +20,6 @@ from tests.parity import test_grid as grid
 UNFILTERED = [name for name, case in grid.CASES.items() if case.share is None and not case.denied and not case.lowest]
 
 
-@pytest.fixture(params=["torch", "jax"])
-def ops(request: pytest.FixtureRequest) -> Any:
-    if request.param == "torch":
-        return static_torch
-    pytest.importorskip("jax")
-    from leafbeam.ops.constrain.static import jax as static_jax
-
-    return static_jax
-
-
 @pytest.mark.parametrize("scoring", grid.SCORINGS)
 @pytest.mark.parametrize("shape", ["whole", "whole-packed"])
 @pytest.mark.parametrize("name", UNFILTERED)
@@ -37,20 +27,20 @@ def test_the_parity_grid_without_filters(name: str, shape: str, scoring: str) ->
     grid.check_case(name, shape, "static", scoring)
 
 
-def compare(ops: Any, trie: Trie, dense_levels: int, scoring: Any, widths: tuple[int, ...]) -> None:
+def compare(trie: Trie, dense_levels: int, scoring: Any, widths: tuple[int, ...]) -> None:
     """A search, each step compared with the CPU's; both go on from the same beams."""
     rng = np.random.default_rng(5)
     version = Version.of(trie)
     requests = request_filters(version, 2, None, None)
-    on_cpu, arrays = cpu.bind(version), ops.bind(version, dense_levels=dense_levels)
-    filters, cpu_filters = ops.bind_filters(arrays, requests), cpu.bind_filters(on_cpu, requests)
+    on_cpu, arrays = cpu.bind(version), static_torch.bind(version, dense_levels=dense_levels)
+    filters, cpu_filters = static_torch.bind_filters(arrays, requests), cpu.bind_filters(on_cpu, requests)
     lo, hi = root_ranges(version, requests)
     scores = np.zeros(lo.shape[1:], np.float32)
     for level, width in enumerate(widths):
         logits = rng.normal(size=(*lo.shape[1:], trie.codebook_sizes[level])).astype(np.float32)
         settings: Any = {"num_beams": width, "scoring": scoring}
         truth = cpu.step(on_cpu, level, lo, hi, scores, logits, cpu_filters, **settings)
-        ours = ops.step(arrays, level, lo, hi, scores, logits, filters, **settings)
+        ours = static_torch.step(arrays, level, lo, hi, scores, logits, filters, **settings)
         np.testing.assert_allclose(ours.scores, truth.scores, rtol=1e-5, atol=2e-5)
         for name in ("parent", "code", "lo", "hi", "num_valid"):
             np.testing.assert_array_equal(getattr(ours, name), getattr(truth, name), err_msg=f"{name} at level {level}")
@@ -59,14 +49,12 @@ def compare(ops: Any, trie: Trie, dense_levels: int, scoring: Any, widths: tuple
 
 @pytest.mark.parametrize("num_items", [0, 1, 300])
 @pytest.mark.parametrize("dense_levels", [0, 1, 2, 3, 9])
-def test_any_number_of_dense_levels_gives_the_same_beams(ops: Any, dense_levels: int, num_items: int) -> None:
-    if ops is not static_torch and (num_items == 1 or dense_levels in (1, 9)):
-        pytest.skip("compiling each case takes seconds")
+def test_any_number_of_dense_levels_gives_the_same_beams(dense_levels: int, num_items: int) -> None:
     sizes = (5, 13, 7)
     codes = np.stack([np.random.default_rng(1).integers(0, size, num_items) for size in sizes], axis=1)
     trie = Trie.build(codes, sizes)
     for scoring in ("full", "allowed"):
-        compare(ops, trie, dense_levels, scoring, (4, 90, 6))
+        compare(trie, dense_levels, scoring, (4, 90, 6))
 
 
 def test_the_arrays_of_figure_1() -> None:
@@ -111,14 +99,14 @@ def test_chunks_give_the_same_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
-def test_nan_and_infinity_are_named_with_request_and_beam(ops: Any, poison: float) -> None:
+def test_nan_and_infinity_are_named_with_request_and_beam(poison: float) -> None:
     trie = Trie.build(np.arange(10)[:, None], [10])
-    arrays = ops.bind(trie)
+    arrays = static_torch.bind(trie)
     logits = np.zeros((2, 1, 10), np.float32)
     logits[1, 0, 3] = poison
     state = np.zeros((1, 2, 1), np.int64), np.full((1, 2, 1), 10), np.zeros((2, 1), np.float32), logits
     with pytest.raises(LogitsError, match="request 1, beam 0 at level 0 hold NaN or \\+inf"):
-        ops.step(arrays, 0, *state, None, num_beams=2, scoring="full")
+        static_torch.step(arrays, 0, *state, None, num_beams=2, scoring="full")
 
 
 def test_a_filter_or_a_denied_item_is_refused() -> None:

@@ -11,10 +11,7 @@ What a call costs beyond this does not depend on Z. Shapes: as `ops.attention.tr
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain, combinations
 from os import PathLike
 from pathlib import Path
 
@@ -28,7 +25,7 @@ BLOCK = 64  # tokens of a prompt that a program reads together
 _MAX_SPLITS = 16
 _MAX_COST = 1e12  # nanoseconds
 _FORMAT = "leafbeam-attention-costs-1"
-_FEATURES = ("wave", "block", "merge")
+COST_NAMES = ("wave", "block", "merge")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,15 +68,6 @@ class AttentionWork:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AttentionTime:
-    """What one call took on a device."""
-
-    work: AttentionWork
-    splits: int
-    nanoseconds: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionCosts:
     """What parts of a prompt cost on one GPU: `make gpu` fits it there and writes it to a file.
 
@@ -100,7 +88,7 @@ class AttentionCosts:
     def __post_init__(self) -> None:
         if type(self.programs) is not int or self.programs < 1:
             raise ArgumentError(f"programs must be an integer of at least 1, not {self.programs!r}")
-        costs = [getattr(self, name) for name in _FEATURES]
+        costs = [getattr(self, name) for name in COST_NAMES]
         if not all(type(cost) in (int, float) and 0 <= cost <= _MAX_COST for cost in costs) or not any(costs):
             raise ArgumentError(f"wave, block and merge must be nanoseconds from 0 to {_MAX_COST:g}, not all 0: not {costs}")
         if not isinstance(self.device, str | None):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -109,32 +97,11 @@ class AttentionCosts:
     def nanoseconds(self, work: AttentionWork, splits: int) -> float:
         """The expected time of a call, less what does not depend on `splits`."""
         costs = np.array([self.wave, self.block, self.merge])
-        return float(_features(work, splits, self.programs) @ costs)
+        return float(features(work, splits, self.programs) @ costs)
 
     def splits(self, work: AttentionWork) -> int:
         """The number of parts with the smallest expected time."""
         return min(work.splits(), key=lambda splits: self.nanoseconds(work, splits))
-
-    @classmethod
-    def fit(cls, times: Sequence[AttentionTime], *, programs: Sequence[int], device: str | None = None) -> AttentionCosts:
-        """Least squares over the differences between the numbers of parts of one call, relative to its mean time.
-
-        programs: how many may run side by side, of which the best is taken. Raises ArgumentError where the times tell nothing.
-        """
-        by_work: dict[AttentionWork, list[AttentionTime]] = {}
-        for time in times:
-            by_work.setdefault(time.work, []).append(time)
-        best: tuple[float, int, NDArray[np.float64]] | None = None
-        for count in programs:
-            found = _least_squares(list(by_work.values()), count)
-            if best is None or found[0] < best[0]:
-                best = found[0], count, found[1]
-        if best is None or not best[2].any():
-            raise ArgumentError(
-                f"{len(times)} times of {len(by_work)} calls do not say what parts cost: measure several of each"
-            )
-        wave, block, merge = best[2].tolist()
-        return cls(programs=best[1], wave=wave, block=block, merge=merge, device=device)
 
     def save(self, path: Path) -> None:
         """Write a JSON file. Raises OSError."""
@@ -154,31 +121,7 @@ class AttentionCosts:
             ) from None
 
 
-def _features(work: AttentionWork, splits: int, programs: int) -> NDArray[np.float64]:
-    """What wave, block and merge are multiplied with."""
+def features(work: AttentionWork, splits: int, programs: int) -> NDArray[np.float64]:
+    """Return what wave, block and merge are multiplied with."""
     waves = -(-work.programs * splits // programs)
     return np.array([waves, waves * work.blocks_of_part(splits), splits * work.values], np.float64)
-
-
-def _least_squares(by_work: Sequence[Sequence[AttentionTime]], programs: int) -> tuple[float, NDArray[np.float64]]:
-    """(squared error, costs of at least 0): the best of the solutions that leave some of them out."""
-    rows, sides = list[NDArray[np.float64]](), list[NDArray[np.float64]]()
-    for times in by_work:
-        side = np.array([time.nanoseconds for time in times])
-        row = np.stack([_features(time.work, time.splits, programs) for time in times])
-        rows.append((row - row.mean(0)) / side.mean())
-        sides.append((side - side.mean()) / side.mean())
-    if not rows:
-        return math.inf, np.zeros(len(_FEATURES))
-    matrix, target = np.concatenate(rows), np.concatenate(sides)
-    scale = np.maximum(np.abs(matrix).max(0), 1e-30)
-    best = float(target @ target), np.zeros(len(_FEATURES))
-    sizes = range(1, len(_FEATURES) + 1)
-    for kept in chain.from_iterable(combinations(range(len(_FEATURES)), size) for size in sizes):
-        solved = np.linalg.lstsq(matrix[:, kept] / scale[list(kept)], target, rcond=None)[0]
-        costs = np.zeros(len(_FEATURES))
-        costs[list(kept)] = solved / scale[list(kept)]
-        error = matrix @ costs - target
-        if (costs >= 0).all() and float(error @ error) < best[0]:
-            best = float(error @ error), costs
-    return best

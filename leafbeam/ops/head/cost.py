@@ -12,7 +12,7 @@ Shapes: R rows, V codes, D hidden, C legal codes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -44,7 +44,7 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadCosts:
-    """Nanoseconds per weight on one machine, measured by `cpu.calibrate` or `triton.calibrate`.
+    """Nanoseconds per weight on one machine; benchmarks/head_costs.py measures them.
 
     dense: of a dense product, at each measured number of rows. gather: of a dot product whose row picks its own codes. token:
     for each weight of a distinct code; shared: for each further product with it. call: fixed nanoseconds of a block's product
@@ -82,22 +82,6 @@ class HeadCosts:
             + self.token * work.distinct * work.hidden
             + self.shared * work.legal * work.hidden,
         }
-
-
-def measured_costs(time_of: Callable[[HeadPath, int, int], float], codes: int, hidden: int, rows: Sequence[int]) -> HeadCosts:
-    """Costs from runs of `head` over V x D weights.
-
-    time_of: (path, rows, legal codes of each row, drawn uniformly) -> nanoseconds.
-    """
-    each, call = max(1, codes // 8), max(500.0, time_of("gather", 1, 1))
-    dense = tuple((n, time_of("dense", n, 1) / (codes * hidden)) for n in sorted(set(rows)))
-    gather = (time_of("gather", 1, each) - call) / (each * hidden)
-    token = (time_of("tokens", 1, each) - call) / (each * hidden)
-    distinct = Workload.expected(8, codes, hidden, 8 * each).distinct
-    shared = (time_of("tokens", 8, each) - call - token * distinct * hidden) / (8 * each * hidden)
-    return HeadCosts(
-        dense=dense, gather=max(gather, 1e-6), token=max(token, 1e-6), shared=max(shared, token / 20, 1e-6), call=call
-    )
 
 
 def cheapest_path(costs: HeadCosts, work: Workload, normalize: Normalize) -> HeadPath:

@@ -4,8 +4,6 @@ Shapes: R rows, V codes, D hidden, C legal codes.
 """
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,7 @@ from numpy.typing import NDArray
 from leafbeam.errors import ArgumentError
 from leafbeam.ops.constrain.logsumexp import CHUNK
 from leafbeam.ops.head import kernels
-from leafbeam.ops.head.cost import BLOCK, HeadCosts, HeadPath, Workload, cheapest_path, measured_costs
+from leafbeam.ops.head.cost import BLOCK, HeadCosts, HeadPath, Workload, cheapest_path
 from leafbeam.ops.head.types import HeadLogits, LegalCodes, Normalize, check_inputs, check_path
 
 _SMALL = 20_000  # nanoseconds of a dense product below which no other path is considered
@@ -36,8 +34,8 @@ def head(
     """The logits of each row's legal codes and its log-sum-exp; equals `leafbeam.ops.head.reference.head`.
 
     hidden_RD, weight_VD: float32, numpy or torch on the CPU, with contiguous rows; a slice of a larger head works. costs:
-    measured by `calibrate`. path: overrides the cheapest one ("full" is always dense). block: codes that "blocks" skips or
-    computes together.
+    of this machine; None: the defaults. path: overrides the cheapest one ("full" is always dense). block: codes that "blocks"
+    skips or computes together.
 
     Cost: see `cost`; no path writes a table of R x V. Raises ArgumentError (dtype, layout, arguments), LogitsError (shapes).
     """
@@ -67,32 +65,6 @@ def head(
     if normalize == "allowed":
         kernels.row_logsumexp(indptr_R1, logit_C, np.empty(legal_codes.max_row // CHUNK + 1, np.float32), lse_R)
     return HeadLogits(legal_codes=legal_codes, logit_C=logit_C, lse_R=lse_R, path=path)
-
-
-def calibrate(weight_VD: Any, rows: tuple[int, ...] = (1, 4, 16, 64, 128), seconds: float = 0.05) -> HeadCosts:
-    """Measure this machine on part of the head's weights: three runs or more and `seconds` for each figure."""
-    weight_VD = _floats("the head's weight", weight_VD)
-    hidden, rng = weight_VD.shape[1], np.random.default_rng(0)
-    part_VD = weight_VD[: max(BLOCK, (1 << 28) // (4 * hidden))]  # 256 MiB: an eighth of it exceeds the caches
-    hidden_RD = rng.standard_normal((max(8, *rows), hidden), np.float32)
-
-    def time_of(path: HeadPath, num_rows: int, each: int) -> float:
-        drawn = [np.sort(rng.choice(len(part_VD), each, replace=False)) for _ in range(num_rows)]
-        legal_codes = LegalCodes.of(np.arange(num_rows + 1) * each, np.concatenate(drawn), len(part_VD))
-        return _fastest(lambda: head(hidden_RD[:num_rows], part_VD, legal_codes, "allowed", path=path), seconds)
-
-    return measured_costs(time_of, len(part_VD), hidden, rows)
-
-
-def _fastest(run: Callable[[], object], seconds: float) -> float:
-    """The shortest of several runs in nanoseconds, because noise only adds; the first run is not counted."""
-    run()
-    taken: list[int] = []
-    while len(taken) < 3 or (sum(taken) < seconds * 1e9 and len(taken) < 25):
-        begin = time.perf_counter_ns()
-        run()
-        taken.append(time.perf_counter_ns() - begin)
-    return float(min(taken))
 
 
 def _choose_path(

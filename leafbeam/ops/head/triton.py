@@ -8,7 +8,6 @@ Shapes: R rows, V codes, D hidden, C legal codes, N blocks of codes.
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false
-from collections.abc import Callable
 
 import torch
 import triton
@@ -17,10 +16,10 @@ from torch import Tensor
 
 from leafbeam.errors import ArgumentError
 from leafbeam.ops.constrain.triton.ranges import first_at_least
-from leafbeam.ops.head.cost import BLOCK, HeadCosts, HeadPath, Workload, cheapest_path, measured_costs
+from leafbeam.ops.head.cost import BLOCK, HeadCosts, HeadPath, Workload, cheapest_path
 from leafbeam.ops.head.types import HeadLogits, LegalCodes, Normalize, check_inputs, check_path
 
-# Measured by `calibrate` on an H200, bfloat16 weights of 131,072 x 3,072.
+# Measured by benchmarks/head_costs.py on an H200, bfloat16 weights of 131,072 x 3,072.
 DEVICE_COSTS = HeadCosts(
     dense=((1, 0.00051), (64, 0.00058), (128, 0.0006), (256, 0.00079)),
     gather=0.0007,
@@ -45,7 +44,8 @@ def head(
     """The logits of each row's legal codes and its log-sum-exp; equals `leafbeam.ops.head.reference.head`.
 
     hidden_RD, weight_VD: float32, bfloat16 or float16 on one device, with contiguous rows; a slice of a larger head works.
-    Logits are summed in float32. costs: measured by `calibrate`. path: overrides the cheapest one ("full" is always dense).
+    Logits are summed in float32. costs: of this GPU; None: `DEVICE_COSTS`. path: overrides the cheapest one
+    ("full" is always dense).
 
     The device is not synchronised: the number of distinct codes is estimated. Cost: two launches, and a sort for "tokens".
     Raises ArgumentError, LogitsError, before any launch.
@@ -133,41 +133,6 @@ def _token_logits(hidden_RD: Tensor, weight_VD: Tensor, legal_codes: LegalCodes[
         BLOCK_D=triton.next_power_of_2(hidden),
         num_warps=4,
     )
-
-
-def calibrate(weight_VD: Tensor, rows: tuple[int, ...] = (1, 16, 64, 128, 256)) -> HeadCosts:
-    """Measure a GPU on the head's weights, by CUDA events; takes about a second. Raises ArgumentError without a GPU."""
-    if not weight_VD.is_cuda:
-        raise ArgumentError("calibrate measures a GPU and the weight is not on one: use leafbeam.ops.head.cpu.calibrate")
-    codes, hidden = weight_VD.shape
-    hidden_RD = torch.randn(max(8, *rows), hidden, device=weight_VD.device, dtype=weight_VD.dtype)
-
-    def time_of(path: HeadPath, num_rows: int, each: int) -> float:
-        drawn = torch.rand(num_rows, codes, device=weight_VD.device).argsort(1)[:, :each].sort(1).values
-        indptr_R1 = torch.arange(num_rows + 1, device=weight_VD.device) * each
-        legal_codes = LegalCodes(indptr_R1=indptr_R1, code_C=drawn.flatten(), max_row=each)
-        return _median(lambda: head(hidden_RD[:num_rows], weight_VD, legal_codes, "allowed", path=path))
-
-    return measured_costs(time_of, codes, hidden, rows)
-
-
-def _median(run: Callable[[], object], repeats: int = 9) -> float:
-    """The median of replays of a graph of `run` in nanoseconds: a launch from Python takes longer than small kernels."""
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    graph.replay()
-    taken: list[float] = []
-    for _ in range(repeats):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        taken.append(begin.elapsed_time(end) * 1e6)
-    return sorted(taken)[repeats // 2]
 
 
 def _check(hidden_RD: Tensor, weight_VD: Tensor, legal_codes: LegalCodes[Tensor]) -> None:

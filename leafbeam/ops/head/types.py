@@ -5,7 +5,6 @@ Shapes: R rows (beams), V codes, D hidden, C legal codes of all rows together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar, get_args
 
@@ -68,16 +67,6 @@ class LegalCodes(Generic[Array]):
         return LegalCodes(
             indptr_R1=np.ascontiguousarray(indptr_R1, np.int64), code_C=codes_C, max_row=int(sizes_R.max(initial=0))
         )
-
-    @classmethod
-    def from_rows(cls, rows: Sequence[Sequence[int]], num_codes: int) -> LegalCodes[NDArray[np.int64]]:
-        """From one list of ascending codes for each row.
-
-        >>> LegalCodes.from_rows([[0, 3], [2]], num_codes=4).indptr_R1.tolist()
-        [0, 2, 3]
-        """
-        indptr_R1 = np.cumsum([0, *(len(row) for row in rows)])
-        return cls.of(indptr_R1, np.array([code for row in rows for code in row], np.int64), num_codes)
 
     @property
     def num_rows(self) -> int:

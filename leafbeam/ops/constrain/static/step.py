@@ -1,4 +1,4 @@
-"""STATIC's decoding step (Algorithms 1 and 2, Appendix E) over an array namespace, run by `static.torch` and `static.jax`.
+"""STATIC's decoding step (Algorithms 1 and 2, Appendix E) over an array namespace, run by `static.torch`.
 
     while depth < d: a mask over the codes is read by prefix              (`dense_lookup`)
     then:            a slice of the level's largest branch factor is read from each node's first edge, whatever its number of
