@@ -344,7 +344,7 @@ class Catalog:
                 transaction.replace(new_codes[is_other_N], trie.item_ids[is_other_N])
                 transaction.evaluate_again(trie.item_ids[is_known_N])
                 transaction.insert(new_codes[~is_known_N], trie.item_ids[~is_known_N])
-                self._table.refill(items, before_commit)
+                self._table.refill(items, before_commit, ids_are_checked=True)
         self.reload()
 
     def compact(self, *, wait: bool = False) -> None:

@@ -154,14 +154,17 @@ class ItemsTable:
             counter = None if self._open is None else self._num_changes
             yield WriteSession(connection, self.name, limit=self._limit, change_counter=counter)
 
-    def refill(self, items: ItemSource, before_commit: Callable[[], None] = lambda: None) -> None:
+    def refill(
+        self, items: ItemSource, before_commit: Callable[[], None] = lambda: None, *, ids_are_checked: bool = False
+    ) -> None:
         """Replace all rows and columns by another source. Raises DataError, and then nothing was changed.
 
-        before_commit: called once the source is read and checked; if it raises, nothing was changed.
+        before_commit: called once the source is read and checked; if it raises, nothing was changed. ids_are_checked: as of
+        `copy_items`.
         """
         with self.writing(other_files=True) as session:
             session.connection.execute("DROP TABLE items")
-            copy_items(session.connection, items)
+            copy_items(session.connection, items, ids_are_checked=ids_are_checked)
             session.check()
             before_commit()
             session.connection.commit()

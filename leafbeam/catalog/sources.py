@@ -8,10 +8,11 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import duckdb
@@ -19,9 +20,11 @@ import pyarrow as pa
 
 from leafbeam.errors import DataError
 from leafbeam.extras import require
-from leafbeam.tables import open_parquet, read_ids, read_table
-from leafbeam.tables.parquet import read_batches
-from leafbeam.tables.reader import SUFFIXES
+from leafbeam.tables import CsvFormat, read_ids, read_table
+from leafbeam.tables.ids import check_ids, type_of_ids
+from leafbeam.tables.parquet import read_batches, schema_of
+from leafbeam.tables.plain_types import as_plain, plain_schema
+from leafbeam.tables.reader import is_parquet
 
 log = logging.getLogger("leafbeam.catalog")
 _BATCH = 1 << 16  # rows
@@ -104,19 +107,32 @@ class PostgresTable:
 ItemSource = pa.Table | pa.RecordBatchReader | PostgresTable | str | os.PathLike[str]
 
 
-def copy_items(connection: duckdb.DuckDBPyConnection, source: ItemSource) -> None:
-    """Create the table `items` from a source. Raises DataError; duckdb.Error for values without a type."""
+def copy_items(
+    connection: duckdb.DuckDBPyConnection, source: ItemSource, form: CsvFormat | None = None, *, ids_are_checked: bool = False
+) -> None:
+    """Create the table `items` from a source.
+
+    Args:
+        connection: A database without such a table.
+        source: The items.
+        form: The delimiter and the encoding of CSV.
+        ids_are_checked: True for items that leafbeam wrote, whose ids may be older than a rule of `read_ids`.
+
+    Raises:
+        DataError: For a source that cannot be read, and for ids as of `read_ids`.
+        duckdb.Error: For values without a type.
+    """
     if isinstance(source, PostgresTable):
         with source.rows() as (rows, casts):
             _copy_arrow(connection, rows, casts)
     elif isinstance(source, pa.Table | pa.RecordBatchReader):
-        check_columns(source.schema.names, "the table")
+        batches: Any = source.to_batches(_BATCH) if isinstance(source, pa.Table) else source
         try:
-            _copy_arrow(connection, source, {})
+            _copy_batches(connection, source.schema, batches, "the table", ids_are_checked=ids_are_checked)
         except pa.ArrowException as error:
             raise DataError(f"the table cannot be read: {error}") from error
     elif isinstance(source, str | os.PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]
-        _copy_file(connection, Path(source))
+        _copy_file(connection, Path(source), form, ids_are_checked=ids_are_checked)
     else:
         expected = "a pyarrow.Table such as pa.table({...}), a PostgresTable, or the path of a file in Parquet, CSV or JSON"
         raise DataError(f"the items are a {type(source).__name__}: expected {expected}")
@@ -150,18 +166,45 @@ def _copy_arrow(connection: duckdb.DuckDBPyConnection, rows: pa.Table | pa.Recor
         connection.unregister("item_source")
 
 
-def _copy_file(connection: duckdb.DuckDBPyConnection, source: Path) -> None:
-    if not source.is_file():
-        raise DataError(f"there is no file {source}: expected a file of items in Parquet, CSV or JSON")
-    if source.suffix == ".parquet":
-        with open_parquet(source) as file:
-            check_columns(file.schema_arrow.names, str(source))
-            rows = pa.RecordBatchReader.from_batches(file.schema_arrow, read_batches(source, _BATCH))
-            _copy_arrow(connection, rows, {})
+def _copy_batches(
+    connection: duckdb.DuckDBPyConnection, schema: pa.Schema, batches: Iterable[Any], source: str, *, ids_are_checked: bool
+) -> None:
+    """Copy rows as they come, with plain types and checked ids. Memory: a batch."""
+    check_columns(schema.names, source)
+    number, schema = schema.names.index("item_id"), plain_schema(schema)
+    if not ids_are_checked:
+        schema = schema.set(number, pa.field("item_id", type_of_ids(schema.field(number).type)))
+
+    mistakes: list[DataError] = []  # DuckDB would put them into a text of its own
+
+    def checked() -> Generator[Any]:
+        begin = 0
+        try:
+            for batch in batches:
+                batch = as_plain(batch, source)
+                if not ids_are_checked:
+                    ids = check_ids(batch, "item_id", source, begin)
+                    batch = batch.set_column(number, schema.field(number), ids)
+                begin += len(batch)
+                yield batch
+        except DataError as error:
+            mistakes.append(error)
+            raise
+
+    try:
+        _copy_arrow(connection, pa.RecordBatchReader.from_batches(schema, checked()), {})
+    except duckdb.Error:
+        if mistakes:
+            raise mistakes[0] from None
+        raise
+
+
+def _copy_file(connection: duckdb.DuckDBPyConnection, source: Path, form: CsvFormat | None, *, ids_are_checked: bool) -> None:
+    if is_parquet(source):
+        schema, batches = schema_of(source), read_batches(source, _BATCH)
+        _copy_batches(connection, schema, batches, str(source), ids_are_checked=ids_are_checked)
         return
-    if not source.name.endswith(SUFFIXES):
-        raise DataError(f"{source}: expected a file of items that ends in {', '.join(SUFFIXES)}")
-    table = read_table(source, ids=("item_id",))
+    table = read_table(source, ids=("item_id",), form=form)
     check_columns(table.table.column_names, str(source))
     ids = read_ids(table, "item_id", "item_of_items")
     numbers = ids.as_numbers() if table.is_text else ids

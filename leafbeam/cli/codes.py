@@ -16,10 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from leafbeam.errors import ArgumentError, CodesError, DataError, ItemIdError
+from leafbeam.errors import ArgumentError, CodesError, DataError
 from leafbeam.index.items import ids_from_arrow
 from leafbeam.tables import SourceTable, open_parquet, read_ids
-from leafbeam.tables.parquet import read_batches
+from leafbeam.tables.ids import check_ids
+from leafbeam.tables.parquet import part_files, read_batches
 from leafbeam.tables.table import listed, nth_row
 
 _BATCH = 1 << 17
@@ -52,9 +53,7 @@ class CodesTable:
         sizes_needed: False returns () where the sizes are unknown.
         Raises DataError where a file is not such a table, ArgumentError where the sizes do not match its levels.
         """
-        files = tuple(sorted(path.glob("*.parquet"))) if path.is_dir() else (path,)
-        if not files:
-            raise DataError(f"{path} has no *.parquet files: name a Parquet table, or a directory of them")
+        files = part_files(path)
         columns: tuple[str, ...] = ()
         num_levels = num_rows = 0
         sizes_in_file: tuple[int, ...] | None = None
@@ -116,28 +115,14 @@ class CodesTable:
         return largest
 
     def batches(self) -> Iterator[tuple[NDArray[np.integer], NDArray[np.generic]]]:
-        """(codes_nL, item_ids) of up to 131,072 rows at a time. Raises DataError, CodesError and ItemIdError with the row."""
+        """(codes_nL, item_ids) of up to 131,072 rows at a time. Raises DataError, CodesError with the row."""
         first = 0
         for file in self.files:
             for batch in read_batches(file, _BATCH, [self.id_column, *self.columns]):
                 where = partial(_nth_row, first)
-                yield self._codes(file, batch, where), _ids(file, batch[self.id_column], where)
+                ids = check_ids(batch, self.id_column, str(file), first)
+                yield _codes_of(file, self.columns, batch, where, self.num_levels), ids_from_arrow(ids)
                 first += len(batch)
-
-    def _codes(self, file: Path, batch: Any, where: Callable[[int], str]) -> NDArray[np.integer]:
-        if self.columns != ("codes",):
-            return np.stack([_numbers(file, name, batch[name], where) for name in self.columns], axis=1)
-        lists = batch["codes"]
-        if lists.null_count:
-            raise CodesError(f"{file}: {where(_first_null(lists))} has no codes: expected {self.num_levels}")
-        if not pa.types.is_fixed_size_list(lists.type):
-            lengths = lists.value_lengths().to_numpy(zero_copy_only=False)
-            wrong = np.flatnonzero(lengths != self.num_levels)
-            if wrong.size:
-                row = int(wrong[0])
-                raise CodesError(f"{file}: {where(row)} has {lengths[row]} codes: expected {self.num_levels}")
-        flat = _numbers(file, "codes", lists.flatten(), where, self.num_levels)
-        return flat.reshape(len(batch), self.num_levels)
 
 
 def found_id_column(names: Sequence[str], id_column: str) -> str:
@@ -146,12 +131,31 @@ def found_id_column(names: Sequence[str], id_column: str) -> str:
 
 
 def codes_of_table(file: Path, source: SourceTable, id_column: str) -> tuple[NDArray[np.integer], NDArray[np.generic]]:
-    """Return (codes_nL, item_ids) of a table in another format, with a column per level. Raises as `CodesTable.batches`."""
+    """Return (codes_nL, item_ids) of a table in another format. Raises as `CodesTable.batches`."""
     id_column = found_id_column(source.table.column_names, id_column)
     names = _code_columns(file, source.table.schema, id_column)
     ids = read_ids(source, id_column, "item_of_items")
-    columns = [_numbers(file, name, source.table[name], source.where) for name in names]
-    return np.stack(columns, axis=1), ids_from_arrow(ids.column)
+    (batch,) = source.table.select(names).combine_chunks().to_batches()
+    num_levels = len(batch["codes"][0]) if names == ("codes",) and batch["codes"][0].is_valid else len(names)
+    return _codes_of(file, names, batch, source.where, num_levels), ids_from_arrow(ids.column)
+
+
+def _codes_of(
+    file: Path, columns: Sequence[str], batch: Any, where: Callable[[int], str], num_levels: int
+) -> NDArray[np.integer]:
+    """Return the codes (n, L) of a batch, from lists or from a column for each level."""
+    if columns != ("codes",):
+        return np.stack([_numbers(file, name, batch[name], where) for name in columns], axis=1)
+    lists = batch["codes"]
+    if lists.null_count:
+        raise CodesError(f"{file}: {where(_first_null(lists))} has no codes: expected {num_levels}")
+    if not pa.types.is_fixed_size_list(lists.type):
+        lengths = lists.value_lengths().to_numpy(zero_copy_only=False)
+        wrong = np.flatnonzero(lengths != num_levels)
+        if wrong.size:
+            row = int(wrong[0])
+            raise CodesError(f"{file}: {where(row)} has {lengths[row]} codes: expected {num_levels}")
+    return _numbers(file, "codes", lists.flatten(), where, num_levels).reshape(len(batch), num_levels)
 
 
 def _nth_row(first: int, row: int) -> str:
@@ -216,13 +220,3 @@ def _numbers(file: Path, name: str, column: Any, where: Callable[[int], str], pe
     if column.null_count:
         raise CodesError(f"{file}: {where(_first_null(column) // per_row)} has no number in {name}: expected a whole number")
     return column.to_numpy(zero_copy_only=False) if isinstance(column, pa.Array) else column.to_numpy()
-
-
-def _ids(file: Path, column: Any, where: Callable[[int], str]) -> NDArray[np.generic]:
-    """Item ids as int64, or as UTF-8 bytes of fixed width."""
-    if column.null_count:
-        raise ItemIdError(f"{file}: {where(_first_null(column))} has no item_id: expected a whole number or a text")
-    try:
-        return ids_from_arrow(column)
-    except ItemIdError as error:
-        raise DataError(f"{file} has item_id of type {column.type}: expected whole numbers or text ({error})") from error

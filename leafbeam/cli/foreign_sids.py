@@ -20,10 +20,13 @@ from leafbeam.extras import require
 from leafbeam.files import open_regular
 from leafbeam.index.items import decode_ids
 from leafbeam.index.level import MAX_LEVELS
-from leafbeam.tables import CsvFormat, read_array, read_table
+from leafbeam.tables import CsvFormat, csv_rows, json_rows, read_array, read_table
 from leafbeam.tables.json_rows import read_json, read_json_table
+from leafbeam.tables.opener import check_content, ending_of
+from leafbeam.tables.reader import SUFFIXES
 
-FORMATS = (".parquet", ".csv", ".csv.gz", ".jsonl", ".ndjson", ".json", ".pt", ".pth", ".npy")
+_PICKLES, _TORCH, _ARRAY = (".pkl", ".pickle"), (".pt", ".pth"), ".npy"
+FORMATS = (*SUFFIXES, *_TORCH, _ARRAY)
 _TOKEN = re.compile(r"(.*?)(\d+)(\D*)", re.DOTALL)
 _WRITTEN_TOKEN = re.compile(r"<[^<>\s]*\d[^<>\s]*>")
 _MAX_NUMBER = 10**9
@@ -84,26 +87,28 @@ def read_sids(
     """
     if not path.exists():
         raise DataError(f"there is no {path}: name a file of Semantic IDs ({', '.join(FORMATS)})")
-    if path.name.endswith((".pkl", ".pickle")):
+    ending = ending_of(path, (*FORMATS, *_PICKLES))
+    if ending in _PICKLES:
         raise DataError(f"{path} is a pickle, which can run any program: save the tensor alone with torch.save, or as .npy")
-    if transposed and not path.name.endswith((".npy", ".pt", ".pth", ".json")):
+    if transposed and ending not in (_ARRAY, *_TORCH, *json_rows.WHOLE):
         raise ArgumentError(f"{path}: --transposed is about matrices (.npy, .pt, .json), whose rows may be levels")
-    if path.is_dir() or path.name.endswith(".parquet"):
+    if path.is_dir() or ending == ".parquet":
         table = CodesTable.open(path, None, id_column=id_column, sizes_needed=False)
         return _joined(path, list(table.batches()), codebook_sizes=table.codebook_sizes)
     try:
-        if path.name.endswith((".csv", ".csv.gz")):
+        if ending in csv_rows.SUFFIXES:
             table = read_table(path, ids=(id_column, "item_id"), form=form)
             return _joined(path, [codes_of_table(path, table, id_column)], is_text_file=True)
-        if path.name.endswith((".jsonl", ".ndjson", ".json")):
+        if ending in json_rows.SUFFIXES:
+            check_content(path)
             return _of_json(path, id_column, transposed)
     except (OSError, EOFError, ValueError, RecursionError, MemoryError, pa.ArrowException) as error:
         if isinstance(error, LeafbeamError):
             raise
         raise DataError(f"{path} cannot be read: {error}") from error
-    if path.name.endswith(".npy"):
+    if ending == _ARRAY:
         return _of_matrix(path, read_array(path), transposed)
-    if path.name.endswith((".pt", ".pth")):
+    if ending in _TORCH:
         return _of_torch(path, transposed)
     raise ArgumentError(f"{path}: expected a file of Semantic IDs that ends in {', '.join(FORMATS)}")
 
@@ -174,7 +179,7 @@ def _of_torch(path: Path, transposed: bool) -> ForeignSids:
 def _of_json(path: Path, id_column: str, transposed: bool) -> ForeignSids:
     content, where = read_json(path)
     rows: list[Any] = content if isinstance(content, list) else [content]
-    if path.name.endswith(".json") and rows and all(isinstance(row, list) for row in rows):
+    if ending_of(path, json_rows.WHOLE) and rows and all(isinstance(row, list) for row in rows):
         widths = {len(row) for row in rows}
         whole = all(type(code) is int and 0 <= code <= _MAX_NUMBER for row in rows for code in row)
         if len(widths) > 1 or not whole:

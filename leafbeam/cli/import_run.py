@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from leafbeam.cli.console import done, show_types, stdout
-from leafbeam.cli.options import DEFAULT_RUN, Format, Order, RunOption, TimeUnit, option, split_names
+from leafbeam.cli.options import DEFAULT_RUN, Format, Order, RunOption, TimeUnit, delimiter_of, option, split_names
 from leafbeam.cli.parse import parse_sizes
 from leafbeam.cli.run import RunDirectory
 from leafbeam.cli.sources import Source
@@ -86,7 +86,7 @@ def import_run(
     from leafbeam.train.item_join import with_items
 
     console, began = stdout(), time.perf_counter()
-    form = CsvFormat(delimiter="\t" if delimiter == "tab" else delimiter, encoding=encoding)
+    form = CsvFormat(delimiter=delimiter_of(delimiter), encoding=encoding)
     found = read_sids(sids, id_column=item_column, form=form, transposed=transposed)
     if given_sizes is not None and len(given_sizes) == 1:
         given_sizes *= found.numbers_NL.shape[1]

@@ -1,9 +1,9 @@
 """`leafbeam items`: items of a run come and go, in its directory or through its server."""
 
+import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,11 +11,12 @@ import typer
 
 from leafbeam.cli import follow
 from leafbeam.cli.console import done, stdout
-from leafbeam.cli.options import DEFAULT_RUN, RunOption, option
+from leafbeam.cli.options import DEFAULT_RUN, RunOption, delimiter_of, option
 from leafbeam.errors import ArgumentError, BatchError
 from leafbeam.extras import require
 
 BATCH = 1000  # items
+_NAMELESS = re.compile(r"unnamed_\d+|__index_level_\d+__")  # of readers, and of pandas in Parquet: its index
 UrlOption = Annotated[
     str | None, option("--url", "The address of the run's server, in place of --run; LEAFBEAM_KEY has its key.")
 ]
@@ -80,19 +81,22 @@ def import_items(
     from leafbeam.cli.item_writer import items_of
     from leafbeam.tables import CsvFormat, describe, read_rows
 
-    began, form = time.perf_counter(), CsvFormat(delimiter="\t" if delimiter == "tab" else delimiter, encoding=encoding)
+    began, form = time.perf_counter(), CsvFormat(delimiter=delimiter_of(delimiter), encoding=encoding)
     inserted = updated = 0
     values: Counter[str] = Counter()
+    nameless: set[str] = set()
     with items_of(run, url) as writer:
         types = {**writer.columns, "item_id": "string" if writer.text_ids else "int64"}
         for batch in read_rows(file, BATCH, types=types, ids=("item_id",), form=form, stdin=sys.stdin.buffer):
+            nameless |= {name for row in batch.rows for name in row if _NAMELESS.fullmatch(name) and name not in types}
+            rows = [{name: value for name, value in row.items() if name not in nameless} for row in batch.rows]
             try:
-                counts = writer.send("put", _with_ids(batch.rows, writer.text_ids))
+                counts = writer.send("put", rows)
             except BatchError as error:
                 lines = {batch.line_of(number - 1): problem for number, problem in error.lines.items()}
                 raise BatchError(lines, len(batch.rows)) from error
             inserted, updated = inserted + counts.inserted, updated + counts.updated
-            for row in batch.rows:
+            for row in rows:
                 values.update(row.keys())
     if not inserted + updated:
         raise ArgumentError(f"{file} has no items")
@@ -100,6 +104,9 @@ def import_items(
     empty = {name: inserted + updated - count for name, count in values.items()}
     shown = describe({name: types.get(name, "") for name in values}, empty)
     console.print(f"Read as: {shown}", style="dim", soft_wrap=True, markup=False)
+    if nameless:
+        shown = f"Left out: {', '.join(sorted(nameless))}, a column without a name in the file that the catalog does not have"
+        console.print(shown, style="yellow", soft_wrap=True, markup=False)
     done(console, f"{inserted:,} items added, {updated:,} replaced", since=began)
 
 
@@ -112,11 +119,6 @@ def _require(url: str | None) -> None:
 
 def _id_of(text: str, is_text: bool) -> int | str:
     return text if is_text else _number(text, "the item ids of this index are whole numbers")
-
-
-def _with_ids(rows: Sequence[Mapping[str, Any]], is_text: bool) -> list[Mapping[str, Any]]:
-    """Return the rows with ids as text if the index has text ids; a table may hold them as numbers."""
-    return [{**row, "item_id": str(row["item_id"])} if is_text and type(row.get("item_id")) is int else row for row in rows]
 
 
 def _number(text: str, place: str) -> int:

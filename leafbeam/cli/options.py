@@ -49,6 +49,11 @@ def with_options(shared: Any) -> Callable[[Callable[..., None]], Callable[..., N
     return decorate
 
 
+def delimiter_of(text: str) -> str:
+    """Return the delimiter of CSV that an option names; `tab` is hard to type in a shell."""
+    return "\t" if text == "tab" else text
+
+
 def split_names(text: str) -> tuple[str, ...]:
     """`a,b` as names, without blanks."""
     return tuple(name.strip() for name in text.split(",") if name.strip())

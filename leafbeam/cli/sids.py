@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from leafbeam.cli.console import Bar, done, next_step, show_types, stdout
-from leafbeam.cli.options import DEFAULT_RUN, Format, Order, RunOption, TimeUnit, option, split_names
+from leafbeam.cli.options import DEFAULT_RUN, Format, Order, RunOption, TimeUnit, delimiter_of, option, split_names
 from leafbeam.cli.parse import parse_sizes
 from leafbeam.cli.run import RunDirectory
 from leafbeam.cli.sources import Source
@@ -99,8 +99,8 @@ def fit_sids(
         "time_unit": time_unit,
         "order": order,
         "text_ids": text_ids or None,
-        "delimiter": "\t" if delimiter == "tab" else delimiter,
-        "items_delimiter": "\t" if items_delimiter == "tab" else items_delimiter,
+        "delimiter": delimiter and delimiter_of(delimiter),
+        "items_delimiter": items_delimiter and delimiter_of(items_delimiter),
         "encoding": encoding,
     }
     source = replace(remembered, **{name: value for name, value in given.items() if value is not None})

@@ -13,12 +13,12 @@ import msgspec
 
 from leafbeam.errors import BatchError, DataError, short_repr
 from leafbeam.json_reader import check_keys
+from leafbeam.tables.ids import WRONG_IN_IDS
 
 MAX_LINES = 10_000
 _MAX_ID_BYTES = 256  # ids are stored at the width of the longest
 _MAX_TEXT_BYTES = 64 << 10  # of an attribute: answers show those of many items
 _MAX_VALUES = 1_000_000  # of a body: its objects take some 100 MB
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _RESERVED = ("item_id", "codes", "vector")
 
 
@@ -180,6 +180,8 @@ def _problem_of_id(item_id: Any) -> str | None:
 
 def problem_of_new_id(item_id: int | str) -> str | None:
     """What is wrong with an id that the index does not have yet; those that it has may be changed and removed."""
-    if isinstance(item_id, str) and _CONTROL.search(item_id):
-        return f"item_id must have no control characters, such as line breaks, not {short_repr(item_id)}"
+    if isinstance(item_id, str):
+        for problem, pattern in WRONG_IN_IDS.items():
+            if re.search(pattern, item_id):
+                return f"item_id must have no {problem} not {short_repr(item_id)}"
     return None

@@ -78,6 +78,8 @@ def nanoseconds(source: SourceTable, name: str, unit: TimeUnit) -> NDArray[np.in
             return np.asarray(values.cast(pa.timestamp("ns")).cast(pa.int64()).to_numpy(), dtype=np.int64)
         except pa.ArrowInvalid as error:
             raise DataError(f"{where} has times before 1678 or after 2262: expected times of interactions") from error
+    if pa.types.is_decimal(values.type):
+        return _decimals(values, where, unit)
     if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
         raise DataError(
             f"{where} holds values of the type {type_name(values.type)}: a time is a number of seconds, a datetime, a date or "
@@ -126,6 +128,23 @@ def _exact(values: pa.ChunkedArray, unit: TimeUnit) -> NDArray[np.int64] | None:
     with suppress(pa.ArrowInvalid):  # beyond 64 bits
         return pc.binary_join_element_wise(pc.struct_field(parts, "whole"), fraction, "").cast(pa.int64()).to_numpy()
     return None
+
+
+def _decimals(values: pa.ChunkedArray, where: str, unit: TimeUnit) -> NDArray[np.int64]:
+    """Return exact numbers, as Spark and DuckDB write them, as nanoseconds."""
+    per_unit = 10**9 // _PER_SECOND[unit]
+    try:
+        exact = values.cast(pa.decimal256(values.type.precision, values.type.scale))
+        numbers = np.asarray(
+            pc.multiply(exact, pa.scalar(per_unit, pa.decimal256(10, 0))).cast(pa.int64()).to_numpy(), dtype=np.int64
+        )
+    except pa.ArrowInvalid as error:
+        raise DataError(
+            f"{where} has times finer than nanoseconds or beyond the year 2262 as time_unit={unit!r}: write whole numbers, and "
+            "name their unit (--time-unit)"
+        ) from error
+    _check_no_dates(where, numbers // per_unit)
+    return numbers
 
 
 def _parsed(source: SourceTable, name: str, values: pa.ChunkedArray) -> pa.ChunkedArray:

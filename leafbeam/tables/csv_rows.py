@@ -5,7 +5,6 @@
 
 import codecs
 import csv
-import gzip
 import io
 import re
 import zlib
@@ -15,18 +14,18 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 import pyarrow as pa
 import pyarrow.csv as pacsv
 
 from leafbeam.errors import ArgumentError, DataError, short_repr
-from leafbeam.files import open_regular
 from leafbeam.tables.cells import typed
 from leafbeam.tables.csv_structure import Structure, read_structure
+from leafbeam.tables.opener import is_compressed, opened
 from leafbeam.tables.table import SourceTable, check_names
 
-SUFFIXES = (".csv", ".csv.gz")
+SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 _CHUNK = 1 << 22
 _MAX_HEADER = 1 << 20
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
@@ -105,9 +104,9 @@ def read_csv(
     table = pa.table({})
     if columns:
         with _reading(path, form, names):
-            table = pacsv.read_csv(path, **_options(form, header, kinds, columns))
+            table = pacsv.read_csv(_stream(path), **_options(form, header, kinds, columns))
             for name in [name for name in columns if name in times and pa.types.is_floating(table[name].type)]:
-                exact = pacsv.read_csv(path, **_options(form, header, {name: pa.string()}, [name]))
+                exact = pacsv.read_csv(_stream(path), **_options(form, header, {name: pa.string()}, [name]))
                 table = table.set_column(columns.index(name), name, exact[name])
     for number, name in enumerate(table.column_names):
         if name not in ids and name not in times and name not in (types or {}):
@@ -126,7 +125,7 @@ def read_cells(path: Path, form: CsvFormat, size: int) -> Generator[tuple[list[d
     header = _check(path, form)
     names = header.names
     with _reading(path, form, names):
-        reader = pacsv.open_csv(path, **_options(form, header, {name: pa.string() for name in names}, names))
+        reader = pacsv.open_csv(_stream(path), **_options(form, header, {name: pa.string() for name in names}, names))
     begin = 0
     while True:
         with _reading(path, form, names):
@@ -153,7 +152,7 @@ def line_number(path: Path, form: CsvFormat, num_columns: int, row: int) -> int:
 
 
 def _line_without_quotes(path: Path, form: CsvFormat, sought: int) -> int:
-    with _opened(path) as file, io.TextIOWrapper(file, encoding=form.encoding, errors="replace", newline=None) as lines:
+    with opened(path) as file, io.TextIOWrapper(file, encoding=form.encoding, errors="replace", newline=None) as lines:
         for number, line in enumerate(lines, 1):
             sought -= bool(line.rstrip("\n"))
             if sought < 0:
@@ -185,7 +184,7 @@ def _options(form: CsvFormat, header: _Header, kinds: dict[str, Any], columns: l
 def _check(path: Path, form: CsvFormat) -> _Header:
     """Return the header of a file. Raises DataError for another encoding, names that are there twice, quotes."""
     try:
-        with _opened(path) as file:
+        with opened(path) as file:
             head = file.read(_MAX_HEADER)
             if not head:
                 raise DataError(f"{path} is empty (0 bytes): expected a line with the names of the columns")
@@ -207,7 +206,7 @@ def _check(path: Path, form: CsvFormat) -> _Header:
 
 
 def _line_of_nul(path: Path) -> int:
-    with _opened(path) as file:
+    with opened(path) as file:
         return next(number for number, line in enumerate(file, 1) if b"\0" in line)
 
 
@@ -284,7 +283,7 @@ def _refuse(path: Path, error: Exception, form: CsvFormat, num_columns: int = 0)
 
 def _first_undecodable(path: Path, form: CsvFormat) -> str:
     """Return the line, column and value of the first cell that is not UTF-8, or ""."""
-    with _opened(path) as file, io.TextIOWrapper(file, encoding="latin-1", newline="") as text:
+    with opened(path) as file, io.TextIOWrapper(file, encoding="latin-1", newline="") as text:
         quoting = csv.QUOTE_MINIMAL if form.quotes else csv.QUOTE_NONE
         rows = csv.reader(text, delimiter=form.delimiter, quoting=quoting)
         names: list[str] = list(form.names)
@@ -307,7 +306,7 @@ def _first_undecodable(path: Path, form: CsvFormat) -> str:
 
 
 def _first_undecodable_line(path: Path) -> str:
-    with _opened(path) as file:
+    with opened(path) as file:
         for number, line in enumerate(file, 1):
             try:
                 line.decode("utf-8")
@@ -316,20 +315,14 @@ def _first_undecodable_line(path: Path) -> str:
     return ""
 
 
-@contextmanager
-def _opened(path: Path) -> Generator[BinaryIO]:
-    """Open a file, decompressed."""
-    with open_regular(path) as file:
-        if path.name.endswith(".gz"):
-            with gzip.open(file) as plain:
-                yield cast("BinaryIO", plain)
-        else:
-            yield file
+def _stream(path: Path) -> Any:
+    """Open a file for pyarrow, which knows the ending .gz in lower case alone."""
+    return pa.input_stream(str(path), compression="gzip" if is_compressed(path) else None)
 
 
 def _utf8_chunks(path: Path, form: CsvFormat) -> Iterator[bytes]:
     """Yield the bytes of a file in UTF-8, without a mark of the byte order."""
-    with _opened(path) as file:
+    with opened(path) as file:
         chunks = iter(partial(file.read, _CHUNK), b"")
         if form.is_utf8:
             for number, chunk in enumerate(chunks):

@@ -4,6 +4,7 @@
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,9 +14,15 @@ from numpy.typing import NDArray
 from leafbeam.errors import DataError
 from leafbeam.tables.cells import as_whole_numbers
 from leafbeam.tables.columns import column
-from leafbeam.tables.table import SourceTable, type_name
+from leafbeam.tables.table import SourceTable, nth_row, type_name
 
-_CONTROL = r"[\x00-\x1f\x7f-\x{9f}]"
+# Soft hyphens, marks of direction and of the byte order, and blanks without width: nobody sees them, so that two ids look like
+# one. Joiners (U+200C, U+200D) have a meaning inside words and emoji, and none at an end.
+_UNSEEN = "[\u00ad\u200b\u200e\u200f\u2060-\u2069\u202a-\u202e\ufeff]|^[\u200c\u200d]|[\u200c\u200d]$"
+WRONG_IN_IDS = {  # patterns that Python and pyarrow both know
+    "control characters, such as line breaks,": "[\\x00-\\x1f\\x7f\u0080-\u009f]",
+    "characters that cannot be seen, such as blanks without width,": _UNSEEN,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -59,27 +66,59 @@ def read_ids(source: SourceTable, name: str, role: str, *, as_text: bool = False
         as_text: True makes text of numbers.
 
     Raises:
-        DataError: For empty ids, control characters such as line breaks, numbers beyond 64 bits, and other types.
+        DataError: For empty ids, characters of `WRONG_IN_IDS`, numbers beyond 64 bits or with fractions, and other types.
     """
-    values, where = column(source, name, role), f"{source.source}, column {name!r}"
+    values = _ids_of(source, name, role)
     if pa.types.is_null(values.type):
         return Ids(values=pa.array([], pa.large_string()), codes_E=np.empty(0, np.int32))
-    kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
-    if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        raise DataError(f"{where} holds values of the type {type_name(kind)}: ids are whole numbers or text")
     if not pa.types.is_dictionary(values.type):
         values = values.dictionary_encode()
     encoded = values.unify_dictionaries().combine_chunks()
     distinct, codes_E = encoded.dictionary, np.asarray(encoded.indices).astype(np.int32)
-    if pa.types.is_integer(kind):
-        distinct = _whole(distinct, where, as_text)
-    else:
-        distinct = distinct.cast(pa.large_string())
-        if source.is_text and not (trimmed := pc.utf8_trim_whitespace(distinct)).equals(distinct):
-            merged = trimmed.dictionary_encode()
-            distinct, codes_E = merged.dictionary, np.asarray(merged.indices).astype(np.int32)[codes_E]
-        _check_text(source, name, distinct, codes_E)
-    return _in_order(distinct, codes_E)
+    is_text = pa.types.is_string(distinct.type) or pa.types.is_large_string(distinct.type)
+    if source.is_text and is_text and not (trimmed := pc.utf8_trim_whitespace(distinct)).equals(distinct):
+        merged = trimmed.dictionary_encode()
+        distinct, codes_E = merged.dictionary, np.asarray(merged.indices).astype(np.int32)[codes_E]
+    return _in_order(_checked(source, name, distinct, codes_E, as_text=as_text), codes_E)
+
+
+def check_ids(batch: pa.RecordBatch, name: str, source: str, begin: int = 0) -> pa.Array:
+    """Return a column of item ids as int64 or large_string, for a part of a table whose format has types.
+
+    Args:
+        batch: The part.
+        name: Its column.
+        source: The name of the file, for messages.
+        begin: The number of rows before the part.
+
+    Raises:
+        DataError: As `read_ids`.
+    """
+    table = SourceTable(table=pa.table([batch[name]], [name]), source=source, where=lambda row: nth_row(begin + row))
+    values = _ids_of(table, name, "item_of_items").combine_chunks()
+    if pa.types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
+    return _checked(table, name, values, None, as_text=False)
+
+
+def type_of_ids(kind: pa.DataType) -> pa.DataType:
+    """Return the type that `check_ids` gives a column of a type."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return pa.int64() if pa.types.is_integer(kind) or pa.types.is_decimal(kind) else pa.large_string()
+
+
+def _ids_of(source: SourceTable, name: str, role: str) -> pa.ChunkedArray:
+    """Return a column without nulls, of a type that ids can have."""
+    values = column(source, name, role)
+    kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
+    types = pa.types
+    is_text = types.is_string(kind) or types.is_large_string(kind)
+    if not (is_text or types.is_integer(kind) or types.is_decimal(kind) or types.is_null(kind)):
+        raise DataError(
+            f"{source.source}, column {name!r} holds values of the type {type_name(kind)}: ids are whole numbers or text; "
+            "write the column as one of these"
+        )
+    return values
 
 
 def same_type(taken: Ids, listed: Ids, interactions: SourceTable, items: SourceTable) -> tuple[Ids, Ids]:
@@ -97,25 +136,37 @@ def same_type(taken: Ids, listed: Ids, interactions: SourceTable, items: SourceT
     return taken, listed
 
 
-def _whole(values: pa.Array, where: str, as_text: bool) -> pa.Array:
+def _checked(source: SourceTable, name: str, values: Any, codes_E: NDArray[np.int32] | None, *, as_text: bool) -> Any:
+    """Return ids as int64 or large_string. codes_E: as of `Ids`; None if `values` has a value for each row."""
+
+    def refuse(problem: str, wrong: Any, fix: str) -> None:
+        rows = np.asarray(wrong)
+        source.refuse(name, problem, pa.chunked_array([pa.array(rows if codes_E is None else rows[codes_E])]), fix)
+
+    if pa.types.is_decimal(values.type):
+        try:
+            values = values.cast(pa.decimal256(76, 0))
+        except pa.ArrowInvalid:
+            fractions = [value != int(value) for value in values.to_pylist()]
+            refuse("numbers with a fraction", fractions, "an id is a whole number or text; correct these rows")
+            raise
+    if not (pa.types.is_integer(values.type) or pa.types.is_decimal(values.type)):
+        values = values.cast(pa.large_string())
+        advice = "an id is text without them; correct these rows"
+        refuse("empty", pc.equal(pc.utf8_length(values), 0), advice)
+        for problem, pattern in WRONG_IN_IDS.items():
+            refuse(problem, pc.match_substring_regex(values, pattern), advice)
+        return values
     if as_text:
         return values.cast(pa.large_string())
     try:
         return values.cast(pa.int64())
-    except pa.ArrowInvalid as error:
-        raise DataError(f"{where}: an id beyond 64 bits with sign, read ids as text (--text-ids, text_ids=True)") from error
-
-
-def _check_text(source: SourceTable, name: str, values: pa.Array, codes_E: NDArray[np.int32]) -> None:
-    for problem, wrong in (
-        ("empty", pc.equal(pc.utf8_length(values), 0)),
-        ("control characters, such as line breaks,", pc.match_substring_regex(values, _CONTROL)),
-    ):
-        if pc.any(wrong).as_py():
-            wrong_E = np.asarray(wrong)[codes_E]
-            source.refuse(
-                name, problem, pa.chunked_array([pa.array(wrong_E)]), "an id is text without them; correct these rows"
-            )
+    except pa.ArrowInvalid:
+        beyond = [not -(1 << 63) <= int(value) < 1 << 63 for value in values.to_pylist()]
+        refuse(
+            "numbers beyond 64 bits with sign", beyond, "write ids as text, or read them as text (--text-ids, text_ids=True)"
+        )
+        raise
 
 
 def _in_order(values: pa.Array, codes_E: NDArray[np.int32]) -> Ids:

@@ -6,6 +6,7 @@
 import json
 import math
 import re
+import zlib
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
@@ -13,15 +14,17 @@ from typing import Any, BinaryIO, NamedTuple, cast
 import pyarrow as pa
 
 from leafbeam.errors import DataError, short_repr
-from leafbeam.files import open_regular
 from leafbeam.json_reader import parse_json
 from leafbeam.tables.cells import no_constant, typed
+from leafbeam.tables.opener import ending_of, opened
 from leafbeam.tables.table import SourceTable, listed, nth_row
 
-SUFFIXES = (".jsonl", ".ndjson", ".json")
+WHOLE = (".json", ".json.gz")
+SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", *WHOLE)
 MAX_LINE = 1 << 20
 _MAX_EXACT = 1 << 53
 _MAX_INT = 1 << 63
+_ERRORS = (OSError, EOFError, zlib.error)
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", list: "a list", dict: "an object"}
 Where = Callable[[int], str]
 
@@ -40,11 +43,11 @@ def read_json(path: Path) -> Content:
         DataError: For text that is not JSON, a key that is there twice, NaN, or another encoding, with its line.
     """
     try:
-        if path.suffix == ".json":
-            with open_regular(path) as file:
+        if ending_of(path, WHOLE):
+            with opened(path) as file:
                 return Content(_parsed(file.read(), str(path)), nth_row)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+    except _ERRORS as error:
+        raise _unreadable(path, error) from error
     lines = list(lines_of(path))
     return Content([value for _, value in lines], lambda row: f"line {lines[row][0]:,}")
 
@@ -52,10 +55,15 @@ def read_json(path: Path) -> Content:
 def lines_of(path: Path) -> Generator[tuple[int, Any]]:
     """Yield `read_lines` of a file. Raises DataError."""
     try:
-        with open_regular(path) as file:
+        with opened(path) as file:
             yield from read_lines(file, str(path))
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+    except _ERRORS as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+    return DataError(f"{path} cannot be read: {reason}")
 
 
 def read_lines(file: BinaryIO, source: str) -> Generator[tuple[int, Any]]:
@@ -69,19 +77,27 @@ def read_lines(file: BinaryIO, source: str) -> Generator[tuple[int, Any]]:
             yield number, _parsed(line, f"{source}, line {number:,}")
 
 
-def read_json_table(path: Path, ids: Sequence[str], *, lists: str | None = None) -> SourceTable:
-    """Read a table, with null where an object lacks a field.
+class Objects(NamedTuple):
+    """The rows of a file as objects, whether their ids were keys, and the line or row of each."""
+
+    rows: list[dict[str, Any]]
+    has_keys_as_ids: bool
+    where: Where
+
+
+def read_objects(path: Path, ids: Sequence[str], *, lists: str | None = None) -> Objects:
+    """Read the rows of a file.
 
     These forms are read: an object a line; a list of objects; an object from ids, or from row numbers, to objects; an object
     from columns to lists, or to values by row number (pandas). A key is the id of a row only if the row has no such field.
 
     Args:
         path: The file.
-        ids: The columns of ids, whose text is never a time; keys become the first.
+        ids: The columns of ids; keys become the first.
         lists: The column that lists become in an object from ids to lists; None refuses them.
 
     Raises:
-        DataError: For another form, or for values of two types in a column, with the lines of both.
+        DataError: For another form.
     """
     content, id_name = read_json(path), ids[0]
     rows, is_text = content.value, False
@@ -89,14 +105,28 @@ def read_json_table(path: Path, ids: Sequence[str], *, lists: str | None = None)
         rows, is_text = _rows_by_key(cast("dict[str, Any]", rows), id_name, lists, path)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise DataError(f"{path}: expected objects of fields, an object a row")
-    objects = cast("list[dict[str, Any]]", rows)
+    return Objects(cast("list[dict[str, Any]]", rows), is_text, content.where)
+
+
+def read_json_table(path: Path, ids: Sequence[str], *, lists: str | None = None) -> SourceTable:
+    """Read a table, with null where an object lacks a field.
+
+    Args:
+        path: The file, in a form that `read_objects` reads.
+        ids: The columns of ids, whose text is never a time; keys become the first.
+        lists: As of `read_objects`.
+
+    Raises:
+        DataError: For another form, or for values of two types in a column, with the lines of both.
+    """
+    objects, is_text, where = read_objects(path, ids, lists=lists)
     names = list(dict.fromkeys(name for row in objects for name in row))
-    columns = {name: _column([row.get(name) for row in objects], f"{path}, column {name!r}", content.where) for name in names}
+    columns = {name: _column([row.get(name) for row in objects], f"{path}, column {name!r}", where) for name in names}
     columns = {
         name: typed(values, times_alone=True) if name not in ids and pa.types.is_string(values.type) else values
         for name, values in columns.items()
     }
-    return SourceTable(table=pa.table(columns), source=str(path), is_text=is_text, where=content.where)
+    return SourceTable(table=pa.table(columns), source=str(path), is_text=is_text, where=where)
 
 
 def _rows_by_key(content: dict[str, Any], id_name: str, lists: str | None, path: Path) -> tuple[list[Any], bool]:

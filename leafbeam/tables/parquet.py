@@ -8,11 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from leafbeam.errors import DataError
-from leafbeam.tables.table import SourceTable
+from leafbeam.tables.plain_types import as_plain
+from leafbeam.tables.table import SourceTable, listed, nth_row
 
 _BUFFER = 1 << 20
 _ONE_FILE: dict[str, Any] = {"partitioning": None}  # no column is made of the names of folders
@@ -30,53 +32,94 @@ def open_parquet(path: Path) -> Generator[pq.ParquetFile]:
         raise DataError(f"{path} cannot be read as Parquet ({reason}): write it again, or restore it from a copy") from error
 
 
+def part_files(path: Path) -> tuple[Path, ...]:
+    """Return the files of a table: the file itself, or those of a directory that Spark, Dask or DuckDB wrote, by name.
+
+    Raises DataError for a directory without such files, or with folders whose names hold the values of a column.
+    """
+    if not path.is_dir():
+        return (path,)
+    folders = [folder.name for folder in path.iterdir() if folder.is_dir() and "=" in folder.name]
+    if folders:
+        raise DataError(
+            f"{path} is split into folders by the values of a column ({listed(sorted(folders))}), which are not read: write "
+            "one file, or one directory of files"
+        )
+    files = tuple(sorted(file for file in path.glob("*.parquet") if file.is_file() and file.name[0] not in "._"))
+    if not files:
+        raise DataError(f"{path} has no *.parquet files: name a file, or a directory of Parquet files")
+    return files
+
+
 def read_parquet(path: Path, *, ids: Sequence[str] = (), only: Sequence[str] | None = None) -> SourceTable:
-    """Read a file of Parquet.
+    """Read a file of Parquet, or a directory of files.
 
     Args:
-        path: The file.
+        path: The file or directory.
         ids: Columns whose text is read as a dictionary, which takes less time and memory.
         only: The columns to read, of those that are there; all by default.
 
     Raises:
         DataError: If it cannot be read.
     """
-    with open_parquet(path) as file:
-        names = tuple(file.schema_arrow.names)
+    files, names = part_files(path), tuple(schema_of(path).names)
     columns = None if only is None or any("." in name for name in names) else [name for name in names if name in only]
-    try:
-        table = pq.read_table(path, columns=columns, read_dictionary=list(ids), page_checksum_verification=True, **_ONE_FILE)
-        table.validate()
-    except (pa.ArrowException, OSError, OverflowError, MemoryError) as error:
-        raise DataError(
-            f"{path} cannot be read as Parquet ({str(error).strip()}): write it again, or restore it from a copy"
-        ) from error
-    schema = pa.schema([field.with_type(_plain(field.type)) for field in table.schema])
-    return SourceTable(table=table.cast(schema), source=str(path), names=names)
+    tables: list[Any] = []
+    for file in files:
+        try:
+            tables.append(
+                pq.read_table(file, columns=columns, read_dictionary=list(ids), page_checksum_verification=True, **_ONE_FILE)
+            )
+            tables[-1].validate()
+        except (pa.ArrowException, OSError, OverflowError, MemoryError) as error:
+            raise DataError(
+                f"{file} cannot be read as Parquet ({str(error).strip()}): write it again, or restore it from a copy"
+            ) from error
+    ends = np.cumsum([len(table) for table in tables])
+
+    def where(row: int) -> str:
+        if len(files) == 1:
+            return nth_row(row)
+        part = int(np.searchsorted(ends, row, side="right"))
+        return f"{nth_row(row - int(ends[part]) + len(tables[part]))} of {files[part].name}"
+
+    table = pa.concat_tables(tables, promote_options="default")
+    return SourceTable(table=table, source=str(path), names=names, where=where)
 
 
-def _plain(kind: pa.DataType) -> pa.DataType:
-    """Return the type that pyarrow's functions take in place of a view, also within lists."""
-    if pa.types.is_list(kind):
-        return pa.list_(_plain(kind.value_type))
-    if pa.types.is_large_list(kind):
-        return pa.large_list(_plain(kind.value_type))
-    return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(kind, kind)
+def schema_of(path: Path) -> pa.Schema:
+    """Return the columns of a file, or of all files of a directory. Raises DataError if they differ."""
+    files = part_files(path)
+    schemas: list[pa.Schema] = []
+    for file in files:
+        with open_parquet(file) as opened:
+            schemas.append(opened.schema_arrow)
+        if (schemas[-1].names, schemas[-1].types) != (schemas[0].names, schemas[0].types):
+            raise DataError(
+                f"{files[0]} has the columns {listed(map(str, schemas[0]))}, {file.name} has {listed(map(str, schemas[-1]))}: "
+                "expected the same names and types in all files"
+            )
+    return schemas[0]
 
 
 def read_batches(path: Path, size: int, columns: list[str] | None = None) -> Generator[Any]:
-    """Yield record batches of at most `size` rows. Memory: a row group's pages. Raises DataError that says how far it came."""
-    read = 0
-    with open_parquet(path) as file:
-        batches = file.iter_batches(size, columns=columns)
-        while True:
-            try:
-                batch = next(batches, None)
-                if batch is not None:
+    """Yield record batches of at most `size` rows of a file or of a directory's files, with the types of `plain_schema`.
+
+    Memory: a row group's pages. Raises DataError that says how far it came.
+    """
+    for file in part_files(path):
+        read = 0
+        with open_parquet(file) as opened:
+            batches = opened.iter_batches(size, columns=columns)
+            while True:
+                try:
+                    batch = next(batches, None)
+                    if batch is None:
+                        break
                     batch.validate(full=True)  # lists of a damaged file may end before they begin
-            except (pa.ArrowException, OSError) as error:
-                raise DataError(f"{path} cannot be read beyond row {read:,} ({str(error).strip()}): write it again") from error
-            if batch is None:
-                return
-            read += len(batch)
-            yield batch
+                except (pa.ArrowException, OSError) as error:
+                    raise DataError(
+                        f"{file} cannot be read beyond row {read:,} ({str(error).strip()}): write it again"
+                    ) from error
+                read += len(batch)
+                yield as_plain(batch, str(file))

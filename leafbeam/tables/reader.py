@@ -9,25 +9,27 @@
 | mistakes | file, line (from 1), column, value, and what to do |
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from operator import add
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
-import pyarrow as pa
-
 from leafbeam.errors import DataError, short_repr
 from leafbeam.tables import csv_rows, json_rows
 from leafbeam.tables.cells import parse_cell
 from leafbeam.tables.csv_rows import CsvFormat, read_cells, read_csv
 from leafbeam.tables.foreign import ATOMIC_SUFFIXES, is_dataset, read_atomic, read_dataset
-from leafbeam.tables.json_rows import lines_of, read_json, read_json_table, read_lines
-from leafbeam.tables.parquet import read_batches, read_parquet
-from leafbeam.tables.table import SourceTable, listed
+from leafbeam.tables.json_rows import lines_of, read_json_table, read_lines, read_objects
+from leafbeam.tables.opener import check_content, ending_of
+from leafbeam.tables.parquet import read_batches, read_parquet, schema_of
+from leafbeam.tables.table import SourceTable, check_names, listed
 
-SUFFIXES = (".parquet", *csv_rows.SUFFIXES, *json_rows.SUFFIXES)
+_PARQUET = ".parquet"
+SUFFIXES = (_PARQUET, *csv_rows.SUFFIXES, *json_rows.SUFFIXES)
+_TEXT = ("string", "large_string")
 
 
 def read_table(
@@ -39,7 +41,7 @@ def read_table(
     form: CsvFormat | None = None,
     lists: str | None = None,
 ) -> SourceTable:
-    """Read a file of Parquet, CSV, JSON or RecBole, or a directory that Hugging Face's datasets saved, into memory.
+    """Read a file of Parquet, CSV, JSON or RecBole, or a directory of Spark or of Hugging Face's datasets, into memory.
 
     Args:
         path: The file or directory.
@@ -55,29 +57,53 @@ def read_table(
     """
     if path.is_dir() and is_dataset(path):
         return read_dataset(path)
+    ending = _ending(path, (*SUFFIXES, *ATOMIC_SUFFIXES))
+    if ending == _PARQUET:
+        return read_parquet(path, ids=ids, only=only)
+    if ending in csv_rows.SUFFIXES:
+        return read_csv(path, _form(ending, form), ids=ids, times=times, only=only)
+    if ending in json_rows.SUFFIXES:
+        return read_json_table(path, ids, lists=lists)
+    return read_atomic(path, ids=ids)
+
+
+def is_parquet(path: Path) -> bool:
+    """Return whether `read_table` reads a path as Parquet: a file, or a directory of files. Raises DataError as it does."""
+    return not is_dataset(path) and _ending(path, (*SUFFIXES, *ATOMIC_SUFFIXES)) == _PARQUET
+
+
+def _ending(path: Path, endings: Sequence[str]) -> str:
+    """Return the format of a file by its ending; a directory is one of Parquet. Raises DataError if it is none of these."""
+    if path.is_dir():
+        return _PARQUET
     if not path.is_file():
         raise DataError(f"there is no file {path}")
     if path.stat().st_size == 0:
         raise DataError(f"{path} is empty (0 bytes)")
-    if path.name.endswith(".parquet"):
-        return read_parquet(path, ids=ids, only=only)
-    if path.name.endswith(csv_rows.SUFFIXES):
-        return read_csv(path, form, ids=ids, times=times, only=only)
-    if path.suffix in json_rows.SUFFIXES:
-        return read_json_table(path, ids, lists=lists)
-    if path.suffix in ATOMIC_SUFFIXES:
-        return read_atomic(path, ids=ids)
-    raise DataError(
-        f"{path.name} does not end in {', '.join((*SUFFIXES, *ATOMIC_SUFFIXES))}: convert it to one of these formats"
-    )
+    ending = ending_of(path, endings)
+    if not ending:
+        raise DataError(f"{path}: expected a file that ends in {', '.join(endings)}: convert it to one of these formats")
+    if ending != _PARQUET:
+        check_content(path)
+    return ending
+
+
+def _form(ending: str, form: CsvFormat | None) -> CsvFormat:
+    """Return the form of a file of CSV, whose cells are separated by tabs if its name ends in .tsv."""
+    form = form or CsvFormat()
+    return replace(form, delimiter="\t") if ending.startswith(".tsv") and form.delimiter == "," else form
 
 
 def find_table(directory: Path, stem: str) -> Path | None:
     """Return the one table of a directory called `stem` (.parquet, .csv, ...), or None. Raises DataError for two of them.
 
     RecBole's `NAME.inter` and `NAME.item` count as `interactions` and `items`, as does a dataset of Hugging Face in a folder.
+    A directory that Spark wrote (`NAME.parquet`, or with a file `_SUCCESS`) is itself the table of interactions.
     """
-    paths = [path for suffix in SUFFIXES if (path := directory / f"{stem}{suffix}").is_file()]
+    names = [f"{stem}{suffix}" for suffix in SUFFIXES]
+    paths = [path for path in sorted(directory.iterdir()) if path.name.lower() in names]
+    if stem == "interactions" and (ending_of(directory, (_PARQUET,)) or (directory / "_SUCCESS").is_file()):
+        paths.append(directory)
     paths += sorted(directory.glob({"interactions": "*.inter", "items": "*.item"}[stem]))
     paths += [folder] if is_dataset(folder := directory / stem) else []
     if len(paths) > 1:
@@ -104,10 +130,11 @@ def read_rows(
     """Yield the rows of a file as JSON has them, without nulls, `size` at a time.
 
     Args:
-        path: A file of Parquet, CSV, JSON or JSON lines; `-` for JSON lines on standard input.
+        path: A file of Parquet, CSV, JSON or JSON lines, or a directory of Parquet files; `-` for JSON lines on standard input.
         size: The rows of a batch. Memory: a batch, but for `.json`, which is read whole.
-        types: The Arrow types of known columns in words, for the cells of CSV.
-        ids: The columns of ids, whose cells of CSV lose blanks around them.
+        types: The Arrow types of known columns in words. Cells of CSV become values of them, and so do whole numbers of a
+            column of text.
+        ids: The columns of ids, whose cells of CSV lose blanks around them; the first is also what keys of JSON become.
         form: The delimiter and the encoding of CSV.
         stdin: Standard input.
 
@@ -115,44 +142,58 @@ def read_rows(
         DataError: As `read_table`; the batches before it have been yielded.
     """
     if str(path) == "-" and stdin is not None:
-        yield from _batches(_numbered(read_lines(stdin, "standard input"), "standard input, line"), size)
-    elif not path.name.endswith(SUFFIXES):
-        raise DataError(f"{path}: expected a file that ends in {', '.join(SUFFIXES)}, or - for JSON lines on standard input")
-    elif path.name.endswith(".parquet"):
-        yield from _parquet_rows(path, size)
-    elif path.name.endswith(csv_rows.SUFFIXES):
-        for cells, line_of in read_cells(path, form or CsvFormat(), size):
+        yield from _batches(read_lines(stdin, "standard input"), "standard input", size, types)
+        return
+    ending = _ending(path, SUFFIXES)
+    if ending == _PARQUET:
+        yield from _parquet_rows(path, size, types)
+    elif ending in csv_rows.SUFFIXES:
+        for cells, line_of in read_cells(path, _form(ending, form), size):
             stripped = [{name: cell.strip() if name in ids else cell for name, cell in row.items()} for row in cells]
             rows = [{name: parse_cell(cell, types.get(name, "")) for name, cell in row.items()} for row in stripped]
             yield Rows(rows, line_of)
-    elif path.suffix == ".json":
-        content = read_json(path).value
-        rows = content if isinstance(content, list) else [content]
-        yield from _batches(_numbered(enumerate(rows, 1), f"{path}, row"), size)
+    elif ending in json_rows.WHOLE:
+        objects = read_objects(path, ids or ("item_id",))
+        if objects.has_keys_as_ids:
+            for row in objects.rows:
+                row[ids[0]] = parse_cell(row[ids[0]], types.get(ids[0], "string"))
+        yield from _batches(enumerate(objects.rows, 1), str(path), size, types)
     else:
-        yield from _batches(_numbered(lines_of(path), f"{path}, line"), size)
+        yield from _batches(lines_of(path), str(path), size, types)
 
 
-def _numbered(contents: Iterable[tuple[int, Any]], source: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    for number, content in contents:
-        if not isinstance(content, dict):
-            raise DataError(f"{source} {number:,}: expected a row as a JSON object, not {short_repr(content)}")
-        yield number, cast("dict[str, Any]", content)
+def _batches(contents: Iterable[tuple[int, Any]], source: str, size: int, types: Mapping[str, str]) -> Generator[Rows]:
+    """Yield the objects of a file, with the number of each."""
+    names: dict[str, None] = {}
+    contents = iter(contents)
+    while batch := list(islice(contents, size)):
+        for number, row in batch:
+            if not isinstance(row, dict):
+                raise DataError(f"{source}, line {number:,}: expected a row as a JSON object, not {short_repr(row)}")
+            if not names.keys() >= (row := cast("dict[str, Any]", row)).keys():
+                names |= dict.fromkeys(row)
+                check_names(list(names), source)
+        yield Rows([_plain(row, types) for _, row in batch], [number for number, _ in batch].__getitem__)
 
 
-def _batches(rows: Iterator[tuple[int, Mapping[str, Any]]], size: int) -> Generator[Rows]:
-    while batch := list(islice(rows, size)):
-        yield Rows([row for _, row in batch], [number for number, _ in batch].__getitem__)
-
-
-def _parquet_rows(path: Path, size: int) -> Generator[Rows]:
+def _parquet_rows(path: Path, size: int, types: Mapping[str, str]) -> Generator[Rows]:
     from leafbeam.tables.as_json import rows_of  # needs msgspec, which reading tables does not
 
+    check_names(schema_of(path).names, str(path))
     begin = 1
     for batch in read_batches(path, size):
         try:
-            rows = [{name: value for name, value in row.items() if value is not None} for row in rows_of(batch)]
-        except pa.ArrowInvalid as error:
+            rows = [_plain(row, types) for row in rows_of(batch)]
+        except (ValueError, OverflowError) as error:
             raise DataError(f"{path}, rows {begin:,} to {begin + len(batch) - 1:,} cannot be sent as JSON: {error}") from error
         yield Rows(rows, partial(add, begin))
         begin += len(rows)
+
+
+def _plain(row: Mapping[str, Any], types: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return a row without nulls, and with whole numbers as text in columns of text, as in CSV."""
+    return {
+        name: str(value) if type(value) is int and types.get(name) in _TEXT else value
+        for name, value in row.items()
+        if value is not None
+    }

@@ -11,6 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from leafbeam.errors import DataError, short_repr
+from leafbeam.tables.plain_types import as_plain
 
 _MAX_LISTED = 10
 
@@ -25,7 +26,7 @@ class SourceTable:
     """The rows of one source.
 
     Args:
-        table: The columns.
+        table: The columns, whose types become those of `plain_types`.
         source: The name of the file, for messages.
         is_text: True if the format has no types (CSV, keys of JSON), so that ids of digits may be whole numbers.
         names: All columns of the source, also those that were not read; by default those of `table`.
@@ -40,6 +41,7 @@ class SourceTable:
 
     def __post_init__(self) -> None:
         check_names(self.table.column_names, self.source)
+        object.__setattr__(self, "table", as_plain(self.table, self.source))
         object.__setattr__(self, "names", self.names or tuple(self.table.column_names))
 
     def with_table(self, table: pa.Table) -> "SourceTable":

@@ -393,9 +393,9 @@ def test_create_refuses_an_invalid_source_and_leaves_no_file(tmp_path):
     sources = {
         "no column 'item_id'": pa.table({"id": [1]}),
         "come again": pa.table({"item_id": [1, 1]}),
-        "have no item_id": pa.table({"item_id": [1, None]}),
+        "column 'item_id': empty in row 2": pa.table({"item_id": [1, None]}),
         "there is no file": tmp_path / "none.csv",
-        "that ends in": tmp_path / "items.txt",
+        "a file that ends in": tmp_path / "items.txt",
         "cannot be read as Parquet": tmp_path / "bad.parquet",
     }
     for says, source in sources.items():

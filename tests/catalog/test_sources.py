@@ -113,7 +113,7 @@ def test_an_empty_table_is_a_table(tmp_path, form):
         (pa.table({"item_id": [1], "Price": [1], "price": [2]}), "two columns 'price'"),
         (pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["item_id", "item_id"]), "two columns 'item_id'"),
         (pa.table({"item_id": [1, 1]}), "come again"),
-        (pa.table({"item_id": [1, None]}), "have no item_id"),
+        (pa.table({"item_id": [1, None]}), "column 'item_id': empty in row 2"),
     ],
 )
 def test_an_invalid_table_is_refused_by_name_from_each_source(tmp_path, table, says):
@@ -144,7 +144,9 @@ def test_a_stream_that_breaks_off_leaves_nothing(tmp_path):
 
 
 @settings(max_examples=30)
-@given(st.lists(st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=12), max_size=6, unique=True))
+@given(
+    st.lists(st.text(st.characters(exclude_categories=["Cc", "Cf", "Cs"]), min_size=1, max_size=12), max_size=6, unique=True)
+)
 def test_any_text_is_an_id_and_a_name_of_a_column(names):
     names = [name for name in names if _is_utf8(name)]
     columns = {name.lower(): name for name in names if name.lower() != "item_id"}
@@ -166,7 +168,7 @@ def _is_utf8(text: str) -> bool:
 @pytest.mark.parametrize("value", [2**63, 2**64 - 1])
 def test_ids_beyond_64_bits_are_refused(tmp_path, value):
     table = pa.table({"item_id": pa.array([value], pa.uint64())})
-    with pytest.raises(DataError, match="have to fit 64-bit whole numbers"):
+    with pytest.raises(DataError, match="numbers beyond 64 bits with sign in row 1 "):
         Catalog.in_memory(table, trie_of([1]), {"all": "true"})
 
 

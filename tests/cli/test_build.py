@@ -129,11 +129,15 @@ def list_table(*lists: object, ids: object = None) -> pa.Table:
         (pa.table({"item_id": [1], "c0": [0.5]}), ("--codebook-sizes", "3"), "c0 of type double"),
         (pa.table({"item_id": [1], "codes": [[0.5]]}), ("--codebook-sizes", "3"), "expected lists of whole numbers"),
         (pa.table({"item_id": [1], "codes": ["a"]}), ("--codebook-sizes", "3"), "expected lists of whole numbers"),
-        (pa.table({"item_id": [0.5], "codes": [[1]]}), ("--codebook-sizes", "3"), "item_id of type double"),
+        (
+            pa.table({"item_id": [0.5], "codes": [[1]]}),
+            ("--codebook-sizes", "3"),
+            "column 'item_id' holds values of the type number",
+        ),
         (list_table([1, 2], [1]), ("--codebook-sizes", "3"), "row 2 has 1 codes: expected 2"),
         (list_table([1, 2], None), ("--codebook-sizes", "3"), "row 2 has no codes: expected 2"),
         (list_table([1, 2], [1, None]), ("--codebook-sizes", "3"), "row 2 has no number in codes"),
-        (list_table([1, 2], [1, 2], ids=[1, None]), ("--codebook-sizes", "3"), "row 2 has no item_id"),
+        (list_table([1, 2], [1, 2], ids=[1, None]), ("--codebook-sizes", "3"), "column 'item_id': empty in row 2"),
         (list_table([1, 2], [1, 3]), ("--codebook-sizes", "3"), "row 1 has code 3 at level 1"),
         (list_table([1, 2], [1, -2]), ("--codebook-sizes", "3"), "row 1 has code -2 at level 1"),
         (list_table([1, 2], [2, 2], ids=[7, 7]), ("--codebook-sizes", "3"), "1 item ids occur more than once, 7 among"),
@@ -144,7 +148,11 @@ def list_table(*lists: object, ids: object = None) -> pa.Table:
         (list_table([1, 2]), ("--codebook-sizes", "3", "--memory-limit", "much"), "such as 4GiB"),
         (list_table([1, 2]), ("--codebook-sizes", "3", "--memory-limit", "0"), "memory_limit is 0"),
         (pa.table({"item_id": [1], "c0": [None]}), ("--codebook-sizes", "3"), "c0 of type null"),
-        (pa.table({"item_id": pa.array([2**63], pa.uint64()), "c0": [1]}), ("--codebook-sizes", "3"), "as strings"),
+        (
+            pa.table({"item_id": pa.array([2**63], pa.uint64()), "c0": [1]}),
+            ("--codebook-sizes", "3"),
+            "numbers beyond 64 bits with sign in row 1",
+        ),
     ],
 )
 def test_a_table_that_is_none_is_refused_in_one_line(

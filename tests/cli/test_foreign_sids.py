@@ -57,12 +57,26 @@ def csv(folder: Path, codes: np.ndarray) -> Path:
     return folder / "x.csv"
 
 
+def csv_of_lists(folder: Path, codes: np.ndarray) -> Path:
+    rows = [f'{item};"{row}"' for item, row in enumerate(codes.tolist())]
+    (folder / "X.CSV").write_text("\n".join(["item_id;codes", *rows]).replace(";", ","))
+    return folder / "X.CSV"
+
+
+def parts(folder: Path, codes: np.ndarray) -> Path:
+    (folder / "x").mkdir()
+    table = pa.table({"item_id": list(range(len(codes))), "codes": codes.tolist()})
+    pq.write_table(table.slice(0, 3), folder / "x" / "part-00000.parquet")
+    pq.write_table(table.slice(3), folder / "x" / "part-00001.parquet")
+    return folder / "x"
+
+
 def parquet(folder: Path, codes: np.ndarray) -> Path:
     pq.write_table(pa.table({"item_id": list(range(len(codes))), "codes": codes.tolist()}), folder / "x.parquet")
     return folder / "x.parquet"
 
 
-FORMS = pytest.mark.parametrize("form", [npy, tensor, tensors, matrix, by_item, lines, csv, parquet])
+FORMS = pytest.mark.parametrize("form", [npy, tensor, tensors, matrix, by_item, lines, csv, csv_of_lists, parts, parquet])
 
 
 def codes_of(sizes: tuple[int, ...], count: int = 400, *, seed: int = 0) -> np.ndarray:
@@ -222,3 +236,23 @@ def test_what_is_wrong_with_such_objects_is_said(tmp_path: Path, content: Any, m
     with pytest.raises(LeafbeamError) as caught:
         read_sids(tmp_path / "x.json")
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ('a,"[1, 2]"\nb,[3]\n', "line 3 has 1 codes: expected 2"),
+        ('a,"[1, 2]"\nb,\n', "line 3 has no codes: expected 2"),
+        ('a,"[1, 2.5]"\n', "expected lists of whole numbers"),
+        ('a,"[1, null]"\n', "line 2 has no number in codes"),
+        ("a,1 2\n", "has codes of type string: expected lists of whole numbers"),
+        ("a,[]\n", "expected lists of whole numbers"),
+    ],
+)
+def test_lists_of_codes_in_csv_are_read_or_named(tmp_path: Path, rows: str, message: str) -> None:
+    """L2: a list in a cell; its numbers may be refused, its line is named."""
+    (tmp_path / "x.csv").write_text("item_id,codes\n" + rows)
+    with pytest.raises(LeafbeamError) as caught:
+        read_sids(tmp_path / "x.csv")
+    assert message in str(caught.value)
+    assert str(tmp_path / "x.csv") in str(caught.value)

@@ -308,7 +308,7 @@ def test_missing_and_ambiguous_files_are_named(tmp_path):
     with pytest.raises(DataError, match="there is no file"):
         load_log(interactions=tmp_path / "clicks.csv")
     (tmp_path / "clicks.txt").write_text("{}")
-    with pytest.raises(DataError, match=r"does not end in \.parquet"):
+    with pytest.raises(DataError, match=r"expected a file that ends in \.parquet"):
         load_log(interactions=tmp_path / "clicks.txt")
     write(tmp_path, "csv", ROWS)
     write(tmp_path, "parquet", ROWS)

@@ -1,0 +1,55 @@
+"""Files as their names say: the ending, in any case, tells the format, and .gz that gzip compressed it."""
+
+import gzip
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from leafbeam.errors import DataError
+from leafbeam.files import open_regular
+
+_MAGIC = {  # the first bytes of formats that others than their own endings are often given
+    b"\x1f\x8b": "compressed with gzip: add .gz to its name",
+    b"PAR1": "Parquet: let its name end in .parquet",
+    b"PK\x03\x04": "a ZIP file or an Excel workbook: save the table as CSV (UTF-8), or as Parquet",
+    b"\xd0\xcf\x11\xe0": "an Excel workbook: save the table as CSV (UTF-8), or as Parquet",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd: decompress it, or compress it with gzip",
+}
+
+
+def ending_of(path: Path, endings: Sequence[str]) -> str:
+    """Return the ending of a file's name among those that formats have, in lower case; "" for any other.
+
+    >>> ending_of(Path("Items.CSV.GZ"), (".csv", ".csv.gz"))
+    '.csv.gz'
+    """
+    return next((ending for ending in endings if path.name.lower().endswith(ending)), "")
+
+
+def is_compressed(path: Path) -> bool:
+    """Return whether a file's name says that gzip compressed it."""
+    return path.name.lower().endswith(".gz")
+
+
+def check_content(path: Path) -> None:
+    """Raise DataError for a file of text whose first bytes are those of another format."""
+    try:
+        with open_regular(path) as file:
+            head = file.read(8)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+    for magic, advice in _MAGIC.items():
+        if head.startswith(magic) and not (is_compressed(path) and magic == b"\x1f\x8b"):
+            raise DataError(f"{path} is {advice}")
+
+
+@contextmanager
+def opened(path: Path) -> Generator[BinaryIO]:
+    """Open a regular file, decompressed. Raises OSError; what is read of it may raise EOFError and zlib.error too."""
+    with open_regular(path) as file:
+        if is_compressed(path):
+            with gzip.open(file) as plain:
+                yield cast("BinaryIO", plain)
+        else:
+            yield file
