@@ -12,6 +12,7 @@ from leafbeam.cli.console import Bar, done, next_step, stdout, working
 from leafbeam.cli.options import DEFAULT_RUN, DeviceOption, RunOption, option
 from leafbeam.cli.run import RunDirectory
 from leafbeam.cli.sources import Source
+from leafbeam.cli.stopwatch import Stopwatch
 from leafbeam.errors import ArgumentError
 from leafbeam.extras import require, require_device
 
@@ -60,10 +61,12 @@ def train(
     Recall@10 on a sample of validation users is shown beside baselines. The best weights are kept, and training ends when it no
     longer rises. Ctrl-C leaves a checkpoint, and --resume continues from it.
 
-    --minutes are those of the command once its modules are loaded: the settings of the item memory get up to a tenth of them,
-    the training at least half. Reading the log, the baselines and the last validation take as long as they need, so that the
-    command can exceed very few minutes. With --resume, the minutes of the training before count too.
+    --minutes are those of the whole command: the settings of the item memory and the baselines get up to a tenth of them each,
+    the training at least half. Loading modules, compiling kernels, reading the log and the last validation take as long as they
+    need, so that the command can exceed very few minutes; it then says which step took how long. With --resume, the minutes of
+    the training before count too.
     """
+    watch = Stopwatch()
     if width is not None and (width % 32 or width < 32):
         raise ArgumentError(f"--width {width}: expected a multiple of 32, the size of an attention head")
     paths = RunDirectory(run)
@@ -95,19 +98,20 @@ def train(
         changes |= {"num_attention_heads": heads, "num_key_value_heads": heads}
     recipe = replace(recipe, **{name: value for name, value in changes.items() if value is not None})
     require_device(device)
-    command_began, budget_s = time.monotonic(), None if recipe.budget.minutes is None else 60 * recipe.budget.minutes
+    budget_s = None if recipe.budget.minutes is None else 60 * recipe.budget.minutes
+    watch.end("modules")
     sids = SidTable.load(paths.sids)
     source = Source.load(paths.source)
     log = source.read()
     split = leave_one_out(log) if fit_on == "train" else leave_one_out(log).with_valid()
     columns = source.text_columns or text_columns(log.items)
     memory_config = ItemMemory.load(paths.memory).config if fit_on == "train+valid" and paths.memory.exists() else None
+    watch.end("log")
     with working("item memory: its settings, chosen on validation users"):
-        train_memory = tune_memory(
-            fit_memory(log, split.train, columns, memory_config),
-            split,
-            seconds=None if budget_s is None else _MEMORY_SHARE * budget_s,
-        )
+        untuned = fit_memory(log, split.train, columns, memory_config)
+        memory_s = watch.end("item memory")  # the transitions of the whole log will take as long, after the training
+        train_memory = tune_memory(untuned, split, seconds=None if budget_s is None else _MEMORY_SHARE * budget_s)
+    watch.end("settings of the memory")
 
     console = stdout()
     began = time.perf_counter()
@@ -140,12 +144,13 @@ def train(
                 baselines={**transition_baselines(train_memory, split.train), "memory": memory_scores(train_memory)},
                 on_baselines=show_baselines,
                 code_vectors=CodeVectors.load(paths.quantiser, sids),
-                reserved_s=time.monotonic() - command_began + _FUSION_SHARE * (budget_s or 0.0),
+                reserved_s=watch.total + memory_s + _FUSION_SHARE * (budget_s or 0.0),
             )
     except KeyboardInterrupt:
         console.print("Stopped; the checkpoint is kept.")
         next_step(console, "leafbeam", *sys.argv[1:], *([] if resume else ["--resume"]))
         raise typer.Exit(130) from None
+    watch.end("training with baselines and validation")
     if not latest:
         console.print(
             f"Nothing was left to train: the checkpoint had used up {recipe.budget}, or its recall no longer rose. "
@@ -180,4 +185,11 @@ def train(
             f"{aside} has the interactions that a server has counted: the new memory counts those of the run's log alone."
         )
     done(console, f"{paths.memory}: the transitions and texts of {len(memory):,} items", since=began)
+    watch.end("weight of the memory")
+    if budget_s is not None and watch.total > 1.05 * budget_s:
+        console.print(
+            f"The command took {watch.total / 60:.1f} minutes in place of {budget_s / 60:g}: {watch}. Training gets at least "
+            "half, and loading modules and the log, compiling kernels and the last validation are never cut.",
+            soft_wrap=True,
+        )
     next_step(console, "leafbeam", "evaluate", "--run", run)

@@ -6,7 +6,7 @@ Shapes: U users, B users of a batch, K beams, L levels, N items, D dimensions.
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -21,7 +21,7 @@ from leafbeam.model.threads import torch_threads
 from leafbeam.retrieve import Fusion, Fusions, ItemMemory
 from leafbeam.semid.config import check_choice
 from leafbeam.train.baselines import ScoreFn, SidSet, memory_scores, popularity, rank_targets, unconstrained_search
-from leafbeam.train.fusion import FusedRanks, FusionExamples
+from leafbeam.train.fusion import FusedRanks, FusionExamples, affordable_users
 from leafbeam.train.histories import Histories
 from leafbeam.train.interaction_log import InteractionLog
 from leafbeam.train.metrics import MISS, SEEN, Estimate, Ranking, RankingMetrics, Ranks, Seen
@@ -155,7 +155,8 @@ class Validation:
     """Measures Recall@10 on the validation items of a sample of users: call it with a model, as a `Trainer` does.
 
     recalls: that of each baseline by name, popularity among them. seen: whether lists keep seen items, here and for models: the
-    choice that is better for the best baseline.
+    choice that is better for the best baseline. seconds: the time that the baselines take: the sample becomes smaller, down to
+    200 users.
     """
 
     def __init__(
@@ -169,14 +170,20 @@ class Validation:
         baselines: Mapping[str, ScoreFn] | None = None,
         num_beams: int = 20,
         seed: int = 0,
+        seconds: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._trie, self._log, self._max_items, self._num_beams = trie, log, max_items, num_beams
-        self._eval_set = EvaluationSet.from_split(split, "valid", sample=sample, seed=seed)
-        histories, targets_U = self._eval_set.histories, self._eval_set.targets_U
-        rankings = {
-            name: Ranking.from_ranks(rank_targets(scores, histories, targets_U, num_items=log.num_items))
-            for name, scores in {"popularity": popularity(split.train, log.num_items), **(baselines or {})}.items()
-        }
+        scorers = {"popularity": popularity(split.train, log.num_items), **(baselines or {})}
+
+        @cache
+        def rank(count: int) -> tuple[EvaluationSet, dict[str, Ranking]]:
+            drawn = EvaluationSet.from_split(split, "valid", sample=count, seed=seed)
+            of_users = partial(rank_targets, histories=drawn.histories, targets_U=drawn.targets_U, num_items=log.num_items)
+            return drawn, {name: Ranking.from_ranks(of_users(scores)) for name, scores in scorers.items()}
+
+        users = sample if seconds is None else min(sample, affordable_users(rank, seconds, clock))
+        self._eval_set, rankings = rank(users)
         recalls: dict[Seen, dict[str, float]] = {
             seen: {name: getattr(ranking, seen).recall_10.mean for name, ranking in rankings.items()} for seen in SEEN[::-1]
         }

@@ -68,12 +68,8 @@ def tune_memory(
         return np.mean([ndcg_gains(getattr(ranks, seen), 10) for seen in SEEN], axis=0)
 
     if seconds is not None:
-        gains(memory, draw(1))  # compiles
-        pilot, start = draw(_MIN_USERS), clock()
-        gains(memory, pilot)
         rankings = 1 + sum(map(len, _CHOICES.values()))
-        user_s = max(1e-9, (clock() - start) / len(pilot))
-        sample = min(sample, max(_MIN_USERS, int((seconds - (clock() - began)) / rankings / user_s)))
+        sample = min(sample, affordable_users(lambda count: gains(memory, draw(count)), seconds, clock, times=rankings))
     users = draw(sample)
     best_U = gains(memory, users)
     for name, values in _CHOICES.items():
@@ -89,6 +85,20 @@ def tune_memory(
             if change.mean > change.error:
                 memory, best_U = other, gains_U
     return memory
+
+
+def affordable_users(rank: Callable[[int], object], seconds: float, clock: Callable[[], float], *, times: int = 1) -> int:
+    """Return the number of users, at least 200, whom `rank` ranks so many `times` in the seconds, from its time for the fewest.
+
+    Cost: that of a user, which compiles, and of 200 users; it is paid from the seconds.
+    """
+    began = clock()
+    rank(1)
+    pilot_began = clock()
+    rank(_MIN_USERS)
+    now = clock()
+    user_s = max(1e-9, (now - pilot_began) / _MIN_USERS)
+    return max(_MIN_USERS, int((seconds - (now - began)) / times / user_s))
 
 
 class _UserFeatures:

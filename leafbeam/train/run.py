@@ -5,7 +5,7 @@ Shapes: N items, L levels.
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,8 @@ from leafbeam.train.parallel import DataParallel
 from leafbeam.train.recipe import Recipe
 from leafbeam.train.split import Split
 from leafbeam.train.trainer import Progress, Trainer
+
+_BASELINES_SHARE = 0.1  # of a budget in minutes
 
 
 def train(
@@ -55,11 +57,12 @@ def train(
     code_vectors: of `fit_sids`, where the embeddings of the codes begin; None: at random.
     on_baselines: called at the start with Recall@10 of popularity and of `baselines` on the same users.
     reserved_s: the seconds that the caller needs, before or after, of a budget in minutes. Such a budget also pays for the
-    baselines and the last validation, but updates and the validations between them get at least half of it. clock: monotonic
-    seconds.
+    baselines, which get a tenth of it (of one process: from then on validation has fewer users, at least 200), for preparations
+    and the last validation, but updates and the validations between them get at least half of it. clock: monotonic seconds.
     Raises ItemIdError where an item has no SID, CheckpointError, TrainingError.
     """
     began, recipe, parallel = clock(), recipe or Recipe(), parallel or DataParallel()
+    minutes = recipe.budget.minutes if parallel.size == 1 else None  # several processes validate the same users
     vocabulary = recipe.vocabulary(sids.codebook_sizes)
     generator = torch.Generator().manual_seed(recipe.seed)
     model = new_model(recipe.model_config(vocabulary), vocabulary, generator, device=device)
@@ -69,26 +72,32 @@ def train(
     validate = None
     if recipe.validations and len(split.valid_users()):
         trie = Trie.build(codes_NL, codebook_sizes=sids.codebook_sizes, item_ids=log.item_ids)
-        users = recipe.validation_users
-        validate = Validation(trie, log, split, max_items=recipe.max_items, sample=users, baselines=baselines)
+        validate = Validation(
+            trie,
+            log,
+            split,
+            max_items=recipe.max_items,
+            sample=recipe.validation_users,
+            baselines=baselines,
+            seconds=None if minutes is None else _BASELINES_SHARE * 60 * minutes,
+            clock=clock,
+        )
         if on_baselines is not None:
             on_baselines(validate.recalls)
         reserved_s += validate.warm_up(model.eval(), clock)
     users = log.user_ids if recipe.num_users else None
-    other_s = parallel.max_seconds(reserved_s + clock() - began, model.device)  # the same on every process
-    shorter = replace(recipe, budget=recipe.budget.less(other_s))
-    trainer = Trainer(model, split.train, codes_NL, shorter, validate=validate, parallel=parallel, user_ids=users, clock=clock)
-    if directory is None:
-        trainer.run(progress=progress)
-        return trainer.full_model()
-    directory, writes = Path(directory), parallel.rank == 0
-    checkpoint = directory / "checkpoint"
-    if resume and Checkpoint.exists(checkpoint):
+    trainer = Trainer(model, split.train, codes_NL, recipe, validate=validate, parallel=parallel, user_ids=users, clock=clock)
+    checkpoint, writes = None if directory is None else Path(directory) / "checkpoint", parallel.rank == 0
+    if checkpoint is not None and resume and Checkpoint.exists(checkpoint):
         trainer.resume(Checkpoint.load(checkpoint))
-    elif not resume and writes:
+    elif checkpoint is not None and not resume and writes:
         Checkpoint.remove(checkpoint)  # a later resume must not continue the run that this one replaces
+    trainer.shorten(parallel.max_seconds(reserved_s + clock() - began, model.device))  # the same on every process
     trainer.run(progress=progress, checkpoint=checkpoint)
     model = trainer.full_model()
+    if directory is None:
+        return model
+    directory = Path(directory)
     if writes:
         model.save_pretrained(directory / "model")
         summary = {**asdict(trainer.state), "precision": "bf16" if trainer.bf16 else "fp32", "recipe": asdict(recipe)}

@@ -141,6 +141,10 @@ class Trainer:
         """Whether the budget is used up, or `patience` validations in a row brought no better recall."""
         return self.share >= 1 or 0 < self.recipe.patience <= self.state.worse
 
+    def shorten(self, seconds: float) -> None:
+        """Take the seconds of other work off a budget in minutes (see `Budget.less`)."""
+        self.recipe = replace(self.recipe, budget=self.recipe.budget.less(seconds))
+
     def run(self, *, progress: Progress | None = None, checkpoint: str | Path | None = None, every_s: float = 60.0) -> None:
         """Train to the end of the budget; the model then holds the best averaged weights (or the last), in evaluation mode.
 

@@ -85,8 +85,9 @@ def test_a_finished_run_is_trained_longer_and_on_validation_items_too(run: Path,
     shutil.copytree(run, longer)
     more = call("train", "--run", longer, "--steps", "35", "--layers", "1", "--width", "32", "--resume")
     assert "35 steps" in more
-    whole = call("train", "--run", longer, "--steps", "5", "--layers", "1", "--width", "32", "--fit-on", "train+valid")
+    whole = call("train", "--run", longer, "--minutes", "0.001", "--layers", "1", "--width", "32", "--fit-on", "train+valid")
     assert "Recall@10" not in whole
+    assert "minutes in place of 0.001: modules" in whole  # L6: a command that cannot end in its minutes says why
     shown = call("evaluate", "--run", longer, "--users", "50", "--unconstrained", "0")
     assert "fitted on train and valid, measured on test" in " ".join(shown.split())
     assert json.loads((longer / "report.json").read_text())["evaluate"]["fit_on"] == "train+valid"

@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from leafbeam.cli.stopwatch import Stopwatch
 from leafbeam.index import Trie
 from leafbeam.model import AnyModel
 from leafbeam.retrieve import ItemMemory
 from leafbeam.semid import SidTable
-from leafbeam.train import Budget, InteractionLog, Split, TrainStats, evaluation, fusion, leave_one_out, train
+from leafbeam.train import Budget, InteractionLog, Split, TrainStats, evaluation, fusion, leave_one_out, train, trainer
 from leafbeam.train.evaluation import EvaluationSet, Validation, fit_fusion
 from leafbeam.train.fusion import fit_memory, tune_memory
 from tests.train.small_trainer import SIZES, TINY, all_codes, log_of
@@ -34,6 +35,17 @@ class Clock:
             return function(*arguments, **options)
 
         return timed
+
+
+def test_a_stopwatch_lists_the_steps_of_a_command_and_counts_the_one_that_runs() -> None:
+    """L6: what makes a command longer than its minutes is said."""
+    clock = Clock()
+    watch = Stopwatch(clock)
+    for step, seconds in (("modules", 3.0), ("log", 0.4), ("training", 41.7)):
+        clock.now += seconds
+        assert watch.end(step) == pytest.approx(seconds)
+    clock.now += 5
+    assert (str(watch), watch.total) == ("modules 3 s, log 0 s, training 42 s", pytest.approx(50.1))
 
 
 @pytest.fixture(scope="module")
@@ -131,30 +143,69 @@ def test_the_weight_of_the_memory_is_learnt_from_the_batches_that_its_time_allow
 
 
 @pytest.mark.parametrize(
-    ("reserved_s", "setup_s", "validation_s", "expected"),
+    ("user_s", "seconds", "expected"),
     [
-        (0.0, 0.0, 0.0, 60.0),
-        (9.0, 0.0, 0.0, 51.0),
-        (9.0, 8.0, 0.0, 43.0),
-        (9.0, 8.0, 3.0, 39.0),  # the batch of the estimate, and the last validation
-        (50.0, 8.0, 3.0, 30.0),  # half of the minutes
+        (0.01, None, [300]),
+        (0.0, 6.0, [1, 200, 300]),
+        (0.01, 6.0, [1, 200, 300]),
+        (0.01, 4.295, [1, 200, 228]),  # as many users as the rest of the seconds allows
+        (0.1, 6.0, [1, 200]),  # the fewest; their ranking is that of the estimate
+        (9.0, 0.0, [1, 200]),
     ],
 )
-def test_minutes_pay_for_baselines_and_the_last_validation(
+def test_baselines_rank_as_many_users_as_their_time_allows(
+    log: InteractionLog,
+    split: Split,
+    sids: SidTable,
+    monkeypatch: pytest.MonkeyPatch,
+    user_s: float,
+    seconds: float | None,
+    expected: list[int],
+) -> None:
+    """L6: the baselines of 2,000 users took as long for one minute as for an hour."""
+    clock, users = Clock(), []
+
+    def cost(scores: object, *, targets_U: np.ndarray, **_: object) -> float:
+        users.append(len(targets_U))
+        return user_s * len(targets_U)
+
+    monkeypatch.setattr(evaluation, "rank_targets", clock.wrap(evaluation.rank_targets, cost))
+    trie = Trie.build(sids.codes, sids.codebook_sizes, sids.item_ids)
+    validation = Validation(trie, log, split, max_items=6, sample=300, seconds=seconds, clock=clock)
+    assert users == expected
+    monkeypatch.undo()
+    assert validation.recalls == Validation(trie, log, split, max_items=6, sample=expected[-1]).recalls
+
+
+@pytest.mark.parametrize(
+    ("reserved_s", "user_s", "teacher_s", "validation_s", "expected"),
+    [
+        (0.0, 0.0, 0.0, 0.0, 60.0),
+        (9.0, 0.0, 0.0, 0.0, 51.0),
+        (9.0, 0.01, 0.0, 0.0, 46.0),  # 501 rankings of users
+        (9.0, 0.01, 4.0, 0.0, 42.0),
+        (9.0, 0.01, 4.0, 3.0, 38.0),  # the batch of the estimate, and the last validation
+        (9.0, 0.1, 0.0, 0.0, 30.9),  # 201 rankings
+        (50.0, 0.01, 4.0, 3.0, 30.0),  # half of the minutes
+    ],
+)
+def test_minutes_pay_for_baselines_preparations_and_the_last_validation(
     log: InteractionLog,
     split: Split,
     sids: SidTable,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     reserved_s: float,
-    setup_s: float,
+    user_s: float,
+    teacher_s: float,
     validation_s: float,
     expected: float,
 ) -> None:
-    """L6: `train --minutes 1` ends after about a minute, baselines and validation included."""
+    """L6: `train --minutes 1` ends after about a minute, baselines, soft targets and validation included."""
     clock, history = Clock(), []
-    ranked = clock.wrap(evaluation.rank_targets, lambda *_, **__: setup_s)
+    ranked = clock.wrap(evaluation.rank_targets, lambda *_, targets_U, **__: user_s * len(targets_U))
     monkeypatch.setattr(evaluation, "rank_targets", ranked)
+    monkeypatch.setattr(trainer, "GraphTeacher", clock.wrap(trainer.GraphTeacher, lambda *_, **__: teacher_s))
     batch = evaluation._Evaluator.run_batch
     monkeypatch.setattr(
         evaluation._Evaluator,
@@ -166,12 +217,12 @@ def test_minutes_pay_for_baselines_and_the_last_validation(
         history.append(stats)
         clock.now += 0.5
 
-    recipe = replace(TINY, budget=Budget(minutes=1), validations=1, validation_users=300)  # three batches
+    recipe = replace(TINY, budget=Budget(minutes=1), validations=1, validation_users=300, graph_weight=0.1)  # three batches
     options = {"progress": tick, "reserved_s": reserved_s, "clock": clock}
     train(log, split, sids, recipe, tmp_path, **options)
     assert history[-1].share == 1
     assert history[-1].seconds == pytest.approx(expected, abs=1)
-    assert clock.now + reserved_s <= max(60, 30 + reserved_s + setup_s + 2 * validation_s) + 2
+    assert clock.now + reserved_s <= max(60, 30 + reserved_s + 501 * user_s + teacher_s + 2 * validation_s) + 2
 
 
 def test_the_estimate_of_a_validation_is_that_of_a_batch_after_the_kernels_are_compiled(
