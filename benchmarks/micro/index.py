@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.micro.step import L, V
+from benchmarks.peers.static_matrix import matrix_of_codes
 from benchmarks.resident import peak_bytes
 from benchmarks.workloads import random_chunk, random_codes
 from leafbeam.index import Trie
@@ -162,17 +163,16 @@ def _build_ours(distribution: str, num_items: int, seed: int) -> dict[str, Any]:
 
 
 def _build_static(distribution: str, num_items: int, seed: int) -> dict[str, Any]:
-    from leafbeam.ops.constrain.static.matrix import TransitionMatrix
 
     codes = _table(distribution, num_items, seed)
-    TransitionMatrix.of_codes(codes[:5000], [V] * L)
+    matrix_of_codes(codes[:5000], [V] * L)
     before = peak_bytes(anew=True)
-    index = TransitionMatrix.of_codes(codes, [V] * L)
+    index = matrix_of_codes(codes, [V] * L)
     peak = peak_bytes() - before
     nbytes = index.nbytes
     del index
     _touch(peak)
     begin = time.perf_counter()
-    TransitionMatrix.of_codes(codes, [V] * L)
+    matrix_of_codes(codes, [V] * L)
     seconds = time.perf_counter() - begin
     return {"seconds": seconds, "bytes_per_item": round(nbytes / num_items, 2), "peak_gb": round(peak / 1e9, 2)}

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from benchmarks.micro.step import K, L, V
 from benchmarks.peers import static
 from benchmarks.peers.masked_search import Masked, masked_search
+from benchmarks.peers.static_matrix import matrix_of_codes
 from benchmarks.workloads import DISTRIBUTIONS, random_codes, random_logits
 from leafbeam.decode import BeamSearch
 from leafbeam.index import Filter, Trie
-from leafbeam.ops.constrain.static.matrix import TransitionMatrix
 
 __all__ = ["SHARES", "TIMED", "measure", "runs"]
 
@@ -46,7 +46,7 @@ def measure(distribution: str, num_items: int, seed: int = 0) -> tuple[dict[str,
     codes = random_codes(rng, distribution, num_items, V, L)
     logits = [random_logits(rng, B, 1, V) for _ in range(L)]  # of a level, the same for all beams of a request
     trie = Trie.build(codes, [V] * L)
-    peer = static.StaticPeer.of(TransitionMatrix.of_codes(codes, [V] * L))
+    peer = static.StaticPeer.of(matrix_of_codes(codes, [V] * L))
     after = {"post_filter": _static_leaves(trie, peer, logits, K)}
     after["post_filter_oversampled"] = _static_leaves(trie, peer, logits, OVERSAMPLING * K)
     answers: dict[str, dict[str, float]] = {}
@@ -59,7 +59,7 @@ def measure(distribution: str, num_items: int, seed: int = 0) -> tuple[dict[str,
             np.testing.assert_array_equal(ours, alone)
         counts = {name: [min(K, int(rule.leaves.has(kept).sum())) for kept in leaves] for name, leaves in after.items()}
         counts["leafbeam"] = [len(ours) for ours in found]
-        own = static.StaticPeer.of(TransitionMatrix.of_codes(codes[mask], [V] * L))
+        own = static.StaticPeer.of(matrix_of_codes(codes[mask], [V] * L))
         counts["static_of_the_rule"] = [len(kept) for kept in _static_leaves(trie, own, logits, K)]
         index_bytes[f"{share:g}"] = {"static_of_the_rule": own.nbytes, "leafbeam_rule": rule.nbytes}
         answers[f"{share:g}"] = {name: round(float(np.mean(each)), 2) for name, each in counts.items()}

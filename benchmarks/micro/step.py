@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from benchmarks.peers import static
 from benchmarks.peers.peer import extend
 from benchmarks.peers.peer import root as root_of
+from benchmarks.peers.static_matrix import matrix_of_codes
 from benchmarks.rows import spread
 from benchmarks.workloads import random_codes, random_logits
 from leafbeam.index import Trie
 from leafbeam.ops.constrain import Scoring, request_filters
 from leafbeam.ops.constrain.cpu import step as cpu
-from leafbeam.ops.constrain.static.matrix import TransitionMatrix
 
 __all__ = ["measure"]
 
@@ -51,7 +51,7 @@ def _measure(distribution: str, num_items: int, repeats: int, seed: int) -> tupl
     trie = Trie.build(codes, [V] * L)
     arrays = cpu.bind(trie)
     filters = cpu.bind_filters(arrays, request_filters(trie, B, None, None))
-    lean = static.StaticPeer.of(TransitionMatrix.of_codes(codes, [V] * L))
+    lean = static.StaticPeer.of(matrix_of_codes(codes, [V] * L))
     literal = replace(lean, scatter=True)
 
     root = (np.zeros((1, B, 1), np.int64), np.full((1, B, 1), trie.num_leaves), np.zeros((B, 1), np.float32))

@@ -13,6 +13,7 @@ from benchmarks.papers.drawing import finish, log_axes, new_figure
 from benchmarks.papers.experiment import Experiment, Row, Setting
 from benchmarks.papers.paper import BYTES_PER_MILLION, USED_SHARE
 from benchmarks.papers.report import by_distribution, size_name
+from benchmarks.peers.static_matrix import matrix_nbytes
 from benchmarks.workloads import DISTRIBUTIONS
 from leafbeam.index.memory_estimate import MemoryEstimate
 from leafbeam.ops.constrain.static.matrix import TransitionMatrix
@@ -55,7 +56,7 @@ def _measure(shape: Shape, setting: Setting) -> dict[str, Any]:
     computed: list[str] = []
     codes_LM = catalog.sorted_codes()
     held = codes_LM.nbytes + catalog.trie.nbytes + catalog.trie.items.nbytes
-    static = TransitionMatrix.estimate(nodes_L, shape.codebook_sizes)
+    static = matrix_nbytes(nodes_L, shape.codebook_sizes)
     if held + static <= setting.memory:
         nbytes["static"] = TransitionMatrix.of_sorted(codes_LM, shape.codebook_sizes).nbytes
     else:  # the same arrays, reckoned: 8 bytes an edge, 4 a row pointer, 33 bits a pair of codes

@@ -22,6 +22,7 @@ from benchmarks.peers.hash_bitmap import HashBitmap
 from benchmarks.peers.marisa import MarisaTrie
 from benchmarks.peers.ppv import Ppv
 from benchmarks.peers.static import StaticPeer
+from benchmarks.peers.static_matrix import matrix_nbytes
 from benchmarks.peers.unconstrained import Unconstrained
 from leafbeam.errors import MissingExtraError
 from leafbeam.index import Trie, Version
@@ -145,7 +146,7 @@ def _builders(
     shape, nodes_L, trie = catalog.shape, catalog.nodes_L, catalog.trie
     made: list[TransitionMatrix] = []
     tables: list[torch.Tensor] = []
-    static_needs = TransitionMatrix.estimate(nodes_L, shape.codebook_sizes)
+    static_needs = matrix_nbytes(nodes_L, shape.codebook_sizes)
 
     def arrays() -> TransitionMatrix:
         if not made:

@@ -1,6 +1,6 @@
 """Forced chains: runs of states that allow exactly one token.
 
-Shapes: S states, R requested states, C tokens of all their chains.
+Shapes: S states.
 """
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
@@ -34,14 +34,6 @@ class ForcedChains:
         end_S, length_S = _ends(token_S, next_S)
         return cls(token_S=token_S, next_S=next_S, end_S=end_S, length_S=length_S)
 
-    def follow(self, states_R: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:
-        """(indptr, token_C, end_R): the forced tokens from each state, joined, and the state after them."""
-        states = np.asarray(states_R, np.int64)
-        indptr = np.concatenate([[0], np.cumsum(np.where(states < 0, 0, self.length_S[states]), dtype=np.int64)])
-        token_C = np.empty(int(indptr[-1]), np.int32)
-        _fill(states, indptr, self.token_S, self.next_S, token_C)
-        return indptr, token_C, np.where(states < 0, -1, self.end_S[states]).astype(np.int32)
-
     @property
     def nbytes(self) -> int:
         return self.token_S.nbytes + self.next_S.nbytes + self.end_S.nbytes + self.length_S.nbytes
@@ -70,12 +62,3 @@ def _ends(token_S, next_S):
             length += 1
             end_S[path[depth]], length_S[path[depth]] = end, length
     return end_S, length_S
-
-
-@njit(cache=True)
-def _fill(states_R, indptr, token_S, next_S, token_C):
-    for row in range(len(states_R)):
-        state = states_R[row]
-        for index in range(indptr[row], indptr[row + 1]):
-            token_C[index] = token_S[state]
-            state = next_S[state]

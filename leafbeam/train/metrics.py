@@ -5,7 +5,7 @@ Shapes: U users.
 
 from dataclasses import dataclass, fields
 from math import sqrt
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,12 +77,6 @@ class RankingMetrics:
         names = ("Recall@1", "Recall@5", "Recall@10", "NDCG@5", "NDCG@10")
         return dict(zip(names, (getattr(self, field.name) for field in fields(self)[1:]), strict=True))
 
-    @classmethod
-    def from_dict(cls, content: dict[str, Any]) -> "RankingMetrics":
-        """The inverse of `dataclasses.asdict`."""
-        estimates = {name: Estimate(**value) for name, value in content.items() if name != "users"}
-        return cls(users=content["users"], **estimates)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Ranks:
@@ -103,8 +97,3 @@ class Ranking:
     def from_ranks(cls, ranks: Ranks) -> "Ranking":
         """Both metrics of the same users."""
         return cls(kept=RankingMetrics.from_ranks(ranks.kept), removed=RankingMetrics.from_ranks(ranks.removed))
-
-    @classmethod
-    def from_dict(cls, content: dict[str, Any]) -> "Ranking":
-        """The inverse of `dataclasses.asdict`."""
-        return cls(**{seen: RankingMetrics.from_dict(metrics) for seen, metrics in content.items()})

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from leafbeam.errors import DataError
 from leafbeam.html_table import html_table
 from leafbeam.train.metrics import SEEN, Estimate, Ranking, RankingMetrics, Ranks, Seen
 
@@ -115,24 +114,8 @@ class EvaluationReport:
     seconds: float
 
     def to_json(self) -> str:
-        """One line; `from_json` reads it."""
+        """Return the report as one line of JSON."""
         return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> "EvaluationReport":
-        """The inverse of `to_json`. Raises DataError for anything else, and for reports of versions before 0.2."""
-        try:
-            content: dict[str, Any] = json.loads(text)
-            if "popularity" in content:
-                raise DataError("this report is of an older leafbeam, without named rankings: run `leafbeam evaluate` again")
-            content["rankings"] = {name: Ranking.from_dict(found) for name, found in content["rankings"].items()}
-            content["verdict"] = Verdict(**(content["verdict"] | {"lead": Estimate(**content["verdict"]["lead"])}))
-            if (free := content["unconstrained"]) is not None:
-                free |= {name: RankingMetrics.from_dict(free[name]) for name in ("scores", "constrained")}
-                content["unconstrained"] = UnconstrainedReport(**(free | {"invalid": Estimate(**free["invalid"])}))
-            return cls(**content)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise DataError(f"this is not a report of an evaluation ({error}): write one with `leafbeam evaluate`") from error
 
     def _rows(self) -> tuple[list[str], list[list[str]]]:
         """Heads and rows of the table: figures of each ranking with standard errors, seen items kept and removed."""

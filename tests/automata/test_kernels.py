@@ -64,15 +64,15 @@ def test_a_chain_says_what_single_steps_would(sequences: list[list[int]]) -> Non
     automaton = Automaton.from_sequences(sequences, 4)
     chains = automaton.chains
     assert chains is not None
-    pointer, tokens, ends = chains.follow(np.array([-1, *range(automaton.num_states)]))
-    assert (pointer[1], ends[0]) == (0, -1)
     for state in range(automaton.num_states):
         at = state
-        for token in tokens[pointer[state + 1] : pointer[state + 2]]:
+        for _ in range(chains.length_S[state]):
+            token = int(chains.token_S[at])
             assert not automaton.accepts(at)
             assert automaton.allowed(at).tolist() == [token]
-            at = automaton.next(at, int(token))
-        assert at == ends[state + 1]
+            assert chains.next_S[at] == automaton.next(at, token)
+            at = automaton.next(at, token)
+        assert at == chains.end_S[state]
         assert automaton.accepts(at) or len(automaton.allowed(at)) != 1
 
 
@@ -83,9 +83,9 @@ def test_chains_are_found_by_default_for_choices_and_sequences_only() -> None:
     assert plain.chains is None
     chains = plain.compress().chains
     assert chains is not None
-    assert chains.follow(np.array([0]))[1].tolist() == [ord('"')]
+    assert (chains.token_S[0], chains.length_S[0]) == (ord('"'), 1)
     assert (chains.token_S >= 0).sum() == plain.num_states - 2  # all but the choice and the end
     assert plain.compress().nbytes == plain.nbytes + 16 * plain.num_states
     masked = Automaton.from_regex("abc", [b"a", b"b", b"c"], compress=True, dense_share=0.0)
     assert masked.chains is not None
-    assert masked.chains.follow(np.array([0]))[1].tolist() == [0, 1, 2]
+    assert (masked.chains.token_S[0], masked.chains.length_S[0]) == (0, 3)

@@ -10,13 +10,13 @@ import torch
 from benchmarks.micro import filters, post_filter, step
 from benchmarks.peers import static
 from benchmarks.peers.peer import extend, root
+from benchmarks.peers.static_matrix import matrix_of_codes
 from benchmarks.rows import append_row, interleaved, spread
 from benchmarks.serving import scale
 from benchmarks.workloads import DISTRIBUTIONS, random_codes, random_logits
 from leafbeam import Trie
 from leafbeam.ops.constrain import request_filters
 from leafbeam.ops.constrain.cpu import step as cpu
-from leafbeam.ops.constrain.static.matrix import TransitionMatrix
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
@@ -24,7 +24,7 @@ def test_static_gives_the_same_beams_where_it_is_exact(distribution: str) -> Non
     rng = np.random.default_rng(0)
     size, levels, beams = 40, 5, 12
     codes = random_codes(rng, distribution, 20_000, size, levels)
-    trie, peer = Trie.build(codes, [size] * levels), static.StaticPeer.of(TransitionMatrix.of_codes(codes, [size] * levels))
+    trie, peer = Trie.build(codes, [size] * levels), static.StaticPeer.of(matrix_of_codes(codes, [size] * levels))
     arrays = cpu.bind(trie)
     allowed = cpu.bind_filters(arrays, request_filters(trie, 3, None, None))
     state = root(peer, 3)

@@ -18,6 +18,7 @@ from benchmarks.peers.hash_bitmap import HashBitmap
 from benchmarks.peers.marisa import MarisaTrie
 from benchmarks.peers.peer import Offers, Peer, Selection, extend, root, select
 from benchmarks.peers.ppv import Ppv
+from benchmarks.peers.static_matrix import matrix_nbytes, matrix_of_codes
 from benchmarks.peers.unconstrained import Unconstrained
 from benchmarks.workloads import DISTRIBUTIONS, random_codes
 from leafbeam import Trie
@@ -277,7 +278,7 @@ def test_without_a_constraint_every_code_is_offered() -> None:
 def test_static_is_the_same_from_codes_and_from_sorted_codes(distribution: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(3)
     codes = random_codes(rng, distribution, 20_000, 30, 5)
-    theirs = TransitionMatrix.of_codes(codes, (30,) * 5)
+    theirs = matrix_of_codes(codes, (30,) * 5)
     monkeypatch.setattr("leafbeam.ops.constrain.static.matrix._CHUNK", 1000)
     ours = TransitionMatrix.of_sorted(np.ascontiguousarray(np.unique(codes, axis=0).astype(np.int16).T), (30,) * 5)
     assert ours.max_branches == theirs.max_branches
@@ -288,7 +289,7 @@ def test_static_is_the_same_from_codes_and_from_sorted_codes(distribution: str, 
     assert ours.nbytes == static.StaticPeer.of(ours).nbytes
     trie = Trie.build(codes, [30] * 5)
     nodes = [level.num_nodes for level in trie.levels]
-    assert TransitionMatrix.estimate(nodes, (30,) * 5) == pytest.approx(ours.nbytes, rel=0.01)
+    assert matrix_nbytes(nodes, (30,) * 5) == pytest.approx(ours.nbytes, rel=0.01)
 
 
 def test_the_shared_selection_gives_the_same_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:

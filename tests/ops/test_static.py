@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.peers.static_matrix import matrix_nbytes, matrix_of_codes
 from leafbeam import BeamSearch, Trie
 from leafbeam.decode.results import root_ranges
 from leafbeam.errors import ArgumentError, LogitsError
@@ -14,7 +15,6 @@ from leafbeam.index import Segment, Version
 from leafbeam.ops.constrain import request_filters
 from leafbeam.ops.constrain.cpu import step as cpu
 from leafbeam.ops.constrain.static import torch as static_torch
-from leafbeam.ops.constrain.static.matrix import TransitionMatrix
 from tests.parity import test_grid as grid
 
 UNFILTERED = [name for name, case in grid.CASES.items() if case.share is None and not case.denied and not case.lowest]
@@ -59,11 +59,11 @@ def test_any_number_of_dense_levels_gives_the_same_beams(dense_levels: int, num_
 
 def test_the_arrays_of_figure_1() -> None:
     codes = np.array([[3, 1, 3], [1, 2, 1], [3, 1, 2], [1, 2, 1]])
-    matrix = TransitionMatrix.of_codes(codes, (4, 4, 4), dense_levels=0)
+    matrix = matrix_of_codes(codes, (4, 4, 4), dense_levels=0)
     assert matrix.indptr_S1.tolist() == [0, 0, 2, 3, 4, 5, 7]  # node 1 is the root, as in the paper's state 0 of Figure 1
     assert matrix.edges_E2[:7].tolist() == [[1, 2], [3, 3], [2, 4], [1, 5], [1, 6], [2, 7], [3, 8]]
     assert matrix.max_branches == (2, 1, 2)
-    dense = TransitionMatrix.of_codes(codes, (4, 4, 4), dense_levels=2)
+    dense = matrix_of_codes(codes, (4, 4, 4), dense_levels=2)
     assert [mask.tolist() for mask in dense.masks] == [[[0b1010]], [[0], [0b0100], [0], [0b0010]]]
     assert dense.node_of_P is not None
     assert np.flatnonzero(dense.node_of_P).tolist() == [4 + 2, 12 + 1]
@@ -83,16 +83,16 @@ def test_nbytes_counts_what_is_allocated_and_follows_the_memory_model() -> None:
     assert arrays.nbytes == sum(tensors.values())
     nodes = [level.num_nodes for level in trie.levels]
     model = (1 / 8 + 4) * 64**2 + 12 * sum(nodes[2:])  # Appendix B: 12 bytes a node of a sparse level
-    assert TransitionMatrix.estimate(nodes, trie.codebook_sizes) == pytest.approx(arrays.nbytes, rel=0.01)
+    assert matrix_nbytes(nodes, trie.codebook_sizes) == pytest.approx(arrays.nbytes, rel=0.01)
     assert 0.6 * model < arrays.nbytes < 1.05 * model
     assert arrays.mapping_nbytes < 0.5 * arrays.nbytes
 
 
 def test_chunks_give_the_same_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     codes = np.random.default_rng(3).geometric(0.2, (5_000, 4)) % 20
-    whole = TransitionMatrix.of_codes(codes, (20,) * 4, 1)
+    whole = matrix_of_codes(codes, (20,) * 4, 1)
     monkeypatch.setattr("leafbeam.ops.constrain.static.matrix._CHUNK", 97)
-    chunked = TransitionMatrix.of_codes(codes, (20,) * 4, 1)
+    chunked = matrix_of_codes(codes, (20,) * 4, 1)
     assert whole.max_branches == chunked.max_branches
     np.testing.assert_array_equal(whole.edges_E2, chunked.edges_E2)
     np.testing.assert_array_equal(whole.indptr_S1, chunked.indptr_S1)

@@ -11,13 +11,12 @@ import torch
 from numpy.typing import NDArray
 from rich.console import Console
 
-from leafbeam.errors import ArgumentError, DataError, ItemIdError
+from leafbeam.errors import ArgumentError, ItemIdError
 from leafbeam.index import Trie
 from leafbeam.model import Transformer, Vocabulary
 from leafbeam.semid import SidTable
 from leafbeam.train import (
     Budget,
-    EvaluationReport,
     EvaluationSet,
     InteractionLog,
     RankingMetrics,
@@ -268,17 +267,12 @@ def test_a_split_with_nothing_held_out_is_refused():
         evaluate(model_of(), trie_of(sids_of(log)), log, leave_one_out(log))
 
 
-def test_a_report_survives_json_and_prints_recall_and_ndcg_of_every_ranking(shop: tuple[InteractionLog, Split, SidTable, Trie]):
+def test_a_report_prints_recall_and_ndcg_of_every_ranking_and_writes_json(shop: tuple[InteractionLog, Split, SidTable, Trie]):
     log, split, _, trie = shop
     text = text_neighbours(np.random.default_rng(0).standard_normal((log.num_items, 4)))
     report = evaluate(model_of(), trie, log, split, num_beams=8, unconstrained_users=10, baselines={"text": text})
-    assert EvaluationReport.from_json(report.to_json()) == report
     recall = json.loads(report.to_json())["rankings"]["model"]["removed"]["recall_10"]["mean"]
     assert recall == report.rankings["model"].removed.recall_10.mean
-    with pytest.raises(DataError, match="not a report"):
-        EvaluationReport.from_json('{"model": 1}')
-    with pytest.raises(DataError, match=r"older leafbeam.*run `leafbeam evaluate` again"):
-        EvaluationReport.from_json('{"part": "test", "model": {}, "popularity": {}, "text_neighbours": null}')
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(report.table())
     text = console.export_text()

@@ -37,7 +37,7 @@ from leafbeam.semid import (
     fit_sids,
     item_encoder,
 )
-from leafbeam.train import Checkpoint, EvaluationReport
+from leafbeam.train import Checkpoint
 
 SEPARATOR = b"\n---\n"  # between config.json and leafbeam.json of a model
 
@@ -162,7 +162,6 @@ def fuzz_run(data: bytes) -> None:
         lambda: Checkpoint.load(directory),
         lambda: ResidualKMeans.load(directory),
         lambda: Source.load(directory / "source.json"),
-        lambda: EvaluationReport.from_json(data.decode("utf-8", "replace")),
         lambda: RunDirectory(directory).read_report(),
     ]
     errors: list[LeafbeamError] = []

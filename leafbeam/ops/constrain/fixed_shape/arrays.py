@@ -77,11 +77,6 @@ class VersionArrays:
         return sum(self.parts.values())
 
     @property
-    def used_nbytes(self) -> int:
-        """Bytes without the padding to powers of two."""
-        return sum(layout.used_nbytes for layout in self.layouts)
-
-    @property
     def parts(self) -> dict[str, int]:
         """Bytes on the device by part: columns, boundaries, directories, listings."""
         arrays = [(part, getattr(level, name)) for pair in self.levels for level in pair for part, name in _PARTS]

@@ -1,7 +1,6 @@
 """The fixed-shape step in JAX, on CPU, GPU and TPU: arrays are pytrees, and a step is compiled once for a `Capacity`."""
 
 from functools import partial
-from typing import Any
 
 from leafbeam.ops.constrain.fixed_shape import arrays as device_arrays
 from leafbeam.ops.constrain.fixed_shape import step as fixed_step
@@ -21,7 +20,6 @@ __all__ = [
     "extend",
     "first_bad_row",
     "launch",
-    "num_compiled",
     "step",
 ]
 
@@ -32,9 +30,3 @@ _XP = JaxNamespace()
 bind = partial(device_arrays.bind, _XP)
 extend = partial(fixed_step.extend, _XP)
 first_bad_row = partial(fixed_step.first_bad_row, _XP)
-
-
-def num_compiled() -> int:
-    """The number of different steps that this process has compiled; constant while a catalog stays within its capacity."""
-    compiled: Any = _XP.compiled(fixed_step.run)
-    return compiled._cache_size()

@@ -132,17 +132,6 @@ class SegmentLayout:
         return cls(trie=trie, levels=tuple(levels))
 
     @property
-    def used_nbytes(self) -> int:
-        """Bytes on a device without padding."""
-        total, leaves = 0, self.trie.num_leaves
-        for level in self.levels:
-            need, item = level.needs, code_dtype(level.source.size)().itemsize
-            total += (item * leaves + leaves // 8) if need.short else 0
-            total += (leaves // 8 + 12 * need.ranges) if need.ranges else 0
-            total += (item + 4) * need.entries
-        return total
-
-    @property
     def needs(self) -> SegmentCapacity:
         """The exact sizes."""
         return SegmentCapacity(self.trie.num_leaves, tuple(level.needs for level in self.levels))

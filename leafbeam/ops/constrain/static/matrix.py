@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError
-from leafbeam.index.level import code_dtype
 
 _CHUNK = 4_000_000
 _MAX_ENTRIES = 2**31 - 1  # nodes and entries of the table are int32
@@ -55,26 +54,6 @@ class TransitionMatrix:
         """Bytes of STATIC's own arrays."""
         dense = sum(mask.nbytes for mask in self.masks) + (0 if self.node_of_P is None else self.node_of_P.nbytes)
         return self.edges_E2.nbytes + self.indptr_S1.nbytes + dense
-
-    @staticmethod
-    def estimate(nodes_L: Sequence[int], codebook_sizes: Sequence[int], dense_levels: int = 2) -> int:
-        """`nbytes` from the number of nodes of depths 1 to L, without the padding of the edges."""
-        d = min(dense_levels, len(codebook_sizes))
-        masks = sum(prod(codebook_sizes[:t]) * -(-codebook_sizes[t] // 8) for t in range(d))
-        rows = sum([1, *nodes_L][d:-1])
-        return 8 * sum(nodes_L[d:]) + 4 * (rows + 2) + masks + (4 * prod(codebook_sizes[:d]) if d else 0)
-
-    @classmethod
-    def of_codes(cls, codes_NL: NDArray[np.integer], codebook_sizes: Sequence[int], dense_levels: int = 2) -> TransitionMatrix:
-        """From a table of codes in any order, duplicates allowed. Cost: a sort of the table, then as `of_sorted`.
-
-        Columns of the smallest dtype: numpy's lexsort is a radix sort on 16 bits, an order of magnitude faster than on int64.
-        """
-        sorted_LN = np.ascontiguousarray(codes_NL.T, code_dtype(max(codebook_sizes)))
-        sorted_LN = sorted_LN[:, np.lexsort(sorted_LN[::-1])]
-        is_new_N = np.ones(sorted_LN.shape[1], np.bool_)
-        is_new_N[1:] = (sorted_LN[:, 1:] != sorted_LN[:, :-1]).any(axis=0)
-        return cls.of_sorted(sorted_LN[:, is_new_N], codebook_sizes, dense_levels)
 
     @classmethod
     def of_sorted(cls, codes_LM: NDArray[np.integer], codebook_sizes: Sequence[int], dense_levels: int = 2) -> TransitionMatrix:
