@@ -5,7 +5,7 @@ A *row* is an item's position in the caller's order, an *ordinal* its position i
 
 # numba has no types.
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -123,11 +123,7 @@ def is_possible(item_id: int | str, max_bytes: int) -> bool:
 
 def check_utf8(ids_n: NDArray[np.generic], first_row: int = 0) -> None:
     """Raise ItemIdError unless each id is UTF-8, or an integer. first_row: the number of row 0. Cost: one read."""
-    if ids_n.dtype.kind != "S":
-        return
-    for begin in range(0, len(ids_n), _SLICE):
-        ids = np.ascontiguousarray(ids_n[begin : begin + _SLICE])
-        part = ids.view(np.uint8).reshape(len(ids), ids.dtype.itemsize)
+    for begin, ids, part in _slices(ids_n):
         try:  # together valid, and none begins inside a character: each is valid
             str(part.data, "utf-8")
             is_text = not ((part[:, 0] & 0xC0) == 0x80).any()
@@ -142,11 +138,7 @@ def check_utf8(ids_n: NDArray[np.generic], first_row: int = 0) -> None:
 
 def check_printable(ids_n: NDArray[np.generic], first_row: int = 0) -> None:
     """Raise ItemIdError for an id, in UTF-8, with a control character or NUL. Cost: a few passes over the bytes."""
-    if ids_n.dtype.kind != "S":
-        return
-    for begin in range(0, len(ids_n), _SLICE):
-        ids = np.ascontiguousarray(ids_n[begin : begin + _SLICE])
-        part = ids.view(np.uint8).reshape(len(ids), ids.dtype.itemsize)
+    for begin, ids, part in _slices(ids_n):
         wrong = (part - np.uint8(1) < 31) | (part == 0x7F)  # 0 wraps to 255: it fills up each id to the longest
         if part.shape[1] > 1:
             before, after = part[:, :-1], part[:, 1:]
@@ -157,6 +149,14 @@ def check_printable(ids_n: NDArray[np.generic], first_row: int = 0) -> None:
                 f"item id {ids[row].decode()!r:.90} of row {first_row + begin + row:,} has a control character, such as a line "
                 "break: expected text that can be printed"
             )
+
+
+def _slices(ids_n: NDArray[np.generic]) -> Iterator[tuple[int, NDArray[np.generic], NDArray[np.uint8]]]:
+    """Yield (the first row, ids, the bytes of each) of slices of ids that are text, and nothing of integers."""
+    if ids_n.dtype.kind == "S":
+        for begin in range(0, len(ids_n), _SLICE):
+            ids = np.ascontiguousarray(ids_n[begin : begin + _SLICE])
+            yield begin, ids, ids.view(np.uint8).reshape(len(ids), ids.dtype.itemsize)
 
 
 def _is_utf8(item_id: bytes) -> bool:

@@ -149,8 +149,10 @@ def step(
     _, batch_size, num_rows = lo_SBK.shape
     if logits_BKV.shape != (batch_size, num_rows, arrays.num_codes):
         raise LogitsError(f"the logits have shape {logits_BKV.shape}: expected {(batch_size, num_rows, arrays.num_codes)}")
-    if len(arrays.end_codes) > 1:
-        return _step_with_several_ends(arrays, level, lo_SBK, hi_SBK, scores_BK, logits_BKV, num_beams, scoring)
+    where = f"in round {level}"
+    if len(arrays.end_codes) > 1:  # they are joined in a copy of the legal codes' logits
+        legal_logits = _legal_logits(arrays, lo_SBK, hi_SBK, logits_BKV, scoring)
+        return extend(arrays, lo_SBK, scores_BK, *legal_logits, num_beams=num_beams, where=where)
     # Legal codes with the positions of their logits, the logits, and the maxima of their chunks.
     codes_V = arrays.scratch.array("codes", (arrays.num_codes + 1,), np.int64)
     floats = arrays.scratch.array("floats", (2, max(arrays.num_codes + 1, arrays.num_codes // CHUNK + 2)), np.float32)
@@ -160,27 +162,23 @@ def step(
         inputs = (*ranges, scores_BK[request], logits_BKV[request], scoring == "full", codes_V, floats)
         return _step_rows(_table(automaton), arrays.end_codes, *inputs, buffers, out)
 
-    return _best_of(arrays, lo_SBK, num_beams, search, f"in round {level}")
+    return _best_of(arrays, lo_SBK, num_beams, search, where)
 
 
-def _step_with_several_ends(
+def _legal_logits(
     arrays: AutomatonBatch,
-    level: int,
     lo_SBK: NDArray[np.int64],
     hi_SBK: NDArray[np.int64],
-    scores_BK: NDArray[np.float32],
     logits_BKV: NDArray[np.float32],
-    num_beams: int,
     scoring: Scoring,
-) -> Beams[NDArray[Any]]:
-    """Run the same round from a copy of the legal codes' logits, in which the end codes can be joined."""
+) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float32], NDArray[np.float32]]:
+    """Return what `extend` takes: the legal codes as `legal` gives them, a copy of their logits, and lse_R."""
     logits_RV, chunks = logits_BKV.reshape(-1, arrays.num_codes), np.empty(arrays.num_codes // CHUNK + 2, np.float32)
     row_indptr, code_C = legal(arrays, lo_SBK, hi_SBK)
     logit_C = logits_RV[np.repeat(np.arange(len(logits_RV)), np.diff(row_indptr)), code_C]
     rows = logits_RV if scoring == "full" else [logit_C[begin:end] for begin, end in pairwise(row_indptr.tolist())]
     lse_R = np.array([log_sum_exp(row, chunks)[1] if len(row) else -np.inf for row in rows], np.float32)
-    ragged = row_indptr, code_C
-    return extend(arrays, lo_SBK, scores_BK, ragged, logit_C, lse_R, num_beams=num_beams, where=f"in round {level}")
+    return (row_indptr, code_C), logit_C, lse_R
 
 
 def join_ends(
