@@ -6,7 +6,7 @@ See "Change event values" in Debezium's documentation of each connector.
 import base64
 import binascii
 from collections.abc import Callable, Mapping
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal, DecimalException
 from typing import Any
 
@@ -102,8 +102,7 @@ def _decimal(unscaled: str, scale: int) -> str:
 def _moment(units_per_s: int) -> Callable[[Any, Mapping[str, Any]], str]:
     def convert(value: Any, parameters: Mapping[str, Any]) -> str:
         seconds, rest = divmod(_whole(value), units_per_s)
-        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds, microseconds=rest * 1_000_000 // units_per_s)
-        return moment.replace(tzinfo=None).isoformat()
+        return (datetime(1970, 1, 1) + timedelta(seconds=seconds)).isoformat() + _fraction(rest * 10**9 // units_per_s)
 
     return convert
 
@@ -112,9 +111,15 @@ def _time_of_day(units_per_s: int) -> Callable[[Any, Mapping[str, Any]], str]:
     def convert(value: Any, parameters: Mapping[str, Any]) -> str:
         seconds, rest = divmod(_whole(value), units_per_s)
         minutes, second = divmod(seconds, 60)
-        return time(minutes // 60, minutes % 60, second, rest * 1_000_000 // units_per_s).isoformat()
+        return time(minutes // 60, minutes % 60, second).isoformat() + _fraction(rest * 10**9 // units_per_s)
 
     return convert
+
+
+def _fraction(nanoseconds: int) -> str:
+    """Return the part of a second as ISO 8601 has it: six digits, or nine if it is finer."""
+    digits = f".{nanoseconds:09}" if nanoseconds else ""
+    return digits if nanoseconds % 1000 else digits[:-3]
 
 
 def _day(value: Any, parameters: Mapping[str, Any]) -> str:

@@ -3,16 +3,20 @@
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
 
+import re
 from collections.abc import Mapping, Sequence
-from datetime import UTC, date, datetime, time
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from math import isfinite
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 
 from leafbeam.errors import short_repr
+from leafbeam.tables.table import type_name
 
+_FINER = re.compile(r"[.,]\d{6}(\d+)")
+_DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 _ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 _NAMES = {"string": "text", "bool": "true or false", "double": "a number", "float": "a number", "int64": "a whole number"}
 
@@ -55,19 +59,27 @@ def column_of(values: Sequence[Any], kind: pa.DataType) -> tuple[pa.Array, dict[
 
 
 def _problem(value: Any, kind: pa.DataType) -> str:
-    return f"{short_repr(value)} is not {_NAMES.get(str(kind), f'of type {kind}')}"
+    expected = _NAMES.get(str(kind), f"of type {kind}")
+    if pa.types.is_timestamp(kind) or pa.types.is_time(kind):
+        expected += f": expected {type_name(kind)} as text in ISO 8601, with at most {_DIGITS[kind.unit]} digits of a second"
+    return f"{short_repr(value)} is not {expected}"
 
 
 def _fitting(value: Any, kind: pa.DataType) -> Any:
-    """A value that pyarrow converts without loss, or refuses. Raises one of `_ERRORS` if it does not fit."""
+    """Return a value that pyarrow converts without loss. Raises one of `_ERRORS` if it does not fit."""
     types = pa.types
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        if not isinstance(value, list):
+            raise TypeError
+        parts = cast("list[Any]", value)
+        return [None if part is None else _fitting(part, kind.value_type) for part in parts]
     if isinstance(value, bool) != types.is_boolean(kind):
         raise TypeError
     if types.is_integer(kind) and isinstance(value, float):
         if not value.is_integer():
             raise ValueError
         return int(value)
-    if any(isinstance(part, float) and not isfinite(part) for part in (value if isinstance(value, list) else [value])):
+    if isinstance(value, float) and not isfinite(value):
         raise ValueError
     if types.is_float32(kind) and isinstance(value, float) and not isfinite(pa.scalar(value, kind).as_py()):
         raise ValueError
@@ -76,20 +88,35 @@ def _fitting(value: Any, kind: pa.DataType) -> Any:
         if exact != Decimal(str(value)):  # of more than 38 digits pyarrow keeps others
             raise ValueError
         return exact
-    if types.is_timestamp(kind) and isinstance(value, str):
-        moment = datetime.fromisoformat(value)
-        zoned = (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).astimezone(UTC)
-        return zoned if kind.tz is not None else zoned.replace(tzinfo=None)
-    if types.is_date(kind) and isinstance(value, str):
-        return date.fromisoformat(value)
-    if types.is_time(kind) and isinstance(value, str):
-        return time.fromisoformat(value)
-    if types.is_temporal(kind) and isinstance(value, int | float | str):
-        raise TypeError
-    if types.is_nested(kind) and isinstance(value, str | bytes):
+    if types.is_temporal(kind) and isinstance(value, str | date | time):
+        return _moment(value if isinstance(value, str) else value.isoformat(), kind)
+    if (types.is_temporal(kind) and isinstance(value, int | float)) or (
+        types.is_nested(kind) and isinstance(value, str | bytes)
+    ):
         raise TypeError
     _check_maps(value, kind)
     return value
+
+
+def _moment(text: str, kind: pa.DataType) -> Any:
+    """Return a date, or the number of a column's units since 1970 or since midnight. Raises ValueError for a finer time."""
+    if pa.types.is_date(kind):
+        return date.fromisoformat(text)
+    if pa.types.is_time(kind):
+        if time.fromisoformat(text).tzinfo is not None:  # which the column would not keep
+            raise ValueError
+        text = f"1970-01-01 {text}"
+    elif not pa.types.is_timestamp(kind):
+        raise TypeError
+    finer = _FINER.search(text)  # than microseconds, which Python leaves out
+    moment = datetime.fromisoformat(text)
+    moment = (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).astimezone(UTC)
+    microseconds = (moment - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1)
+    nanoseconds = 1000 * microseconds + (int(finer[1][:3].ljust(3, "0")) if finer else 0)
+    number, rest = divmod(nanoseconds, 10 ** (9 - _DIGITS[kind.unit]))
+    if rest or (finer and finer[1][3:].strip("0")):
+        raise ValueError
+    return number
 
 
 def _check_maps(value: Any, kind: pa.DataType) -> None:

@@ -7,16 +7,21 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 
 def rows_of(table: pa.Table | pa.RecordBatch, *, exact: bool = True) -> list[dict[str, Any]]:
-    """Return the rows as JSON values: times and exact numbers are text.
+    """Return the rows as JSON values: times and exact numbers are text, times exact to the nanosecond.
 
-    exact: raise ArrowInvalid for times finer than microseconds; else the rest is cut off.
+    exact: raise OverflowError for times beyond the years 1 to 9999; else a text says so.
     """
-    # Of nanoseconds pyarrow would make values of pandas, where that is installed.
-    schema = pa.schema([field.with_type(_in_microseconds(field.type)) for field in table.schema])
-    table = table if schema.equals(table.schema) else table.cast(schema, safe=exact)
+    for number, field in enumerate(table.schema):
+        if (
+            pa.types.is_temporal(field.type)
+            and getattr(field.type, "unit", "") == "ns"
+            and not pa.types.is_duration(field.type)
+        ):
+            table = table.set_column(number, field.name, _of_nanoseconds(table.column(number)))
     try:
         rows = table.to_pylist()
     except OverflowError:
@@ -34,7 +39,14 @@ def _value_of(scalar: Any) -> Any:
         return "a time beyond the years 1 to 9999"
 
 
-def _in_microseconds(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_timestamp(kind) and kind.unit == "ns":
-        return pa.timestamp("us", kind.tz)
-    return pa.time64("us") if kind == pa.time64("ns") else kind
+def _of_nanoseconds(times: Any) -> Any:
+    """Return times as microseconds if none is finer, else as text; pyarrow would make values of pandas of nanoseconds."""
+    kind = times.type
+    try:
+        return times.cast(pa.time64("us") if pa.types.is_time(kind) else pa.timestamp("us", kind.tz))
+    except pa.ArrowInvalid:
+        if pa.types.is_time(kind):
+            return times.cast(pa.string())
+        utc = times if kind.tz is None else times.cast(pa.timestamp("ns", "UTC"))
+        text = pc.strftime(utc, format="%Y-%m-%dT%H:%M:%S")  # with all digits of the second
+        return text if kind.tz is None else pc.binary_join_element_wise(text, "Z", "")

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -436,3 +437,34 @@ def test_the_delimiter_may_be_called_tab(run: Path, tmp_path: Path) -> None:
     (tmp_path / "items.csv").write_text("item_id\ttitle\nn1\tgreen tea\n")
     assert call("import", str(tmp_path / "items.csv"), "--delimiter", "tab", "--run", str(run)).exit_code == 0
     assert ids_of(run) == {*IDS, "n1"}
+
+
+@pytest.mark.parametrize("door", ["csv", "jsonl", "json", "parquet", "http"])
+def test_times_are_kept_to_the_nanosecond_through_every_door(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, door: str
+) -> None:
+    """D7: timestamps and times of a day; `GET` gives them back with all digits."""
+    at, clock, ids = 1_769_000_001_123_456_789, 36_000_123_456_789, sorted(IDS)
+    columns = {"at": pa.array([at] * 6, pa.timestamp("ns")), "clock": pa.array([clock] * 6, pa.time64("ns"))}
+    Catalog.create(RunDirectory(run).catalog, pa.table({"item_id": ids, "title": TITLES, **columns}), overwrite=True)
+    (run / "rules.toml").write_text("[rules]\n")
+    new = pa.table(
+        {"item_id": ["new"], "title": ["green tea"], **{name: values.slice(0, 1) for name, values in columns.items()}}
+    )
+    row = {"item_id": "new", "title": "green tea", "at": "2026-01-21T12:53:21.123456789", "clock": "10:00:00.123456789"}
+    path = tmp_path / f"items.{door}"
+    if door == "parquet":
+        pq.write_table(new, path)
+    elif door == "csv":
+        path.write_text(",".join(row) + "\n" + ",".join(row.values()) + "\n")
+    else:
+        path.write_text(json.dumps(row))
+    with served(run, monkeypatch) as url:
+        if door == "http":
+            headers = {"Authorization": f"Bearer {os.environ[KEY]}"}
+            assert httpx.put(f"{url}/v1/items", json=[row], headers=headers, timeout=120).status_code == 200
+        else:
+            result = call("import", str(path), "--url", url)
+            assert result.exit_code == 0, result.stderr
+        found = httpx.get(f"{url}/v1/items/new", headers={"Authorization": f"Bearer {os.environ[KEY]}"}, timeout=120).json()
+    assert (found["attributes"]["at"], found["attributes"]["clock"]) == (row["at"], row["clock"])

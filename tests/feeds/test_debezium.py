@@ -53,7 +53,7 @@ def test_a_large_column_that_did_not_change_is_left_as_it_is() -> None:
         ("io.debezium.time.Date", {}, 20_000, "2024-10-04"),
         ("io.debezium.time.Timestamp", {}, 1_700_000_000_123, "2023-11-14T22:13:20.123000"),
         ("io.debezium.time.MicroTimestamp", {}, -1, "1969-12-31T23:59:59.999999"),
-        ("io.debezium.time.NanoTimestamp", {}, 1_700_000_000_000_000_999, "2023-11-14T22:13:20"),
+        ("io.debezium.time.NanoTimestamp", {}, 1_700_000_000_000_000_999, "2023-11-14T22:13:20.000000999"),
         ("io.debezium.time.Time", {}, 3_723_004, "01:02:03.004000"),
         ("io.debezium.time.MicroTime", {}, 0, "00:00:00"),
         ("io.debezium.time.ZonedTimestamp", {}, "2024-01-01T00:00:00Z", "2024-01-01T00:00:00Z"),

@@ -33,8 +33,18 @@ def test_times_and_exact_numbers_are_text_as_in_json():
     ]
 
 
-def test_times_finer_than_microseconds_are_refused_where_rows_have_to_be_exact():
-    table = pa.table({"seen": pa.array([1], pa.timestamp("ns"))})
-    assert rows_of(table, exact=False) == [{"seen": "1970-01-01T00:00:00"}]
-    with pytest.raises(pa.ArrowInvalid, match="would lose data"):
-        rows_of(table)
+@pytest.mark.parametrize(
+    ("kind", "value", "text"),
+    [
+        (pa.timestamp("ns"), 1, "1970-01-01T00:00:00.000000001"),
+        (pa.timestamp("ns"), -1, "1969-12-31T23:59:59.999999999"),
+        (pa.timestamp("ns", "UTC"), 1_769_000_001_123_456_789, "2026-01-21T12:53:21.123456789Z"),
+        (pa.timestamp("ns", "Europe/Berlin"), 1_769_000_001_123_456_789, "2026-01-21T12:53:21.123456789Z"),
+        (pa.time64("ns"), 36_000_123_456_789, "10:00:00.123456789"),
+    ],
+)
+def test_times_finer_than_microseconds_are_exact(kind: pa.DataType, value: int, text: str):
+    """D7: pandas writes nanoseconds into Parquet."""
+    table = pa.table({"seen": pa.array([value, None], kind)})
+    for rows in (rows_of(table), rows_of(table.to_batches()[0]), rows_of(table, exact=False)):
+        assert rows == [{"seen": text}, {"seen": None}]
