@@ -3,11 +3,13 @@
 import errno
 import json
 import os
+import shutil
 import stat
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from hashlib import file_digest
 from io import BufferedReader
+from itertools import count
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -20,28 +22,53 @@ _MAX_TEXT_BYTES = 64 << 20
 
 
 @contextmanager
-def replacing(path: Path) -> Generator[Path]:
+def replacing(path: Path, *, durable: bool = False) -> Generator[Path]:
     """A path beside this one, to be written in the block, which then takes its name; removed if the block raises.
 
-    Its name cannot be guessed, so no link planted there is followed, and hidden, so that readers of the directory skip it.
-    Raises OSError, with this path where the system names none, as for a full disk.
+    The block may also make a directory there, for a name that nothing has yet. durable: what was written survives a power cut
+    once the block has ended. The path's name cannot be guessed, so no link planted there is followed, and is hidden, so that
+    readers of the directory skip it. Raises OSError, with this path where the system names none, as for a full disk.
 
     >>> with replacing(Path("report.json")) as part: _ = part.write_text("{}")
     """
     part = path.with_name(f".{path.name}.{token_hex(8)}.part")
     try:
         yield part
+        if durable:
+            for file in (part, *part.rglob("*")):
+                sync_path(file)
         os.replace(part, path)
+        if durable:
+            sync_path(path.parent)
     except BaseException as error:
+        if part.is_dir():
+            shutil.rmtree(part, ignore_errors=True)
         part.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename is None:
             error.filename = str(path)
         raise
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
+def sync_path(path: Path) -> None:
+    """Return once a file, or the names in a directory, survive a power cut. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a file or directory to the first free name of `path.1`, `path.2` and so on, which is returned. Raises OSError."""
+    aside = next(name for number in count(1) if not (name := path.with_name(f"{path.name}.{number}")).exists())
+    path.rename(aside)
+    sync_path(aside.parent)
+    return aside
+
+
+def write_json(path: Path, content: Mapping[str, Any], *, durable: bool = False) -> None:
     """Write a JSON object, atomically. Raises OSError, and ValueError for a NaN or an infinity."""
-    with replacing(path) as part:
+    with replacing(path, durable=durable) as part:
         part.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from leafbeam import Trie
 from leafbeam.errors import CheckpointError
-from leafbeam.files import CHECKSUMS, check_checksums, replacing, write_checksums, write_json, write_tensors
+from leafbeam.files import CHECKSUMS, check_checksums, replacing, set_aside, write_checksums, write_json, write_tensors
 
 
 def write(path: Path, text: str) -> None:
@@ -38,6 +38,41 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [text for _, text in seen] == ["first", "first"]
     assert len({name for name, _ in seen}) == 2
     assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("report.json", "first")]
+
+
+def test_durable_content_is_synced_before_it_gets_its_name_and_the_name_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, steps, sync, rename = tmp_path / "snapshot", list[str](), os.fsync, os.replace
+
+    def note_sync(descriptor: int) -> None:
+        name = Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
+        steps.append("part" if name.endswith(".part") else name)
+        sync(descriptor)
+
+    def note_rename(source: Path, target: Path) -> None:
+        steps.append(f"rename to {target.name}")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(os, "replace", note_rename)
+    with replacing(path, durable=True) as part:
+        part.mkdir()
+        (part / "content").write_text("whole")
+    assert steps == ["part", "content", "rename to snapshot", tmp_path.name]
+    with pytest.raises(OSError, match="not empty"), replacing(path, durable=True) as part:  # noqa: PT012
+        part.mkdir()
+        (part / "other").write_text("")
+    assert [file.name for file in tmp_path.rglob("*")] == ["snapshot", "content"]
+    steps.clear()
+    write_json(tmp_path / "rules.json", {}, durable=True)
+    assert steps == ["part", "rename to rules.json", tmp_path.name]
+
+
+def test_what_is_set_aside_gets_the_first_free_number(tmp_path: Path) -> None:
+    for number in (1, 2, 3):
+        (tmp_path / "live").mkdir()
+        assert set_aside(tmp_path / "live") == tmp_path / f"live.{number}"
 
 
 @pytest.mark.parametrize("link", [os.symlink, os.link])

@@ -15,8 +15,7 @@ from leafbeam.catalog.sources import quoted
 from leafbeam.errors import DataError, FeedError, short_repr
 from leafbeam.extras import optional_imports
 from leafbeam.feeds.batch import Batch, ItemChange, SourceColumns, Start, check_max_changes
-from leafbeam.files import read_json
-from leafbeam.ingest.live_directory import write_durably
+from leafbeam.files import read_json, write_json
 from leafbeam.tables.as_json import rows_of
 
 with optional_imports("leafbeam.feeds.TableFeed", "catalog"):
@@ -72,7 +71,7 @@ class Position:
     def save(self, path: Path) -> None:
         """Write it durably. Raises FeedError."""
         try:
-            write_durably(path, {"format": _FORMAT, **asdict(self)})
+            write_json(path, {"format": _FORMAT, **asdict(self)}, durable=True)
         except OSError as error:
             raise FeedError(f"cannot write the position to {path}: {error.strerror or error}") from error
 

@@ -9,13 +9,13 @@ live/
     snapshots/NAME/    index.leafbeam, items.parquet, snapshot.json
 """
 
-import itertools
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from leafbeam import files
 from leafbeam.errors import ConflictError, LogError
 from leafbeam.files import read_json, write_json
 from leafbeam.index import Trie
@@ -77,7 +77,8 @@ class LiveDirectory:
         """Keep changes from now on; the log of requests. The first call copies the index. Raises LogError."""
         if self.requests is None:
             try:
-                write_durably(self.path / "origin.json", {"format": _FORMAT, "index": _version_of(self._trie)})
+                content = {"format": _FORMAT, "index": _version_of(self._trie)}
+                write_json(self.path / "origin.json", content, durable=True)
             except OSError as error:
                 raise LogError(f"cannot write to {self.path}: {error.strerror}") from error
             if self.index.path is None:
@@ -87,7 +88,7 @@ class LiveDirectory:
 
     def save_rules(self, rules: Mapping[str, dict[str, Any]]) -> None:
         """Replace the rules, on disk first. Raises OSError."""
-        write_durably(self.rules_file, {"rules": rules})
+        write_json(self.rules_file, {"rules": rules}, durable=True)
         self.rules = dict(rules)
 
     def close(self) -> None:
@@ -127,19 +128,9 @@ def set_aside(path: Path) -> Path | None:
         return None
     lock = take_lock(path)
     try:
-        aside = next(name for number in itertools.count(1) if not (name := path.with_name(f"{path.name}.{number}")).exists())
-        path.rename(aside)
-        disk.sync_path(aside.parent)
+        return files.set_aside(path)
     finally:
         disk.close(lock)
-    return aside
-
-
-def write_durably(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON object that survives a power cut once this returns. Raises OSError."""
-    write_json(path, content)
-    disk.sync_path(path)
-    disk.sync_path(path.parent)
 
 
 def _version_of(trie: Path) -> str:

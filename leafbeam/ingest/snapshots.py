@@ -8,7 +8,7 @@ from pathlib import Path
 
 from leafbeam.catalog import Catalog
 from leafbeam.errors import ArgumentError, ConflictError, LogError
-from leafbeam.files import read_json, write_json
+from leafbeam.files import read_json, replacing, write_json
 from leafbeam.index import Trie
 from leafbeam.live import disk
 
@@ -49,20 +49,15 @@ class Snapshots:
             raise ConflictError(f"there is a snapshot {name!r} already: choose another name, or delete it")
         if len(self.list()) >= MAX_SNAPSHOTS:
             raise ConflictError(f"there are {MAX_SNAPSHOTS} snapshots already: delete one")
-        part = self._directory / f"{name}{_PART}"
         try:
-            shutil.rmtree(part, ignore_errors=True)
-            part.mkdir(parents=True)
-            version = catalog.save(part / "index.leafbeam", part / "items.parquet")
-            created = datetime.now(UTC).isoformat(timespec="milliseconds")
-            info = SnapshotInfo(name=name, num_items=version.num_items, index_version=version.name, created=created)
-            write_json(part / "snapshot.json", asdict(info))
-            for file in (*part.iterdir(), part):
-                disk.sync_path(file)
-            disk.rename(part, path)
-            disk.sync_path(self._directory)
+            self._directory.mkdir(parents=True, exist_ok=True)
+            with replacing(path, durable=True) as part:
+                part.mkdir()
+                version = catalog.save(part / "index.leafbeam", part / "items.parquet")
+                created = datetime.now(UTC).isoformat(timespec="milliseconds")
+                info = SnapshotInfo(name=name, num_items=version.num_items, index_version=version.name, created=created)
+                write_json(part / "snapshot.json", asdict(info))
         except OSError as error:
-            shutil.rmtree(part, ignore_errors=True)
             raise LogError(f"cannot write the snapshot {name!r}: {error.strerror or error}") from error
         return info
 

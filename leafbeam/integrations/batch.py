@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from leafbeam.engine import CatalogFiles, Channel, Engine, ItemId, Limits, Request, Result, Scoring, Settings, UserId
 from leafbeam.errors import ArgumentError, DataError, ItemIdError, RequestError
-from leafbeam.files import replacing
+from leafbeam.files import replacing, write_json
 from leafbeam.index import Trie
 from leafbeam.live import LiveIndex
 from leafbeam.tables import open_parquet
@@ -177,7 +177,7 @@ class BatchJob:
             raise DataError(f"{out} exists and is not the output of a batch job: name another directory, or remove it")
         else:
             out.mkdir(parents=True, exist_ok=True)
-            _write_whole(path, lambda part: part.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8"))
+            write_json(path, manifest, durable=True)
         pending = tuple(partition for partition in partitions if not (out / partition.output).exists())
         return JobPlan(partitions=tuple(partitions), pending=pending)
 
@@ -266,7 +266,8 @@ class PartitionRunner:
         except (RequestError, ItemIdError) as error:
             raise DataError(f"{partition.file}, row {row} of row group {partition.row_group}: {error}") from error
         output = self._table(users, results)
-        _write_whole(Path(self._job.out) / partition.output, lambda part: pq.write_table(output, part))
+        with replacing(Path(self._job.out) / partition.output, durable=True) as part:
+            pq.write_table(output, part)
         return PartitionResult(
             number=partition.number,
             users=len(results),
@@ -326,14 +327,6 @@ def _compare(path: Path, manifest: dict[str, Any]) -> None:
             f"{path.parent} holds recommendations of another job (different {', '.join(names)}): name another output "
             "directory, or remove this one"
         )
-
-
-def _write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Write and sync a file, then give it its name."""
-    with replacing(path) as part:
-        write(part)
-        with part.open("rb+") as file:
-            os.fsync(file.fileno())
 
 
 def _digest(paths: list[Path]) -> str:

@@ -10,16 +10,17 @@ import os
 import stat
 from pathlib import Path
 
-from leafbeam.files import open_regular
+from leafbeam import files
 from leafbeam.index import Trie
 
+sync_path = files.sync_path  # `sync` of a file, or of the names in a directory
 sync = os.fsync  # returns once everything written to the descriptor survives a power cut
 truncate = os.ftruncate
 rename = os.replace  # atomic
 names = os.listdir
 save = Trie.save
 load = Trie.load
-read = open_regular  # a regular file, to be read
+read = files.open_regular  # a regular file, to be read
 
 
 def create(path: Path) -> int:
@@ -74,12 +75,3 @@ def close(descriptor: int) -> None:
 def remove(path: Path) -> None:
     """Remove a file if it exists."""
     path.unlink(missing_ok=True)
-
-
-def sync_path(path: Path) -> None:
-    """`sync` of a file, or of the names in a directory."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,6 +1,5 @@
 """LiveMemory: an item memory that counts interactions as they happen, durably."""
 
-import itertools
 import json
 import logging
 import os
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from leafbeam.errors import LeafbeamError, LogError
-from leafbeam.files import replacing
+from leafbeam.files import replacing, set_aside
 from leafbeam.index.items import ItemIds
 from leafbeam.live import KnownRequests, RequestKey, disk
 from leafbeam.live.write_ahead_log import LogContents, LogRecord, WriteAheadLog
@@ -174,10 +173,7 @@ def set_log_aside(path: str | os.PathLike[str]) -> Path | None:
     if all(record.payload.startswith(_KNOWN) for record in LogContents.read(log).records):
         log.unlink()
         return None
-    aside = next(name for number in itertools.count(1) if not (name := log.with_name(f"{log.name}.{number}")).exists())
-    log.rename(aside)
-    disk.sync_path(aside.parent)
-    return aside
+    return set_aside(log)
 
 
 def _log_of(path: Path) -> Path:
