@@ -47,6 +47,7 @@ check-prose: .venv/.dev
 generated: .venv/.dev
 	$(BIN)/python docs/cli_reference.py
 	$(BIN)/python docs/http_reference.py
+	$(BIN)/python docs/settings_reference.py
 	$(BIN)/python examples/typescript/generate.py
 
 # The site, in site/; a warning is an error, and nothing is fetched.

@@ -1,6 +1,6 @@
 """Into how many parts a prompt's attention is split: every number timed, the regressor fitted, and what its picks lose.
 
-The costs that fit are written beside the rows, for `leafbeam serve --attention-costs` and `Settings(attention_costs=)`.
+The costs that fit are written beside the rows, for the setting `engine.attention_costs`.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ def _failing(failure: PeerFailure, names: Iterable[str], _case: Case) -> dict[st
 
 @contextmanager
 def _leafbeam(run: LoadRun, case: Case) -> Generator[Way]:
-    options = "--beams", str(case.beams), "--slo-ms", "600000", "--watchdog", str(LIMIT_S)
+    options = "--beams", str(case.beams), "--slo-ms", "600000", "--set", f"engine.watchdog_s={LIMIT_S}"
     with serving(run.path, *options, threads=THREADS) as served, Client(served.url) as client:
         yield partial(_recommend, run, client, case)
 

@@ -21,7 +21,7 @@ from leafbeam.catalog import Catalog
 from leafbeam.engine import CatalogFiles, Engine, Model, Settings
 from leafbeam.errors import ArgumentError
 from leafbeam.model import load_model
-from leafbeam.serve import Server
+from leafbeam.serve import Server, ServerConfig
 
 __all__ = ["main"]
 
@@ -41,7 +41,7 @@ def main(run: Path, settings: str, rules: str, system: str = "") -> None:
         catalog = files.open(opened)
         assert isinstance(catalog, Catalog)
         engine = opened.enter_context(closing(Engine(model, catalog, settings=chosen, new_graphs=graphs_on_cpu)))
-        Server(engine, port=0).run()
+        Server(engine, config=ServerConfig(port=0)).run()
 
 
 if __name__ == "__main__":

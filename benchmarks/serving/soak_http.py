@@ -42,7 +42,7 @@ ITEMS = 500  # each is read back twice; a look-up opens the file of the catalog
 KILL_EVERY_S, BOTH = 5.0, 0.15  # the share of kills that leave no HTTP process
 CALM = 0.2  # the share of the time, at its end, without kills
 RESTART_S, CHANGES_BEFORE_END = 120.0, 5
-OPTIONS = ("--http-workers", str(HTTP_WORKERS), "--threads", "1", "--timeout", "30")
+OPTIONS = ("--http-workers", str(HTTP_WORKERS), "--threads", "1", "--set", "engine.timeout_s=30")
 
 
 def runs(quick: bool, seconds: float = 60.0) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:

@@ -294,7 +294,7 @@ class ReadSession:
                 raise self._limit.closed_error() from error
             return RuleError(
                 f"rule {rule.name!r} took longer than {self._limit.seconds:g} s and was stopped: simplify it, or raise the "
-                f"limit (--rule-timeout, rule_timeout_s): {_cut(rule.where)}",
+                f"limit (rule_timeout_s): {_cut(rule.where)}",
                 by_data=True,
             )
         message = f"rule {rule.name!r} cannot be evaluated: {_cut(rule.where)}\nDuckDB says: {_cut(str(error))}"

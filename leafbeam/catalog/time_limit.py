@@ -26,7 +26,7 @@ class TimeLimit:
 
     def __init__(self, seconds: float) -> None:
         if not 0 < seconds <= _MAX_S:
-            raise ArgumentError(f"rule_timeout_s={seconds!r}: expected seconds, above 0 and up to a day (--rule-timeout)")
+            raise ArgumentError(f"rule_timeout_s={seconds!r}: expected seconds, above 0 and up to a day")
         self.seconds = seconds
         self.stopped = False
         self._changed = threading.Condition()

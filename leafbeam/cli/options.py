@@ -1,16 +1,19 @@
 """Options that several commands share, and how an option is written."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_origin
 
 import typer
+
+from leafbeam.config_file import Setting, load_config, settings_of, to_toml
 
 Format = Literal["tables", "amazon", "movielens", "cornac"]
 Order = Literal["time", "file"]
 TimeUnit = Literal["s", "ms", "us", "ns"]
+_SET_HELP = "Another setting, such as engine.max_batch=32; repeatable. --print-config lists all."
 DEFAULT_RUN = Path("runs/shop")
 
 
@@ -52,6 +55,71 @@ def with_options(shared: Any) -> Callable[[Callable[..., None]], Callable[..., N
 def delimiter_of(text: str) -> str:
     """Return the delimiter of CSV that an option names; `tab` is hard to type in a shell."""
     return "\t" if text == "tab" else text
+
+
+def with_settings(config: type, names: Mapping[str, str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option for some settings of a config, and pass it the config with the values of all options.
+
+    Args:
+        config: The dataclass, as of `load_config`.
+        names: The options' flags by the names of their settings.
+
+    Returns:
+        A decorator of a command whose last argument gets the config. The command has also --config, --set and --print-config,
+        of which the last ends it.
+    """
+    settings = {setting.name: setting for setting in settings_of(config)}
+    added = [
+        inspect.Parameter(
+            name.replace(".", "__"),
+            inspect.Parameter.KEYWORD_ONLY,
+            default=settings[name].default,
+            annotation=Annotated[settings[name].kind, _setting_option(flag, settings[name])],
+        )
+        for name, flag in names.items()
+    ]
+    every = [
+        ("config_file", None, Annotated[Path | None, option("--config", "A file of settings (TOML).")]),
+        ("words", None, Annotated[list[str] | None, option("--set", _SET_HELP, metavar="NAME=VALUE")]),
+        ("prints", False, Annotated[bool, option("--print-config", "Print all settings as a file for --config, and stop.")]),
+    ]
+    added += [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, default, kind in every
+    ]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        *own, last = inspect.signature(command).parameters.values()
+
+        def run(context: typer.Context, **values: Any) -> None:
+            path, words, prints = (values.pop(name) for name, _, _ in every)
+            options = {parameter.name: values.pop(parameter.name) for parameter in added[: -len(every)]}
+            options = {name: value for name, value in options.items() if _is_stated(context, name)}
+            loaded = load_config(config, path, words or (), **options)
+            if prints:
+                typer.echo(to_toml(loaded), nl=False)
+                return
+            command(**values, **{last.name: loaded})
+
+        decorated: Any = run  # of which typer reads what follows
+        context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+        parameters = [context, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own), *added]
+        decorated.__signature__ = inspect.Signature(parameters)
+        decorated.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        decorated.__doc__ = command.__doc__
+        return decorated
+
+    return decorate
+
+
+def _is_stated(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
+def _setting_option(flag: str, setting: Setting) -> Any:
+    flags = f"{flag}/ " if setting.kind is bool else flag  # no second flag to turn it off
+    return option(flags.strip(), setting.meaning, metavar="NAME" if get_origin(setting.kind) is Literal else None)
 
 
 def split_names(text: str) -> tuple[str, ...]:

@@ -20,9 +20,10 @@ from leafbeam.engine.channels import MemoryChannel
 from leafbeam.engine.counts import Counts
 from leafbeam.engine.decoder import Decoder, Model
 from leafbeam.engine.graphs.graph import Graphs, graphs_for
+from leafbeam.engine.limits import Limits
 from leafbeam.engine.precision import PrecisionReport
 from leafbeam.engine.prepare import RequestPreparer
-from leafbeam.engine.request import Limits, PendingRequest, Request, Result
+from leafbeam.engine.request import PendingRequest, Request, Result
 from leafbeam.engine.results import ResultWriter
 from leafbeam.engine.scheduler import Scheduler
 from leafbeam.engine.settings import Precision, Settings
@@ -44,6 +45,7 @@ from leafbeam.model import EncoderDecoder, PromptStore, Transformer, load_for_de
 from leafbeam.model.static_runner import check_static
 from leafbeam.model.threads import torch_threads
 from leafbeam.ops import openmp
+from leafbeam.ops.attention.costs import AttentionCosts
 from leafbeam.retrieve import Event, ItemMemory, LiveMemory
 
 log = logging.getLogger("leafbeam.engine")
@@ -116,8 +118,7 @@ class Engine:
             )
         if settings.num_beams > limits.max_beams:
             raise ArgumentError(
-                f"num_beams={settings.num_beams} (--beams) is above max_beams={limits.max_beams} (--max-beams): "
-                "lower the first or raise the second"
+                f"num_beams={settings.num_beams} is above max_beams={limits.max_beams}: lower the first or raise the second"
             )
         for name, beams in (("max_beams", limits.max_beams), ("widest_beams", settings.widest_beams)):
             if settings.max_beam_rows < beams:
@@ -137,7 +138,8 @@ class Engine:
                 f"precision={settings.precision!r} is of a Transformer in float32 on a CPU, and this is a "
                 f"{type(self.model).__name__} on {self.model.device}: set precision to 'float32'"
             )
-        costs, device = settings.attention_costs, self.model.device
+        path, device = settings.attention_costs, self.model.device
+        costs = None if path is None else AttentionCosts.load(path)
         if costs is not None and device.type == "cuda" and costs.device not in (None, torch.cuda.get_device_name(device)):
             raise ArgumentError(
                 f"attention_costs are of {costs.device!r}, and this is {torch.cuda.get_device_name(device)!r}: "

@@ -12,7 +12,8 @@ from leafbeam.catalog import Catalog, Expression
 from leafbeam.decode.config import beams_under
 from leafbeam.engine.batcher import RequestSize
 from leafbeam.engine.decoder import Model
-from leafbeam.engine.request import ItemId, Limits, PendingRequest, Request
+from leafbeam.engine.limits import Limits
+from leafbeam.engine.request import ItemId, PendingRequest, Request
 from leafbeam.engine.settings import Settings
 from leafbeam.errors import CheckpointError, RequestError, UnknownRuleError
 from leafbeam.index import Version

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from leafbeam.decode import BeamLevel
 from leafbeam.engine.batcher import RequestSize
-from leafbeam.errors import ArgumentError, RequestError, short_repr
+from leafbeam.errors import RequestError, short_repr
 from leafbeam.index import Version, VersionFilter
 from leafbeam.retrieve import Reason
 
@@ -87,54 +87,6 @@ class Request:
         names = ("user", "rules", "filter", "num_beams", "channel", "deadline_s", "keep_history")
         parts += [f"{name}={short_repr(value)}" for name in names if (value := getattr(self, name))]
         return f"Request({', '.join(parts)})"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """Upper bounds of one request. A request beyond one is rejected, never cut.
-
-    max_history and max_deny count ids as sent, known or not.
-    """
-
-    max_items: int = 256
-    max_beams: int = 512
-    max_history: int = 2048
-    max_deny: int = 10_000
-    max_rules: int = 16
-    max_deadline_s: int = 60
-
-    def __post_init__(self) -> None:
-        for limit in fields(self):
-            value = getattr(self, limit.name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ArgumentError(f"{limit.name} must be an integer of at least 1, not {value!r}")
-        if self.max_items > self.max_beams:
-            raise ArgumentError(
-                f"max_items={self.max_items} needs at least as many beams, but max_beams={self.max_beams}: raise max_beams"
-            )
-
-    def check(self, request: Request) -> None:
-        """Raise RequestError if the request is beyond a limit, or none."""
-        if not isinstance(request, Request):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise RequestError(f"expected a Request, such as Request(history=('i1',)), got {type(request).__name__}")
-        if request.deadline_s is not None:
-            if request.deadline_s <= 0:
-                message = f"the deadline passed {-request.deadline_s:g} s before the request arrived: allow more time"
-                raise RequestError(message, reason="deadline_past")
-            if request.deadline_s > self.max_deadline_s:
-                raise RequestError(f"a deadline may be up to {self.max_deadline_s:g} s away, not {request.deadline_s:g} s")
-        counts = ("num_items", request.num_items, self.max_items), ("num_beams", request.num_beams or 1, self.max_beams)
-        for name, value, limit in counts:
-            if value > limit:
-                hint = f"--max-beams or Limits(max_{name.removeprefix('num_')}=) of the server allows more"
-                raise RequestError(f"{name} must be from 1 to {limit:,}, not {short_repr(value)}: {hint}")
-        for name, values, limit in (
-            ("history", request.history, self.max_history),
-            ("deny_item_ids", request.deny_item_ids, self.max_deny),
-            ("rules", request.rules, self.max_rules),
-        ):
-            if len(values) > limit:
-                raise RequestError(f"{name} may hold up to {limit:,} entries, not {len(values):,}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

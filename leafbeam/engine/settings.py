@@ -2,11 +2,11 @@
 
 import math
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from leafbeam.engine.capacity import Capacity
 from leafbeam.errors import ArgumentError
-from leafbeam.ops.attention.costs import AttentionCosts
 
 Precision = Literal["float32", "bfloat16"]
 
@@ -18,32 +18,38 @@ _BATCH_SHARE = 0.5  # of slo_s: a request that arrives while such a batch runs c
 class Settings:
     """Sizes, times and switches of an engine. The defaults suit a small model on a CPU.
 
-    num_beams: beams of requests that name none.
-    widest_beams: the most beams to which a search is widened, on all levels but the last. Where these have no more allowed
-        prefixes, it keeps all of them and its answer is exact (see Result.exact). Else, with scoring "full", it has num_beams
-        divided by the share of the items that the rules allow. 0: searches are never widened, nor are those with graphs.
-    workers: threads that run batches, over one copy of the weights.
-    threads: of the matrix products of each worker. None: measured at the start, up to torch's number divided by `workers`.
-    precision: of the layers' matrix products and prompts' attention, of a float32 model on a CPU. "bfloat16"
-        (`Transformer.with_bfloat16_products`) is measured before the first batch, and taken if it is faster than float32;
-        `Engine.precision_report` says how answers differ.
-    max_batch, max_batch_tokens, max_beam_rows: the capacity of one batch (see Capacity).
-    max_queue: requests that may wait; further ones are rejected.
-    slo_s: the latency objective, from submission to answer. It is the deadline of requests without one, and half of it bounds
-        the predicted duration of a batch. None: no objective; timeout_s is the deadline.
-    timeout_s: the deadline of requests without one, if there is no objective.
-    wait_s: maximum batching delay while a worker is idle.
-    watchdog_s: a batch that runs for longer hangs: its requests fail, and the engine is not ready until it ends.
-    host_threads: threads that build results beside the workers.
-    prompt_store_mb: megabytes of keys and values of recent prompts, reused by longer prompts that begin with them (float32
-        models on a CPU). 0: none.
-    graphs: capture whole searches as CUDA graphs at the start, for num_beams and both scorings, and replay them (see Graphs).
-    graph_mb: megabytes for the graphs of all workers.
-    attention_costs: how graphs split their attention; `AttentionCosts.load` reads a file of `make gpu`. None: estimates.
-    batching, overlap, predict: False runs one request at a time, builds results in the workers, rejects nothing for what the
-        latency model predicts.
+    Args:
+        num_beams: Beams of requests that name none.
+        widest_beams: The most beams to which a search is widened, on all levels but the last. Where these have no more allowed
+            prefixes, it keeps all of them and its answer is exact (see Result.exact). Else, with scoring "full", it has
+            num_beams divided by the share of the items that the rules allow. 0: searches are never widened, nor are those
+            with graphs.
+        workers: Threads that run batches, over one copy of the weights; on CUDA each has its own stream.
+        threads: Threads of the matrix products of each worker. Without a value the warm-up measures, up to torch's number
+            divided by workers.
+        precision: Precision of the layers' matrix products and prompts' attention, of a float32 model on a CPU. bfloat16 is
+            measured before the first batch, and taken if it is faster; /readyz says how answers differ.
+        max_batch: Requests in one batch, at most.
+        max_batch_tokens: Prompt tokens in one batch, padded to its longest, at most; a longer prompt gets 422.
+        max_beam_rows: Requests times beams in one batch, at most; at least limits.max_beams.
+        max_queue: Requests that may wait; one more gets 429.
+        slo_s: The latency objective, in seconds from arrival to answer: the deadline of requests without one, and half of it
+            bounds the predicted duration of a batch.
+        timeout_s: The deadline, in seconds, of requests without one, if there is no objective.
+        wait_s: Seconds that a batch may wait for more requests while a worker is idle.
+        watchdog_s: Seconds after which a batch counts as hung: its requests fail, and the engine is not ready until it ends.
+        host_threads: Threads that build results beside the workers.
+        prompt_store_mb: Megabytes of keys and values of recent prompts, reused by longer prompts that begin with them (float32
+            models on a CPU).
+        graphs: Capture whole searches as CUDA graphs at the start, for num_beams and both scorings, and replay them.
+        graph_mb: Megabytes for the graphs of all workers.
+        attention_costs: A file that `make gpu` wrote on this GPU: how graphs split their attention, in place of estimates.
+        batching: False runs one request at a time, for ablation.
+        overlap: False builds results in the workers, for ablation.
+        predict: False rejects nothing for its predicted latency, for ablation.
 
-    Raises ArgumentError for a value out of range.
+    Raises:
+        ArgumentError: For a value out of range.
     """
 
     num_beams: int = 20
@@ -63,7 +69,7 @@ class Settings:
     prompt_store_mb: int = 0
     graphs: bool = False
     graph_mb: int = 1024
-    attention_costs: AttentionCosts | None = None
+    attention_costs: Path | None = None
     batching: bool = True
     overlap: bool = True
     predict: bool = True
@@ -83,11 +89,8 @@ class Settings:
         slo_s: Any = self.slo_s
         if slo_s is not None and not (isinstance(slo_s, int | float) and 0 < slo_s < math.inf):
             raise ArgumentError(f"slo_s must be a number of seconds above 0, or None, not {self.slo_s!r}")
-        if self.attention_costs is not None:
-            if not isinstance(self.attention_costs, AttentionCosts):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise ArgumentError(f"attention_costs must be AttentionCosts.load(path), not {self.attention_costs!r}")
-            if not self.graphs:
-                raise ArgumentError("attention_costs are of captured graphs: set graphs to True, or leave the costs out")
+        if self.attention_costs is not None and not self.graphs:
+            raise ArgumentError("attention_costs are of captured graphs: set graphs to True, or leave the costs out")
         if self.precision not in get_args(Precision):
             raise ArgumentError(f"precision must be one of {', '.join(get_args(Precision))}, not {self.precision!r}")
         if self.wait_s >= self.deadline_s:

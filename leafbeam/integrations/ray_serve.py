@@ -18,7 +18,7 @@ from leafbeam.errors import ArgumentError, LeafbeamError, UnavailableError
 from leafbeam.extras import optional_imports
 from leafbeam.integrations.batch import ServingFiles
 from leafbeam.model import AnyModel, load_for_decoding
-from leafbeam.serve import create_app
+from leafbeam.serve import ServerConfig, create_app
 
 with optional_imports("a Ray Serve application", "ray"):
     from ray import serve
@@ -81,7 +81,7 @@ class _ServedEngine:
 
     def __init__(self, engine: Engine, files: ServingFiles, grace_s: float) -> None:
         self.engine, self.files, self._grace_s = engine, files, grace_s
-        self.app: ASGIApp = create_app(engine, grace_s=grace_s)
+        self.app: ASGIApp = create_app(engine, config=ServerConfig(grace_s=grace_s))
         self._num_inside = 0
 
     def __enter__(self) -> "_ServedEngine":

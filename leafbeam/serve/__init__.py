@@ -6,7 +6,8 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
     from leafbeam.serve.access import Access
     from leafbeam.serve.app import create_app
     from leafbeam.serve.changes import ChangeFiles
-    from leafbeam.serve.connection import ConnectionLimits
+    from leafbeam.serve.config import ServerConfig
+    from leafbeam.serve.connection_limits import ConnectionLimits
     from leafbeam.serve.exposure import Exposure
     from leafbeam.serve.keys import Key, KeyFile
     from leafbeam.serve.metrics import Metrics
@@ -24,6 +25,7 @@ __all__ = [
     "Metrics",
     "Observation",
     "Server",
+    "ServerConfig",
     "Traces",
     "create_app",
     "serve",

@@ -1,6 +1,5 @@
 """Access: which requests a server answers to whom."""
 
-import ipaddress
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -13,6 +12,7 @@ from starlette.types import Scope as AsgiScope
 
 from leafbeam.errors import OverloadedError, RequestError
 from leafbeam.serve.errors import BodyError, error_response
+from leafbeam.serve.exposure import is_loopback
 from leafbeam.serve.keys import KeyFile, Scope
 
 Need = Scope | Literal["learn"]
@@ -105,14 +105,6 @@ class AccessMiddleware:
                 await error_response(http, error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _forbidden(message: str) -> BodyError:

@@ -1,7 +1,7 @@
 """The HTTP interface of an engine, a language model, or both."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,6 +24,7 @@ from leafbeam.serve.body import Bounds
 from leafbeam.serve.bounded_executor import BoundedExecutor
 from leafbeam.serve.catalog_routes import CatalogRoutes
 from leafbeam.serve.completions import CompletionRoutes
+from leafbeam.serve.config import ServerConfig
 from leafbeam.serve.conversions import slow_batch_answer
 from leafbeam.serve.cors import with_cors
 from leafbeam.serve.errors import UnexpectedErrorMiddleware, http_error
@@ -48,31 +49,32 @@ def create_app(
     engine: Engine | None,
     metrics: Metrics | None = None,
     *,
+    config: ServerConfig | None = None,
     text: TextService | None = None,
     writer: CatalogWriter | str = NO_WRITER,
     access: Access | None = None,
-    origins: Sequence[str] = (),
     observation: Observation | None = None,
-    max_body_bytes: int = 1 << 20,
-    max_batch_bytes: int = 8 << 20,
-    max_body_s: float = 10.0,
-    answer_s: float = 60.0,
-    grace_s: float = 30.0,
     num_http_workers: Callable[[], int] = lambda: 0,
 ) -> Starlette:
-    """The ASGI application of an engine, a language model, or both, which start and stop with it.
+    """Return the ASGI application of an engine, a language model, or both, which start and stop with it.
 
-    writer: changes the engine's catalog for clients; or why it cannot be changed. access: who may do what; by default, programs
-    on this machine may change the catalog. origins: sites whose pages may read answers. observation: which requests are logged
-    and traced; by default, none. max_body_bytes, max_body_s: bounds of a body and of the seconds until it is there.
-    max_batch_bytes: of a batch of items. answer_s: a request without an answer by then gets 503, whatever its deadline.
-    grace_s: seconds that accepted requests may still run when the application stops. num_http_workers: how many live.
+    Args:
+        engine: The engine.
+        metrics: Its metrics, where the caller counts too.
+        config: Bounds of bodies and answers, seconds to stop, sites, and whether requests are logged; nothing else of it.
+        text: The language model.
+        writer: Changes the engine's catalog for clients; or why it cannot be changed.
+        access: Who may do what; by default, programs on this machine may change the catalog.
+        observation: Logs and traces requests; by default it logs them as `config` says.
+        num_http_workers: Called for the number of processes for HTTP that live.
     """
     if engine is None and text is None:
         raise ArgumentError("there is nothing to serve: pass an engine, a text service, or both")
-    bounds = Bounds(max_body_bytes=max_body_bytes, max_body_s=max_body_s, answer_s=answer_s)
-    metrics, observation, access = metrics or Metrics(engine, text), observation or Observation(), access or Access()
-    batch_bounds = replace(bounds, max_body_bytes=max_batch_bytes)
+    config = config or ServerConfig()
+    bounds = Bounds(max_body_bytes=config.max_body_bytes, max_body_s=config.max_body_s, answer_s=config.answer_s)
+    observation = observation or Observation(log=config.log_requests)
+    metrics, access = metrics or Metrics(engine, text), access or Access(keys=config.key_file())
+    batch_bounds = replace(bounds, max_body_bytes=config.max_batch_bytes)
     writes, reads, counting = (
         BoundedExecutor(what, number, _READ_THREADS if what == "look-ups" else 1) for what, number in MAX_PENDING.items()
     )
@@ -94,7 +96,7 @@ def create_app(
             await asyncio.to_thread(text.start)
         yield
         stops = [part.stop for part in (engine, text) if part is not None]
-        await asyncio.gather(*(in_own_thread(partial(stop, grace_s)) for stop in stops))
+        await asyncio.gather(*(in_own_thread(partial(stop, config.grace_s)) for stop in stops))
         for executor in (writes, reads, counting):
             await in_own_thread(executor.close)
         if observation.traces is not None:
@@ -140,7 +142,9 @@ def create_app(
         middleware=[
             Middleware(RequestIdMiddleware),
             *([Middleware(ObservationMiddleware, observation=observation)] if observation.is_on else []),
-            Middleware(with_cors, origins=origins),  # around all that answers, so that errors have its headers too
+            Middleware(
+                with_cors, origins=config.exposure.origins
+            ),  # around all that answers, so that errors have its headers too
             Middleware(UnexpectedErrorMiddleware),
             Middleware(AccessMiddleware, access=access, refused=metrics.observe_refused_access),
         ],

@@ -55,7 +55,8 @@ class ChangeFiles:
 
     def access(self, host: str, keys: KeyFile | None = None) -> "Access":
         """Who may change the catalog of a server that is bound to this address. keys: of clients."""
-        from leafbeam.serve.access import Access, is_loopback
+        from leafbeam.serve.access import Access
+        from leafbeam.serve.exposure import is_loopback
 
         if keys is not None:
             return Access(keys=keys)

@@ -4,9 +4,8 @@ import asyncio
 import json
 import math
 import os
-import resource
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Literal
@@ -15,10 +14,9 @@ import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from leafbeam.errors import ArgumentError
+from leafbeam.serve.connection_limits import ConnectionLimits, descriptor_limit
 from leafbeam.serve.cors import cors_head
 
-_RESERVED_DESCRIPTORS = 64  # of the process: index, catalog, log, listening socket, device
 BACKLOG = 256  # connections that wait to be accepted, all in one turn of the event loop: about 20 ms
 _READ_BYTES = 8 << 10  # parsed at a time, so that no client holds the event loop: some 2 ms for chunks of one byte
 _PIECE_BYTES = 256  # what a piece of a body, such as a chunk, counts as: parsing one takes some 1.5 us
@@ -26,56 +24,21 @@ _NOT_HTTP = "this is not an HTTP/1.1 request; if it is a body, send its Content-
 _MAX_PIECES, _MIN_PIECE_BYTES = 4096, 8  # a body of more pieces has so many bytes a piece
 
 
-def descriptor_limit() -> int:
-    """Connections that this process can hold open: its descriptors without those that it needs itself, 16,384 at most."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    available = 1 << 20 if soft == resource.RLIM_INFINITY else soft
-    used = len(os.listdir("/dev/fd"))
-    return max(8, min(16_384, available - max(used, _RESERVED_DESCRIPTORS) - 16))
-
-
 @dataclass(kw_only=True, slots=True)
 class _Shared:
     """What the connections of one server share.
 
-    waiting: those without a complete request, oldest first. buffer: shared because what is read into it is parsed at once.
-    bulk_at: when the next connection with more to read than the buffer holds may read on, in seconds of the event loop.
+    Args:
+        max_connections: The number of open connections at which one is closed.
+        waiting: The connections without a complete request, oldest first.
+        buffer: Shared because what is read into it is parsed at once.
+        bulk_at: When the next connection with more to read than the buffer holds may read on, in seconds of the event loop.
     """
 
+    max_connections: int
     waiting: "dict[BoundedConnection, None]" = field(default_factory=dict)
     buffer: bytearray = field(default_factory=lambda: bytearray(_READ_BYTES))
     bulk_at: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConnectionLimits:
-    """What one client may send and hold open.
-
-    max_header_bytes, max_headers: of request line, headers and trailers; more gets 431. max_pipelined: requests sent before the
-    answer to the first; more get 400. header_s: seconds from the first byte of a connection or request to the end of its
-    headers; then 408. idle_s: seconds that a connection stays open between two requests. write_s: seconds in which a client
-    must read an answer. bulk_bytes_per_s: read from all clients together that send more than 8 KiB at once, a chunk counting
-    256 bytes more, so that floods of bodies leave time for answers. max_connections: at this number, the connection that has
-    waited longest without a complete request is closed for a new one; if every one has a request running, the new one gets
-    503.
-    """
-
-    max_header_bytes: int = 32 << 10
-    max_headers: int = 100
-    max_pipelined: int = 16
-    header_s: float = 10.0
-    idle_s: float = 75.0  # longer than load balancers keep idle connections, so that the server never closes one first
-    write_s: float = 10.0
-    bulk_bytes_per_s: float = 16 << 20
-    max_connections: int = field(default_factory=descriptor_limit)
-
-    def __post_init__(self) -> None:
-        least = {"max_header_bytes": 256, "max_headers": 1, "max_pipelined": 1, "max_connections": 1}
-        for limit in fields(self):
-            value, minimum = getattr(self, limit.name), least.get(limit.name, 0)
-            if not value >= minimum or value == 0:
-                bound = f"at least {minimum}" if minimum else "above 0"
-                raise ArgumentError(f"{limit.name} must be {bound}, not {value!r}")
 
 
 class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -115,7 +78,7 @@ class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright
         high = 0 if transport.get_extra_info("sslcontext") is None else 1
         transport.set_write_buffer_limits(high=high)  # so that `pause_writing` is called as soon as a client does not read
         self._await_head()
-        if len(self.connections) <= self._limits.max_connections:
+        if len(self.connections) <= self._shared.max_connections:
             return
         oldest = next(iter(self._waiting))
         if oldest is self:
@@ -140,7 +103,8 @@ class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright
         cls, limits: ConnectionLimits, refused: Callable[[str], None], origins: Sequence[str] = ()
     ) -> "partial[BoundedConnection]":
         """Return what uvicorn calls for each connection of one server."""
-        return partial(cls, limits=limits, shared=_Shared(), refused=refused, origins=origins)
+        shared = _Shared(max_connections=limits.max_connections or descriptor_limit())
+        return partial(cls, limits=limits, shared=shared, refused=refused, origins=origins)
 
     def get_buffer(self, sizehint: int) -> bytearray:
         return self._shared.buffer

@@ -1,5 +1,6 @@
 """Exposure: what of a server is seen from outside: TLS, pages of other sites, other machines."""
 
+import ipaddress
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,16 +8,20 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from leafbeam.errors import ArgumentError
-from leafbeam.serve.access import is_loopback
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exposure:
     """How a server is reached.
 
-    certificate, private_key: PEM files of TLS; a chain may hold both. origins: sites such as "https://shop.example.com" whose
-    pages may read answers (CORS); none by default. insecure: bind an address that other machines reach without keys too.
-    Raises ArgumentError for files that are no certificate with its key, and for what is no origin.
+    Args:
+        certificate: A PEM file, to answer over TLS; it may hold the private key too.
+        private_key: The PEM file of its private key.
+        origins: Sites such as "https://shop.example.com" whose pages may read answers (CORS).
+        insecure: True lets other machines reach a server without keys.
+
+    Raises:
+        ArgumentError: For files that are no certificate with its key, and for what is no origin.
     """
 
     certificate: Path | None = None
@@ -58,3 +63,11 @@ class Exposure:
             "answers: make a key with `leafbeam keys add NAME` and pass --keys keys.json, or pass --insecure if a proxy or a "
             "network keeps others out"
         )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from leafbeam.errors import LeafbeamError, OverloadedError
-from leafbeam.serve.connection import ConnectionLimits
+from leafbeam.serve.connection_limits import ConnectionLimits
 from leafbeam.serve.errors import BodyError, encodable
 from leafbeam.serve.log_format import LogFormat
 

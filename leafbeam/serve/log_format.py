@@ -52,7 +52,7 @@ class LogFormatter(logging.Formatter):
         error: BaseException | None = ei[1]
         while error is not None and len(parts) < 10:
             shown = self._values or (isinstance(error, _PRINTED) and not isinstance(error, _OF_REQUESTS))
-            message = str(error) if shown else "(its message may quote a request: --log-requests histories prints it)"
+            message = str(error) if shown else "(its message may quote a request: log_requests=histories prints it)"
             parts.append("".join(traceback.format_tb(error.__traceback__)) + f"{type(error).__qualname__}: {message}")
             error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
         return "\n\ncaused by:\n".join(parts)

@@ -4,19 +4,18 @@ import logging
 import os
 import time
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from leafbeam.engine import Request, Result
+from leafbeam.serve.config import LogRequests
 from leafbeam.serve.request_id import request_id_of
 
 log = logging.getLogger("leafbeam.requests")
 _KEY = "leafbeam.answered"
 _PROBES = frozenset(["/healthz", "/readyz", "/metrics"])  # asked every few seconds
 _METHODS = frozenset(["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
-
-LogRequests = Literal["off", "on", "histories"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,26 +12,25 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
 
 import uvicorn
 
 from leafbeam.catalog import Catalog, LoadReport
-from leafbeam.engine import CatalogFiles, Engine, Limits, Model, Settings
+from leafbeam.engine import CatalogFiles, Engine, Limits, Model
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie
 from leafbeam.ingest import CatalogWriter
 from leafbeam.model import load_for_decoding
-from leafbeam.serve.access import Access, is_loopback
+from leafbeam.serve.access import Access
 from leafbeam.serve.app import NO_WRITER, create_app
 from leafbeam.serve.changes import NOT_LOCAL, ChangeFiles
-from leafbeam.serve.connection import BACKLOG, ConnectionLimits, server_config
-from leafbeam.serve.exposure import Exposure
+from leafbeam.serve.config import ServerConfig
+from leafbeam.serve.connection import BACKLOG, server_config
+from leafbeam.serve.exposure import is_loopback
 from leafbeam.serve.frames import Setup
 from leafbeam.serve.gate import Gate
 from leafbeam.serve.http_workers import HttpWorkers
 from leafbeam.serve.items import max_values
-from leafbeam.serve.keys import KeyFile
 from leafbeam.serve.log_format import current_format
 from leafbeam.serve.metrics import Metrics
 from leafbeam.serve.observation import Observation
@@ -106,72 +105,70 @@ class Server:
     `run` serves in this thread until `stop` or SIGTERM: new requests are then rejected, accepted ones answered within
     `grace_s`. `reload` evaluates the rules again while serving; SIGHUP does the same.
 
-    port: 0 takes a free one. The port is bound at construction; connections wait until `run`. on_ready: called with a line
-    that holds the address once requests are answered. connections: what one client may send and hold open. http_workers:
-    processes that own the connections, each with these limits (see `HttpWorkers`); 0: this process does. exposure: TLS, and who
-    may reach it. observation: which requests are logged and traced. reloader: one that is installed already; None: `run`
-    installs one.
+    Args:
+        engine: The engine, or None to serve texts alone.
+        config: The address, which is bound at construction (connections wait until `run`), and all that `create_app` reads;
+            not the files and the settings of the engine, which is there already.
+        text: The language model.
+        writer: Changes the engine's catalog for clients; or why it cannot be changed.
+        access: Who may do what.
+        observation: Logs and traces requests; by default it logs them as `config` says.
+        on_ready: Called with a line that holds the address once requests are answered.
+        reloader: One that is installed already; by default `run` installs one.
 
-    Raises ArgumentError if the port cannot be bound, or other machines could reach a server without keys.
+    Raises:
+        ArgumentError: If the port cannot be bound, or other machines could reach a server without keys.
     """
 
     def __init__(
         self,
         engine: Engine | None,
         *,
+        config: ServerConfig | None = None,
         text: TextService | None = None,
         writer: CatalogWriter | str = NO_WRITER,
         access: Access | None = None,
-        exposure: Exposure | None = None,
         observation: Observation | None = None,
-        host: str = "127.0.0.1",
-        port: int = 8000,
-        max_body_bytes: int = 1 << 20,
-        max_batch_bytes: int = 8 << 20,
-        grace_s: float = 30.0,
-        connections: ConnectionLimits | None = None,
-        http_workers: int = 0,
         on_ready: Callable[[str], None] = _print_line,
         reloader: SighupReloader | None = None,
     ) -> None:
+        config = config or ServerConfig()
+        host, exposure, grace_s, connections = config.host, config.exposure, config.grace_s, config.connections
         self.engine, self.text = engine, text
         self.metrics = Metrics(engine, text)
         self._on_ready, self._reloader = on_ready, reloader or SighupReloader()
-        HttpWorkers.check(http_workers)
-        access = access or Access(changes="local" if is_loopback(host) else "off", reason=NOT_LOCAL)
-        exposure = exposure or Exposure()
+        HttpWorkers.check(config.http_workers)
+        changes = "local" if is_loopback(host) else "off"
+        access = access or Access(changes=changes, reason=NOT_LOCAL, keys=config.key_file())
+        observation = observation or Observation(log=config.log_requests)
         exposure.check(host, has_keys=access.keys is not None)
-        self._host, self._socket = host, _listen(host, port)
+        self._host, self._socket = host, _listen(host, config.port)
         self.port: int = self._socket.getsockname()[1]
         self.url = f"{exposure.scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
-        connections = connections or ConnectionLimits()
-        bodies = {"max_body_bytes": max_body_bytes, "max_batch_bytes": max_batch_bytes}
         app = create_app(
             engine,
             self.metrics,
+            config=config,
             text=text,
             writer=writer,
             access=access,
-            origins=exposure.origins,
             observation=observation,
-            grace_s=grace_s,
             num_http_workers=lambda: 0 if self.http_workers is None else self.http_workers.num_alive,
-            **bodies,
         )
         files = {"certificate": exposure.certificate, "private_key": exposure.private_key}
         refused = self.metrics.observe_refused_connection
         origins = exposure.origins
-        config = server_config(app, connections, refused, **files, grace_s=grace_s, origins=origins, lifespan="on")
+        uvicorn_config = server_config(app, connections, refused, **files, grace_s=grace_s, origins=origins, lifespan="on")
         self.http_workers: HttpWorkers | None = None
-        if http_workers:
+        if config.http_workers:
             setup = Setup(
                 number=0,
                 core=os.getpid(),
                 recommends=engine is not None,
                 deadline_s=60.0 if engine is None else engine.settings.deadline_s,
                 max_values=max_values(Limits() if engine is None else engine.limits),
-                max_body_bytes=max_body_bytes,
-                max_body_s=10.0,
+                max_body_bytes=config.max_body_bytes,
+                max_body_s=config.max_body_s,
                 connections=connections,
                 **{name: None if path is None else str(path) for name, path in files.items()},
                 grace_s=grace_s,
@@ -179,11 +176,12 @@ class Server:
                 keys=None if access.keys is None else str(access.keys.path),
                 origins=origins,
             )
-            is_observed = observation is not None and observation.is_on  # then each request has its line or span
-            gate = None if engine is None or is_observed else Gate(engine, access, self.metrics)
-            self.http_workers = HttpWorkers(app, http_workers, self._socket, setup, self.metrics, gate)
+            gate = None
+            if engine is not None and not observation.is_on:  # else each request has its line or span
+                gate = Gate(engine, access, self.metrics)
+            self.http_workers = HttpWorkers(app, config.http_workers, self._socket, setup, self.metrics, gate)
             self.metrics.follow_http_workers(lambda: 0 if self.http_workers is None else self.http_workers.num_alive)
-        self._uvicorn = _DrainingServer(config, self._started, self._drain, grace_s, self.http_workers)
+        self._uvicorn = _DrainingServer(uvicorn_config, self._started, self._drain, grace_s, self.http_workers)
         self._grace_s, self._has_keys = grace_s, access.keys is not None
         self._takes_changes = access.changes != "off" and not isinstance(writer, str)
 
@@ -304,62 +302,63 @@ def serve(
     model: Model | str | os.PathLike[str] | None,
     catalog: Catalog | Trie | CatalogFiles | str | os.PathLike[str] | None,
     *,
+    config: ServerConfig | None = None,
     text: TextService | None = None,
     changes: ChangeFiles | None = None,
-    keys: KeyFile | None = None,
-    exposure: Exposure | None = None,
-    observation: Observation | None = None,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    device: str = "cpu",
-    limits: Limits | None = None,
-    settings: Settings | None = None,
-    max_body_bytes: int = 1 << 20,
-    max_batch_bytes: int = 8 << 20,
-    connections: ConnectionLimits | None = None,
-    http_workers: int = 0,
-    grace_s: float = 30.0,
     on_ready: Callable[[str], None] = _print_line,
 ) -> None:
     """Load an engine (see `Engine.load`) and serve it until SIGTERM or Ctrl-C (see `Server`).
 
-    text: a language model to serve too; alone, where model and catalog are None. changes: where clients' changes of the catalog
-    are kept; it goes with CatalogFiles. keys: of clients, without which a server is bound to this machine alone.
-    observation: which requests are logged and traced. http_workers: see `Server`. A SIGHUP during loading takes effect once
-    requests are answered.
-    Raises what Engine.load, LiveDirectory.open and Server raise.
+    A SIGHUP during loading takes effect once requests are answered.
+
+    Args:
+        model: The model or its directory; None, with catalog, to serve texts alone.
+        catalog: The catalog or its files.
+        config: All settings but the files (run, text_model), which the arguments replace, and those of CatalogFiles.
+        text: A language model to serve too.
+        changes: The directory of clients' changes of the catalog; it goes with CatalogFiles.
+        on_ready: As of `Server`.
+
+    Raises:
+        LeafbeamError: What Engine.load, LiveDirectory.open and Server raise.
     """
     if (model is None) != (catalog is None):
         raise ArgumentError("model and catalog go together: pass both, or None for both to serve texts alone")
     if changes is not None and not isinstance(catalog, CatalogFiles):
         raise ArgumentError("changes are those of files: pass the catalog as CatalogFiles")
-    _listen(host, port).close()  # a mistake is said before anything is loaded
+    config = config or ServerConfig()
+    _listen(config.host, config.port).close()  # a mistake is said before anything is loaded
+    keys = config.key_file()
     with SighupReloader().installed() as reloader, ExitStack() as opened:
         opened.callback(reloader.join, 5.0)
         engine, writer, access = None, NO_WRITER, Access(keys=keys) if keys is not None else None
-        if model is not None and changes is not None and isinstance(catalog, CatalogFiles):
-            access = changes.access(host, keys)
-            changed = changes.open(catalog, opened)
-            writer = changed.writer
-            model = load_for_decoding(model, device=device) if isinstance(model, str | os.PathLike) else model
-            engine = Engine(model, changed.source, memory=changed.memory, limits=limits, settings=settings)
-        elif model is not None and catalog is not None:
-            engine = Engine.load(model, catalog, device=device, limits=limits, settings=settings)
-        if engine is not None:
+        if model is not None and catalog is not None:
+            if changes is not None and isinstance(catalog, CatalogFiles):
+                access = changes.access(config.host, keys)
+                changed = changes.open(catalog, opened)
+                writer = changed.writer
+                model = load_for_decoding(model, device=config.device) if isinstance(model, str | os.PathLike) else model
+                engine = Engine(model, changed.source, memory=changed.memory, limits=config.limits, settings=config.engine)
+            else:
+                engine = Engine.load(model, catalog, device=config.device, limits=config.limits, settings=config.engine)
             opened.callback(engine.close)
             if engine.catalog is not None:
                 report = engine.catalog.rules.report
                 log.log(logging.INFO if report.ok and report.agrees else logging.WARNING, "%s", report)
         opened.callback(reloader.set_reload, None)
-        bounds: dict[str, Any] = {"max_body_bytes": max_body_bytes, "max_batch_bytes": max_batch_bytes, "grace_s": grace_s}
-        bounds |= {"connections": connections, "http_workers": http_workers, "writer": writer, "access": access}
-        bounds |= {"exposure": exposure, "observation": observation}
-        Server(engine, text=text, host=host, port=port, on_ready=on_ready, reloader=reloader, **bounds).run()
+        Server(
+            engine,
+            config=config,
+            text=text,
+            writer=writer,
+            access=access,
+            observation=config.observation(),
+            on_ready=on_ready,
+            reloader=reloader,
+        ).run()
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    if not 0 <= port < 65536:
-        raise ArgumentError(f"port must be from 0 (any free port) to 65535, not {port}")
     try:
         listening = socket.create_server(
             (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=BACKLOG

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from leafbeam.text.request import Generation, GenerationResult, TextRequest
     from leafbeam.text.run import TextBatch, TextRun
     from leafbeam.text.service import TextService
+    from leafbeam.text.settings import TextSettings
     from leafbeam.text.stepwise_run import StepwiseRun
     from leafbeam.text.tokenizer import TextTokenizer
-    from leafbeam.text.worker import TextSettings
 
 __all__ = [
     "ChatTemplate",

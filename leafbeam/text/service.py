@@ -14,7 +14,8 @@ from leafbeam.errors import ArgumentError, AutomatonError, OverloadedError
 from leafbeam.text.chat_template import ChatTemplate
 from leafbeam.text.compiler import CompileLimits, ConstraintCompiler
 from leafbeam.text.generator import Prompt, TextGenerator
-from leafbeam.text.worker import TextSettings, TextWorker
+from leafbeam.text.settings import TextSettings
+from leafbeam.text.worker import TextWorker
 
 _MAX_COMPILING = 8  # of up to `CompileLimits.max_seconds` each
 _PLAIN = '{"free_text": {}}'  # what a request without a constraint asks for

@@ -7,39 +7,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
-from leafbeam.errors import ArgumentError, LogitsError, OverloadedError, RequestError, UnavailableError
+from leafbeam.errors import LogitsError, OverloadedError, RequestError, UnavailableError
 from leafbeam.ops import openmp
 from leafbeam.text.generator import TextGenerator
 from leafbeam.text.request import Generation, TextRequest, can_run_together
 from leafbeam.text.run import TextBatch
+from leafbeam.text.settings import TextSettings
 
 log = logging.getLogger("leafbeam.text")
 
 OnPieces = Callable[[int, tuple[str, ...]], None]
 Texts = tuple[tuple[Generation, ...], ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextSettings:
-    """How texts are served.
-
-    max_queue: jobs that may wait or be prepared. max_rows: texts of one batch. max_batches: batches that run in turns: a short
-    text need not wait for a long one. max_tokens: tokens that all running batches together may have, prompts included; it
-    bounds the memory of keys and values. timeout_s: seconds from arrival; a text that is not whole then is cut off.
-    """
-
-    max_queue: int = 64
-    max_rows: int = 16
-    max_batches: int = 2
-    max_tokens: int = 16_384
-    timeout_s: float = 60.0
-
-    def __post_init__(self) -> None:
-        for setting in fields(self):
-            if not (value := getattr(self, setting.name)) > 0:
-                raise ArgumentError(f"{setting.name} is {value!r}: expected more than 0")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -226,7 +226,9 @@ def test_a_number_has_its_noun_in_the_singular_for_one(number: int, noun: str, p
 @pytest.mark.parametrize("name", ["num_items", "num_beams"])
 def test_a_request_over_a_limit_is_told_the_option(name: str) -> None:
     """A14"""
-    with pytest.raises(RequestError, match=rf"{name} must be from 1 to \d+, not 600: --max-beams or Limits\(max_{name[4:]}=\)"):
+    with pytest.raises(
+        RequestError, match=rf"{name} must be from 1 to \d+, not 600: the server's limits.max_{name[4:]} allows more"
+    ):
         Limits().check(Request(**{name: 600}))
 
 

@@ -1,4 +1,4 @@
-"""docs/reference/cli.md has every command and option, as the code has them."""
+"""docs/reference/cli.md has every command and option, settings.md every setting, as the code has them."""
 
 import importlib.util
 from pathlib import Path
@@ -6,17 +6,28 @@ from types import ModuleType
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "docs" / "cli_reference.py"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture(scope="module")
 def reference() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("cli_reference", SCRIPT)
+    return load("cli_reference")
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_the_page_of_settings_has_those_of_the_code() -> None:
+    settings = load("settings_reference")
+    page = settings.PAGE.read_text(encoding="utf-8")
+    assert settings.written(page) == page, "out of date: run `python docs/settings_reference.py`"
+    assert "`max_batch_tokens` | `32768`" in page
 
 
 def test_the_page_has_the_options_of_the_code(reference: ModuleType) -> None:

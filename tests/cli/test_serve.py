@@ -1,4 +1,4 @@
-"""`leafbeam serve`: its options reach the server and the engine."""
+"""`leafbeam serve`: its options, words and files reach the server and the engine."""
 
 import signal
 from dataclasses import fields
@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 import leafbeam.serve
 from leafbeam.cli import app
 from leafbeam.cli.run import RunDirectory
+from leafbeam.config_file import settings_of
 from leafbeam.engine import Settings
-from leafbeam.ops.attention.costs import AttentionCosts
+from leafbeam.serve import ServerConfig
 
 
 @pytest.fixture
@@ -35,57 +36,112 @@ def serve_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     signal.signal(signal.SIGHUP, before)
 
 
-def test_the_prompt_store_is_sized_in_megabytes(serve_with: Any):
-    assert serve_with()["settings"].prompt_store_mb == 0
-    assert serve_with("--prompt-store-mb", "64")["settings"].prompt_store_mb == 64
+def test_words_and_options_reach_the_engine(serve_with: Any) -> None:
+    assert serve_with()["config"].engine == Settings()
+    words = ("--set", "engine.prompt_store_mb=64", "--beams", "50", "--slo-ms", "200", "--set", "limits.max_deny=7")
+    config = serve_with(*words, "--set", "max_body_bytes=2048", "--http-workers", "2")["config"]
+    assert config.engine == Settings(prompt_store_mb=64, num_beams=50, slo_s=0.2)
+    assert (config.limits.max_deny, config.max_body_bytes, config.http_workers) == (7, 2048, 2)
 
 
-def test_graphs_are_off_by_default_and_have_a_memory_limit(serve_with: Any):
-    assert not serve_with()["settings"].graphs
-    settings = serve_with("--device", "cuda", "--graphs", "--graph-mb", "512")["settings"]
-    assert (settings.graphs, settings.graph_mb) == (True, 512)
+def test_an_option_overrides_a_word_and_a_word_the_file(serve_with: Any, tmp_path: Path) -> None:
+    path = tmp_path / "serve.toml"
+    path.write_text("port = 1\nhttp_workers = 1\n[engine]\nnum_beams = 10\nmax_batch = 4\n")
+    config = serve_with("--config", str(path), "--set", "engine.num_beams=30", "--set", "port=2", "--port", "3")["config"]
+    assert (config.port, config.http_workers, config.engine.num_beams, config.engine.max_batch) == (3, 1, 30, 4)
 
 
-def test_costs_of_attention_are_read_from_a_file(serve_with: Any, tmp_path: Path):
-    path, costs = tmp_path / "costs.json", AttentionCosts(wave=1.0, device="a GPU")
-    costs.save(path)
-    settings = serve_with("--device", "cuda", "--graphs", "--attention-costs", str(path))["settings"]
-    assert settings.attention_costs == costs
+def test_an_option_with_the_value_of_the_default_overrides_the_file(serve_with: Any, tmp_path: Path) -> None:
+    path = tmp_path / "serve.toml"
+    path.write_text("port = 1\n")
+    assert serve_with("--config", str(path), "--port", "8000")["config"].port == 8000
 
 
-def test_ablation_switches_are_settings_and_no_options():
+def test_what_is_printed_is_read_again(serve_with: Any, tmp_path: Path) -> None:
+    words = ["--set", "engine.threads=2", "--set", 'exposure.origins=["https://a.example"]', "--keys", str(tmp_path / "k.json")]
+    words += ["--set", 'rules={cheap = "price < 20", "new@60s" = "age < \\"7\\""}', "--set", "traces=http://c:4318"]
+    printed = CliRunner().invoke(app, ["serve", "--print-config", "--run", str(tmp_path), *words])
+    assert printed.exit_code == 0, printed.output
+    path = tmp_path / "serve.toml"
+    path.write_text(printed.stdout)
+    again = CliRunner().invoke(app, ["serve", "--print-config", "--config", str(path)])
+    assert again.stdout == printed.stdout
+    assert "threads = 2" in printed.stdout
+
+
+def test_rules_of_a_file_and_of_options_join_those_of_the_run(serve_with: Any) -> None:
+    files = serve_with("--set", 'rules={cheap = "price < 20", "new@60s" = "age < 7"}', "--rule", "hot=clicks > 9")["files"][1]
+    assert files.rules[1] == {"cheap": "price < 20", "new": {"where": "age < 7", "refresh": "60s"}, "hot": "clicks > 9"}
+
+
+def test_every_setting_says_what_it_means() -> None:
+    assert [setting.name for setting in settings_of(ServerConfig) if not setting.meaning] == []
+
+
+def test_ablation_switches_are_settings_and_no_options() -> None:
     shown = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "100"}).stdout
     assert not [name for name in ("batching", "overlap", "predict") if f"--{name}" in shown or f"--no-{name}" in shown]
     assert {"batching", "overlap", "predict"} <= {field.name for field in fields(Settings)}
 
 
-def test_products_are_in_float32_unless_told_otherwise(serve_with: Any, tmp_path: Path):
-    assert serve_with()["settings"].precision == "float32"
-    assert serve_with("--precision", "bfloat16")["settings"].precision == "bfloat16"
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--set", "engine.precision=half"), "--set: engine.precision is 'half': expected float32 or bfloat16"),
+        (("--set", "precision=bfloat16"), "there is no setting 'precision'; did you mean engine.precision?"),
+        (("--set", "engine.max_batchs=3"), "did you mean engine.max_batch"),
+        (("--set", "port"), "--set port: expected NAME=VALUE"),
+        (("--set", "port=many"), "port is 'many': expected a whole number"),
+        (("--set", "port=true"), "port is True: expected a whole number"),
+        (("--set", "learn=1"), "learn is 1: expected true or false"),
+        (("--set", "engine=3"), "there is no setting 'engine'"),
+        (("--set", "exposure.origins=https://a"), "expected a list of texts"),
+        (("--set", "rules={a=1}"), "expected a table of names and texts"),
+        (("--set", "engine.max_batch=0"), "max_batch must be an integer of at least 1"),
+        (("--set", "port=70000"), "port must be from 0"),
+        (("--set", "key_rate=5"), "key_rate goes with keys"),
+        (("--config", "nowhere.toml"), "nowhere.toml cannot be read"),
+    ],
+)
+def test_a_wrong_setting_is_named_before_anything_is_loaded(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+    result = CliRunner().invoke(app, ["serve", "--run", str(tmp_path), *words], env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"port = 1\nport = 2\n", "is not TOML: Cannot overwrite a value"),
+        (b"port = \xff\n", "is not TOML"),
+        (b"ports = 1\n", "there is no setting 'ports'; did you mean port"),
+        (b"[engines]\nmax_batch = 1\n", "there is no setting 'engines'; did you mean engine"),
+        (b"[engine]\nmax_batch = 1.5\n", "engine.max_batch is 1.5: expected a whole number"),
+        (b"[host]\na = 1\n", "host is {'a': 1}: expected text"),
+        (b"engine = 3\n", "there is no setting 'engine'"),
+    ],
+)
+def test_a_mistake_in_a_file_is_named_with_the_file(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "serve.toml"
+    path.write_bytes(content)
+    result = CliRunner().invoke(app, ["serve", "--config", str(path)], env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert str(path) in " ".join(result.stderr.split())
+    assert message in " ".join(result.stderr.split())
+
+
+def test_settings_of_items_are_refused_for_texts_alone(tmp_path: Path) -> None:
     for words, message in (
-        (("--precision", "half"), "is not one of"),
-        (("--precision", "bfloat16"), "--precision goes with --run"),
-        (("--learn",), "--learn goes with --run"),
+        (("--set", "engine.precision=bfloat16"), "engine.precision goes with --run"),
+        (("--learn",), "learn goes with --run"),
         (("--rule", "cheap=price <"), "--rule goes with --run"),
-        (("--port", "1", "--widest-beams", "128"), "--widest-beams goes with --run"),
+        (("--port", "1", "--set", "engine.widest_beams=64"), "engine.widest_beams goes with --run"),
     ):
         result = CliRunner().invoke(app, ["serve", "--text-model", str(tmp_path), *words], env={"COLUMNS": "200"})
         assert result.exit_code == 2
         assert message in result.stderr
 
 
-def test_options_reach_the_engine_in_its_own_units(serve_with: Any):
-    received = serve_with("--slo-ms", "200", "--wait-ms", "5", "--max-body-kb", "2", "--max-beams", "64")
-    settings = received["settings"]
-    assert (settings.slo_s, settings.wait_s) == (0.2, 0.005)
-    assert (received["limits"].max_beams, received["limits"].max_items, received["max_body_bytes"]) == (64, 64, 2048)
-
-
-def test_http_has_processes_of_its_own_where_it_is_asked_for(serve_with: Any):
-    assert serve_with()["http_workers"] == 0
-    assert serve_with("--http-workers", "2")["http_workers"] == 2
-
-
-def test_the_index_is_verified_unless_told_otherwise(serve_with: Any):
+def test_the_index_is_verified_unless_told_otherwise(serve_with: Any) -> None:
     assert serve_with()["files"][1].verify
-    assert not serve_with("--no-verify")["files"][1].verify
+    assert not serve_with("--set", "verify=false")["files"][1].verify

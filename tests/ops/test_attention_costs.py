@@ -64,6 +64,4 @@ def test_a_file_is_read_as_it_was_written_and_any_other_is_refused(tmp_path: Pat
 
 def test_costs_are_for_graphs() -> None:
     with pytest.raises(ArgumentError, match="set graphs to True"):
-        Settings(attention_costs=AttentionCosts())
-    with pytest.raises(ArgumentError, match=r"AttentionCosts\.load"):
-        Settings(graphs=True, attention_costs="costs.json")  # type: ignore[arg-type]
+        Settings(attention_costs=Path("costs.json"))

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +18,29 @@ import httpx
 from leafbeam.engine import CatalogFiles, Engine
 from leafbeam.ingest import CatalogWriter
 from leafbeam.model import load_model
-from leafbeam.serve import ChangeFiles, Server
+from leafbeam.serve import ChangeFiles, Server, ServerConfig
 
 URL = "/v1/recommend"
 PATIENCE = 20
 _PROGRAM = """
 import sys
 from leafbeam.engine import CatalogFiles
-from leafbeam.serve import serve
+from leafbeam.serve import ServerConfig, serve
 from leafbeam.serve.log_format import configure_log
 configure_log("json")
 print("loading", flush=True)
 model, index, catalog, rules, http_workers = sys.argv[1:]
 files = CatalogFiles(index=index, catalog=catalog, rules=rules, rule_timeout_s=3600)
-serve(model, files, port=0, grace_s=20, http_workers=int(http_workers))
+serve(model, files, config=ServerConfig(port=0, grace_s=20, http_workers=int(http_workers)))
 """
 
 
 @contextmanager
 def thread(engine: Engine | None, **options: Any) -> Generator[Server]:
-    """A server in a thread of this process. engine: or None, with the option `text`."""
+    """A server in a thread of this process.
+
+    engine: or None, with the option `text`. options: of `Server`, or fields of its config.
+    """
     if engine is not None:
         engine.warm_up()  # the first compile of the kernels may take longer than the wait below
     lines: list[str] = []
@@ -47,8 +50,9 @@ def thread(engine: Engine | None, **options: Any) -> Generator[Server]:
         lines.append(line)
         ready.set()
 
-    options = {"grace_s": PATIENCE, **options}
-    server = Server(engine, port=0, on_ready=on_ready, **options)
+    names = {field.name for field in fields(ServerConfig)}
+    config: dict[str, Any] = {name: options.pop(name) for name in list(options) if name in names}
+    server = Server(engine, config=ServerConfig(port=0, **{"grace_s": PATIENCE, **config}), on_ready=on_ready, **options)
     runner = threading.Thread(target=server.run)
     runner.start()
     try:

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from leafbeam.engine import Limits, Request, Settings
 from leafbeam.engine.capacity import BatchSize
 from leafbeam.engine.slow_batches import ThreadUse
-from leafbeam.serve import create_app
+from leafbeam.serve import ServerConfig, create_app
 from tests.serve.metric_of import metric
 from tests.waiting import held, interrupted
 
@@ -217,7 +217,7 @@ def test_a_full_queue_is_429_with_retry_after_and_queued_requests_are_answered(f
 
 def test_a_request_without_an_answer_in_time_is_503(first_shop):
     engine = first_shop.engine()
-    with TestClient(create_app(engine, answer_s=0.1)) as client, held(engine.model):
+    with TestClient(create_app(engine, config=ServerConfig(answer_s=0.1))) as client, held(engine.model):
         response = client.post(URL, json={})
         assert (response.status_code, response.json()["error"]["message"]) == (503, "no answer within 0.1 s")
 

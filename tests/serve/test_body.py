@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from leafbeam.engine import Engine, Limits, Request
 from leafbeam.errors import LeafbeamError
 from leafbeam.index import Trie
-from leafbeam.serve import create_app
+from leafbeam.serve import ServerConfig, create_app
 from leafbeam.serve.errors import BodyError
 from leafbeam.serve.items import parse_body
 
@@ -176,7 +176,7 @@ def test_a_body_that_does_not_arrive_is_refused_in_time(first_shop):
 
     engine = first_shop.engine()
     scope = {"type": "http", "method": "POST", "path": URL, "headers": [], "query_string": b"", "http_version": "1.1"}
-    asyncio.run(create_app(engine, max_body_s=0.05)(scope, never, send))
+    asyncio.run(create_app(engine, config=ServerConfig(max_body_s=0.05))(scope, never, send))
     assert sent[0]["status"] == 408
     assert json.loads(sent[1]["body"])["error"]["message"] == "the body did not arrive within 0.05 s"
     assert engine.counts.of("refused")["body_too_slow"] == 1

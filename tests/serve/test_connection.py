@@ -16,7 +16,8 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from leafbeam.errors import ArgumentError
-from leafbeam.serve.connection import BoundedConnection, ConnectionLimits, descriptor_limit
+from leafbeam.serve.connection import BoundedConnection
+from leafbeam.serve.connection_limits import ConnectionLimits, descriptor_limit
 
 PATIENCE = 20
 

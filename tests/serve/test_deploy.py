@@ -105,7 +105,7 @@ def test_every_option_is_one_of_serve(file: str) -> None:
     assert str(parameters["run"]).startswith(("/srv/run", "/var/lib/leafbeam"))
     assert (parameters["host"], parameters["port"]) == ("0.0.0.0", 8000)
     assert parameters["keys"] is not None, "other machines reach it: it needs keys"
-    assert not parameters["insecure"]
+    assert not parameters["exposure__insecure"]
 
 
 def test_an_option_that_does_not_exist_is_found() -> None:

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from leafbeam.engine import Engine
 from leafbeam.errors import ArgumentError
-from leafbeam.serve import Access, Exposure, KeyFile, Server, create_app
+from leafbeam.serve import Access, Exposure, KeyFile, Server, ServerConfig, create_app
 from leafbeam.serve.keys import add_key
 from tests.serve.running import thread
 
@@ -41,7 +41,7 @@ def test_a_server_that_other_machines_reach_needs_keys(first_shop: Any, tmp_path
     engine = first_shop.engine()
     for host in ("0.0.0.0", "::", ""):
         with pytest.raises(ArgumentError, match="leafbeam keys add NAME"):
-            Server(engine, host=host, port=0)
+            Server(engine, config=ServerConfig(host=host, port=0))
     add_key(tmp_path / "keys.json", "shop", "read")
     access = Access(keys=KeyFile(tmp_path / "keys.json"))
     with thread(engine, host="0.0.0.0", access=access) as server:
@@ -55,7 +55,7 @@ def test_pages_of_other_sites_read_answers_only_if_they_are_named(first_shop: An
         closed = TestClient(create_app(engine))
         assert closed.options(RECOMMEND, headers=preflight).status_code == 405
         assert "access-control-allow-origin" not in closed.post(RECOMMEND, json={}, headers={"origin": site}).headers
-        opened = TestClient(create_app(engine, origins=[site]))
+        opened = TestClient(create_app(engine, config=ServerConfig(exposure=Exposure(origins=(site,)))))
         assert opened.options(RECOMMEND, headers=preflight).headers["access-control-allow-origin"] == site
         answer = opened.post(RECOMMEND, json={}, headers={"origin": site})
         assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, site)
@@ -84,7 +84,11 @@ def test_a_page_of_a_named_site_reads_every_error(
     site = "https://shop.example.com"
     monkeypatch.setattr(Engine, "submit", fail)
     with first_shop.engine() as engine:
-        client = TestClient(create_app(engine, origins=[site]), base_url="http://127.0.0.1", raise_server_exceptions=False)
+        client = TestClient(
+            create_app(engine, config=ServerConfig(exposure=Exposure(origins=(site,)))),
+            base_url="http://127.0.0.1",
+            raise_server_exceptions=False,
+        )
         answer = client.request(method, path, json={} if path == RECOMMEND else None, headers={"origin": site})
         assert answer.status_code == status
         assert answer.headers["access-control-allow-origin"] == site
@@ -104,7 +108,13 @@ def test_refused_keys_and_bodies_that_are_not_json_have_the_headers_of_sites_onc
     """A9: as people reported of other servers, which sent them with good answers alone, or twice."""
     site, key = "https://shop.example.com", add_key(tmp_path / "keys.json", "shop", "read")
     with first_shop.engine() as engine:
-        client = TestClient(create_app(engine, origins=[site], access=Access(keys=KeyFile(tmp_path / "keys.json"))))
+        client = TestClient(
+            create_app(
+                engine,
+                config=ServerConfig(exposure=Exposure(origins=(site,))),
+                access=Access(keys=KeyFile(tmp_path / "keys.json")),
+            )
+        )
         for authorization, body, status in (("", b"{}", 401), (f"Bearer {key}", b"{", 400), (f"Bearer {key}", b"{}", 200)):
             headers = {"origin": site, "authorization": authorization, "content-type": "application/json"}
             answer = client.post(RECOMMEND, content=body, headers=headers)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from benchmarks.resident import peak_bytes, resident_bytes
 from benchmarks.serving.hostile_client import ATTACKS
 from benchmarks.serving.loop_time import timed_callbacks
-from leafbeam.serve import Server
+from leafbeam.serve import Server, ServerConfig
 
 PATIENCE = 20
 
@@ -24,7 +24,7 @@ def server(first_shop) -> Iterator[tuple[Server, NDArray[np.float64]]]:
     engine, longest, ready = first_shop.engine(), np.zeros(1), threading.Event()
     engine.warm_up()
     with timed_callbacks(longest):
-        server = Server(engine, port=0, on_ready=lambda line: ready.set())
+        server = Server(engine, config=ServerConfig(port=0), on_ready=lambda line: ready.set())
         runner = threading.Thread(target=server.run)
         runner.start()
         assert ready.wait(PATIENCE)

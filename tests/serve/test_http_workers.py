@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from leafbeam.errors import ArgumentError, UnavailableError
-from leafbeam.serve import Access, ConnectionLimits, Exposure, KeyFile, Server, http_workers
+from leafbeam.serve import Access, ConnectionLimits, Exposure, KeyFile, Server, ServerConfig, http_workers
 from leafbeam.serve.frames import FrameReader, FromCore, Head, Open
 from leafbeam.serve.keys import add_key
 from leafbeam.serve.worker_link import WorkerLink
@@ -337,14 +337,14 @@ def test_a_number_of_workers_that_cannot_be_is_refused(first_shop: Any) -> None:
     engine = first_shop.engine()
     for count in (-1, 65):
         with pytest.raises(ArgumentError, match="http_workers must be from 0"):
-            Server(engine, port=0, http_workers=count)
+            Server(engine, config=ServerConfig(port=0, http_workers=count))
 
 
 def test_a_worker_that_does_not_start_is_a_named_error(first_shop: Any, monkeypatch: Any) -> None:
     popen = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda words, **options: popen([*words[:3], "leafbeam.none"], **options))
     with pytest.raises(UnavailableError, match="HTTP worker 0 did not start"):
-        Server(first_shop.engine(), port=0, http_workers=1).run()
+        Server(first_shop.engine(), config=ServerConfig(port=0, http_workers=1)).run()
 
 
 def test_the_process_of_a_worker_loads_no_engine() -> None:

@@ -25,7 +25,7 @@ import json, logging, sys
 from pathlib import Path
 from leafbeam.engine import CatalogFiles
 from leafbeam.engine.decoder import Decoder
-from leafbeam.serve import KeyFile, Observation, serve
+from leafbeam.serve import ServerConfig, serve
 from leafbeam.serve.log_format import configure_log
 import leafbeam.serve.items as items
 
@@ -50,7 +50,7 @@ def broken_answer(result, explain):
 Decoder.run, items.recommend_answer = broken_run, broken_answer
 model, index, catalog, rules = files
 catalog = CatalogFiles(index=index, catalog=catalog, rules=rules)
-serve(model, catalog, port=0, keys=KeyFile(Path(keys)), observation=Observation(log=requests))
+serve(model, catalog, config=ServerConfig(port=0, keys=Path(keys), log_requests=requests))
 """
 
 

@@ -15,7 +15,7 @@ import torch
 
 from leafbeam.engine import CatalogFiles, Engine
 from leafbeam.errors import ArgumentError, CheckpointError, LogitsError, RuleError
-from leafbeam.serve import Exposure, Server, serve
+from leafbeam.serve import Exposure, Server, ServerConfig, serve
 from leafbeam.serve.server import SighupReloader, _listen
 from tests.serve.running import end_under_load, process, thread, until
 
@@ -85,11 +85,11 @@ def test_sigterm_ends_a_server_whose_reload_does_not_end(shop):
 _STOPPED_AT_THE_END = """
 import sys, threading
 from leafbeam.engine import CatalogFiles, Engine
-from leafbeam.serve import Server
+from leafbeam.serve import Server, ServerConfig
 model, index, catalog, rules, http_workers = sys.argv[1:]
 engine = Engine.load(model, CatalogFiles(index=index, catalog=catalog, rules=rules))
 ready = threading.Event()
-server = Server(engine, port=0, http_workers=int(http_workers), on_ready=lambda line: ready.set())
+server = Server(engine, config=ServerConfig(port=0, http_workers=int(http_workers)), on_ready=lambda line: ready.set())
 threading.Thread(target=server.run).start()
 ready.wait()
 server.stop()
@@ -162,12 +162,12 @@ def test_a_taken_or_invalid_port_is_a_named_error(first_shop):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ArgumentError, match=f"cannot listen on 127.0.0.1 port {port}: .*; port 0 takes a free one"):
-            Server(engine, port=port)
+            Server(engine, config=ServerConfig(port=port))
         with pytest.raises(ArgumentError, match="cannot listen"):
-            serve("no model", "no index", port=port)  # before anything is loaded
+            serve("no model", "no index", config=ServerConfig(port=port))  # before anything is loaded
     for port in (-1, 65536):
         with pytest.raises(ArgumentError, match="port must be from 0"):
-            Server(engine, port=port)
+            Server(engine, config=ServerConfig(port=port))
 
 
 def test_a_model_that_cannot_answer_never_serves(first_shop):
@@ -176,17 +176,21 @@ def test_a_model_that_cannot_answer_never_serves(first_shop):
         engine.model.model.norm.weight.fill_(float("nan"))
     lines: list[str] = []
     with pytest.raises(LogitsError):
-        Server(engine, port=0, on_ready=lines.append).run()
+        Server(engine, config=ServerConfig(port=0), on_ready=lines.append).run()
     assert lines == []
 
 
 def test_files_that_cannot_serve_are_named_errors_before_anything_listens(shop):
     model_dir, index_path, catalog_path, _ = shop.files
     with pytest.raises(RuleError, match="'bad'"):
-        serve(model_dir, CatalogFiles(index=index_path, catalog=catalog_path, rules={"bad": "no_such_column"}), port=0)
+        serve(
+            model_dir,
+            CatalogFiles(index=index_path, catalog=catalog_path, rules={"bad": "no_such_column"}),
+            config=ServerConfig(port=0),
+        )
     os.remove(model_dir / "config.json")
     with pytest.raises(CheckpointError):
-        serve(model_dir, CatalogFiles(index=index_path, catalog=catalog_path), port=0)
+        serve(model_dir, CatalogFiles(index=index_path, catalog=catalog_path), config=ServerConfig(port=0))
 
 
 def test_signals_during_a_reload_lead_to_one_more_and_a_failure_to_none_less():

@@ -21,6 +21,7 @@ from leafbeam.engine.settings import Settings
 from leafbeam.index import Version
 from leafbeam.model import EncoderDecoder, Transformer
 from leafbeam.model.static_runner import StaticRunner
+from leafbeam.ops.attention.costs import AttentionCosts
 from leafbeam.ops.attention.types import Attention
 from leafbeam.ops.constrain import Scoring
 
@@ -285,7 +286,8 @@ def graphs_for(
     attention (None: Triton's), index, capturer: for a device that is no GPU.
     """
     if attention is None:
-        attention = import_module("leafbeam.ops.attention.triton").attention(settings.attention_costs)
+        costs = None if settings.attention_costs is None else AttentionCosts.load(settings.attention_costs)
+        attention = import_module("leafbeam.ops.attention.triton").attention(costs)
     sizes: dict[str, int] = {"longest": longest, "num_beams": settings.num_beams}
     return Graphs(
         StaticRunner.of(model, attention),

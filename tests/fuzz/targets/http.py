@@ -18,7 +18,8 @@ from leafbeam.index import Trie
 from leafbeam.model import ModelConfig, Transformer, Vocabulary
 from leafbeam.serve.bounded_executor import BoundedExecutor
 from leafbeam.serve.catalog_schema import MAX_ITEMS
-from leafbeam.serve.connection import BoundedConnection, ConnectionLimits
+from leafbeam.serve.connection import BoundedConnection
+from leafbeam.serve.connection_limits import ConnectionLimits
 from leafbeam.serve.conversions import request_of
 from leafbeam.serve.item_search import ItemSearchRoute
 from leafbeam.serve.items import parse_body
