@@ -1,5 +1,6 @@
 """A small real shop behind HTTP: random weights, an index, a catalog in DuckDB with its rules file."""
 
+import json
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -7,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -14,15 +16,19 @@ import torch
 
 from leafbeam.index import Trie
 from leafbeam.model import ModelConfig, Transformer, Vocabulary
+from tests.text.conftest import save_model
+from tests.text.test_chat_template import QWEN
 
 if TYPE_CHECKING:
     from starlette.testclient import TestClient
 
     from leafbeam.engine import Engine
+    from leafbeam.serve import Server
 
 # pytest keeps a conftest to the very end of the process; DuckDB, reachable from it then, would complain of leaks.
 
 SIZES = (8, 16)
+TEXT_MODEL = "tiny-lm"
 RULES = "[rules]\ncheap = 'price < 20'\nin_stock = 'stock > 0'\nnone = 'price > 1e9'\n"
 MEANING: dict[str, Callable[[int], bool]] = {
     "cheap": lambda item: item % 40 < 20,
@@ -118,3 +124,29 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     except FileNotFoundError:
         pytest.skip("openssl is not installed")
     return files
+
+
+@pytest.fixture(scope="session")
+def text_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a language model with a chat template."""
+    directory = save_model(tmp_path_factory.mktemp("serve-text") / TEXT_MODEL)
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": QWEN}))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def text_server(first_shop: Shop, text_dir: Path) -> "Iterator[Server]":
+    """A server of a shop and of a language model, in a thread."""
+    from leafbeam.text import CompileLimits, TextService, TextSettings
+    from tests.serve.running import thread
+
+    settings = TextSettings(max_queue=4, max_rows=8, max_tokens=4000, timeout_s=30)
+    text = TextService.load(text_dir, settings=settings, limits=CompileLimits(max_seconds=3, max_mb=512))
+    with thread(first_shop.engine(), text=text) as server:
+        yield server
+
+
+@pytest.fixture
+def text_http(text_server: "Server") -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=text_server.url, timeout=30) as client:
+        yield client

@@ -2,8 +2,6 @@
 
 import json
 import re
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +10,9 @@ import jsonschema
 import pytest
 
 from leafbeam.engine import Request
-from leafbeam.errors import AutomatonError
 from leafbeam.serve import Server
-from leafbeam.text import Choices, CompileLimits, Template, TextGenerator, TextService, TextSettings
-from leafbeam.text.stepwise_run import StepwiseRun
-from tests.serve.running import thread, until
-from tests.text.conftest import save_model
-from tests.text.gate import Gate
-from tests.text.test_chat_template import QWEN
+from leafbeam.text import Choices, Template, TextGenerator
+from tests.serve.conftest import TEXT_MODEL as MODEL
 from tests.text.test_generator import SCHEMA
 
 
@@ -28,35 +21,12 @@ def under(schema: Any) -> dict[str, Any]:
 
 
 FORMAT = under(SCHEMA)
-MODEL = "tiny-lm"
 
 
 @pytest.fixture(scope="module")
-def text_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = save_model(tmp_path_factory.mktemp("serve-text") / MODEL)
-    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": QWEN}))
-    return directory
-
-
-@pytest.fixture(scope="module")
-def server(first_shop, text_dir: Path) -> Iterator[Server]:
-    """A server of a shop and of a language model, in a thread."""
-    settings = TextSettings(max_queue=4, max_rows=8, max_tokens=4000, timeout_s=30)
-    text = TextService.load(text_dir, settings=settings, limits=CompileLimits(max_seconds=3, max_mb=512))
-    with thread(first_shop.engine(), text=text) as server:
-        yield server
-
-
-@pytest.fixture
-def http(server: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=30) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def client(server: Server) -> Any:
+def client(text_server: Server) -> Any:
     openai = pytest.importorskip("openai", reason="the official client of OpenAI is not installed")
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+    with openai.OpenAI(base_url=f"{text_server.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
         yield client
 
 
@@ -94,11 +64,11 @@ def test_a_template_of_parts(client: Any):
     assert re.fullmatch(r"It is [^.]{0,9}\. (lamp|cup)", answer.choices[0].text, re.DOTALL)
 
 
-def test_greedy_texts_equal_those_in_python(client: Any, server: Server):
-    assert server.text is not None
+def test_greedy_texts_equal_those_in_python(client: Any, text_server: Server):
+    assert text_server.text is not None
     from leafbeam.text import FreeText
 
-    (texts,) = server.text.generator.generate(["A red "], FreeText(), max_tokens=20).texts
+    (texts,) = text_server.text.generator.generate(["A red "], FreeText(), max_tokens=20).texts
     answer = client.completions.create(model=MODEL, prompt="A red ", temperature=0, max_tokens=20)
     assert answer.choices[0].text == texts[0].text
     assert answer.choices[0].finish_reason == "length"
@@ -148,12 +118,12 @@ def test_a_stop_ends_the_text_before_it(client: Any):
     assert "".join(choice.text for chunk in streamed for choice in chunk.choices) == cut.text
 
 
-def test_recommendations_are_choices_with_item_ids(client: Any, server: Server):
+def test_recommendations_are_choices_with_item_ids(client: Any, text_server: Server):
     answer = client.completions.create(
         model="items", prompt=[1003, 1004], n=5, extra_body={"rules": ["cheap", "in_stock"], "deny_item_ids": [1001]}
     )
-    assert server.engine is not None
-    expected = server.engine.recommend(
+    assert text_server.engine is not None
+    expected = text_server.engine.recommend(
         Request(history=(1003, 1004), num_items=5, rules=("cheap", "in_stock"), deny_item_ids=(1001,))
     )
     assert [choice.item_id for choice in answer.choices] == list(expected.item_ids)
@@ -247,8 +217,8 @@ BAD_BODIES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("body", "says"), BAD_BODIES, ids=[str(n) for n in range(len(BAD_BODIES))])
-def test_a_wrong_body_gets_400_in_the_shape_of_openai(http: httpx.Client, body: dict[str, Any], says: str):
-    answer = http.post("/v1/completions", content=json.dumps(body), headers={"Content-Type": "application/json"})
+def test_a_wrong_body_gets_400_in_the_shape_of_openai(text_http: httpx.Client, body: dict[str, Any], says: str):
+    answer = text_http.post("/v1/completions", content=json.dumps(body), headers={"Content-Type": "application/json"})
     error = answer.json()["error"]
     assert answer.status_code == 400, answer.text
     assert error.keys() == {"message", "type", "param", "code"}
@@ -273,45 +243,45 @@ PLACES: list[tuple[dict[str, Any], str, str]] = [
 @pytest.mark.parametrize(("fields", "param", "says"), PLACES, ids=[param for _, param, _ in PLACES])
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_an_error_of_a_constraint_names_its_place(
-    http: httpx.Client, path: str, fields: dict[str, Any], param: str, says: str
+    text_http: httpx.Client, path: str, fields: dict[str, Any], param: str, says: str
 ) -> None:
     """T11: as a field of the body and an escaped JSON pointer; the second time from the cache of refused constraints."""
     prompt = {"prompt": "A"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "A"}]}
     for _ in range(2):
-        answer = http.post(path, json={"model": MODEL, **prompt, **fields})
+        answer = text_http.post(path, json={"model": MODEL, **prompt, **fields})
         error = answer.json()["error"]
         assert (answer.status_code, error["code"], error["param"]) == (400, "AutomatonError", param)
         assert says in error["message"]
 
 
-def test_states_63_of_64_over_http(http: httpx.Client) -> None:
+def test_states_63_of_64_over_http(text_http: httpx.Client) -> None:
     """T1: a text that may end in the last state of a word."""
     for fields in ({"guided_regex": "a{0,63}"}, {"guided_choice": ["a" * 63]}, {"guided_regex": "a{127}"}):
-        answer = http.post("/v1/completions", json={**BASE, **fields, "temperature": 0})
+        answer = text_http.post("/v1/completions", json={**BASE, **fields, "temperature": 0})
         assert answer.status_code == 200, answer.text
         assert set(answer.json()["choices"][0]["text"]) <= {"a"}
 
 
 @pytest.mark.parametrize("num_fields", [55, 224])
-def test_objects_of_many_optional_fields_over_http(http: httpx.Client, num_fields: int) -> None:
+def test_objects_of_many_optional_fields_over_http(text_http: httpx.Client, num_fields: int) -> None:
     """T9: within the server's bounds of time, memory and states."""
     kinds: list[Any] = [{"type": ["string", "null"], "maxLength": 3}, {"anyOf": [{"type": "number"}, {"type": "null"}]}]
     schema = {"type": "object", "properties": {f"field_{n}": kinds[n % 2] for n in range(num_fields)}}
     body = {**BASE, "response_format": under(schema), "seed": 1, "max_tokens": 300}
-    answer = http.post("/v1/completions", json=body)
+    answer = text_http.post("/v1/completions", json=body)
     assert answer.status_code == 200, answer.text
     (choice,) = answer.json()["choices"]
     if choice["finish_reason"] == "stop":
         jsonschema.validate(json.loads(choice["text"]), schema)
 
 
-def test_the_default_of_max_tokens_fits_the_model(http: httpx.Client) -> None:
+def test_the_default_of_max_tokens_fits_the_model(text_http: httpx.Client) -> None:
     """T10: what the model has positions for behind a long prompt, also of several prompts."""
     for prompt in ("A" * 400, ["A" * 400, "A"], [[60] * 512, [60]]):
-        answer = http.post("/v1/completions", json={"model": MODEL, "prompt": prompt, "temperature": 0})
+        answer = text_http.post("/v1/completions", json={"model": MODEL, "prompt": prompt, "temperature": 0})
         assert answer.status_code == 200, answer.text
         assert answer.json()["usage"]["completion_tokens"] >= 1
-    answer = http.post("/v1/completions", json={"model": MODEL, "prompt": [[60] * 513]})
+    answer = text_http.post("/v1/completions", json={"model": MODEL, "prompt": [[60] * 513]})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "ArgumentError")
     assert "positions" in answer.json()["error"]["message"]
 
@@ -321,31 +291,31 @@ RAW = [b"", b"{", b"[]", b"null", b'{"model": "\xff"}', b'{"model": "\\ud800"}',
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 @pytest.mark.parametrize("raw", RAW, ids=[str(n) for n in range(len(RAW))])
-def test_what_is_no_body_gets_a_named_error(http: httpx.Client, path: str, raw: bytes):
-    answer = http.post(path, content=raw, headers={"Content-Type": "application/json"})
+def test_what_is_no_body_gets_a_named_error(text_http: httpx.Client, path: str, raw: bytes):
+    answer = text_http.post(path, content=raw, headers={"Content-Type": "application/json"})
     assert answer.status_code in (400, 404)
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_deep_schemas_and_templates(http: httpx.Client):
+def test_deep_schemas_and_templates(text_http: httpx.Client):
     deep = '{"type":"array","items":' * 400 + '{"type":"null"}' + "}" * 400
     body = f'{{"model":"{MODEL}","prompt":"A","response_format":{{"type":"json_schema","json_schema":{{"schema":{deep}}}}}}}'
-    answer = http.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
+    answer = text_http.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == 400
     deep = '[{"template":' * 400 + '["a"]' + "}]" * 400
     body = f'{{"model":"{MODEL}","prompt":"A","guided_template":{deep}}}'
-    answer = http.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
+    answer = text_http.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code in (200, 400)
 
 
-def test_bodies_that_are_too_long_and_other_types(http: httpx.Client):
-    answer = http.post("/v1/completions", json={**BASE, "prompt": "A" * (1 << 20)})
+def test_bodies_that_are_too_long_and_other_types(text_http: httpx.Client):
+    answer = text_http.post("/v1/completions", json={**BASE, "prompt": "A" * (1 << 20)})
     assert answer.status_code == 413
     assert answer.json()["error"]["code"] == "body_too_long"
-    answer = http.post("/v1/completions", data={"model": MODEL})
+    answer = text_http.post("/v1/completions", data={"model": MODEL})
     assert answer.status_code == 400
     assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
-    answer = http.get("/v1/completions")
+    answer = text_http.get("/v1/completions")
     assert answer.status_code == 405
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
@@ -360,8 +330,8 @@ CHATS: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("messages", "says"), CHATS)
-def test_messages_that_no_prompt_can_be_made_of(http: httpx.Client, messages: Any, says: str):
-    answer = http.post("/v1/chat/completions", json={"model": MODEL, "messages": messages, "max_tokens": 2})
+def test_messages_that_no_prompt_can_be_made_of(text_http: httpx.Client, messages: Any, says: str):
+    answer = text_http.post("/v1/chat/completions", json={"model": MODEL, "messages": messages, "max_tokens": 2})
     if messages == []:
         assert answer.status_code == 200  # this template has a prompt for it
         return
@@ -369,10 +339,10 @@ def test_messages_that_no_prompt_can_be_made_of(http: httpx.Client, messages: An
     assert says in answer.json()["error"]["message"]
 
 
-def test_messages_of_parts_are_their_text(http: httpx.Client):
+def test_messages_of_parts_are_their_text(text_http: httpx.Client):
     parts = [{"type": "text", "text": "A "}, {"type": "text", "text": "lamp."}]
     texts = [
-        http.post(
+        text_http.post(
             "/v1/chat/completions",
             json={"model": MODEL, "messages": [{"role": "user", "content": content}], "max_completion_tokens": 9, "seed": 1},
         ).json()["choices"][0]["message"]["content"]
@@ -381,169 +351,7 @@ def test_messages_of_parts_are_their_text(http: httpx.Client):
     assert texts[0] == texts[1]
 
 
-def test_a_chat_with_the_recommender_is_refused_by_name(http: httpx.Client):
-    answer = http.post("/v1/chat/completions", json={"model": "items", "messages": []})
+def test_a_chat_with_the_recommender_is_refused_by_name(text_http: httpx.Client):
+    answer = text_http.post("/v1/chat/completions", json={"model": "items", "messages": []})
     assert answer.status_code == 400
     assert "/v1/recommend" in answer.json()["error"]["message"]
-
-
-# Load.
-
-
-def test_a_full_queue_gets_429_and_the_recommender_answers_meanwhile(
-    server: Server, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
-):
-    assert server.text is not None
-    worker = server.text.worker
-    gate = Gate(monkeypatch)
-    body = {**BASE, "max_tokens": 5, "n": 8}
-    answers: list[httpx.Response] = []
-
-    def ask() -> None:
-        answers.append(httpx.post(f"{server.url}/v1/completions", json=body, timeout=60))
-
-    clients = [threading.Thread(target=ask) for _ in range(5)]
-    clients[0].start()
-    assert gate.waiting.wait(20)
-    for one in clients[1:]:
-        one.start()
-    until(lambda: worker.num_waiting + worker.num_running >= 5)
-    until(lambda: http.post("/v1/completions", json=body, timeout=0.5).status_code == 429 if worker.num_waiting >= 4 else True)
-    assert http.post("/v1/recommend", json={"num_items": 3}).json()["num_valid"] == 3
-    assert "leafbeam_text_queue_length" in http.get("/metrics").text
-    gate.open.set()
-    for one in clients:
-        one.join(30)
-    assert [answer.status_code for answer in answers] == [200] * 5
-
-
-def test_constraints_that_wait_to_be_compiled_hold_no_other_request_up(
-    server: Server, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
-):
-    assert server.text is not None
-    text, go_on, answers = server.text, threading.Event(), list[httpx.Response]()
-    known = {**BASE, "guided_choice": ["tea"], "max_tokens": 5}
-    assert http.post("/v1/completions", json=known).status_code == 200
-
-    def compile_slowly(_: str) -> None:
-        assert go_on.wait(30)
-        raise AutomatonError("too slow")
-
-    def ask(number: int) -> None:
-        body = {**BASE, "guided_regex": f"x{number}"}
-        answers.append(httpx.post(f"{server.url}/v1/completions", json=body, timeout=60))
-
-    monkeypatch.setattr(text.compiler, "compile", compile_slowly)
-    clients = [threading.Thread(target=ask, args=(number % 8,)) for number in range(9)]  # two of them the same one
-    for one in clients[:8]:
-        one.start()
-    until(lambda: len(text._compilations) == 8)
-    clients[8].start()
-    refused = http.post("/v1/completions", json={**BASE, "guided_regex": "x9"})
-    assert (refused.status_code, "wait to be compiled" in refused.json()["error"]["message"]) == (429, True)
-    assert int(refused.headers["retry-after"]) >= 1
-    for body in ({**BASE, "max_tokens": 5}, known):
-        assert http.post("/v1/completions", json=body).status_code == 200
-    go_on.set()
-    for one in clients:
-        one.join(30)
-    assert [answer.status_code for answer in answers] == [400] * 9
-    until(lambda: not text._compilations)
-
-
-def test_a_client_that_goes_away_ends_its_text(server: Server, http: httpx.Client, monkeypatch: pytest.MonkeyPatch):
-    assert server.text is not None
-    worker, gate = server.text.worker, Gate(monkeypatch)
-    body = {**BASE, "max_tokens": 400, "temperature": 0}
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{server.url}/v1/completions", json=body, timeout=httpx.Timeout(10, read=0.3))
-    assert gate.waiting.is_set()
-    gate.open.set()
-    until(lambda: worker.num_running == 0)
-    with httpx.stream("POST", f"{server.url}/v1/completions", json={**body, "stream": True}, timeout=30) as answer:
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        assert next(answer.iter_lines()).startswith("data: {")
-        gate.open.clear()
-    gate.open.set()
-    until(lambda: worker.num_running == 0)
-    metrics = http.get("/metrics").text
-    assert 'leafbeam_completions_total{outcome="cancelled"}' in metrics
-
-
-def test_a_fault_of_the_model_is_500_for_a_whole_text_and_an_error_in_a_stream(
-    server: Server, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
-):
-    advance, calls = StepwiseRun.advance, []
-
-    def failing(run: StepwiseRun) -> bool:
-        calls.append(1)
-        if len(calls) % 4 == 0:
-            raise RuntimeError("a secret of the server")
-        return advance(run)
-
-    monkeypatch.setattr(StepwiseRun, "advance", failing)
-    body = {**BASE, "guided_regex": "[a-z]{20}", "max_tokens": 40}
-    answer = http.post("/v1/completions", json=body)
-    assert answer.status_code == 500
-    assert answer.json()["error"]["type"] == "server_error"
-    assert "secret" not in answer.text
-    calls.clear()
-    with http.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer:
-        lines = [line for line in answer.iter_lines() if line]
-    assert answer.status_code == 200
-    assert json.loads(lines[-2].removeprefix("data: "))["error"]["type"] == "server_error"
-    assert "secret" not in "".join(lines)
-
-
-def test_the_schema_lists_the_routes_and_readiness_names_the_model(http: httpx.Client):
-    document = http.get("/openapi.json").json()
-    assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/recommend"} <= document["paths"].keys()
-    assert "guided_regex" in http.get("/docs").text
-    assert http.get("/readyz").json()["text_model"] == MODEL
-
-
-def test_a_server_of_texts_alone_has_no_items(text_dir: Path):
-    service = TextService.load(text_dir)
-    with thread(None, text=service) as server, httpx.Client(base_url=server.url, timeout=30) as client:
-        assert client.post("/v1/recommend", json={}).status_code == 404
-        assert client.get("/readyz").json() == {
-            "ready": True,
-            "reason": None,
-            "index_version": None,
-            "num_items": 0,
-            "rules": {},
-            "threads": None,
-            "precision": None,
-            "text_model": MODEL,
-            "http_workers": 0,
-        }
-        body = {**BASE, "guided_choice": ["red lamp"], "seed": 1}
-        assert client.post("/v1/completions", json=body).json()["choices"][0]["text"] == "red lamp"
-        assert [model["id"] for model in client.get("/v1/models").json()["data"]] == [MODEL]
-        assert "/v1/recommend" not in client.get("/openapi.json").json()["paths"]
-        assert client.get("/metrics").status_code == client.get("/docs").status_code == 200
-
-
-def test_a_language_model_with_the_recommender_s_name_is_refused(first_shop, text_dir: Path):
-    from leafbeam.errors import ArgumentError
-    from leafbeam.serve import create_app
-    from leafbeam.text import TextGenerator
-
-    service = TextService("items", TextGenerator.load(text_dir))
-    with pytest.raises(ArgumentError, match="rename its directory"):
-        create_app(first_shop.engine(), text=service)
-    service.stop()
-    with pytest.raises(ArgumentError, match="nothing to serve"):
-        create_app(None)
-
-
-def test_a_server_without_a_language_model_names_the_recommender(first_shop):
-    from starlette.testclient import TestClient
-
-    from leafbeam.serve import create_app
-
-    with TestClient(create_app(first_shop.engine())) as client:
-        answer = client.post("/v1/completions", json={"model": "gpt-4", "prompt": "A"})
-        assert answer.status_code == 404
-        assert "'items'" in answer.json()["error"]["message"]
-        assert client.post("/v1/completions", json={"model": "items", "prompt": [], "n": 2}).json()["choices"]
