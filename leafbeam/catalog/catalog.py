@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +22,7 @@ from leafbeam.catalog.items_table import ItemsTable
 from leafbeam.catalog.refresh import BackgroundWorker, Schedule
 from leafbeam.catalog.rule_config import LISTED, LoadReport, Rule, RuleSource, RuleStatus, parse_duration, read_rules
 from leafbeam.catalog.rule_set import RuleFilters, RuleSet, advance_filters, reuse_equal
-from leafbeam.catalog.sources import ItemSource
+from leafbeam.catalog.sources import CsvOptions, ItemSource
 from leafbeam.catalog.time_limit import DEFAULT_S
 from leafbeam.catalog.transaction import Attributes, CatalogTransaction
 from leafbeam.errors import CodesError, LeafbeamError, RuleError, UnknownRuleError
@@ -84,9 +85,11 @@ class Catalog:
             raise
 
     @classmethod
-    def create(cls, path: str | os.PathLike[str], items: ItemSource, *, overwrite: bool = False) -> None:
-        """Write the DuckDB file of a catalog from Arrow, a `.parquet` or `.csv` file or PostgreSQL (see ItemsTable.create)."""
-        ItemsTable.create(path, items, overwrite=overwrite)
+    def create(
+        cls, path: str | os.PathLike[str], items: ItemSource, *, overwrite: bool = False, **csv: Unpack[CsvOptions]
+    ) -> None:
+        """Write a catalog's file from Arrow, a file or PostgreSQL. csv: its `delimiter`, `encoding`. See ItemsTable.create."""
+        ItemsTable.create(path, items, overwrite=overwrite, **csv)
 
     @classmethod
     def open(
@@ -133,9 +136,10 @@ class Catalog:
         rule_timeout_s: float = DEFAULT_S,
         clock: Callable[[], float] = time.monotonic,
         background: bool = True,
+        **csv: Unpack[CsvOptions],
     ) -> "Catalog":
-        """`open` with a table in memory, filled from a source. Raises DataError, RuleError."""
-        table = ItemsTable.in_memory(items, rule_timeout_s=rule_timeout_s)
+        """`open` with a table in memory, filled from a source; csv: as of `create`. Raises DataError, RuleError."""
+        table = ItemsTable.in_memory(items, rule_timeout_s=rule_timeout_s, **csv)
         return cls(table, index, rules, refresh=refresh, clock=clock, background=background)
 
     @property
@@ -179,17 +183,17 @@ class Catalog:
 
     # Rules.
 
-    def reload(self, items: ItemSource | None = None) -> LoadReport:
+    def reload(self, items: ItemSource | None = None, **csv: Unpack[CsvOptions]) -> LoadReport:
         """Read and evaluate all rules again and replace all filters at once. Never raises for bad rules or data.
 
-        items: a source that replaces the table first. A rule that cannot be evaluated keeps its last good filter; if rules
-        file, table or source cannot be read, nothing changes. A rule that is named no more, and not by `add_rule`, is removed.
+        items: a source that replaces the table first (csv: as of `create`). A rule that fails keeps its last good filter; if
+        rules, table or source cannot be read, nothing changes. A rule that is named no more, and not by `add_rule`, is removed.
         """
         with self._evaluation_lock:
             before, began = self.rules.report, time.perf_counter()
             try:
                 if items is not None:
-                    self._table.refill(items)
+                    self._table.refill(items, **csv)
                 return self._load(first=False)
             except LeafbeamError as error:
                 return replace(before, seconds=time.perf_counter() - began, error=str(error))

@@ -13,17 +13,18 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import duckdb
 
 from leafbeam.catalog.session_lock import SessionLock
 from leafbeam.catalog.sessions import ReadSession, WriteSession, check_table
-from leafbeam.catalog.sources import ItemSource, copy_items
+from leafbeam.catalog.sources import CsvOptions, ItemSource, copy_items
 from leafbeam.catalog.time_limit import DEFAULT_S, TimeLimit
 from leafbeam.catalog.use_lock import UseLock
 from leafbeam.errors import CatalogInUseWarning, DataError
 from leafbeam.files import replacing
+from leafbeam.tables import CsvFormat
 
 _CLOSE_S = 5.0
 _ONE_THREAD = "SET threads = 1"  # for a few rows, to wake others takes longer than the work
@@ -94,9 +95,12 @@ class ItemsTable:
                 self._use_lock = UseLock(self.path)
 
     @classmethod
-    def create(cls, path: str | os.PathLike[str], items: ItemSource, *, overwrite: bool = False) -> None:
-        """Write a new file from an Arrow table or stream, a `.parquet` or `.csv` file, or a PostgresTable, with an `item_id`.
+    def create(
+        cls, path: str | os.PathLike[str], items: ItemSource, *, overwrite: bool = False, **csv: Unpack[CsvOptions]
+    ) -> None:
+        """Write a new file from an Arrow table or stream, a file that `read_table` reads, or a PostgresTable.
 
+        The source has a column `item_id`. csv: the `delimiter` and the `encoding` of a file of CSV.
         The file appears under its name only when it is complete. In a CSV file the ids are integers if all of them are written
         as integers are (`7`, not `007`), else text.
         Raises DataError: no `item_id`, a missing or repeated id, an unreadable source, or an existing file (unless
@@ -108,7 +112,7 @@ class ItemsTable:
         try:
             with replacing(target) as part:
                 with duckdb.connect(str(part)) as connection:
-                    copy_items(connection, items)
+                    copy_items(connection, items, CsvFormat(**csv))
                     check_table(connection, str(target))
                 # A log that a dead writer left belongs to the replaced file.
                 target.with_name(target.name + ".wal").unlink(missing_ok=True)
@@ -116,12 +120,12 @@ class ItemsTable:
             raise DataError(f"cannot write {target}: {error}") from error
 
     @classmethod
-    def in_memory(cls, items: ItemSource, *, rule_timeout_s: float = DEFAULT_S) -> ItemsTable:
+    def in_memory(cls, items: ItemSource, *, rule_timeout_s: float = DEFAULT_S, **csv: Unpack[CsvOptions]) -> ItemsTable:
         """A table in memory. Raises DataError."""
         table = cls(None, rule_timeout_s=rule_timeout_s)
         assert table._open is not None
         with table._translated():
-            copy_items(table._open, items)
+            copy_items(table._open, items, CsvFormat(**csv))
         return table
 
     @contextmanager
@@ -155,7 +159,12 @@ class ItemsTable:
             yield WriteSession(connection, self.name, limit=self._limit, change_counter=counter)
 
     def refill(
-        self, items: ItemSource, before_commit: Callable[[], None] = lambda: None, *, ids_are_checked: bool = False
+        self,
+        items: ItemSource,
+        before_commit: Callable[[], None] = lambda: None,
+        *,
+        ids_are_checked: bool = False,
+        **csv: Unpack[CsvOptions],
     ) -> None:
         """Replace all rows and columns by another source. Raises DataError, and then nothing was changed.
 
@@ -164,7 +173,7 @@ class ItemsTable:
         """
         with self.writing(other_files=True) as session:
             session.connection.execute("DROP TABLE items")
-            copy_items(session.connection, items, ids_are_checked=ids_are_checked)
+            copy_items(session.connection, items, CsvFormat(**csv), ids_are_checked=ids_are_checked)
             session.check()
             before_commit()
             session.connection.commit()

@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 from urllib.parse import unquote
 
 import duckdb
@@ -104,11 +104,18 @@ class PostgresTable:
         return selected
 
 
+class CsvOptions(TypedDict, total=False):
+    """The form of a source that is a file of CSV, as of `CsvFormat`: a comma and UTF-8 by default."""
+
+    delimiter: str
+    encoding: str
+
+
 ItemSource = pa.Table | pa.RecordBatchReader | PostgresTable | str | os.PathLike[str]
 
 
 def copy_items(
-    connection: duckdb.DuckDBPyConnection, source: ItemSource, form: CsvFormat | None = None, *, ids_are_checked: bool = False
+    connection: duckdb.DuckDBPyConnection, source: ItemSource, form: CsvFormat, *, ids_are_checked: bool = False
 ) -> None:
     """Create the table `items` from a source.
 
@@ -199,7 +206,7 @@ def _copy_batches(
         raise
 
 
-def _copy_file(connection: duckdb.DuckDBPyConnection, source: Path, form: CsvFormat | None, *, ids_are_checked: bool) -> None:
+def _copy_file(connection: duckdb.DuckDBPyConnection, source: Path, form: CsvFormat, *, ids_are_checked: bool) -> None:
     if is_parquet(source):
         schema, batches = schema_of(source), read_batches(source, _BATCH)
         _copy_batches(connection, schema, batches, str(source), ids_are_checked=ids_are_checked)

@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from leafbeam.catalog import Catalog
-from leafbeam.errors import DataError
+from leafbeam.catalog.sources import CsvOptions
+from leafbeam.errors import ArgumentError, DataError
 from leafbeam.index import Trie
 from leafbeam.tables import CsvFormat, read_rows, read_table
 from leafbeam.train import load_log
@@ -175,3 +176,38 @@ def test_directories_that_are_not_one_table_are_refused(tmp_path: Path, door: Ca
     (tmp_path / "none").mkdir()
     with pytest.raises(DataError, match=r"has no \*\.parquet files"):
         door(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("csv", "data"),
+    [
+        ({"encoding": "latin-1"}, "item_id,title\na,café\n".encode("latin-1")),
+        ({"encoding": "utf-16"}, "item_id,title\na,café\n".encode("utf-16")),
+        ({"delimiter": ";"}, "item_id;title\na;café\n".encode()),
+        ({"delimiter": "|", "encoding": "cp1252"}, "item_id|title\na|café\n".encode("cp1252")),
+    ],
+)
+def test_a_catalog_is_made_of_csv_in_any_form(tmp_path: Path, csv: CsvOptions, data: bytes) -> None:
+    """D3: `Catalog.create`, `in_memory` and `reload` take the encoding that their errors advise."""
+    path, trie = tmp_path / "items.csv", Trie.build([[0]], [1], item_ids=["a"])
+    path.write_bytes(data)
+    Catalog.create(tmp_path / "items.duckdb", path, **csv)
+    with Catalog.open(tmp_path / "items.duckdb", trie) as catalog:
+        assert catalog.lookup(["a"])["title"].to_pylist() == ["café"]
+        report = catalog.reload(path)
+        assert report.error is not None
+        assert ("pass --encoding" in report.error) == ("encoding" in csv)
+        assert catalog.reload(path, **csv).error is None
+    with Catalog.in_memory(path, trie, **csv) as catalog:
+        assert catalog.lookup(["a"])["title"].to_pylist() == ["café"]
+
+
+def test_a_form_of_csv_that_cannot_be_is_named(tmp_path: Path) -> None:
+    """D3: before anything is written."""
+    for csv, message in (
+        (CsvOptions(encoding="hex"), "the name of an encoding"),
+        (CsvOptions(delimiter=";;"), "one character"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            Catalog.create(tmp_path / "items.duckdb", tmp_path / "items.csv", **csv)
+    assert list(tmp_path.iterdir()) == []
