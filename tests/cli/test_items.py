@@ -151,38 +151,53 @@ def test_an_item_put_with_text_alone_is_found_through_texts_like_its_own_and_by_
 
 
 ENCODER = "leafbeam.semid.item_encoder"  # read only for an item without codes
-NEEDLESS = ("torch", "sklearn", "starlette", "leafbeam.serve", "leafbeam.engine", "leafbeam.model", "leafbeam.train", ENCODER)
+NEEDLESS = (
+    "torch",
+    "sklearn",
+    "starlette",
+    "leafbeam.serve.changes",
+    "leafbeam.engine.engine",
+    "leafbeam.model",
+    "leafbeam.train",
+    ENCODER,
+)
 LOADED = """
 import json, sys
 from leafbeam.catalog.evaluator import Evaluator
 from leafbeam.cli import app
 loaded = []
 Evaluator.evaluate = lambda *_, **__: loaded.append("rules")
-assert not app(json.loads(sys.argv[1]), standalone_mode=False)  # else the exit code
+for words in json.loads(sys.argv[1]):
+    assert not app(words, standalone_mode=False)  # else the exit code
 print(json.dumps(loaded + [name for name in json.loads(sys.argv[2]) if name in sys.modules]))
 """
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("commands", "expected"),
     [
-        (["add", "new", "--codes", "1,3,0", "title=green tea"], []),
-        (["add", "i0", "--codes", "1,3,0"], []),
-        (["add", "new", "title=old red boot", "price=2"], [ENCODER]),
-        (["add", "i0", "title=old red boot"], [ENCODER]),
-        (["remove", "i1", "i2"], []),
-        (["remove", "nothing", "--missing-ok"], []),
-        (["import", "items.csv"], [ENCODER]),
+        (
+            [
+                ["add", "new", "--codes", "1,3,0", "title=green tea"],
+                ["add", "i0", "--codes", "1,3,0"],
+                ["remove", "i1", "i2"],
+                ["remove", "nothing", "--missing-ok"],
+            ],
+            [],
+        ),
+        ([["add", "new", "title=old red boot", "price=2"], ["add", "i0", "title=old red boot"]], [ENCODER]),
+        ([["import", "items.csv"]], [ENCODER]),
     ],
 )
 def test_a_change_of_an_item_loads_no_model_no_server_and_no_needless_encoder(
-    run: Path, words: list[str], expected: list[str]
+    run: Path, commands: list[list[str]], expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L6: `items add` took 4 to 5 s: it imported torch and the model's kernels, and evaluated all rules over all items."""
     (run / "items.csv").write_text("item_id,title\nnew,black tea\n")
-    words = [str(run / word) if word.endswith(".csv") else word for word in words]
-    code = [sys.executable, "-c", LOADED, json.dumps(["items", *words, "--run", str(run)]), json.dumps(NEEDLESS)]
-    finished = subprocess.run(code, capture_output=True, text=True)
+    commands = [["items", *words, "--run", str(run)] for words in commands]
+    code = [sys.executable, "-c", LOADED, json.dumps(commands), json.dumps(NEEDLESS)]
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    finished = subprocess.run(code, cwd=run, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
     assert json.loads(finished.stdout.splitlines()[-1]) == expected
 
