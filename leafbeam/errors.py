@@ -178,7 +178,8 @@ class BatchError(LeafbeamError, ValueError):
         self.lines = dict(sorted(lines.items()))
         shown = "; ".join(f"line {number}: {problem}" for number, problem in list(self.lines.items())[:3])
         more = f"; and {len(lines) - 3:,} more" if len(lines) > 3 else ""
-        super().__init__(f"{len(lines):,} of {num_lines:,} lines are wrong, so nothing was changed: {shown}{more}")
+        wrong = f"{len(lines):,} of {counted(num_lines, 'line')} {'is' if len(lines) == 1 else 'are'} wrong"
+        super().__init__(f"{wrong}, so nothing was changed: {shown}{more}")
 
 
 class ConflictError(LeafbeamError, RuntimeError):

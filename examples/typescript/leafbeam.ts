@@ -375,9 +375,9 @@ export interface RecommendAnswer {
   channel: string;
   /** The largest part of each score, one an item; empty if `model` ranked. Allowed items that were not found fill up a short answer of `memory` or `fused`: they come last, the most popular first, with the channel `popular`. */
   reasons: Array<ReasonAnswer>;
-  /** How many items are returned, `num_items` or fewer; 0 if the rules allow none. */
+  /** How many items are returned, `num_items` or fewer; 0 if none is left, see `empty_rules`. */
   num_valid: number;
-  /** If `rules` and `filter` allow no item: the rule, the pair of rules or the smallest set of them that already allows none; parts of `filter` as text. Else empty. */
+  /** If no item is left: the rule, the pair of rules or the smallest set of them that already leaves none; parts of `filter` as text. Where the rules leave items, `- deny_item_ids` and `- history`, which take these, count as rules too. Else empty. */
   empty_rules: Array<string>;
   /** Beams asked for or the server's, at least `num_items`; `levels` show more. 0 without a search. */
   num_beams: number;

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.automata.byte_dfa import ByteDFA
-from leafbeam.errors import ArgumentError, AutomatonError
+from leafbeam.errors import ArgumentError, AutomatonError, counted
 from leafbeam.index.bitmap import Bitmap
 
 
@@ -48,8 +48,8 @@ class AutomatonLimits:
         """Raise AutomatonError above `max_states`."""
         if num_states > self.max_states:
             raise AutomatonError(
-                f"the automaton has {num_states:,} states: expected at most max_states={self.max_states:,}; simplify it, "
-                "or raise the limit"
+                f"the automaton has {counted(num_states, 'state')}: expected at most max_states={self.max_states:,}; "
+                "simplify it, or raise the limit"
             )
 
     def checked(self, arrays: AutomatonArrays) -> AutomatonArrays:
@@ -57,7 +57,7 @@ class AutomatonLimits:
         nbytes = sum(arrays.parts.values())
         if nbytes > self.max_bytes:
             raise AutomatonError(
-                f"the automaton takes {nbytes:,} bytes: expected at most max_bytes={self.max_bytes:,}; simplify it, "
+                f"the automaton takes {counted(nbytes, 'byte')}: expected at most max_bytes={self.max_bytes:,}; simplify it, "
                 "or raise the limit"
             )
         return arrays

@@ -21,7 +21,7 @@ from leafbeam.automata.byte_dfa import ByteDFA
 from leafbeam.automata.compose import compose
 from leafbeam.automata.forced_chains import ForcedChains
 from leafbeam.automata.token_trie import TokenTrie
-from leafbeam.errors import AutomatonError, IndexFileError
+from leafbeam.errors import AutomatonError, IndexFileError, counted
 from leafbeam.index.bitmap import Bitmap
 from leafbeam.index.tensor_file import digest
 
@@ -277,7 +277,10 @@ class Automaton:
         return state >= 0 and state in self.accepting
 
     def __repr__(self) -> str:
-        return f"Automaton({self.num_states:,} states over {self.vocabulary_size:,} tokens, {self.nbytes:,} bytes)"
+        return (
+            f"Automaton({counted(self.num_states, 'state')} over {counted(self.vocabulary_size, 'token')}, "
+            f"{counted(self.nbytes, 'byte')})"
+        )
 
     def _states(self, states_R: NDArray[np.integer]) -> NDArray[np.int64]:
         states = np.asarray(states_R)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from leafbeam.automata.arrays import AutomatonArrays, TransitionTable
 from leafbeam.automata.byte_dfa import ByteDFA, DfaEdges
-from leafbeam.errors import IndexFileError
+from leafbeam.errors import IndexFileError, counted
 from leafbeam.index.bitmap import Bitmap
 from leafbeam.index.tensor_file import FileKind, Tensors, expect, read, write
 
@@ -41,7 +41,7 @@ def load(path: Path) -> tuple[AutomatonArrays, bool]:
 
 def _arrays_of(tensors: Tensors, vocabulary_size: int, num_states: int) -> AutomatonArrays:
     if not 1 <= vocabulary_size < 2**31 or not 1 <= num_states < 2**31:
-        raise ValueError(f"{num_states} states over {vocabulary_size} tokens")
+        raise ValueError(f"{counted(num_states, 'state')} over {counted(vocabulary_size, 'token')}")
     mask_MW = tensors["masks"]
     if mask_MW.dtype != np.uint64 or mask_MW.ndim != 2 or mask_MW.shape[1] != vocabulary_size // 64 + 1:
         raise ValueError(f"masks are {mask_MW.dtype} {mask_MW.shape}")
@@ -66,7 +66,7 @@ def _arrays_of(tensors: Tensors, vocabulary_size: int, num_states: int) -> Autom
     if len(mask_MW) and not num_dfa_states:
         raise ValueError("there are masks and no byte automaton to walk")
     if 0 < num_dfa_states < num_states:
-        raise ValueError(f"the byte automaton has {num_dfa_states} states, the automaton {num_states}")
+        raise ValueError(f"the byte automaton has {counted(num_dfa_states, 'state')}, the automaton {num_states}")
     return AutomatonArrays(
         vocabulary_size=vocabulary_size,
         table=TransitionTable(

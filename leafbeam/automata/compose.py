@@ -18,7 +18,7 @@ from leafbeam.automata.live_children import buffers_of, live_children, moves_of
 from leafbeam.automata.minimize import useful_states
 from leafbeam.automata.token_masks import dense_masks
 from leafbeam.automata.token_trie import TokenTrie
-from leafbeam.errors import AutomatonError
+from leafbeam.errors import AutomatonError, counted
 from leafbeam.index.bitmap import Bitmap
 from leafbeam.jit import njit
 
@@ -35,7 +35,8 @@ def compose(dfa: ByteDFA, tokens: TokenTrie, limits: AutomatonLimits, source: st
     num_states = int(end_X.sum())
     if not num_states:
         raise AutomatonError(
-            f"nothing that {source} matches can be written with this vocabulary of {tokens.num_tokens:,} tokens with bytes"
+            f"nothing that {source} matches can be written with this vocabulary of "
+            f"{counted(tokens.num_tokens, 'token')} with bytes"
         )
     limits.check_states(num_states)
     if num_states < dfa.num_states:
@@ -81,8 +82,8 @@ def _sparse_rows(
         count = int(row_indptr[state])
         if 8 * count > limits.max_bytes:
             raise AutomatonError(
-                f"the rows of {state:,} of {num_states:,} states take more than max_bytes={limits.max_bytes:,}: raise it, or "
-                f"use a smaller language"
+                f"the rows of {state:,} of {counted(num_states, 'state')} take more than "
+                f"max_bytes={limits.max_bytes:,}: raise it, or use a smaller language"
             )
         if state == num_states:
             return row_indptr, code_E[:count].copy(), next_E[:count].copy(), np.flatnonzero(dense_S)

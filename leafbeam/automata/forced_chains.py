@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from leafbeam.errors import counted
 from leafbeam.jit import njit
 
 
@@ -39,7 +40,7 @@ class ForcedChains:
         return self.token_S.nbytes + self.next_S.nbytes + self.end_S.nbytes + self.length_S.nbytes
 
     def __repr__(self) -> str:
-        return f"ForcedChains({(self.token_S >= 0).sum():,} forced of {len(self.token_S):,} states)"
+        return f"ForcedChains({(self.token_S >= 0).sum():,} forced of {counted(len(self.token_S), 'state')})"
 
 
 @njit(cache=True)

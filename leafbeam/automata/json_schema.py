@@ -34,7 +34,7 @@ from leafbeam.automata.json_text import CHARACTER, FORMATS
 from leafbeam.automata.json_values import COLON, COMMA, add_list, add_texts, add_value
 from leafbeam.automata.network import END, START, Network
 from leafbeam.automata.regex import compile_pattern
-from leafbeam.errors import AutomatonError, short_repr
+from leafbeam.errors import AutomatonError, counted, short_repr
 from leafbeam.json_reader import parse_json
 
 _NOTES = frozenset(["title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"])
@@ -155,7 +155,7 @@ class _Compiler:
         inner = scope.below(combine)
         parts = list_of(value, inner)
         if combine == "allOf" and len(parts) > 1:
-            raise inner.error(f" joins {len(parts)} schemas: expected one; write their keywords into one schema")
+            raise inner.error(f" joins {counted(len(parts), 'schema')}: expected one; write their keywords into one schema")
         if combine == "oneOf" and not self._exclusive(parts, inner):
             raise inner.error(
                 ": expected alternatives of different types, or objects that require one property with different values "
@@ -230,7 +230,7 @@ class _Compiler:
             if "items" not in schema and not parts:
                 raise scope.error(" does not say what its items are: add items or prefixItems")
             if low > high:
-                raise scope.error(f" allows {high} items and requires {low}: add items")
+                raise scope.error(f" allows {counted(high, 'item')} and requires {low}: add items")
         network = self._network(scope)
         rest = None if items is False else self.language(items, scope.below("items"))
 

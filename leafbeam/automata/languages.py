@@ -12,7 +12,7 @@ from leafbeam.automata.byte_dfa import ByteDFA
 from leafbeam.automata.minimize import Edges
 from leafbeam.automata.network import END, START, Network, common_classes, relabel
 from leafbeam.automata.regex import compile_pattern
-from leafbeam.errors import AutomatonError
+from leafbeam.errors import AutomatonError, counted
 
 
 def free_text(stop: str | None, max_length: int | None, max_states: int) -> ByteDFA:
@@ -48,7 +48,9 @@ def _until(text: ByteDFA, stop: bytes, max_states: int) -> ByteDFA:
     """
     length, num_states = len(stop), text.num_states * len(stop)
     if num_states > max_states:
-        raise AutomatonError(f"the free text takes {num_states:,} states: expected at most {max_states:,}; lower max_length")
+        raise AutomatonError(
+            f"the free text takes {counted(num_states, 'state')}: expected at most {max_states:,}; lower max_length"
+        )
     next_K256 = np.zeros((length, 256), np.int64)
     for read in range(length):
         for byte in set(stop):

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from leafbeam.automata.byte_dfa import ByteDFA
 from leafbeam.automata.minimize import Edges
-from leafbeam.errors import AutomatonError
+from leafbeam.errors import AutomatonError, counted
 from leafbeam.jit import njit
 
 START, END = 0, 1
@@ -111,7 +111,8 @@ class Network:
 
     def _too_large(self) -> AutomatonError:
         return AutomatonError(
-            f"{self._what} unrolls to more than max_states={self._max_states:,} states: simplify it, bound repetitions more "
+            f"{self._what} unrolls to more than max_states={counted(self._max_states, 'state')}: simplify it, "
+            "bound repetitions more "
             "tightly, or raise the limit",
             pointer=self._pointer,
         )

@@ -19,7 +19,7 @@ from itertools import chain
 import numpy as np
 
 from leafbeam.automata.byte_dfa import ByteDFA
-from leafbeam.errors import AutomatonError
+from leafbeam.errors import AutomatonError, counted
 from leafbeam.extras import optional_imports
 
 _END, _START = 256, 257  # token numbers besides the bytes: the end of the text, which outlines-core requires, and `ab`
@@ -51,7 +51,8 @@ def compile_pattern(pattern: str, max_states: int) -> ByteDFA:
     dfa = _dfa_of(index.get_transitions(), index.get_initial_state(), index.get_final_states())
     if dfa.num_states > max_states:
         raise AutomatonError(
-            f"the pattern {_short(pattern)} needs {dfa.num_states:,} states: expected at most max_states={max_states:,}; "
+            f"the pattern {_short(pattern)} needs {counted(dfa.num_states, 'state')}: "
+            f"expected at most max_states={max_states:,}; "
             f"raise it, or bound repetitions more tightly"
         )
     return dfa
@@ -113,7 +114,7 @@ def check_pattern(pattern: str, max_states: int) -> None:
             at = _end_of_atom(pattern, at)
         if sizes[-1] > max_states:
             raise AutomatonError(
-                f"the pattern {_short(pattern)} unrolls to {sizes[-1]:,} characters or more: expected at most "
+                f"the pattern {_short(pattern)} unrolls to {counted(sizes[-1], 'character')} or more: expected at most "
                 f"max_states={max_states:,}; bound its repetitions more tightly"
             )
         at += 1

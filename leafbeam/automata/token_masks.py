@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from leafbeam.automata.byte_dfa import ByteDFA
 from leafbeam.automata.live_children import move, moves_of
 from leafbeam.automata.token_trie import TokenTrie
-from leafbeam.errors import AutomatonError
+from leafbeam.errors import AutomatonError, counted
 from leafbeam.index.bit_kernels import trailing_zeros
 from leafbeam.jit import njit
 
@@ -38,7 +38,8 @@ def dense_masks(
     )
     if len(ranked_MW) > max_masks:
         raise AutomatonError(
-            f"the masks of {len(dense_D):,} states take more than {max(0, max_bytes):,} bytes: raise max_bytes"
+            f"the masks of {counted(len(dense_D), 'state')} take more than "
+            f"{counted(max(0, max_bytes), 'byte')}: raise max_bytes"
         )
     mask_MW = np.zeros(ranked_MW.shape, np.uint64)
     _by_token(ranked_MW, tokens.spelling.id_R, mask_MW)

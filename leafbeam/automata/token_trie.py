@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import AutomatonError
+from leafbeam.errors import AutomatonError, counted
 from leafbeam.jit import njit
 
 
@@ -84,7 +84,8 @@ class TokenTrie:
         num_bytes = sum(map(len, filter(None, tokens)))
         if not ranked or num_bytes >= 2**31:
             raise AutomatonError(
-                f"the vocabulary has {len(ranked):,} tokens and {num_bytes:,} bytes: expected 1 token to 2^31 bytes"
+                f"the vocabulary has {counted(len(ranked), 'token')} and {counted(num_bytes, 'byte')}: "
+                "expected 1 token to 2^31 bytes"
             )
         lengths_V = np.fromiter((len(entry or b"") for entry in tokens), np.int32, len(tokens))
         spelling = TokenSpelling(
@@ -128,7 +129,9 @@ class TokenTrie:
 
     def __repr__(self) -> str:
         num_nodes = len(self.nodes.byte_P)
-        return f"TokenTrie({self.vocabulary_size:,} tokens, {self.num_tokens:,} with bytes, {num_nodes:,} nodes)"
+        return (
+            f"TokenTrie({counted(self.vocabulary_size, 'token')}, {self.num_tokens:,} with bytes, {counted(num_nodes, 'node')})"
+        )
 
 
 @njit(cache=True)

@@ -25,7 +25,7 @@ from leafbeam.catalog.rule_set import RuleFilters, RuleSet, advance_filters, reu
 from leafbeam.catalog.sources import CsvOptions, ItemSource
 from leafbeam.catalog.time_limit import DEFAULT_S
 from leafbeam.catalog.transaction import Attributes, CatalogTransaction
-from leafbeam.errors import CodesError, LeafbeamError, RuleError, UnknownRuleError
+from leafbeam.errors import CodesError, LeafbeamError, RuleError, UnknownRuleError, counted
 from leafbeam.index import Trie, Version, VersionFilter
 from leafbeam.index.items import ItemIds
 from leafbeam.live import LiveIndex
@@ -381,7 +381,7 @@ class Catalog:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Catalog({self._table.name!r}, {len(self.version()):,} items, {len(self.rules.filters)} rules)"
+        return f"Catalog({self._table.name!r}, {counted(len(self.version()), 'item')}, rules: {len(self.rules.filters)})"
 
     def _load(self, *, first: bool) -> LoadReport:
         """Evaluate all rules. The first load raises the first error, a later one keeps the last good filters."""

@@ -1,10 +1,11 @@
 """A search for the rules of a request that together allow no item."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 
 from leafbeam.catalog.expression import Expression
 from leafbeam.index import VersionFilter
+from leafbeam.index.items import ItemIds
 
 FilterOf = Callable[[Expression], VersionFilter]
 
@@ -33,6 +34,31 @@ def conflict_of(expression: Expression, filter_of: FilterOf) -> tuple[str, ...]:
         if _are_disjoint(filters[left], filters[right]):
             return expression.parts[left].text, expression.parts[right].text
     return tuple(expression.parts[index].text for index in _irreducible(filters))
+
+
+def conflict_with_exclusions(
+    listed: VersionFilter,
+    expression: Expression | None,
+    filters: Mapping[str, VersionFilter],
+    excluded: Mapping[str, ItemIds],
+) -> tuple[str, ...]:
+    """Return the smallest set of parts that no item satisfies together, as `conflict_of`; excluded ids are further parts.
+
+    Args:
+        listed: The items that may be returned without a rule.
+        expression: The rules of the request.
+        filters: The filter of each rule.
+        excluded: The ids that the request excludes, by the name of the part, such as "- history". A rule's name cannot begin
+            with a minus.
+    """
+    version = listed.version
+    parts = () if expression is None else expression.parts if expression.kind == "and" else (expression,)
+    of_name = dict(filters)
+    for name, item_ids in excluded.items():
+        ids_n = version.deny_ids(item_ids)
+        of_name[name] = listed - version.filter(item_ids=ids_n[version.knows(ids_n)])
+        parts = (*parts, Expression(kind="name", name=name))
+    return conflict_of(Expression(kind="and", parts=parts), lambda part: part.evaluate(of_name.__getitem__))
 
 
 def _irreducible(filters: Sequence[VersionFilter]) -> list[int]:

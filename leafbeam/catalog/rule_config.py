@@ -10,7 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from leafbeam.errors import RuleError
+from leafbeam.errors import RuleError, counted
 from leafbeam.files import read_text
 from leafbeam.json_reader import parse_json
 
@@ -56,11 +56,15 @@ class Rule:
         if not self.where.isascii() and self.where.encode("utf-8", "replace").decode() != self.where:
             raise RuleError(f"rule {self.name!r} holds bytes that are no UTF-8: {self.where[:80]!a}")
         if len(self.where) > _MAX_LENGTH:
-            raise RuleError(f"rule {self.name!r} has {len(self.where):,} characters: expected at most {_MAX_LENGTH:,}")
+            raise RuleError(f"rule {self.name!r} has {counted(len(self.where), 'character')}: expected at most {_MAX_LENGTH:,}")
         if (dots := re.sub(r"\d\.\d", "", self.where).count(".")) > _MAX_NAME_DOTS:
-            raise RuleError(f"rule {self.name!r} has {dots:,} dots outside numbers: expected at most {_MAX_NAME_DOTS:,}")
+            raise RuleError(
+                f"rule {self.name!r} has {counted(dots, 'dot')} outside numbers: expected at most {_MAX_NAME_DOTS:,}"
+            )
         if (depth := _nesting(self.where)) > _MAX_NESTING:  # DuckDB's parser takes time quadratic in it, not interrupted
-            raise RuleError(f"rule {self.name!r} has {depth:,} brackets inside each other: expected at most {_MAX_NESTING}")
+            raise RuleError(
+                f"rule {self.name!r} has {counted(depth, 'bracket')} inside each other: expected at most {_MAX_NESTING}"
+            )
         if (function := _forbidden_function(self.where)) is not None:
             allowed = f"{', '.join(sorted(_TABLE_FUNCTIONS))}()"
             raise RuleError(f"rule {self.name!r} reads rows of {function}: expected tables, {allowed}: {self.where[:1000]}")
@@ -168,24 +172,31 @@ class LoadReport:
         return self.not_in_index == self.not_in_catalog == 0
 
     def __str__(self) -> str:
-        lines = [f"catalog: {self.num_items:,} items, {len(self.rules)} rules, loaded in {self.seconds:.2f} s"]
+        lines = [
+            f"catalog: {counted(self.num_items, 'item')}, {counted(len(self.rules), 'rule')}, loaded in {self.seconds:.2f} s"
+        ]
         if self.error is not None:
             return f"catalog: nothing was changed, because the load failed: {self.error}"
         if self.not_in_index:
             such_as = f" (such as {', '.join(map(repr, self.examples))})" if self.examples else ""
             lines.append(
-                f"  {self.not_in_index:,} items of the table are not in the index{such_as}: they are not recommended until "
-                "they have a Semantic ID there"
+                f"  {counted(self.not_in_index, 'item of the table is', 'items of the table are')} not in the index{such_as}: "
+                "not recommended without a Semantic ID there"
             )
         if self.not_in_catalog:
-            lines.append(f"  {self.not_in_catalog:,} items of the index are not in the table: they are not recommended")
+            lines.append(
+                f"  {counted(self.not_in_catalog, 'item of the index is', 'items of the index are')} not in the table: "
+                "not recommended"
+            )
         for rule in sorted(self.rules, key=lambda rule: rule.error is None)[:_MAX_SHOWN]:
-            what = f"{rule.num_items:,} items" if rule.error is None or rule.kept else "not available"
+            what = counted(rule.num_items, "item") if rule.error is None or rule.kept else "not available"
             why = "" if rule.error is None else f"{' as before' if rule.kept else ''}: {rule.error}"
             lines.append(f"  rule {rule.name}: {what}{why}")
         if len(self.rules) > _MAX_SHOWN:
             failed = sum(rule.error is not None for rule in self.rules)
-            lines.append(f"  and {len(self.rules) - _MAX_SHOWN:,} more rules; {failed:,} of all could not be evaluated")
+            lines.append(
+                f"  and {counted(len(self.rules) - _MAX_SHOWN, 'more rule')}; {failed:,} of all could not be evaluated"
+            )
         return "\n".join(lines)
 
 

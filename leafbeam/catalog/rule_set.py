@@ -11,7 +11,7 @@ from leafbeam.catalog.conflict import conflict_of
 from leafbeam.catalog.expression import Expression
 from leafbeam.catalog.remap import old_rows_of, remap, with_bits
 from leafbeam.catalog.rule_config import LISTED, LoadReport, Rule
-from leafbeam.errors import UnknownRuleError
+from leafbeam.errors import UnknownRuleError, counted
 from leafbeam.index import Filter, Trie, Version, VersionFilter
 from leafbeam.index.items import ItemIds
 
@@ -111,7 +111,10 @@ class RuleSet:
         return self._conflict(expression)
 
     def __repr__(self) -> str:
-        return f"RuleSet({', '.join(self.filters) or 'no rules'}; generation {self.generation}, {len(self.version):,} items)"
+        return (
+            f"RuleSet({', '.join(self.filters) or 'no rules'}; generation {self.generation}, "
+            f"{counted(len(self.version), 'item')})"
+        )
 
     @cached_property
     def _evaluate(self) -> Callable[[Expression], VersionFilter]:

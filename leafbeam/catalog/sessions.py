@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from leafbeam.catalog.rule_config import LISTED, Rule
 from leafbeam.catalog.sources import check_columns, quoted
 from leafbeam.catalog.time_limit import TimeLimit
-from leafbeam.errors import AttributesError, DataError, ItemIdError, RuleError
+from leafbeam.errors import AttributesError, DataError, ItemIdError, RuleError, counted
 from leafbeam.index.items import ItemIds, decode_ids, ids_from_arrow
 
 # DuckDB compares a TIMESTAMP column with now(), which has a time zone, by converting each value: 500 ns a row, against 5 ns if
@@ -228,7 +228,7 @@ class ReadSession:
         selected = self.connection.sql(f"SELECT ({predicate}) AS matches FROM items LIMIT 0")
         if selected.columns != ["matches"]:  # COLUMNS(...) stands for several
             raise RuleError(
-                f"rule {rule.name!r} is {len(selected.columns)} columns: expected one condition: {_cut(rule.where)}"
+                f"rule {rule.name!r} is {counted(len(selected.columns), 'column')}: expected one condition: {_cut(rule.where)}"
             )
         kind = str(selected.types[0])
         if kind not in ("BOOLEAN", '"NULL"', "NULL"):  # DuckDB would take every number but 0 as true
@@ -394,9 +394,10 @@ def check_table(connection: duckdb.DuckDBPyConnection, name: str) -> None:
     ).fetchall()
     for item_id, count in bad:
         if item_id is None:
-            raise DataError(f"{count:,} rows of the table 'items' of {name} have no item_id: every row needs one")
+            rows = f"{counted(count, 'row')} without item_id"
+            raise DataError(f"the table 'items' of {name} has {rows}: every row needs one")
     if bad:
-        repeated = ", ".join(f"{item_id!r} ({count:,} rows)" for item_id, count in bad[:3])
+        repeated = ", ".join(f"{item_id!r} ({counted(count, 'row')})" for item_id, count in bad[:3])
         more = ", and more" if len(bad) > 3 else ""
         raise DataError(f"each item_id may come once in the table 'items' of {name}, but these come again: {repeated}{more}")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from leafbeam.errors import DataError
+from leafbeam.errors import DataError, counted
 from leafbeam.index.items import ItemIds, as_id_array, decode_ids
 from leafbeam.live import Transaction
 from leafbeam.live.transaction import Codes
@@ -96,7 +96,9 @@ def _checked(item_ids: ItemIds, attributes: Attributes | None) -> tuple[NDArray[
     except (pa.ArrowException, TypeError, AttributeError, OverflowError) as error:
         raise DataError(f"expected an Arrow table or a list of mappings, with one type a column: {error}") from error
     if table.num_columns and table.num_rows != len(ids_n):
-        raise DataError(f"there are {table.num_rows:,} rows of attributes for {len(ids_n):,} items: expected one for each")
+        raise DataError(
+            f"there are {counted(table.num_rows, 'row')} of attributes for {counted(len(ids_n), 'item')}: expected one for each"
+        )
     if "item_id" in table.column_names:
         if table.column("item_id").to_pylist() != ids.to_pylist():
             raise DataError("the attributes have an item_id that differs from item_ids: leave it out, or sort the rows")

@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 from leafbeam.cli.console import Bar, done, stdout
+from leafbeam.errors import counted
 from leafbeam.integrations.batch import BatchJob, PartitionResult, RequestTemplate, ServingFiles, recommend_users
 
 
@@ -25,7 +26,7 @@ def recommend_table(
     with Bar("recommending") as bar:
 
         def show(partition: PartitionResult, finished: int, total: int) -> None:
-            bar.show("recommending", finished / total, f"{finished:,} of {total:,} partitions")
+            bar.show("recommending", finished / total, f"{finished:,} of {counted(total, 'partition')}")
 
         if on_ray:
             from leafbeam.integrations.ray_batch import recommend_users_on_ray
@@ -38,9 +39,15 @@ def recommend_table(
         console.print(f"Nothing was left to do: {out} is complete.")
         return
     if unknown := sum(partition.unknown_items for partition in partitions):
-        console.print(f"{unknown:,} ids of histories are not in the index and were left out.")
+        console.print(f"{counted(unknown, 'id of histories is', 'ids of histories are')} not in the index: left out.")
     if short := sum(partition.short_answers for partition in partitions):
-        console.print(f"{short:,} users have fewer than {request.num_items} items: no more are allowed.")
+        console.print(
+            f"{counted(short, 'user has', 'users have')} fewer than {counted(request.num_items, 'item')}: no more are allowed."
+        )
     total = sum(partition.users for partition in partitions)
     rate = total / (time.perf_counter() - began)
-    done(console, f"{out}: {total:,} users in {len(partitions):,} partitions, {rate:,.0f} a second", since=began)
+    done(
+        console,
+        f"{out}: {counted(total, 'user')} in {counted(len(partitions), 'partition')}, {rate:,.0f} a second",
+        since=began,
+    )

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from leafbeam.errors import ArgumentError, CodesError, DataError
+from leafbeam.errors import ArgumentError, CodesError, DataError, counted
 from leafbeam.index.items import ids_from_arrow
 from leafbeam.tables import SourceTable, open_parquet, read_ids
 from leafbeam.tables.ids import check_ids
@@ -66,7 +66,7 @@ class CodesTable:
                 levels = len(names) if names != ("codes",) else _list_levels(file, parquet, codebook_sizes)
                 if columns and (names, levels) != (columns, num_levels):
                     raise DataError(
-                        f"{file} has {levels} levels in {', '.join(names)}, {files[0]} has {num_levels} in "
+                        f"{file} has {counted(levels, 'level')} in {', '.join(names)}, {files[0]} has {num_levels} in "
                         f"{', '.join(columns)}: expected the same in all files"
                     )
                 columns, num_levels, num_rows = names, levels, num_rows + parquet.metadata.num_rows
@@ -85,17 +85,19 @@ class CodesTable:
         if not sizes and sizes_needed:
             largest = [f"{code:,} in {name}" for name, code in table.largest_codes().items() if code is not None]
             raise ArgumentError(
-                f"{path} does not say how many codes each of its {num_levels} levels has: pass --codebook-sizes, such as "
-                f"2048 or {','.join(['2048'] * num_levels)}"
+                f"{path} does not say how many codes each of its {counted(num_levels, 'level')} has: pass "
+                f"--codebook-sizes, such as 2048 or {','.join(['2048'] * num_levels)}"
                 + (f" (the largest codes are {', '.join(largest)})" if largest else "")
             )
         if sizes and len(sizes) != num_levels:
-            raise ArgumentError(f"--codebook-sizes names {len(sizes)} levels, {path} has {num_levels}: expected one for each")
+            raise ArgumentError(
+                f"--codebook-sizes names {counted(len(sizes), 'level')}, {path} has {num_levels}: expected one for each"
+            )
         return table
 
     def summary(self) -> str:
         """Rows, files and levels in words."""
-        return f"{self.num_rows:,} rows in {len(self.files):,} files, {self.num_levels} levels"
+        return f"{counted(self.num_rows, 'row')} in {counted(len(self.files), 'file')}, {counted(self.num_levels, 'level')}"
 
     def largest_codes(self) -> dict[str, int | None]:
         """The largest code of each column by the files' own statistics; None where a file has none. Reads no rows."""
@@ -154,7 +156,7 @@ def _codes_of(
         wrong = np.flatnonzero(lengths != num_levels)
         if wrong.size:
             row = int(wrong[0])
-            raise CodesError(f"{file}: {where(row)} has {lengths[row]} codes: expected {num_levels}")
+            raise CodesError(f"{file}: {where(row)} has {counted(lengths[row], 'code')}: expected {num_levels}")
     return _numbers(file, "codes", lists.flatten(), where, num_levels).reshape(len(batch), num_levels)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from leafbeam.cli.console import done, next_step, stdout
 from leafbeam.cli.options import option
-from leafbeam.errors import DataError
+from leafbeam.errors import DataError, counted
 from leafbeam.extras import require
 
 
@@ -30,7 +30,8 @@ def make_shop(
     shop = generate(num_items=items, num_users=users, repeats=repeats, seed=seed)
     shop.save(out)
     rules = write_rules(out / "rules.toml", shop.items)
-    counts = f"{shop.items.num_rows:,} items, {users:,} users, {shop.interactions.num_rows:,} interactions"
+    interactions = counted(shop.interactions.num_rows, "interaction")
+    counts = f"{counted(shop.items.num_rows, 'item')}, {counted(users, 'user')}, {interactions}"
     done(stdout(), f"{counts}; rules {', '.join(rules)}", since=began)
     next_step(stdout(), "leafbeam", "fit-sids", "--data", out, "--run", out)
 

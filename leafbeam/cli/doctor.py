@@ -20,6 +20,7 @@ from leafbeam import __version__
 from leafbeam.cli.console import stdout, working
 from leafbeam.cli.machine import Machine
 from leafbeam.cli.options import option
+from leafbeam.errors import counted
 from leafbeam.extras import EXTRAS
 
 Status = Literal["ok", "absent", "advice", "wrong"]
@@ -184,7 +185,7 @@ def _devices() -> Iterator[Finding]:
     yield Finding(
         area="devices",
         name="torch",
-        value=f"{torch.__version__}, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}",
+        value=f"{torch.__version__}, {counted(torch.get_num_threads(), 'thread')}, {torch.backends.cpu.get_cpu_capability()}",
     )
     from leafbeam.ops.linear import blas  # imports torch
 

@@ -9,7 +9,7 @@ from leafbeam.cli.console import Bar, done, next_step, stdout
 from leafbeam.cli.options import DEFAULT_RUN, RunOption, ScoringOption, option
 from leafbeam.cli.run import RunDirectory
 from leafbeam.cli.sources import Source
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import ArgumentError, counted
 from leafbeam.extras import require
 
 
@@ -74,7 +74,7 @@ def evaluate(
             baselines=baselines,
             memory=memory,
             unconstrained_users=unconstrained,
-            progress=lambda count, total: bar.show("evaluating", count / total, f"{count:,} of {total:,} users"),
+            progress=lambda count, total: bar.show("evaluating", count / total, f"{count:,} of {counted(total, 'user')}"),
         )
     console.print(report.table())
     if not columns:

@@ -11,7 +11,7 @@ import typer
 
 from leafbeam.cli.console import done, stdout
 from leafbeam.cli.options import option, split_names, with_options
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import ArgumentError, counted
 from leafbeam.extras import require
 from leafbeam.files import read_text
 
@@ -150,8 +150,10 @@ def _follow(feed: "Feed", following: Following, *, wait_s: float) -> None:
             with suppress(KeyboardInterrupt):
                 follow(feed, client, once=following.once, skip_bad=following.skip_bad, wait_s=wait_s, on_batch=note)
         finally:
-            skipped = f", {so_far.skipped:,} bad changes skipped" if following.skip_bad else ""
-            counts = f"{so_far.inserted:,} items added, {so_far.updated:,} replaced, {so_far.deleted:,} removed{skipped}"
+            skipped = f", {counted(so_far.skipped, 'bad change')} skipped" if following.skip_bad else ""
+            counts = (
+                f"{counted(so_far.inserted, 'item')} added, {so_far.updated:,} replaced, {so_far.deleted:,} removed{skipped}"
+            )
             done(stdout(), counts, since=began)
 
 

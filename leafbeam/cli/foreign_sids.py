@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from leafbeam.cli.codes import CodesTable, codes_of_table, found_id_column
 from leafbeam.cli.sid_offsets import offsets_of, possible_offsets
-from leafbeam.errors import ArgumentError, CodesError, DataError, LeafbeamError, short_repr
+from leafbeam.errors import ArgumentError, CodesError, DataError, LeafbeamError, counted, short_repr
 from leafbeam.extras import require
 from leafbeam.files import open_regular
 from leafbeam.index.items import decode_ids
@@ -143,12 +143,12 @@ def _of_matrix(path: Path, array: Any, transposed: bool) -> ForeignSids:
     if num_levels > MAX_LEVELS:
         turned = "without" if transposed else "with"
         raise DataError(
-            f"{path} holds {num_items:,} items of {num_levels:,} levels, at most {MAX_LEVELS} are possible: read it {turned} "
+            f"{path} holds {counted(num_items, 'item')} of {counted(num_levels, 'level')}, "
+            f"at most {MAX_LEVELS} are possible: read it {turned} "
             "--transposed, if its other side are the items"
         )
-    note = (
-        f"read as {num_items:,} items of {num_levels:,} levels; --transposed reads {num_levels:,} items of {num_items:,} levels"
-    )
+    turned = f"{counted(num_levels, 'item')} of {counted(num_items, 'level')}"
+    note = f"read as {counted(num_items, 'item')} of {counted(num_levels, 'level')}; --transposed reads {turned}"
     found = _joined(path, [(codes_NL, np.arange(num_items))])
     return replace(found, notes=(note,)) if num_items < num_levels and not transposed else found
 
@@ -254,7 +254,7 @@ def _of_lists(path: Path, by_id: Mapping[Any, Any], *, is_text_file: bool = Fals
         row = [_parsed(code, where, parsed) for code in cast("list[Any]", codes)]
         names = names or [name for name, _ in row]
         if len(row) != len(names):
-            raise CodesError(f"{where} has {len(row)} codes, others {len(names)}: expected as many for every item")
+            raise CodesError(f"{where} has {counted(len(row), 'code')}, others {len(names)}: expected as many for every item")
         for level, (name, _) in enumerate(row):
             if name != names[level]:
                 expected = names[level] or "a number"

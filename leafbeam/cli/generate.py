@@ -12,7 +12,7 @@ import typer
 
 from leafbeam.cli.console import stderr
 from leafbeam.cli.options import ScoringOption, option
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import ArgumentError, counted
 from leafbeam.extras import require
 
 if TYPE_CHECKING:
@@ -81,7 +81,9 @@ def generate(
     else:
         prompts, constraints = prompts_and_constraints(rows)
     if (count := len(prompts) * max(num_beams, num_texts)) > MAX_ROWS:
-        raise ArgumentError(f"{count:,} texts: expected at most {MAX_ROWS:,}; lower --beams or --texts, or name fewer prompts")
+        raise ArgumentError(
+            f"{counted(count, 'text')}: expected at most {MAX_ROWS:,}; lower --beams or --texts, or name fewer prompts"
+        )
     if stream and (len(prompts) != 1 or num_texts != 1 or num_beams != 1 or as_json):
         raise ArgumentError("--stream writes one text of one prompt, without --beams and --json")
     require("`leafbeam generate`", "torch", "tokenizers", "outlines_core", extra="torch,automata")
@@ -123,7 +125,8 @@ def generate(
     if cut:
         more = max_tokens is not None and generator.has_positions_for(token_rows, max_tokens + 1)
         advice = "raise --max-tokens" if more else "the model has no more positions, shorten the prompt"
-        stderr().print(f"{cut} {'text was' if cut == 1 else 'texts were'} cut off after {max_tokens} tokens: {advice}")
+        after = "" if max_tokens is None else f" after {counted(max_tokens, 'token')}"
+        stderr().print(f"{counted(cut, 'text was', 'texts were')} cut off{after}: {advice}")
         raise typer.Exit(1)
 
 
@@ -149,5 +152,6 @@ def _enough_memory(count: int) -> Generator[None]:
         if not is_out_of_memory(error):
             raise
         raise ArgumentError(
-            f"the memory does not hold {count:,} texts at a time: lower --beams, --texts or --max-tokens, or name fewer prompts"
+            f"the memory does not hold {counted(count, 'text')} at a time: lower --beams, --texts or --max-tokens, "
+            "or name fewer prompts"
         ) from error

@@ -137,11 +137,15 @@ def import_run(
     for note in found.notes:
         console.print(f"{found.source}: {note}", style="yellow", soft_wrap=True)
     shared = np.unique(sid_table.codes, axis=0, return_counts=True)[1]
-    counts = {"items without a SID left out": without_sid, "items share their SID with another": shared[shared > 1].sum()}
-    counts["items have codes unlike their tokens' numbers"] = (codes_NL != found.numbers_NL).any(axis=1).sum()
-    if notes := [f"{count:,} {what}" for what, count in counts.items() if count]:
+    unlike = int((codes_NL != found.numbers_NL).any(axis=1).sum())
+    counts = (
+        (without_sid, "item without a SID left out", "items without a SID left out"),
+        (int(shared[shared > 1].sum()), "item shares its SID with another", "items share their SID with another"),
+        (unlike, "item has codes unlike its tokens' numbers", "items have codes unlike their tokens' numbers"),
+    )
+    if notes := [counted(*count) for count in counts if count[0]]:
         console.print(", ".join(notes), style="dim", soft_wrap=True)
-    figures = {what.replace(" ", "_").replace("'", ""): int(count) for what, count in counts.items()}
+    figures = {plural.replace(" ", "_").replace("'", ""): count for count, _, plural in counts}
     paths.add_to_report("import", {"sids": str(sids), "model": None if model is None else str(model), **figures})
     build_run(run, False, [])
 
@@ -204,7 +208,9 @@ def _load(
         model = load_model(directory, vocabulary=offset_vocabulary(directory, first_token, sizes))
     elif names:
         if len(names) != num_levels:
-            raise CodesError(f"{found.source} has {num_levels} levels: expected as many names of tokens, not {len(names)}")
+            raise CodesError(
+                f"{found.source} has {counted(num_levels, 'level')}: expected as many names of tokens, not {len(names)}"
+            )
         codebooks = read_codebooks(directory, names)
         codes_NL = np.stack([book.codes(codes_NL[:, level]) for level, book in enumerate(codebooks)], axis=1)
         if (missing_NL := codes_NL < 0).any():
@@ -222,5 +228,7 @@ def _load(
             f"has {known}), or where they begin with --first-token"
         )
     if model.vocabulary.num_levels != num_levels:
-        raise CodesError(f"{found.source} has {num_levels} levels, the model in {directory} {model.vocabulary.num_levels}")
+        raise CodesError(
+            f"{found.source} has {counted(num_levels, 'level')}, the model in {directory} {model.vocabulary.num_levels}"
+        )
     return model, codes_NL

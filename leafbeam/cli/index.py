@@ -13,7 +13,7 @@ from leafbeam.cli.options import DEFAULT_RUN, RunOption, option
 from leafbeam.cli.parse import parse_bytes, parse_plan, parse_sizes
 from leafbeam.cli.run import RunDirectory
 from leafbeam.cli.sources import Source
-from leafbeam.errors import ArgumentError, DataError
+from leafbeam.errors import ArgumentError, DataError, counted
 from leafbeam.extras import require
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def build(
     ):
         for codes_nL, item_ids in source.batches():
             builder.add(codes_nL, item_ids)
-            bar.show("reading", 0.5 * builder.num_items / max(1, source.num_rows), f"{builder.num_items:,} items")
+            bar.show("reading", 0.5 * builder.num_items / max(1, source.num_rows), f"{counted(builder.num_items, 'item')}")
         trie = builder.finish(lambda title, share: bar.show(title, 0.5 + 0.45 * share))
         bar.show("writing", 0.95)
         trie.save(target)
@@ -84,7 +84,7 @@ def build(
 
 def built(trie: "Trie", path: Path, began: float) -> None:
     """Print that an index was built."""
-    text = f"{path}: {len(trie):,} items, {trie.bytes_per_item:.1f} bytes an item, version {trie.version}"
+    text = f"{path}: {counted(len(trie), 'item')}, {trie.bytes_per_item:.1f} bytes an item, version {trie.version}"
     done(stdout(), text, since=began)
 
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from leafbeam.cli.run import RunDirectory
-from leafbeam.errors import DataError
+from leafbeam.errors import DataError, counted
 from leafbeam.extras import require
 from leafbeam.files import read_json
 from leafbeam.index import Trie
@@ -27,7 +27,9 @@ def show_trie(console: Console, path: Path) -> None:
     trie = Trie.load(path)
     plan = MemoryEstimate.of(trie)
     console.print(_bytes_table(f"{path}  ·  index version {trie.version}", plan, path.stat().st_size))
-    console.print(f"{len(trie):,} items on {trie.num_leaves:,} leaves; a search reads the levels alone")
+    console.print(
+        f"{counted(len(trie), 'item')} on {counted(trie.num_leaves, 'leaf', 'leaves')}; a search reads the levels alone"
+    )
     _show_bounds(console, plan, "its own")
 
 
@@ -42,7 +44,7 @@ def show_table(console: Console, path: Path) -> None:
         _show_codes(console, path, source.summary(), source.largest_codes(), sizes_known=bool(source.codebook_sizes))
         return
     sids = SidTable.load(path)
-    table = Table(title=f"{path}  ·  {len(sids):,} items", title_justify="left")
+    table = Table(title=f"{path}  ·  {counted(len(sids), 'item')}", title_justify="left")
     for name in ("level", "codebook", "used", "perplexity", "largest code"):
         table.add_column(name, justify="left" if name == "level" else "right")
     for level, size in enumerate(sids.codebook_sizes):
@@ -53,7 +55,7 @@ def show_table(console: Console, path: Path) -> None:
         table.add_row(str(level), f"{size:,}", f"{int((counts > 0).sum()):,}", f"{perplexity:,.1f}", largest)
     console.print(table)
     shared = np.unique(sids.codes, axis=0, return_counts=True)[1]
-    console.print(f"{int(shared[shared > 1].sum()):,} items share a SID with another")
+    console.print(f"{counted(int(shared[shared > 1].sum()), 'item shares', 'items share')} a SID with another")
 
 
 def show_directory(console: Console, path: Path) -> None:
@@ -95,7 +97,7 @@ def _show_live_index(console: Console, path: Path) -> None:
     with LiveIndex.open(path, read_only=True) as index:
         status = index.status
     manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
-    console.print(f"{path}  ·  a live index of {status.num_items:,} items", soft_wrap=True)
+    console.print(f"{path}  ·  a live index of {counted(status.num_items, 'item')}", soft_wrap=True)
     table = Table("figure", show_header=False)
     table.add_column(justify="right")
     for name, value in (
@@ -109,7 +111,7 @@ def _show_live_index(console: Console, path: Path) -> None:
         table.add_row(name, f"{value:,}")
     console.print(table)
     if status.truncated_bytes:
-        console.print(f"{status.truncated_bytes:,} bytes at the log's end belong to an unfinished change")
+        console.print(f"an unfinished change of {counted(status.truncated_bytes, 'byte')} is at the log's end")
     show_trie(console, path / manifest["base"])
 
 
@@ -120,20 +122,20 @@ def _show_model(console: Console, path: Path) -> None:
 
     model = load_model(path)
     parameters = sum(weight.numel() for weight in model.parameters())
-    table = Table("setting", title=f"{path}  ·  {parameters:,} parameters", title_justify="left", show_header=False)
+    table = Table("setting", title=f"{path}  ·  {counted(parameters, 'parameter')}", title_justify="left", show_header=False)
     table.add_column(justify="right")
     names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
     if isinstance(model.config, EncoderDecoderConfig):
         names = ("d_model", "d_ff", "num_layers", "num_decoder_layers", "num_heads", "num_experts")
     for name in names:
         table.add_row(name, f"{getattr(model.config, name):,}")
-    table.add_row("vocabulary", f"{model.vocabulary.size:,} tokens")
+    table.add_row("vocabulary", counted(model.vocabulary.size, "token"))
     table.add_row("levels", " x ".join(str(size) for size in model.vocabulary.codebook_sizes))
     training = path.parent / "training.json"
     if training.exists():
         try:
             summary = read_json(training)
-            table.add_row("trained", f"{summary['step']:,} steps in {summary['seconds'] / 60:.1f} minutes")
+            table.add_row("trained", f"{counted(summary['step'], 'step')} in {summary['seconds'] / 60:.1f} minutes")
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(f"{training} cannot be read ({error}): delete it, or train again") from error
     console.print(table)
@@ -145,8 +147,12 @@ def show_plan(console: Console, num_items: int, sizes: tuple[int, ...], *, as_js
     if as_json:
         print(json.dumps(plan.as_json()))
         return
-    shape = f"{len(sizes)} levels of {sizes[0]:,} codes" if len(set(sizes)) == 1 else " x ".join(f"{size:,}" for size in sizes)
-    console.print(_bytes_table(f"plan  ·  {plan.num_items:,} uniform items, {shape}", plan))
+    shape = (
+        f"{counted(len(sizes), 'level')} of {counted(sizes[0], 'code')}"
+        if len(set(sizes)) == 1
+        else " x ".join(f"{size:,}" for size in sizes)
+    )
+    console.print(_bytes_table(f"plan  ·  {counted(plan.num_items, 'uniform item')}, {shape}", plan))
     console.print("expected nodes of a level: P (1 - (1 - 1/P)^N), P the product of the codebooks down to it")
     console.print("a search reads the levels alone; real Semantic IDs share prefixes and cost less")
     _show_bounds(console, plan, "expected")

@@ -12,7 +12,7 @@ import typer
 from leafbeam.cli import follow
 from leafbeam.cli.console import done, stdout
 from leafbeam.cli.options import DEFAULT_RUN, RunOption, delimiter_of, option
-from leafbeam.errors import ArgumentError, BatchError
+from leafbeam.errors import ArgumentError, BatchError, counted
 from leafbeam.extras import require
 
 BATCH = 1000  # items
@@ -62,8 +62,8 @@ def remove(
     with items_of(run, url, makes_codes=False) as writer:
         rows = [{"item_id": _id_of(item_id, writer.text_ids)} for item_id in dict.fromkeys(item_ids)]
         counts = writer.send("delete", rows, missing_ok=missing_ok)
-    ignored = f", {counts.ignored:,} were not there" if counts.ignored else ""
-    done(stdout(), f"{counts.deleted:,} {'item' if counts.deleted == 1 else 'items'} removed{ignored}", since=began)
+    ignored = f", {counts.ignored:,} {'was' if counts.ignored == 1 else 'were'} not there" if counts.ignored else ""
+    done(stdout(), f"{counted(counts.deleted, 'item')} removed{ignored}", since=began)
 
 
 def import_items(
@@ -107,7 +107,7 @@ def import_items(
     if nameless:
         shown = f"Left out: {', '.join(sorted(nameless))}, a column without a name in the file that the catalog does not have"
         console.print(shown, style="yellow", soft_wrap=True, markup=False)
-    done(console, f"{inserted:,} items added, {updated:,} replaced", since=began)
+    done(console, f"{counted(inserted, 'item')} added, {updated:,} replaced", since=began)
 
 
 def _require(url: str | None) -> None:

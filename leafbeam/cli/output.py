@@ -64,7 +64,9 @@ def history_of(paths: RunDirectory, user: str) -> list[ItemId]:
     row = np.flatnonzero(log.user_ids.astype(np.str_) == user)
     if len(row) == 0:
         examples = ", ".join(str(name) for name in log.user_ids[:3])
-        raise ItemIdError(f"the log has no user {user!r}; its {log.num_users:,} users have ids such as {examples}")
+        raise ItemIdError(
+            f"the log has no user {user!r}; its {counted(log.num_users, 'user has', 'users have')} ids such as {examples}"
+        )
     return log.item_ids[log.histories[int(row[0])]].tolist()
 
 
@@ -77,13 +79,22 @@ def describe(row: dict[str, Any], column: str | None) -> Text:
 
 
 def _why_short(result: Result) -> str:
-    """Return why there are fewer items than requested, with the rules that allow none."""
+    """Return why there are fewer items than requested, with the rules that allow none and what takes the items they allow."""
     if not result.empty_rules:
-        return f"{result.num_valid} items: no more are allowed."
-    (*others, last) = result.empty_rules
-    if not others:
-        return f"0 items: the rule {last} allows none."
-    return f"0 items: the rules {', '.join(others)} and {last} allow none together."
+        return f"{counted(result.num_valid, 'item')}: no more are allowed."
+    exclusions = {"- deny_item_ids": "denied", "- history": "in the history"}
+    taken = " or ".join(words for name, words in exclusions.items() if name in result.empty_rules)
+    rules = [name for name in result.empty_rules if name not in exclusions]
+    named = (
+        f"rule {rules[0]} allows"
+        if len(rules) == 1
+        else f"rules {', '.join(rules[:-1])} and {rules[-1]} allow"
+        if rules
+        else ""
+    )
+    if taken:
+        return f"0 items: all items{f' that the {named}' if named else ''} are {taken}."
+    return f"0 items: the {named} none{' together' if len(rules) > 1 else ''}."
 
 
 def show(console: Console, engine: Engine, request: Request, result: Result) -> None:
@@ -112,7 +123,7 @@ def show(console: Console, engine: Engine, request: Request, result: Result) -> 
             console.print(f"{counted(len(ids), 'id')} of {name} {verb} ignored: {', '.join(map(str, ids[:5]))}")
     console.print(
         f"{counted(result.num_history_used, 'item')} of history, {result.num_history_left_out} left out of the answer, "
-        f"{result.num_beams} beams, index {result.index_version}; "
+        f"{counted(result.num_beams, 'beam')}, index {result.index_version}; "
         f"{1e3 * result.timings.total:.1f} ms, of which {1e3 * result.timings.model:.1f} ms in the model",
         style="dim",
     )

@@ -2,7 +2,7 @@
 
 import re
 
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import ArgumentError, counted
 
 _NUMBER = re.compile(r"(\d(?:_?\d){0,19})(?:(e|\^)(\d{1,2}))?")
 _PLAN = "expected N,V,L: items, codebook and levels, such as 10000000,2048,8, 1e7,2048x2048x8192 or 10^8,256,4"
@@ -37,7 +37,9 @@ def parse_plan(text: str) -> tuple[int, tuple[int, ...]]:
     if len(sizes) == 1 and num_levels <= 1000:
         return num_items, tuple(sizes * num_levels)
     if len(sizes) != num_levels:
-        raise ArgumentError(f"--plan {text} names {len(sizes)} codebooks for {num_levels} levels: {_PLAN}")
+        raise ArgumentError(
+            f"--plan {text} names {counted(len(sizes), 'codebook')} for {counted(num_levels, 'level')}: {_PLAN}"
+        )
     return num_items, tuple(sizes)
 
 

@@ -16,16 +16,16 @@ from leafbeam.semid import CollisionStrategy, EmbeddingConfig, Method, Quantiser
 
 TABLES = "Your tables (remembered in the run)"
 VECTORS = "Vectors and codes"
-# Counts of the log's report that are shown where they are not 0.
-IRREGULAR = (
-    "duplicates_dropped",
-    "unlisted_items",
-    "core_rows_dropped",
-    "unseen_items",
-    "rows_in_the_future",
-    "rows_before_1980",
-    "tied_times",
-)
+# Counts of the log's report that are shown where they are not 0, and what each says of 1.
+IRREGULAR = {
+    "duplicates_dropped": "duplicate dropped",
+    "unlisted_items": "unlisted item",
+    "core_rows_dropped": "core row dropped",
+    "unseen_items": "unseen item",
+    "rows_in_the_future": "row in the future",
+    "rows_before_1980": "row before 1980",
+    "tied_times": "tied time",
+}
 PLOT_FORMATS = (".pdf", ".png", ".svg")
 
 
@@ -116,8 +116,9 @@ def fit_sids(
     source.save(paths.source)
     done(
         console,
-        f"{source.path}: {log.num_users:,} users, {log.num_items:,} items, {log.report.interactions:,} interactions; "
-        f"{split.report.users_too_short:,} users too short to evaluate",
+        f"{source.path}: {counted(log.num_users, 'user')}, {counted(log.num_items, 'item')}, "
+        f"{counted(log.report.interactions, 'interaction')}; "
+        f"{counted(split.report.users_too_short, 'user')} too short to evaluate",
         since=began,
     )
     counts = {name: getattr(log.report, name) for name in IRREGULAR}
@@ -127,7 +128,7 @@ def fit_sids(
         example = log.item_ids[0].item()
         id_type = "text" if isinstance(example, str) else "whole numbers (--text-ids makes them text)"
         console.print(f"Item ids are {id_type}: requests name {example!r}", style="dim", soft_wrap=True)
-    if notes := [f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count]:
+    if notes := [counted(count, IRREGULAR[name], name.replace("_", " ")) for name, count in counts.items() if count]:
         console.print(", ".join(notes), style="dim", soft_wrap=True)
     show_types(console, log.items)
     for note in log.report.notes:

@@ -13,7 +13,7 @@ from leafbeam.cli.options import DEFAULT_RUN, DeviceOption, RunOption, option
 from leafbeam.cli.run import RunDirectory
 from leafbeam.cli.sources import Source
 from leafbeam.cli.stopwatch import Stopwatch
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import ArgumentError, counted
 from leafbeam.extras import require, require_device
 
 MODEL = "Model"
@@ -165,8 +165,9 @@ def train(
             console.print(f"Stopped at {last['share']:.0%} of the budget: recall no longer rises.")
         done(
             console,
-            f"{paths.model}: {figures['parameters']:,} parameters, {last['step']:,} steps, {last['epochs']:.1f} passes over "
-            f"{split.report.train_interactions:,} interactions, loss {last['loss']:.2f}",
+            f"{paths.model}: {counted(figures['parameters'], 'parameter')}, {counted(last['step'], 'step')}, "
+            f"{last['epochs']:.1f} passes over "
+            f"{counted(split.report.train_interactions, 'interaction')}, loss {last['loss']:.2f}",
             since=began,
         )
         paths.add_to_report("train", figures)
@@ -184,7 +185,7 @@ def train(
         console.print(
             f"{aside} has the interactions that a server has counted: the new memory counts those of the run's log alone."
         )
-    done(console, f"{paths.memory}: the transitions and texts of {len(memory):,} items", since=began)
+    done(console, f"{paths.memory}: the transitions and texts of {counted(len(memory), 'item')}", since=began)
     watch.end("weight of the memory")
     if budget_s is not None and watch.total > 1.05 * budget_s:
         console.print(

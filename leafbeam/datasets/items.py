@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.datasets.assortment import Category, Department
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import ArgumentError, counted
 
 NUM_TIERS = 3
 NEW_DAYS = 7
@@ -87,8 +87,9 @@ def items_per_category(num_items: int, limits: NDArray[np.int64], rng: np.random
     """Random sizes that sum to `num_items`: at least one item a category, at most its number of titles."""
     if not len(limits) <= num_items <= limits.sum():
         raise ArgumentError(
-            f"num_items={num_items:,}: a shop needs at least one item for each of its {len(limits)} categories and has "
-            f"words for {limits.sum():,} titles, choose a number in between"
+            f"num_items={num_items:,}: a shop needs at least one item for each of its "
+            f"{counted(len(limits), 'category', 'categories')} and has "
+            f"words for {counted(limits.sum(), 'title')}, choose a number in between"
         )
     share = rng.dirichlet(np.full(len(limits), 12.0))
     sizes = np.clip(np.floor(share * num_items).astype(np.int64), 1, limits)

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from leafbeam.datasets.assortment import read_assortment
 from leafbeam.datasets.interactions import generate_interactions
 from leafbeam.datasets.items import generate_items
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import ArgumentError, counted
 
 TODAY = date(2026, 3, 1)
 
@@ -28,7 +28,7 @@ class Shop:
     interactions: pa.Table
 
     def __repr__(self) -> str:
-        return f"Shop({self.items.num_rows:,} items, {self.interactions.num_rows:,} interactions)"
+        return f"Shop({counted(self.items.num_rows, 'item')}, {counted(self.interactions.num_rows, 'interaction')})"
 
     def save(self, directory: str | Path) -> None:
         """Write items.parquet and interactions.parquet into `directory`, created if needed."""

@@ -24,7 +24,7 @@ from leafbeam.decode.results import (
     collect_items,
     root_ranges,
 )
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import ArgumentError, counted
 from leafbeam.index import Trie, Version
 from leafbeam.ops.backend import BoundIndex, IndexBindings, namespace_of, to_numpy
 from leafbeam.ops.constrain import Beams, RequestFilter, Scoring
@@ -109,7 +109,9 @@ class BeamSearch(ItemSearch):
 
     def __repr__(self) -> str:
         config = self.config
-        return f"BeamSearch({self.version.num_items:,} items, num_beams={config.num_beams}, scoring={config.scoring!r})"
+        return (
+            f"BeamSearch({counted(self.version.num_items, 'item')}, num_beams={config.num_beams}, scoring={config.scoring!r})"
+        )
 
     def run(
         self,

@@ -23,7 +23,7 @@ from leafbeam.decode.config import SearchConfig, end_code_of
 from leafbeam.decode.constraint import TrieConstraint, decode, raise_first_bad
 from leafbeam.decode.model_calls import ModelCalls
 from leafbeam.decode.results import BatchFilters, DenyLists, SearchResult, check_batch, collect_items, root_ranges
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import ArgumentError, counted
 from leafbeam.extras import optional_imports
 from leafbeam.index import Trie, Version
 from leafbeam.ops.constrain import Beams, RequestFilter, Scoring
@@ -109,7 +109,10 @@ class JaxBeamSearch:
 
     def __repr__(self) -> str:
         config = self.config
-        return f"JaxBeamSearch({self.version.num_items:,} items, num_beams={config.num_beams}, scoring={config.scoring!r})"
+        return (
+            f"JaxBeamSearch({counted(self.version.num_items, 'item')}, num_beams={config.num_beams}, "
+            f"scoring={config.scoring!r})"
+        )
 
     def for_version(self, index: Trie | Version) -> JaxBeamSearch:
         """The same search on another version; what has not changed is not copied again, and this one stays as it is."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import LogitsError
+from leafbeam.errors import LogitsError, counted
 from leafbeam.ops.backend import to_kind_of, to_numpy
 from leafbeam.ops.constrain import Beams
 
@@ -131,7 +131,7 @@ class ModelCalls:
         self._origin_BK = None
         logits_T = self._suffix_fn(codes_BKT, parents_BK)
         if len(logits_T) != jump.num_rounds:
-            raise LogitsError(f"suffix_fn returned the logits of {len(logits_T)} levels: expected {jump.num_rounds}")
+            raise LogitsError(f"suffix_fn returned the logits of {counted(len(logits_T), 'level')}: expected {jump.num_rounds}")
         return logits_T
 
     def _continued(self, beams: Beams[Any], part: slice = slice(None)) -> tuple[Any, Any]:

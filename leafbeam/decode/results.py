@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import ArgumentError, FilterError, short_repr
+from leafbeam.errors import ArgumentError, FilterError, counted, short_repr
 from leafbeam.html_table import html_table
 from leafbeam.index import Filter, Trie, Version, VersionFilter
 from leafbeam.index.items import ItemIds
@@ -83,7 +83,7 @@ class SearchResult:
             for request, items in enumerate(self.item_ids[:_SHOWN_REQUESTS])
             for rank, item in enumerate(items[:_SHOWN_ITEMS].tolist())
         ]
-        counts = f"{len(self.item_ids):,} requests, {int(self.num_valid.sum()):,} items"
+        counts = f"{counted(len(self.item_ids), 'request')}, {counted(int(self.num_valid.sum()), 'item')}"
         return html_table(f"Search result: {counts}", ["request", "rank", "item", "log probability", "Semantic ID"], rows)
 
 
@@ -110,10 +110,13 @@ def _check_length(name: str, values: object, batch_size: int) -> None:
     if values is None:
         return
     if not isinstance(values, Sized) or isinstance(values, str) or getattr(values, "shape", None) == ():
-        expected = f"a list with one entry for each of the {batch_size} requests"
+        expected = f"a list with one entry for each of the {counted(batch_size, 'request')}"
         raise ArgumentError(f"{name} is {short_repr(values)}: expected {expected}")
     if len(values) != batch_size:
-        raise ArgumentError(f"{name} has {len(values)} entries: expected one for each of the {batch_size} requests")
+        raise ArgumentError(
+            f"{name} has {counted(len(values), 'entry', 'entries')}: "
+            f"expected one for each of the {counted(batch_size, 'request')}"
+        )
 
 
 def root_ranges(version: Version, requests: Sequence[tuple[RequestFilter, ...]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -17,7 +17,7 @@ from leafbeam.decode.model_calls import ModelCalls, StepFn
 from leafbeam.decode.ragged import Children
 from leafbeam.decode.results import BatchFilters, DenyLists, SearchResult, check_batch
 from leafbeam.decode.sampling import Sampling
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import ArgumentError, counted
 from leafbeam.index import Trie, Version
 from leafbeam.ops.backend import BoundIndex, load
 from leafbeam.ops.constrain import Beams
@@ -57,7 +57,7 @@ class Sampler(ItemSearch):
         self.num_samples = num_samples
 
     def __repr__(self) -> str:
-        return f"Sampler({self.version.num_items:,} items, num_samples={self.num_samples}, {self.sampling})"
+        return f"Sampler({counted(self.version.num_items, 'item')}, num_samples={self.num_samples}, {self.sampling})"
 
     def run(
         self,

@@ -15,7 +15,7 @@ from leafbeam.decode.config import SearchConfig
 from leafbeam.decode.constraint import check_logits
 from leafbeam.decode.sampling import Sampling
 from leafbeam.decode.sequence_search import SequenceSearch
-from leafbeam.errors import ArgumentError, LogitsError
+from leafbeam.errors import ArgumentError, LogitsError, counted
 from leafbeam.ops.constrain import Beams
 from leafbeam.ops.constrain.cpu import automaton as automata
 from leafbeam.ops.head import HeadCosts
@@ -59,7 +59,8 @@ class SequenceSampler(SequenceSearch):
         seeds = self.seeds * size if len(self.seeds) == 1 else self.seeds
         if len(samplings) != size or len(seeds) != size:
             raise ArgumentError(
-                f"{len(samplings)} samplings and {len(seeds)} seeds for a batch of {size}: expected one for each"
+                f"{counted(len(samplings), 'sampling')} and {counted(len(seeds), 'seed')} for a batch of {size}: "
+                "expected one for each"
             )
         return _SampledConstraint(self.config, batch, head, costs, samplings, seeds)
 

@@ -16,7 +16,7 @@ from leafbeam.decode.automaton_constraint import AutomatonConstraint, DeviceAuto
 from leafbeam.decode.config import SearchConfig
 from leafbeam.decode.constraint import Trace, raise_if_bad, rounds
 from leafbeam.decode.model_calls import ModelCalls, StepFn, SuffixFn
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import ArgumentError, counted
 from leafbeam.ops.backend import to_numpy
 from leafbeam.ops.constrain import Scoring
 from leafbeam.ops.constrain.cpu import automaton as automata
@@ -143,7 +143,7 @@ class SequenceSearch:
         if batch_size < 1 or len(requests) != batch_size:
             raise ArgumentError(f"{len(self._automata)} automata for a batch of {batch_size}: expected one for each request")
         if head is not None and len(head) != self.num_codes:
-            raise ArgumentError(f"the head has {len(head):,} codes: expected num_codes, {self.num_codes:,}")
+            raise ArgumentError(f"the head has {counted(len(head), 'code')}: expected num_codes, {self.num_codes:,}")
         return self._constraint(automata.bind(requests, end_code=self.end_code, num_codes=self.num_codes), head, costs)
 
     def _constraint(self, batch: automata.AutomatonBatch, head: Any, costs: HeadCosts | None) -> AutomatonConstraint:

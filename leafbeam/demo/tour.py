@@ -17,7 +17,7 @@ from leafbeam.demo.display import ItemList, item_facts, item_title, print_side_b
 from leafbeam.demo.processes import Response, Server
 from leafbeam.demo.rules import Rule
 from leafbeam.demo.sql_checker import SqlChecker
-from leafbeam.errors import DemoError
+from leafbeam.errors import DemoError, counted
 from leafbeam.train.interaction_log import InteractionLog
 
 NUM_ITEMS = 5
@@ -78,7 +78,7 @@ class Tour:
         history = self._history(self.user)
         name = (str(self.log.user_ids[self.user]), "bold")
         self.console.print()
-        self.console.print(Text.assemble("User ", name, f", who took {len(history)} items; the last of them:"))
+        self.console.print(Text.assemble("User ", name, f", who took {counted(len(history), 'item')}; the last of them:"))
         for row in self.checker.rows(history[-5:]):
             self.console.print(Text.assemble("  • ", item_title(row), ("  " + item_facts(row), "dim")), no_wrap=True)
         missing = {"stock", "price"} - set(self.log.items.column_names)
@@ -90,7 +90,7 @@ class Tour:
         """Print the answers to all requests side by side, and check each."""
         answers = [(rules, self._recommend(self.user, rules)) for rules in self.requests]
         allowed = [f"{self.checker.count_allowed(_predicates(rules)):,}" for rules in self.requests]
-        notes = (f"{count} of {self.log.num_items:,} items allowed" for count in allowed)
+        notes = (f"{count} of {counted(self.log.num_items, 'item')} allowed" for count in allowed)
         print_side_by_side(self.console, [self._item_list(*answer, note) for answer, note in zip(answers, notes, strict=True)])
         columns = [title for column, title in COLUMN_TITLES.items() if column in self.log.items.column_names]
         self.console.print(Text(f"Below each title: {' · '.join(columns)}", "dim"))
@@ -121,13 +121,13 @@ class Tour:
             name = _name(rules)
             self._print(
                 ("✓ " if broken == 0 else "✗ ", "green" if broken == 0 else "bold red"),
-                f"{len(users):,} users, “{name}”: {broken} of {len(items):,} items violate it ",
+                f"{counted(len(users), 'user')}, “{name}”: {counted(broken, 'violation')} in {counted(len(items), 'item')} ",
                 (f"(without it: {without_rule:,} of {len(unfiltered):,}); median {median_ms:.0f} ms over HTTP", "dim"),
             )
             counts = {"items": len(items), "broken": broken, "broken_without_rule": without_rule}
             figures[name] = counts | {"median_ms": median_ms}
             if broken:
-                raise DemoError(f"{broken} of {len(items):,} items violate “{name}”: {BUG}")
+                raise DemoError(f"{counted(broken, 'violation')} of “{name}” in {counted(len(items), 'item')}: {BUG}")
         return figures
 
     def change_a_rule(self) -> dict[str, Any]:
@@ -224,10 +224,10 @@ class Tour:
         if not rules:
             named = [rule for request in self.requests for rule in request]
             counts = (f"{self._violations([rule], items)} violate “{rule.title}”" for rule in named)
-            self._print(f"• no rules: of {len(items)} items {', '.join(counts)}")
+            self._print(f"• no rules: of {counted(len(items), 'item')} {', '.join(counts)}")
             return
         if broken := self._violations(rules, items):
-            raise DemoError(f"{broken} of {len(items)} items violate “{_name(rules)}”: {BUG}")
+            raise DemoError(f"{counted(broken, 'violation')} of “{_name(rules)}” in {counted(len(items), 'item')}: {BUG}")
         predicate, took = (" AND ".join(_predicates(rules)), "cyan"), (f"  ({response.milliseconds:.0f} ms)", "dim")
         self._print(("✓ ", "green"), f"{_name(rules)}: all {len(items)} obey ", predicate, took)
 

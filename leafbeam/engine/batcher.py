@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Generic, Literal, TypeVar
 
 from leafbeam.engine.capacity import BatchSize, Capacity
-from leafbeam.errors import ArgumentError, OverloadedError
+from leafbeam.errors import ArgumentError, OverloadedError, counted
 
 RequestT = TypeVar("RequestT")
 CloseReason = Literal["full", "quota", "slack", "idle", "ending"]
@@ -104,7 +104,7 @@ class Batcher(Generic[RequestT]):
         """
         if self._length >= self._max_queue:
             raise OverloadedError(
-                f"the queue is full with {self._length:,} requests: try again later",
+                f"the queue is full with {counted(self._length, 'request')}: try again later",
                 reason="queue_full",
                 retry_after_s=free_in_s + self._seconds_ahead(None) / workers,
             )

@@ -38,6 +38,7 @@ from leafbeam.errors import (
     RequestError,
     UnavailableError,
     UnknownRuleError,
+    counted,
 )
 from leafbeam.index import Trie, Version
 from leafbeam.live import RequestKey
@@ -179,7 +180,7 @@ class Engine:
 
     def __repr__(self) -> str:
         state = self.unhealthy_reason or "it is running"
-        return f"Engine({type(self.model).__name__}, {len(self.version):,} items of {self.version.name}, {state})"
+        return f"Engine({type(self.model).__name__}, {counted(len(self.version), 'item')} of {self.version.name}, {state})"
 
     @property
     def version(self) -> Version:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from leafbeam.errors import ArgumentError, RequestError, short_repr
+from leafbeam.errors import ArgumentError, RequestError, counted, short_repr
 
 if TYPE_CHECKING:
     from leafbeam.engine.request import Request
@@ -62,4 +62,4 @@ class Limits:
             ("rules", request.rules, self.max_rules),
         ):
             if len(values) > limit:
-                raise RequestError(f"{name} may hold up to {limit:,} entries, not {len(values):,}")
+                raise RequestError(f"{name} may hold up to {counted(limit, 'entry', 'entries')}, not {len(values):,}")

@@ -3,20 +3,21 @@
 Shapes: n items of a history, L levels.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.catalog import Catalog, Expression
+from leafbeam.catalog import Catalog, Expression, RuleSet
+from leafbeam.catalog.conflict import conflict_with_exclusions
 from leafbeam.decode.config import beams_under
 from leafbeam.engine.batcher import RequestSize
 from leafbeam.engine.decoder import Model
 from leafbeam.engine.limits import Limits
 from leafbeam.engine.request import ItemId, PendingRequest, Request
 from leafbeam.engine.settings import Settings
-from leafbeam.errors import CheckpointError, RequestError, UnknownRuleError
-from leafbeam.index import Version
+from leafbeam.errors import CheckpointError, RequestError, UnknownRuleError, counted
+from leafbeam.index import Version, VersionFilter
 from leafbeam.index.items import is_possible
 
 
@@ -46,7 +47,10 @@ class RequestPreparer:
         self._max_items = model.vocabulary.max_history(max_positions)
         self.max_history = min(limits.max_history, self._max_items)
         if self._max_items < 0:
-            raise CheckpointError(f"the model has {max_positions} positions, too few for one SID of {self._num_levels} codes")
+            raise CheckpointError(
+                f"the model has {counted(max_positions, 'position')}, "
+                f"too few for one SID of {counted(self._num_levels, 'code')}"
+            )
 
     @property
     def version(self) -> Version:
@@ -97,13 +101,11 @@ class RequestPreparer:
         if rules is None and expression is not None:
             raise UnknownRuleError(f"unknown rule {min(expression.names)[:80]!r}; this engine has no catalog, so no rules")
         item_filter = None if rules is None else rules.filter(expression or ())
-        empty_rules: tuple[str, ...] = ()
-        if rules is not None and expression is not None and item_filter is not None and not len(item_filter):
-            empty_rules = rules.conflict(expression)
         history, segment_n, row_n, ignored_history = _lookup("history", request.history, version, deleted=True)
         deny, _, _, ignored_deny = _lookup("deny_item_ids", request.deny_item_ids, version)
         left_out = () if request.keep_history else tuple(dict.fromkeys(history))
         denied = [*deny, *left_out]
+        empty_rules = _empty_rules(version, item_filter, rules, expression, {"- deny_item_ids": deny, "- history": left_out})
         newest = slice(max(0, len(history) - self._max_items), None)
         codes = version.codes_at(segment_n[newest], row_n[newest]) if history else np.empty((0, self._num_levels), np.int64)
         num_beams = self.num_beams(request)
@@ -117,8 +119,8 @@ class RequestPreparer:
         size = self.size(request, arrived, len(codes), version, widest)
         if size.tokens > self._settings.max_batch_tokens:
             raise RequestError(
-                f"the {len(codes):,} known items of the history are {size.tokens:,} tokens, and a batch holds up to "
-                f"{self._settings.max_batch_tokens:,}: send fewer",
+                f"the known items of the history, {len(codes):,}, take {counted(size.tokens, 'token')}, and a batch holds "
+                f"up to {self._settings.max_batch_tokens:,}: send fewer",
                 reason="over_capacity",
             )
         return PendingRequest(
@@ -139,6 +141,28 @@ class RequestPreparer:
             ignored_deny=ignored_deny,
             prepared=self._clock(),
         )
+
+
+def _empty_rules(
+    version: Version,
+    allowed: VersionFilter | None,
+    rules: RuleSet | None,
+    expression: Expression | None,
+    excluded: Mapping[str, Sequence[ItemId]],
+) -> tuple[str, ...]:
+    """Return `Result.empty_rules`. Cost: a comparison of counts, unless the request excludes as many items as are allowed."""
+    num_allowed = version.num_items if allowed is None else len(allowed)
+    if not num_allowed:
+        return () if rules is None or expression is None else rules.conflict(expression)
+    if num_allowed > sum(map(len, excluded.values())):
+        return ()
+    listed = None if rules is None else rules.filter()
+    return conflict_with_exclusions(
+        version.filter_of([None] * len(version.segments)) if listed is None else listed,
+        expression,
+        {} if rules is None else rules.filters,
+        {name: ids for name, ids in excluded.items() if ids},
+    )
 
 
 def _lookup(

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from leafbeam.decode import BeamLevel
 from leafbeam.engine.batcher import RequestSize
-from leafbeam.errors import RequestError, short_repr
+from leafbeam.errors import RequestError, counted, short_repr
 from leafbeam.index import Version, VersionFilter
 from leafbeam.retrieve import Reason
 
@@ -82,8 +82,8 @@ class Request:
             raise RequestError(f"explain must be True or False, not {short_repr(self.explain)}")
 
     def __repr__(self) -> str:
-        parts = [f"{len(self.history):,} items of history", f"num_items={self.num_items}"]
-        parts += [f"deny {len(self.deny_item_ids):,} items"] if self.deny_item_ids else []
+        parts = [f"{counted(len(self.history), 'item')} of history", f"num_items={self.num_items}"]
+        parts += [f"deny {counted(len(self.deny_item_ids), 'item')}"] if self.deny_item_ids else []
         names = ("user", "rules", "filter", "num_beams", "channel", "deadline_s", "keep_history")
         parts += [f"{name}={short_repr(value)}" for name in names if (value := getattr(self, name))]
         return f"Request({', '.join(parts)})"
@@ -126,8 +126,9 @@ class Result:
         neither the memory nor the beams find fill up a short answer: they come last, the most popular first, with the reason
         "popular" and 0 or the last score before them as score.
     num_valid: at most num_items of the request; fewer if the rules allow fewer.
-    empty_rules: if the rules and the filter of the request allow no item, the smallest set of them that already allows none: a
-        rule, a pair that shares no item, or more; parts of the filter as text. Else empty.
+    empty_rules: if no item is left, the smallest set of the request's rules that leaves none: a rule, a pair that shares no
+        item, or more; parts of the filter as text. Where the rules leave items, "- deny_item_ids" and "- history", which take
+        these, count as rules too. Else empty.
     num_beams: beams of the search as asked for, and at least num_items; 0 if none ran. `levels` show how rules widened it.
     exact: whether the model's items are certain to be the best allowed ones: the search kept every allowed prefix, or dropped
         only such that score below them. Of a fused ranking: all num_beams items that the model contributes.
@@ -163,7 +164,7 @@ class Result:
 
     def __repr__(self) -> str:
         best = f", best {short_repr(self.item_ids[0])} at {self.scores[0]:.3f}" if self.num_valid else ""
-        return f"Result({self.num_valid} items{best}, {1e3 * self.timings.total:.1f} ms)"
+        return f"Result({counted(self.num_valid, 'item')}{best}, {1e3 * self.timings.total:.1f} ms)"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from leafbeam.errors import counted
 from leafbeam.index import bit_kernels as bits
 
 
@@ -124,7 +125,7 @@ class Bitmap:
         return Bitmap.from_words(words_W, self.size)
 
     def __repr__(self) -> str:
-        return f"Bitmap({self.count:,} of {self.size:,} positions)"
+        return f"Bitmap({self.count:,} of {counted(self.size, 'position')})"
 
     def _same_size(self, other: "Bitmap") -> "Bitmap":
         assert self.size == other.size, (self.size, other.size)

@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import ArgumentError, CodesError, ItemIdError
+from leafbeam.errors import ArgumentError, CodesError, ItemIdError, counted
 from leafbeam.index.external_sort import ExternalSort, SpilledArray, SpillFile
 from leafbeam.index.items import ID_KINDS, ItemIds, ItemTable, check_item_ids, check_unique
 from leafbeam.index.level import MAX_ITEMS, check_codes, check_sizes, code_dtype
@@ -43,7 +43,9 @@ class TrieBuilder:
         num_threads: int | None = None,
     ) -> None:
         if memory_limit < 1:
-            raise ArgumentError(f"memory_limit is {memory_limit:,} bytes: expected at least 1 (64 MB and more are sensible)")
+            raise ArgumentError(
+                f"memory_limit is {counted(memory_limit, 'byte')}: expected at least 1 (64 MB and more are sensible)"
+            )
         self.sizes = check_sizes(codebook_sizes)
         self.end_code = end_code
         self.packed = packed
@@ -71,7 +73,7 @@ class TrieBuilder:
         if self.end_code is not None:
             check_end_codes(table_nL, sizes, self.end_code)
         if self.num_items + size > MAX_ITEMS:
-            raise CodesError(f"{self.num_items + size:,} rows: one index holds at most {MAX_ITEMS:,} items")
+            raise CodesError(f"{counted(self.num_items + size, 'row')}: one index holds at most {MAX_ITEMS:,} items")
         ids = None if item_ids is None else check_item_ids(item_ids, size, self.num_items)
         words_Pn = pack_sort_keys(table_nL, self.sizes, self._layout, threads_for(size, self._num_threads), self.num_items)
         self._ids.add(ids, size, self.num_items)
@@ -124,7 +126,7 @@ class TrieBuilder:
         self.close()
 
     def __repr__(self) -> str:
-        return f"TrieBuilder({self.num_items:,} items, {len(self._runs or ()):,} runs on disk)"
+        return f"TrieBuilder({counted(self.num_items, 'item')}, {counted(len(self._runs or ()), 'run')} on disk)"
 
     def _spill(self, end: int) -> None:
         """Sort the rows in memory, the last of which is row `end - 1`, and write them to disk."""

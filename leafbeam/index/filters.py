@@ -7,7 +7,7 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import FilterError, ForeignFilterError, short_repr
+from leafbeam.errors import FilterError, ForeignFilterError, counted, short_repr
 from leafbeam.html_table import html_table
 from leafbeam.index.bitmap import Bitmap
 from leafbeam.index.items import ItemTable
@@ -85,7 +85,7 @@ class Filter:
         return self._with(~self.ordinals)
 
     def __repr__(self) -> str:
-        return f"Filter({len(self):,} of {self.ordinals.size:,} items)"
+        return f"Filter({len(self):,} of {counted(self.ordinals.size, 'item')})"
 
     def _repr_html_(self) -> str:
         share = f"{len(self) / max(1, self.ordinals.size):.2%}"
@@ -100,7 +100,7 @@ class Filter:
             raise no_operand("Filter", other)
         if self.index_version != other.index_version:
             raise ForeignFilterError(
-                f"the filters belong to two indexes: {self.index_version} with {self.ordinals.size:,} items and "
+                f"the filters belong to two indexes: {self.index_version} with {counted(self.ordinals.size, 'item')} and "
                 f"{other.index_version} with {other.ordinals.size:,}; make both with the same index.filter(...)"
             )
         return other

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import CodesError, ItemIdError
+from leafbeam.errors import CodesError, ItemIdError, counted
 from leafbeam.index.bit_kernels import bits_at, popcount, word_hash
 from leafbeam.index.bitmap import Bitmap
 from leafbeam.index.items import ItemTable, check_utf8
@@ -70,7 +70,7 @@ def find_problem(
     """
     all_leaves = Bitmap.full(num_leaves)
     if levels[-1].num_nodes != num_leaves:
-        return f"the last level has {levels[-1].num_nodes:,} nodes for {num_leaves:,} leaves"
+        return f"the last level has {counted(levels[-1].num_nodes, 'node')} for {counted(num_leaves, 'leaf', 'leaves')}"
 
     def has_other_hash() -> str:
         found = fingerprint(levels, items, end_code)
@@ -106,7 +106,10 @@ def _level_problem(number: int, level: Level, above_W: NDArray[np.uint64], all_l
     if level.boundary is not None:
         words_W, num_leaves = level.boundary.words_W, level.boundary.size
         if int(words_W[-1]) >> (num_leaves & 63) or not _is_ranked(words_W, level.boundary.before_W, above_W, level.num_nodes):
-            return f"the boundary of level {number} is not a bitmap of {level.num_nodes:,} nodes under those of the level above"
+            return (
+                f"the boundary of level {number} is not a bitmap of {counted(level.num_nodes, 'node')} under those of the "
+                "level above"
+            )
     elif (above_W & ~words_W).any():
         return f"level {number} begins nodes beyond the last leaf"
     if level.firsts is not None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import ItemIdError, short_repr
+from leafbeam.errors import ItemIdError, counted, short_repr
 from leafbeam.index.radix_sort import sort_rows, threads_for
 from leafbeam.jit import njit
 
@@ -172,7 +172,10 @@ def check_known(item_ids: ItemIds, rows_n: NDArray[np.int64], where: str) -> Non
     unknown = np.flatnonzero(rows_n < 0)
     if unknown.size:
         first = list(item_ids)[unknown[0]]
-        raise ItemIdError(f"{unknown.size:,} of {len(rows_n):,} item ids are unknown, {first!r} among them: {where}")
+        verb = "is" if unknown.size == 1 else "are"
+        raise ItemIdError(
+            f"{unknown.size:,} of {counted(len(rows_n), 'item id')} {verb} unknown, {first!r} among them: {where}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -273,7 +276,7 @@ class ItemTable:
     def known_rows_of(self, item_ids: ItemIds) -> NDArray[np.int64]:
         """The row of each id; ItemIdError where one is unknown."""
         rows = self.rows_of(item_ids)
-        check_known(item_ids, rows, f"this index has {self.num_items:,} items whose ids are {ID_KINDS[self.kind]}")
+        check_known(item_ids, rows, f"this index has {counted(self.num_items, 'item')} whose ids are {ID_KINDS[self.kind]}")
         return rows
 
     def ids_of(self, rows: NDArray[np.integer]) -> NDArray[np.generic]:
@@ -293,7 +296,7 @@ class ItemTable:
         return (leaf, leaf + 1) if indptr is None else (int(indptr[leaf]), int(indptr[leaf + 1]))
 
     def __repr__(self) -> str:
-        return f"ItemTable({self.num_items:,} items, ids: {'row numbers' if self.ids is None else self.ids.dtype})"
+        return f"ItemTable({counted(self.num_items, 'item')}, ids: {'row numbers' if self.ids is None else self.ids.dtype})"
 
 
 def check_unique(ids_N: NDArray[np.generic], memory_limit: int = 1 << 30) -> None:
@@ -321,7 +324,8 @@ def _raise_duplicates(sorted_ids: NDArray[np.generic]) -> None:
         item_id = sorted_ids[same[0]].item()
         name = item_id.decode() if isinstance(item_id, bytes) else item_id
         raise ItemIdError(
-            f"{same.size:,} item ids occur more than once, {name!r} among them: each row needs its own id "
+            f"{counted(same.size, 'item id occurs', 'item ids occur')} more than once, {name!r} among them: "
+            "each row needs its own id "
             f"(several items may share one Semantic ID, but not one item id)"
         )
 

@@ -8,7 +8,7 @@ from operator import index
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import CodesError
+from leafbeam.errors import CodesError, counted
 from leafbeam.index import bit_kernels as bits
 from leafbeam.index.bitmap import Bitmap
 
@@ -39,10 +39,12 @@ def check_sizes(codebook_sizes: Sequence[int]) -> tuple[int, ...]:
     except TypeError:
         raise CodesError(f"codebook_sizes={codebook_sizes!r}: expected whole numbers, one for each level") from None
     if not 1 <= len(sizes) <= MAX_LEVELS:
-        raise CodesError(f"codebook_sizes has {len(sizes)} levels: expected 1 to {MAX_LEVELS}, one size for each level")
+        raise CodesError(
+            f"codebook_sizes has {counted(len(sizes), 'level')}: expected 1 to {MAX_LEVELS}, one size for each level"
+        )
     for level, size in enumerate(sizes):
         if not 1 <= size <= MAX_CODEBOOK:
-            raise CodesError(f"the codebook of level {level} has {size:,} codes: expected 1 to 2^31")
+            raise CodesError(f"the codebook of level {level} has {counted(size, 'code')}: expected 1 to 2^31")
     return sizes
 
 
@@ -54,7 +56,7 @@ def check_codes(
     try:
         table = np.asarray(codes)
     except ValueError:
-        raise CodesError(f"codes has rows of different lengths: expected {len(sizes)} codes in each") from None
+        raise CodesError(f"codes has rows of different lengths: expected {counted(len(sizes), 'code')} in each") from None
     if table.size == 0 and table.ndim <= 2:
         table = np.empty((0, len(sizes)), np.int64)
     if table.ndim != 2 or table.shape[1] != len(sizes):
@@ -65,7 +67,7 @@ def check_codes(
     if not np.issubdtype(table.dtype, np.integer):
         raise CodesError(f"codes has dtype {table.dtype}: expected integers (convert with codes.astype(np.int64))")
     if len(table) > MAX_ITEMS:
-        raise CodesError(f"codes has {len(table):,} rows: one index holds at most {MAX_ITEMS:,} items")
+        raise CodesError(f"codes has {counted(len(table), 'row')}: one index holds at most {MAX_ITEMS:,} items")
     return table, sizes
 
 
@@ -73,8 +75,8 @@ def check_in_codebooks(codes_NL: NDArray[np.integer], sizes: Sequence[int], firs
     """Raise CodesError at the first code outside its level's codebook. first_row: the number of row 0 in the message."""
     for row, level in np.argwhere((codes_NL < 0) | (codes_NL >= np.array(sizes)))[:1]:
         raise CodesError(
-            f"row {first_row + row:,} has code {codes_NL[row, level]:,} at level {level}, whose codebook has {sizes[level]:,} "
-            f"codes: expected 0 <= code < {sizes[level]:,}; check the codes or use larger codebooks"
+            f"row {first_row + row:,} has code {codes_NL[row, level]:,} at level {level}, whose codebook has "
+            f"{counted(sizes[level], 'code')}: expected 0 <= code < {sizes[level]:,}; check the codes or use larger codebooks"
         )
 
 
@@ -166,4 +168,7 @@ class Level:
         return sum(part.nbytes for part in (self.codes, self.firsts, self.boundary) if part is not None)
 
     def __repr__(self) -> str:
-        return f"Level({self.num_nodes:,} nodes of {self.size:,} codes, {self.layout}, {self.nbytes:,} bytes)"
+        return (
+            f"Level({counted(self.num_nodes, 'node')} of {counted(self.size, 'code')}, {self.layout}, "
+            f"{counted(self.nbytes, 'byte')})"
+        )

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import ArgumentError, counted
 from leafbeam.index.level import MAX_ITEMS, check_sizes, code_dtype, code_width, packed_words
 from leafbeam.index.level_builder import layout_of
 from leafbeam.index.trie import Trie
@@ -76,7 +76,7 @@ class StaticEstimate:
         num_levels = len(codebook_sizes)
         d = min(2, num_levels) if dense_levels is None else dense_levels
         if not 0 <= d <= num_levels:
-            raise ArgumentError(f"STATIC with {d} dense levels: expected 0 to {num_levels}, the number of levels")
+            raise ArgumentError(f"STATIC with {counted(d, 'dense level')}: expected 0 to {num_levels}, the number of levels")
         states = math.prod(codebook_sizes[:d])
         dense = -(-states // 8) + cls.bytes_per_state * states
         max_nodes = sum(min(capacity, num_items) for capacity in list(accumulate(codebook_sizes, mul))[d:])
@@ -122,7 +122,9 @@ class MemoryEstimate:
         """N items with independent uniform codes; ids of `id_bytes` each (0: row numbers). Raises CodesError, ArgumentError."""
         sizes = check_sizes(codebook_sizes)
         if not 0 <= num_items <= MAX_ITEMS:
-            raise ArgumentError(f"a plan for {num_items:,} items: expected 0 to {MAX_ITEMS:,}, what one index can hold")
+            raise ArgumentError(
+                f"a plan for {counted(num_items, 'item')}: expected 0 to {MAX_ITEMS:,}, what one index can hold"
+            )
         nodes_L = [round(expected_nodes(num_items, capacity)) for capacity in accumulate(sizes, mul)]
         return cls._of(sizes, num_items, nodes_L, id_bytes * num_items, packed, dense_levels)
 

@@ -13,7 +13,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import ArgumentError, CodesError
+from leafbeam.errors import ArgumentError, CodesError, counted
 from leafbeam.index.level import MAX_CODEBOOK, MAX_LEVELS
 
 _SLICE = 1 << 16
@@ -46,7 +46,7 @@ class SequenceTable:
         longest = int(lengths_N.max(initial=0))
         if longest > limit:
             number = int(np.argmax(lengths_N > limit))
-            raise CodesError(f"sequence {number:,} has {lengths_N[number]:,} tokens: expected at most {limit}")
+            raise CodesError(f"sequence {number:,} has {counted(lengths_N[number], 'token')}: expected at most {limit}")
         indptr = np.concatenate([[0], np.cumsum(lengths_N)])
         parts = [
             _joined(sequences[begin : begin + _SLICE], indptr[begin : begin + _SLICE + 1], begin, vocabulary_size)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import ArgumentError, FilterError, ForeignFilterError, IndexFileError
+from leafbeam.errors import ArgumentError, FilterError, ForeignFilterError, IndexFileError, counted
 from leafbeam.html_table import html_table
 from leafbeam.index import bit_kernels as bits
 from leafbeam.index.bitmap import Bitmap
@@ -218,7 +218,8 @@ class Trie:
         """Raise ForeignFilterError where the filter was made for another index."""
         if item_filter.index_version != self.version:
             raise ForeignFilterError(
-                f"this filter covers {item_filter.ordinals.size:,} items of index {item_filter.index_version}, but the index "
+                f"this filter covers {counted(item_filter.ordinals.size, 'item')} of index "
+                f"{item_filter.index_version}, but the index "
                 f"is {self.version} with {self.num_items:,}: make it again with index.filter(...)"
             )
 
@@ -297,26 +298,29 @@ class Trie:
 
     def __repr__(self) -> str:
         sizes = "x".join(str(size) for size in self.codebook_sizes)
-        return f"Trie({self.num_items:,} items, {self.num_leaves:,} leaves of {sizes}, {self.nbytes:,} bytes, {self.version})"
+        return (
+            f"Trie({counted(self.num_items, 'item')}, {counted(self.num_leaves, 'leaf', 'leaves')} of {sizes}, "
+            f"{counted(self.nbytes, 'byte')}, {self.version})"
+        )
 
     def _repr_html_(self) -> str:
         rows = [
             (number, size, level.num_nodes, level.nbytes)
             for number, (size, level) in enumerate(zip(self.codebook_sizes, self.levels, strict=True), 1)
         ]
-        caption = f"Trie {self.version}: {self.num_items:,} items, {self.num_leaves:,} Semantic IDs"
+        caption = f"Trie {self.version}: {counted(self.num_items, 'item')}, {self.num_leaves:,} Semantic IDs"
         return html_table(caption, ["level", "codebook size", "prefixes", "bytes"], rows)
 
 
 def _trie_of(header: dict[str, Any], tensors: Tensors) -> Trie:
     num_leaves, num_items = int(header["num_leaves"]), int(header["num_items"])
     if not 0 <= num_leaves <= num_items <= MAX_ITEMS:
-        raise ValueError(f"{num_items} items on {num_leaves} leaves")
+        raise ValueError(f"{counted(num_items, 'item')} on {counted(num_leaves, 'leaf', 'leaves')}")
     check_sizes([entry["size"] for entry in header["levels"]])
     levels = tuple(_level_of(number, entry, num_leaves, tensors) for number, entry in enumerate(header["levels"]))
     indptr = expect(tensors, "items.first", np.uint32, num_leaves + 1) if "items.first" in tensors else None
     if indptr is None and num_items != num_leaves:
-        raise ValueError(f"{num_items} items on {num_leaves} leaves without items.first")
+        raise ValueError(f"{counted(num_items, 'item')} on {counted(num_leaves, 'leaf', 'leaves')} without items.first")
     ids = _ids_of(header["ids"], num_items, tensors)
     items = ItemTable(ids=ids, order_N=expect(tensors, "items.order", np.uint32, num_items), leaf_indptr=indptr)
     end_code = None if header.get("end_code") is None else int(header["end_code"])
@@ -328,7 +332,10 @@ def _trie_of(header: dict[str, Any], tensors: Tensors) -> Trie:
 def _level_of(number: int, entry: dict[str, Any], num_leaves: int, tensors: Tensors) -> Level:
     size, num_nodes, width = int(entry["size"]), int(entry["num_nodes"]), int(entry.get("width", 0))
     if width not in (0, code_width(size)) or not 0 <= num_nodes <= num_leaves:
-        raise ValueError(f"level {number} has {num_nodes} nodes on {num_leaves} leaves, and codes of {width} bits below {size}")
+        raise ValueError(
+            f"level {number} has {counted(num_nodes, 'node')} on {counted(num_leaves, 'leaf', 'leaves')}, "
+            f"and codes of {counted(width, 'bit')} below {size}"
+        )
     prefix, num_words = f"level.{number}.", num_leaves // 64 + 1
     firsts = expect(tensors, prefix + "firsts", np.uint32, num_nodes) if prefix + "firsts" in tensors else None
     num_codes = num_leaves if firsts is None else num_nodes
@@ -340,7 +347,9 @@ def _level_of(number: int, entry: dict[str, Any], num_leaves: int, tensors: Tens
         before_W = expect(tensors, prefix + "before", np.uint32, num_words)
         boundary = Bitmap(words_W=words_W, before_W=before_W, size=num_leaves, count=num_nodes)
     elif num_nodes != num_leaves or firsts is not None:
-        raise ValueError(f"level {number} has {num_nodes} nodes on {num_leaves} leaves and no boundary")
+        raise ValueError(
+            f"level {number} has {counted(num_nodes, 'node')} on {counted(num_leaves, 'leaf', 'leaves')} and no boundary"
+        )
     return Level(size=size, num_nodes=num_nodes, codes=codes, firsts=firsts, boundary=boundary, width=width)
 
 
@@ -351,5 +360,5 @@ def _ids_of(kind: str, num_items: int, tensors: Tensors) -> NDArray[np.generic] 
         return expect(tensors, "items.ids", np.int64, num_items)
     ids = tensors["items.ids"]
     if kind != "utf-8" or ids.dtype != np.uint8 or ids.ndim != 2 or len(ids) != num_items:
-        raise ValueError(f"expected the ids of {num_items} items, found {kind} {ids.dtype} {ids.shape}")
+        raise ValueError(f"expected the ids of {counted(num_items, 'item')}, found {kind} {ids.dtype} {ids.shape}")
     return ids.view(f"S{ids.shape[1]}").reshape(-1)

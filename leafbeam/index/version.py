@@ -9,7 +9,7 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import ArgumentError, ForeignFilterError, short_repr
+from leafbeam.errors import ArgumentError, ForeignFilterError, counted, short_repr
 from leafbeam.html_table import html_table
 from leafbeam.index.bitmap import Bitmap
 from leafbeam.index.filters import Filter, no_operand, no_truth
@@ -49,7 +49,7 @@ class Segment:
         return alive
 
     def __repr__(self) -> str:
-        return f"Segment({self.num_items:,} live of {self.trie.num_items:,} items, {self.trie.version})"
+        return f"Segment({self.num_items:,} live of {counted(self.trie.num_items, 'item')}, {self.trie.version})"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -68,7 +68,9 @@ class Version:
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.segments) <= MAX_SEGMENTS:
-            raise ArgumentError(f"a version has {len(self.segments)} segments: expected a base, or a base and a delta")
+            raise ArgumentError(
+                f"a version has {counted(len(self.segments), 'segment')}: expected a base, or a base and a delta"
+            )
         kinds = {(segment.trie.codebook_sizes, segment.trie.end_code) for segment in self.segments}
         if len(kinds) > 1:
             raise ArgumentError(f"the segments of a version have different codebooks or end codes: {kinds}")
@@ -126,7 +128,9 @@ class Version:
     def filter_of(self, parts: Sequence[Filter | None]) -> "VersionFilter":
         """One filter for each segment (None: all of it), less what is dead. Cost: one AND a segment."""
         if len(parts) != len(self.segments):
-            raise ForeignFilterError(f"{len(parts)} filters for {len(self.segments)} segments: expected one for each")
+            raise ForeignFilterError(
+                f"{counted(len(parts), 'filter')} for {counted(len(self.segments), 'segment')}: expected one for each"
+            )
         live: list[Filter] = []
         for segment, part in zip(self.segments, parts, strict=True):
             if part is None:
@@ -144,12 +148,14 @@ class Version:
             if item_filter.version is self:
                 return item_filter.parts
             raise ForeignFilterError(
-                f"this filter belongs to version {item_filter.version.number} of {item_filter.version.num_items:,} items, but "
+                f"this filter belongs to version {item_filter.version.number} of "
+                f"{counted(item_filter.version.num_items, 'item')}, but "
                 f"the search runs on version {self.number} with {self.num_items:,}: make it again with version.filter(...)"
             )
         if len(self.segments) > 1:
             raise ForeignFilterError(
-                f"this filter covers one trie of {item_filter.ordinals.size:,} items, but the search runs on a base and a "
+                f"this filter covers one trie of {counted(item_filter.ordinals.size, 'item')}, "
+                "but the search runs on a base and a "
                 f"delta: make it with version.filter(...) or version.filter_of(...)"
             )
         return self.filter_of([item_filter]).parts
@@ -198,7 +204,8 @@ class Version:
         """
         if len(prefix) >= self.num_levels:
             raise ArgumentError(
-                f"the prefix has {len(prefix)} codes, and a SID of this index has {self.num_levels}: expected fewer, since no "
+                f"the prefix has {counted(len(prefix), 'code')}, and a SID of this index has {self.num_levels}: "
+                "expected fewer, since no "
                 "code follows the last; use `codes in version` to ask whether an item has a whole SID"
             )
         if not all(isinstance(code, int | np.integer) for code in prefix):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -228,19 +235,19 @@ class Version:
         return False
 
     def __repr__(self) -> str:
-        return f"Version({self.number}: {self.num_items:,} live items in {len(self.segments)} segments)"
+        return f"Version({self.number}: {counted(self.num_items, 'live item')} in {counted(len(self.segments), 'segment')})"
 
     def _repr_html_(self) -> str:
         rows = [
             (name, segment.num_items, segment.trie.num_items, segment.trie.version)
             for name, segment in zip(("base", "delta"), self.segments, strict=False)
         ]
-        caption = f"Version {self.name}: {self.num_items:,} live items"
+        caption = f"Version {self.name}: {counted(self.num_items, 'live item')}"
         return html_table(caption, ["segment", "live items", "of items", "index"], rows)
 
     def _locate_all(self, item_ids: ItemIds) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         segment_n, row_n = self.locate(item_ids)
-        check_known(item_ids, row_n, f"version {self.number} has {self.num_items:,} items")
+        check_known(item_ids, row_n, f"version {self.number} has {counted(self.num_items, 'item')}")
         return segment_n, row_n
 
 
@@ -305,7 +312,7 @@ class VersionFilter:
         return self.version.filter_of([None] * len(self.parts)) - self
 
     def __repr__(self) -> str:
-        return f"VersionFilter({len(self):,} of {self.version.num_items:,} live items)"
+        return f"VersionFilter({len(self):,} of {counted(self.version.num_items, 'live item')})"
 
     def _repr_html_(self) -> str:
         share = f"{len(self) / max(1, self.version.num_items):.2%}"

@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from leafbeam.catalog import CatalogTransaction
-from leafbeam.errors import ArgumentError, DataError, short_repr
+from leafbeam.errors import ArgumentError, DataError, counted, short_repr
 from leafbeam.index import Version
 from leafbeam.index.items import ID_KINDS
 from leafbeam.ingest.attributes import table_of
@@ -171,7 +171,7 @@ class ChangePlanner:
         codes, sizes, encoder = item.codes, version.codebook_sizes, self._encoder
         if codes is not None:
             if len(codes) != len(sizes):
-                return f"it has {len(codes)} codes: expected {len(sizes)}, one a level"
+                return f"it has {counted(len(codes), 'code')}: expected {len(sizes)}, one a level"
             wrong = next(
                 (level for level, (code, size) in enumerate(zip(codes, sizes, strict=True)) if not 0 <= code < size), None
             )
@@ -185,7 +185,7 @@ class ChangePlanner:
         if item.vector is None:
             return None if encoder.embedder is not None else "it has neither codes nor a vector"
         if len(item.vector) != encoder.num_dims:
-            return f"its vector has {len(item.vector)} dimensions: expected {encoder.num_dims}"
+            return f"its vector has {counted(len(item.vector), 'dimension')}: expected {encoder.num_dims}"
         fits = all(abs(value) <= 1e12 for value in item.vector)
         return None if fits else "its vector has numbers that are not finite, or beyond 1e12"
 

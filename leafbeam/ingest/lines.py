@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import msgspec
 
-from leafbeam.errors import BatchError, DataError, short_repr
+from leafbeam.errors import BatchError, DataError, counted, short_repr
 from leafbeam.json_reader import check_keys
 from leafbeam.tables.ids import WRONG_IN_IDS
 
@@ -147,7 +147,7 @@ def _item_of(number: int, content: Any) -> ItemLine | str:
     attributes = {name: value for name, value in content.items() if name not in _RESERVED}
     for name, value in attributes.items():
         if (num_bytes := _num_text_bytes(value)) > _MAX_TEXT_BYTES:
-            return f"{short_repr(name)} has {num_bytes:,} bytes of text: expected at most {_MAX_TEXT_BYTES:,}"
+            return f"{short_repr(name)} has {counted(num_bytes, 'byte')} of text: expected at most {_MAX_TEXT_BYTES:,}"
     return ItemLine(number=number, item_id=item_id, codes=codes, vector=vector, attributes=attributes)
 
 
@@ -175,7 +175,7 @@ def _problem_of_id(item_id: Any) -> str | None:
         length = len(item_id.encode())
     except UnicodeEncodeError:
         return "item_id must be valid Unicode"
-    return None if length <= _MAX_ID_BYTES else f"item_id has {length:,} bytes: expected at most {_MAX_ID_BYTES}"
+    return None if length <= _MAX_ID_BYTES else f"item_id has {counted(length, 'byte')}: expected at most {_MAX_ID_BYTES}"
 
 
 def problem_of_new_id(item_id: int | str) -> str | None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from leafbeam.automata import Automaton
 from leafbeam.decode.config import check_scoring
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import ArgumentError, counted
 from leafbeam.integrations.generate_call import GenerateCall, changed_by
 from leafbeam.integrations.masking import check_below_infinity, end_score
 from leafbeam.integrations.prefixes import occurs
@@ -113,7 +113,7 @@ class ConstraintLogitsProcessor:
         self._min_width = 1 + max(self.eos_token_id, *(rule.max_token for rule in self._rules))
 
     def __repr__(self) -> str:
-        return f"ConstraintLogitsProcessor({len(self.constraints)} constraints, prompt_length={self.prompt_length})"
+        return f"ConstraintLogitsProcessor({counted(len(self.constraints), 'constraint')}, prompt_length={self.prompt_length})"
 
     def _rule(self, constraint: RowConstraint) -> _Rule:
         if isinstance(constraint, ItemConstraint):
@@ -131,7 +131,8 @@ class ConstraintLogitsProcessor:
         rows = len(generated)
         if scores.ndim != 2 or len(scores) != rows or scores.shape[1] < self._min_width:
             raise ArgumentError(
-                f"the scores have shape {tuple(scores.shape)}: expected {rows} rows over at least {self._min_width:,} tokens; "
+                f"the scores have shape {tuple(scores.shape)}: expected {counted(rows, 'row')} over at least "
+                f"{counted(self._min_width, 'token')}; "
                 "is this the tokenizer of the model?"
             )
         width = generated.shape[1]
@@ -146,7 +147,7 @@ class ConstraintLogitsProcessor:
             is_prefix |= self.eos_token_id in tokens_T or rule.allow(tokens_T, illegal_W)
         if not is_prefix:
             raise ArgumentError(
-                f"the {generated.shape[1]} tokens after the prompt begin a legal text in no row (first row: "
+                f"no row begins a legal text with its {counted(generated.shape[1], 'token')} after the prompt (first row: "
                 f"{generated[0].tolist()}): is prompt_length={self.prompt_length} the number of columns of the "
                 f"prompts?{self._remark()}"
             )
@@ -201,7 +202,8 @@ class ConstraintLogitsProcessor:
         check_sequences(sequences, self.prompt_length)
         if len(sequences) % len(self._rules):
             raise ArgumentError(
-                f"`generate` runs {len(sequences)} rows for {len(self._rules)} constraints: pass one for each row of the "
+                f"`generate` runs {counted(len(sequences), 'row')} for {counted(len(self._rules), 'constraint')}: "
+                "pass one for each row of the "
                 "prompts (its beams and return sequences share it)"
             )
         return to_numpy(sequences[:, self.prompt_length :]).astype(np.int64)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leafbeam.decode import BeamSearch, SearchResult, SequenceResult, SequenceSearch
-from leafbeam.errors import ArgumentError, GenerationSettingsWarning
+from leafbeam.errors import ArgumentError, GenerationSettingsWarning, counted
 from leafbeam.integrations.constraint_processor import ItemConstraint, RowConstraint, automaton_of
 from leafbeam.integrations.generate_call import changing_settings, shown, tokens_of
 from leafbeam.integrations.served_items import ServedItems
@@ -96,7 +96,9 @@ def generate(
         raise ArgumentError(f"num_return_sequences is {texts}: expected 1 to num_beams, {beams}")
     constraints = [constraint] * len(prompts_BT) if not isinstance(constraint, Sequence) else list(constraint)
     if len(constraints) != len(prompts_BT):
-        raise ArgumentError(f"{len(constraints)} constraints for {len(prompts_BT)} prompts: expected one for each")
+        raise ArgumentError(
+            f"{counted(len(constraints), 'constraint')} for {counted(len(prompts_BT), 'prompt')}: expected one for each"
+        )
     items = [one for one in constraints if isinstance(one, ItemConstraint)]
     spelled = None if tokenizer is None or items else TextTokenizer.of(tokenizer, end=eos_token_id)
     end = items[0].items.eos_token_id if items else eos_token_id if spelled is None else spelled.end

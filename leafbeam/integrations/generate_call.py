@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from leafbeam.errors import ArgumentError, GenerationSettingsWarning
+from leafbeam.errors import ArgumentError, GenerationSettingsWarning, counted
 
 # The value that turns a setting off; None does so too.
 _ALWAYS: dict[str, Any] = {
@@ -186,14 +186,15 @@ class GenerateCall:
         forced, room = tokens_of(self.config.forced_eos_token_id), self.max_new_tokens
         if forced and (room <= num_tokens or eos_token_id not in forced):
             raise ArgumentError(
-                f"`generate` forces the last of max_new_tokens={room} tokens to be forced_eos_token_id="
+                f"`generate` forces the last of max_new_tokens={counted(room, 'token')} to be forced_eos_token_id="
                 f"{self.config.forced_eos_token_id}, and an item has up to {num_tokens}: pass forced_eos_token_id=None, or "
                 f"forced_eos_token_id={eos_token_id} with max_new_tokens={num_tokens + 1}"
             )
         end, shortest = num_tokens - (not same_length), (self.config.min_length or 0) - self.columns
         if shortest > end and room > end:
             raise ArgumentError(
-                f"`generate` allows no end token before min_new_tokens={shortest}, and an item has up to {end} tokens: "
+                f"`generate` allows no end token before min_new_tokens={shortest}, "
+                f"and an item has up to {counted(end, 'token')}: "
                 "pass min_length=0 and min_new_tokens=None"
             )
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from leafbeam.errors import ArgumentError, InferenceError
+from leafbeam.errors import ArgumentError, InferenceError, counted
 from leafbeam.extras import optional_imports
 from leafbeam.integrations.logprobs import Answers, Logprobs, TokenQuery, batches_of, in_slices
 from leafbeam.json_reader import DoubledKeyError
@@ -189,13 +189,17 @@ def by_index(choices: Any, count: int) -> list[dict[str, Any] | InferenceError]:
     if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
         raise InferenceError(f"the server's answer has the choices {str(choices)[:80]}: expected a list of objects")
     found: list[dict[str, Any] | InferenceError] = [
-        InferenceError(f"the server answered {len(choices)} of {count} prompts", reason="missing_answer") for _ in range(count)
+        InferenceError(f"the server answered {len(choices)} of {counted(count, 'prompt')}", reason="missing_answer")
+        for _ in range(count)
     ]
     seen: set[int] = set()
     for choice in choices:
         index = choice.get("index")
         if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < count:
-            raise InferenceError(f"the server's answer has a choice with the index {index!r:.80}: {count} prompts were asked")
+            raise InferenceError(
+                f"the server's answer has a choice with the index {index!r:.80}: "
+                f"{counted(count, 'prompt was', 'prompts were')} asked"
+            )
         found[index] = choice
         if index in seen:
             found[index] = InferenceError(f"the server answered prompt {index} twice: expected once", reason="duplicate")

@@ -22,7 +22,7 @@ from leafbeam.decode.constraint import TrieConstraint
 from leafbeam.decode.model_calls import ModelCalls
 from leafbeam.decode.ragged import Children, log_softmax
 from leafbeam.decode.results import BatchFilters, DenyLists, SearchResult, check_batch
-from leafbeam.errors import ArgumentError, InferenceError
+from leafbeam.errors import ArgumentError, InferenceError, counted
 from leafbeam.index import Trie, Version
 from leafbeam.integrations.logprobs import LogprobModel, TokenQuery, answers_of
 from leafbeam.integrations.masking import Normalisation
@@ -86,7 +86,7 @@ class LogprobBeamSearch(ItemSearch):
         self.tokens = CodeTokens.for_index(code_tokens, version, eos_token_id)
 
     def __repr__(self) -> str:
-        return f"LogprobBeamSearch({self.version.num_items:,} items, {self.model!r}, scoring={self.scoring!r})"
+        return f"LogprobBeamSearch({counted(self.version.num_items, 'item')}, {self.model!r}, scoring={self.scoring!r})"
 
     def run(
         self,

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import InferenceError
+from leafbeam.errors import InferenceError, counted
 
 Logprobs = NDArray[np.float32]
 Answers = Sequence[Logprobs | InferenceError]
@@ -51,7 +51,8 @@ def answer_to(query: TokenQuery, tokens: Sequence[Any], logprobs: Sequence[Any])
     """
     if len(tokens) != len(logprobs):
         raise InferenceError(
-            f"the engine returned {len(logprobs)} log-probabilities for {len(tokens)} tokens: expected one each"
+            f"the engine returned {counted(len(logprobs), 'log-probability', 'log-probabilities')} for "
+            f"{counted(len(tokens), 'token')}: expected one each"
         )
     token_n, value_n = _numbers(tokens, "iu", "tokens"), _numbers(logprobs, "iuf", "log-probabilities").astype(np.float64)
     if not (value_n <= _ROUNDING).all():
@@ -72,7 +73,7 @@ def answer_to(query: TokenQuery, tokens: Sequence[Any], logprobs: Sequence[Any])
     found_C = token_n[at_C] == query.tokens_C if len(token_n) else np.zeros(len(at_C), np.bool_)
     if not found_C.all():
         raise InferenceError(
-            f"the engine returned the log-probabilities of {int(found_C.sum())} of {len(found_C)} tokens (token "
+            f"the engine returned the log-probabilities of {int(found_C.sum())} of {counted(len(found_C), 'token')} (token "
             f"{query.tokens_C[~found_C][0]} is missing): it must return every token that it is asked for",
             reason="missing_tokens",
         )
@@ -99,14 +100,17 @@ def answers_of(model: LogprobModel, queries: Sequence[TokenQuery]) -> Answers:
     """What a model says, checked: for each query as many log-probabilities as tokens. Raises InferenceError."""
     answers = model.logprobs(queries) if queries else []
     if len(answers) != len(queries):
-        raise InferenceError(f"{model!r} answered {len(answers)} of {len(queries)} queries", reason="missing_answer")
+        raise InferenceError(
+            f"{model!r} answered {len(answers)} of {counted(len(queries), 'query', 'queries')}", reason="missing_answer"
+        )
     for answer, query in zip(answers, queries, strict=True):
         if isinstance(answer, InferenceError):
             continue
         if np.shape(answer) != query.tokens_C.shape or not (np.asarray(answer) <= _ROUNDING).all():
             said = np.array2string(np.asarray(answer), threshold=8)
             raise InferenceError(
-                f"{model!r} answered {said} for {len(query.tokens_C)} tokens: expected as many log-probabilities, at most 0"
+                f"{model!r} answered {said} for {counted(len(query.tokens_C), 'token')}: "
+                "expected as many log-probabilities, at most 0"
             )
     return answers
 

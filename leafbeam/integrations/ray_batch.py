@@ -79,8 +79,8 @@ def _run(
     resources = ray.cluster_resources()
     max_workers = int(resources.get("GPU", 0) / gpus) if gpus else int(resources.get("CPU", 0) / cpus)
     if max_workers < 1:
-        has = f"{resources.get('CPU', 0):g} CPUs and {resources.get('GPU', 0):g} GPUs"
-        raise ArgumentError(f"the cluster has {has}, too few for one worker of {cpus:g} CPUs and {gpus:g} GPUs")
+        has = f"CPUs: {resources.get('CPU', 0):g}, GPUs: {resources.get('GPU', 0):g}"
+        raise ArgumentError(f"the cluster has too few for one worker ({has}): expected CPUs: {cpus:g}, GPUs: {gpus:g}")
     rows = [{"partition": pickle.dumps(partition)} for partition in plan.pending]
     answers = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
         _Worker,

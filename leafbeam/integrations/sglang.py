@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from leafbeam.errors import InferenceError
+from leafbeam.errors import InferenceError, counted
 from leafbeam.integrations.http_logprobs import HttpLogprobs
 from leafbeam.integrations.logprobs import Logprobs, TokenQuery, answer_to
 
@@ -36,7 +36,9 @@ class SglangServer(HttpLogprobs):
         found: list[Any] = answer if isinstance(answer, list) else [answer]
         if len(found) != len(queries):
             reason = "duplicate" if len(found) > len(queries) else "missing_answer"
-            raise InferenceError(f"the server answered {len(found)} times to {len(queries)} prompts", reason=reason)
+            raise InferenceError(
+                f"the server answered {counted(len(found), 'time')} to {counted(len(queries), 'prompt')}", reason=reason
+            )
         return [_answer(one, query) for one, query in zip(found, queries, strict=True)]
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leafbeam.decode.results import BatchFilters, DenyLists, SearchResult, check_batch, collect_items
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import ArgumentError, counted
 from leafbeam.index import Trie, Version
 from leafbeam.integrations.generate_call import GenerateCall, changed_by
 from leafbeam.integrations.masking import Normalisation, ScoreMasker
@@ -115,7 +115,7 @@ class TrieLogitsProcessor:
             self._masker.write_end(ended_R, scores[:, self.eos_token_id] if self.scoring == "vocabulary" else 0.0, out)
         if not was_known and not self._prefixes.legal_R(min(depth, self.num_tokens)).any():
             raise ArgumentError(
-                f"the {depth} tokens after the prompt are a prefix of an allowed item in no row (first row: "
+                f"no row begins an allowed item with its {counted(depth, 'token')} after the prompt (first row: "
                 f"{input_ids[0, self.prompt_length :].tolist()}): is prompt_length={self.prompt_length} the number of columns "
                 f"of the prompts?{self._remark()}"
             )
@@ -145,14 +145,14 @@ class TrieLogitsProcessor:
         width = num_return_sequences
         batch_size = len(sequences) // max(1, width)
         if width < 1 or batch_size * width != len(sequences) or len(self._requests) not in (1, batch_size):
-            requests = "any number of" if len(self._requests) == 1 else f"{len(self._requests)}"
+            requests = "any number of requests" if len(self._requests) == 1 else counted(len(self._requests), "request")
             raise ArgumentError(
-                f"{len(sequences)} sequences are not num_return_sequences={width} for each of {requests} requests: pass the "
-                f"number passed to `generate`"
+                f"{counted(len(sequences), 'sequence is', 'sequences are')} not num_return_sequences={width} for each "
+                f"of {requests}: pass the number passed to `generate`"
             )
         if scores is not None and tuple(scores.shape) != (len(sequences),):
             raise ArgumentError(
-                f"the scores have shape {tuple(scores.shape)}: expected one for each of {len(sequences)} sequences"
+                f"the scores have shape {tuple(scores.shape)}: expected one for each of {counted(len(sequences), 'sequence')}"
             )
         check_sequences(sequences, self.prompt_length)
         self._check_requests(sequences, width)
@@ -182,12 +182,13 @@ class TrieLogitsProcessor:
         rows = len(input_ids)
         if rows % self._batch:
             return ArgumentError(
-                f"`generate` runs {rows} rows, but filters or deny name {self._batch} requests: pass one entry for each row of "
+                f"`generate` runs {counted(rows, 'row')}, but filters or deny name {counted(self._batch, 'request')}: "
+                "pass one entry for each row of "
                 f"the prompts (its beams and return sequences share it)"
             )
         return ArgumentError(
-            f"the scores have shape {tuple(scores.shape)}: expected {rows} rows over a vocabulary of more than "
-            f"{self._max_token:,} tokens, the max_token of code_tokens and eos_token_id"
+            f"the scores have shape {tuple(scores.shape)}: expected {counted(rows, 'row')} over a vocabulary of more than "
+            f"{counted(self._max_token, 'token')}, the max_token of code_tokens and eos_token_id"
         )
 
     def _check_complete(self, tokens_RL: NDArray[np.int64], length: int) -> None:
@@ -200,7 +201,8 @@ class TrieLogitsProcessor:
                 remedy = f"pass max_new_tokens={self.num_tokens} (num_tokens of this processor)"
                 remedy = "pass no stopping criterion or time limit that ends items" if has_room else remedy
                 raise ArgumentError(
-                    f"`generate` stopped after {length} tokens inside {int(unfinished_R.sum())} items, and an item has up to "
+                    f"`generate` stopped after {counted(length, 'token')} inside "
+                    f"{counted(int(unfinished_R.sum()), 'item')}, and an item has up to "
                     f"{self.num_tokens}: {remedy}"
                 )
 
@@ -209,7 +211,7 @@ class TrieLogitsProcessor:
         returned = {each for requests, each in self._returned if requests * each == len(sequences)}
         prompts = sequences[:, : self.prompt_length].unflatten(0, (-1, width))
         if (returned and width not in returned) or bool((prompts != prompts[:, :1]).any()):
-            each = f"{max(returned)} sequences" if returned else "fewer sequences"
+            each = counted(max(returned), "sequence") if returned else "fewer sequences"
             raise ArgumentError(
                 f"num_return_sequences is {width}, but `generate` returned {each} for each request: pass the number passed to "
                 "`generate`"
@@ -232,9 +234,10 @@ class TrieLogitsProcessor:
             # Where processors before this one left nothing, a row has its end token; beams have any tokens there.
             is_excluded = token not in (-1, self.eos_token_id) and not has_beams
             if has_items_R[row] and (own or is_excluded):
+                after = f"after {counted(int(length_R[row]), 'token')} of an item"
                 raise ArgumentError(
-                    f"request {row // width} has no item: after {length_R[row]} tokens of an item, `generate` took one that "
-                    f"this processor excludes. {self._cause()}"
+                    f"request {row // width} has no item: {after}, `generate` took one that this processor excludes. "
+                    f"{self._cause()}"
                 )
 
     def _cause(self) -> str:
@@ -297,7 +300,9 @@ def prefix_allowed_tokens_fn(
     def allowed_tokens(batch_id: int, input_ids: Tensor) -> list[int]:
         request = int(batch_id) if len(requests) > 1 else 0
         if not 0 <= request < len(requests):
-            raise ArgumentError(f"request {request} has no entry in filters or deny, which name {len(requests)} requests")
+            raise ArgumentError(
+                f"request {request} has no entry in filters or deny, which name {counted(len(requests), 'request')}"
+            )
         check_sequences(input_ids[None], prompt_length)
         generated = input_ids[prompt_length : prompt_length + version.num_levels].tolist()
         if not generated and batch_id == 0 and (call := GenerateCall.current()) is not None:

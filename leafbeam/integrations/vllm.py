@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from leafbeam.errors import ArgumentError, InferenceError
+from leafbeam.errors import ArgumentError, InferenceError, counted
 from leafbeam.integrations.completions import OpenAIServer
 from leafbeam.integrations.http_logprobs import HttpOptions
 from leafbeam.integrations.logprobs import Answers, Logprobs, TokenQuery, answer_to, in_slices
@@ -53,7 +53,7 @@ class VllmModel:
         self.returns_all = config.max_logprobs == -1 or config.max_logprobs >= self.vocabulary_size
 
     def __repr__(self) -> str:
-        return f"VllmModel({self.vocabulary_size:,} tokens)"
+        return f"VllmModel({counted(self.vocabulary_size, 'token')})"
 
     def logprobs(self, queries: Sequence[TokenQuery]) -> Answers:
         """See `LogprobModel`. Raises InferenceError where vLLM refuses the batch."""
@@ -77,11 +77,15 @@ class VllmModel:
     def _refusal(self, query: TokenQuery) -> InferenceError | None:
         """What vLLM would refuse, with the whole batch."""
         if len(query.prefix) >= self.max_tokens:
-            message = f"a prompt and its item have {len(query.prefix) + 1:,} tokens: the engine reads {self.max_tokens:,}"
+            message = (
+                f"a prompt and its item have {counted(len(query.prefix) + 1, 'token')}: the engine reads {self.max_tokens:,}"
+            )
             return InferenceError(message, reason="refused")
         largest = max(max(query.prefix), int(query.tokens_C.max(initial=0)))
         if largest >= self.vocabulary_size:
-            return InferenceError(f"the model has {self.vocabulary_size:,} tokens, and none {largest}", reason="refused")
+            return InferenceError(
+                f"the model has {counted(self.vocabulary_size, 'token')}, and none {largest}", reason="refused"
+            )
         return None
 
     def _ask(self, queries: Sequence[TokenQuery], whole: bool) -> list[Logprobs | InferenceError]:
@@ -99,9 +103,9 @@ class VllmModel:
         try:
             outputs = self._llm.generate(prompts, wanted, use_tqdm=False, lora_request=self._lora_request)
         except (ValueError, importlib.import_module("vllm.exceptions").VLLMClientError) as error:
-            raise InferenceError(f"vLLM refused {len(queries)} prompts: {error}", reason="refused") from error
+            raise InferenceError(f"vLLM refused {counted(len(queries), 'prompt')}: {error}", reason="refused") from error
         if len(outputs) != len(queries):
-            raise InferenceError(f"vLLM answered {len(outputs)} of {len(queries)} prompts", reason="missing_answer")
+            raise InferenceError(f"vLLM answered {len(outputs)} of {counted(len(queries), 'prompt')}", reason="missing_answer")
         return [_read(query, output) for query, output in zip(queries, outputs, strict=True)]
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from leafbeam.errors import ArgumentError, LeafbeamError, LogError
+from leafbeam.errors import ArgumentError, LeafbeamError, LogError, counted
 from leafbeam.index import Trie, Version
 from leafbeam.index.items import ItemIds
 from leafbeam.live.commit_store import CommitStore
@@ -257,7 +257,7 @@ class LiveIndex:
 
     def __repr__(self) -> str:
         where = "" if self._store.path is None else f", {str(self._store.path)!r}"
-        return f"LiveIndex({len(self):,} items, version {self.version().number:,}{where})"
+        return f"LiveIndex({counted(len(self), 'item')}, version {self.version().number:,}{where})"
 
     def _commit(self, change: Callable[[Transaction], None]) -> int:
         with self.transaction() as transaction:

@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from leafbeam.errors import counted
 from leafbeam.index import Segment, Trie, Version
 from leafbeam.live.transaction import WriteSet, codes_dtype, concat_ids
 
@@ -112,7 +113,10 @@ class Snapshot:
         rows_delta = np.full(len(rest), -1, np.int64) if self.delta is None else self.delta.trie.find(rest)
         is_live = rows_delta >= 0 if self.delta is None else self.delta.is_live(rows_delta)
         if not is_live.all():
-            raise ValueError(f"{np.count_nonzero(~is_live):,} removed items are not live, {rest[~is_live][0]!r} among them")
+            raise ValueError(
+                f"{counted(int(np.count_nonzero(~is_live)), 'removed item is', 'removed items are')} not live, "
+                f"{rest[~is_live][0]!r} among them"
+            )
         return rows[in_base], rows_delta
 
 

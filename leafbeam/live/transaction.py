@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import ItemIdError
+from leafbeam.errors import ItemIdError, counted
 from leafbeam.index import Version
 from leafbeam.index.items import ID_KINDS, ItemIds, as_id_array, check_item_ids, check_utf8
 from leafbeam.index.level import check_codes, check_in_codebooks, code_dtype
@@ -48,16 +48,21 @@ class WriteSet:
     def decode(cls, payload: bytes, codebook_sizes: Sequence[int]) -> "WriteSet":
         """The write set of a log record. Raises ValueError if the bytes do not fit an index with these codebooks."""
         if len(payload) < _HEADER.size:
-            raise ValueError(f"{len(payload)} bytes are shorter than a header")
+            raise ValueError(f"{counted(len(payload), 'byte is', 'bytes are')} shorter than a header")
         kind, num_levels, code_bytes, id_bytes, num_removed, num_added = _HEADER.unpack_from(payload)
         dtype = codes_dtype(codebook_sizes)
         if (num_levels, code_bytes) != (len(codebook_sizes), dtype.itemsize):
-            raise ValueError(f"codes of {num_levels} levels and {code_bytes} bytes, codebooks of {tuple(codebook_sizes)}")
+            raise ValueError(
+                f"codes of {counted(num_levels, 'level')} and {counted(code_bytes, 'byte')}, "
+                f"codebooks of {tuple(codebook_sizes)}"
+            )
         if kind not in (1, 2) or not 1 <= id_bytes <= len(payload) or (kind == 1 and id_bytes != 8):
-            raise ValueError(f"ids of kind {kind} and {id_bytes} bytes")
+            raise ValueError(f"ids of kind {kind} and {counted(id_bytes, 'byte')}")
         end_of_ids = _HEADER.size + (num_removed + num_added) * id_bytes
         if len(payload) != end_of_ids + num_added * num_levels * code_bytes:
-            raise ValueError(f"{len(payload)} bytes for {num_removed} removed and {num_added} added items")
+            raise ValueError(
+                f"{counted(len(payload), 'byte')} for {num_removed} removed and {counted(num_added, 'added item')}"
+            )
         ids = np.frombuffer(payload[_HEADER.size : end_of_ids], np.int64 if kind == 1 else f"S{id_bytes}")
         check_utf8(ids)
         codes_AL = np.frombuffer(payload[end_of_ids:], dtype).reshape(num_added, num_levels)
@@ -112,8 +117,8 @@ class Transaction:
         clashes = [key for key, is_live in zip(keys, self._is_live(ids, keys)[1], strict=True) if is_live]
         if clashes:
             raise ItemIdError(
-                f"{len(clashes):,} of {len(keys):,} items are in the index already, {_shown(clashes[0])} among them: "
-                f"use replace(...) to give items other codes"
+                f"{len(clashes):,} of {counted(len(keys), 'item')} {'is' if len(clashes) == 1 else 'are'} in the index "
+                f"already, {_shown(clashes[0])} among them: use replace(...) to give items other codes"
             )
         self._add(rows_nL, ids, keys)
 
@@ -162,8 +167,8 @@ class Transaction:
         unknown = [key for key, is_live in zip(keys, now, strict=True) if not is_live]
         if unknown:
             raise ItemIdError(
-                f"{len(unknown):,} of {len(keys):,} items are not in the index, {_shown(unknown[0])} among them: "
-                f"insert them before you delete, replace or update them"
+                f"{len(unknown):,} of {counted(len(keys), 'item')} {'is' if len(unknown) == 1 else 'are'} not in the index, "
+                f"{_shown(unknown[0])} among them: insert them before you delete, replace or update them"
             )
         return before
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from leafbeam.errors import LockedError, LogError
+from leafbeam.errors import LockedError, LogError, counted
 from leafbeam.live import disk
 
 FORMAT_VERSION = 1
@@ -90,7 +90,8 @@ class LogContents:
             offset += _RECORD_SIZE + len(record.payload)
         if (left := size - offset) > _RECORD_SIZE + _MAX_PAYLOAD:  # not searched, which takes two seconds a GiB
             raise LogError(
-                f"{path} has {left:,} bytes behind record {number:,}, more than a crash leaves: restore the directory from a "
+                f"{path} has {counted(left, 'byte')} behind record {number:,}, more than a crash leaves: "
+                "restore the directory from a "
                 f"copy, or drop them with: truncate -s {offset} {path}"
             )
         if (later := _first_record_after(path, file, offset, size)) is not None:

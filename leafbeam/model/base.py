@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leafbeam.errors import ArgumentError, CheckpointError
+from leafbeam.errors import ArgumentError, CheckpointError, counted
 from leafbeam.model.qwen3 import RMSNorm
 from leafbeam.model.vocabulary import AnyVocabulary
 from leafbeam.model.weights import Config, TensorNames, read_config, read_tensors, write_checkpoint
@@ -35,7 +35,7 @@ class SidModel(nn.Module, Generic[Config]):
         super().__init__()
         if vocabulary.size > config.vocab_size:
             raise ArgumentError(
-                f"the vocabulary has {vocabulary.size:,} tokens, vocab_size={config.vocab_size:,}: raise vocab_size"
+                f"the vocabulary has {counted(vocabulary.size, 'token')}, vocab_size={config.vocab_size:,}: raise vocab_size"
             )
         self.config = config
         self.vocabulary = vocabulary

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import ArgumentError, counted
 from leafbeam.model.config import EncoderDecoderConfig, ModelConfig
 from leafbeam.model.rows import are_below
 from leafbeam.model.vocabulary import AnyVocabulary
@@ -141,7 +141,8 @@ class DecodeSession:
             raise ArgumentError(f"codes and parents must both have shape (B={requests}, K), not {shapes}")
         if level + 1 >= self._vocabulary.num_levels:
             raise ArgumentError(
-                f"a SID has {self._vocabulary.num_levels} levels and the last was answered: step_fn(None, None) starts anew"
+                f"a SID has {counted(self._vocabulary.num_levels, 'level')} and the last was answered: step_fn(None, "
+                "None) starts anew"
             )
         if shape.numel() and device.type == "cpu":  # elsewhere the check would synchronise the device
             size = self._vocabulary.codebook_sizes[level]
@@ -183,8 +184,8 @@ def check_prompts(
         raise ArgumentError(f"tokens must be a (B, T) tensor of int64, got {tokens_BT.dtype} of shape {tuple(tokens_BT.shape)}")
     if tokens_BT.shape[1] < 1 or tokens_BT.shape[1] + num_levels - 1 > config.max_position_embeddings:
         raise ArgumentError(
-            f"prompts of {tokens_BT.shape[1]:,} tokens plus {num_levels - 1} new ones do not fit the model's "
-            f"{config.max_position_embeddings:,} positions: keep only the newest items of each history"
+            f"prompts of {counted(tokens_BT.shape[1], 'token')} and {counted(num_levels - 1, 'new one')} do not fit the "
+            f"model's {counted(config.max_position_embeddings, 'position')}: keep only the newest items of each history"
         )
     if tokens_BT.device.type == "cpu" and tokens_BT.numel():
         first, last = _range_of(tokens_BT)

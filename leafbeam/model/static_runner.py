@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import ArgumentError, counted
 from leafbeam.model.encoder_decoder import EncoderDecoder
 from leafbeam.model.kv_cache import PromptCache, search_bytes
 from leafbeam.model.transformer import Transformer
@@ -58,7 +58,8 @@ def check_static(model: Transformer | EncoderDecoder) -> None:
     """Raise ArgumentError for a model whose steps read values on the host."""
     if isinstance(model, EncoderDecoder) and model.config.num_experts:
         raise ArgumentError(
-            f"a decoder of {model.config.num_experts} experts cannot be captured: the host reads how many tokens each expert "
+            f"a decoder of {counted(model.config.num_experts, 'expert')} cannot be captured: "
+            "the host reads how many tokens each expert "
             "has; set graphs to False"
         )
 

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import ArgumentError, counted
 
 
 class TextRunner(Protocol):
@@ -40,7 +40,7 @@ class TextSession:
         self._texts: list[list[int]] = [[] for _ in range(num_prompts * num_texts)]  # whose keys and values are held
 
     def __repr__(self) -> str:
-        return f"TextSession({len(self._texts)} texts, {sum(map(len, self._texts))} tokens)"
+        return f"TextSession({counted(len(self._texts), 'text')}, {counted(sum(map(len, self._texts)), 'token')})"
 
     @torch.inference_mode()
     def hidden_after(self, texts: Sequence[Sequence[int] | None]) -> Tensor:
@@ -50,13 +50,17 @@ class TextSession:
         does not have, and for too many of them.
         """
         if len(texts) != len(self._texts):
-            raise ArgumentError(f"there are {len(texts)} texts: expected {len(self._texts)}, as many as at the start")
+            raise ArgumentError(
+                f"there are {counted(len(texts), 'text')}: expected {len(self._texts)}, as many as at the start"
+            )
         pairs = list(zip(self._texts, texts, strict=True))
         levels = [len(held) if text is None else _first_new(held, text) for held, text in pairs]
         tokens = [[] if text is None else list(text[level:]) for text, level in zip(texts, levels, strict=True)]
         for new, level in zip(tokens, levels, strict=True):
             if (length := level + len(new)) > self._max_tokens:
-                raise ArgumentError(f"a text has {length:,} tokens: the session began with max_tokens={self._max_tokens:,}")
+                raise ArgumentError(
+                    f"a text has {counted(length, 'token')}: the session began with max_tokens={self._max_tokens:,}"
+                )
             if new and not 0 <= min(new) <= max(new) < self._vocab_size:
                 raise ArgumentError(f"the model has the tokens 0 to {self._vocab_size - 1:,}, got one outside")
         roots_RD = self._runner.root_logits().repeat_interleave(self._num_texts, 0)

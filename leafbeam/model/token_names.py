@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from leafbeam.errors import ArgumentError, CheckpointError, short_repr
+from leafbeam.errors import ArgumentError, CheckpointError, counted, short_repr
 from leafbeam.extras import require
 from leafbeam.files import read_text
 from leafbeam.model.vocabulary import PromptTokens, TokenTable
@@ -137,7 +137,9 @@ def _codebook(directory: Path, tokens: Mapping[str, int], name: str) -> Codebook
 def _tokenized(directory: Path, codebooks: Sequence[Codebook], prompt: str, separator: str) -> PromptTokens:
     """What the tokenizer makes of a prompt with two items, less the items."""
     if prompt.count(HISTORY) != 1:
-        raise ArgumentError(f"the prompt {short_repr(prompt)} has {prompt.count(HISTORY)} times {HISTORY}: expected once")
+        raise ArgumentError(
+            f"the prompt {short_repr(prompt)} has {counted(prompt.count(HISTORY), 'time')} {HISTORY}: expected once"
+        )
     require("tokenizers of models", "tokenizers")
     from tokenizers import Tokenizer
 

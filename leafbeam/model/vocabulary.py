@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from leafbeam.errors import ArgumentError, CheckpointError, CodesError
+from leafbeam.errors import ArgumentError, CheckpointError, CodesError, counted
 
 Int64Array = npt.NDArray[np.int64]
 UserId = int | str | np.integer | None
@@ -120,7 +120,9 @@ class _SidTokens(ABC):
         if wrong.any():
             where = _first(wrong)
             size = self.codebook_sizes[where[-1]]
-            raise CodesError(f"code {codes[where]} at {where} is outside level {where[-1]}'s codebook of {size:,} codes")
+            raise CodesError(
+                f"code {codes[where]} at {where} is outside level {where[-1]}'s codebook of {counted(size, 'code')}"
+            )
         flat, begin_L = self._flat
         return _like(codes_NL, flat[codes + begin_L])
 
@@ -151,7 +153,9 @@ class _SidTokens(ABC):
         ArgumentError unless there is one user per history, and for users of a vocabulary without user tokens.
         """
         if users is not None and len(users) != len(histories):
-            raise ArgumentError(f"{len(users):,} users for {len(histories):,} histories: give one for each")
+            raise ArgumentError(
+                f"{counted(len(users), 'user')} for {counted(len(histories), 'history', 'histories')}: give one for each"
+            )
         around = self.prompt_tokens
         rows = [self._joined(self.tokens(history), around.between) for history in histories]
         begin = len(around.before)
@@ -274,18 +278,20 @@ class TokenTable(_SidTokens):
         _whole_numbers("size, pad, bos and eos", (self.size, *specials.values()))
         for name, token in specials.items():
             if not 0 <= token < self.size:
-                raise ArgumentError(f"{name}={token} is outside the vocabulary of {self.size:,} tokens")
+                raise ArgumentError(f"{name}={token} is outside the vocabulary of {counted(self.size, 'token')}")
         around = self.prompt_tokens
         for token in (*around.before, *around.between, *around.after):
             if not 0 <= token < self.size:
-                raise ArgumentError(f"token {token} of the prompt is outside the vocabulary of {self.size:,} tokens")
+                raise ArgumentError(f"token {token} of the prompt is outside the vocabulary of {counted(self.size, 'token')}")
         if not levels or not all(levels):
             raise ArgumentError("tokens_per_level must name at least one level of at least one token")
         for number, level in enumerate(levels):
             if len(set(level)) < len(level):
-                raise ArgumentError(f"level {number} gives one token to two codes: its {len(level):,} tokens must be distinct")
+                raise ArgumentError(
+                    f"level {number} gives one token to two codes: its {counted(len(level), 'token')} must be distinct"
+                )
             if min(level) < 0 or max(level) >= self.size:
-                raise ArgumentError(f"level {number} has tokens outside the vocabulary of {self.size:,} tokens")
+                raise ArgumentError(f"level {number} has tokens outside the vocabulary of {counted(self.size, 'token')}")
             if taken := set(level) & set(specials.values()):
                 raise ArgumentError(f"level {number} uses token {min(taken)}, which is pad, bos or eos")
 
@@ -387,7 +393,7 @@ def _integers(table: Tensor | npt.ArrayLike, num_levels: int) -> Int64Array:
     if array.dtype.kind not in "iu":
         raise CodesError(f"expected integers, got an array of {array.dtype}")
     if array.ndim == 0 or array.shape[-1] != num_levels:
-        raise CodesError(f"expected {num_levels} columns, one per level, got an array of shape {array.shape}")
+        raise CodesError(f"expected {counted(num_levels, 'column')}, one per level, got an array of shape {array.shape}")
     return array.astype(np.int64)
 
 

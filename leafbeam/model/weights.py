@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from leafbeam.errors import CheckpointError
+from leafbeam.errors import CheckpointError, counted
 from leafbeam.files import check_checksums, read_json, write_checksums, write_json, write_tensors
 from leafbeam.model.config import EncoderDecoderConfig, ModelConfig
 from leafbeam.model.vocabulary import AnyVocabulary, vocabulary_from_dict
@@ -58,7 +58,7 @@ def read_config(directory: Path, vocabulary: AnyVocabulary | None, kind: type[Co
     except CheckpointError as error:
         raise CheckpointError(f"{directory}: {error}") from error
     if vocabulary.size > config.vocab_size:
-        sizes = f"the vocabulary has {vocabulary.size:,} tokens, but vocab_size is {config.vocab_size:,}"
+        sizes = f"the vocabulary has {counted(vocabulary.size, 'token')}, but vocab_size is {config.vocab_size:,}"
         raise CheckpointError(f"{sizes} in {directory / 'config.json'}: the two do not belong together")
     return config, vocabulary
 
@@ -109,7 +109,7 @@ def read_tensors(
     if embedding not in tensors and copied:  # files hold what is shared once, under any of its names
         tensors[embedding] = next(iter(copied.values()))
     if missing := [name for name in shapes if name not in tensors]:
-        lack = f"{directory} lacks {len(missing):,} of {len(shapes):,} tensors, the first is {missing[0]}"
+        lack = f"{directory} lacks {len(missing):,} of {counted(len(shapes), 'tensor')}, the first is {missing[0]}"
         if missing == [_HEAD]:
             lack += ", which tie_word_embeddings=false in config.json demands"
         raise CheckpointError(f"{lack}: copy the whole checkpoint again{_other_weights(directory)}")

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import ItemIdError
+from leafbeam.errors import ItemIdError, counted
 from leafbeam.index import Filter, Trie, Version, VersionFilter
 from leafbeam.retrieve import kernels
 from leafbeam.retrieve.memory import ItemMemory
@@ -31,8 +31,9 @@ class BoundMemory:
         rows = {trie: memory.rows_of(trie.items.ids_N) for trie in tries if trie not in known}
         if memory.num_items and len(rows) == len(tries) and rows and not any((row_n >= 0).any() for row_n in rows.values()):
             raise ItemIdError(
-                f"none of the item memory's {memory.num_items:,} items, such as {memory.item_ids[0].item()!r}, is in the "
-                f"index of {self.version.num_items:,} items: fit it on a log of the same items"
+                f"none of the item memory's {counted(memory.num_items, 'item')}, "
+                f"such as {memory.item_ids[0].item()!r}, is in the "
+                f"index of {counted(self.version.num_items, 'item')}: fit it on a log of the same items"
             )
         for trie, row_n in rows.items():
             self._insert(trie, np.flatnonzero(row_n < 0))

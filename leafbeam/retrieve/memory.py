@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import ArgumentError, ItemIdError
+from leafbeam.errors import ArgumentError, ItemIdError, counted
 from leafbeam.index.items import ID_KINDS, ItemIds, as_id_array, check_item_ids, check_unique, decode_ids, is_possible
 from leafbeam.retrieve import kernels
 from leafbeam.retrieve.config import MemoryConfig
@@ -91,7 +91,9 @@ class ItemMemory:
         ids = check_item_ids(as_id_array(item_ids), len(item_ids))
         check_unique(ids)
         if texts is not None and len(texts) != len(ids):
-            raise ArgumentError(f"{len(texts):,} texts for {len(ids):,} items: expected one an item, '' where there is none")
+            raise ArgumentError(
+                f"{counted(len(texts), 'text')} for {counted(len(ids), 'item')}: expected one an item, '' where there is none"
+            )
         encoder = TextEncoder.fit(texts) if texts is not None and any(texts) else None
         transitions = count_transitions(indptr_U1, items_E, len(ids), config, times_E)
         vectors = TextVectors.of_weights([{}] * len(ids)) if encoder is None or texts is None else encoder.encode(texts)
@@ -158,7 +160,7 @@ class ItemMemory:
         return self.num_items
 
     def __repr__(self) -> str:
-        return f"ItemMemory({self.num_items:,} items, {self.nbytes / max(1, self.num_items):.0f} bytes an item)"
+        return f"ItemMemory({counted(self.num_items, 'item')}, {self.nbytes / max(1, self.num_items):.0f} bytes an item)"
 
     def rows_of(self, item_ids: ItemIds) -> NDArray[np.int64]:
         """The row of each id, -1 where it is unknown."""
@@ -236,7 +238,7 @@ class ItemMemory:
         """
         given = texts if like is None else like
         if given is None or (texts is not None and like is not None) or len(given) != len(item_ids):
-            raise ArgumentError(f"{len(item_ids):,} items: expected as many texts, or as many lists of similar items")
+            raise ArgumentError(f"{counted(len(item_ids), 'item')}: expected as many texts, or as many lists of similar items")
         if texts is not None and self.encoder is None:
             raise ArgumentError("this memory was fitted without texts: pass like=, or fit it with texts")
         if like is not None:
@@ -254,7 +256,7 @@ class ItemMemory:
         ids_n = check_item_ids(as_id_array(item_ids), len(item_ids))
         check_unique(ids_n)
         if len(vectors) != len(ids_n):
-            raise ArgumentError(f"{len(vectors):,} texts for {len(ids_n):,} items: expected one an item")
+            raise ArgumentError(f"{counted(len(vectors), 'text')} for {counted(len(ids_n), 'item')}: expected one an item")
         try:
             vectors.check(0 if self.encoder is None else len(self.encoder.hashes_T))
         except ValueError as error:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import ArgumentError, counted
 from leafbeam.retrieve.config import MemoryConfig
 
 MAX_STEP = 2.0  # of `Transitions.step`: counts up to 10^221, which float64 can add
@@ -92,7 +92,9 @@ def count_pairs(
     Cost: one sort of at most 2 * distances * E pairs. Raises ArgumentError for item rows out of range.
     """
     if len(items_E) and not 0 <= int(items_E.min()) <= int(items_E.max()) < num_items:
-        raise ArgumentError(f"item rows from {items_E.min()} to {items_E.max()}: expected rows of the {num_items:,} items")
+        raise ArgumentError(
+            f"item rows from {items_E.min()} to {items_E.max()}: expected rows of the {counted(num_items, 'item')}"
+        )
     if config.half_life_days is not None and times_E is None:
         raise ArgumentError("half_life_days needs the times of the interactions: pass times_E, or None for no decay")
     items_E = items_E.astype(np.int64)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-from leafbeam.errors import ArgumentError, CodesError
+from leafbeam.errors import ArgumentError, CodesError, counted
 from leafbeam.semid.config import check_choice
 
 Assignment = Literal["free", "hungarian", "sinkhorn"]
@@ -31,7 +31,9 @@ def add_level(codes_NL: NDArray[np.int64], priority_N: NDArray[np.number] | None
     if num_items == 0:
         return np.concatenate([codes_NL, np.empty((0, 1), np.int64)], axis=1), 1
     if priority_N is not None and len(priority_N) != num_items:
-        raise ArgumentError(f"{len(priority_N):,} priorities for {num_items:,} items: one an item")
+        raise ArgumentError(
+            f"{counted(len(priority_N), 'priority', 'priorities')} for {counted(num_items, 'item')}: one an item"
+        )
     group_N = np.unique(codes_NL, axis=0, return_inverse=True)[1].reshape(-1)
     key_N = np.zeros(num_items) if priority_N is None else -np.asarray(priority_N, np.float64)
     sort_N = np.lexsort((key_N, group_N))  # stable: equal priorities keep the order of rows
@@ -52,7 +54,10 @@ def spread_level(codes_NL: NDArray[np.int64], size: int) -> NDArray[np.int64]:
     """
     largest = int(group_sizes(codes_NL).max(initial=0))
     if largest > size:
-        raise CodesError(f"{largest:,} items share a prefix, but the level has {size:,} codes: give it at least {largest:,}")
+        raise CodesError(
+            f"{counted(largest, 'item shares', 'items share')} a prefix, but the level has {counted(size, 'code')}: "
+            f"give it at least {largest:,}"
+        )
     last_N = np.empty(len(codes_NL), np.int64)
     last_N[np.lexsort(codes_NL.T[::-1])] = np.arange(len(codes_NL)) % size
     return np.column_stack([codes_NL, last_N])
@@ -84,8 +89,9 @@ def assign_free_codes(
     counts = np.bincount(prefix_N)
     if counts.max() > size:
         raise CodesError(
-            f"{counts.max():,} items share the codes {tuple(prefixes[counts.argmax()].tolist())}, but the last level has "
-            f"{size} codes: use larger codebooks, or collision_strategy='level'"
+            f"{counted(counts.max(), 'item shares', 'items share')} the codes "
+            f"{tuple(prefixes[counts.argmax()].tolist())}, but the last level has "
+            f"{counted(size, 'code')}: use larger codebooks, or collision_strategy='level'"
         )
     for members in np.split(np.argsort(prefix_N, kind="stable"), np.cumsum(counts)[:-1]):
         if len(np.unique(codes_NL[members, -1])) == len(members):

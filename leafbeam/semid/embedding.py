@@ -13,7 +13,7 @@ from scipy.sparse import coo_array, csr_array
 from sklearn.utils.extmath import randomized_svd
 from threadpoolctl import threadpool_limits
 
-from leafbeam.errors import ArgumentError, DataError
+from leafbeam.errors import ArgumentError, DataError, counted
 from leafbeam.semid.config import EmbeddingConfig
 from leafbeam.semid.embedder import ItemEmbedder, borrowed_behaviour, sentence_vectors
 from leafbeam.semid.text_vectorizer import TextVectorizer
@@ -135,7 +135,9 @@ def positive_pmi(sessions: Sessions, num_items: int, *, window: int) -> csr_arra
         raise ArgumentError(f"window={window}: at least 1")
     items_E = sessions.items_E.astype(np.int64)
     if len(items_E) and not 0 <= items_E.min() <= items_E.max() < num_items:
-        raise DataError(f"the sessions name item rows {items_E.min()} to {items_E.max()}, but there are {num_items:,} items")
+        raise DataError(
+            f"the sessions name item rows {items_E.min()} to {items_E.max()}, but there are {counted(num_items, 'item')}"
+        )
     session_E = np.repeat(np.arange(len(sessions.indptr_U1) - 1), np.diff(sessions.indptr_U1))
     lefts, rights = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for lag in range(1, window + 1):

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from leafbeam.errors import ArgumentError, DataError
+from leafbeam.errors import ArgumentError, DataError, counted
 from leafbeam.semid.code_vectors import CodeVectors
 from leafbeam.semid.collisions import add_level, assign_free_codes, group_sizes, spread_level
 from leafbeam.semid.config import CollisionStrategy, EmbeddingConfig, Method, QuantiserConfig, spread_codes
@@ -60,14 +60,14 @@ def fit_sids(
     """
     config = quantiser or QuantiserConfig()
     if "item_id" not in items.column_names or len(items) == 0:
-        raise DataError(f"{len(items):,} items with the columns {items.column_names}: item_id and one row are needed")
+        raise DataError(f"{counted(len(items), 'item')} with the columns {items.column_names}: item_id and one row are needed")
     progress = progress or (lambda step, share: None)
     progress("embedding items", 0.0)
     if vectors is not None:
         if embedding is not None:
             raise ArgumentError("give an embedding to make, or vectors of your own, not both")
         if len(vectors) != len(items):
-            raise DataError(f"{len(vectors):,} vectors for {len(items):,} items: one row an item")
+            raise DataError(f"{counted(len(vectors), 'vector')} for {counted(len(items), 'item')}: one row an item")
         own_ND = check_vectors(np.asarray(vectors), "the matrix of vectors", numpy_ids(items["item_id"]))
         count = len(items)
         embedded = Embedding(vectors_ND=own_ND, text_columns=(), items_without_text=count, items_without_behaviour=count)
@@ -152,11 +152,12 @@ def _notes(embedded: Embedding, table: SidTable, levels: tuple[LevelReport, ...]
             cause = "their vectors are 0" if is_own else "they have neither text nor behaviour"
         else:
             cause = "the vectors passed hardly differ" if is_own else "their texts, or their company in sessions, are equal"
-        differ = f"{found.distinct:,} of {found.sample:,} items{' drawn' if is_sample else ''} have vectors that differ"
+        drawn = " drawn" if is_sample else ""
+        differ = f"{counted(found.distinct, 'different vector')} of {counted(found.sample, 'item')}{drawn}"
         only, about = "Only " if 2 * found.distinct < found.sample else "", "about " if is_sample else ""
         return [
             f"{only}{differ}; the codes of the others tell noise apart. {used}. The largest group of equal vectors has "
-            f"{about}{largest:,} items, such as {example!r}: {cause}"
+            f"{about}{counted(largest, 'item')}, such as {example!r}: {cause}"
         ]
     collapsed = [
         level for level in levels if len(table) >= 4 * level.codebook_size and 10 * level.perplexity < level.codebook_size

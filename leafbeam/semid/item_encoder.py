@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from leafbeam.errors import CheckpointError, DataError
+from leafbeam.errors import CheckpointError, DataError, counted
 from leafbeam.files import open_regular, read_json, write_tensors
 from leafbeam.index import Trie, Version
 from leafbeam.index.tensor_file import digest
@@ -112,7 +112,9 @@ class ItemEncoder:
         """
         vectors_nD = self.embed(items)
         if len(unknown := np.flatnonzero(~vectors_nD.any(axis=1))):
-            raise DataError(f"{len(unknown):,} items have no word that the fit knew, the first in row {unknown[0]:,}")
+            raise DataError(
+                f"{counted(len(unknown), 'item has', 'items have')} no word that the fit knew, the first in row {unknown[0]:,}"
+            )
         return self.encode_vectors(vectors_nD, index)
 
     def encode_vectors(
@@ -232,9 +234,13 @@ class ItemEncoder:
         vectors, codes, sizes = self.vectors_RD, self.codes_RL, self.codebook_sizes
         check_choice("collision_strategy", self.collision_strategy, CollisionStrategy)
         if vectors.dtype != np.float32 or vectors.ndim != 2 or vectors.shape[1] != self.num_dims:
-            raise ValueError(f"vectors of {vectors.dtype} {vectors.shape}, and a quantiser of {self.num_dims} dimensions")
+            raise ValueError(
+                f"vectors of {vectors.dtype} {vectors.shape}, and a quantiser of {counted(self.num_dims, 'dimension')}"
+            )
         if codes.dtype != np.int64 or codes.shape != (len(vectors), len(sizes)) or np.any((codes < 0) | (codes >= sizes)):
-            raise ValueError(f"codes of {codes.dtype} {codes.shape} for {len(vectors):,} vectors and codebooks of {sizes}")
+            raise ValueError(
+                f"codes of {codes.dtype} {codes.shape} for {counted(len(vectors), 'vector')} and codebooks of {sizes}"
+            )
         check_finite(vectors, "the matrix of vectors")
         quantised = self.quantiser.codebook_sizes
         if sizes[: len(quantised)] != quantised or len(sizes) > len(quantised) + 1:
@@ -242,7 +248,9 @@ class ItemEncoder:
         if self.embedder is not None and (vectorizer := self.embedder.vectorizer) is not None:
             vectorizer.check()
             if vectorizer.num_dims + self.embedder.behaviour_dims != self.num_dims:
-                raise ValueError(f"an embedding of {vectorizer.num_dims} + {self.embedder.behaviour_dims} dimensions")
+                raise ValueError(
+                    f"an embedding of {vectorizer.num_dims} + {counted(self.embedder.behaviour_dims, 'dimension')}"
+                )
 
 
 def _load_quantiser(directory: Path) -> Quantiser:
@@ -272,7 +280,7 @@ def _embedder_of(fields: dict[str, Any] | None, tensors: dict[str, NDArray[Any]]
         )
     columns = tuple(str(name) for name in fields["columns"])
     if vectorizer is not None and len(vectorizer.columns) != len(columns):
-        raise ValueError(f"the words of {len(vectorizer.columns)} columns for {len(columns)}")
+        raise ValueError(f"the words of {counted(len(vectorizer.columns), 'column')} for {len(columns)}")
     return ItemEmbedder(**{name: fields[name] for name in _TYPES if name != "columns"}, columns=columns, vectorizer=vectorizer)
 
 

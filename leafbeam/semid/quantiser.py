@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from leafbeam.errors import ArgumentError, CheckpointError, DataError
+from leafbeam.errors import ArgumentError, CheckpointError, DataError, counted
 from leafbeam.files import check_checksums, open_regular, read_json, write_checksums, write_json, write_tensors
 from leafbeam.semid.config import check_codebook_sizes
 from leafbeam.semid.vectors import check_finite
@@ -46,7 +46,7 @@ class Quantiser(ABC):
         self.centroids: tuple[NDArray[np.float32], ...] = ()
 
     def __repr__(self) -> str:
-        fitted = f"{self.num_dims} dimensions" if self.centroids else "not fitted"
+        fitted = counted(self.num_dims, "dimension") if self.centroids else "not fitted"
         return f"{type(self).__name__}(codebook_sizes={self.codebook_sizes}, seed={self.seed}, {fitted})"
 
     @property
@@ -105,7 +105,7 @@ class Quantiser(ABC):
         """The vectors (N, D) of codes, or of their first levels: the sum of the centroids, mapped back."""
         self._check_fitted()
         if not 1 <= codes_NL.shape[1] <= len(self.centroids):
-            raise ArgumentError(f"codes of {codes_NL.shape[1]} levels: this quantiser has {len(self.centroids)}")
+            raise ArgumentError(f"codes of {counted(codes_NL.shape[1], 'level')}: this quantiser has {len(self.centroids)}")
         latents_NZ = np.zeros((len(codes_NL), self.centroids[0].shape[1]), np.float32)
         for centroids_VZ, codes_N in zip(self.centroids, codes_NL.T, strict=False):
             latents_NZ += centroids_VZ[codes_N]

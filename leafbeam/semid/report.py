@@ -74,7 +74,8 @@ class SidReport:
     def summary(self) -> str:
         """Return the figures, without the notes."""
         lines = [
-            f"{self.items:,} items, vectors of {self.dims} dimensions; text from {', '.join(self.text_columns) or 'no column'}",
+            f"{counted(self.items, 'item')}, vectors of {counted(self.dims, 'dimension')}; "
+            f"text from {', '.join(self.text_columns) or 'no column'}",
             f"without text {self.items_without_text:,}, without behaviour {self.items_without_behaviour:,}",
             "level    size    used  perplexity  bits  variance left",
         ]
@@ -96,7 +97,7 @@ class SidReport:
 
     def _repr_html_(self) -> str:
         kept = f"{self.neighbour_overlap:.1%} of ten nearest neighbours kept"
-        caption = f"{self.method}: {self.items:,} items, {self.distinct_after:,} distinct Semantic IDs, {kept}"
+        caption = f"{self.method}: {counted(self.items, 'item')}, {self.distinct_after:,} distinct Semantic IDs, {kept}"
         return html_table(caption, ["level", "size", "used", "perplexity", "bits", "variance left"], _levels(self))
 
 

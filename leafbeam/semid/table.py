@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from leafbeam.errors import CheckpointError, DataError
+from leafbeam.errors import CheckpointError, DataError, counted
 from leafbeam.files import replacing
 from leafbeam.index.items import as_id_array, check_item_ids, check_unique, decode_ids, ids_from_arrow
 from leafbeam.index.level import check_codes, check_in_codebooks
@@ -51,7 +51,7 @@ class SidTable:
         return len(self.codes)
 
     def __repr__(self) -> str:
-        return f"SidTable({len(self):,} items, codebook_sizes={self.codebook_sizes})"
+        return f"SidTable({counted(len(self), 'item')}, codebook_sizes={self.codebook_sizes})"
 
     @property
     def num_levels(self) -> int:

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import ArgumentError, counted
 from leafbeam.semid.vectors import unit_rows
 
 _WORD = re.compile(r"\w\w+")  # as scikit-learn finds them
@@ -126,7 +126,7 @@ class TextVectorizer:
         for column in self.columns:
             shape, idf = (len(column.row_of),), column.idf
             if idf.dtype != np.float32 or idf.shape != shape or len(column.words) != len(idf) or not (np.abs(idf) < _MAX).all():
-                raise ValueError(f"{len(column.words):,} words, and frequencies of {idf.dtype} {idf.shape}")
+                raise ValueError(f"{counted(len(column.words), 'word')}, and frequencies of {idf.dtype} {idf.shape}")
         axes_WD = self.axes_WD
         if axes_WD is not None and (axes_WD.ndim != 2 or len(axes_WD) != self.num_words or not (np.abs(axes_WD) < _MAX).all()):
-            raise ValueError(f"axes of shape {axes_WD.shape} for {self.num_words:,} words")
+            raise ValueError(f"axes of shape {axes_WD.shape} for {counted(self.num_words, 'word')}")

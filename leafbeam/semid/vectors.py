@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from leafbeam.errors import ArgumentError, DataError
+from leafbeam.errors import ArgumentError, DataError, counted
 from leafbeam.tables import read_array, read_parquet
 
 _MAX_VALUE, _MIN_VALUE = 1e12, 1e-15  # squares beyond overflow float32, or vanish in sums
@@ -70,7 +70,9 @@ def check_vectors(
     if len(vectors_ND) > 1 and (vectors_ND == vectors_ND[0]).all():
         differ = bool((vectors != vectors[0]).any())
         remedy = "; in single precision, so subtract their mean and scale them" if differ else ""
-        raise DataError(f"{source} gives all {len(vectors_ND):,} items the same vector: no code could tell them apart{remedy}")
+        raise DataError(
+            f"{source} gives all {counted(len(vectors_ND), 'item')} the same vector: no code could tell them apart{remedy}"
+        )
     return vectors_ND
 
 
@@ -90,7 +92,9 @@ def load_vectors(path: str | Path, item_ids: NDArray[np.generic]) -> NDArray[np.
             raise
         raise DataError(f"{path} cannot be read as vectors: {error}") from error
     if vectors.ndim != 2 or len(vectors) != len(item_ids):
-        raise DataError(f"{path} has shape {vectors.shape}: {len(item_ids):,} rows are expected, one an item")
+        raise DataError(
+            f"{path} has shape {vectors.shape}: {counted(len(item_ids), 'row is', 'rows are')} expected, one an item"
+        )
     return check_vectors(vectors, str(path), item_ids)
 
 
@@ -108,7 +112,7 @@ def _rows_of(table: pa.Table, item_ids: NDArray[np.generic], path: Path) -> NDAr
     items: list[Any] = item_ids.tolist()
     if missing := [item for item in items if item not in row_of]:
         example = next((f"; its ids are such as {item!r}" for item in row_of), "")
-        raise DataError(f"{path} has no vector for {len(missing):,} items, the first is {missing[0]!r}{example}")
+        raise DataError(f"{path} has no vector for {counted(len(missing), 'item')}, the first is {missing[0]!r}{example}")
     values, rows = table[lists[0]].to_pylist(), [row_of[item] for item in items]
     width = len(values[rows[0]] or ()) if rows else 0
     for item, row in zip(items, rows, strict=True):

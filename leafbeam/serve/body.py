@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 from starlette.requests import Request as HttpRequest
 
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import ArgumentError, counted
 from leafbeam.json_reader import DoubledKeyError, check_keys
 from leafbeam.serve.errors import BodyError, describe
 from leafbeam.serve.schema import RecommendBody
@@ -110,7 +110,7 @@ def _utf8(body: bytes, content_type: str) -> bytes:
 
 
 def _too_long(max_bytes: int) -> BodyError:
-    message = f"the body may have up to {max_bytes:,} bytes: send less"
+    message = f"the body may have up to {counted(max_bytes, 'byte')}: send less"
     return BodyError(message, status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE, reason="body_too_long")
 
 
@@ -121,7 +121,7 @@ def decode_body(body: bytes, content_type: str, decoder: "msgspec.json.Decoder[S
     if not body or not is_json:
         raise BodyError("the body: expected a JSON object, sent with Content-Type: application/json")
     if max_values is not None and body.count(b",") > max_values:
-        raise BodyError(f"the body may hold up to {max_values:,} values: send fewer ids")
+        raise BodyError(f"the body may hold up to {counted(max_values, 'value')}: send fewer ids")
     try:
         content = decoder.decode(body)
         check_keys(body, len(_FIELDS.decode(body)))

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from leafbeam.automata import Automaton
 from leafbeam.engine import Engine, Result
 from leafbeam.engine.request import short_repr
-from leafbeam.errors import ArgumentError, AutomatonError
+from leafbeam.errors import ArgumentError, AutomatonError, counted
 from leafbeam.serve import exchange
 from leafbeam.serve.body import Bounds, decode_body, read_body
 from leafbeam.serve.completion_schema import (
@@ -95,7 +95,7 @@ class CompletionRoutes:
         options.check()
         prompts, num_rows = options.prompts, text.worker.settings.max_rows
         if len(prompts) * options.num_texts > num_rows:
-            raise BodyError(f"prompt: at most {num_rows} texts of all prompts together", param="prompt")
+            raise BodyError(f"prompt: at most {counted(num_rows, 'text')} of all prompts together", param="prompt")
         plan = _Plan(name=text.name, options=options, max_tokens=options.max_tokens, is_chat=False)
         return await self._generate(http, text, plan, lambda: [text.tokenize(prompt) for prompt in prompts])
 

@@ -14,6 +14,7 @@ import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from leafbeam.errors import counted
 from leafbeam.serve.connection_limits import ConnectionLimits, descriptor_limit
 from leafbeam.serve.cors import cors_head
 
@@ -181,7 +182,8 @@ class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright
     @property
     def _headers_too_long(self) -> tuple[HTTPStatus, str, str]:
         limits = self._limits
-        message = f"a request may have up to {limits.max_headers:,} headers of {limits.max_header_bytes:,} bytes in all"
+        headers = f"{counted(limits.max_headers, 'header')} of {counted(limits.max_header_bytes, 'byte')}"
+        message = f"a request may have up to {headers} in all"
         return HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, message, "headers_too_long"
 
     def _stop_parsing(self, refusal: tuple[HTTPStatus, str, str]) -> None:
@@ -191,7 +193,7 @@ class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright
 
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= self._limits.max_pipelined:
-            message = f"up to {self._limits.max_pipelined} requests may follow before the first is answered"
+            message = f"up to {counted(self._limits.max_pipelined, 'request')} may follow before the first is answered"
             self._stop_parsing((HTTPStatus.BAD_REQUEST, message, "pipelined"))
         self._in_head, self._unparsed_bytes, self._header_bytes, self._num_headers = True, 0, 0, 0
         self._origin = None

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec import Struct
 
-from leafbeam.errors import LeafbeamError, OverloadedError
+from leafbeam.errors import LeafbeamError, OverloadedError, counted
 from leafbeam.serve.connection_limits import ConnectionLimits
 from leafbeam.serve.errors import BodyError, encodable
 from leafbeam.serve.log_format import LogFormat
@@ -212,7 +212,7 @@ class FrameReader(Generic[F]):
             begin = start + _LENGTH_BYTES
             length = int.from_bytes(buffer[start:begin], "big")
             if length > self._max_bytes:
-                raise FrameError(f"a frame of {length:,} bytes came, and {self._max_bytes:,} are the most")
+                raise FrameError(f"a frame of {counted(length, 'byte')} came, and {self._max_bytes:,} are the most")
             if len(buffer) < begin + length:
                 break
             start = begin + length

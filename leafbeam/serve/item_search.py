@@ -16,7 +16,7 @@ from starlette.routing import Route
 from leafbeam.catalog import Expression
 from leafbeam.catalog.titles import title_column
 from leafbeam.engine import Engine, ItemId
-from leafbeam.errors import DataError, LeafbeamError, short_repr
+from leafbeam.errors import DataError, LeafbeamError, counted, short_repr
 from leafbeam.index import Version
 from leafbeam.index.items import decode_ids, is_possible
 from leafbeam.live.transaction import id_kind_of
@@ -59,7 +59,7 @@ class ItemSearchRoute:
         if len(query) > MAX_CHARACTERS or "\0" in query:
             raise BodyError(f"query may have up to {MAX_CHARACTERS} characters, none of them NUL")
         if len(names) > self._engine.limits.max_rules:
-            raise BodyError(f"rule may be given up to {self._engine.limits.max_rules} times")
+            raise BodyError(f"rule may be given up to {counted(self._engine.limits.max_rules, 'time')}")
         wanted = Expression.of(names, values.get("filter") or None) or ()
         if len(values.getlist("id")) > MAX_ITEMS:
             raise BodyError(f"id may be given up to {MAX_ITEMS} times, not {len(values.getlist('id')):,}")
@@ -102,8 +102,8 @@ def attributes_of(table: pa.Table) -> list[dict[str, Any]]:
     """The rows of a table for an answer. Raises BodyError for too many bytes."""
     if table.nbytes > _MAX_BYTES:
         message = (
-            f"the attributes of {table.num_rows:,} items have {table.nbytes:,} bytes: an answer has at most {_MAX_BYTES:,}; "
-            "ask for fewer items at once (limit, id)"
+            f"the attributes of {counted(table.num_rows, 'item')} have {counted(table.nbytes, 'byte')}: "
+            f"an answer has at most {_MAX_BYTES:,}; ask for fewer items at once (limit, id)"
         )
         raise BodyError(message, reason="long_answer")
     return rows_of(table, exact=False)

@@ -145,12 +145,15 @@ class RecommendAnswer(Struct, frozen=True, kw_only=True):
             "`popular`."
         ),
     ]
-    num_valid: Annotated[int, Meta(description="How many items are returned, `num_items` or fewer; 0 if the rules allow none.")]
+    num_valid: Annotated[
+        int, Meta(description="How many items are returned, `num_items` or fewer; 0 if none is left, see `empty_rules`.")
+    ]
     empty_rules: Annotated[
         tuple[str, ...],
         Meta(
-            description="If `rules` and `filter` allow no item: the rule, the pair of rules or the smallest set of them that "
-            "already allows none; parts of `filter` as text. Else empty."
+            description="If no item is left: the rule, the pair of rules or the smallest set of them that already leaves none; "
+            "parts of `filter` as text. Where the rules leave items, `- deny_item_ids` and `- history`, which take these, "
+            "count as rules too. Else empty."
         ),
     ]
     num_beams: Annotated[

@@ -17,7 +17,7 @@ import uvicorn
 
 from leafbeam.catalog import Catalog, LoadReport
 from leafbeam.engine import CatalogFiles, Engine, Limits, Model
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import ArgumentError, counted
 from leafbeam.index import Trie
 from leafbeam.ingest import CatalogWriter
 from leafbeam.model import load_for_decoding
@@ -243,7 +243,7 @@ class Server:
         served: list[str] = []
         if self.engine is not None:
             version = self.engine.version
-            served.append(f"{len(version):,} items (index {version.name})")
+            served.append(f"{counted(len(version), 'item')} (index {version.name})")
         if self.text is not None:
             served.append(f"texts of {self.text.name}")
         self._on_ready(f"leafbeam serves {' and '.join(served)} at {self.url} - try {self.url}/docs")

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, NoReturn, cast
 import pyarrow as pa
 import pyarrow.csv as pacsv
 
-from leafbeam.errors import ArgumentError, DataError, short_repr
+from leafbeam.errors import ArgumentError, DataError, counted, short_repr
 from leafbeam.tables.cells import typed
 from leafbeam.tables.csv_structure import Structure, read_structure
 from leafbeam.tables.opener import is_compressed, opened
@@ -274,8 +274,9 @@ def _refuse(path: Path, error: Exception, form: CsvFormat, num_columns: int = 0)
             structure = read_structure(_utf8_chunks(path, form), delimiter=form.delimiter, num_columns=num_columns)
             if structure.ragged_line:
                 raise DataError(
-                    f"{path}, line {structure.ragged_line:,} has {structure.ragged_fields:,} cells, the first line names "
-                    f"{num_columns:,} columns: expected as many; quote text that holds {form.delimiter!r}"
+                    f"{path}, line {structure.ragged_line:,} has {counted(structure.ragged_fields, 'cell')}, "
+                    "the first line names "
+                    f"{counted(num_columns, 'column')}: expected as many; quote text that holds {form.delimiter!r}"
                 ) from error
     how = "" if form.is_utf8 else f" as {form.encoding}"
     raise DataError(f"{path} cannot be read{how}: {error}") from error

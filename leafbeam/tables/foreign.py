@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from leafbeam.errors import DataError, short_repr
+from leafbeam.errors import DataError, counted, short_repr
 from leafbeam.files import open_regular, read_json
 from leafbeam.tables.cells import are_numbers, typed
 from leafbeam.tables.csv_rows import CsvFormat, read_csv
@@ -101,10 +101,14 @@ def read_ratings(path: Path) -> SourceTable:
     rows = [[cell.strip() for cell in line.strip().split(mark)] for _, line in lines]
     width = len(rows[0]) if rows else 0
     if width not in (3, 4):
-        raise DataError(f"{path}: line 1 has {width} fields: expected user, item, rating and perhaps time, as cornac has them")
+        raise DataError(
+            f"{path}: line 1 has {counted(width, 'field')}: expected user, item, rating and perhaps time, as cornac has them"
+        )
     for (number, _), row in zip(lines, rows, strict=True):
         if len(row) != width:
-            raise DataError(f"{path}, line {number:,} has {len(row)} fields, the first {width}: expected as many in all")
+            raise DataError(
+                f"{path}, line {number:,} has {counted(len(row), 'field')}, the first {width}: expected as many in all"
+            )
     columns = dict(zip(("user_id", "item_id", "rating", "timestamp"), zip(*rows, strict=True), strict=False))
     table = pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})
     for name in ("rating", "timestamp"):

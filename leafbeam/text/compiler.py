@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from leafbeam.automata import Automaton, TokenTrie
-from leafbeam.errors import ArgumentError, AutomatonError, UnavailableError
+from leafbeam.errors import ArgumentError, AutomatonError, UnavailableError, counted
 
 _ENTRY_BYTES = 1000  # of an entry besides its text and arrays, about
 _GRACE_S = 10.0  # beyond the child's own alarm, which comes first unless the child gets less than a third of a processor
@@ -60,7 +60,7 @@ class ConstraintCompiler:
         self._is_closed = False
 
     def __repr__(self) -> str:
-        return f"ConstraintCompiler({len(self._cache)} constraints cached, {self.limits})"
+        return f"ConstraintCompiler({counted(len(self._cache), 'constraint')} cached, {self.limits})"
 
     def start(self) -> None:
         """Start the child, so that the first constraint need not wait for it. Cost: seconds.

@@ -11,7 +11,7 @@ from leafbeam.automata.json_schema import schema_language
 from leafbeam.automata.languages import concatenate, free_text
 from leafbeam.automata.regex import compile_pattern
 from leafbeam.automata.sources import choice_bytes
-from leafbeam.errors import AutomatonError
+from leafbeam.errors import AutomatonError, counted
 from leafbeam.text.items import Items
 
 MAX_PARTS = 256  # of a template in JSON, those of its templates included
@@ -174,7 +174,9 @@ def _template(content: Any) -> Template:
         raise AutomatonError(f"template is {_short(content)}: expected a list of parts")
     num_parts = _num_parts(content)
     if num_parts > MAX_PARTS:
-        raise AutomatonError(f"template has {num_parts:,} parts: expected at most {MAX_PARTS}; join neighbouring texts")
+        raise AutomatonError(
+            f"template has {counted(num_parts, 'part')}: expected at most {MAX_PARTS}; join neighbouring texts"
+        )
     return Template(parts=[part if isinstance(part, str) else constraint_from_json(part) for part in content])
 
 

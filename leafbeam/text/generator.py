@@ -12,7 +12,7 @@ import torch
 
 from leafbeam.automata import Automaton
 from leafbeam.decode import Sampling, SequenceSampler, SequenceSearch
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import ArgumentError, counted
 from leafbeam.model import TextTokens, Transformer
 from leafbeam.model.weights import read_hf
 from leafbeam.ops.head import HeadCosts
@@ -101,7 +101,7 @@ class TextGenerator:
         self.tokens, self._costs = tokenizer.trie(self.num_tokens), costs
 
     def __repr__(self) -> str:
-        return f"TextGenerator({self.model.config.num_hidden_layers} layers, {self.tokenizer!r})"
+        return f"TextGenerator({counted(self.model.config.num_hidden_layers, 'layer')}, {self.tokenizer!r})"
 
     @classmethod
     def load(cls, directory: str | PathLike[str]) -> "TextGenerator":
@@ -154,7 +154,8 @@ class TextGenerator:
         seeds = [seed] * len(prompts) if isinstance(seed, int) else seed
         if len(constraints) != len(prompts) or len(seeds) != len(prompts):
             raise ArgumentError(
-                f"{len(constraints)} constraints and {len(seeds)} seeds for {len(prompts)} prompts: expected one for each"
+                f"{counted(len(constraints), 'constraint')} and {counted(len(seeds), 'seed')} for "
+                f"{counted(len(prompts), 'prompt')}: expected one for each"
             )
         automata = {id(one): self.compile(one) for one in constraints}
         token_rows = [self.tokens_of(prompt) for prompt in prompts]
@@ -239,7 +240,8 @@ class TextGenerator:
         if not self.has_positions_for(prompts, max_tokens):
             longest, positions = max(map(len, prompts)), self.model.config.max_position_embeddings
             raise ArgumentError(
-                f"a prompt of {longest:,} tokens and max_tokens={max_tokens:,} exceed the model's {positions:,} positions: "
+                f"a prompt of {counted(longest, 'token')} and max_tokens={max_tokens:,} exceed the model's "
+                f"{counted(positions, 'position')}: "
                 "shorten the prompt, or lower max_tokens"
             )
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from leafbeam.automata import Automaton
 from leafbeam.decode import Sampling
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import ArgumentError, counted
 
 DEFAULT_MAX_TOKENS = 256
 _MAX_STOP_BYTES = 1_000
@@ -75,7 +75,7 @@ class TextRequest:
             if not num_bytes:
                 raise ArgumentError("a stop is empty: expected text")
             if num_bytes > _MAX_STOP_BYTES:  # each token may begin one
-                raise ArgumentError(f"a stop has {num_bytes:,} bytes: expected at most {_MAX_STOP_BYTES:,}")
+                raise ArgumentError(f"a stop has {counted(num_bytes, 'byte')}: expected at most {_MAX_STOP_BYTES:,}")
 
     @property
     def is_stepwise(self) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from leafbeam.automata import TokenTrie
-from leafbeam.errors import ArgumentError, CheckpointError, short_repr
+from leafbeam.errors import ArgumentError, CheckpointError, counted, short_repr
 from leafbeam.extras import require
 from leafbeam.files import read_json, read_text
 
@@ -39,11 +39,11 @@ class TextTokenizer:
             raise CheckpointError("there is no end token: expected at least one")
         for token in self.ends:
             if not 0 <= token < self.size:
-                raise CheckpointError(f"the end token {token} is not one of the tokenizer's {self.size:,} tokens")
+                raise CheckpointError(f"the end token {token} is not one of the tokenizer's {counted(self.size, 'token')}")
 
     def __repr__(self) -> str:
         ends = ", ".join(map(str, self.ends))
-        return f"TextTokenizer({self.size:,} tokens, end={ends if len(self.ends) == 1 else f'[{ends}]'})"
+        return f"TextTokenizer({counted(self.size, 'token')}, end={ends if len(self.ends) == 1 else f'[{ends}]'})"
 
     @property
     def end(self) -> int:
@@ -167,7 +167,9 @@ class TextTokenizer:
         Raises CheckpointError where the tokenizer has more tokens than the model has logits.
         """
         if self.size > size:
-            raise CheckpointError(f"the tokenizer has {self.size:,} tokens and the model {size:,}: they do not belong together")
+            raise CheckpointError(
+                f"the tokenizer has {counted(self.size, 'token')} and the model {size:,}: they do not belong together"
+            )
         if size not in self._tries:
             self._tries[size] = TokenTrie.of([*self.token_bytes, *[None] * (size - self.size)])
         return self._tries[size]

@@ -9,7 +9,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from leafbeam.errors import LogitsError, OverloadedError, RequestError, UnavailableError
+from leafbeam.errors import LogitsError, OverloadedError, RequestError, UnavailableError, counted
 from leafbeam.ops import openmp
 from leafbeam.text.generator import TextGenerator
 from leafbeam.text.request import Generation, TextRequest, can_run_together
@@ -119,13 +119,13 @@ class TextWorker:
         pieces = None if on_pieces is None else _Pieces(on_pieces, requests)
         job = TextJob(requests=tuple(requests), deadline=deadline, on_pieces=pieces, texts=Future())
         for name, number, limit in (
-            ("texts", job.num_rows, self.settings.max_rows),
-            ("tokens", job.num_tokens, self.settings.max_tokens),
+            ("text", job.num_rows, self.settings.max_rows),
+            ("token", job.num_tokens, self.settings.max_tokens),
         ):
             if number > limit:
                 raise RequestError(
-                    f"the request may take {number:,} {name}, prompts included: at most {limit:,}; lower max_tokens, n, beams "
-                    "or the number of prompts"
+                    f"the request may take {counted(number, name)}, prompts included: at most {limit:,}; lower max_tokens, "
+                    "n, beams or the number of prompts"
                 )
         with self._changed:
             self.check_admission()
@@ -138,7 +138,7 @@ class TextWorker:
         if self._is_stopping:
             raise UnavailableError("the server is stopping", reason="draining")
         if len(self._waiting) + num_others >= self.settings.max_queue:
-            raise self._overloaded(f"{self.settings.max_queue} requests for texts wait already", "queue_full")
+            raise self._overloaded(f"{counted(self.settings.max_queue, 'request')} for texts wait already", "queue_full")
 
     def _overloaded(self, message: str, reason: str) -> OverloadedError:
         wait_s = min(60.0, max(1.0, self._seconds_per_job * (len(self._waiting) + 1)))

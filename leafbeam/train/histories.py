@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import ArgumentError, counted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -31,7 +31,7 @@ class Histories:
             object.__setattr__(self, name, np.ascontiguousarray(getattr(self, name), dtype=dtype))
         indptr, count = self.indptr_U1, len(self.items_E)
         if indptr.ndim != 1 or len(indptr) < 1 or indptr[0] != 0 or indptr[-1] != count or (np.diff(indptr) < 0).any():
-            raise ArgumentError(f"indptr_U1 must rise from 0 to the {count:,} interactions")
+            raise ArgumentError(f"indptr_U1 must rise from 0 to the {counted(count, 'interaction')}")
         if self.items_E.shape != self.times_E.shape:
             raise ArgumentError(f"{self.items_E.shape} items but {self.times_E.shape} times: one time an interaction")
         if count and self.items_E.min() < 0:
@@ -42,7 +42,7 @@ class Histories:
         return len(self.indptr_U1) - 1
 
     def __repr__(self) -> str:
-        return f"Histories({len(self):,} users, {len(self.items_E):,} interactions)"
+        return f"Histories({counted(len(self), 'user')}, {counted(len(self.items_E), 'interaction')})"
 
     def __getitem__(self, user: int) -> NDArray[np.int32]:
         """The items of one user, oldest first (a view)."""

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from leafbeam.errors import ArgumentError, DataError
+from leafbeam.errors import ArgumentError, DataError, counted
 from leafbeam.semid.config import check_choice
 from leafbeam.semid.table import numpy_ids
 from leafbeam.tables import (
@@ -115,7 +115,10 @@ class InteractionLog:
         return len(self.user_ids)
 
     def __repr__(self) -> str:
-        return f"InteractionLog({self.num_users:,} users, {self.num_items:,} items, {self.report.interactions:,} interactions)"
+        return (
+            f"InteractionLog({counted(self.num_users, 'user')}, {counted(self.num_items, 'item')}, "
+            f"{counted(self.report.interactions, 'interaction')})"
+        )
 
 
 def load_log(
@@ -276,8 +279,8 @@ def log_from_tables(
     new_ids = taken.values.filter(pc.invert(pc.is_in(taken.values, value_set=offered)))
     if len(new_ids) and unlisted == "refuse":
         raise DataError(
-            f"{len(new_ids):,} items of the log are not in the table of items: {_some(new_ids)}: add them, or pass "
-            "unlisted='keep' or 'drop'"
+            f"{counted(len(new_ids), 'item of the log is', 'items of the log are')} not in the table of items: "
+            f"{_some(new_ids)}: add them, or pass unlisted='keep' or 'drop'"
         )
     notes: list[str] = []
     if items is not None and len(new_ids) == len(taken.values):
@@ -303,7 +306,7 @@ def log_from_tables(
     users_E, items_E, times_E = users_E[core_E], items_E[core_E], times_E[core_E]
     if len(users_E) == 0:
         rule = f"no {k_core}-core: no user is left" if k_core else "no interaction whose item is listed"
-        raise DataError(f"of {len(listed_E):,} rows there is {rule}")
+        raise DataError(f"of {counted(len(listed_E), 'row')} there is {rule}")
 
     seen_N = np.bincount(items_E, minlength=len(catalog)) > 0
     keep_N = seen_N if k_core or unseen == "drop" else np.ones(len(catalog), np.bool_)
@@ -354,7 +357,10 @@ def check_listed_once(ids: Ids, source: SourceTable) -> None:
         rows = np.flatnonzero(ids.codes_E == code)[:10].tolist()
         parts.append(f"{ids.values[code].as_py()!r} in {' and '.join(source.where(row) for row in rows)}")
     shown = listed(parts, total=len(repeated))
-    raise DataError(f"{source.source}: {len(repeated):,} item ids are listed more than once, {shown}: keep one row an item")
+    raise DataError(
+        f"{source.source}: {counted(len(repeated), 'item id is', 'item ids are')} listed more than once, {shown}: "
+        "keep one row an item"
+    )
 
 
 def _count_out_of_order(users_E: NDArray[np.int32], times_E: NDArray[np.int64]) -> int:

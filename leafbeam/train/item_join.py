@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from leafbeam.errors import DataError
+from leafbeam.errors import DataError, counted
 from leafbeam.semid.table import numpy_ids
 from leafbeam.tables import SourceTable, read_ids, same_type
 from leafbeam.train.histories import Histories
@@ -60,7 +60,7 @@ def with_items(log: InteractionLog, items: pa.Table) -> InteractionLog:
         occurs_N = np.bincount(log.histories.items_E, minlength=log.num_items) > 0
         missing_N = occurs_N & (rows_N < 0)
         raise DataError(
-            f"{missing_N.sum():,} items of the log have no Semantic ID, the first is "
+            f"{counted(missing_N.sum(), 'item of the log has', 'items of the log have')} no Semantic ID, the first is "
             f"{log.item_ids[missing_N.argmax()].item()!r}: give each one, or take its rows out of the log"
         )
     histories = Histories(indptr_U1=log.histories.indptr_U1, items_E=items_E.astype(np.int32), times_E=log.histories.times_E)

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from leafbeam.errors import DataError
+from leafbeam.errors import DataError, counted
 from leafbeam.tables import SourceTable, TimeUnit, column, read_table
 from leafbeam.train.interaction_log import Columns, InteractionLog, log_from_tables
 
@@ -93,7 +93,7 @@ def _read_items(path: Path, reviewed: set[str]) -> pa.Table:
                 "description": _text(record.get("description")),
             }
     if not rows:
-        found = f"{count:,} products, but none that a review names" if count else "no lines"
+        found = f"{counted(count, 'product')}, but none that a review names" if count else "no lines"
         raise DataError(f"{path} has {found}: is it the metadata of the same category?")
     names = next(iter(rows.values()))
     return pa.Table.from_pylist(list(rows.values()), pa.schema([(name, pa.string()) for name in names]))
@@ -163,7 +163,7 @@ def load_movielens(directory: str | Path, *, min_rating: float = 0.0, k_core: in
         raise DataError(f"{rated.source}, column 'rating' is of type {stars.type}: numbers of stars are expected")
     rated = rated.take(np.flatnonzero(np.asarray(pc.greater_equal(stars, min_rating))))
     if len(rated.table) == 0:
-        raise DataError(f"no rating in {rated.source} has at least {min_rating} stars")
+        raise DataError(f"no rating in {rated.source} is {min_rating} or more")
     genres = movies["genres"].cast(pa.string())
     genres = pc.if_else(pc.equal(genres, "(no genres listed)"), None, pc.replace_substring(genres, "|", " "))
     movies = pa.table({"movieId": movies["movieId"], "title": movies["title"].cast(pa.string()), "genres": genres})

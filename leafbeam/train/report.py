@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from leafbeam.errors import counted
 from leafbeam.html_table import html_table
 from leafbeam.train.metrics import SEEN, Estimate, Ranking, RankingMetrics, Ranks, Seen
 
@@ -123,7 +124,7 @@ class EvaluationReport:
             LABELS.get(name, name): tuple(getattr(found, seen) for seen in SEEN) for name, found in self.rankings.items()
         }
         if (free := self.unconstrained) is not None:
-            rows[f"model alone, {free.users:,} users"] = (free.constrained,)
+            rows[f"model alone, {counted(free.users, 'user')}"] = (free.constrained,)
             rows["without a constraint, these users"] = (free.scores,)
         heads = ["", *(f"{name}, seen {seen}" for seen in SEEN for name in _SHOWN)]
         cells = {name: [str(one.estimates[shown]) for one in metrics for shown in _SHOWN] for name, metrics in rows.items()}
@@ -145,7 +146,7 @@ class EvaluationReport:
     @property
     def title(self) -> str:
         """What was measured, in a line."""
-        users = f"{self.users:,} users, {self.items:,} items, {self.num_beams} beams"
+        users = f"{counted(self.users, 'user')}, {counted(self.items, 'item')}, {counted(self.num_beams, 'beam')}"
         return f"{users}; fitted on {self.fit_on.replace('+', ' and ')}, measured on {self.part}"
 
     @property
@@ -157,6 +158,6 @@ class EvaluationReport:
         speed = free.unconstrained_s / max(free.constrained_s, 1e-9)
         return (
             f"Invalid items: 0 constrained, {free.invalid.mean:.2%} ± {free.invalid.error:.2%} unconstrained. "
-            f"Decoding for {free.users:,} users: {free.constrained_s:.1f} s constrained, "
+            f"Decoding for {counted(free.users, 'user')}: {free.constrained_s:.1f} s constrained, "
             f"{free.unconstrained_s:.1f} s unconstrained ({speed:.2f}x as fast); prompts {free.prompt_s:.1f} s."
         )

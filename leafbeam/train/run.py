@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from leafbeam.errors import ItemIdError
+from leafbeam.errors import ItemIdError, counted
 from leafbeam.files import write_json
 from leafbeam.index import Trie
 from leafbeam.model import AnyModel, new_model
@@ -129,6 +129,7 @@ def codes_of_log(log: InteractionLog, sids: SidTable) -> NDArray[np.int64]:
     if not known_N.all():
         missing: np.generic = log.item_ids[int(np.argmin(known_N))]
         count = int((~known_N).sum())
-        found = f"{count:,} of the log's {len(known_N):,} items have no Semantic ID, the first is {missing.item()!r}"
+        items = f"{count:,} of the log's {counted(len(known_N), 'item')} {'has' if count == 1 else 'have'}"
+        found = f"{items} no Semantic ID, the first is {missing.item()!r}"
         raise ItemIdError(f"{found}: fit the SIDs on this log with `leafbeam fit-sids`")
     return sids.codes[rows_N]

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from leafbeam.errors import ArgumentError, CheckpointError, CodesError, TrainingError
+from leafbeam.errors import ArgumentError, CheckpointError, CodesError, TrainingError, counted
 from leafbeam.model import AnyModel, EncoderDecoder, Vocabulary, new_model
 from leafbeam.model.threads import torch_threads
 from leafbeam.train.batches import Batches
@@ -87,7 +87,9 @@ class Trainer:
     ) -> None:
         last_item = int(histories.items_E.max(initial=-1))
         if last_item >= len(codes_NL):
-            raise CodesError(f"the histories name item row {last_item:,}, but only {len(codes_NL):,} items have SIDs")
+            raise CodesError(
+                f"the histories name item row {last_item:,}, but only {counted(len(codes_NL), 'item has', 'items have')} SIDs"
+            )
         self.model, self.recipe, self.state = model, recipe, TrainState()
         self.recall: float | None = None
         self.bf16 = is_bf16_faster(model.device) if recipe.precision == "auto" else recipe.precision == "bf16"
@@ -402,7 +404,9 @@ def _user_tokens(
     if user_ids is None:
         return None
     if len(user_ids) != len(histories):
-        raise ArgumentError(f"{len(user_ids):,} user_ids for {len(histories):,} histories: one for each, in their order")
+        raise ArgumentError(
+            f"{len(user_ids):,} user_ids for {counted(len(histories), 'history', 'histories')}: one for each, in their order"
+        )
     assert isinstance(vocabulary, Vocabulary)  # a TokenTable has no user tokens
     return vocabulary.user_tokens(user_ids)
 

@@ -199,7 +199,7 @@ def test_a_rule_can_be_added_replaced_and_removed(catalog):
 
 
 def test_a_catalog_and_its_rules_print_what_they_hold(catalog):
-    assert repr(catalog) == "Catalog('the catalog in memory', 300 items, 3 rules)"
+    assert repr(catalog) == "Catalog('the catalog in memory', 300 items, rules: 3)"
     assert repr(catalog.rules) == "RuleSet(cheap, in_stock, rare; generation 1, 300 items)"
     assert repr(Rule(name="cheap", where="price < 20")) == "Rule(name='cheap', where='price < 20', refresh=None)"
 

@@ -134,13 +134,13 @@ def list_table(*lists: object, ids: object = None) -> pa.Table:
             ("--codebook-sizes", "3"),
             "column 'item_id' holds values of the type number",
         ),
-        (list_table([1, 2], [1]), ("--codebook-sizes", "3"), "row 2 has 1 codes: expected 2"),
+        (list_table([1, 2], [1]), ("--codebook-sizes", "3"), "row 2 has 1 code: expected 2"),
         (list_table([1, 2], None), ("--codebook-sizes", "3"), "row 2 has no codes: expected 2"),
         (list_table([1, 2], [1, None]), ("--codebook-sizes", "3"), "row 2 has no number in codes"),
         (list_table([1, 2], [1, 2], ids=[1, None]), ("--codebook-sizes", "3"), "column 'item_id': empty in row 2"),
         (list_table([1, 2], [1, 3]), ("--codebook-sizes", "3"), "row 1 has code 3 at level 1"),
         (list_table([1, 2], [1, -2]), ("--codebook-sizes", "3"), "row 1 has code -2 at level 1"),
-        (list_table([1, 2], [2, 2], ids=[7, 7]), ("--codebook-sizes", "3"), "1 item ids occur more than once, 7 among"),
+        (list_table([1, 2], [2, 2], ids=[7, 7]), ("--codebook-sizes", "3"), "1 item id occurs more than once, 7 among"),
         (list_table([1, 2]), ("--codebook-sizes", "3,3,3"), "row 1 has 2 codes: expected 3"),
         (list_table([1, 2]), (), "how many codes each of its 2 levels has: pass --codebook-sizes"),
         (list_table([1, 2]), ("--codebook-sizes", "0"), "expected the number of codes of each level"),
@@ -299,7 +299,7 @@ def test_a_table_of_codes_can_be_looked_at_before_it_is_built(tmp_path: Path, ho
     assert shown.exit_code == 0, shown.stderr
     for word in ("500 rows in 2 files", "77", f"leafbeam build {folder} --codebook-sizes SIZES"):
         assert word in shown.stdout
-    assert "200 rows in 1 files" in call("inspect", folder / "part-1.parquet").stdout
+    assert "200 rows in 1 file" in call("inspect", folder / "part-1.parquet").stdout
     refused = call("build", folder)
     assert refused.exit_code == 2
     assert ("77 in c1" if how == "c" else "77 in codes") in refused.stderr

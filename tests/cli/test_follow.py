@@ -25,7 +25,7 @@ def test_a_topic_of_kafka_is_followed(run: Path, monkeypatch: pytest.MonkeyPatch
         bad = call(*words)
         assert (bad.exit_code, "partition 0, offset 3: its value cannot be read as JSON" in bad.stderr) == (2, True), bad.output
         done = call(*words, "--skip-bad")
-        assert "2 items added, 0 replaced, 1 removed, 1 bad changes skipped" in done.stdout, done.output
+        assert "2 items added, 0 replaced, 1 removed, 1 bad change skipped" in done.stdout, done.output
         again = call(*words)
         assert "0 items added, 0 replaced, 0 removed" in again.stdout, again.output
         wrong = call(*words, "--set", "nonsense")

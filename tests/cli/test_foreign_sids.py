@@ -241,7 +241,7 @@ def test_what_is_wrong_with_such_objects_is_said(tmp_path: Path, content: Any, m
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ('a,"[1, 2]"\nb,[3]\n', "line 3 has 1 codes: expected 2"),
+        ('a,"[1, 2]"\nb,[3]\n', "line 3 has 1 code: expected 2"),
         ('a,"[1, 2]"\nb,\n', "line 3 has no codes: expected 2"),
         ('a,"[1, 2.5]"\n', "expected lists of whole numbers"),
         ('a,"[1, null]"\n', "line 2 has no number in codes"),

@@ -98,7 +98,7 @@ def test_codes_may_have_item_id_where_the_items_have_another_column(tmp_path: Pa
         ("a.json", {}, "holds no codes"),
         ("a.json", {"1": []}, "expected a list of tokens or numbers"),
         ("a.json", {"1": None}, "item '1' has the codes None"),
-        ("a.json", {"1": ["<a_1>", "<b_2>"], "7": ["<a_1>"]}, "item '7' has 1 codes, others 2"),
+        ("a.json", {"1": ["<a_1>", "<b_2>"], "7": ["<a_1>"]}, "item '7' has 1 code, others 2"),
         ("a.json", {"1": ["<a_1>", "<b_2>"], "7": ["<a_1>", "<c_2>"]}, "item '7' has '<c_2>' at level 1, where"),
         ("a.json", {"1": ["<a_1>"], "7": [4]}, "has 4 at level 0, where the first item has <a_*>"),
         ("a.json", {"1": ["<a_1>", 4]}, "tokens at some levels and numbers at others"),
@@ -282,7 +282,7 @@ def test_a_log_with_items_that_have_no_sid_is_refused(tmp_path: Path):
     log = write(tmp_path / "log.csv", "user_id,item_id,timestamp\n1,1,1000000000\n1,2,1000000001\n1,9,1000000002\n")
     sids = write(tmp_path / "x.json", {"1": [1, 3], "2": [2, 2], "3": [1, 1]})
     result = call("import", "--sids", sids, "--data", log, "--run", tmp_path / "run")
-    assert "1 items of the log have no Semantic ID, the first is 9" in " ".join(result.stderr.split())
+    assert "1 item of the log has no Semantic ID, the first is 9" in " ".join(result.stderr.split())
     write(log, "user_id,item_id,timestamp\n1,1,1000000000\n1,2,1000000001\n2,1,1000000002\n")
     assert call("import", "--sids", sids, "--data", log, "--run", tmp_path / "run").exit_code == 0
     found = Source.load(tmp_path / "run" / "source.json").read()

@@ -105,7 +105,7 @@ def add_replace_and_remove(run: Path, *place: str) -> None:
     assert (wrong.exit_code, "the index does not have it" in wrong.stderr) == (2, True)
     assert ids_of(run) == {*IDS, "new"}
     removed = call("remove", "new", "i0", "nothing", "--missing-ok", *place)
-    assert "2 items removed, 1 were not there" in removed.stdout
+    assert "2 items removed, 1 was not there" in removed.stdout
     assert ids_of(run) == IDS - {"i0"}
 
 
@@ -443,7 +443,7 @@ def test_items_are_imported_from_every_kind_of_file(run: Path, tmp_path: Path, n
     else:
         path.write_text("item_id,title\nn1,green tea\n".replace(",", "\t" if name.endswith(".tsv") else ","))
     result = call("import", str(path), "--run", str(run))
-    assert "1 items added, 0 replaced" in result.stdout, result.stderr
+    assert "1 item added, 0 replaced" in result.stdout, result.stderr
     assert ids_of(run) == {*IDS, "n1"}
 
 

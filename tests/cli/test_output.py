@@ -19,6 +19,10 @@ from leafbeam.engine import Request
         (("none",), "0 items: the rule none allows none."),
         (("cheap", "luxury"), "0 items: the rules cheap and luxury allow none together."),
         (("a", "b", "c - d"), "0 items: the rules a, b and c - d allow none together."),
+        (("- history",), "0 items: all items are in the history."),
+        (("- deny_item_ids", "- history"), "0 items: all items are denied or in the history."),
+        (("cheap", "- deny_item_ids"), "0 items: all items that the rule cheap allows are denied."),
+        (("a", "b", "- history"), "0 items: all items that the rules a and b allow are in the history."),
     ],
 )
 def test_an_answer_without_items_names_the_rules_that_left_none(empty_rules, line):

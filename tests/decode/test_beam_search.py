@@ -120,10 +120,10 @@ def test_other_arguments_out_of_range_are_refused() -> None:
         search.run(ByLevel(rows()), batch_size=0)
     with pytest.raises(ArgumentError, match="filters has 3 entries"):
         search.run(ByLevel(rows()), batch_size=2, filters=[None] * 3)
-    with pytest.raises(ArgumentError, match="deny has 1 entries"):
+    with pytest.raises(ArgumentError, match="deny has 1 entry"):
         search.run(ByLevel(rows()), batch_size=2, deny=[[1]])
     for deny, said in ((3, "3"), (np.array(3), r"array\(3\)")):
-        with pytest.raises(ArgumentError, match=f"deny is {said}: expected a list with one entry for each of the 1 requests"):
+        with pytest.raises(ArgumentError, match=f"deny is {said}: expected a list with one entry for each of the 1 request"):
             search.run(ByLevel(rows()), deny=deny)  # type: ignore[arg-type]
 
 

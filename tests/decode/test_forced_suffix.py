@@ -187,5 +187,5 @@ def test_sequences_are_scored_until_the_longest_ends() -> None:
 
 def test_a_suffix_function_that_answers_too_little_is_named() -> None:
     trie = Trie.build([[0, 0, 0], [1, 1, 1]], [2, 2, 2])
-    with pytest.raises(LogitsError, match="suffix_fn returned the logits of 1 levels: expected 2"):
+    with pytest.raises(LogitsError, match="suffix_fn returned the logits of 1 level: expected 2"):
         BeamSearch(trie, 2).run(lambda codes, parents: np.zeros((1, 2)), suffix_fn=lambda codes, parents: [np.zeros((1, 2, 2))])

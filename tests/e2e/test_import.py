@@ -128,7 +128,7 @@ def theirs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def run(theirs: Theirs) -> Path:
     run = theirs.folder / "run"
     output = call("import", *theirs.words, "--data", theirs.folder / "interactions.parquet", "--run", run)
-    assert "1 items without a SID left out" in output
+    assert "1 item without a SID left out" in output
     assert "2 items share their SID with another" in output
     assert "items have codes unlike their tokens' numbers" in output  # of 30 tokens <b_*>, some belong to no item
     assert output.strip().endswith(f"Next: leafbeam serve --run {run}")

@@ -246,7 +246,7 @@ def test_more_tokens_or_beams_than_a_batch_holds_are_refused(shop):
     with engine:
         assert engine.submit(Request(history=("é1",) * 5)).result(PATIENCE).num_history_used == 5
         with pytest.raises(
-            RequestError, match="the 6 known items of the history are 19 tokens, and a batch holds up to 16"
+            RequestError, match="the known items of the history, 6, take 19 tokens, and a batch holds up to 16"
         ) as refusal:
             engine.submit(Request(history=("é1",) * 6))
         assert refusal.value.reason == "over_capacity"

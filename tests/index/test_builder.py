@@ -145,7 +145,7 @@ def test_an_id_that_comes_twice_is_refused_wherever_it_stands(limit: int, ids: s
     with TrieBuilder([200], memory_limit=limit) as builder:
         for begin in range(0, 200, 30):
             builder.add(np.arange(200)[begin : begin + 30, None], item_ids[begin : begin + 30])
-        message = f"1 item ids occur more than once, {item_ids[3]!r} among them"
+        message = f"1 item id occurs more than once, {item_ids[3]!r} among them"
         with pytest.raises(ItemIdError, match=message):
             builder.finish()
     with pytest.raises(ItemIdError, match=message):

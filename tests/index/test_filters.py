@@ -84,7 +84,7 @@ def test_a_mask_that_is_not_one_is_refused(mask: object, message: str) -> None:
 
 def test_unknown_ids_are_refused_by_name() -> None:
     trie, _ = shop(20, False)
-    with pytest.raises(ItemIdError, match="1 of 1 item ids are unknown, 987654 among them"):
+    with pytest.raises(ItemIdError, match="1 of 1 item id is unknown, 987654 among them"):
         trie.filter(item_ids=[987654])
 
 

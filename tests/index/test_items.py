@@ -53,7 +53,7 @@ def test_ids_with_equal_hashes_are_told_apart(ids: list[str], wanted: list[str],
         rows = {one: row for row, one in enumerate(ids)}
         assert table.rows_of(wanted + ids).tolist() == [rows.get(one, -1) for one in wanted + ids]
         if ids:
-            with pytest.raises(ItemIdError, match=r"^1 item ids occur more than once"):
+            with pytest.raises(ItemIdError, match=r"^1 item id occurs more than once"):
                 table_of(np.concatenate([encoded, encoded[-1:]])).check_unique()
 
 

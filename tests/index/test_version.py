@@ -38,7 +38,7 @@ def test_a_version_knows_its_live_items_and_no_others(seed: int) -> None:
     for sid in np.ndindex(*SIZES):
         assert (sid in version) == (sid in sids)
     dead = next(one for one in every if one not in truth)
-    with pytest.raises(ItemIdError, match=f"1 of 2 item ids are unknown, '{dead}' among them: version 7"):
+    with pytest.raises(ItemIdError, match=f"1 of 2 item ids is unknown, '{dead}' among them: version 7"):
         version.codes_of([live[0], dead])
     assert version.nbytes > sum(segment.trie.nbytes for segment in version.segments)
 
@@ -91,7 +91,7 @@ def test_parts_are_met_with_what_is_alive() -> None:
     base = version.segments[0].trie
     part = version.filter_of([base.filter(np.ones(base.num_items, np.bool_)), None])
     assert part == everything
-    with pytest.raises(ForeignFilterError, match="1 filters for 2 segments"):
+    with pytest.raises(ForeignFilterError, match="1 filter for 2 segments"):
         version.filter_of([None])
     with pytest.raises(ForeignFilterError):
         version.filter_of([None, base.filter(np.ones(base.num_items, np.bool_))])
@@ -146,7 +146,7 @@ def test_without_equals_difference(seed: int, shared: bool) -> None:
 def test_no_code_follows_a_whole_sid(prefix: list[int], segments: int) -> None:
     """M7: a full prefix was an IndexError."""
     version, _ = two_segments(0)
-    with pytest.raises(ArgumentError, match=rf"the prefix has {len(prefix)} codes.* has 3: expected fewer"):
+    with pytest.raises(ArgumentError, match=rf"the prefix has {len(prefix)} codes?.* has 3: expected fewer"):
         (version if segments == 2 else Version.of(version.segments[0].trie)).children(prefix)
 
 

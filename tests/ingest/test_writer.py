@@ -106,7 +106,7 @@ def test_a_batch_with_wrong_lines_changes_nothing_and_names_every_one(shop: Shop
         expected = {
             3: "no item_id",
             4: "code 4 of level 0 is outside its codebook of 4",
-            5: "it has 1 codes: expected 2",
+            5: "it has 1 code: expected 2",
             6: "list of whole numbers",
             7: "there is no column 'colour'",
             8: "price: 'cheap' is not a number",
@@ -116,7 +116,7 @@ def test_a_batch_with_wrong_lines_changes_nothing_and_names_every_one(shop: Shop
             13: "on line 1 too",
             14: "the ids of this index are strings",
             15: "expected an object",
-            16: "dimensions: expected",
+            16: "1 dimension: expected",
             17: "300 bytes",
             18: "without NUL",
             19: "it cannot be read as JSON",

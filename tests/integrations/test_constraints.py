@@ -306,7 +306,7 @@ def test_custom_generate_refuses_what_it_would_not_read(model: Model, tokenizer:
         ({**words, "num_return_sequences": 2}, "num_return_sequences"),
         ({"tokenizer": tokenizer}, "constraint is missing"),
         ({"constraint": WORDS}, "tokenizer is missing"),
-        ({"constraint": [WORDS], "tokenizer": tokenizer}, "1 constraints for 2 prompts"),
+        ({"constraint": [WORDS], "tokenizer": tokenizer}, "1 constraint for 2 prompts"),
         ({"constraint": [WORDS, ItemConstraint(items=items)], "tokenizer": tokenizer}, "ServedItems"),
         ({"constraint": Automaton.from_sequences([[1]], 9)}, "eos_token_id is missing"),
     ]:

@@ -398,7 +398,7 @@ def test_a_time_limit_that_ends_items_is_named_instead_of_max_new_tokens(model: 
     shop, inputs = Shop(), prompts([6, 6])
     legal = shop.processor(inputs)
     output = model.generate(**inputs, logits_processor=[legal], max_new_tokens=3, max_time=1e-9)
-    with pytest.raises(ArgumentError, match=r"stopped after 1 tokens.* no stopping criterion or time limit"):
+    with pytest.raises(ArgumentError, match=r"stopped after 1 token.* no stopping criterion or time limit"):
         legal.results(output)
 
 

@@ -239,7 +239,7 @@ def test_prompts_filters_and_sequences_are_checked(model: Model) -> None:
             search.run([prompt])  # type: ignore[list-item]
     with pytest.raises(ArgumentError, match="at least 1 request"):
         search.run([])
-    with pytest.raises(ArgumentError, match="filters has 1 entries"):
+    with pytest.raises(ArgumentError, match="filters has 1 entry"):
         search.run(PROMPTS, filters=[None])
     with pytest.raises(ForeignFilterError):
         search.run(PROMPTS[:1], filters=Trie.build([[0, 0, 0]], SIZES).filter(np.ones(1, np.bool_)))

@@ -78,7 +78,7 @@ def test_any_row_may_be_unknown() -> None:
         ([[1, 1], [2, 0]], [[3], [1]]),
     ):
         assert [row.isfinite().nonzero()[:, 0].tolist() for row in legal(torch.tensor(rows), scores)] == wanted
-    with pytest.raises(ArgumentError, match="a prefix of an allowed item in no row"):
+    with pytest.raises(ArgumentError, match="no row begins an allowed item with its"):
         legal(torch.tensor([[0, 2], [1, 2]]), scores)
 
 
@@ -192,7 +192,7 @@ def test_tokens_are_made_once_for_many_processors() -> None:
         ({"eos_token_id": -1}, "eos_token_id is -1"),
         ({"prompt_length": -1}, "prompt_length is -1"),
         ({"scoring": "fulll"}, "'full', 'allowed' or 'vocabulary'"),
-        ({"filters": [None, None], "deny": [None]}, "deny has 1 entries"),
+        ({"filters": [None, None], "deny": [None]}, "deny has 1 entry"),
     ],
 )
 def test_a_wrong_argument_is_refused_with_its_reason(change: dict[str, Any], message: str) -> None:
@@ -246,7 +246,7 @@ def test_too_few_new_tokens_for_a_sequence_are_refused_where_one_is_cut() -> Non
     legal = TrieLogitsProcessor(index, eos_token_id=EOS, prompt_length=1)
     whole = legal.results(torch.tensor([[1, 11, EOS, PAD], [1, 5, 6, EOS]]), num_return_sequences=2)
     assert whole.item_ids[0].tolist() == ["c", "a"]
-    with pytest.raises(ArgumentError, match="stopped after 2 tokens inside 1 items"):
+    with pytest.raises(ArgumentError, match="stopped after 2 tokens inside 1 item"):
         legal.results(torch.tensor([[1, 11, EOS], [1, 5, 6]]), num_return_sequences=2)
 
 

@@ -90,8 +90,8 @@ def test_a_transaction_without_effect_makes_no_version(index: LiveIndex) -> None
 
 ROW = [0, 0, 0]
 BAD: dict[str, tuple[type[LeafbeamError], str, Callable[[Any], object]]] = {
-    "insert of a live id": (ItemIdError, "1 of 2 items are in .* already, 'b'", lambda s: s.insert([ROW, ROW], ["x", "b"])),
-    "delete of an unknown id": (ItemIdError, "1 of 2 items are not in .*, 'x'", lambda s: s.delete(["a", "x"])),
+    "insert of a live id": (ItemIdError, "1 of 2 items is in .* already, 'b'", lambda s: s.insert([ROW, ROW], ["x", "b"])),
+    "delete of an unknown id": (ItemIdError, "1 of 2 items is not in .*, 'x'", lambda s: s.delete(["a", "x"])),
     "replace of an unknown id": (ItemIdError, "'x' among them", lambda s: s.replace([ROW, ROW], ["a", "x"])),
     "the same id twice": (ItemIdError, "'x' occurs more than once", lambda s: s.insert([ROW, ROW], ["x", "x"])),
     "delete twice in a call": (ItemIdError, "'a' occurs more than once", lambda s: s.delete(["a", "a"])),

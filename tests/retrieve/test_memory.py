@@ -291,7 +291,7 @@ def test_unusable_arguments_are_refused_by_name():
         ItemMemory.fit(["a", "b"], np.array([0, 2]), np.array([0, 2]))
     with pytest.raises(ItemIdError, match="more than once"):
         ItemMemory.fit(["a", "a"], np.array([0, 2]), np.array([0, 1]))
-    with pytest.raises(ArgumentError, match="1 texts for 2 items"):
+    with pytest.raises(ArgumentError, match="1 text for 2 items"):
         ItemMemory.fit(["a", "b"], np.array([0, 2]), np.array([0, 1]), texts=["red"])
     for settings in ({"distances": 0}, {"reverse": 2.0}, {"text_weight": -1.0}, {"half_life_days": 0.0}, {"max_entries": 1.5}):
         with pytest.raises(ArgumentError, match=next(iter(settings))):
@@ -319,7 +319,7 @@ def test_items_that_cannot_be_inserted_are_refused_by_name():
     memory = ItemMemory.fit(["a", "b"], np.array([0, 2]), np.array([0, 1]))
     with pytest.raises(ArgumentError, match="without texts"):
         memory.insert(["c"], texts=["tea"])
-    with pytest.raises(ArgumentError, match="1 items: expected as many"):
+    with pytest.raises(ArgumentError, match="1 item: expected as many"):
         memory.insert(["c"])
     with pytest.raises(ItemIdError, match="strings, not integers"):
         memory.insert([3], like=[["a"]])

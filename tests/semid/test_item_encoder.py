@@ -127,7 +127,7 @@ def test_new_items_of_one_call_and_of_later_ones_get_different_free_codes():
 
 def test_a_word_that_no_item_has_is_no_guess():
     fit = fit_sids(items(), None, quantiser=QuantiserConfig(codebook_sizes=(4,)))
-    with pytest.raises(DataError, match="1 items have no word that the fit knew, the first in row 1"):
+    with pytest.raises(DataError, match="1 item has no word that the fit knew, the first in row 1"):
         fit.encoder.encode(pa.table({"title": ["red", "xyzzy"], "brand": ["", None]}), index_of(fit))
     with pytest.raises(DataError, match="no column 'brand'"):
         fit.encoder.encode(pa.table({"title": ["red"]}), index_of(fit))

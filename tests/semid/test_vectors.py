@@ -135,7 +135,7 @@ def test_own_vectors_that_do_not_fit_are_named(tmp_path):
     refused("cannot be read")
     refused("neither", "v.csv")
     for columns, message in (
-        ({"item_id": [1], "vector": [[1.0]]}, "no vector for 1 items, the first is 2"),
+        ({"item_id": [1], "vector": [[1.0]]}, "no vector for 1 item, the first is 2"),
         ({"item_id": [1, 2, 2], "vector": [[1.0], [2.0], [3.0]]}, "more than one vector"),
         ({"item_id": [1, 2], "vector": [[1.0], [2.0, 3.0]]}, "same number"),
         ({"item_id": [1, 2], "vector": [[1.0], None]}, "same number"),

@@ -38,11 +38,16 @@ def test_an_answer_holds_allowed_items_and_its_provenance(client, first_shop):
     assert set(stages) == {"prepare", "queue", "prefill", "rounds", "constrain", "postprocess"}
 
 
-def test_an_answer_without_items_names_the_rules_that_left_none(client):
+def test_an_answer_without_items_names_the_rules_that_left_none(client, first_shop):
     """A3: over HTTP."""
     empty = {"rules": ["in_stock"], "filter": "cheap - cheap"}
     assert client.post(URL, json=empty).json()["empty_rules"] == ["cheap - cheap"]
     assert client.post(URL, json=empty | {"filter": "cheap"}).json()["empty_rules"] == []
+    every = list(first_shop.item_ids)
+    answer = client.post(URL, json={"rules": ["in_stock"], "deny_item_ids": every}).json()
+    assert (answer["num_valid"], answer["empty_rules"]) == (0, ["- deny_item_ids"])
+    history = sorted(first_shop.allowed(["cheap"], ()))
+    assert client.post(URL, json={"rules": ["cheap"], "history": history}).json()["empty_rules"] == ["cheap", "- history"]
 
 
 def test_an_answer_reports_whether_the_model_read_the_user(client):
@@ -205,7 +210,7 @@ def test_a_full_queue_is_429_with_retry_after_and_queued_requests_are_answered(f
             assert 0 <= error.pop("retry_after_ms") <= 1000
             assert error == {
                 "type": "OverloadedError",
-                "message": "the queue is full with 1 requests: try again later",
+                "message": "the queue is full with 1 request: try again later",
                 "reason": "queue_full",
             }
             assert metric(client, "leafbeam_queue_length") == 1

@@ -38,7 +38,7 @@ def test_a_deleted_row_is_not_answered_after_a_reload_and_a_new_one_is_named(sho
         with duckdb.connect(str(shop.files[2])) as connection:
             connection.execute("DELETE FROM items WHERE item_id < 1010; INSERT INTO items VALUES (77, 'new', 1, 1)")
         assert engine.catalog is not None
-        assert "1 items of the table are not in the index (such as 77)" in str(engine.catalog.reload())
+        assert "1 item of the table is not in the index (such as 77)" in str(engine.catalog.reload())
         for fields in ({}, {"deny_item_ids": [1010]}, {"rules": ["cheap"]}):
             answer = client.post(URL, json=body | fields).json()
             expected = shop.allowed(fields.get("rules", []), fields.get("deny_item_ids", []))

@@ -95,7 +95,7 @@ def test_lines_without_times_keep_their_order(tmp_path: Path):
         ("user_id:word\n1\n", "'user_id' has the type 'word'"),
         (":token\n1\n", "the column '' has the type 'token'"),
         ("a:token\tb:float\n1\tx\n", "conversion error"),
-        ("a:token\tb:float\n1\n", "line 2 has 1 cells|Expected 2 columns"),
+        ("a:token\tb:float\n1\n", "line 2 has 1 cell|Expected 2 columns"),
     ],
 )
 def test_a_file_that_is_none_of_recbole_is_refused(tmp_path: Path, text: str, message: str):

@@ -164,7 +164,7 @@ BAD_ROWS: list[tuple[str, str, bytes, str]] = [
     ("D10 JSON", "jsonl", b'{"item_id": "a", "n": 1, "n": 2}', "line 1 cannot be read as JSON: 'n' is there twice"),
     ("D11 case", "csv", b"item_id,Price,price\na,1,2\n", "the columns 'Price' and 'price' (upper and lower case are one)"),
     ("D11 JSON", "jsonl", b'{"item_id": "a", "Price": 1, "price": 2}', "the columns 'Price' and 'price'"),
-    ("ragged", "csv", b"item_id,title\na,x\n\nb\n", "line 4 has 1 cells, the first line names 2 columns"),
+    ("ragged", "csv", b"item_id,title\na,x\n\nb\n", "line 4 has 1 cell, the first line names 2 columns"),
     ("types", "jsonl", b'{"item_id": "a", "n": 1}\n{"item_id": "b", "n": "1"}',
      "column 'n' has values of several types, a whole number in line 1 (1), text in line 2 ('1')"),
     ("D2 JSON", "jsonl", b'{"item_id": "a", "n": 9007199254740993}\n{"item_id": "b", "n": 0.5}', "a float64 would change"),

@@ -39,7 +39,7 @@ def test_gzipped_files_are_read(tmp_path):
 def test_low_ratings_can_be_left_out(tmp_path):
     log = load_movielens(folder(tmp_path), min_rating=4)
     assert log.item_ids.tolist() == [10]
-    with pytest.raises(DataError, match="at least 6 stars"):
+    with pytest.raises(DataError, match="is 6 or more"):
         load_movielens(tmp_path, min_rating=6)
 
 

@@ -69,7 +69,7 @@ def test_invalid_users_are_named():
         dataclasses.replace(TINY, num_users=-3)
     with pytest.raises(ArgumentError, match="user_dropout"):
         dataclasses.replace(TINY, user_dropout=1.0)
-    with pytest.raises(ArgumentError, match="2 users for 1 histories"):
+    with pytest.raises(ArgumentError, match="2 users for 1 history"):
         VOCABULARY.prompts([[]], [1, 2])
     with pytest.raises(ArgumentError, match=r"not 1\.5"):
         VOCABULARY.user_tokens([1.5])  # pyright: ignore[reportArgumentType]

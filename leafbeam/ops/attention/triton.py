@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import ArgumentError, counted
 from leafbeam.ops.attention.costs import BLOCK, AttentionCosts, AttentionWork
 from leafbeam.ops.attention.types import Attention
 
@@ -200,7 +200,7 @@ def _check_prefix(query_BKHE: Tensor, key_BGET: Tensor, value_BGTE: Tensor, leng
             f"expected (B, K, H, E), (B, G, E, T) and (B, G, T, E)"
         )
     if heads % groups:
-        raise ArgumentError(f"{heads} query heads on {groups} key heads: expected a multiple")
+        raise ArgumentError(f"{counted(heads, 'query head')} on {counted(groups, 'key head')}: expected a multiple")
     if lengths_B.shape != (requests,) or lengths_B.dtype != torch.int64:
         raise ArgumentError(f"lengths are {lengths_B.dtype} {tuple(lengths_B.shape)}: expected int64 ({requests},)")
     for name, tensor in (("queries", query_BKHE), ("keys", key_BGET), ("values", value_BGTE)):
@@ -217,7 +217,7 @@ def _check_suffix(query_BKHE: Tensor, key_BKSGE: Tensor, value_BKSGE: Tensor, an
             f"expected (B, K, H, E) and twice (B, at least K, S, G, E)"
         )
     if codes < 1:
-        raise ArgumentError(f"beams have {codes} codes: expected at least one code")
+        raise ArgumentError(f"beams have {counted(codes, 'code')}: expected at least one code")
     if key_BKSGE.stride() != value_BKSGE.stride() or key_BKSGE.stride(-1) != 1 or query_BKHE.stride(-1) != 1:
         raise ArgumentError("suffix keys and values need equal strides, and every last axis to be contiguous")
     expected = requests, beams, codes

@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import ArgumentError, CodesError, LogitsError
+from leafbeam.errors import ArgumentError, CodesError, LogitsError, counted
 
 Normalize = Literal["full", "allowed"]
 Array = TypeVar("Array")
@@ -48,7 +48,9 @@ class LegalCodes(Generic[Array]):
         sizes_R = np.diff(indptr_R1.astype(np.int64))
         if len(indptr_R1) < 1 or indptr_R1[0] != 0 or indptr_R1[-1] != len(code_C) or (sizes_R < 0).any():
             ends = (int(indptr_R1[0]), int(indptr_R1[-1])) if len(indptr_R1) else ()
-            raise CodesError(f"indptr_R1 runs {ends} over {len(code_C):,} codes: expected ascending from 0 to {len(code_C):,}")
+            raise CodesError(
+                f"indptr_R1 runs {ends} over {counted(len(code_C), 'code')}: expected ascending from 0 to {len(code_C):,}"
+            )
         if not may_be_empty and (sizes_R == 0).any():
             raise CodesError(
                 f"row {int(np.flatnonzero(sizes_R == 0)[0])} has no legal code at all: leave it out, or pass may_be_empty=True "
@@ -102,7 +104,8 @@ def check_inputs(hidden_RD: Any, weight_VD: Any, legal_codes: LegalCodes[Any], n
         )
     if hidden_RD.shape[0] != legal_codes.num_rows:
         raise LogitsError(
-            f"{hidden_RD.shape[0]} hidden states and legal codes for {legal_codes.num_rows} rows: expected one for each"
+            f"{counted(hidden_RD.shape[0], 'hidden state')} and legal codes for "
+            f"{counted(legal_codes.num_rows, 'row')}: expected one for each"
         )
 
 

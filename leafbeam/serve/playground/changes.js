@@ -2,7 +2,7 @@
 
 import { interact, put, putItem, remove, wholeOf } from "./api.js";
 import { combobox } from "./combobox.js";
-import { $, count, el, titleColumn, titleOf } from "./dom.js";
+import { $, el, plural, titleColumn, titleOf } from "./dom.js";
 import { columnCompletions } from "./rules.js";
 
 const NUMBER = /^(u?int|float|double|halffloat|decimal)/;
@@ -97,7 +97,7 @@ export class Changes {
 
   /** Count that an item was taken after a history. */
   async take(history, item) {
-    await this.change(`Counted ${titleOf(item)} after the ${count(history.length)} items of the history`, () => interact(history, item.item_id));
+    await this.change(`Counted ${titleOf(item)} after the ${plural(history.length, "item")} of the history`, () => interact(history, item.item_id));
   }
 
   async submitItem(event) {

@@ -230,13 +230,13 @@ class Page {
 
   show({ answer, without, found, milliseconds, sameRequest }) {
     const { rules } = this.state;
-    $("server").textContent = `${count(found.num_items)} items, version ${answer.index_version}`;
-    $("allowed").textContent = `These rules allow ${count(found.num_allowed)} of ${count(found.num_items)} items.`;
+    $("server").textContent = `${plural(found.num_items, "item")}, version ${answer.index_version}`;
+    $("allowed").textContent = `These rules allow ${count(found.num_allowed)} of ${plural(found.num_items, "item")}.`;
     const how = answer.exact ? ", certainly the model's best" : "";
     const wrong = without ? `; without rules, ${without.item_ids.filter((id) => broken(this.known.get(id), rules).length).length} of ${without.num_valid} would break them` : "";
     const left = answer.num_history_left_out ? `; ${plural(answer.num_history_left_out, "item")} of the history left out` : "";
     const ignored = answer.ignored_history.length ? `; not in the index: ${answer.ignored_history.join(", ")}` : "";
-    const empty = answer.empty_rules.length ? `; no item is allowed by ${answer.empty_rules.join(" and ")}` : "";
+    const empty = answer.empty_rules.length ? `; no item is left by ${answer.empty_rules.join(" and ").replaceAll("and - ", "- ")}` : "";
     const beams = answer.num_beams ? `${plural(answer.num_beams, "beam")}${how}` : "no search";
     $("summary").textContent = `${plural(answer.num_valid, "item")} in ${milliseconds.toFixed(0)} ms, ${beams}${left}${ignored}${empty}${wrong}.`;
     const actions = [["Add to history", (item) => this.addToHistory(item)], ...(this.changes?.actions ?? [])];
@@ -257,7 +257,7 @@ class Page {
   showLevel(level) {
     this.level = Math.min(Math.max(level, 0), this.numLevels);
     showLevels($("trie"), this.level);
-    $("level").textContent = this.numLevels ? `${this.level} of ${this.numLevels} levels` : "";
+    $("level").textContent = this.numLevels ? `${this.level} of ${plural(this.numLevels, "level")}` : "";
     $("back").disabled = this.level === 0;
     $("on").disabled = this.level === this.numLevels;
   }

@@ -1,7 +1,7 @@
 // Rules: toggles with counts, sliders over rules that bound the same column, and names to complete in an expression.
 
 import { get } from "./api.js";
-import { $, count, el } from "./dom.js";
+import { $, el, plural } from "./dom.js";
 
 const COLUMN = String.raw`"?([A-Za-z_]\w*)"?`;
 const BOUND = new RegExp(String.raw`^\s*${COLUMN}\s*(<=?|>=?)\s*(-?\d+(?:\.\d+)?)\s*$`);
@@ -77,7 +77,7 @@ export function showRules(known, chosen, changed) {
         },
       }),
       el("span", {}, rule.name, rule.where ? el("small", {}, rule.where) : null),
-      el("span", { class: "count" }, rule.num_items === null ? "no such rule" : `${count(rule.num_items)} items`),
+      el("span", { class: "count" }, rule.num_items === null ? "no such rule" : plural(rule.num_items, "item")),
     ),
   );
   $("rules").replaceChildren(...(boxes.length ? boxes : [el("p", { class: "muted" }, "This server has no rules.")]));
@@ -125,7 +125,7 @@ export function completions(rules, columns, text, caret) {
   const reads = (where) => named.find((column) => new RegExp(String.raw`\b${column}\b`).test(where ?? ""));
   const found = rules.filter((rule) => rule.name !== word && (begins(rule.name) || reads(rule.where)));
   found.sort((one, other) => begins(other.name) - begins(one.name));
-  return found.map((rule) => completion(rule.name, [`${count(rule.num_items)} items`, rule.where].filter(Boolean).join(" · "), text, caret));
+  return found.map((rule) => completion(rule.name, [plural(rule.num_items, "item"), rule.where].filter(Boolean).join(" · "), text, caret));
 }
 
 /** Completions of a predicate: the names of columns, {name: type}. */

@@ -102,7 +102,7 @@ export function drawTrie(frame, levelsWith, levelsWithout, found) {
 
 function headOf(searches, level) {
   const kept = Object.values(searches).map((levels) => levels[level]?.codes.length ?? 0);
-  return `level ${level + 1}: ${kept.join(" and ")} beams`;
+  return `level ${level + 1}, beams: ${kept.join(" and ")}`;
 }
 
 function leafLabel(node, place, found) {

@@ -177,7 +177,7 @@ def test_what_is_taken_is_counted_and_joins_the_history(open_page, shop):
         page.wait_for_selector(".card")
         taken = card_ids(page)[0]
         page.click(f"[aria-label='Take: thing {taken}']")
-        wait_for(page, f"Counted thing {taken} after the 1 items of the history: on disk in")
+        wait_for(page, f"Counted thing {taken} after the 1 item of the history: on disk in")
         assert f"item={taken}" in page.url
         page.click(f"[aria-label='Take out thing {taken}']")
         page.select_option("#channel", "memory")

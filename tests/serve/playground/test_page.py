@@ -63,7 +63,7 @@ def test_an_address_holds_the_whole_request(open_page):
 
 def test_the_drawing_has_the_beams_of_each_level_step_by_step(open_page):
     page = open_page("#item=1000&rule=cheap&rule=in_stock&num_beams=10")
-    assert page.locator("svg.trie text.head").all_text_contents() == ["level 1: 8 and 8 beams", "level 2: 10 and 10 beams"]
+    assert page.locator("svg.trie text.head").all_text_contents() == ["level 1, beams: 8 and 8", "level 2, beams: 10 and 10"]
     assert page.locator("svg.trie circle.with").count() > 0
     assert page.locator("svg.trie circle.without").count() > 0
     page.click("#back")

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.automata import Automaton
-from leafbeam.errors import ArgumentError, LogitsError
+from leafbeam.errors import ArgumentError, LogitsError, counted
 from leafbeam.index.bit_kernels import trailing_zeros
 from leafbeam.jit import njit
 from leafbeam.ops.constrain.cpu.scratch import Scratch
@@ -76,7 +76,8 @@ def bind(automata: Sequence[Automaton], *, end_code: int | Sequence[int], num_co
     for key, automaton in {id(one): one for one in automata}.items():
         if automaton.vocabulary_size > num_codes:
             raise ArgumentError(
-                f"the automaton is over {automaton.vocabulary_size:,} tokens, the model has {num_codes:,} codes: expected at "
+                f"the automaton is over {counted(automaton.vocabulary_size, 'token')}, "
+                f"the model has {counted(num_codes, 'code')}: expected at "
                 f"most as many; build it with the model's own vocabulary"
             )
         has_text_ends[key] = any(_has_token(automaton, code) for code in end_codes.tolist())

@@ -9,6 +9,7 @@ Shapes: B requests, M leaves, W words, G long ranges, E entries, F filters, H ma
 from dataclasses import dataclass
 from typing import Any
 
+from leafbeam.errors import counted
 from leafbeam.index import Trie, Version
 from leafbeam.ops.constrain.fixed_shape.capacity import Capacity, LevelCapacity, SegmentCapacity
 from leafbeam.ops.constrain.fixed_shape.layout import SegmentLayout, lay_out
@@ -69,7 +70,7 @@ class VersionArrays:
 
     def __repr__(self) -> str:
         leaves = " + ".join(f"{layout.trie.num_leaves:,}" for layout in self.layouts)
-        return f"VersionArrays({leaves} leaves, {self.nbytes:,} bytes)"
+        return f"VersionArrays(leaves: {leaves}; {counted(self.nbytes, 'byte')})"
 
     @property
     def nbytes(self) -> int:

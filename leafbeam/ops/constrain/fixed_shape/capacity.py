@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import ArgumentError, counted
 from leafbeam.index import Version
 
 SHORT = 32  # leaves of a short range: its boundary bits and its filter bits fit into one 32-bit window
@@ -118,11 +118,13 @@ def check_size(version: Version) -> None:
     """Raise ArgumentError for a segment with more leaves, or a level with more codes, than the device arrays can number."""
     if max(version.codebook_sizes) > MAX_CODES:
         raise ArgumentError(
-            f"a level has {max(version.codebook_sizes):,} codes: this backend takes at most {MAX_CODES:,}; use backend='cpu'"
+            f"a level has {counted(max(version.codebook_sizes), 'code')}: this backend takes at most {MAX_CODES:,}; "
+            "use backend='cpu'"
         )
     for segment in version.segments:
         if segment.trie.num_leaves > MAX_LEAVES:
             raise ArgumentError(
-                f"a segment has {segment.trie.num_leaves:,} leaves: this backend numbers them in 32 bits, at most "
+                f"a segment has {counted(segment.trie.num_leaves, 'leaf', 'leaves')}: "
+                "this backend numbers them in 32 bits, at most "
                 f"{MAX_LEAVES:,}; use backend='cpu', or split the catalog"
             )

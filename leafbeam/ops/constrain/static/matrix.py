@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import ArgumentError, counted
 
 _CHUNK = 4_000_000
 _MAX_ENTRIES = 2**31 - 1  # nodes and entries of the table are int32
@@ -68,8 +68,10 @@ class TransitionMatrix:
         d = min(dense_levels, levels)
         if prod(sizes[:d]) > _MAX_ENTRIES or size * levels > _MAX_ENTRIES:
             raise ArgumentError(
-                f"{d} dense levels of codebooks {sizes} need {prod(sizes[:d]):,} entries, {size:,} Semantic IDs up to "
-                f"{size * levels:,} nodes: STATIC numbers at most {_MAX_ENTRIES:,}; use fewer dense_levels or another backend"
+                f"{counted(d, 'dense level')} of codebooks {sizes} would need "
+                f"{counted(prod(sizes[:d]), 'entry', 'entries')}, {size:,} Semantic IDs up to "
+                f"{counted(size * levels, 'node')}: STATIC numbers at most {_MAX_ENTRIES:,}; "
+                "use fewer dense_levels or another backend"
             )
         change_M = _first_changes(codes_LM)
         nodes_L = np.cumsum(np.bincount(np.maximum(change_M, 0), minlength=levels))[:levels].tolist() if size else [0] * levels

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import ArgumentError, counted
 from leafbeam.index import Trie, Version
 from leafbeam.index.level import code_dtype
 from leafbeam.ops.constrain.fixed_shape.step import add_log_probs, first_bad_row, is_bad, launcher, padded_beams
@@ -62,7 +62,7 @@ class StaticArrays:
     xp: ArrayNamespace
 
     def __repr__(self) -> str:
-        return f"StaticArrays({len(self.levels)} levels, {self.nbytes:,} + {self.mapping_nbytes:,} bytes)"
+        return f"StaticArrays({counted(len(self.levels), 'level')}, {self.nbytes:,} + {counted(self.mapping_nbytes, 'byte')})"
 
 
 class Transitions(NamedTuple):

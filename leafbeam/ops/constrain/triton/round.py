@@ -12,7 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
-from leafbeam.errors import ArgumentError, LogitsError
+from leafbeam.errors import ArgumentError, LogitsError, counted
 from leafbeam.ops.constrain.types import Beams
 
 _MAX_BEAMS = 8192
@@ -81,10 +81,13 @@ def new_round(
     )
     num_segments, batch_size, num_rows = lo_SBK.shape
     if len(min_key_B) != batch_size:
-        raise ArgumentError(f"{batch_size} requests where {len(min_key_B)} were bound: expected one for each request")
+        raise ArgumentError(
+            f"{counted(batch_size, 'request')} where the capacity is {len(min_key_B)}: expected one for each request"
+        )
     if not 1 <= num_beams <= _MAX_BEAMS or num_rows * size >= 1 << 32:
         raise ArgumentError(
-            f"num_beams is {num_beams} from {num_rows} beams of {size:,} codes: the kernels keep 1 to {_MAX_BEAMS:,} beams and "
+            f"num_beams is {num_beams} from {counted(num_rows, 'beam')} of {counted(size, 'code')}: "
+            f"the kernels keep 1 to {_MAX_BEAMS:,} beams and "
             f"number all beams' codes in 32 bits; use backend='cpu'"
         )
     if logits_BKV.shape != (batch_size, num_rows, size) or logits_BKV.stride(2) != 1:

@@ -24,7 +24,7 @@ import triton
 from numpy.typing import NDArray
 from torch import Tensor
 
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import ArgumentError, counted
 from leafbeam.index import Trie, Version
 from leafbeam.index.level import Level
 from leafbeam.ops.constrain.cpu.children import LevelView
@@ -122,7 +122,9 @@ def refill(bound: FilterArrays, filters: Sequence[tuple[RequestFilter, ...]]) ->
     """Put the filters of another batch of the same size where a captured graph finds them. Raises ArgumentError: no room."""
     size, held = len(bound.min_key_B), []
     if len(filters) != size:
-        raise ArgumentError(f"{len(filters)} requests where the filters were bound for {size}: bind them for the larger batch")
+        raise ArgumentError(
+            f"{counted(len(filters), 'request')} where the filters were bound for {size}: bind them for the larger batch"
+        )
     for number, (words_B, before_B, denied_indptr, denied) in enumerate(bound.segments):
         parts = [one[number] for one in filters]
         bitmaps = {id(part.leaves): part.leaves for part in parts if part.leaves is not None}
@@ -132,7 +134,8 @@ def refill(bound: FilterArrays, filters: Sequence[tuple[RequestFilter, ...]]) ->
         leaves = np.concatenate([part.denied_D for part in parts])
         if len(leaves) > len(denied) or (not bound.filtered and (copies or len(leaves))):
             raise ArgumentError(
-                f"{len(leaves)} denied leaves and {len(copies)} filters where there is room for {len(denied)} and "
+                f"{counted(len(leaves), 'denied leaf', 'denied leaves')} and {counted(len(copies), 'filter')} where "
+                f"there is room for {len(denied)} and "
                 f"{'any number' if bound.filtered else 'none'}: give bind_filters a larger max_denied"
             )
         addresses = [copies.get(id(part.leaves), (None, None)) for part in parts]
