@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
 # Files of one noun without a package of their own.
-_FLAT = {"errors", "extras", "files", "html_table", "jit", "__main__"}
+_FLAT = {"errors", "extras", "files", "html_table", "ids", "jit", "__main__"}
 
 
 def sections(name: str) -> str:

@@ -18,6 +18,7 @@ from leafbeam.cli.sid_offsets import offsets_of, possible_offsets
 from leafbeam.errors import ArgumentError, CodesError, DataError, LeafbeamError, counted, short_repr
 from leafbeam.extras import require
 from leafbeam.files import open_regular
+from leafbeam.ids import is_id
 from leafbeam.index.items import decode_ids
 from leafbeam.index.level import MAX_LEVELS
 from leafbeam.tables import CsvFormat, csv_rows, json_rows, read_array, read_table
@@ -197,7 +198,7 @@ def _of_json(path: Path, id_column: str, transposed: bool) -> ForeignSids:
         id_column = found_id_column(list(rows[0]), id_column)
         for number, row in enumerate(rows):
             item_id = row.get(id_column)
-            if isinstance(item_id, bool) or not isinstance(item_id, int | str):
+            if not is_id(item_id):
                 raise DataError(f"{path}: {where(number)} has {id_column} {short_repr(item_id)}: expected a number or a text")
             if item_id in by_id:
                 raise DataError(f"{path}: item {short_repr(item_id)} is in {where(number)} and before: keep one")
@@ -228,7 +229,7 @@ def _by_item(path: Path, by_sid: Mapping[str, Any]) -> dict[Any, list[str]]:
     by_id: dict[Any, list[str]] = {}
     for sid, value in by_sid.items():
         for item_id in value if isinstance(value, list) else [value]:
-            if isinstance(item_id, bool) or not isinstance(item_id, int | str):
+            if not is_id(item_id):
                 raise DataError(f"{path}: {sid} has the item {short_repr(item_id)}: expected a number or a text")
             if item_id in by_id:
                 raise DataError(f"{path}: item {short_repr(item_id)} is in {sid} and before: keep one")

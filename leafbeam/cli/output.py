@@ -15,6 +15,7 @@ from leafbeam.cli.sources import Source
 from leafbeam.demo.display import item_facts, item_title
 from leafbeam.engine import Engine, ItemId, Request, Result
 from leafbeam.errors import ItemIdError, counted
+from leafbeam.ids import parse_id
 from leafbeam.index import Trie
 
 _LISTED_ID = re.compile(r'\s*(?:"(?P<quoted>(?:[^"]|"")*)"\s*|(?P<plain>(?!")[^,]*))(?=,|$)')
@@ -45,16 +46,13 @@ def split_ids(text: str) -> list[str]:
 
 def parse_ids(text: str, trie: Trie) -> list[ItemId]:
     """Return the ids of a list with commas, in the index's own type (numbers or text). Raises ItemIdError."""
-    words = split_ids(text)
-    if trie.item_ids.dtype.kind == "U":
-        return list(words)
     ids: list[ItemId] = []
-    for word in words:
-        try:
-            ids.append(int(word))
-        except ValueError:
+    for word in split_ids(text):
+        item_id = parse_id(word, trie.items.kind)
+        if item_id is None:
             example = f", such as {trie.item_ids[0]}" if len(trie.item_ids) else ""
-            raise ItemIdError(f"{word!r}: the item ids of this index are whole numbers{example}") from None
+            raise ItemIdError(f"{word!r}: the item ids of this index are whole numbers{example}")
+        ids.append(item_id)
     return ids
 
 

@@ -17,8 +17,8 @@ from leafbeam.engine.limits import Limits
 from leafbeam.engine.request import ItemId, PendingRequest, Request
 from leafbeam.engine.settings import Settings
 from leafbeam.errors import CheckpointError, RequestError, UnknownRuleError, counted
+from leafbeam.ids import first_of_other_kind, is_possible
 from leafbeam.index import Version, VersionFilter
-from leafbeam.index.items import is_possible
 
 
 class RequestPreparer:
@@ -173,11 +173,10 @@ def _lookup(
     if not ids or not tables:
         empty = np.empty(0, np.int64)
         return [], empty, empty, tuple(ids)
-    text = [table.ids for table in tables if table.ids is not None and table.ids.dtype.kind != "i"]
-    wrong = next((item for item in ids if isinstance(item, str) != bool(text)), None)
+    wrong = first_of_other_kind(ids, tables[0].kind)
     if wrong is not None:
         raise tables[0].wrong_kind(name, wrong)
-    max_bytes = max((array.dtype.itemsize for array in text), default=0)
+    max_bytes = max(0 if table.ids is None else table.ids.dtype.itemsize for table in tables)
     possible = [item for item in ids if is_possible(item, max_bytes)]
     segment_n, row_n = version.locate(possible, deleted=deleted)  # type: ignore[arg-type]
     found_n = segment_n >= 0

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from leafbeam.decode import BeamLevel
 from leafbeam.engine.batcher import RequestSize
 from leafbeam.errors import RequestError, counted, short_repr
+from leafbeam.ids import is_id
 from leafbeam.index import Version, VersionFilter
 from leafbeam.retrieve import Reason
 
@@ -222,14 +223,14 @@ def _item_ids(name: str, values: Any) -> tuple[ItemId, ...]:
         return ids
     ids = tuple(value.item() if isinstance(value, np.generic) else value for value in ids)
     for value in ids:
-        if isinstance(value, bool) or not isinstance(value, int | str):
+        if not is_id(value):
             raise RequestError(f"{name} must hold item ids (integers or text), not {short_repr(value)}")
     return ids
 
 
 def _user(value: Any) -> UserId:
     user = value.item() if isinstance(value, np.generic) else value
-    if isinstance(user, bool) or not isinstance(user, int | str):
+    if not is_id(user):
         raise RequestError(f"user must be an id (an integer or text), not {short_repr(user)}")
     if isinstance(user, str) and not is_valid_unicode(user):
         raise RequestError(f"user must be valid Unicode, not {short_repr(user)}")

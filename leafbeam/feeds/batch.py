@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from leafbeam.errors import ArgumentError, DataError, short_repr
+from leafbeam.ids import is_id
 
 Operation = Literal["put", "patch", "delete"]
 Start = Literal["beginning", "now"]
@@ -83,7 +84,7 @@ class SourceColumns:
     def id_of(self, found: Mapping[str, Any]) -> int | str:
         """The id in a row of the source. Raises DataError."""
         item_id = found.get(self.item_id)
-        if isinstance(item_id, bool) or not isinstance(item_id, int | str):
+        if not is_id(item_id):
             names = ", ".join(list(map(short_repr, found))[:20]) or "none"
             what = (
                 f"it has no {self.item_id!r}; its columns: {names}" if item_id is None else f"its id is {short_repr(item_id)}"

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError, CodesError, ItemIdError, counted
+from leafbeam.ids import ID_KINDS
 from leafbeam.index.external_sort import ExternalSort, SpilledArray, SpillFile
-from leafbeam.index.items import ID_KINDS, ItemIds, ItemTable, check_item_ids, check_unique
+from leafbeam.index.items import ItemIds, ItemTable, check_item_ids, check_unique
 from leafbeam.index.level import MAX_ITEMS, check_codes, check_sizes, code_dtype
 from leafbeam.index.level_builder import Allocate, LevelBuilder, SortedTable, build_from_words
 from leafbeam.index.radix_sort import WordLayout, pack_sort_keys, sort_rows, threads_for

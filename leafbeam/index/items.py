@@ -14,12 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.errors import ItemIdError, counted, short_repr
+from leafbeam.ids import ID_KINDS
 from leafbeam.index.radix_sort import sort_rows, threads_for
 from leafbeam.jit import njit
 
 _SLICE = 1 << 20
-
-ID_KINDS = {"i": "integers", "S": "strings"}  # by the `kind` of an id array's dtype
 
 ItemIds = Sequence[int | str] | NDArray[np.generic]  # ids of one kind
 
@@ -106,19 +105,6 @@ def decode_ids(ids_n: NDArray[np.generic]) -> NDArray[Any]:
         return np.char.decode(ids_n.astype(np.bytes_), "utf-8") if ids_n.dtype.kind == "S" else ids_n
     except UnicodeDecodeError as error:
         raise ItemIdError(f"item ids hold bytes that are not UTF-8 ({error}): expected integers or strings") from error
-
-
-def is_possible(item_id: int | str, max_bytes: int) -> bool:
-    """False for ids that no index has: beyond int64, longer than the longest of `max_bytes`, with NUL or half a surrogate pair.
-
-    Asked before ids of a client become an array, in which each takes as much memory as the longest.
-    """
-    if isinstance(item_id, int):
-        return -(2**63) <= item_id < 2**63
-    try:
-        return "\0" not in item_id and len(item_id.encode()) <= max_bytes
-    except UnicodeEncodeError:
-        return False
 
 
 def check_utf8(ids_n: NDArray[np.generic], first_row: int = 0) -> None:

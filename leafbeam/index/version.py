@@ -174,6 +174,11 @@ class Version:
             segment_n[taken], row_n[taken] = number, rows[taken]
         return segment_n, row_n
 
+    @property
+    def id_kind(self) -> str | None:
+        """The kind of the ids' dtype, "i" or "S"; None if there are no items yet."""
+        return next((segment.trie.items.kind for segment in self.segments if segment.trie.num_items), None)
+
     def knows(self, item_ids: ItemIds) -> NDArray[np.bool_]:
         """Which of the ids are live items."""
         return self.locate(item_ids)[0] >= 0

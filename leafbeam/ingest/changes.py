@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 
 from leafbeam.catalog import CatalogTransaction
 from leafbeam.errors import ArgumentError, DataError, counted, short_repr
+from leafbeam.ids import ID_KINDS, kind_of_id
 from leafbeam.index import Version
-from leafbeam.index.items import ID_KINDS
 from leafbeam.ingest.attributes import table_of
 from leafbeam.ingest.lines import ItemLine, Lines, problem_of_new_id
-from leafbeam.live.transaction import id_kind_of
 from leafbeam.retrieve import ItemMemory
 
 if TYPE_CHECKING:
@@ -140,10 +139,10 @@ class ChangePlanner:
         """The change of some lines. missing_ok: an item to delete may not be there. Raises BatchError, which names every bad
         line.
         """
-        kinds = {"index": id_kind_of(version), "catalog": _kind_of_column(schema)}
+        kinds = {"index": version.id_kind, "catalog": _kind_of_column(schema)}
         kinds["item memory"] = None if self._memory is None else self._memory.id_kind
         if not any(kinds.values()):
-            kinds["batch"] = next(("S" if isinstance(item.item_id, str) else "i" for item in lines.items), None)
+            kinds["batch"] = next((kind_of_id(item.item_id) for item in lines.items), None)
         lines.check(lambda item: _problem_of_kind(item, kinds))
         ids = [item.item_id for item in lines.items]
         live = dict(zip(ids, version.knows(ids).tolist() if ids else (), strict=True))
@@ -225,11 +224,11 @@ class ChangePlanner:
 
 def _problem_of_kind(item: ItemLine, kinds: Mapping[str, str | None]) -> str | None:
     """kinds: of the ids of each that has some, or a column for them: an index without items takes either."""
-    own, other = ("S", "i") if isinstance(item.item_id, str) else ("i", "S")
-    whose = next((name for name, kind in kinds.items() if kind not in (None, own)), None)
-    if whose is None:
+    own = kind_of_id(item.item_id)
+    whose, kind = next(((name, kind) for name, kind in kinds.items() if kind not in (None, own)), (None, None))
+    if kind is None:
         return None
-    return f"item_id is {short_repr(item.item_id)}, but the ids of this {whose} are {ID_KINDS[other]}"
+    return f"item_id is {short_repr(item.item_id)}, but the ids of this {whose} are {ID_KINDS[kind]}"
 
 
 def _kind_of_column(schema: pa.Schema) -> str | None:

@@ -12,8 +12,8 @@ from typing import Any, cast
 import msgspec
 
 from leafbeam.errors import BatchError, DataError, counted, short_repr
+from leafbeam.ids import WRONG_IN_IDS
 from leafbeam.json_reader import check_keys
-from leafbeam.tables.ids import WRONG_IN_IDS
 
 MAX_LINES = 10_000
 _MAX_ID_BYTES = 256  # ids are stored at the width of the longest

@@ -13,7 +13,7 @@ from leafbeam.errors import ArgumentError, LogError
 from leafbeam.index import Trie
 from leafbeam.live.manifest import Directory, NextBase
 from leafbeam.live.snapshot import Snapshot
-from leafbeam.live.transaction import WriteSet, id_kind_of
+from leafbeam.live.transaction import WriteSet
 from leafbeam.live.write_ahead_log import LogContents
 
 
@@ -182,7 +182,7 @@ def _replay(snapshot: Snapshot, contents: LogContents) -> Snapshot:
         return snapshot
     try:
         total = WriteSet.combine(write_sets)
-        if len(total.added_A) and id_kind_of(snapshot.version) not in (None, total.added_A.dtype.kind):
+        if len(total.added_A) and snapshot.version.id_kind not in (None, total.added_A.dtype.kind):
             raise ValueError("ids of another kind than those of the base")
         if np.any(snapshot.version.knows(total.added_A) & ~np.isin(total.added_A, total.removed_R)):
             raise ValueError("an added item is live already")

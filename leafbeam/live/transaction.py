@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.errors import ItemIdError, counted
+from leafbeam.ids import ID_KINDS
 from leafbeam.index import Version
-from leafbeam.index.items import ID_KINDS, ItemIds, as_id_array, check_item_ids, check_utf8
+from leafbeam.index.items import ItemIds, as_id_array, check_item_ids, check_utf8
 from leafbeam.index.level import check_codes, check_in_codebooks, code_dtype
 from leafbeam.index.sequences import SequenceTable, check_end_codes
 
@@ -101,7 +102,7 @@ class Transaction:
     def __init__(self, version: Version) -> None:
         self.number: int | None = None
         self._version = version
-        self._kind = id_kind_of(version)
+        self._kind = version.id_kind
         self._sizes = version.codebook_sizes
         self._end_code = version.segments[0].trie.end_code
         self._removed: dict[int | bytes, None] = {}  # live in the version, deleted here
@@ -211,11 +212,6 @@ class Transaction:
 def codes_dtype(codebook_sizes: Sequence[int]) -> np.dtype[np.unsignedinteger]:
     """The narrowest unsigned dtype for the codes of every level."""
     return np.dtype(code_dtype(max(codebook_sizes)))
-
-
-def id_kind_of(version: Version) -> str | None:
-    """The dtype's kind of a version's ids, "i" or "S"; None if it has no items yet."""
-    return next((segment.trie.items.kind for segment in version.segments if segment.trie.num_items), None)
 
 
 def concat_ids(parts: Sequence[NDArray[np.generic]]) -> NDArray[np.generic]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from leafbeam.errors import ArgumentError, CheckpointError, CodesError, counted
+from leafbeam.ids import is_id
 
 Int64Array = npt.NDArray[np.int64]
 UserId = int | str | np.integer | None
@@ -372,7 +373,7 @@ def vocabulary_from_dict(fields: Mapping[str, Any]) -> AnyVocabulary:
 
 
 def _user_hash(user: UserId) -> int:
-    if isinstance(user, bool) or not isinstance(user, int | np.integer | str):
+    if not is_id(user) and not isinstance(user, np.integer):
         raise ArgumentError(f"a user id is an integer, a string or None, not {user!r}")
     return int.from_bytes(blake2b(str(user).encode(), digest_size=8).digest(), "little")
 

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError, ItemIdError, counted
-from leafbeam.index.items import ID_KINDS, ItemIds, as_id_array, check_item_ids, check_unique, decode_ids, is_possible
+from leafbeam.ids import first_of_other_kind, is_possible
+from leafbeam.index.items import ItemIds, as_id_array, check_item_ids, check_unique, decode_ids
 from leafbeam.retrieve import kernels
 from leafbeam.retrieve.config import MemoryConfig
 from leafbeam.retrieve.fusion import Beams, Fusions, MemoryScores
@@ -267,10 +268,10 @@ class ItemMemory:
 
     def check_kind(self, item_ids: ItemIds) -> None:
         """Raise ItemIdError for ids that are not of the memory's kind."""
-        kind = self.id_kind
-        wrong = next((item_id for item_id in item_ids if isinstance(item_id, str) != (kind == "S")), None)
-        if kind is not None and wrong is not None:
-            raise ItemIdError(f"the memory's ids are {ID_KINDS[kind]}, not {ID_KINDS['iS'[kind == 'i']]}: {str(wrong)[:80]!r}")
+        wrong = first_of_other_kind(item_ids, self.id_kind)
+        if wrong is not None:
+            own, other = ("integers", "strings") if self.id_kind == "i" else ("strings", "integers")
+            raise ItemIdError(f"the memory's ids are {own}, not {other}: {str(wrong)[:80]!r}")
 
     def search(
         self,

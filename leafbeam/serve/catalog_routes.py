@@ -1,6 +1,5 @@
 """Routes that change and show a catalog: items, snapshots, rules. A batch is one change, made as a whole or not at all."""
 
-import re
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from functools import partial
@@ -25,10 +24,9 @@ from leafbeam.errors import (
     UnknownRuleError,
     short_repr,
 )
-from leafbeam.index.items import is_possible
+from leafbeam.ids import is_possible, parse_id
 from leafbeam.ingest import CatalogWriter, Lines
 from leafbeam.ingest.lines import JsonError
-from leafbeam.live.transaction import id_kind_of
 from leafbeam.serve.body import Bounds, decode_body, read_body
 from leafbeam.serve.bounded_executor import BoundedExecutor
 from leafbeam.serve.catalog_schema import (
@@ -52,7 +50,6 @@ _READERS: dict[str, Callable[[bytes], Lines]] = {
     "application/jsonl": Lines.of_json_lines,
     "application/json": Lines.of_json,
 }
-_WHOLE = re.compile(r"-?[0-9]{1,19}")
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -165,7 +162,7 @@ class CatalogRoutes:
             num_changed=status.num_deleted + status.num_delta,
             is_compacting=status.is_compacting,
             codebook_sizes=version.codebook_sizes,
-            item_ids=None if (kind := id_kind_of(version)) is None else "numbers" if kind == "i" else "text",
+            item_ids=None if (kind := version.id_kind) is None else "numbers" if kind == "i" else "text",
             columns={field.name: str(field.type) for field in schema if field.name != "item_id"},
             text_columns=() if isinstance(encoder, str) else encoder.columns,
             writable=not isinstance(writer, str),
@@ -232,12 +229,10 @@ class CatalogRoutes:
     def _id_of(self, http: HttpRequest) -> int | str:
         """The item id of a path, in the index's own type."""
         text: str = http.path_params["item_id"]
-        kind = id_kind_of(self._engine.version)
-        if kind == "i" and _WHOLE.fullmatch(text) and is_possible(int(text), 0):
-            return int(text)
-        if kind == "i" or not is_possible(text, 1 << 10):
+        item_id = parse_id(text, self._engine.version.id_kind)
+        if item_id is None or not is_possible(item_id, 1 << 10):
             raise _no_item(text)
-        return text
+        return item_id
 
 
 def _no_item(item_id: int | str) -> BodyError:

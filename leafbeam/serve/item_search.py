@@ -3,7 +3,6 @@
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false
 
-import re
 from typing import Any
 
 import msgspec
@@ -17,15 +16,14 @@ from leafbeam.catalog import Expression
 from leafbeam.catalog.titles import title_column
 from leafbeam.engine import Engine, ItemId
 from leafbeam.errors import DataError, LeafbeamError, counted, short_repr
+from leafbeam.ids import is_possible, parse_id
 from leafbeam.index import Version
-from leafbeam.index.items import decode_ids, is_possible
-from leafbeam.live.transaction import id_kind_of
+from leafbeam.index.items import decode_ids
 from leafbeam.serve.bounded_executor import BoundedExecutor
 from leafbeam.serve.catalog_schema import MAX_CHARACTERS, MAX_ITEMS, FoundItem, FoundItems
 from leafbeam.serve.errors import BodyError, error_response, unavailable_error
 from leafbeam.tables.as_json import rows_of
 
-_WHOLE = re.compile(r"-?[0-9]{1,19}")
 _MAX_BYTES = 4 << 20  # of the attributes in an answer, as Arrow has them
 _PARAMETERS = frozenset(["query", "id", "limit", "rule", "filter"])
 
@@ -114,8 +112,8 @@ def _bare(version: Version, query: str, texts: list[str], limit: int) -> FoundIt
     if texts:
         ids = [_id_of(text, version) for text in texts]
     elif query:
-        is_id = id_kind_of(version) != "i" or (_WHOLE.fullmatch(query) and is_possible(int(query), 0))
-        ids = [one for one in ([_id_of(query, version)] if is_id else [])[:limit] if _knows(version, one)]
+        item_id = parse_id(query, version.id_kind)
+        ids = [item_id][:limit] if item_id is not None and _knows(version, item_id) else []
     else:
         table = version.segments[0].trie.items
         ids = decode_ids(table.ids_of(np.arange(min(limit, table.num_items)))).tolist()
@@ -139,8 +137,7 @@ def _limit_of(text: str) -> int:
 
 def _id_of(text: str, version: Version) -> ItemId:
     """An id of the query in the index's own type. Raises BodyError."""
-    if id_kind_of(version) != "i":
-        return text
-    if not (_WHOLE.fullmatch(text) and is_possible(int(text), 0)):
+    item_id = parse_id(text, version.id_kind)
+    if item_id is None:
         raise BodyError(f"id must be a whole number of 64 bits, as the item ids of this index are, not {text[:80]!r}")
-    return int(text)
+    return item_id

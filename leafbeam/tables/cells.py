@@ -26,8 +26,10 @@ from typing import Any, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from leafbeam.ids import WHOLE_NUMBER
+
 _BOOLS = r"^(true|True|TRUE|false|False|FALSE)$"
-_WHOLE = r"^(0|-?[1-9][0-9]{0,18})$"
+_WHOLE = rf"^({WHOLE_NUMBER})$"
 _NUMBER = (  # 12E4 is rather the name of a size than a number
     r"^-?(([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,3})?|[0-9]+(e[-+]?[0-9]{1,3}|E[-+][0-9]{1,3})?)$"
 )

@@ -1,0 +1,61 @@
+"""The rule of ids: a whole number of 64 bits with sign, or text; and which of the two kinds an id is."""
+
+import re
+from collections.abc import Iterable
+from typing import TypeGuard
+
+ID_KINDS = {"i": "integers", "S": "strings"}  # by the `kind` of an id array's dtype
+
+WHOLE_NUMBER = "0|-?[1-9][0-9]{0,18}"  # as text: one spelling for each number, perhaps beyond 64 bits
+
+# Soft hyphens, marks of direction and of the byte order, and blanks without width: nobody sees them, so that two ids look like
+# one. Joiners (U+200C, U+200D) have a meaning inside words and emoji, and none at an end.
+_UNSEEN = "[\u00ad\u200b\u200e\u200f\u2060-\u2069\u202a-\u202e\ufeff]|^[\u200c\u200d]|[\u200c\u200d]$"
+WRONG_IN_IDS = {  # patterns that Python and pyarrow both know
+    "control characters, such as line breaks,": "[\\x00-\\x1f\\x7f\u0080-\u009f]",
+    "characters that cannot be seen, such as blanks without width,": _UNSEEN,
+}
+
+
+def is_id(value: object) -> TypeGuard[int | str]:
+    """Return whether a value is an integer or text, and not a boolean.
+
+    >>> is_id("7"), is_id(7), is_id(True), is_id(7.0)
+    (True, True, False, False)
+    """
+    return isinstance(value, int | str) and not isinstance(value, bool)
+
+
+def kind_of_id(item_id: int | str) -> str:
+    """Return the key of an id's kind in `ID_KINDS`."""
+    return "S" if isinstance(item_id, str) else "i"
+
+
+def first_of_other_kind(item_ids: Iterable[int | str], kind: str | None) -> int | str | None:
+    """Return the first id that is not of a kind; None without such an id, and where the kind is None, which takes either."""
+    return None if kind is None else next((item_id for item_id in item_ids if kind_of_id(item_id) != kind), None)
+
+
+def is_possible(item_id: int | str, max_bytes: int) -> bool:
+    """Return False for ids that no index has: beyond int64, longer than `max_bytes`, with NUL or half a surrogate pair.
+
+    Called before ids of a client become an array, in which each takes as much memory as the longest.
+    """
+    if isinstance(item_id, int):
+        return -(2**63) <= item_id < 2**63
+    try:
+        return "\0" not in item_id and len(item_id.encode()) <= max_bytes
+    except UnicodeEncodeError:
+        return False
+
+
+def parse_id(text: str, kind: str | None) -> int | str | None:
+    """Return the id that a text spells among ids of a kind; None if no such id is spelled so. Without a kind it is text.
+
+    >>> parse_id("12", "i"), parse_id("12", "S"), parse_id("012", "i")
+    (12, '12', None)
+    """
+    if kind != "i":
+        return text
+    number = int(text) if re.fullmatch(WHOLE_NUMBER, text) else None
+    return number if number is not None and is_possible(number, 0) else None
