@@ -1,4 +1,4 @@
-"""Writes the settings of `leafbeam serve --config` into docs/reference/settings.md: `python docs/settings_reference.py`."""
+"""Writes the settings of commands into docs/reference/settings.md: `python docs/settings_reference.py`."""
 
 import re
 from collections.abc import Mapping
@@ -8,9 +8,10 @@ from typing import Any
 
 from leafbeam.config_file import Setting, kind_in_words, settings_of
 from leafbeam.serve.config import ServerConfig
+from leafbeam.train import Recipe
 
 PAGE = Path(__file__).parent / "reference" / "settings.md"
-CONFIGS: Mapping[str, type] = {"serve": ServerConfig}
+CONFIGS: Mapping[str, type] = {"serve": ServerConfig, "train": Recipe}
 _PART = re.compile(r"(<!-- settings: (\w+) -->\n).*?(<!-- end settings -->)", re.DOTALL)
 
 

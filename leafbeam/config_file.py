@@ -63,32 +63,35 @@ def changes_of(config: Any) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value != defaults[name]}
 
 
-def load_config(config: type[T], path: Path | None = None, words: Sequence[str] = (), **options: Any) -> T:
+def load_config(base: T, path: Path | None = None, words: Sequence[str] = (), **options: Any) -> T:
     """Return a config with the values of a file, changed by words, and those changed by options.
 
     Args:
-        config: The dataclass.
+        base: The config that is changed. A table of which any value is stated has the defaults of its class for the others.
         path: A file of TOML; a field that is a dataclass is a table of it.
         words: Values as `name=value` with the names of `Setting`: `engine.max_batch=32`.
-        options: Values by names with two underscores in place of each dot; None changes nothing.
+        options: Values, or whole tables, by names with two underscores in place of each dot; None changes nothing.
 
     Raises:
         ArgumentError: For a file that is not TOML, a setting that is not there, a value of another type or out of range.
     """
-    values = {} if path is None else {name: (value, str(path)) for name, value in _file_values(config, path)}
+    config: type[T] = type(base)
+    stated = {} if path is None else {name: (value, str(path)) for name, value in _file_values(config, path)}
     for word in words:
         name, equals, text = word.partition("=")
         if not equals:
             raise ArgumentError(f"--set {word}: expected NAME=VALUE, such as {next(settings_of(config)).name}=...")
-        values[name.strip()] = (_parsed(text.strip()), "--set")
-    values |= {name.replace("__", "."): (value, "") for name, value in options.items() if value is not None}
+        stated[name.strip()] = (_parsed(text.strip()), "--set")
     kinds = {setting.name: setting.kind for setting in settings_of(config)}
-    for name, (_, where) in values.items():
+    values: dict[str, Any] = {}
+    for name, (value, where) in stated.items():
         if name not in kinds:
             near = difflib.get_close_matches(name, kinds, n=3) or [other for other in kinds if other.endswith(f".{name}")]
             hint = f"; did you mean {' or '.join(near)}?" if near else ": `--print-config` lists all"
             raise ArgumentError(f"{where}: there is no setting {short_repr(name)}{hint}")
-    return _made(config, "", {name: _converted(value, kinds[name], name, where) for name, (value, where) in values.items()})
+        values[name] = _converted(value, kinds[name], name, where)
+    values |= {name.replace("__", "."): value for name, value in options.items() if value is not None}
+    return _made(config, "", values, base)
 
 
 def to_toml(config: Any) -> str:
@@ -118,7 +121,7 @@ def kind_in_words(kind: Any) -> str:
     if get_origin(kind) in (Union, UnionType):
         return " or ".join(kind_in_words(inner) for inner in get_args(kind) if _is_plain(inner))
     if get_origin(kind) is tuple:
-        return "a list of texts"
+        return f"a list, each {kind_in_words(get_args(kind)[0])}"
     return _WORDS.get(kind, "a table of names and texts")
 
 
@@ -168,15 +171,17 @@ def _parsed(text: str) -> Any:
     return content["value"] if list(content) == ["value"] else text
 
 
-def _made(config: type, prefix: str, values: Mapping[str, Any]) -> Any:
-    kinds, arguments = get_type_hints(config), dict[str, Any]()
+def _made(config: type, prefix: str, values: Mapping[str, Any], base: Any = None) -> Any:
+    """Return a config with the values whose names begin with a prefix; the others are those of `base`, or the defaults."""
+    changes: dict[str, Any] = {}
+    kinds = get_type_hints(config)
     for field in dataclasses.fields(config):
         name = f"{prefix}{field.name}"
-        if dataclasses.is_dataclass(kinds[field.name]):
-            arguments[field.name] = _made(cast("type", kinds[field.name]), f"{name}.", values)
-        elif name in values:
-            arguments[field.name] = values[name]
-    return config(**arguments)
+        if name in values:
+            changes[field.name] = values[name]
+        elif dataclasses.is_dataclass(kinds[field.name]) and any(other.startswith(f"{name}.") for other in values):
+            changes[field.name] = _made(cast("type", kinds[field.name]), f"{name}.", values)
+    return config(**changes) if base is None else dataclasses.replace(base, **changes)
 
 
 def _is_plain(kind: Any) -> bool:
@@ -185,14 +190,13 @@ def _is_plain(kind: Any) -> bool:
 
 def _converted(value: Any, kind: Any, name: str, where: str) -> Any:
     """Return a value of TOML as its field has it."""
-    if not where:  # an option, which its command has converted
-        return value
     inner = [part for part in get_args(kind) if _is_plain(part)] if get_origin(kind) in (Union, UnionType) else [kind]
     for one in inner:
         if get_origin(one) is Literal and value in get_args(one):
             return value
-        if get_origin(one) is tuple and isinstance(value, list) and all(isinstance(part, str) for part in value):
-            return tuple(cast("list[str]", value))
+        if get_origin(one) is tuple and isinstance(value, list):
+            part_kind = get_args(one)[0]
+            return tuple(_converted(part, part_kind, name, where) for part in cast("list[Any]", value))
         if get_origin(one) is Mapping and isinstance(value, dict):
             if all(isinstance(part, str) for part in cast("dict[str, Any]", value).values()):
                 return cast("dict[str, str]", value)

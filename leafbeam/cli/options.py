@@ -13,7 +13,6 @@ from leafbeam.config_file import Setting, load_config, settings_of, to_toml
 Format = Literal["tables", "amazon", "movielens", "cornac"]
 Order = Literal["time", "file"]
 TimeUnit = Literal["s", "ms", "us", "ns"]
-_SET_HELP = "Another setting, such as engine.max_batch=32; repeatable. --print-config lists all."
 DEFAULT_RUN = Path("runs/shop")
 
 
@@ -78,11 +77,7 @@ def with_settings(config: type, names: Mapping[str, str]) -> Callable[[Callable[
         )
         for name, flag in names.items()
     ]
-    every = [
-        ("config_file", None, Annotated[Path | None, option("--config", "A file of settings (TOML).")]),
-        ("words", None, Annotated[list[str] | None, option("--set", _SET_HELP, metavar="NAME=VALUE")]),
-        ("prints", False, Annotated[bool, option("--print-config", "Print all settings as a file for --config, and stop.")]),
-    ]
+    every = [("config_file", None, ConfigOption), ("words", None, SetOption), ("prints", False, PrintConfigOption)]
     added += [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
         for name, default, kind in every
@@ -95,7 +90,7 @@ def with_settings(config: type, names: Mapping[str, str]) -> Callable[[Callable[
             path, words, prints = (values.pop(name) for name, _, _ in every)
             options = {parameter.name: values.pop(parameter.name) for parameter in added[: -len(every)]}
             options = {name: value for name, value in options.items() if _is_stated(context, name)}
-            loaded = load_config(config, path, words or (), **options)
+            loaded = load_config(config(), path, words or (), **options)
             if prints:
                 typer.echo(to_toml(loaded), nl=False)
                 return
@@ -137,3 +132,8 @@ ScoringOption = Annotated[
     Literal["full", "allowed"],
     option("--scoring", "Normalise over the full codebook or the allowed codes.", metavar="full|allowed"),
 ]
+ConfigOption = Annotated[Path | None, option("--config", "A file of settings (TOML).")]
+SetOption = Annotated[
+    list[str] | None, option("--set", "Another setting; repeatable. --print-config lists all.", metavar="NAME=VALUE")
+]
+PrintConfigOption = Annotated[bool, option("--print-config", "Print all settings as a file for --config, and stop.")]

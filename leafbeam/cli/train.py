@@ -3,16 +3,17 @@
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 import typer
 
 from leafbeam.cli.console import Bar, done, next_step, stdout, working
-from leafbeam.cli.options import DEFAULT_RUN, DeviceOption, RunOption, option
+from leafbeam.cli.options import DEFAULT_RUN, ConfigOption, DeviceOption, PrintConfigOption, RunOption, SetOption, option
 from leafbeam.cli.run import RunDirectory
 from leafbeam.cli.sources import Source
 from leafbeam.cli.stopwatch import Stopwatch
+from leafbeam.config_file import load_config, to_toml
 from leafbeam.errors import ArgumentError, counted
 from leafbeam.extras import require, require_device
 
@@ -38,25 +39,29 @@ def train(
         Literal["train", "train+valid"],
         option("--fit-on", "train+valid: validation items too, for the last training before a test.", metavar="PARTS"),
     ] = "train",
-    seed: Annotated[int, option("--seed", "Seed of weights, data order and dropout.")] = 0,
+    seed: Annotated[int | None, option("--seed", "Seed of weights, data order and dropout.", default="0")] = None,
     device: DeviceOption = "cpu",
     architecture: Annotated[
-        Shape, option("--architecture", "Or encoder-decoder: T5's (TIGER), not Qwen3's.", MODEL, metavar="NAME")
-    ] = "decoder-only",
+        Shape | None,
+        option(
+            "--architecture",
+            "Or encoder-decoder: T5's (TIGER), not Qwen3's.",
+            MODEL,
+            metavar="NAME",
+            default="decoder-only",
+        ),
+    ] = None,
     layers: Annotated[
         int | None, option("--layers", "Layers, of each half if it has two.", MODEL, default="the preset's")
     ] = None,
     width: Annotated[int | None, option("--width", "Hidden size, a multiple of 32.", MODEL, default="the preset's")] = None,
-    experts: Annotated[int, option("--experts", "Experts of each decoder layer of an encoder-decoder.", MODEL)] = 0,
-    max_items: Annotated[
-        int | None, option("--max-items", "The longest history it reads.", MODEL, default="the preset's")
-    ] = None,
-    user_tokens: Annotated[int, option("--user-tokens", "Tokens that users are hashed to (TIGER: 2000).", MODEL)] = 0,
-    learning_rate: Annotated[
-        float | None, option("--learning-rate", "Peak learning rate.", MODEL, default="the preset's")
-    ] = None,
+    config: ConfigOption = None,
+    words: SetOption = None,
+    print_config: PrintConfigOption = False,
 ) -> None:
     """Train a model on the training part of the log: everything but each user's last two items.
+
+    --config and --set change any setting of the preset's recipe, such as learning_rate=0.001 or num_users=2000.
 
     Recall@10 on a sample of validation users is shown beside baselines. The best weights are kept, and training ends when it no
     longer rises. Ctrl-C leaves a checkpoint, and --resume continues from it.
@@ -70,7 +75,8 @@ def train(
     if width is not None and (width % 32 or width < 32):
         raise ArgumentError(f"--width {width}: expected a multiple of 32, the size of an attention head")
     paths = RunDirectory(run)
-    paths.check("sids", "source")
+    if not print_config:
+        paths.check("sids", "source")
     require("`leafbeam train`", "pyarrow", "torch", extra="train")
     from leafbeam.index import Trie
     from leafbeam.retrieve import ItemMemory, set_log_aside
@@ -84,19 +90,16 @@ def train(
 
     limits = {"minutes": minutes, "epochs": epochs, "steps": steps}
     budget = Budget(**limits) if any(limit is not None for limit in limits.values()) else None  # pyright: ignore[reportArgumentType]
-    recipe = preset(size, budget=budget, seed=seed, architecture=architecture)
-    changes: dict[str, Any] = {
-        "num_experts": experts or None,
-        "num_users": user_tokens or None,
-        "num_hidden_layers": layers,
-        "max_items": max_items,
-        "learning_rate": learning_rate,
-    }
+    changes: dict[str, Any] = {"budget": budget, "seed": seed, "architecture": architecture, "num_hidden_layers": layers}
+    start = preset(size)
     if width is not None:
-        heads = width // recipe.head_dim
+        heads = width // start.head_dim
         changes |= {"hidden_size": width, "intermediate_size": 3 * width}
         changes |= {"num_attention_heads": heads, "num_key_value_heads": heads}
-    recipe = replace(recipe, **{name: value for name, value in changes.items() if value is not None})
+    recipe = load_config(start, config, words or (), **changes)
+    if print_config:
+        typer.echo(to_toml(recipe), nl=False)
+        return
     require_device(device)
     budget_s = None if recipe.budget.minutes is None else 60 * recipe.budget.minutes
     watch.end("modules")

@@ -21,8 +21,14 @@ class Budget:
 
     Steps and epochs give the same weights on every run with one seed; minutes follow the clock, carried over a resumed run.
 
-    >>> Budget(minutes=10).share(steps=0, epochs=0.0, seconds=300)
-    0.5
+    Args:
+        steps: Updates.
+        epochs: Passes over the log.
+        minutes: Minutes of the whole command.
+
+    Example:
+        >>> Budget(minutes=10).share(steps=0, epochs=0.0, seconds=300)
+        0.5
     """
 
     steps: int | None = None
@@ -58,31 +64,47 @@ class Budget:
 class Recipe:
     """Everything that determines training, apart from the data.
 
-    A checkpoint resumes under the recipe that it was saved with; only budget, validations and patience may differ.
+    A checkpoint resumes under the recipe that it was saved with; only budget, validations and patience may differ. The defaults
+    are those that did best on Amazon Beauty in ten minutes of two CPU cores.
 
-    The defaults are those that did best on Amazon Beauty in ten minutes of two CPU cores.
-
-    seed: of the initial weights, the order of the data and dropout.
-    architecture: Qwen3's, or T5's with as many encoder as decoder layers (num_key_value_heads does not apply).
-    hidden_size .. tie_word_embeddings: the model (`ModelConfig`). dropout: share of values dropped in training.
-    num_experts, num_experts_per_tok: of each decoder layer of an encoder-decoder; 0 experts: a dense layer.
-    max_items: the longest history, in items; longer ones are cut into windows. batch_tokens: approximate tokens of a batch.
-    learning_rate: its peak. warmup: share of the budget over which it rises; then it falls along a cosine to 0. A run that is
-    resumed with a larger budget continues at the learning rate of its share of that budget.
-    weight_decay: of matrices and embeddings, not of norms. betas: AdamW's. clip_norm: of the whole gradient.
-    label_smoothing: share of the target's mass that is spread over the codes of its level. graph_weight: share of the loss that
-    asks for what a transition graph of the training part expects, in place of the next item alone (`GraphTeacher`), 0: none;
-    graph_items: how many items it names. sampled_codes: a last level of more codes is trained on so many drawn ones, and on
-    those under the item's prefix (`SampledLevel`).
-    precision: "auto" uses bf16 where the hardware multiplies it faster (a GPU; a CPU with AMX or AVX-512 BF16), else fp32.
-    threads: CPU threads of training; more than one pays for wide models on idle cores only (see `torch_threads`).
-    validations: how many times, evenly over the budget, validation recall is measured; the best weights are kept, and the last
-    ones if they are less than half a standard error below, since the learning rate has fallen to 0 by then. Left out are
-    those within 100 steps of another and, under a budget in minutes, those that would take more than 5 % of the time, but never
-    the last. 0: never, the last weights are kept. validation_users: sample size. patience: training stops after this many
-    validations in a row without a better one, where an equal one counts as better; 0: never.
-    num_users: tokens that user ids are hashed to, put before the history (TIGER: 2,000); 0: the model reads no user.
-    user_dropout: share of training examples that show the token of no user instead.
+    Args:
+        budget: When training ends.
+        seed: Seed of the initial weights, the order of the data and dropout.
+        architecture: Qwen3's, or T5's with as many encoder as decoder layers (num_key_value_heads does not apply).
+        hidden_size: Width of the model.
+        intermediate_size: Width inside the feed-forward layers.
+        num_hidden_layers: Layers, of each half if the model has two.
+        num_attention_heads: Heads of the queries.
+        num_key_value_heads: Heads of the keys and values; it divides num_attention_heads.
+        head_dim: Width of a head.
+        tie_word_embeddings: True takes the embeddings for the output layer too.
+        num_experts: Experts of each decoder layer of an encoder-decoder; 0: a dense layer.
+        num_experts_per_tok: Experts that each token takes.
+        dropout: Share of values dropped in training.
+        max_items: The longest history, in items; longer ones are cut into windows.
+        batch_tokens: Approximate tokens of a batch.
+        learning_rate: The peak. A run that is resumed with a larger budget continues at the learning rate of its share of that
+            budget.
+        warmup: Share of the budget over which the learning rate rises; then it falls along a cosine to 0.
+        weight_decay: Decay of matrices and embeddings, not of norms.
+        betas: The two of AdamW.
+        clip_norm: The most that the whole gradient's norm may be.
+        label_smoothing: Share of the target's mass that is spread over the codes of its level.
+        graph_weight: Share of the loss that asks for what a transition graph of the training part expects, in place of the next
+            item alone (`GraphTeacher`); 0: none.
+        graph_items: Items that the graph names.
+        sampled_codes: A last level of more codes is trained on so many drawn ones, and on those under the item's prefix.
+        precision: auto takes bf16 where the hardware multiplies it faster (a GPU; a CPU with AMX or AVX-512 BF16), else fp32.
+        threads: CPU threads of training; more than one pays for wide models on idle cores only.
+        validations: Number of times, evenly over the budget, that validation recall is measured; the best weights are kept, and
+            the last ones if they are less than half a standard error below, since the learning rate has fallen to 0 by then.
+            Left out are those within 100 steps of another and, under a budget in minutes, those that would take more than 5 %
+            of the time, but never the last. 0: never, the last weights are kept.
+        validation_users: Users of the sample of each validation.
+        patience: Training stops after this many validations in a row without a better one, where an equal one counts as
+            better; 0: never.
+        num_users: Tokens that user ids are hashed to, put before the history (TIGER: 2,000); 0: the model reads no user.
+        user_dropout: Share of training examples that show the token of no user instead.
     """
 
     budget: Budget = field(default_factory=lambda: Budget(minutes=10))

@@ -95,7 +95,7 @@ def test_ablation_switches_are_settings_and_no_options() -> None:
         (("--set", "port=true"), "port is True: expected a whole number"),
         (("--set", "learn=1"), "learn is 1: expected true or false"),
         (("--set", "engine=3"), "there is no setting 'engine'"),
-        (("--set", "exposure.origins=https://a"), "expected a list of texts"),
+        (("--set", "exposure.origins=https://a"), "expected a list, each text"),
         (("--set", "rules={a=1}"), "expected a table of names and texts"),
         (("--set", "engine.max_batch=0"), "max_batch must be an integer of at least 1"),
         (("--set", "port=70000"), "port must be from 0"),

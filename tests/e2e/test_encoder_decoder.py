@@ -23,7 +23,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("run")
     call("make-shop", "--out", run, "--items", "120", "--users", "150")
     call("fit-sids", "--data", run, "--run", run, "--codebooks", "16,16")
-    words = ("--layers", "1", "--width", "32", "--architecture", "encoder-decoder", "--experts", "4")
+    words = ("--layers", "1", "--width", "32", "--architecture", "encoder-decoder", "--set", "num_experts=4")
     call("train", "--run", run, "--steps", "25", *words)
     call("build", "--run", run)
     return run
@@ -45,7 +45,7 @@ def test_evaluate_and_recommend_read_it(run: Path):
 def test_words_that_cannot_be_meant_are_refused(run: Path):
     refused = " ".join(call("train", "--run", run, "--architecture", "rnn", fails=True).replace("│", " ").split())
     assert "'rnn' is not one of 'decoder-only', 'encoder-decoder'" in refused
-    assert "only the architecture" in call("train", "--run", run, "--experts", "2", fails=True)
+    assert "only the architecture" in call("train", "--run", run, "--set", "num_experts=2", fails=True)
 
 
 @pytest.mark.slow
