@@ -10,10 +10,10 @@ WHOLE_NUMBER = "0|-?[1-9][0-9]{0,18}"  # as text: one spelling for each number, 
 
 # Soft hyphens, marks of direction and of the byte order, and blanks without width: nobody sees them, so that two ids look like
 # one. Joiners (U+200C, U+200D) have a meaning inside words and emoji, and none at an end.
-_UNSEEN = "[\u00ad\u200b\u200e\u200f\u2060-\u2069\u202a-\u202e\ufeff]|^[\u200c\u200d]|[\u200c\u200d]$"
+UNSEEN = "[\u00ad\u200b\u200e\u200f\u2060-\u2069\u202a-\u202e\ufeff]|^[\u200c\u200d]|[\u200c\u200d]$"
 WRONG_IN_IDS = {  # patterns that Python and pyarrow both know
     "control characters, such as line breaks,": "[\\x00-\\x1f\\x7f\u0080-\u009f]",
-    "characters that cannot be seen, such as blanks without width,": _UNSEEN,
+    "characters that cannot be seen, such as blanks without width,": UNSEEN,
 }
 
 

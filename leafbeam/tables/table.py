@@ -3,6 +3,7 @@
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,6 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from leafbeam.errors import DataError, short_repr
+from leafbeam.ids import UNSEEN
 from leafbeam.tables.plain_types import as_plain
 
 _MAX_LISTED = 10
@@ -87,11 +89,15 @@ def listed(names: Iterable[str], *, total: int | None = None) -> str:
 
 
 def check_names(names: Sequence[str], source: str) -> None:
-    """Raise DataError if a column has no name, a NUL in it, or the name of another. Upper and lower case are one, as in SQL."""
+    """Raise DataError for a column without a name, with that of another in any case, or with NUL or unseen characters in it."""
     before: dict[str, str] = {}
     for name in names:
         if not name.strip():
             raise DataError(f"{source} has a column without a name, beside {listed(map(repr, names))}: name it, or remove it")
+        if re.search(UNSEEN, name):
+            raise DataError(
+                f"{source} has a character that cannot be seen in the name of the column {short_repr(name)}: remove it"
+            )
         if "\0" in name:
             raise DataError(f"{source} has a NUL character in the name of the column {short_repr(name)}: remove it")
         if name.lower() in before:

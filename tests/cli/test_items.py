@@ -301,6 +301,9 @@ def test_items_arrive_with_codes_from_every_format(run: Path, tmp_path: Path, su
         ("none.jsonl", None, "there is no file"),
         ("items.jsonl", "", "is empty (0 bytes)"),
         ("items.jsonl", "\n", "has no items"),
+        ("items.json", "[]", "has no items"),
+        ("items.json", "{}", "line 1: it has no item_id"),
+        ("items.json", "null", "expected objects of fields"),
         ("items.jsonl", '{"item_id": "a", "title": "tea"}\nnonsense', "line 2 cannot be read as JSON"),
         ("items.jsonl", "[[[", "line 1 cannot be read as JSON"),
         ("items.jsonl", "3", "line 1: expected a row as a JSON object, not 3"),
@@ -317,7 +320,7 @@ def test_items_arrive_with_codes_from_every_format(run: Path, tmp_path: Path, su
         ),
         ("items.csv", "item_id,codes\na,1 2 0", "line 2: codes must be a list of whole numbers such as [3, 17], not '1 2 0'"),
     ],
-    ids=map(str, range(21)),
+    ids=map(str, range(24)),
 )
 def test_a_wrong_file_is_named_and_changes_nothing(run: Path, tmp_path: Path, name: str, content: Any, message: str) -> None:
     if content is not None:

@@ -3,6 +3,7 @@
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false
 
+import json
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -18,7 +19,7 @@ from leafbeam.cli.codes import CodesTable
 from leafbeam.errors import DataError
 from leafbeam.index import Trie
 from leafbeam.ingest.lines import problem_of_new_id
-from leafbeam.tables import SourceTable, nanoseconds
+from leafbeam.tables import SourceTable, nanoseconds, read_rows, read_table
 from leafbeam.tables.columns import TimeUnit
 from leafbeam.train import load_log, log_from_tables
 
@@ -176,3 +177,33 @@ def test_decimal_times_that_would_change_are_refused(times: str) -> None:
     table = SourceTable(table=pa.table({"t": pa.array([Decimal(times)], pa.decimal256(50, 12))}), source="log.parquet")
     with pytest.raises(DataError, match=r"log\.parquet, column 't' has times finer than nanoseconds or beyond the year 2262"):
         nanoseconds(table, "t", "s")
+
+
+@pytest.mark.parametrize("name", ["\u200bitem_id", "item_id\ufeff", "\u200etitle", "tit\u00adle"])
+@pytest.mark.parametrize("form", ["csv", "jsonl", "json", "parquet"])
+def test_a_name_of_a_column_with_characters_that_nobody_sees_is_refused(tmp_path: Path, form: str, name: str) -> None:
+    """D11: pasted headers had such characters elsewhere, and no rule found the column."""
+    path, row = tmp_path / f"items.{form}", {"item_id": "a", name: "b"}
+    if form == "csv":
+        path.write_text(f"item_id,{name}\na,b\n", encoding="utf-8")
+    elif form == "parquet":
+        pq.write_table(pa.table({key: [value] for key, value in row.items()}), path)
+    else:
+        path.write_text(json.dumps(row), encoding="utf-8")
+    for read in (lambda: read_table(path, ids=("item_id",)), lambda: list(read_rows(path, 9, types={}))):
+        with pytest.raises(DataError, match="a character that cannot be seen in the name of the column"):
+            read()
+
+
+@pytest.mark.parametrize("text", ["72057594038135102", "9999999999999999", "10000000000000001", "1344800117571260417"])
+@pytest.mark.parametrize("form", ["jsonl", "json", "csv", "keys"])
+def test_long_ids_keep_their_last_digits(tmp_path: Path, form: str, text: str) -> None:
+    """D2: other readers of JSON make a float64 of such text, and two ids become one."""
+    path = tmp_path / ("items.csv" if form == "csv" else "items.jsonl" if form == "jsonl" else "items.json")
+    content = {"csv": f"item_id,twin\n{text},{text}\n", "keys": json.dumps({text: {"twin": text}})}
+    path.write_text(content.get(form, json.dumps({"item_id": text, "twin": text})))
+    table = read_table(path, ids=("item_id",)).table
+    assert str(table["twin"][0]) == text
+    assert table["item_id"].to_pylist() == [text]
+    (batch,) = read_rows(path, 9, types={"item_id": "string", "twin": "string"}, ids=("item_id",))
+    assert batch.rows == [{"item_id": text, "twin": text}]

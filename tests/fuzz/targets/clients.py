@@ -24,7 +24,7 @@ def fuzz_keys(data: bytes) -> None:
 
 def fuzz_item_file(data: bytes) -> None:
     """A file of items as JSON, Parquet, CSV or JSON lines, by how it begins."""
-    suffix = {b"[": "json", b"P": "parquet", b"i": "csv"}.get(data[:1], "jsonl")
+    suffix = {b"[": "json", b"P": "parquet", b"i": "csv", b"{": "jsonl"}.get(data[:1], "json")  # " {" begins one object
     path = Path(_temporary().name) / f"items.{suffix}"
     path.write_bytes(data)
     for batch in read_rows(path, 100, types={"price": "double"}, ids=("item_id",)):
