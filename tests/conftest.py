@@ -28,6 +28,12 @@ for _path in sorted((_ROOT / "leafbeam").rglob("*.py")):
         _STATE.update(ast.dump(_tree).encode())
 os.environ["NUMBA_CACHE_DIR"] = str(_ROOT / ".pytest_cache" / f"numba-{_STATE.hexdigest()}")
 
+# Workers begin with the same kernels: each is compiled by one of them.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    from tests.compilations import compile_once
+
+    compile_once()
+
 # Two workers share the machine: more threads than cores only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
