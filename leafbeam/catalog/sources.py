@@ -8,10 +8,11 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypedDict
 from urllib.parse import unquote
 
@@ -34,6 +35,7 @@ _PLAIN = re.compile(
     r"(bigint|integer|smallint|real|double precision|boolean|text|bytea|date|uuid|json|jsonb|interval"
     r"|character( varying)?(\(\d+\))?|time(\(\d\))? without time zone|timestamp(\(\d\))? with(out)? time zone)(\[\])?"
 )
+_EXACT = pa.decimal128(38, 10)
 _DECIMAL = re.compile(r"numeric\((\d+),(\d+)\)")
 
 # A domain is listed as its base type.
@@ -89,7 +91,8 @@ class PostgresTable:
                 ]
                 cursor.execute(f"SELECT {', '.join(selected)} FROM {quoted(self.schema)}.{quoted(self.table)}")
                 casts = {name: cast for name in names if (cast := _duckdb_cast(types[name])) is not None}
-                yield cursor.fetch_record_batch(), casts
+                rows = cursor.fetch_record_batch()
+                yield _with_exact_ids(rows) if casts.pop("item_id", None) else rows, casts
         except dbapi.Error as error:
             raise DataError(f"cannot read {self}: {_without_secrets(str(error), self.uri)}") from None
 
@@ -131,7 +134,7 @@ def copy_items(
     """
     if isinstance(source, PostgresTable):
         with source.rows() as (rows, casts):
-            _copy_arrow(connection, rows, casts)
+            _copy_batches(connection, rows.schema, rows, str(source), casts)
     elif isinstance(source, pa.Table | pa.RecordBatchReader):
         batches: Any = source.to_batches(_BATCH) if isinstance(source, pa.Table) else source
         try:
@@ -161,7 +164,11 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _copy_arrow(connection: duckdb.DuckDBPyConnection, rows: pa.Table | pa.RecordBatchReader, casts: dict[str, str]) -> None:
+def _copy_arrow(
+    connection: duckdb.DuckDBPyConnection,
+    rows: pa.Table | pa.RecordBatchReader,
+    casts: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     columns = ", ".join(
         f"CAST({quoted(name)} AS {casts[name]}) AS {quoted(name)}" if name in casts else quoted(name)
         for name in rows.schema.names
@@ -174,9 +181,15 @@ def _copy_arrow(connection: duckdb.DuckDBPyConnection, rows: pa.Table | pa.Recor
 
 
 def _copy_batches(
-    connection: duckdb.DuckDBPyConnection, schema: pa.Schema, batches: Iterable[Any], source: str, *, ids_are_checked: bool
+    connection: duckdb.DuckDBPyConnection,
+    schema: pa.Schema,
+    batches: Iterable[Any],
+    source: str,
+    casts: Mapping[str, str] = MappingProxyType({}),
+    *,
+    ids_are_checked: bool = False,
 ) -> None:
-    """Copy rows as they come, with plain types and checked ids. Memory: a batch."""
+    """Copy rows as they come, with plain types and checked ids. casts: DuckDB's types of columns. Memory: a batch."""
     check_columns(schema.names, source)
     number, schema = schema.names.index("item_id"), plain_schema(schema)
     if not ids_are_checked:
@@ -194,12 +207,12 @@ def _copy_batches(
                     batch = batch.set_column(number, schema.field(number), ids)
                 begin += len(batch)
                 yield batch
-        except DataError as error:
-            mistakes.append(error)
+        except (DataError, pa.ArrowInvalid) as error:
+            mistakes.append(error if isinstance(error, DataError) else DataError(f"{source} cannot be read: {error}"))
             raise
 
     try:
-        _copy_arrow(connection, pa.RecordBatchReader.from_batches(schema, checked()), {})
+        _copy_arrow(connection, pa.RecordBatchReader.from_batches(schema, checked()), casts)
     except duckdb.Error:
         if mistakes:
             raise mistakes[0] from None
@@ -218,7 +231,15 @@ def _copy_file(connection: duckdb.DuckDBPyConnection, source: Path, form: CsvFor
     if numbers is not ids:
         log.info("the item ids of %s are read as whole numbers; to keep them text, pass an Arrow table of text ids", source)
     number = table.table.column_names.index("item_id")
-    _copy_arrow(connection, table.table.set_column(number, "item_id", numbers.column), {})
+    _copy_arrow(connection, table.table.set_column(number, "item_id", numbers.column))
+
+
+def _with_exact_ids(rows: pa.RecordBatchReader) -> pa.RecordBatchReader:
+    """Return rows whose ids are text of numeric values with the ids as decimals, so that fractions are seen."""
+    number = rows.schema.get_field_index("item_id")
+    schema = rows.schema.set(number, pa.field("item_id", _EXACT))
+    batches = (batch.set_column(number, schema.field(number), batch["item_id"].cast(_EXACT)) for batch in rows)
+    return pa.RecordBatchReader.from_batches(schema, batches)
 
 
 def _duckdb_cast(postgres_type: str) -> str | None:

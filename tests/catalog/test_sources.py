@@ -303,6 +303,35 @@ def test_an_unreadable_postgres_table_is_a_named_error(database, tmp_path, table
 
 
 @pytest.mark.parametrize(
+    ("kind", "values", "expected"),
+    [
+        ("numeric", ["7", "8.00", "-9"], [7, 8, -9]),
+        ("numeric(20,0)", ["7", str(2**63 - 1)], [7, 2**63 - 1]),
+        ("numeric(10,2)", ["7"], [7]),
+        ("text", ["7", "b"], ["7", "b"]),
+        ("numeric", ["7.5"], "numbers with a fraction in row 1"),
+        ("numeric(20,0)", ["7", str(2**63)], "numbers beyond 64 bits with sign in row 2"),
+        ("numeric", ["7", "'NaN'"], "cannot be read"),
+        ("double precision", ["7"], "of the type number: ids are whole numbers or text"),
+        ("text", ["'a'", "E'b\\nc'"], "control characters, such as line breaks, in row 2"),
+        ("int", ["NULL"], "empty in row 1"),
+    ],
+)
+def test_ids_of_postgres_are_checked_as_those_of_files(database, tmp_path, kind, values, expected):
+    """D2, D8: numeric ids are whole numbers if they have no fraction, and never rounded."""
+    rows = ", ".join(f"({value if kind != 'text' or value.endswith(chr(39)) else repr(value)})" for value in values)
+    run(database, "DROP TABLE IF EXISTS ids", f"CREATE TABLE ids (item_id {kind})", f"INSERT INTO ids VALUES {rows}")
+    source = PostgresTable(uri=database, table="ids")
+    if isinstance(expected, list):
+        assert [row["item_id"] for row in read_back(tmp_path, source)] == expected
+        return
+    with pytest.raises(DataError) as caught:
+        Catalog.create(tmp_path / "c.duckdb", source)
+    assert expected in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     "uri",
     [
         "postgresql://shop:hunter2@localhost:1/shop",
