@@ -152,7 +152,7 @@ def load_movielens(directory: str | Path, *, min_rating: float = 0.0, k_core: in
     """
     directory = Path(directory)
     columns = Columns(user="userId", item="movieId", item_of_items="movieId")
-    rated = read_table(_find(directory, "ratings"), ids=("userId", "movieId"), times=("timestamp", "rating"))
+    rated = read_table(_find(directory, "ratings"), ids=("userId", "movieId"), times=("timestamp",))
     listed = read_table(_find(directory, "movies"), ids=("movieId",))
     for source, names in ((rated, ("userId", "movieId", "rating", "timestamp")), (listed, ("movieId", "title", "genres"))):
         missing = [name for name in names if name not in source.table.column_names]

@@ -181,6 +181,7 @@ def test_a_change_that_is_decided_is_made_after_a_crash_at_any_later_moment(shop
 VALUES = (
     Decimal("15"), Decimal("1.5"), dt.datetime(2024, 5, 1, 12), dt.datetime(2024, 5, 1, tzinfo=dt.UTC), dt.date(2024, 5, 1),
     dt.time(12, 30), 7, 2**62, 1.5, 1e300, float("nan"), True, "7", "", "é", [1.5, float("inf")], [1, 2], ["a"],
+    [dt.datetime(2024, 5, 1, 12)],
 )  # fmt: skip
 COLUMNS = (
     pa.int64(), pa.float32(), pa.float64(), pa.bool_(), pa.string(), pa.date32(), pa.time64("us"), pa.timestamp("us"),

@@ -116,8 +116,8 @@ def test_times_of_nanoseconds_are_read_and_written(shop):
     with duckdb.connect(str(shop.files[2])) as table:
         table.execute("ALTER TABLE items ADD COLUMN seen TIMESTAMP_NS DEFAULT '2024-05-01 12:00:00.123456789'::TIMESTAMP_NS")
     with served(shop) as client:
-        assert client.get("/v1/items/1000").json()["attributes"]["seen"] == "2024-05-01T12:00:00.123456"
-        assert client.get("/v1/items?limit=1").json()["items"][0]["attributes"]["seen"] == "2024-05-01T12:00:00.123456"
+        assert client.get("/v1/items/1000").json()["attributes"]["seen"] == "2024-05-01T12:00:00.123456789"
+        assert client.get("/v1/items?limit=1").json()["items"][0]["attributes"]["seen"] == "2024-05-01T12:00:00.123456789"
         assert client.patch("/v1/items", **lines({"item_id": 1000, "seen": "2024-06-01T00:00:00Z"})).status_code == 200
         assert client.get("/v1/items/1000").json()["attributes"]["seen"] == "2024-06-01T00:00:00"
 
