@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError, DataError, counted
 from leafbeam.tables import read_array, read_parquet
+from leafbeam.tables.opener import ending_of
 
 _MAX_VALUE, _MIN_VALUE = 1e12, 1e-15  # squares beyond overflow float32, or vanish in sums
 
@@ -79,14 +80,15 @@ def check_vectors(
 def load_vectors(path: str | Path, item_ids: NDArray[np.generic]) -> NDArray[np.float32]:
     """Read a user's own vectors, one row for each of `item_ids` in their order: float32 (N, D).
 
-    `.npy`: rows in that order. `.parquet`: columns item_id and one of lists of numbers, rows in any order, more are ignored.
+    `.npy`: rows in that order. `.parquet` or a directory of such files: columns item_id and one of lists, rows in any order.
     Raises DataError for another shape, a missing item, or NaN.
     """
     path = Path(path)
-    if path.suffix not in (".npy", ".parquet"):
+    is_array = ending_of(path, (".npy",)) != ""
+    if not (is_array or path.is_dir() or ending_of(path, (".parquet",))):
         raise DataError(f"{path.name} is neither .npy nor .parquet: convert the vectors to one of them")
     try:
-        vectors = _rows_of(read_parquet(path).table, item_ids, path) if path.suffix == ".parquet" else read_array(path)
+        vectors = read_array(path) if is_array else _rows_of(read_parquet(path).table, item_ids, path)
     except (OverflowError, ValueError, pa.ArrowException) as error:
         if isinstance(error, DataError):
             raise

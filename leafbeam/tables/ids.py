@@ -147,6 +147,8 @@ def _checked(source: SourceTable, name: str, values: Any, codes_E: NDArray[np.in
         values = values.cast(pa.large_string())
         advice = "an id is text without them; correct these rows"
         refuse("empty", pc.equal(pc.utf8_length(values), 0), advice)
+        if pc.all(pc.ascii_is_printable(values), min_count=0).as_py():  # as nearly all are, in a hundredth of the time
+            return values
         for problem, pattern in WRONG_IN_IDS.items():
             refuse(problem, pc.match_substring_regex(values, pattern), advice)
         return values

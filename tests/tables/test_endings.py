@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,6 +19,7 @@ from leafbeam.catalog import Catalog
 from leafbeam.catalog.sources import CsvOptions
 from leafbeam.errors import ArgumentError, DataError
 from leafbeam.index import Trie
+from leafbeam.semid.vectors import load_vectors
 from leafbeam.tables import CsvFormat, read_rows, read_table
 from leafbeam.train import load_log
 from tests.tables.test_logs import histories
@@ -211,3 +213,18 @@ def test_a_form_of_csv_that_cannot_be_is_named(tmp_path: Path) -> None:
         with pytest.raises(ArgumentError, match=message):
             Catalog.create(tmp_path / "items.duckdb", tmp_path / "items.csv", **csv)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["vectors.parquet/part-0.parquet", "VECTORS.PARQUET", "vectors.NPY"])
+def test_own_vectors_are_read_from_every_ending_too(tmp_path: Path, name: str) -> None:
+    """D12: as tables are; numbers of 16 bits, as engines of embeddings write."""
+    vectors, path = np.array([[1.5, 2.0], [0.25, 1.0]], np.float16), tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    if name.endswith("NPY"):
+        with path.open("wb") as file:
+            np.save(file, vectors)
+    else:
+        column = pa.array([list(vector) for vector in vectors], pa.list_(pa.float16()))
+        pq.write_table(pa.table({"item_id": ["a", "b"], "vector": column}), path)
+    found = load_vectors(path if path.parent == tmp_path else path.parent, np.array([b"a", b"b"]).astype(str))
+    assert found.tolist() == vectors.astype(np.float32).tolist()
