@@ -92,7 +92,7 @@ def _reproduce(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the commands and the minutes that each takes.")] = False,
 ) -> None:
     """Measure everything in full and keep the rows: each command in a process of its own, the most valuable first."""
-    from benchmarks.papers.learning import data_sets
+    from benchmarks.learning import data_sets
     from benchmarks.plan import chosen, measured_since, parts_of, run_parts
 
     console = stdout()
@@ -132,9 +132,9 @@ def _static(name: str) -> Any:
         as_json: AsJson = False,
         redraw: Redraw = False,
     ) -> None:
-        from benchmarks.papers.experiment import kept_rows
-        from benchmarks.papers.experiments import experiment
-        from benchmarks.papers.setting import Setting
+        from benchmarks.experiments import experiment
+        from benchmarks.static.experiment import kept_rows
+        from benchmarks.static.setting import Setting
 
         check_device(device)
         console, began = _console(as_json), time.perf_counter()
@@ -182,8 +182,8 @@ def _learning(name: str) -> Any:
         as_json: AsJson = False,
         redraw: Redraw = False,
     ) -> None:
-        from benchmarks.papers.experiments import learning_table
-        from benchmarks.papers.learning import LearningRun, data_sets, kept_learning_rows
+        from benchmarks.experiments import learning_table
+        from benchmarks.learning import LearningRun, data_sets, kept_learning_rows
         from benchmarks.rows import keep_row
 
         console, began = _console(as_json), time.perf_counter()
@@ -232,9 +232,9 @@ def _serving(name: str) -> Any:
         as_json: AsJson = False,
         redraw: Redraw = False,
     ) -> None:
-        from benchmarks.papers.experiments import serving_figure
-        from benchmarks.papers.xgr import RESULTS_NAME, RunOptions, kept_serving_rows
+        from benchmarks.experiments import serving_figure
         from benchmarks.rows import keep_row
+        from benchmarks.xgr.serving_figure import RESULTS_NAME, RunOptions, kept_serving_rows
 
         console, began = _console(as_json), time.perf_counter()
         figure = serving_figure(name)

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.figures.definition import Axis, Cell, Definitions, TableDefinition, TextDefinition
 from benchmarks.figures.published import published_value
 from benchmarks.figures.selection import ResultRows
-from benchmarks.papers.learning import pooled
+from benchmarks.learning import pooled
 from benchmarks.rows import Row
 from leafbeam.errors import DataError
 

@@ -14,8 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
+from benchmarks.experiments import experiment, learning_table, serving_figure
 from benchmarks.figures.selection import ResultRows
-from benchmarks.papers.experiments import experiment, learning_table, serving_figure
 from benchmarks.rows import Row
 
 __all__ = ["PLOTS", "Plot"]

@@ -8,11 +8,11 @@ from typing import Any
 __all__ = ["published_value"]
 
 _VALUES = {
-    "static-4a": ("benchmarks.papers.paper", "TABLE_4A"),
-    "static-4b": ("benchmarks.papers.paper", "TABLE_4B"),
-    "static-share": ("benchmarks.papers.paper", "SHARE_OF_INFERENCE"),
-    "static-table-3": ("benchmarks.papers.static_table_3", "PAPER"),
-    "tiger": ("benchmarks.papers.tiger_table_1", "PUBLISHED"),
+    "static-4a": ("benchmarks.static.paper", "TABLE_4A"),
+    "static-4b": ("benchmarks.static.paper", "TABLE_4B"),
+    "static-share": ("benchmarks.static.paper", "SHARE_OF_INFERENCE"),
+    "static-table-3": ("benchmarks.static.table_3", "PAPER"),
+    "tiger": ("benchmarks.tiger.table_1", "PUBLISHED"),
 }
 
 

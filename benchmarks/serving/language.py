@@ -32,10 +32,10 @@ from threadpoolctl import threadpool_limits
 
 from benchmarks.head_costs import measure_cpu
 from benchmarks.object_pattern import object_pattern
-from benchmarks.papers.inference import MODELS
 from benchmarks.peers.failure import PeerFailure, failure_of
 from benchmarks.peers.vllm_cpu import ENVIRONMENT, VllmEngine, VllmSettings, vllm_engine
 from benchmarks.rows import spread, version_of
+from benchmarks.static.inference import MODELS
 from benchmarks.vocabulary import NUM_SPECIALS, SIZE, write_real_tokenizer
 from leafbeam.automata import Automaton
 from leafbeam.decode import SequenceSearch

@@ -30,8 +30,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from benchmarks.papers.inference import MODELS
-from benchmarks.papers.setting import memory_of_machine
 from benchmarks.peers.failure import PeerFailure
 from benchmarks.peers.hf_generate import HfGenerate, keep_freed_memory
 from benchmarks.peers.vllm_cpu import (
@@ -47,6 +45,8 @@ from benchmarks.serving.fastest import Chosen, fastest_of, grouped
 from benchmarks.serving.load_run import POSITIONS, LoadRun
 from benchmarks.serving.production_http import LIMIT_S, over_http
 from benchmarks.serving.turns import THREADS, Answers, Case, Prompts, Runs, Way, compare, items_of, tokens_of
+from benchmarks.static.inference import MODELS
+from benchmarks.static.setting import memory_of_machine
 from leafbeam.decode import BeamSearch
 from leafbeam.errors import ArgumentError
 from leafbeam.model import ModelConfig, Transformer, Workspace, search_bytes

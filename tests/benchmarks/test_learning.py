@@ -11,12 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.__main__ import app
-from benchmarks.papers.experiments import LEARNING, learning_table
-from benchmarks.papers.learning import LearningRun, as_dict, data_sets, kept_learning_rows, pooled
-from benchmarks.papers.static_table_3 import TEACHERS, paper_of
-from benchmarks.papers.tiger_table_1 import published
+from benchmarks.experiments import LEARNING, learning_table
+from benchmarks.learning import LearningRun, as_dict, data_sets, kept_learning_rows, pooled
+from benchmarks.static.table_3 import TEACHERS, paper_of
 from benchmarks.studies.cold_split import cold_split
 from benchmarks.studies.cold_start_study import METHODS
+from benchmarks.tiger.table_1 import published
 from leafbeam.datasets import make_shop
 from leafbeam.errors import ArgumentError, DataError
 from leafbeam.train import Budget, RankingMetrics, load_log
@@ -214,7 +214,7 @@ def test_shares_may_follow_one_another_as_the_paper_s_table_has_them(tmp_path: P
 
     table = learning_table("static-table-3")
     assert table is not None
-    monkeypatch.setattr("benchmarks.papers.experiments.learning_table", lambda name: replace(table, rows=stop))
+    monkeypatch.setattr("benchmarks.experiments.learning_table", lambda name: replace(table, rows=stop))
     (tmp_path / "interactions.csv").write_text("user_id,item_id,timestamp\n")
     for arguments in (["--share", "0.02", "0.05"], ["--share", "0.02", "--share", "0.05"], []):
         CliRunner().invoke(app, ["static-table-3", "--data", str(tmp_path), *arguments])

@@ -18,7 +18,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from benchmarks.__main__ import app
-from benchmarks.papers import (
+from benchmarks.experiments import experiment as named
+from benchmarks.static import (
     apart,
     experiment,
     figure_2,
@@ -33,10 +34,9 @@ from benchmarks.papers import (
     table_1,
     trials,
 )
-from benchmarks.papers.apart import measured_apart
-from benchmarks.papers.catalog import Catalog, Shape
-from benchmarks.papers.experiments import experiment as named
-from benchmarks.papers.methods import LABELS, LineUp, Method
+from benchmarks.static.apart import measured_apart
+from benchmarks.static.catalog import Catalog, Shape
+from benchmarks.static.methods import LABELS, LineUp, Method
 from benchmarks.workloads import DISTRIBUTIONS
 from leafbeam.errors import ArgumentError, MissingExtraError
 from leafbeam.index.memory_estimate import MemoryEstimate
@@ -72,7 +72,7 @@ def test_a_catalog_comes_from_its_seed_whatever_the_chunks(distribution: str, mo
     np.testing.assert_array_equal(table, shape.codes())
     assert not np.array_equal(table, Shape(distribution=distribution, seed=1, **SMALL).codes())
     whole = Catalog.make(shape).sorted_codes()
-    monkeypatch.setattr("benchmarks.papers.catalog._CHUNK", 700)
+    monkeypatch.setattr("benchmarks.static.catalog._CHUNK", 700)
     pieces = Catalog.make(shape)
     sids = np.unique(pieces.shape.codes(), axis=0)
     np.testing.assert_array_equal(pieces.sorted_codes(), sids.T)
@@ -471,7 +471,7 @@ def test_the_command_says_what_it_does_not_know() -> None:
 
 def test_the_command_prints_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = replace(named("static-memory"), shapes=small_shapes)
-    monkeypatch.setattr("benchmarks.papers.experiments.experiment", lambda name: small)
+    monkeypatch.setattr("benchmarks.experiments.experiment", lambda name: small)
     result = CliRunner().invoke(app, ["static-memory", "--quick", "--distribution", "zipf", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
     assert "entropy bound" in result.output

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from benchmarks.papers import xgr, xgr_http, xgr_kernels, xgr_latency, xgr_memory, xgr_motivation, xgr_scheduling
-from benchmarks.papers.experiments import serving_figure
-from benchmarks.papers.xgr import RunOptions, kept_serving_rows
+from benchmarks.experiments import serving_figure
 from benchmarks.serving import load
+from benchmarks.xgr import figure_17, figure_18, figure_19, figures_3_to_5, figures_13_14, figures_15_16
+from benchmarks.xgr import serving_figure as figure_module
+from benchmarks.xgr.serving_figure import RunOptions, kept_serving_rows
 from leafbeam.errors import DataError
 
 
@@ -59,19 +60,22 @@ def test_every_figure_has_a_name():
 
 
 FIGURES = [
-    xgr_kernels.FIGURE_17,
-    xgr_latency.FIGURE_19,
-    xgr_motivation.FIGURE_3,
-    xgr_motivation.FIGURE_4,
-    pytest.param(xgr_motivation.FIGURE_5, marks=pytest.mark.slow),
-    *(pytest.param(one, marks=pytest.mark.full) for one in (xgr_http.FIGURE_13, xgr_http.FIGURE_14, xgr_scheduling.FIGURE_18)),
+    figure_17.FIGURE_17,
+    figure_19.FIGURE_19,
+    figures_3_to_5.FIGURE_3,
+    figures_3_to_5.FIGURE_4,
+    pytest.param(figures_3_to_5.FIGURE_5, marks=pytest.mark.slow),
+    *(
+        pytest.param(one, marks=pytest.mark.full)
+        for one in (figures_13_14.FIGURE_13, figures_13_14.FIGURE_14, figure_18.FIGURE_18)
+    ),
 ]
 
 
 @pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
-def test_a_figure_runs_from_measuring_to_its_plot(figure: xgr.ServingFigure, tmp_path: Path):
+def test_a_figure_runs_from_measuring_to_its_plot(figure: figure_module.ServingFigure, tmp_path: Path):
     console = Console(record=True, width=170)
-    kept: list[xgr.Row] = []
+    kept: list[figure_module.Row] = []
     rows = figure.run(RunOptions(quick=True), console, kept.append)
     assert rows == kept
     assert rows
@@ -96,12 +100,12 @@ def test_rows_are_read_again_the_last_of_each_point(tmp_path: Path):
 
 def test_variants_are_ordered_where_their_medians_differ_and_settled_when_that_repeats():
     medians = {("a", 10.0): 100.0, ("b", 10.0): 103.0, ("c", 10.0): 120.0, ("a", 30.0): 50.0, ("c", 30.0): 40.0}
-    order = xgr_scheduling.order_of(medians)
+    order = figure_18.order_of(medians)
     assert order == {(("a", 10.0), ("c", 10.0)), (("b", 10.0), ("c", 10.0)), (("c", 30.0), ("a", 30.0))}
-    other = xgr_scheduling.order_of(medians | {("b", 10.0): 90.0})
-    assert not xgr_scheduling.is_settled([order, order])
-    assert not xgr_scheduling.is_settled([order, order, other])
-    assert xgr_scheduling.is_settled([other, order, order])
+    other = figure_18.order_of(medians | {("b", 10.0): 90.0})
+    assert not figure_18.is_settled([order, order])
+    assert not figure_18.is_settled([order, order, other])
+    assert figure_18.is_settled([other, order, order])
 
 
 def test_a_peer_whose_server_does_not_come_up_is_a_row_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch):
@@ -112,10 +116,10 @@ def test_a_peer_whose_server_does_not_come_up_is_a_row_and_the_others_are_measur
         yield SimpleNamespace(send=lambda planned: [])
 
     run = SimpleNamespace(trie=SimpleNamespace(num_levels=4), path=Path("runs/shop"), planned=lambda *_, **__: [])
-    monkeypatch.setattr(xgr_http, "serving_with", serving)
+    monkeypatch.setattr(figures_13_14, "serving_with", serving)
     measured = {"p99_ms": 5.0, "unanswered": 0, "goodput_per_s": 3.5}
-    monkeypatch.setattr(xgr_http, "_rates", lambda *_: iter([(4.0, measured)]))
-    found = list(xgr_http._points(run, run.path, "Qwen3", xgr_http._QUICK))
+    monkeypatch.setattr(figures_13_14, "_rates", lambda *_: iter([(4.0, measured)]))
+    found = list(figures_13_14._points(run, run.path, "Qwen3", figures_13_14._QUICK))
     assert [(at.get("system", at["what"]), at.get("rate"), measured.get("status")) for at, measured in found] == [
         ("leafbeam", 4.0, None),
         ("paged_attention", 0.0, "out of memory"),
@@ -134,10 +138,10 @@ def test_systems_that_find_other_items_are_no_comparison(monkeypatch: pytest.Mon
         yield SimpleNamespace(send=lambda planned: [SimpleNamespace(body={"item_ids": items})])
 
     run = SimpleNamespace(trie=SimpleNamespace(num_levels=4), path=Path("runs/shop"), planned=lambda *_, **__: [])
-    monkeypatch.setattr(xgr_http, "serving_with", serving)
-    monkeypatch.setattr(xgr_http, "_rates", lambda *_: iter([]))
+    monkeypatch.setattr(figures_13_14, "serving_with", serving)
+    monkeypatch.setattr(figures_13_14, "_rates", lambda *_: iter([]))
     with pytest.raises(AssertionError, match="other items"):
-        list(xgr_http._points(run, run.path, "Qwen3", xgr_http._QUICK))
+        list(figures_13_14._points(run, run.path, "Qwen3", figures_13_14._QUICK))
 
 
 def test_a_rate_is_measured_twice_and_two_missed_rates_are_the_last(monkeypatch: pytest.MonkeyPatch):
@@ -150,8 +154,8 @@ def test_a_rate_is_measured_twice_and_two_missed_rates_are_the_last(monkeypatch:
         return [load.Answered(at=0.0, late=0.0, status=200, seconds=latency, body=body) for _ in planned]
 
     run = SimpleNamespace(planned=lambda rng, times, lengths: list(times))
-    asked = xgr_http._Load(items=(5,), beams=(8,), rates=(1, 2, 3, 4, 5), requests=10)
-    found = list(xgr_http._rates(run, SimpleNamespace(send=send), 5, asked))
+    asked = figures_13_14._Load(items=(5,), beams=(8,), rates=(1, 2, 3, 4, 5), requests=10)
+    found = list(figures_13_14._rates(run, SimpleNamespace(send=send), 5, asked))
     assert [(rate, measured["p99_ms"]) for rate, measured in found] == [(1, 1.0), (2, 300.0), (3, 300.0)]
     assert sent == [10, 10, 20, 20, 30, 30]
     assert found[0][1]["runs"] == 2
@@ -161,14 +165,14 @@ def test_a_kernel_without_memory_is_named_and_the_others_are_drawn(tmp_path: Pat
     def attend(*_: object) -> None:
         raise MemoryError("8 GiB")
 
-    monkeypatch.setattr(xgr_kernels.PagedBeams, "attend", attend)
+    monkeypatch.setattr(figure_17.PagedBeams, "attend", attend)
     console = Console(record=True, width=170)
-    rows = xgr_kernels.FIGURE_17.run(RunOptions(quick=True), console)
+    rows = figure_17.FIGURE_17.run(RunOptions(quick=True), console)
     assert {row["measured"]["paged_attention"]["status"] for row in rows} == {"out of memory"}
     assert all(row["measured"]["per_beam_copies"]["ms"] > 0 for row in rows)
-    xgr_kernels.FIGURE_17.show(console, rows)
+    figure_17.FIGURE_17.show(console, rows)
     assert "out of memory" in console.export_text()
-    xgr_kernels.FIGURE_17.draw(rows).savefig(tmp_path / "figure.png")
+    figure_17.FIGURE_17.draw(rows).savefig(tmp_path / "figure.png")
 
 
 def peak(kind: str, beams: int, tokens: int) -> dict[str, object]:
@@ -201,15 +205,13 @@ def test_figures_of_memory_latency_and_scheduling_are_drawn_from_rows_alone(tmp_
     failed = [*latency[:2], {"parameters": at | {"what": "rate", "system": "paged_attention", "rate": 0.0}, "measured": gone}]
     highest = {"parameters": at | {"what": "highest rate"}, "measured": {"rate": {"leafbeam": 8.0, "paged_attention": 2.0}}}
     found = {"latency_ms": {"avg": 3.0, "p99": 9.0}, "goodput_per_s": 5.0, "refused": 0}
-    scheduling = [
-        {"parameters": {"variant": name, "rate": 5.0, "beams": 50}, "measured": found} for name in xgr_scheduling.VARIANTS
-    ]
+    scheduling = [{"parameters": {"variant": name, "rate": 5.0, "beams": 50}, "measured": found} for name in figure_18.VARIANTS]
     for figure, rows in (
-        (xgr_memory.FIGURE_15, [{"parameters": {}, "measured": memory}]),
-        (xgr_memory.FIGURE_16, [{"parameters": {}, "measured": {"peaks": peaks}}]),
-        (xgr_http.FIGURE_13, [*latency, highest]),
-        (xgr_http.FIGURE_14, failed),
-        (xgr_scheduling.FIGURE_18, scheduling),
+        (figures_15_16.FIGURE_15, [{"parameters": {}, "measured": memory}]),
+        (figures_15_16.FIGURE_16, [{"parameters": {}, "measured": {"peaks": peaks}}]),
+        (figures_13_14.FIGURE_13, [*latency, highest]),
+        (figures_13_14.FIGURE_14, failed),
+        (figure_18.FIGURE_18, scheduling),
     ):
         figure.show(console, rows)
         figure.draw(rows).savefig(tmp_path / "figure.png")

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from benchmarks.micro.attention import Shape, drawn
-from benchmarks.papers.xgr_http import onerec
 from benchmarks.peers import paged_attention, paged_encoder_decoder, paged_engine, per_beam_engine
 from benchmarks.peers.block_tables import BlockTables
 from benchmarks.peers.compared_models import SESSIONS, ComparedModel, paged_session
 from benchmarks.peers.hf_generate import HfGenerate
 from benchmarks.peers.paged_beams import PagedBeams
 from benchmarks.peers.per_beam_attention import TreeBeams
+from benchmarks.xgr.figures_13_14 import onerec
 from leafbeam.decode import BeamSearch
 from leafbeam.engine import Engine, Request, Settings
 from leafbeam.errors import ArgumentError

@@ -22,14 +22,15 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.papers import trials
-from benchmarks.papers.catalog import Catalog, Shape
-from benchmarks.papers.drawing import curve, finish, new_figure, plain, share_y
-from benchmarks.papers.experiment import Experiment, Row, Setting
-from benchmarks.papers.methods import reason_of
-from benchmarks.papers.report import by_distribution, machine, spread_text
+from benchmarks.drawing import finish, new_figure
 from benchmarks.peers.static import StaticPeer
 from benchmarks.rows import spread
+from benchmarks.static import trials
+from benchmarks.static.catalog import Catalog, Shape
+from benchmarks.static.drawing import curve, plain, share_y
+from benchmarks.static.experiment import Experiment, Row, Setting
+from benchmarks.static.methods import reason_of
+from benchmarks.static.report import by_distribution, machine, spread_text
 from benchmarks.workloads import DISTRIBUTIONS
 from leafbeam.index import Trie
 from leafbeam.ops.constrain import request_filters

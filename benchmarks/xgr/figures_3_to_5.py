@@ -20,10 +20,8 @@ import torch
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from benchmarks.drawing import finish, new_figure
 from benchmarks.micro.attention import Shape, bytes_of, drawn
-from benchmarks.papers.drawing import finish, new_figure
-from benchmarks.papers.xgr import LABELS, Row, RunOptions, ServingFigure, distinct, paper_says, style, table, tidy
-from benchmarks.papers.xgr_kernels import bandwidth
 from benchmarks.peers.block_tables import BlockTables
 from benchmarks.peers.failure import failures_of
 from benchmarks.peers.paged_beams import PagedBeams
@@ -32,6 +30,8 @@ from benchmarks.peers.per_beam_attention import TreeBeams
 from benchmarks.rows import interleaved, spread
 from benchmarks.serving import engines
 from benchmarks.serving.load_run import LoadRun
+from benchmarks.xgr.figure_17 import bandwidth
+from benchmarks.xgr.serving_figure import LABELS, Row, RunOptions, ServingFigure, distinct, paper_says, style, table, tidy
 from leafbeam.decode import BeamSearch
 from leafbeam.ops.attention.reference import merge, prefix_attention, suffix_attention
 from leafbeam.train.baselines import unconstrained_search

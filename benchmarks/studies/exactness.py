@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.papers.drawing import new_figure
-from benchmarks.papers.learning import LearningRun, LearningTable, Row, rounded
+from benchmarks.drawing import new_figure
+from benchmarks.learning import LearningRun, LearningTable, Row, rounded
 from benchmarks.peers.cpu_trie import CpuTrie
 from benchmarks.peers.hash_bitmap import HashBitmap
 from benchmarks.peers.masked_search import Masked, masked_search

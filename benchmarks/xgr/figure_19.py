@@ -15,12 +15,12 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from benchmarks.papers.drawing import finish, new_figure
-from benchmarks.papers.inference import MODELS
-from benchmarks.papers.xgr import Row, RunOptions, ServingFigure, paper_says, style, table, tidy
+from benchmarks.drawing import finish, new_figure
 from benchmarks.peers.failure import failure_of
 from benchmarks.serving import engines, load
 from benchmarks.serving.load_run import LoadRun
+from benchmarks.static.inference import MODELS
+from benchmarks.xgr.serving_figure import Row, RunOptions, ServingFigure, paper_says, style, table, tidy
 from leafbeam.decode import BeamSearch
 from leafbeam.index import Trie
 from leafbeam.model import ModelConfig, Transformer, Vocabulary

@@ -17,9 +17,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from benchmarks.papers.catalog import Shape
-from benchmarks.papers.setting import Setting
 from benchmarks.peers.failure import ended
+from benchmarks.static.catalog import Shape
+from benchmarks.static.setting import Setting
 from leafbeam.errors import LeafbeamError
 
 __all__ = ["measured_apart"]

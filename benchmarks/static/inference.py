@@ -1,6 +1,6 @@
 """A decoding step of Qwen3, to say which share of it a constraint takes: random weights, float32, one core.
 
-    python -m benchmarks.papers.inference POINT
+    python -m benchmarks.static.inference POINT
 
 The paper's model has 3 x 10^9 parameters on a TPU. These are the shapes of Qwen3's two smallest over Semantic IDs of 8 levels
 of 2,048 codes, run by leafbeam: all beams of two requests, and the logits of the next level.
@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.papers import trials
-from benchmarks.papers.methods import gib
 from benchmarks.peers.failure import PeerFailure, ended, failure_of
 from benchmarks.rows import spread
+from benchmarks.static import trials
+from benchmarks.static.methods import gib
 from leafbeam.model import ModelConfig, Transformer, Vocabulary, Workspace
 
 __all__ = ["MODELS", "Inference", "decode_steps", "shares_of_inference"]
@@ -116,7 +116,7 @@ def decode_steps(point: Inference) -> dict[str, Any]:
 
 
 def _in_a_process(point: Inference) -> dict[str, Any]:
-    words = [sys.executable, "-m", "benchmarks.papers.inference", json.dumps(asdict(point))]
+    words = [sys.executable, "-m", "benchmarks.static.inference", json.dumps(asdict(point))]
     pipe = subprocess.PIPE
     try:
         done = subprocess.run(

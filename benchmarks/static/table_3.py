@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.papers.drawing import new_figure
-from benchmarks.papers.learning import LearningRun, LearningTable, Row, as_dict, percent, pooled
+from benchmarks.drawing import new_figure
+from benchmarks.learning import LearningRun, LearningTable, Row, as_dict, percent, pooled
 from benchmarks.studies.cold_split import ColdSplit, cold_split
 from benchmarks.studies.cold_start_study import METHODS, ColdStudy, study_cold_start
 from benchmarks.studies.retriever import DenseRecipe

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.papers.catalog import Catalog
 from benchmarks.peers import peer as protocol
 from benchmarks.peers.cpu_trie import CpuTrie
 from benchmarks.peers.failure import failure_of
@@ -24,6 +23,7 @@ from benchmarks.peers.ppv import Ppv
 from benchmarks.peers.static import StaticPeer
 from benchmarks.peers.static_matrix import matrix_nbytes
 from benchmarks.peers.unconstrained import Unconstrained
+from benchmarks.static.catalog import Catalog
 from leafbeam.errors import MissingExtraError
 from leafbeam.index import Trie, Version
 from leafbeam.index.level import code_dtype

@@ -14,15 +14,15 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from rich.console import Console
 
-from benchmarks.papers.catalog import Catalog, Shape
-from benchmarks.papers.drawing import draw_sweep
-from benchmarks.papers.experiment import Experiment, Row, Setting, no_steps, steps_of
-from benchmarks.papers.methods import LABELS, LineUp, Method
-from benchmarks.papers.normalizing import normalize_rows
-from benchmarks.papers.paper import TABLE_4B
-from benchmarks.papers.report import by_distribution, show_sweep
-from benchmarks.papers.trials import Logits, search
 from benchmarks.rows import spread
+from benchmarks.static.catalog import Catalog, Shape
+from benchmarks.static.drawing import draw_sweep
+from benchmarks.static.experiment import Experiment, Row, Setting, no_steps, steps_of
+from benchmarks.static.methods import LABELS, LineUp, Method
+from benchmarks.static.normalizing import normalize_rows
+from benchmarks.static.paper import TABLE_4B
+from benchmarks.static.report import by_distribution, show_sweep
+from benchmarks.static.trials import Logits, search
 from benchmarks.workloads import DISTRIBUTIONS
 from leafbeam.errors import LogitsError
 from leafbeam.ops.constrain.logsumexp import CHUNK

@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.papers.methods import LABELS, gib
-from benchmarks.papers.paper import HARDWARE, Overheads
+from benchmarks.static.methods import LABELS, gib
+from benchmarks.static.paper import HARDWARE, Overheads
 
 __all__ = ["PAPER_NAMES", "by_distribution", "machine", "show_left_out", "show_one", "show_sweep", "size_name", "where"]
 

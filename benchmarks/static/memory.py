@@ -8,12 +8,13 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.papers.catalog import Catalog, Shape
-from benchmarks.papers.drawing import finish, log_axes, new_figure
-from benchmarks.papers.experiment import Experiment, Row, Setting
-from benchmarks.papers.paper import BYTES_PER_MILLION, USED_SHARE
-from benchmarks.papers.report import by_distribution, size_name
+from benchmarks.drawing import finish, new_figure
 from benchmarks.peers.static_matrix import matrix_nbytes
+from benchmarks.static.catalog import Catalog, Shape
+from benchmarks.static.drawing import log_axes
+from benchmarks.static.experiment import Experiment, Row, Setting
+from benchmarks.static.paper import BYTES_PER_MILLION, USED_SHARE
+from benchmarks.static.report import by_distribution, size_name
 from benchmarks.workloads import DISTRIBUTIONS
 from leafbeam.index.memory_estimate import MemoryEstimate
 from leafbeam.ops.constrain.static.matrix import TransitionMatrix

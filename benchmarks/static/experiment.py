@@ -15,13 +15,13 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from benchmarks.papers import trials
-from benchmarks.papers.apart import measured_apart
-from benchmarks.papers.catalog import Catalog, Shape
-from benchmarks.papers.forms import in_best_form
-from benchmarks.papers.methods import LABELS, LineUp, Method, gib
-from benchmarks.papers.setting import Setting
 from benchmarks.rows import RESULTS, keep_row, make_row, read_rows
+from benchmarks.static import trials
+from benchmarks.static.apart import measured_apart
+from benchmarks.static.catalog import Catalog, Shape
+from benchmarks.static.forms import in_best_form
+from benchmarks.static.methods import LABELS, LineUp, Method, gib
+from benchmarks.static.setting import Setting
 
 __all__ = ["Experiment", "Row", "Setting", "false_positives", "kept_rows", "no_steps", "steps_of"]
 

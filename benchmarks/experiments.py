@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from benchmarks.papers import figure_2, figure_3, figure_4, memory, table_1
-from benchmarks.papers.experiment import Experiment
+from benchmarks.static import figure_2, figure_3, figure_4, memory, table_1
+from benchmarks.static.experiment import Experiment
 
 if TYPE_CHECKING:
-    from benchmarks.papers.learning import LearningTable
-    from benchmarks.papers.xgr import ServingFigure
+    from benchmarks.learning import LearningTable
+    from benchmarks.xgr.serving_figure import ServingFigure
 
 __all__ = ["LEARNING", "experiment", "learning_table", "serving_figure"]
 
@@ -26,19 +26,19 @@ def serving_figure(name: str) -> ServingFigure | None:
     """The figure of the xGR paper of this name, or None. They need what serving needs (`leafbeam[serve]`) beside `[bench]`."""
     if not name.startswith("xgr-"):
         return None
-    from benchmarks.papers import xgr_http, xgr_kernels, xgr_latency, xgr_memory, xgr_motivation, xgr_scheduling
+    from benchmarks.xgr import figure_17, figure_18, figure_19, figures_3_to_5, figures_13_14, figures_15_16
 
     figures = (
-        xgr_motivation.FIGURE_3,
-        xgr_motivation.FIGURE_4,
-        xgr_motivation.FIGURE_5,
-        xgr_http.FIGURE_13,
-        xgr_http.FIGURE_14,
-        xgr_memory.FIGURE_15,
-        xgr_memory.FIGURE_16,
-        xgr_kernels.FIGURE_17,
-        xgr_scheduling.FIGURE_18,
-        xgr_latency.FIGURE_19,
+        figures_3_to_5.FIGURE_3,
+        figures_3_to_5.FIGURE_4,
+        figures_3_to_5.FIGURE_5,
+        figures_13_14.FIGURE_13,
+        figures_13_14.FIGURE_14,
+        figures_15_16.FIGURE_15,
+        figures_15_16.FIGURE_16,
+        figure_17.FIGURE_17,
+        figure_18.FIGURE_18,
+        figure_19.FIGURE_19,
     )
     return {figure.name: figure for figure in figures}.get(name)
 
@@ -50,6 +50,8 @@ def learning_table(name: str) -> LearningTable | None:
     """
     if name not in LEARNING:
         return None
-    from benchmarks.papers import exactness, static_table_3, tiger_table_1
+    from benchmarks.static import table_3
+    from benchmarks.studies import exactness
+    from benchmarks.tiger import table_1 as tiger_table_1
 
-    return {module.TABLE.name: module.TABLE for module in (static_table_3, tiger_table_1, exactness)}[name]
+    return {module.TABLE.name: module.TABLE for module in (table_3, tiger_table_1, exactness)}[name]

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.papers.drawing import new_figure
-from benchmarks.papers.learning import LearningRun, LearningTable, Row, as_dict, percent, pooled
+from benchmarks.drawing import new_figure
+from benchmarks.learning import LearningRun, LearningTable, Row, as_dict, percent, pooled
 from benchmarks.studies.sasrec import SasRecRecipe, fit_sasrec, sasrec_scores
 from leafbeam.index import Trie
 from leafbeam.semid import EmbeddingConfig, QuantiserConfig, fit_sids, text_columns, text_vectors

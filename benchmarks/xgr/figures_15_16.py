@@ -8,9 +8,9 @@ from typing import Any
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from benchmarks.papers.drawing import finish, new_figure
-from benchmarks.papers.xgr import LABELS, Row, RunOptions, ServingFigure, paper_says, style, table, tidy
+from benchmarks.drawing import finish, new_figure
 from benchmarks.serving import memory
+from benchmarks.xgr.serving_figure import LABELS, Row, RunOptions, ServingFigure, paper_says, style, table, tidy
 
 __all__ = ["FIGURE_15", "FIGURE_16"]
 

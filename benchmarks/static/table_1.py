@@ -7,14 +7,14 @@ from typing import Any
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from benchmarks.papers.catalog import Catalog, Shape
-from benchmarks.papers.drawing import draw_table
-from benchmarks.papers.experiment import Experiment, Row, Setting, false_positives, no_steps, steps_of
-from benchmarks.papers.inference import shares_of_inference
-from benchmarks.papers.methods import LABELS, LineUp
-from benchmarks.papers.paper import SHARE_OF_INFERENCE, TABLE_4A
-from benchmarks.papers.report import by_distribution, show_one
-from benchmarks.papers.trials import Logits
+from benchmarks.static.catalog import Catalog, Shape
+from benchmarks.static.drawing import draw_table
+from benchmarks.static.experiment import Experiment, Row, Setting, false_positives, no_steps, steps_of
+from benchmarks.static.inference import shares_of_inference
+from benchmarks.static.methods import LABELS, LineUp
+from benchmarks.static.paper import SHARE_OF_INFERENCE, TABLE_4A
+from benchmarks.static.report import by_distribution, show_one
+from benchmarks.static.trials import Logits
 from benchmarks.workloads import DISTRIBUTIONS
 
 __all__ = ["EXPERIMENT"]

@@ -7,12 +7,12 @@ from typing import Any
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from benchmarks.papers.catalog import Shape
-from benchmarks.papers.drawing import draw_sweep
-from benchmarks.papers.experiment import Experiment, Row, Setting, no_steps, steps_of
-from benchmarks.papers.methods import LABELS
-from benchmarks.papers.paper import TABLE_4A
-from benchmarks.papers.report import by_distribution, show_sweep, size_name
+from benchmarks.static.catalog import Shape
+from benchmarks.static.drawing import draw_sweep
+from benchmarks.static.experiment import Experiment, Row, Setting, no_steps, steps_of
+from benchmarks.static.methods import LABELS
+from benchmarks.static.paper import TABLE_4A
+from benchmarks.static.report import by_distribution, show_sweep, size_name
 from benchmarks.workloads import DISTRIBUTIONS
 
 __all__ = ["EXPERIMENT", "TARGET"]

@@ -25,9 +25,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.papers.catalog import Catalog
-from benchmarks.papers.methods import LineUp, Method, reason_of
 from benchmarks.rows import spread
+from benchmarks.static.catalog import Catalog
+from benchmarks.static.methods import LineUp, Method, reason_of
 from benchmarks.workloads import random_logits
 from leafbeam.index import Trie
 from leafbeam.ops.constrain import request_filters

@@ -18,12 +18,12 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from benchmarks.papers.drawing import finish, new_figure
-from benchmarks.papers.xgr import Row, RunOptions, ServingFigure, distinct, paper_says, table, tidy
+from benchmarks.drawing import finish, new_figure
 from benchmarks.serving import load, serve
 from benchmarks.serving.load import Planned
 from benchmarks.serving.load_run import LoadRun
 from benchmarks.serving.load_server import serving_with
+from benchmarks.xgr.serving_figure import Row, RunOptions, ServingFigure, distinct, paper_says, table, tidy
 
 __all__ = ["FIGURE_18", "VARIANTS", "is_settled", "order_of"]
 

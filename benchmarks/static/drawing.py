@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from benchmarks.papers.methods import LABELS
-from benchmarks.papers.paper import HARDWARE, Overheads
-from benchmarks.papers.report import PAPER_NAMES, by_distribution, where
+from benchmarks.drawing import finish, new_figure
+from benchmarks.static.methods import LABELS
+from benchmarks.static.paper import HARDWARE, Overheads
+from benchmarks.static.report import PAPER_NAMES, by_distribution, where
 
-__all__ = ["STYLES", "curve", "draw_sweep", "draw_table", "finish", "log_axes", "new_figure", "plain", "share_y"]
+__all__ = ["STYLES", "curve", "draw_sweep", "draw_table", "log_axes", "plain", "share_y"]
 
 Row = dict[str, Any]
 
@@ -35,21 +35,6 @@ STYLES = {
     "unconstrained": ("#8a8f8c", ".", "-"),
     "unconstrained_jax": ("#b8bcba", ".", "--"),
 }
-_LEGEND_INCHES = 2.1  # that the longest name takes
-
-
-def new_figure(
-    panels: int, *, width: float = 4.4, height: float = 4.6, columns: int | None = None
-) -> tuple[Figure, list[Axes]]:
-    """Panels side by side, `columns` in a row (None: all of them), with room for one legend below."""
-    matplotlib.use("agg")
-    columns = panels if columns is None else min(columns, panels)
-    rows = -(-panels // columns)
-    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
-    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for spare in axes[panels:]:
-        spare.set_axis_off()
-    return figure, axes[:panels]
 
 
 def curve(
@@ -130,14 +115,6 @@ def share_y(panels: list[Axes]) -> None:
     low, high = min(axes.get_ylim()[0] for axes in panels), max(axes.get_ylim()[1] for axes in panels)
     for axes in panels:
         axes.set_ylim(low, high)
-
-
-def finish(figure: Figure, legend_of: Axes, title: str, columns: int = 5) -> None:
-    """One legend below all panels, of as many columns as fit, one title above."""
-    handles, labels = legend_of.get_legend_handles_labels()
-    columns = min(columns, max(1, int(figure.get_figwidth() / _LEGEND_INCHES)))
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
-    figure.suptitle(title, fontsize=9)
 
 
 def _draw_paper(axes: Axes, paper: dict[int, Overheads], x_label: str) -> None:

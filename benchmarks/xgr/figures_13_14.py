@@ -25,13 +25,13 @@ import torch
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from benchmarks.papers.drawing import finish, new_figure
-from benchmarks.papers.xgr import LABELS, Row, RunOptions, ServingFigure, distinct, paper_says, style, table, tidy
+from benchmarks.drawing import finish, new_figure
 from benchmarks.peers.compared_models import SESSIONS
 from benchmarks.peers.failure import failure_of
 from benchmarks.serving import load, serve
 from benchmarks.serving.load_run import LoadRun
 from benchmarks.serving.load_server import Served, serving_with
+from benchmarks.xgr.serving_figure import LABELS, Row, RunOptions, ServingFigure, distinct, paper_says, style, table, tidy
 from leafbeam.model import EncoderDecoder, EncoderDecoderConfig, Vocabulary
 
 __all__ = ["FIGURE_13", "FIGURE_14", "onerec"]

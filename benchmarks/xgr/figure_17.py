@@ -16,14 +16,14 @@ import torch
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from benchmarks.drawing import finish, new_figure
 from benchmarks.micro.attention import Shape, bytes_of, drawn
-from benchmarks.papers.drawing import finish, new_figure
-from benchmarks.papers.xgr import LABELS, Row, RunOptions, ServingFigure, paper_says, style, table, tidy
 from benchmarks.peers.failure import failures_of
 from benchmarks.peers.paged_beams import PagedBeams
 from benchmarks.peers.per_beam_attention import BeamCopies
 from benchmarks.rows import interleaved
 from benchmarks.serving import engines
+from benchmarks.xgr.serving_figure import LABELS, Row, RunOptions, ServingFigure, paper_says, style, table, tidy
 from leafbeam.ops.attention.reference import merge, prefix_attention, suffix_attention
 
 __all__ = ["FIGURE_17", "bandwidth"]

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.papers.methods import LineUp, Method, reason_of
-from benchmarks.papers.trials import Logits, search, searched
 from benchmarks.rows import interleaved
+from benchmarks.static.methods import LineUp, Method, reason_of
+from benchmarks.static.trials import Logits, search, searched
 
 __all__ = ["fastest", "in_best_form"]
 

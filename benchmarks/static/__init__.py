@@ -1,0 +1,1 @@
+"""STATIC, measured again: its tables and figures."""

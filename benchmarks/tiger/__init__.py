@@ -1,0 +1,1 @@
+"""TIGER, measured again: its Table 1."""

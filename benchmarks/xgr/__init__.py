@@ -1,0 +1,1 @@
+"""xGR, measured again: its figures."""
