@@ -1,6 +1,6 @@
 """SGLang's own route `POST /generate` as the language model of a search, with `token_ids_logprob`.
 
-Written for the requests and answers of SGLang 0.5.12; the tests run it against a server of ours that speaks them, not SGLang.
+Tested against SGLang 0.5.23; the tests that always run use a server of ours that speaks its requests and answers.
 """
 
 from __future__ import annotations
