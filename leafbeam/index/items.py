@@ -20,13 +20,15 @@ from leafbeam.jit import njit
 
 _SLICE = 1 << 20
 
+_TOO_LARGE = "item ids are beyond 64 bits: pass them as strings"
+
 ItemIds = Sequence[int | str] | NDArray[np.generic]  # ids of one kind
 
 
 def check_item_ids(item_ids: ItemIds, num_items: int, first_row: int = 0, *, may_be_new: bool = True) -> NDArray[np.generic]:
     """Return the ids as an int64 or UTF-8 array of the right length. first_row: the number of row 0.
 
-    Raises ItemIdError, also for control characters if items may be new: many clients could not name such an item.
+    Raises ItemIdError, also for empty ids and control characters if items may be new: many clients could not name such an item.
     """
     ids = as_id_array(item_ids)
     check_utf8(ids, first_row)
@@ -48,6 +50,7 @@ def as_id_array(item_ids: ItemIds) -> NDArray[np.generic]:
     if ids.dtype == object:
         types = {type(item_id) for item_id in ids.flat}
         if types <= {str, np.str_}:
+            _check_no_nul(ids.tolist())
             ids = ids.astype(np.str_) if ids.size else ids.astype(np.int64)
         elif not types <= {int, np.int64, np.int32}:
             raise ItemIdError(f"item ids hold {sorted(kind.__name__ for kind in types)}: expected all integers or all strings")
@@ -57,7 +60,7 @@ def as_id_array(item_ids: ItemIds) -> NDArray[np.generic]:
         return ids.astype(np.int64) if ids.dtype.kind not in "US" else ids.astype("S1")
     if ids.dtype.kind in "iu":
         if ids.dtype.kind == "u" and int(ids.max()) > np.iinfo(np.int64).max:
-            raise ItemIdError("item ids exceed 2^63 - 1: pass them as strings")
+            raise ItemIdError(_TOO_LARGE)
         return ids.astype(np.int64)
     if ids.dtype.kind == "S":
         return ids
@@ -68,6 +71,8 @@ def as_id_array(item_ids: ItemIds) -> NDArray[np.generic]:
             raise ItemIdError(
                 f"item ids have to be a flat sequence of integers or of strings that UTF-8 can encode: {error}"
             ) from error
+    if all(isinstance(item_id, int) for item_id in item_ids):  # numpy makes objects or floats of numbers beyond 64 bits
+        raise ItemIdError(_TOO_LARGE)
     raise ItemIdError(f"item ids have dtype {ids.dtype}: expected integers or strings")
 
 
@@ -78,6 +83,17 @@ def _check_types(item_ids: Sequence[object]) -> None:
         all(issubclass(kind, of_ids) and kind is not bool for kind in types) for of_ids in (str, bytes, (int, np.integer))
     ):
         raise ItemIdError(f"item ids hold {sorted(kind.__name__ for kind in types)}: expected all integers or all strings")
+    if types <= {str, np.str_, bytes, np.bytes_}:
+        _check_no_nul(item_ids)
+
+
+def _check_no_nul(item_ids: Sequence[Any]) -> None:
+    """Raise ItemIdError for a text that ends in NUL: numpy would drop the NUL, and so name another item."""
+    nul: Any = b"\0" if item_ids and isinstance(item_ids[0], bytes) else "\0"
+    if nul in nul[:0].join(item_ids):
+        for row, text in enumerate(item_ids):
+            if text.endswith(nul):
+                raise ItemIdError(f"item id {text!r:.90} of row {row:,} ends in NUL: expected text that can be printed")
 
 
 def ids_from_arrow(column: Any) -> NDArray[np.generic]:
@@ -123,14 +139,17 @@ def check_utf8(ids_n: NDArray[np.generic], first_row: int = 0) -> None:
 
 
 def check_printable(ids_n: NDArray[np.generic], first_row: int = 0) -> None:
-    """Raise ItemIdError for an id, in UTF-8, with a control character or NUL. Cost: a few passes over the bytes."""
+    """Raise ItemIdError for an id, in UTF-8, that is empty or has a control character. Cost: a few passes over the bytes."""
     for begin, ids, part in _slices(ids_n):
         wrong = (part - np.uint8(1) < 31) | (part == 0x7F)  # 0 wraps to 255: it fills up each id to the longest
         if part.shape[1] > 1:
             before, after = part[:, :-1], part[:, 1:]
             wrong[:, 1:] |= ((before == 0xC2) & (after & 0xE0 == 0x80)) | ((before == 0) & (after != 0))
+        wrong[:, 0] |= part[:, 0] == 0
         if wrong.any():
             row = int(wrong.any(axis=1).argmax())
+            if not ids[row]:
+                raise ItemIdError(f"the item id of row {first_row + begin + row:,} is empty: expected text that can be printed")
             raise ItemIdError(
                 f"item id {ids[row].decode()!r:.90} of row {first_row + begin + row:,} has a control character, such as a line "
                 "break: expected text that can be printed"

@@ -194,6 +194,13 @@ class ChatBody(TextOptions, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     messages: list[Message]
     max_completion_tokens: Annotated[Int64 | None, Meta(description="As `max_tokens`.")] = None
 
+    def check(self) -> None:
+        """Raise BodyError as `TextOptions.check` does, and for two limits of one text."""
+        super().check()
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            message = "max_completion_tokens: max_tokens is another limit of the same text, leave one out"
+            raise BodyError(message, param="max_completion_tokens")
+
 
 class ItemCompletionBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A request for items, as `/v1/recommend` answers it, for clients of OpenAI."""

@@ -101,7 +101,7 @@ def test_ids_of_bytes_that_are_not_utf8_are_refused_where_an_index_is_made(kind:
 
 def test_ids_of_bytes_that_are_utf8_are_the_same_ids_as_text(tmp_path: Path) -> None:
     """M5: what is accepted is read back from the file."""
-    texts = ["é", "日本", "a b", "\U0001f642", ""]
+    texts = ["é", "日本", "a b", "\U0001f642", "-"]
     trie = Trie.build([[n] for n in range(5)], codebook_sizes=[5], item_ids=np.array([text.encode() for text in texts]))
     trie.save(tmp_path / "x")
     assert Trie.load(tmp_path / "x").item_ids.tolist() == texts
@@ -124,6 +124,40 @@ def test_an_id_with_a_control_character_is_refused_on_the_way_in(control: str) -
         with pytest.raises(ItemIdError, match="has a control character"):
             live.insert([[0, 1]], [control])
         assert live.version().num_items == 1
+
+
+@pytest.mark.parametrize(
+    "ids", [["ok", ""], ("ok", ""), np.array(["ok", ""]), np.array([b"ok", b""]), np.array(["ok", ""], object)]
+)
+def test_an_empty_id_is_refused_on_the_way_in(ids: Any) -> None:
+    """A8. Public report: an item without a name is recommended, and no request can name it (as tables and HTTP refuse it)."""
+    with pytest.raises(ItemIdError, match="the item id of row 1 is empty"):
+        Trie.build([[0, 0], [0, 1]], [2, 2], item_ids=ids)
+    with TrieBuilder([2, 2]) as builder:
+        builder.add([[0, 0]], ["ok"])
+        with pytest.raises(ItemIdError, match="the item id of row 2 is empty"):
+            builder.add([[0, 1], [1, 1]], ids)
+    with LiveIndex.create(None, Trie.build([[0, 0]], [2, 2], item_ids=["ok"])) as live:
+        with pytest.raises(ItemIdError, match="is empty"):
+            live.insert([[0, 1]], ids[1:])
+        assert live.version().num_items == 1
+
+
+@pytest.mark.parametrize("ids", [["b", "a\0"], ("b", "a\0\0"), [b"b", b"a\0"], np.array(["b", "a\0"], object), ["b", "\0"]])
+def test_an_id_that_ends_in_nul_is_not_the_id_without_it(ids: Any) -> None:
+    """A8: numpy drops NUL at the end of a text, so that it would name another item."""
+    with pytest.raises(ItemIdError, match="of row 1 ends in NUL"):
+        Trie.build([[0, 0], [0, 1]], [2, 2], item_ids=ids)
+    index = Trie.build([[0, 0], [0, 1]], [2, 2], item_ids=["a", "b"])
+    with pytest.raises(ItemIdError, match="of row 1 ends in NUL"):
+        index.filter(item_ids=ids)
+
+
+def test_numbers_beyond_64_bits_are_refused_by_name() -> None:
+    """D2: as ids too."""
+    for ids in ([2**64, 1], [1, 2**63], [-(2**70), 5], np.array([2**63, 1], np.uint64)):
+        with pytest.raises(ItemIdError, match="pass them as strings"):
+            Trie.build([[0, 0], [0, 1]], [2, 2], item_ids=ids)
 
 
 @pytest.mark.parametrize("ids", [["é", "日本", "Â", "\u0100"], ["a b", " a", "a,b", 'a"b'], ["\u00a0", "\u2028", "ÿ", "~"]])

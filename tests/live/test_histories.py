@@ -18,7 +18,7 @@ def row_of(draw: st.DrawFn) -> tuple[int, ...]:
     return tuple(draw(st.integers(0, min(size, 4) - 1)) for size in SIZES)
 
 
-KEYS = {"int": list(range(12)), "text": ["", "é", *"abcdefgh", "längere", "z" * 20]}
+KEYS = {"int": list(range(12)), "text": ["-", "é", *"abcdefgh", "längere", "z" * 20]}
 
 
 @st.composite

@@ -10,15 +10,13 @@ from starlette.testclient import TestClient
 from tests.serve.running import live
 from tests.serve.test_catalog_routes import served
 
-JSON, LINES, ARROW = "application/json", "application/x-ndjson", "application/vnd.apache.arrow.stream"
+JSON, LINES = "application/json", "application/x-ndjson"
 ROUTES = [
     ("POST", "/v1/recommend", JSON, '{"num_items": 3}'),
     ("POST", "/v1/interactions", JSON, '{"interactions": []}'),
     ("POST", "/v1/completions", JSON, '{"model": "items", "prompt": "1000"}'),
-    ("POST", "/v2/models/items/infer", JSON, '{"inputs": []}'),
     ("PUT", "/v1/items", JSON, '{"item_id": 1, "codes": [1, 2]}'),
     ("PUT", "/v1/items", LINES, '{"item_id": 1, "codes": [1, 2]}'),
-    ("PUT", "/v1/items", ARROW, "no stream"),
     ("PATCH", "/v1/items", LINES, '{"item_id": 1000, "stock": 1}'),
     ("PUT", "/v1/rules/new", JSON, '{"where": "price < 1"}'),
 ]
@@ -66,22 +64,20 @@ def test_json_in_another_encoding_is_refused_with_the_place(shop: Any, encoding:
     """Public report: a body in another encoding is said to be malformed JSON, though it is JSON (D3 is the same of files)."""
     with served(shop) as client:
         for method, path, kind, _ in ROUTES:
-            if kind != ARROW:
-                body = '{"é": 1}'.encode(encoding)
-                answer = client.request(method, path, content=body, headers={"content-type": f"{kind}; charset={encoding}"})
-                assert (answer.status_code, says in answer.text) == (400, True), (path, answer.text)
+            body = '{"é": 1}'.encode(encoding)
+            answer = client.request(method, path, content=body, headers={"content-type": f"{kind}; charset={encoding}"})
+            assert (answer.status_code, says in answer.text) == (400, True), (path, answer.text)
 
 
 def test_a_byte_order_mark_of_utf8_is_left_out_as_in_files(shop: Any) -> None:
     """Public report: PowerShell writes a byte order mark before JSON, which servers call an unexpected character."""
     with served(shop) as client:
         for method, path, kind, body in ROUTES:
-            if kind != ARROW:
-                plain, marked = (
-                    client.request(method, path, content=body.encode(encoding), headers={"content-type": kind})
-                    for encoding in ("utf-8", "utf-8-sig")
-                )
-                assert plain.status_code == marked.status_code, (path, marked.text)
+            plain, marked = (
+                client.request(method, path, content=body.encode(encoding), headers={"content-type": kind})
+                for encoding in ("utf-8", "utf-8-sig")
+            )
+            assert plain.status_code == marked.status_code, (path, marked.text)
 
 
 def test_http_workers_refuse_the_same(shop: Any) -> None:
