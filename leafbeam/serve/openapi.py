@@ -47,6 +47,7 @@ _FAILURES = {
     "400": "The body is not JSON, or the request not HTTP/1.1",
     "408": "The headers or the body did not arrive in time",
     "413": "The body is too long",
+    "415": "The body is compressed",
     "422": "The request cannot be answered: a wrong type, a value out of bounds, an unknown rule, a deadline in the past",
     "429": "The queue is full, or the deadline cannot be met: try again after `Retry-After` seconds",
     "431": "The headers are too long",
@@ -56,7 +57,7 @@ _FAILURES = {
 _CHANGE_FAILURES = _FAILURES | {
     "404": "There is no such item, rule or snapshot",
     "409": "The catalog is read-only here, the key belongs to another request, or the name is taken",
-    "415": "The body is of another type than items can be sent in",
+    "415": "The body is compressed, or of another type than items can be sent in",
     "422": "Lines are wrong, and `lines` says which and why; or the rule cannot be evaluated. Nothing was changed",
     "429": "Too many changes wait",
     "503": "The table of items or the disk cannot be written now",
