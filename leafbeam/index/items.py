@@ -50,7 +50,7 @@ def as_id_array(item_ids: ItemIds) -> NDArray[np.generic]:
     if ids.dtype == object:
         types = {type(item_id) for item_id in ids.flat}
         if types <= {str, np.str_}:
-            _check_no_nul(ids.tolist())
+            _check_no_nul(ids.ravel().tolist())
             ids = ids.astype(np.str_) if ids.size else ids.astype(np.int64)
         elif not types <= {int, np.int64, np.int32}:
             raise ItemIdError(f"item ids hold {sorted(kind.__name__ for kind in types)}: expected all integers or all strings")
@@ -71,7 +71,9 @@ def as_id_array(item_ids: ItemIds) -> NDArray[np.generic]:
             raise ItemIdError(
                 f"item ids have to be a flat sequence of integers or of strings that UTF-8 can encode: {error}"
             ) from error
-    if all(isinstance(item_id, int) for item_id in item_ids):  # numpy makes objects or floats of numbers beyond 64 bits
+    if ids.dtype.kind in "fO" and all(
+        isinstance(item_id, int) for item_id in item_ids
+    ):  # numpy makes objects or floats of numbers beyond 64 bits
         raise ItemIdError(_TOO_LARGE)
     raise ItemIdError(f"item ids have dtype {ids.dtype}: expected integers or strings")
 

@@ -158,6 +158,11 @@ def test_numbers_beyond_64_bits_are_refused_by_name() -> None:
     for ids in ([2**64, 1], [1, 2**63], [-(2**70), 5], np.array([2**63, 1], np.uint64)):
         with pytest.raises(ItemIdError, match="pass them as strings"):
             Trie.build([[0, 0], [0, 1]], [2, 2], item_ids=ids)
+    for other in ([True, False], [1.0, 2.0]):
+        with pytest.raises(ItemIdError, match="expected integers or strings"):
+            Trie.build([[0, 0], [0, 1]], [2, 2], item_ids=other)  # type: ignore[arg-type]
+    with pytest.raises(ItemIdError, match="expected a flat sequence"):
+        Trie.build([[0, 0]], [2, 2], item_ids=np.array([["a", "b"]], object))
 
 
 @pytest.mark.parametrize("ids", [["é", "日本", "Â", "\u0100"], ["a b", " a", "a,b", 'a"b'], ["\u00a0", "\u2028", "ÿ", "~"]])
