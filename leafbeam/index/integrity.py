@@ -59,7 +59,6 @@ def find_problem(
     num_leaves: int,
     end_code: int | None,
     version: str,
-    num_threads: int | None = None,
 ) -> str:
     """What is wrong with the arrays, "" where nothing is. Lengths and dtypes have been checked (`Trie.load`).
 
@@ -81,7 +80,7 @@ def find_problem(
     for number, level in enumerate(levels):
         checks.append(partial(_level_problem, number, level, above.words_W, all_leaves.words_W))
         above = level.boundary or all_leaves
-    with ThreadPoolExecutor(threads_for(num_leaves, num_threads)) as pool:
+    with ThreadPoolExecutor(threads_for(num_leaves)) as pool:
         problems = list(pool.map(lambda check: check(), checks))
     return next(filter(None, problems), "") or (_end_problem(levels, num_leaves, end_code) if end_code is not None else "")
 

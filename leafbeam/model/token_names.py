@@ -22,6 +22,7 @@ from leafbeam.model.weights import read_hf
 HISTORY = "{history}"
 _FILES = ("tokenizer.json", "added_tokens.json", "tokenizer_config.json")
 _DIGITS = r"(\d{1,9})"
+_MAX_FAMILIES = 12  # in a message
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -68,13 +69,13 @@ def read_codebooks(directory: Path, names: Sequence[str]) -> tuple[Codebook, ...
     return tuple(_codebook(directory, read_token_ids(directory), name) for name in names)
 
 
-def families(tokens: Mapping[str, int], most: int = 12) -> list[str]:
+def families(tokens: Mapping[str, int]) -> list[str]:
     """Names that at least two tokens have, largest families first: what a user may have meant."""
     counts: dict[str, int] = {}
     for text in tokens:
         if match := re.fullmatch(r"(<.*?)(\d{1,9})(\D*>)", text):
             counts[f"{match[1]}*{match[3]}"] = counts.get(f"{match[1]}*{match[3]}", 0) + 1
-    return [name for name, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])) if count > 1][:most]
+    return [name for name, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])) if count > 1][:_MAX_FAMILIES]
 
 
 def check_name(name: str) -> None:

@@ -12,6 +12,8 @@ from scipy.optimize import linear_sum_assignment
 from leafbeam.errors import ArgumentError, CodesError, counted
 from leafbeam.semid.config import check_choice
 
+_ROUNDS, _SHARPNESS = 50, 20.0  # of the transport plan
+
 Assignment = Literal["free", "hungarian", "sinkhorn"]
 
 
@@ -118,11 +120,11 @@ def _greedy(cost_MV: NDArray[np.floating]) -> NDArray[np.int64]:
     return code_M
 
 
-def _sinkhorn(distance_MV: NDArray[np.float32], live: int, *, rounds: int = 50, sharpness: float = 20.0) -> NDArray[np.float64]:
+def _sinkhorn(distance_MV: NDArray[np.float32], live: int) -> NDArray[np.float64]:
     """The entropic transport plan of rows to columns with equal column loads; `live`: columns with a centroid."""
     scale = float(np.median(distance_MV[:, :live])) or 1.0
-    plan_MV = np.exp(-sharpness * (distance_MV - distance_MV.min(axis=1, keepdims=True)).astype(np.float64) / scale)
-    for _ in range(rounds):
+    plan_MV = np.exp(-_SHARPNESS * (distance_MV - distance_MV.min(axis=1, keepdims=True)).astype(np.float64) / scale)
+    for _ in range(_ROUNDS):
         plan_MV /= np.maximum(plan_MV.sum(axis=0, keepdims=True), 1e-300)
         plan_MV /= np.maximum(plan_MV.sum(axis=1, keepdims=True), 1e-300)
     return plan_MV

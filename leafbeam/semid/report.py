@@ -14,6 +14,7 @@ from leafbeam.semid.table import SidTable
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_NEIGHBOURS, _SAMPLE = 10, 1000  # of `neighbour_overlap`
 _COLOURS = ("#1f7a4a", "#d9822b", "#3b82b8", "#7b5ea7", "#b03a48", "#8a8f8c")
 
 
@@ -116,15 +117,13 @@ def _levels(report: SidReport) -> list[tuple[object, ...]]:
     ]
 
 
-def neighbour_overlap(
-    vectors_ND: NDArray[np.float32], decoded_ND: NDArray[np.float32], *, neighbours: int = 10, sample: int = 1000
-) -> float:
+def neighbour_overlap(vectors_ND: NDArray[np.float32], decoded_ND: NDArray[np.float32]) -> float:
     """The share of each item's nearest vectors (Euclidean) that are also nearest in `decoded_ND`, over a fixed sample."""
     count = len(vectors_ND)
-    neighbours = min(neighbours, count - 1)
+    neighbours = min(_NEIGHBOURS, count - 1)
     if neighbours < 1:
         return 1.0
-    sampled = np.sort(np.random.default_rng(0).choice(count, min(sample, count), replace=False))
+    sampled = np.sort(np.random.default_rng(0).choice(count, min(_SAMPLE, count), replace=False))
     common = 0
     for start in range(0, len(sampled), 100):
         rows_n = sampled[start : start + 100]

@@ -29,6 +29,8 @@ from leafbeam.train.report import EvaluationReport, UnconstrainedReport, Verdict
 from leafbeam.train.split import Split
 
 _BATCH_USERS = 128
+_NUM_BEAMS = 20  # while training
+_FUSION_USERS = 4000
 
 Part = Literal["valid", "test"]
 T = TypeVar("T")
@@ -168,17 +170,15 @@ class Validation:
         max_items: int,
         sample: int,
         baselines: Mapping[str, ScoreFn] | None = None,
-        num_beams: int = 20,
-        seed: int = 0,
         seconds: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._trie, self._log, self._max_items, self._num_beams = trie, log, max_items, num_beams
+        self._trie, self._log, self._max_items = trie, log, max_items
         scorers = {"popularity": popularity(split.train, log.num_items), **(baselines or {})}
 
         @cache
         def rank(count: int) -> tuple[EvaluationSet, dict[str, Ranking]]:
-            drawn = EvaluationSet.from_split(split, "valid", sample=count, seed=seed)
+            drawn = EvaluationSet.from_split(split, "valid", sample=count)
             of_users = partial(rank_targets, histories=drawn.histories, targets_U=drawn.targets_U, num_items=log.num_items)
             return drawn, {name: Ranking.from_ranks(of_users(scores)) for name, scores in scorers.items()}
 
@@ -203,7 +203,7 @@ class Validation:
         return (clock() - began) * len(batches)
 
     def _evaluator(self, model: AnyModel) -> "_Evaluator":
-        search = BeamSearch(self._trie, num_beams=self._num_beams)
+        search = BeamSearch(self._trie, num_beams=_NUM_BEAMS)
         return _Evaluator(model, self._trie, self._log, self._eval_set, search, self._max_items, (self.seen,))
 
     def __call__(self, model: AnyModel) -> float:
@@ -220,10 +220,6 @@ def fit_fusion(
     split: Split,
     memory: ItemMemory,
     *,
-    num_beams: int = 20,
-    sample: int = 4000,
-    seed: int = 1,
-    threads: int = 1,
     seconds: float | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Fusions:
@@ -235,14 +231,14 @@ def fit_fusion(
     began = clock()
     if len(split.valid_users()) == 0:
         return Fusions()
-    eval_set = EvaluationSet.from_split(split, "valid", sample=sample, seed=seed)
+    eval_set = EvaluationSet.from_split(split, "valid", sample=_FUSION_USERS, seed=1)
     examples = FusionExamples(memory, eval_set.histories, eval_set.targets_U)
     max_items = _longest_history(model)
-    search = BeamSearch(trie, num_beams=num_beams)
+    search = BeamSearch(trie, num_beams=_NUM_BEAMS)
     evaluator = _Evaluator(model, trie, log, eval_set, search, max_items, on_beams=examples.observe)
-    with torch_threads(threads):
+    with torch_threads(1):
         batches = list(eval_set.batches(max_items, _BATCH_USERS))
-        order = np.arange(len(batches)) if seconds is None else np.random.default_rng(seed).permutation(len(batches))
+        order = np.arange(len(batches)) if seconds is None else np.random.default_rng(1).permutation(len(batches))
         for number, batch in enumerate(order.tolist()):
             if number and seconds is not None and clock() - began >= seconds:
                 break

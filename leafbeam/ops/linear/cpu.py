@@ -87,7 +87,7 @@ def rows_faster(
 
 
 def linear(rows_ND: Tensor, weight_VD: Tensor, out_NV: Tensor, *, add: bool = False, threads: int = 1) -> None:
-    """Write rows @ weight.T, or add it to what is there; equals `leafbeam.ops.linear.reference.linear` up to rounding.
+    """Write rows @ weight.T, or add it to what is there; equals the product in float64 up to rounding.
 
     rows_ND, out_NV: float32, contiguous rows. weight_VD: bfloat16 or float32, contiguous, on the CPU. threads: that share the
     outputs of a large matrix. Cost: one pass over the weights for up to 4 rows.

@@ -42,7 +42,7 @@ def unpack(weight_VD: Tensor) -> Tensor:
 
 
 def linear(rows_ND: Tensor, packed_VD: Tensor) -> Tensor:
-    """rows @ weight.T, newly allocated; equals `leafbeam.ops.linear.reference.linear` up to rounding.
+    """rows @ weight.T, newly allocated; equals the product in float64 up to rounding.
 
     rows_ND: of the matrix's dtype, which the product is rounded to. packed_VD: from `pack`.
     """
