@@ -17,11 +17,14 @@ from operator import add
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
+import pyarrow as pa
+
 from leafbeam.errors import DataError, short_repr
 from leafbeam.tables import csv_rows, json_rows
 from leafbeam.tables.cells import parse_cell
 from leafbeam.tables.csv_rows import CsvFormat, read_cells, read_csv
 from leafbeam.tables.foreign import ATOMIC_SUFFIXES, is_dataset, read_atomic, read_dataset
+from leafbeam.tables.ids import check_ids
 from leafbeam.tables.json_rows import lines_of, read_json_table, read_lines, read_objects
 from leafbeam.tables.opener import check_content, ending_of
 from leafbeam.tables.parquet import read_batches, read_parquet, schema_of
@@ -29,7 +32,7 @@ from leafbeam.tables.table import SourceTable, check_names, listed
 
 _PARQUET = ".parquet"
 SUFFIXES = (_PARQUET, *csv_rows.SUFFIXES, *json_rows.SUFFIXES)
-_TEXT = ("string", "large_string")
+_TEXT, _NUMBERS = ("string", "large_string"), ("int", "uint", "float", "double")
 
 
 def read_table(
@@ -146,7 +149,7 @@ def read_rows(
         return
     ending = _ending(path, SUFFIXES)
     if ending == _PARQUET:
-        yield from _parquet_rows(path, size, types)
+        yield from _parquet_rows(path, size, types, ids)
     elif ending in csv_rows.SUFFIXES:
         for cells, line_of in read_cells(path, _form(ending, form), size):
             stripped = [{name: cell.strip() if name in ids else cell for name, cell in row.items()} for row in cells]
@@ -176,14 +179,21 @@ def _batches(contents: Iterable[tuple[int, Any]], source: str, size: int, types:
         yield Rows([_plain(row, types) for _, row in batch], [number for number, _ in batch].__getitem__)
 
 
-def _parquet_rows(path: Path, size: int, types: Mapping[str, str]) -> Generator[Rows]:
+def _parquet_rows(path: Path, size: int, types: Mapping[str, str], ids: Sequence[str]) -> Generator[Rows]:
     from leafbeam.tables.as_json import rows_of  # needs msgspec, which reading tables does not
 
-    check_names(schema_of(path).names, str(path))
+    schema = schema_of(path)
+    check_names(schema.names, str(path))
+    decimals = [field.name for field in schema if pa.types.is_decimal(field.type)]
+    numbers = [name for name in decimals if name not in ids and types.get(name, "").startswith(_NUMBERS)]
     begin = 1
     for batch in read_batches(path, size):
+        for name in set(ids).intersection(decimals):
+            batch = batch.set_column(schema.get_field_index(name), name, check_ids(batch, name, str(path), begin - 1))
         try:
             rows = [_plain(row, types) for row in rows_of(batch)]
+            for name in numbers:  # text in JSON, so that they are exact; read as a cell of CSV is
+                rows = [{**row, name: parse_cell(row[name], types[name])} if name in row else row for row in rows]
         except (ValueError, OverflowError) as error:
             raise DataError(f"{path}, rows {begin:,} to {begin + len(batch) - 1:,} cannot be sent as JSON: {error}") from error
         yield Rows(rows, partial(add, begin))

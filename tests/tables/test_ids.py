@@ -207,3 +207,25 @@ def test_long_ids_keep_their_last_digits(tmp_path: Path, form: str, text: str) -
     assert table["item_id"].to_pylist() == [text]
     (batch,) = read_rows(path, 9, types={"item_id": "string", "twin": "string"}, ids=("item_id",))
     assert batch.rows == [{"item_id": text, "twin": text}]
+
+
+@pytest.mark.parametrize("scale", [0, 2])
+@pytest.mark.parametrize("kind", ["int64", "string"])
+def test_decimal_ids_and_numbers_are_imported_as_their_columns_are(tmp_path: Path, scale: int, kind: str) -> None:
+    """D2: `items import` of what Spark and DuckDB write gives the ids that `fit-sids` and the catalog have."""
+    table = pa.table(
+        {
+            "item_id": pa.array([Decimal(3), Decimal(99)], pa.decimal128(20, scale)),
+            "price": pa.array([Decimal("1.50"), None], pa.decimal128(10, 2)),
+            "stock": pa.array([Decimal(7), Decimal(2**60)], pa.decimal128(20, 0)),
+            "exact": pa.array([Decimal("1.50"), Decimal("0.10")], pa.decimal128(10, 2)),
+        }
+    )
+    pq.write_table(table, tmp_path / "items.parquet")
+    types = {"item_id": kind, "price": "double", "stock": "int64", "exact": "decimal128(10, 2)"}
+    (batch,) = read_rows(tmp_path / "items.parquet", 9, types=types, ids=("item_id",))
+    ids = [3, 99] if kind == "int64" else ["3", "99"]
+    assert batch.rows == [
+        {"item_id": ids[0], "price": 1.5, "stock": 7, "exact": "1.50"},
+        {"item_id": ids[1], "stock": 2**60, "exact": "0.10"},
+    ]
