@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from leafbeam.errors import DataError, counted
 from leafbeam.index.items import ItemIds, as_id_array, decode_ids
 from leafbeam.live import Transaction
-from leafbeam.live.transaction import Codes
+from leafbeam.live.transaction import Codes, WriteSet
 
 # One row for each item of the call, in its order; missing columns are NULL in new rows and unchanged in existing ones.
 Attributes = pa.Table | Sequence[Mapping[str, Any]]
@@ -59,6 +59,10 @@ class CatalogTransaction:
         """Evaluate the rules for items whose attributes changed otherwise. Raises ItemIdError."""
         self._transaction.check_live(item_ids)
         self._record(as_id_array(item_ids), None)
+
+    def write_set(self) -> WriteSet:
+        """What all calls so far change in the index."""
+        return self._transaction.write_set()
 
     def removed_ids(self) -> NDArray[np.generic]:
         """Ids of the items whose rows are to be removed."""

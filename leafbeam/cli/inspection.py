@@ -93,17 +93,20 @@ def _show_codes(console: Console, path: Path, summary: str, largest: dict[str, i
 def _show_live_index(console: Console, path: Path) -> None:
     """A live index: its current counts, which a writer may be changing, and its base."""
     from leafbeam.live import LiveIndex
+    from leafbeam.live.journal import journal_path
+    from leafbeam.live.manifest import Manifest
 
     with LiveIndex.open(path, read_only=True) as index:
         status = index.status
-    manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+    manifest = Manifest.decode((path / "manifest.json").read_bytes(), path / "manifest.json")
+    log = journal_path(path) if manifest.journal else path / manifest.log
     console.print(f"{path}  ·  a live index of {counted(status.num_items, 'item')}", soft_wrap=True)
     table = Table("figure", show_header=False)
     table.add_column(justify="right")
     for name, value in (
         ("changes ever", status.number),
         ("changes in the log", status.num_replayed),
-        ("bytes of the log", (path / manifest["log"]).stat().st_size),
+        ("bytes of the log", log.stat().st_size),
         ("items of the base", status.num_base),
         ("of them deleted", status.num_deleted),
         ("rows of the delta", status.num_delta),
@@ -112,7 +115,7 @@ def _show_live_index(console: Console, path: Path) -> None:
     console.print(table)
     if status.truncated_bytes:
         console.print(f"an unfinished change of {counted(status.truncated_bytes, 'byte')} is at the log's end")
-    show_trie(console, path / manifest["base"])
+    show_trie(console, path / manifest.base)
 
 
 def _show_model(console: Console, path: Path) -> None:

@@ -3,7 +3,7 @@
 live/
     lock               held by the one writer; contains its process id
     origin.json        the version of the index that the changes began with
-    index/             the live index, from the first change on
+    index/             the live index, from the first change on; it logs its commits with the requests
     requests-{n}.log   changes and answers (RequestLog)
     rules.json         rules made over HTTP
     snapshots/NAME/    index.leafbeam, items.parquet, snapshot.json
@@ -46,8 +46,10 @@ class LiveDirectory:
             if not self.rules_file.exists():
                 write_json(self.rules_file, {"rules": {}})
             if (path / INDEX / "manifest.json").exists():
-                self.index = opened.enter_context(LiveIndex.open(path / INDEX, sync=sync, compaction=compaction))
                 self.requests = opened.enter_context(RequestLog.open(path, sync=sync))
+                self.index = opened.enter_context(
+                    LiveIndex.open(path / INDEX, sync=sync, compaction=compaction, journal=self.requests)
+                )
             else:
                 self.index = LiveIndex.create(None, Trie.load(trie, verify=verify), compaction=compaction)
                 opened.callback(self.index.close)
@@ -81,9 +83,11 @@ class LiveDirectory:
                 write_json(self.path / "origin.json", content, durable=True)
             except OSError as error:
                 raise LogError(f"cannot write to {self.path}: {error.strerror}") from error
-            if self.index.path is None:
-                self.index.persist(self.path / INDEX, sync=self._sync)
-            self.requests = self._opened.enter_context(RequestLog.open(self.path, sync=self._sync))
+            with ExitStack() as opened:
+                requests = opened.enter_context(RequestLog.open(self.path, sync=self._sync))
+                self.index.persist(self.path / INDEX, sync=self._sync, journal=requests)
+                self._opened.callback(opened.pop_all().close)
+            self.requests = requests
         return self.requests
 
     def save_rules(self, rules: Mapping[str, dict[str, Any]]) -> None:

@@ -3,7 +3,8 @@
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from leafbeam.catalog import Catalog
 from leafbeam.index.items import decode_ids
@@ -13,10 +14,13 @@ from leafbeam.semid.texts import texts
 
 
 class MemoryTexts:
-    """Keeps an item memory's texts those of the catalog. columns: of text, as it was fitted; none: it learns nothing."""
+    """Keeps an item memory's texts those of the catalog. columns: of text, as it was fitted; none: it learns nothing.
+
+    Texts are not logged again: the table has them.
+    """
 
     def __init__(self, memory: ItemMemory | LiveMemory | None, columns: tuple[str, ...]) -> None:
-        self._target, self._columns = memory, columns
+        self._columns = columns
         self.memory = memory.memory if isinstance(memory, LiveMemory) else memory
 
     def add_missing(self, catalog: Catalog) -> None:
@@ -26,6 +30,22 @@ class MemoryTexts:
         version = catalog.index.version()
         ids = version.filter_of([None] * len(version.segments)).item_ids()
         self._look_up(catalog, decode_ids(ids[self.memory.rows_of(ids) < 0]).tolist() if len(ids) else [])
+
+    def ids_of(self, record: Mapping[str, Any]) -> list[int | str]:
+        """Return the items whose texts a change of the log has written."""
+        if record["operation"] == "put":
+            return list(record["item_ids"])
+        if record["operation"] != "patch":
+            return []
+        rows = zip(record["item_ids"], record["attributes"], strict=True)
+        return [item_id for item_id, row in rows if not row.keys().isdisjoint(self._columns)]
+
+    def look_up_again(self, catalog: Catalog, item_ids: Sequence[int | str]) -> None:
+        """Read the texts of items that the memory knows anew, because they may have changed since its file was written."""
+        if self.memory is None or not item_ids:
+            return
+        is_known_n = (self.memory.rows_of(item_ids) >= 0) & catalog.index.version().knows(item_ids)
+        self._look_up(catalog, [item_id for item_id, is_known in zip(item_ids, is_known_n.tolist(), strict=True) if is_known])
 
     def of_put(self, change: Change) -> dict[int | str, str]:
         """The texts of the items that a change puts; none for other changes. Raises DataError without a column of text."""
@@ -37,22 +57,24 @@ class MemoryTexts:
             found |= zip(ids, texts(group.table, self._columns), strict=True)
         return found
 
-    def observe_patch(self, change: Change, catalog: Catalog) -> None:
-        """Insert the texts of the items whose text a patch has changed."""
-        if change.operation == "patch":
-            rows = zip(change.item_ids, change.attributes, strict=True)
-            self._look_up(catalog, [item_id for item_id, row in rows if not row.keys().isdisjoint(self._columns)])
+    def observe_patch(self, change: Change, catalog: Catalog) -> list[int | str]:
+        """Insert the texts of the items whose text a patch has changed, and return these items."""
+        return self._look_up(catalog, self.ids_of(change.record())) if change.operation == "patch" else []
 
-    def insert(self, text_of: Mapping[int | str, str]) -> None:
-        """Insert items with their texts, or replace these. Raises LogError."""
-        if text_of and self._target is not None:
-            self._target.insert(list(text_of), texts=list(text_of.values()))
+    def insert(self, text_of: Mapping[int | str, str]) -> list[int | str]:
+        """Insert items with their texts, or replace these; return the items whose text was replaced."""
+        if not text_of or self.memory is None:
+            return []
+        known = self.memory.known(list(text_of))
+        self.memory.insert(list(text_of), texts=list(text_of.values()))
+        return known
 
     @property
     def _learns(self) -> bool:
         return self.memory is not None and self.memory.encoder is not None and bool(self._columns)
 
-    def _look_up(self, catalog: Catalog, item_ids: list[int | str]) -> None:
-        if item_ids and self._learns:
-            found = texts(catalog.lookup(item_ids, self._columns), self._columns)
-            self.insert(dict(zip(item_ids, found, strict=True)))
+    def _look_up(self, catalog: Catalog, item_ids: list[int | str]) -> list[int | str]:
+        if not item_ids or not self._learns:
+            return []
+        found = texts(catalog.lookup(item_ids, self._columns), self._columns)
+        return self.insert(dict(zip(item_ids, found, strict=True)))

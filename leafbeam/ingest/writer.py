@@ -1,5 +1,6 @@
 """CatalogWriter: changes of a served catalog, each checked, durable, and made once however often it is sent."""
 
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Generator
@@ -17,6 +18,7 @@ from leafbeam.ingest.request_log import RequestLog
 from leafbeam.ingest.snapshots import SnapshotInfo, Snapshots
 from leafbeam.ingest.texts import MemoryTexts
 from leafbeam.live import RequestKey
+from leafbeam.live.transaction import WriteSet
 from leafbeam.retrieve import ItemMemory, LiveMemory
 
 if TYPE_CHECKING:
@@ -52,6 +54,9 @@ class CatalogWriter:
         self._lock = threading.Lock()
         if live.requests is not None:
             self._make_pending(live.requests)
+            replayed = map(self._texts.ids_of, live.requests.take_replayed())
+            live.requests.texts.update(dict.fromkeys(itertools.chain.from_iterable(replayed)))
+            self._texts.look_up_again(catalog, list(live.requests.texts))
         self._texts.add_missing(catalog)
 
     def put(self, lines: Lines, request: RequestKey | None = None) -> ChangeCounts:
@@ -156,20 +161,26 @@ class CatalogWriter:
             schema = self.catalog.schema(before_change=True)
             change = self._planner.plan(operation, lines, version, schema, missing_ok=missing_ok)
             counts = change.counts(version, lines.num_lines)
-            self._make(change, lambda: requests.append(request, asdict(counts), change.record()))
+
+            def decide(write_set: WriteSet) -> None:
+                commit = (self.catalog.index.version().number + 1, write_set) if len(write_set) else None
+                requests.append(request, asdict(counts), change.record(), commit)
+
+            self._make(change, requests, decide)
             requests.applied()
             return counts
 
-    def _make(self, change: Change, decide: Callable[[], None] = lambda: None) -> None:
+    def _make(self, change: Change, requests: RequestLog, decide: Callable[[WriteSet], None] = lambda _: None) -> None:
         put_texts = self._texts.of_put(change)
 
         def before_commit() -> None:
-            decide()
-            self._texts.insert(put_texts)  # or the first request that meets the new items would estimate their texts
+            decide(transaction.write_set())
+            # Before the commit, or the first request that meets the new items would estimate their texts.
+            requests.texts.update(dict.fromkeys(self._texts.insert(put_texts)))
 
         with self.catalog.transaction(before_commit) as transaction:
             change.make(transaction, self.catalog.index.version())
-        self._texts.observe_patch(change, self.catalog)
+        requests.texts.update(dict.fromkeys(self._texts.observe_patch(change, self.catalog)))
 
     @contextmanager
     def _writing(self) -> Generator[RequestLog]:
@@ -200,7 +211,7 @@ class CatalogWriter:
                 self.catalog.restore(*self._snapshots.load(str(pending.get("snapshot"))))
                 self._texts.add_missing(self.catalog)
             else:
-                self._make(Change.of_record(pending, self.catalog.schema()))
+                self._make(Change.of_record(pending, self.catalog.schema()), requests)
             requests.applied()
         except (LeafbeamError, OSError) as error:
             if not _is_lasting(error):

@@ -3,31 +3,53 @@
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from leafbeam.errors import ArgumentError, LogError
 from leafbeam.index import Trie
+from leafbeam.live.journal import Commit, Journal, read_commits, write_sets_after
 from leafbeam.live.manifest import Directory, NextBase
 from leafbeam.live.snapshot import Snapshot
 from leafbeam.live.transaction import WriteSet
 from leafbeam.live.write_ahead_log import LogContents
+
+_ATTEMPTS = 5  # to read a directory that another process writes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replayed:
+    """What opening a directory found: commits in its logs, and bytes of an incomplete record."""
+
+    num_commits: int = 0
+    truncated_bytes: int = 0
 
 
 class CommitStore:
     """A sequence of snapshots; with a directory, each is on disk before it becomes the current one.
 
     A reader takes `snapshot`; a writer holds `write_lock`. before_switch: called with a compaction's new base, by its thread.
+    journal: has the commits in place of the directory's own log. replayed: what `open` read.
     """
 
-    def __init__(self, snapshot: Snapshot, directory: Directory | None = None, *, read_only: bool = False) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        directory: Directory | None = None,
+        *,
+        read_only: bool = False,
+        journal: Journal | None = None,
+        replayed: Replayed | None = None,
+    ) -> None:
         self.snapshot = snapshot
         self.write_lock = threading.Lock()
         self.before_switch: Callable[[Trie], None] | None = None
-        self._directory = directory
+        self.replayed = replayed or Replayed()
+        self._directory, self._journal = directory, journal
         self._closed = "the index was opened with read_only=True: open it for writing to change it" if read_only else None
         self._failure: str | None = None
         self._process = os.getpid()
@@ -35,17 +57,19 @@ class CommitStore:
         self._versions = [weakref.ref(snapshot.version)]
 
     @classmethod
-    def open(cls, path: Path, *, sync: bool, read_only: bool) -> "tuple[CommitStore, LogContents]":
-        """The store of a directory, and the log that it replayed. Raises LogError, LockedError."""
-        directory, trie, contents = Directory.open(path, read_only=read_only)
+    def open(cls, path: Path, *, sync: bool, read_only: bool, journal: Journal | None = None) -> "CommitStore":
+        """The store of a directory, with the commits of its log and of its journal. Raises LogError, LockedError."""
+        directory, trie, contents, later = _read(path, read_only=read_only, journal=journal)
         try:
-            snapshot = _replay(Snapshot.from_trie(trie, contents.base_number), contents)
+            write_sets = [*_write_sets_of(contents, trie.codebook_sizes), *later]
+            snapshot = _replay(Snapshot.from_trie(trie, contents.base_number), contents, write_sets)
             if not read_only:
-                directory.resume(contents, sync=sync)
+                directory.resume(contents, sync=sync, has_journal=journal is not None)
         except BaseException:
             directory.close(discard=True)
             raise
-        return cls(snapshot, None if read_only else directory, read_only=read_only), contents
+        replayed = Replayed(num_commits=len(write_sets), truncated_bytes=contents.truncated_bytes)
+        return cls(snapshot, None if read_only else directory, read_only=read_only, journal=journal, replayed=replayed)
 
     @property
     def path(self) -> Path | None:
@@ -55,6 +79,8 @@ class CommitStore:
     @property
     def log_bytes(self) -> int:
         """The length of the log; 0 in memory."""
+        if self._journal is not None:
+            return self._journal.log_bytes
         return 0 if self._directory is None else self._directory.log.end
 
     @property
@@ -62,13 +88,14 @@ class CommitStore:
         """The number of versions that are referenced, the current one included."""
         return sum(version() is not None for version in self._versions)
 
-    def persist(self, path: Path, *, sync: bool) -> None:
+    def persist(self, path: Path, *, sync: bool, journal: Journal | None = None) -> None:
         """Make an index in memory durable, before its first commit. Raises ArgumentError after one, LogError, LockedError."""
         with self.write_lock:
             self.check()
             if self._directory is not None or self.snapshot.number:
                 raise ArgumentError("only an index in memory that has not changed can be made durable: use LiveIndex.create")
-            self._directory = Directory.create(path, self.snapshot.base.trie, sync=sync)
+            self._directory = Directory.create(path, self.snapshot.base.trie, sync=sync, has_journal=journal is not None)
+            self._journal = journal
 
     def check(self) -> None:
         """Raise if no commit is possible: ArgumentError (read-only, closed, forked), LogError (after a failure)."""
@@ -82,8 +109,9 @@ class CommitStore:
             log = self._directory.log
             if log.failure is not None:
                 raise LogError(log.failure)
-            if log.number != self.snapshot.number:  # an exception (KeyboardInterrupt) came between the two
-                raise LogError(f"change {log.number:,} is on disk but not in memory: open the directory again")
+            number = log.number if self._journal is None else max((at for at, _ in self._journal.commits[-1:]), default=0)
+            if number > self.snapshot.number:  # an exception (KeyboardInterrupt) came between the two
+                raise LogError(f"change {number:,} is on disk but not in memory: open the directory again")
 
     def commit(self, write_set: WriteSet) -> int:
         """Log a write set and publish the next snapshot, under `write_lock`. Raises LogError; then nothing was changed."""
@@ -91,7 +119,10 @@ class CommitStore:
         snapshot = self.snapshot.apply([write_set], number)
         if self._directory is not None:
             self._directory.check_lock()
-            self._directory.log.append(write_set.encode())
+            if self._journal is None:
+                self._directory.log.append(write_set.encode())
+            else:
+                self._journal.commit(number, write_set)
         if self._recent_commits is not None:
             while self._recent_commits and self._recent_commits[-1][0] >= number:  # of an interrupted commit
                 self._recent_commits.pop()
@@ -128,11 +159,13 @@ class CommitStore:
                 snapshot = self._catch_up(snapshot, next_base, self.snapshot.number)
                 if directory is not None and next_base is not None:
                     directory.check_lock()
-                    directory.stage_manifest(next_base)
+                    directory.stage_manifest(next_base.manifest)
                     self._failure = f"a switch to a new base in {directory.path} was interrupted: open the directory again"
                     directory.switch(next_base)
                 self._publish(snapshot)
                 self._failure = None
+                if self._journal is not None:
+                    self._journal.forget_commits(snapshot.base_number)
         except BaseException:
             if next_base is not None:
                 next_base.log.close(discard=True)
@@ -162,22 +195,52 @@ class CommitStore:
         """The snapshot with the commits up to `number` that it lacks, which also go into the next log."""
         assert self._recent_commits is not None
         write_sets = [write_set for at, write_set in self._recent_commits if snapshot.number < at <= number]
-        if write_sets and next_base is not None:
+        if write_sets and next_base is not None and self._journal is None:
             next_base.log.append(*(write_set.encode() for write_set in write_sets))
         return snapshot.apply(write_sets, number) if write_sets else snapshot
 
 
-def _replay(snapshot: Snapshot, contents: LogContents) -> Snapshot:
-    """The snapshot after all records of a log. Cost: one sort of their ids, one build. Raises LogError."""
+def _read(path: Path, *, read_only: bool, journal: Journal | None) -> tuple[Directory, Trie, LogContents, list[WriteSet]]:
+    """The directory, its base and log, and the commits after those, which a journal has. Raises LogError, LockedError."""
+    for _ in range(_ATTEMPTS):
+        directory, trie, contents = Directory.open(path, read_only=read_only)
+        try:
+            commits: Sequence[Commit] = () if journal is None else journal.commits
+            if journal is None and directory.has_journal:
+                if not read_only:
+                    raise LogError(f"{path} is the index of a server's changes: open it with read_only=True")
+                commits = read_commits(path)
+            later = write_sets_after(commits, contents.number, trie.codebook_sizes)
+            if later is not None:
+                return directory, trie, contents, later
+        except FileNotFoundError:  # the journal was replaced meanwhile
+            pass
+        except ValueError as error:
+            directory.close(discard=True)
+            raise LogError(f"a change beside {path} cannot be read ({error}): restore the directory from a copy") from error
+        except BaseException:
+            directory.close(discard=True)
+            raise
+        directory.close(discard=True)
+    raise LogError(f"changes of {path} are missing in the log beside it: restore the directory from a copy")
+
+
+def _write_sets_of(contents: LogContents, codebook_sizes: Sequence[int]) -> list[WriteSet]:
+    """The write sets in the records of a log. Raises LogError."""
     write_sets: list[WriteSet] = []
     for record in contents.records:
         try:
-            write_sets.append(WriteSet.decode(record.payload, snapshot.version.codebook_sizes))
+            write_sets.append(WriteSet.decode(record.payload, codebook_sizes))
         except ValueError as error:
             raise LogError(
                 f"{contents.path} holds record {record.number:,} at byte {record.offset:,}, which is no change of this "
                 f"index ({error}): restore the directory from a copy"
             ) from error
+    return write_sets
+
+
+def _replay(snapshot: Snapshot, contents: LogContents, write_sets: Sequence[WriteSet]) -> Snapshot:
+    """The snapshot after some commits. Cost: one sort of their ids, one build. Raises LogError."""
     if not write_sets:
         return snapshot
     try:
@@ -186,7 +249,7 @@ def _replay(snapshot: Snapshot, contents: LogContents) -> Snapshot:
             raise ValueError("ids of another kind than those of the base")
         if np.any(snapshot.version.knows(total.added_A) & ~np.isin(total.added_A, total.removed_R)):
             raise ValueError("an added item is live already")
-        return snapshot.apply(write_sets, contents.number)
+        return snapshot.apply(write_sets, snapshot.number + len(write_sets))
     except ValueError as error:
         raise LogError(
             f"the changes in {contents.path} do not fit the base that they follow ({error}): restore the directory from a copy"

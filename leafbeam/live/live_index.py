@@ -11,10 +11,10 @@ from leafbeam.errors import ArgumentError, LeafbeamError, LogError, counted
 from leafbeam.index import Trie, Version
 from leafbeam.index.items import ItemIds
 from leafbeam.live.commit_store import CommitStore
+from leafbeam.live.journal import Journal
 from leafbeam.live.manifest import Directory
 from leafbeam.live.snapshot import Snapshot
 from leafbeam.live.transaction import Codes, Transaction
-from leafbeam.live.write_ahead_log import LogContents
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,10 +80,9 @@ class LiveIndex:
     2
     """
 
-    def __init__(self, store: CommitStore, policy: CompactionPolicy | None, replayed: LogContents | None = None) -> None:
+    def __init__(self, store: CommitStore, policy: CompactionPolicy | None) -> None:
         self._store = store
         self._policy = policy or CompactionPolicy()
-        self._replayed = (0, 0) if replayed is None else (len(replayed.records), replayed.truncated_bytes)
         self._owner: int | None = None  # the thread whose transaction is open
         self._after_switch: Callable[[], None] | None = None
         self._compaction_lock = threading.Lock()  # guards what follows
@@ -118,22 +117,23 @@ class LiveIndex:
         sync: bool = True,
         read_only: bool = False,
         compaction: CompactionPolicy | None = None,
+        journal: Journal | None = None,
     ) -> "LiveIndex":
         """The live index of a directory, after the last change. read_only: without a lock, beside a process that writes.
 
+        journal: logs the changes in place of the directory's own log (see `leafbeam.ingest.LiveDirectory`).
         Cost: a sort of the base's ids (under a second at 10^7; none if they are row numbers), and of all changes in the log.
         Raises LogError (no live index there, or a damaged one), LockedError (the message names the other writer's process).
         """
-        store, contents = CommitStore.open(Path(path), sync=sync, read_only=read_only)
-        return cls(store, compaction, contents)
+        return cls(CommitStore.open(Path(path), sync=sync, read_only=read_only, journal=journal), compaction)
 
-    def persist(self, path: str | os.PathLike[str], *, sync: bool = True) -> None:
+    def persist(self, path: str | os.PathLike[str], *, sync: bool = True, journal: Journal | None = None) -> None:
         """Keep the changes of an index in memory in a new directory from now on, as `create` with a path does.
 
         Raises ArgumentError if it has changed or has a directory, LogError and LockedError as `create`.
         """
         self._refuse_in_transaction("persist() before the transaction")
-        self._store.persist(Path(path), sync=sync)
+        self._store.persist(Path(path), sync=sync, journal=journal)
 
     @property
     def path(self) -> Path | None:
@@ -228,8 +228,8 @@ class LiveIndex:
             num_deleted=snapshot.base.trie.num_items - snapshot.base.num_items,
             num_delta=len(snapshot.ids_D),
             log_bytes=self._store.log_bytes,
-            num_replayed=self._replayed[0],
-            truncated_bytes=self._replayed[1],
+            num_replayed=self._store.replayed.num_commits,
+            truncated_bytes=self._store.replayed.truncated_bytes,
             versions_alive=self._store.versions_alive,
             is_compacting=self._thread is not None and self._thread.is_alive(),
             num_compactions=self._num_compactions,

@@ -11,7 +11,7 @@ import os
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from leafbeam.live import disk
 from leafbeam.live.write_ahead_log import LogContents, WriteAheadLog
 
 FORMAT_VERSION = 1
+_JOURNAL_VERSION = 2  # of a directory whose changes are in a journal: an earlier leafbeam, which would miss them, refuses it
 _MANIFEST = "manifest.json"
 _LOCK = "lock"
 _FILES = ("base-*.leafbeam", "base-*.pleach", "changes-*.log", "*.part")
@@ -29,12 +30,16 @@ _MAX_BYTES = 4096  # of a manifest; it has some 160
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The current base and log. number: the last change in the base. base_version: version of the base index."""
+    """The current base and log. number: the last change in the base. base_version: version of the base index.
+
+    journal: whether later changes are in the log beside the directory (leafbeam.live.journal), and none in this one.
+    """
 
     number: int
     base: str
     base_version: str
     log: str
+    journal: bool = False
 
     def __post_init__(self) -> None:
         number = self.number
@@ -44,11 +49,13 @@ class Manifest:
             raise ValueError(f"base {self.base!r} and log {self.log!r}: expected the files of change {number}")
 
     @classmethod
-    def of(cls, number: int, base_version: str) -> "Manifest":
-        return cls(number=number, base=f"base-{number}.leafbeam", base_version=base_version, log=f"changes-{number}.log")
+    def of(cls, number: int, base_version: str, *, journal: bool = False) -> "Manifest":
+        base, log = f"base-{number}.leafbeam", f"changes-{number}.log"
+        return cls(number=number, base=base, base_version=base_version, log=log, journal=journal)
 
     def encode(self) -> bytes:
-        fields = {"format_version": FORMAT_VERSION, **asdict(self)}
+        fields = {"format_version": _JOURNAL_VERSION if self.journal else FORMAT_VERSION, **asdict(self)}
+        del fields["journal"]
         return (json.dumps({**fields, "crc32": _checksum(fields)}, indent=2) + "\n").encode()
 
     @classmethod
@@ -63,10 +70,10 @@ class Manifest:
             raise LogError(damaged) from error
         if not intact or type(format_version) is not int:
             raise LogError(damaged)
-        if format_version != FORMAT_VERSION:
+        if format_version not in (FORMAT_VERSION, _JOURNAL_VERSION):
             raise LogError(f"{path} has format version {format_version}, not {FORMAT_VERSION}: upgrade leafbeam")
         try:
-            return cls(**fields)
+            return cls(**fields, journal=format_version == _JOURNAL_VERSION)
         except (ValueError, TypeError) as error:
             raise LogError(f"{damaged} ({error})") from error
 
@@ -89,13 +96,18 @@ class Directory:
         self._log: WriteAheadLog | None = None
 
     @property
+    def has_journal(self) -> bool:
+        """Whether the changes are in a journal."""
+        return self.manifest is not None and self.manifest.journal
+
+    @property
     def log(self) -> WriteAheadLog:
         """The current log, open for writing."""
         assert self._log is not None
         return self._log
 
     @classmethod
-    def create(cls, path: Path, trie: Trie, *, sync: bool) -> "Directory":
+    def create(cls, path: Path, trie: Trie, *, sync: bool, has_journal: bool = False) -> "Directory":
         """A new directory with this base and an empty log, open for writing; also where `create` was interrupted.
 
         Raises LogError if the path holds anything else or cannot be written, LockedError if another process creates it.
@@ -111,9 +123,9 @@ class Directory:
         try:
             if _MANIFEST in disk.names(path):
                 raise LogError(f"{path} holds a live index already: open it, or choose another directory")
-            first = directory.write_base(trie, 0, sync=sync)
+            first = directory._write_base(trie, Manifest.of(0, trie.version, journal=has_journal), sync=sync)
             directory._log = first.log  # closed with the directory from here on
-            directory.stage_manifest(first)
+            directory.stage_manifest(first.manifest)
             disk.sync_path(path.parent)
             directory.switch(first)
             directory.gc()
@@ -140,12 +152,19 @@ class Directory:
             directory.close()
             raise
 
-    def resume(self, contents: LogContents, *, sync: bool) -> None:
-        """Prepare for writing: truncate an incomplete record and remove files that a crash left. Raises LogError."""
+    def resume(self, contents: LogContents, *, sync: bool, has_journal: bool = False) -> None:
+        """Prepare for writing: truncate an incomplete record and remove files that a crash left. Raises LogError.
+
+        has_journal: the changes from here on are in a journal, which the manifest says before the first.
+        """
         self._log = WriteAheadLog.resume(contents, sync=sync)
         if self._read_manifest() != self.manifest:  # by a writer that held the log until then, and whose lock is gone
             raise LockedError(f"{self.path} was compacted by another writer meanwhile: close it there, then open it again")
         try:
+            if has_journal and not self.has_journal:
+                assert self.manifest is not None
+                self.stage_manifest(replace(self.manifest, journal=True))
+                self.switch(NextBase(manifest=replace(self.manifest, journal=True), log=self._log))
             disk.sync_path(self.path)  # a writer that was killed may have renamed the manifest and not synced its name
         except OSError as error:
             raise LogError(f"cannot write to {self.path}: {error.strerror}") from error
@@ -199,17 +218,20 @@ class Directory:
 
     def write_base(self, trie: Trie, number: int, *, sync: bool) -> NextBase:
         """Write a base and its empty log beside the current ones, synced. Raises OSError."""
-        manifest = Manifest.of(number, trie.version)
+        return self._write_base(trie, Manifest.of(number, trie.version, journal=self.has_journal), sync=sync)
+
+    def _write_base(self, trie: Trie, manifest: Manifest, *, sync: bool) -> NextBase:
         disk.save(trie, self.path / manifest.base)
         disk.sync_path(self.path / manifest.base)
-        log = WriteAheadLog.create(self.path / manifest.log, base_number=number, base_version=trie.version, sync=sync)
+        path, number = self.path / manifest.log, manifest.number
+        log = WriteAheadLog.create(path, base_number=number, base_version=trie.version, sync=sync)
         return NextBase(manifest=manifest, log=log)
 
-    def stage_manifest(self, next_base: NextBase) -> None:
+    def stage_manifest(self, manifest: Manifest) -> None:
         """Write the next manifest beside the current one, synced together with the names of all files. Raises OSError."""
         descriptor = disk.create(self.path / f"{_MANIFEST}.part")
         try:
-            disk.write(descriptor, next_base.manifest.encode())
+            disk.write(descriptor, manifest.encode())
             disk.sync(descriptor)
         finally:
             disk.close(descriptor)

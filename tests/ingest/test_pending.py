@@ -108,7 +108,7 @@ def test_a_rollback_that_is_decided_is_made_after_a_crash_at_any_later_moment(sh
         pass
 
     crash = {
-        "table": "leafbeam.live.transaction.Transaction.write_set",
+        "table": "leafbeam.live.commit_store.CommitStore.commit",
         "index": "leafbeam.catalog.active_rules.ActiveRules.advance",
     }[stage]
     with shop.writer() as writer:

@@ -160,7 +160,7 @@ def test_a_change_that_is_decided_is_made_after_a_crash_at_any_later_moment(shop
     with pytest.raises(Crash), shop.writer() as writer:  # noqa: PT012
         writer.put(rows({"item_id": "first", "codes": [1, 1], "price": 1}))
         target = {
-            "commit": ("leafbeam.live.transaction.Transaction.write_set", crash),
+            "commit": ("leafbeam.live.commit_store.CommitStore.commit", crash),
             "index": ("leafbeam.catalog.active_rules.ActiveRules.advance", crash),
             "memory": ("leafbeam.retrieve.ItemMemory.insert", crash),
         }[stage]

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from leafbeam.index import Trie, tensor_file
+from leafbeam.ingest.request_log import RequestLog
 from leafbeam.live import LiveIndex
 from leafbeam.retrieve import ItemMemory, LiveMemory, memory_file
 
@@ -57,6 +58,26 @@ def fuzz_record(data: bytes) -> None:
     log.write_bytes(before + head + struct.pack("<I", zlib.crc32(head)) + data)
     try:
         _open(_live())
+    finally:
+        log.write_bytes(before)
+
+
+def fuzz_request_record(data: bytes) -> None:
+    """A record of this payload, with the right checksums, in the log of requests that has the commits of an index."""
+    path = _live().with_name("served")
+    if not path.exists():
+        path.mkdir()
+        codes_NL = np.random.default_rng(0).integers(0, 8, (20, 2))
+        trie = Trie.build(codes_NL, (8, 8), item_ids=[f"item {n}" for n in range(20)])
+        with RequestLog.open(path) as requests, LiveIndex.create(None, trie) as index:
+            index.persist(path / "index", journal=requests)
+    log = path / "requests-0.log"
+    before = log.read_bytes()
+    head = struct.pack("<4sIQI", b"\xffrec", len(data), 2, zlib.crc32(data))
+    log.write_bytes(before + head + struct.pack("<I", zlib.crc32(head)) + data)
+    try:
+        _open(path / "index")
+        RequestLog.open(path, sync=False).close()
     finally:
         log.write_bytes(before)
 
