@@ -600,6 +600,11 @@ export class LeafbeamClient {
     return this.send("POST", "/v1/interactions", { body, key });
   }
 
+  /** Items by title or id, and the rules that allow them: GET /v1/items */
+  findItems(query: { query?: string; id?: Array<string>; limit?: number; rule?: Array<string>; filter?: string } = {}): Promise<FoundItems> {
+    return this.send("GET", "/v1/items", { query });
+  }
+
   /** Insert or replace items: all lines or none: PUT /v1/items */
   putItems(body: ItemBody | Array<ItemBody>, key: string = crypto.randomUUID()): Promise<ChangeAnswer> {
     return this.send("PUT", "/v1/items", { body, key });
@@ -613,11 +618,6 @@ export class LeafbeamClient {
   /** Remove the items of the lines: DELETE /v1/items */
   deleteItems(body: ItemBody | Array<ItemBody>, query: { missing?: "error" | "ignore" } = {}, key: string = crypto.randomUUID()): Promise<ChangeAnswer> {
     return this.send("DELETE", "/v1/items", { body, query, key });
-  }
-
-  /** Items by title or id, and the rules that allow them: GET /v1/items */
-  findItems(query: { query?: string; id?: Array<string>; limit?: number; rule?: Array<string>; filter?: string } = {}): Promise<FoundItems> {
-    return this.send("GET", "/v1/items", { query });
   }
 
   /** An item, its codes and attributes: GET /v1/items/{item_id} */

@@ -14,10 +14,7 @@ from leafbeam.errors import OverloadedError, RequestError
 from leafbeam.serve.errors import BodyError, error_response
 from leafbeam.serve.exposure import is_loopback
 from leafbeam.serve.keys import KeyFile, Scope
-
-Need = Scope | Literal["learn"]
-_OPEN = ("/", "/healthz", "/readyz")
-_PAGE = "/playground/"
+from leafbeam.serve.operations import Need, need_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,21 +71,6 @@ def _hostname(host: str) -> str:
         return ""
 
 
-def need_of(method: str, path: str) -> Need | None:
-    """What a request needs; None for health checks and the page's own files, which need nothing.
-
-    "learn": interactions, which a server counts only if it was told to (--learn).
-    """
-    if path in _OPEN or path.startswith(_PAGE):
-        return None
-    changes = method not in ("GET", "HEAD")
-    if path.startswith("/v1/rules") or (changes and path.startswith("/v1/catalog")):
-        return "admin"
-    if changes and path.startswith("/v1/items"):
-        return "write"
-    return "learn" if path.startswith("/v1/interactions") else "read"
-
-
 class AccessMiddleware:
     """Refuses requests before anything of them is read. refused: called with the reason."""
 
@@ -96,7 +78,7 @@ class AccessMiddleware:
         self._app, self._access, self._refused = app, access, refused
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (need := need_of(scope["method"], scope["path"])) is not None:
+        if scope["type"] == "http" and (need := _need_of(scope)) is not None:
             http = HttpRequest(scope)
             try:
                 self._access.check(http, need)
@@ -109,3 +91,8 @@ class AccessMiddleware:
 
 def _forbidden(message: str) -> BodyError:
     return BodyError(message, status=HTTPStatus.FORBIDDEN, reason="forbidden")
+
+
+def _need_of(scope: AsgiScope) -> Need | None:
+    """Return what a request needs; an application that is mounted in another has the path of the mount before its own."""
+    return need_of(scope["method"], scope["path"].removeprefix(scope.get("root_path", "")))

@@ -34,6 +34,7 @@ from leafbeam.serve.items import item_routes
 from leafbeam.serve.metrics import Metrics
 from leafbeam.serve.observation import Observation, ObservationMiddleware
 from leafbeam.serve.openapi import document_of, page_of
+from leafbeam.serve.operations import routes_of
 from leafbeam.serve.own_thread import in_own_thread
 from leafbeam.serve.page import playground_routes
 from leafbeam.serve.request_id import RequestIdMiddleware
@@ -130,11 +131,9 @@ def create_app(
             *([] if engine is None else [ItemSearchRoute(engine, reads).route]),
             *([] if engine is None else playground_routes()),
             *([] if catalog is None else catalog.routes),
-            *([] if engine is None else [Route("/v1/slow-batches", slow_batches)]),
+            *([] if engine is None else routes_of({"list_slow_batches": slow_batches})),
             *CompletionRoutes(engine, text, metrics, bounds).routes,
-            Route("/healthz", healthz),
-            Route("/readyz", readyz),
-            Route("/metrics", prometheus),
+            *routes_of({"get_health": healthz, "get_readiness": readyz, "get_metrics": prometheus}),
             Route("/openapi.json", openapi),
             Route("/docs", docs),
         ],

@@ -44,6 +44,7 @@ from leafbeam.serve.errors import BodyError, error_response, unavailable_error
 from leafbeam.serve.exchange import json_response, key_of
 from leafbeam.serve.item_search import attributes_of
 from leafbeam.serve.metrics import CLIENT_CLOSED_REQUEST, Metrics
+from leafbeam.serve.operations import routes_of
 
 _READERS: dict[str, Callable[[bytes], Lines]] = {
     "application/x-ndjson": Lines.of_json_lines,
@@ -75,24 +76,24 @@ class CatalogRoutes:
 
     @property
     def routes(self) -> list[Route]:
-        routes = {
-            ("PUT", "/v1/items"): self._put,
-            ("PATCH", "/v1/items"): self._patch,
-            ("DELETE", "/v1/items"): self._delete,
-            ("DELETE", "/v1/items/{item_id:path}"): self._delete_one,
-            ("GET", "/v1/items/{item_id:path}"): self._item,
-            ("GET", "/v1/catalog"): self._catalog,
-            ("POST", "/v1/catalog/reload"): self._reload,
-            ("POST", "/v1/catalog/compact"): self._compact,
-            ("POST", "/v1/catalog/snapshot"): self._snapshot,
-            ("POST", "/v1/catalog/rollback"): self._rollback,
-            ("DELETE", "/v1/catalog/snapshots/{name}"): self._delete_snapshot,
-            ("GET", "/v1/rules"): self._rules,
-            ("GET", "/v1/rules/{name}"): self._rule,
-            ("PUT", "/v1/rules/{name}"): self._put_rule,
-            ("DELETE", "/v1/rules/{name}"): self._delete_rule,
+        handlers = {
+            "put_items": self._put,
+            "patch_items": self._patch,
+            "delete_items": self._delete,
+            "delete_item": self._delete_one,
+            "get_item": self._item,
+            "get_catalog": self._catalog,
+            "reload_catalog": self._reload,
+            "compact_catalog": self._compact,
+            "save_snapshot": self._snapshot,
+            "roll_back": self._rollback,
+            "delete_snapshot": self._delete_snapshot,
+            "list_rules": self._rules,
+            "get_rule": self._rule,
+            "put_rule": self._put_rule,
+            "delete_rule": self._delete_rule,
         }
-        return [Route(path, _answered(answer), methods=[method]) for (method, path), answer in routes.items()]
+        return routes_of({name: _answered(answer) for name, answer in handlers.items()})
 
     async def _put(self, http: HttpRequest) -> Response:
         return await self._change(http, lambda writer: writer.put)

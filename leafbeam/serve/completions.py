@@ -38,6 +38,7 @@ from leafbeam.serve.errors import BodyError, openai_error, openai_error_response
 from leafbeam.serve.exchange import json_response, result_of
 from leafbeam.serve.items import result_for
 from leafbeam.serve.metrics import CLIENT_CLOSED_REQUEST, Metrics, num_tokens
+from leafbeam.serve.operations import routes_of
 from leafbeam.serve.schema import ModelEntry, ModelsAnswer
 from leafbeam.serve.text_events import EventStream, TextEvents
 from leafbeam.text import Generation, TextGenerator, TextRequest, TextService
@@ -62,11 +63,8 @@ class CompletionRoutes:
 
     @property
     def routes(self) -> list[Route]:
-        return [
-            Route("/v1/completions", self._guarded(self._complete), methods=["POST"]),
-            Route("/v1/chat/completions", self._guarded(self._chat), methods=["POST"]),
-            Route("/v1/models", self._models),
-        ]
+        guarded = {"complete": self._guarded(self._complete), "chat": self._guarded(self._chat)}
+        return routes_of({**guarded, "list_models": self._models})
 
     async def _models(self, http: HttpRequest) -> Response:
         return json_response(ModelsAnswer(data=[ModelEntry(id=name, created=self._started) for name in self._names]))

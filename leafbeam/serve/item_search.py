@@ -22,6 +22,7 @@ from leafbeam.index.items import decode_ids
 from leafbeam.serve.bounded_executor import BoundedExecutor
 from leafbeam.serve.catalog_schema import MAX_CHARACTERS, MAX_ITEMS, FoundItem, FoundItems
 from leafbeam.serve.errors import BodyError, error_response, unavailable_error
+from leafbeam.serve.operations import routes_of
 from leafbeam.tables.as_json import rows_of
 
 _MAX_BYTES = 4 << 20  # of the attributes in an answer, as Arrow has them
@@ -36,7 +37,7 @@ class ItemSearchRoute:
 
     @property
     def route(self) -> Route:
-        return Route("/v1/items", self._answer, methods=["GET"])
+        return routes_of({"find_items": self._answer})[0]
 
     async def _answer(self, http: HttpRequest) -> Response:
         try:

@@ -12,13 +12,14 @@ from starlette.routing import Route
 from leafbeam.engine import Engine, Limits, Request, Result
 from leafbeam.errors import LeafbeamError, RequestError
 from leafbeam.serve import exchange
-from leafbeam.serve.body import RECOMMEND_PATH, Bounds, EarlyBody, decode_body, decode_recommend, read_body
+from leafbeam.serve.body import Bounds, EarlyBody, decode_body, decode_recommend, read_body
 from leafbeam.serve.bounded_executor import BoundedExecutor
 from leafbeam.serve.conversions import recommend_answer, request_of
 from leafbeam.serve.errors import error_response
 from leafbeam.serve.exchange import json_response, key_of
 from leafbeam.serve.metrics import CLIENT_CLOSED_REQUEST, Metrics
 from leafbeam.serve.observation import note_answer
+from leafbeam.serve.operations import routes_of
 from leafbeam.serve.schema import InteractionsAnswer, InteractionsBody
 
 PARSED = "leafbeam.parsed"  # in a scope: the request in the body, if it has been read already
@@ -71,10 +72,7 @@ def item_routes(engine: Engine, metrics: Metrics, bounds: Bounds, counting: Boun
         except LeafbeamError as error:
             return error_response(http, error)
 
-    return [
-        Route(RECOMMEND_PATH, recommend, methods=["POST"]),
-        Route("/v1/interactions", interactions, methods=["POST"]),
-    ]
+    return routes_of({"recommend": recommend, "count_interactions": interactions})
 
 
 async def result_for(

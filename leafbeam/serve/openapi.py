@@ -3,7 +3,8 @@
 import html
 import inspect
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -11,8 +12,6 @@ import msgspec
 from leafbeam.catalog.expression import MAX_CHARACTERS as MAX_EXPRESSION
 from leafbeam.engine import Limits
 from leafbeam.serve import catalog_schema
-from leafbeam.serve.access import need_of
-from leafbeam.serve.catalog_schema import MAX_CHARACTERS, MAX_ITEMS
 from leafbeam.serve.completion_schema import (
     ChatAnswer,
     ChatBody,
@@ -20,6 +19,7 @@ from leafbeam.serve.completion_schema import (
     CompletionBody,
     ItemCompletionBody,
 )
+from leafbeam.serve.operations import FAILURES, JSON, OPERATIONS, Operation
 from leafbeam.serve.schema import (
     ErrorAnswer,
     Health,
@@ -38,30 +38,6 @@ request names. If fewer items are allowed than requested, fewer are returned, an
 
 Every failure has the body `{"error": {"type": ..., "message": ...}}`: 4xx says what to change in the request; 429 that \
 there are more requests than can be answered in time; 503 that the server is unavailable. 429 and 503 carry `Retry-After`."""
-_ACCESS = {
-    "401": "The server needs a key that it knows",
-    "403": "This key may not do this, or it is not taken from there",
-}
-_RATE = {"429": "This key sends more requests than it may: try again after `Retry-After` seconds"}
-_FAILURES = {
-    "400": "The body is not JSON, or the request not HTTP/1.1",
-    "408": "The headers or the body did not arrive in time",
-    "413": "The body is too long",
-    "415": "The body is compressed",
-    "422": "The request cannot be answered: a wrong type, a value out of bounds, an unknown rule, a deadline in the past",
-    "429": "The queue is full, or the deadline cannot be met: try again after `Retry-After` seconds",
-    "431": "The headers are too long",
-    "500": "The server failed, such as a model with NaN logits",
-    "503": "Stopping, or the device does not answer: try another server, or again after `Retry-After` seconds",
-}
-_CHANGE_FAILURES = _FAILURES | {
-    "404": "There is no such item, rule or snapshot",
-    "409": "The catalog is read-only here, the key belongs to another request, or the name is taken",
-    "415": "The body is compressed, or of another type than items can be sent in",
-    "422": "Lines are wrong, and `lines` says which and why; or the rule cannot be evaluated. Nothing was changed",
-    "429": "Too many changes wait",
-    "503": "The table of items or the disk cannot be written now",
-}
 _STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}
 table{border-collapse:collapse;width:100%}td,th{border-bottom:1px solid #ddd;padding:.4rem .6rem;text-align:left;
 vertical-align:top}code,pre{background:#f4f4f4;padding:.1rem .3rem}pre{padding:.8rem;overflow:auto}h2{margin-top:2.5rem}"""
@@ -72,17 +48,6 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
     "CompletionBody": {"model": "Qwen3-0.6B", "prompt": "A lamp is a", "guided_choice": ["thing", "person"]},
 }
 _REF = "#/components/schemas/{name}"
-
-_SEARCH = [
-    {"name": name, "in": "query", "description": text, "schema": schema}
-    for name, text, schema in (
-        ("query", "Words of the title, or an id. Empty: the first items.", {"type": "string", "maxLength": MAX_CHARACTERS}),
-        ("id", "Ids to look up, in place of a query.", {"type": "array", "items": {"type": "string"}, "maxItems": MAX_ITEMS}),
-        ("limit", "The most items of a query.", {"type": "integer", "minimum": 0, "maximum": MAX_ITEMS, "default": 20}),
-        ("rule", "Rules that `allowed` and `num_allowed` are about.", {"type": "array", "items": {"type": "string"}}),
-        ("filter", "An expression that must hold too.", {"type": "string"}),
-    )
-]
 
 _KEY_SCHEME = "key"
 _BEARER = {
@@ -101,42 +66,20 @@ def document_of(
     limits: of the engine, None without one. has_text: whether there is a language model. has_catalog: whether items have
     attributes and rules. learns: whether interactions are counted. has_keys: whether clients need a key.
     """
+    parts = {"items": limits is not None, "texts": has_text, "all": True}
+    parts |= {"catalog": parts["items"] and has_catalog, "learn": parts["items"] and learns}
+    bodies = {"CompletionBody": has_text, "ItemCompletionBody": parts["items"]}
     paths: dict[str, Any] = {}
+    for operation in OPERATIONS:
+        if parts[operation.part]:
+            methods = paths.setdefault(operation.path, {})
+            methods[operation.method.lower()] = _described(operation, bodies, has_keys=has_keys)
     types: list[type] = [CompletionAnswer, ModelsAnswer, OpenAIError]
     if limits is not None:
-        paths["/v1/recommend"] = _post("recommend", "Recommend items under rules", ["RecommendBody"], "RecommendAnswer")
-        if learns:
-            summary = "Count interactions in the item memory (with --learn)"
-            interactions = _post("count_interactions", summary, ["InteractionsBody"], "InteractionsAnswer", [_KEY])
-            paths["/v1/interactions"] = interactions
-        paths |= _catalog_paths() if has_catalog else {"/v1/items": {}}
-        slow = _get("list_slow_batches", "Batches that took over five times the median", _content("SlowBatchesAnswer"))
-        paths["/v1/slow-batches"] = {"get": slow}
-        search = _get("find_items", "Items by title or id, and the rules that allow them", _content("FoundItems"))
-        failures = {status: text for status, text in (_ACCESS | _CHANGE_FAILURES).items() if status not in ("409", "415")}
-        paths["/v1/items"]["get"] = search | {"parameters": _SEARCH}
-        paths["/v1/items"]["get"]["responses"] |= _failed("ErrorAnswer", failures)
         types += [RecommendBody, RecommendAnswer, InteractionsBody, InteractionsAnswer, ItemCompletionBody, SlowBatchesAnswer]
         types += catalog_schema.TYPES
-    bodies = [*(["CompletionBody"] if has_text else []), *([] if limits is None else ["ItemCompletionBody"])]
-    paths["/v1/completions"] = _post(
-        "complete", "Texts or items, for clients of OpenAI", bodies, "CompletionAnswer", failure="OpenAIError"
-    )
     if has_text:
         types += [CompletionBody, ChatBody, ChatAnswer]
-        paths["/v1/chat/completions"] = _post(
-            "chat", "The next message of a chat", ["ChatBody"], "ChatAnswer", failure="OpenAIError"
-        )
-    not_ready = {"503": {"description": "Not ready", "content": _content("Readiness")}}
-    paths |= {
-        "/v1/models": {"get": _get("list_models", "What `model` may be", _content("ModelsAnswer"))},
-        "/healthz": {"get": _get("get_health", "Is the process up?", _content("Health"))},
-        "/readyz": {"get": _get("get_readiness", "Does the server answer requests now?", _content("Readiness"), not_ready)},
-        "/metrics": {"get": _get("get_metrics", "Counters for Prometheus", {"text/plain": {"schema": {"type": "string"}}})},
-    }
-    for path, methods in paths.items():
-        for method, operation in methods.items():
-            operation["security"] = _security_of(method.upper(), path, has_keys=has_keys)
     return {
         "openapi": "3.1.0",
         "info": {"title": "leafbeam", "version": "1", "description": _DESCRIPTION},
@@ -145,13 +88,27 @@ def document_of(
     }
 
 
-def _security_of(method: str, path: str, *, has_keys: bool) -> list[dict[str, list[str]]]:
-    """Return the alternatives of what a request has to bring: a key of a scope, or nothing."""
-    need = need_of(method, path)
-    if need is None:
-        return []
-    key = {_KEY_SCHEME: ["write" if need == "learn" else need]}
-    return [key] if has_keys else [key, {}]
+def _described(operation: Operation, bodies: Mapping[str, bool], *, has_keys: bool) -> dict[str, Any]:
+    """Return an operation as the document has it. bodies: whether this server takes a schema, where not all do."""
+    values = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in re.findall(r"{(\w+)}", operation.path)
+    ]
+    described: dict[str, Any] = {"operationId": operation.name, "summary": operation.summary}
+    if parameters := [*values, *operation.parameters]:
+        described["parameters"] = parameters
+    if operation.body:
+        body = operation.body
+        content = body if isinstance(body, Mapping) else _content(*(name for name in body if bodies.get(name, True)))
+        described["requestBody"] = {"required": True, "content": content}
+    failures = {
+        status: {"description": text, "content": _content("ErrorAnswer" if status in ("401", "403") else operation.failure)}
+        for status, text in operation.failures.items()
+    }
+    described["responses"] = {"200": {"description": operation.done, "content": _content(operation.answer)}, **failures}
+    key = {_KEY_SCHEME: ["write" if operation.need == "learn" else operation.need]}
+    described["security"] = [] if operation.need is None else [key] if has_keys else [key, {}]
+    return described
 
 
 def _components(limits: Limits | None, types: list[type]) -> dict[str, Any]:
@@ -177,119 +134,12 @@ def _components(limits: Limits | None, types: list[type]) -> dict[str, Any]:
     return schemas
 
 
-def _catalog_paths() -> dict[str, Any]:
-    """The routes that show and change the catalog."""
-    item_body = {"$ref": "#/components/schemas/ItemBody"}
-    lines: dict[str, Any] = {"application/x-ndjson": {"schema": item_body}}
-    lines["application/json"] = {"schema": {"anyOf": [item_body, {"type": "array", "items": item_body}]}}
-    snapshot = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
-    item = [{"name": "item_id", "in": "path", "required": True, "schema": {"type": "string"}}]
-    missing = {"name": "missing", "in": "query", "schema": {"type": "string", "enum": ["error", "ignore"], "default": "error"}}
-    return {
-        "/v1/items": {
-            "put": _change("put_items", "Insert or replace items: all lines or none", "ChangeAnswer", lines, [_KEY]),
-            "patch": _change(
-                "patch_items", "Change the attributes or codes that each line names", "ChangeAnswer", lines, [_KEY]
-            ),
-            "delete": _change("delete_items", "Remove the items of the lines", "ChangeAnswer", lines, [_KEY, missing]),
-        },
-        "/v1/items/{item_id}": {
-            "get": _change("get_item", "An item, its codes and attributes", "ItemAnswer", None, item),
-            "delete": _change("delete_item", "Remove an item", "ChangeAnswer", None, [*item, _KEY]),
-        },
-        "/v1/catalog": {"get": _change("get_catalog", "The catalog: its size, columns, snapshots", "CatalogAnswer", None, [])},
-        "/v1/catalog/reload": {
-            "post": _change("reload_catalog", "Read the table of items again, and evaluate all rules", "RulesAnswer", None, [])
-        },
-        "/v1/catalog/compact": {
-            "post": _change("compact_catalog", "Merge all changes in the background", "CatalogAnswer", None, [])
-        },
-        "/v1/catalog/snapshot": {
-            "post": _change("save_snapshot", "Save all items under a name", "SnapshotAnswer", _content("SnapshotBody"), [])
-        },
-        "/v1/catalog/rollback": {
-            "post": _change("roll_back", "Go back to a snapshot", "ChangeAnswer", _content("RollbackBody"), [_KEY]),
-        },
-        "/v1/catalog/snapshots/{name}": {
-            "delete": _change("delete_snapshot", "Remove a snapshot", "CatalogAnswer", None, snapshot)
-        },
-        "/v1/rules": {"get": _change("list_rules", "All rules", "RulesAnswer", None, [])},
-        "/v1/rules/{name}": {
-            "get": _change("get_rule", "A rule", "RuleAnswer", None, snapshot),
-            "put": _change(
-                "put_rule", "Add or replace a rule, once it can be evaluated", "RuleAnswer", _content("RuleBody"), snapshot
-            ),
-            "delete": _change("delete_rule", "Remove a rule made by PUT", "RuleAnswer", None, snapshot),
-        },
-    }
-
-
-_KEY = {
-    "name": "Idempotency-Key",
-    "in": "header",
-    "description": "Of your choice: the same request with the same key is made once, also after a restart.",
-    "schema": {"type": "string", "maxLength": 255},
-}
-
-
-def _change(
-    name: str, summary: str, answer: str, body: dict[str, Any] | None, parameters: list[dict[str, Any]]
-) -> dict[str, Any]:
-    """A method of a route of the catalog. name: of the clients' method."""
-    return {
-        "operationId": name,
-        "summary": summary,
-        **({"parameters": parameters} if parameters else {}),
-        **({} if body is None else {"requestBody": {"required": True, "content": body}}),
-        "responses": {
-            "200": {"description": "Done", "content": _content(answer)},
-            **_failed("ErrorAnswer", _ACCESS | _CHANGE_FAILURES),
-        },
-    }
-
-
-def _failed(schema: str, failures: dict[str, str]) -> dict[str, Any]:
-    return {status: {"description": text, "content": _content(schema)} for status, text in failures.items()}
-
-
-def _post(
-    name: str,
-    summary: str,
-    bodies: list[str],
-    answer: str,
-    parameters: Sequence[dict[str, Any]] = (),
-    *,
-    failure: str = "ErrorAnswer",
-) -> dict[str, Any]:
-    return {
-        "post": {
-            "operationId": name,
-            "summary": summary,
-            **({"parameters": list(parameters)} if parameters else {}),
-            "requestBody": {"required": True, "content": _content(*bodies)},
-            "responses": {
-                "200": {"description": "Answered", "content": _content(answer)},
-                **_failed("ErrorAnswer", _ACCESS),
-                **_failed(failure, _FAILURES | ({"404": "There is no such model"} if failure == "OpenAIError" else {})),
-            },
-        }
-    }
-
-
-def _content(*schemas: str) -> dict[str, Any]:
-    refs = [{"$ref": f"#/components/schemas/{schema}"} for schema in schemas]
-    return {"application/json": {"schema": refs[0] if len(refs) == 1 else {"anyOf": refs}}}
-
-
-def _get(name: str, summary: str, content: dict[str, Any], failures: dict[str, Any] | None = None) -> dict[str, Any]:
-    return {
-        "operationId": name,
-        "summary": summary,
-        "responses": {
-            "200": {"description": "OK", "content": content},
-            **(failures or _failed("ErrorAnswer", _ACCESS | _RATE)),
-        },
-    }
+def _content(*answers: str) -> dict[str, Any]:
+    """Return the content of one of some schemas, or of a type that is text."""
+    if answers[0].startswith("text/"):
+        return {answers[0]: {"schema": {"type": "string"}}}
+    refs = [{"$ref": _REF.format(name=name)} for name in answers]
+    return {JSON: {"schema": refs[0] if len(refs) == 1 else {"anyOf": refs}}}
 
 
 def page_of(document: dict[str, Any]) -> str:
@@ -312,7 +162,7 @@ def page_of(document: dict[str, Any]) -> str:
             parts.append(f"<tr><td><code>{field}</code><td>{kind}<td>{_text(of.get('description', ''))}")
         parts.append("</table>")
     parts.append("<h2>Failures</h2><table>")
-    parts += [f"<tr><td>{status}<td>{_text(text)}" for status, text in sorted((_ACCESS | _FAILURES).items())]
+    parts += [f"<tr><td>{status}<td>{_text(text)}" for status, text in sorted(FAILURES.items())]
     head = f"<!doctype html><html lang=en><meta charset=utf-8><title>leafbeam</title><style>{_STYLE}</style>"
     return f"{head}{''.join(parts)}</table>"
 

@@ -2,12 +2,15 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
@@ -53,6 +56,37 @@ def test_the_file_keeps_hashes_alone_and_is_the_owners(tmp_path: Path, keys: dic
         add_key(path, "read", "admin")
     with pytest.raises(ArgumentError, match="it has: read, write, admin"):
         remove_key(path, "nobody")
+
+
+def test_an_application_that_is_mounted_in_another_asks_for_the_same_scopes(
+    first_shop: Any, tmp_path: Path, keys: dict[str, str]
+) -> None:
+    inner = create_app(first_shop.engine(), access=Access(keys=KeyFile(tmp_path / "keys.json")))
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncGenerator[None]:
+        async with inner.router.lifespan_context(inner):
+            yield
+
+    outer = Starlette(routes=[Mount("/shop", inner)], lifespan=lifespan)
+    with TestClient(outer, base_url="http://shop.example.com") as client:
+        assert client.get("/shop/readyz").status_code == 200
+        assert client.post(f"/shop{RECOMMEND}", json={}).status_code == 401
+        assert client.post(f"/shop{RECOMMEND}", json={}, headers=bearer(keys["read"])).status_code == 200
+        for method, path, scope in (
+            ("PUT", "/v1/items", "read"),
+            ("PUT", "/v1/rules/x", "write"),
+            ("GET", "/v1/rules", "write"),
+        ):
+            assert client.request(method, f"/shop{path}", json={}, headers=bearer(keys[scope])).status_code == 403, path
+
+
+def test_a_method_that_a_path_lacks_needs_what_its_changes_need(served: Any, keys: dict[str, str]) -> None:
+    client, _, _ = served
+    assert client.put("/v1/catalog", headers=bearer(keys["read"])).status_code == 405
+    assert client.put("/v1/catalog/rollback", headers=bearer(keys["write"])).status_code == 403
+    assert client.patch("/v1/rules/x", headers=bearer(keys["write"])).status_code == 403
+    assert client.head("/v1/catalog", headers=bearer(keys["read"])).status_code in (200, 405)
 
 
 def test_each_scope_may_do_what_those_before_it_may(served: Any, keys: dict[str, str]) -> None:

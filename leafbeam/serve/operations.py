@@ -1,0 +1,268 @@
+"""Operations: every route of the HTTP interface once, for its handlers, the scopes of keys and the OpenAPI document."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal
+
+from starlette.routing import Route, compile_path
+
+from leafbeam.serve.catalog_schema import MAX_CHARACTERS, MAX_ITEMS
+from leafbeam.serve.keys import Scope
+
+Need = Scope | Literal["learn"]
+Part = Literal["items", "catalog", "learn", "texts", "all"]
+
+JSON = "application/json"
+_ITEM = {"$ref": "#/components/schemas/ItemBody"}
+_ITEMS = {
+    "application/x-ndjson": {"schema": _ITEM},
+    JSON: {"schema": {"anyOf": [_ITEM, {"type": "array", "items": _ITEM}]}},
+}
+_KEY = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "description": "Of your choice: the same request with the same key is made once, also after a restart.",
+    "schema": {"type": "string", "maxLength": 255},
+}
+_MISSING = {"name": "missing", "in": "query", "schema": {"type": "string", "enum": ["error", "ignore"], "default": "error"}}
+_SEARCH = tuple(
+    {"name": name, "in": "query", "description": text, "schema": schema}
+    for name, text, schema in (
+        ("query", "Words of the title, or an id. Empty: the first items.", {"type": "string", "maxLength": MAX_CHARACTERS}),
+        ("id", "Ids to look up, in place of a query.", {"type": "array", "items": {"type": "string"}, "maxItems": MAX_ITEMS}),
+        ("limit", "The most items of a query.", {"type": "integer", "minimum": 0, "maximum": MAX_ITEMS, "default": 20}),
+        ("rule", "Rules that `allowed` and `num_allowed` are about.", {"type": "array", "items": {"type": "string"}}),
+        ("filter", "An expression that must hold too.", {"type": "string"}),
+    )
+)
+_ACCESS = {
+    "401": "The server needs a key that it knows",
+    "403": "This key may not do this, or it is not taken from there",
+}
+_ASKED = _ACCESS | {
+    "400": "The body is not JSON, or the request not HTTP/1.1",
+    "408": "The headers or the body did not arrive in time",
+    "413": "The body is too long",
+    "415": "The body is compressed",
+    "422": "The request cannot be answered: a wrong type, a value out of bounds, an unknown rule, a deadline in the past",
+    "429": "The queue is full, or the deadline cannot be met: try again after `Retry-After` seconds",
+    "431": "The headers are too long",
+    "500": "The server failed, such as a model with NaN logits",
+    "503": "Stopping, or the device does not answer: try another server, or again after `Retry-After` seconds",
+}
+_CHANGED = _ASKED | {
+    "404": "There is no such item, rule or snapshot",
+    "409": "The catalog is read-only here, the key belongs to another request, or the name is taken",
+    "415": "The body is compressed, or of another type than items can be sent in",
+    "422": "Lines are wrong, and `lines` says which and why; or the rule cannot be evaluated. Nothing was changed",
+    "429": "Too many changes wait",
+    "503": "The table of items or the disk cannot be written now",
+}
+_SEARCHED = {status: text for status, text in _CHANGED.items() if status not in ("409", "415")}
+_READ = _ACCESS | {"429": "This key sends more requests than it may: try again after `Retry-After` seconds"}
+_COMPLETED = _ASKED | {"404": "There is no such model"}
+FAILURES = _ASKED
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Operation:
+    """A method of a path.
+
+    Args:
+        name: The name of the clients' method.
+        method: Of HTTP.
+        path: With names in braces in place of values.
+        need: The scope that a key needs; "learn" is counting interactions; None needs no key.
+        part: The part of a server without which there is no such route.
+        summary: A few words.
+        answer: The schema of the answer, or a type of content.
+        body: The schemas of the body, one of which it has; or content by type.
+        parameters: Of the query and the header; those of the path are added.
+        failures: Meanings of the statuses of failures.
+        failure: The schema of failures other than of access.
+        done: The description of status 200.
+    """
+
+    name: str
+    method: str
+    path: str
+    need: Need | None
+    part: Part = "items"
+    summary: str
+    answer: str
+    body: tuple[str, ...] | Mapping[str, Any] = ()
+    parameters: tuple[Mapping[str, Any], ...] = ()
+    failures: Mapping[str, str] = field(default_factory=lambda: _CHANGED)
+    failure: str = "ErrorAnswer"
+    done: str = "Done"
+
+    @property
+    def route_path(self) -> str:
+        """Return the path as Starlette takes it; ids of items may have slashes."""
+        return self.path.replace("{item_id}", "{item_id:path}")
+
+
+def _asked(name: str, path: str, summary: str, answer: str, body: tuple[str, ...], **more: Any) -> Operation:
+    shared: dict[str, Any] = {"method": "POST", "need": "read", "failures": _ASKED, "done": "Answered"}
+    return Operation(name=name, path=path, summary=summary, answer=answer, body=body, **(shared | more))
+
+
+def _read(name: str, path: str, summary: str, answer: str, **more: Any) -> Operation:
+    shared: dict[str, Any] = {"method": "GET", "need": "read", "failures": _READ, "done": "OK"}
+    return Operation(name=name, path=path, summary=summary, answer=answer, **(shared | more))
+
+
+def _catalog(name: str, method: str, path: str, need: Need, summary: str, answer: str, **more: Any) -> Operation:
+    shared: dict[str, Any] = {"method": method, "need": need, "part": "catalog"}
+    return Operation(name=name, path=path, summary=summary, answer=answer, **(shared | more))
+
+
+_OPENAI: dict[str, Any] = {"failures": _COMPLETED, "failure": "OpenAIError"}
+OPERATIONS = (
+    _asked("recommend", "/v1/recommend", "Recommend items under rules", "RecommendAnswer", ("RecommendBody",)),
+    _asked(
+        "count_interactions",
+        "/v1/interactions",
+        "Count interactions in the item memory (with --learn)",
+        "InteractionsAnswer",
+        ("InteractionsBody",),
+        need="learn",
+        part="learn",
+        parameters=(_KEY,),
+    ),
+    _read(
+        "find_items",
+        "/v1/items",
+        "Items by title or id, and the rules that allow them",
+        "FoundItems",
+        parameters=_SEARCH,
+        failures=_SEARCHED,
+    ),
+    _catalog(
+        "put_items",
+        "PUT",
+        "/v1/items",
+        "write",
+        "Insert or replace items: all lines or none",
+        "ChangeAnswer",
+        body=_ITEMS,
+        parameters=(_KEY,),
+    ),
+    _catalog(
+        "patch_items",
+        "PATCH",
+        "/v1/items",
+        "write",
+        "Change the attributes or codes that each line names",
+        "ChangeAnswer",
+        body=_ITEMS,
+        parameters=(_KEY,),
+    ),
+    _catalog(
+        "delete_items",
+        "DELETE",
+        "/v1/items",
+        "write",
+        "Remove the items of the lines",
+        "ChangeAnswer",
+        body=_ITEMS,
+        parameters=(_KEY, _MISSING),
+    ),
+    _catalog("get_item", "GET", "/v1/items/{item_id}", "read", "An item, its codes and attributes", "ItemAnswer"),
+    _catalog("delete_item", "DELETE", "/v1/items/{item_id}", "write", "Remove an item", "ChangeAnswer", parameters=(_KEY,)),
+    _catalog("get_catalog", "GET", "/v1/catalog", "read", "The catalog: its size, columns, snapshots", "CatalogAnswer"),
+    _catalog(
+        "reload_catalog",
+        "POST",
+        "/v1/catalog/reload",
+        "admin",
+        "Read the table of items again, and evaluate all rules",
+        "RulesAnswer",
+    ),
+    _catalog("compact_catalog", "POST", "/v1/catalog/compact", "admin", "Merge all changes in the background", "CatalogAnswer"),
+    _catalog(
+        "save_snapshot",
+        "POST",
+        "/v1/catalog/snapshot",
+        "admin",
+        "Save all items under a name",
+        "SnapshotAnswer",
+        body=("SnapshotBody",),
+    ),
+    _catalog(
+        "roll_back",
+        "POST",
+        "/v1/catalog/rollback",
+        "admin",
+        "Go back to a snapshot",
+        "ChangeAnswer",
+        body=("RollbackBody",),
+        parameters=(_KEY,),
+    ),
+    _catalog("delete_snapshot", "DELETE", "/v1/catalog/snapshots/{name}", "admin", "Remove a snapshot", "CatalogAnswer"),
+    _catalog("list_rules", "GET", "/v1/rules", "admin", "All rules", "RulesAnswer"),
+    _catalog("get_rule", "GET", "/v1/rules/{name}", "admin", "A rule", "RuleAnswer"),
+    _catalog(
+        "put_rule",
+        "PUT",
+        "/v1/rules/{name}",
+        "admin",
+        "Add or replace a rule, once it can be evaluated",
+        "RuleAnswer",
+        body=("RuleBody",),
+    ),
+    _catalog("delete_rule", "DELETE", "/v1/rules/{name}", "admin", "Remove a rule made by PUT", "RuleAnswer"),
+    _read("list_slow_batches", "/v1/slow-batches", "Batches that took over five times the median", "SlowBatchesAnswer"),
+    _asked(
+        "complete",
+        "/v1/completions",
+        "Texts or items, for clients of OpenAI",
+        "CompletionAnswer",
+        ("CompletionBody", "ItemCompletionBody"),
+        part="all",
+        **_OPENAI,
+    ),
+    _asked("chat", "/v1/chat/completions", "The next message of a chat", "ChatAnswer", ("ChatBody",), part="texts", **_OPENAI),
+    _read("list_models", "/v1/models", "What `model` may be", "ModelsAnswer", part="all"),
+    _read("get_health", "/healthz", "Is the process up?", "Health", need=None, part="all"),
+    _read(
+        "get_readiness",
+        "/readyz",
+        "Does the server answer requests now?",
+        "Readiness",
+        need=None,
+        part="all",
+        failures={"503": "Not ready"},
+        failure="Readiness",
+    ),
+    _read("get_metrics", "/metrics", "Counters for Prometheus", "text/plain", part="all"),
+)
+_OPEN = ("/", "/healthz", "/readyz")
+_PAGE = "/playground/"
+
+
+def routes_of(handlers: Mapping[str, Callable[..., Any]]) -> list[Route]:
+    """Return the routes of handlers by the names of their operations, in the order of the handlers."""
+    by_name = {operation.name: operation for operation in OPERATIONS}
+    found = [(by_name[name], handler) for name, handler in handlers.items()]
+    return [Route(operation.route_path, handler, methods=[operation.method]) for operation, handler in found]
+
+
+def need_of(method: str, path: str) -> Need | None:
+    """Return the scope that a request needs; None for health checks and the page's own files.
+
+    "learn" is counting interactions, which a server does only if it was told to (--learn). A request that no operation answers
+    needs what the widest of its path needs, or to be known.
+    """
+    if path in _OPEN or path.startswith(_PAGE):
+        return None
+    operations = [operation for pattern, operation in _patterns() if pattern.match(path)]
+    asked = [operation for operation in operations if operation.method == ("GET" if method == "HEAD" else method)]
+    return (asked or operations[-1:])[0].need if operations else "read"
+
+
+@cache
+def _patterns() -> list[tuple[re.Pattern[str], Operation]]:
+    return [(compile_path(operation.route_path)[0], operation) for operation in OPERATIONS]
