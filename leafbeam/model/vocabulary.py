@@ -3,21 +3,25 @@
 Shapes: N items, L levels, V codes of a level, D hidden, B requests, T tokens of a prompt.
 """
 
+from __future__ import annotations
+
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from hashlib import blake2b
 from itertools import accumulate
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, TypeGuard, overload
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from leafbeam.errors import ArgumentError, CheckpointError, CodesError, counted
 from leafbeam.ids import is_id
+
+if TYPE_CHECKING:  # the process that compiles constraints does without torch, which takes a second to load
+    from torch import Tensor
 
 Int64Array = npt.NDArray[np.int64]
 UserId = int | str | np.integer | None
@@ -100,12 +104,12 @@ class _SidTokens(ABC):
         rows = self.level_slice(level)
         if rows is not None:
             return matrix_VD[rows]
-        return matrix_VD.index_select(0, torch.as_tensor(self.level_tokens(level), device=matrix_VD.device))
+        return matrix_VD.index_select(0, _tensor(self.level_tokens(level), matrix_VD))
 
     def tokens_at(self, codes: Tensor, level: int) -> Tensor:
         """The tokens of one level's codes, any shape; the codes are not checked."""
         rows = self.level_slice(level)
-        return codes + rows.start if rows else torch.as_tensor(self.level_tokens(level), device=codes.device)[codes]
+        return codes + rows.start if rows else _tensor(self.level_tokens(level), codes)[codes]
 
     @overload
     def tokens(self, codes_NL: Tensor) -> Tensor: ...
@@ -304,7 +308,7 @@ class TokenTable(_SidTokens):
         return super().prompt_tokens if self.prompt is None else self.prompt
 
     @classmethod
-    def behind(cls, first: int, codebook_sizes: Sequence[int], *, size: int, pad: int, bos: int, eos: int) -> "TokenTable":
+    def behind(cls, first: int, codebook_sizes: Sequence[int], *, size: int, pad: int, bos: int, eos: int) -> TokenTable:
         """Codebooks end to end from token `first` on, where a tokenizer puts added tokens."""
         begins = accumulate(codebook_sizes, initial=first)
         levels = tuple(tuple(range(begin, begin + codes)) for begin, codes in zip(begins, codebook_sizes, strict=False))
@@ -388,7 +392,7 @@ def _whole_numbers(name: str, values: Sequence[object]) -> tuple[int, ...]:
 
 
 def _integers(table: Tensor | npt.ArrayLike, num_levels: int) -> Int64Array:
-    array = table.detach().cpu().numpy() if isinstance(table, Tensor) else np.asarray(table)
+    array = table.detach().cpu().numpy() if _is_tensor(table) else np.asarray(table)
     if array.size == 0 and array.ndim == 1:
         array = np.empty((0, num_levels), np.int64)  # an empty history may arrive as []
     if array.dtype.kind not in "iu":
@@ -403,4 +407,14 @@ def _first(mask: npt.NDArray[np.bool_]) -> tuple[int, ...]:
 
 
 def _like(sample: Tensor | npt.ArrayLike, array: Int64Array) -> Tensor | Int64Array:
-    return torch.from_numpy(array).to(sample.device) if isinstance(sample, Tensor) else array
+    return _tensor(array, sample) if _is_tensor(sample) else array
+
+
+def _is_tensor(table: Tensor | npt.ArrayLike) -> TypeGuard[Tensor]:
+    return isinstance(table, getattr(sys.modules.get("torch"), "Tensor", ()))
+
+
+def _tensor(array: Int64Array, like: Tensor) -> Tensor:
+    import torch
+
+    return torch.as_tensor(array, device=like.device)
