@@ -110,6 +110,13 @@ def test_unknown_paths_and_methods_are_rejected_in_the_same_shape(client):
         assert set(response.json()["error"]) == {"type", "message"}
 
 
+def test_an_unknown_path_is_named_as_it_was_sent(client):
+    """A14: the first part of a path that begins with two slashes was left out of the message."""
+    for path in ("//v1/recommend", "//v1//completions", "/V1/recommend"):
+        answer = client.post(f"http://testserver{path}", json={})
+        assert (answer.status_code, f"nothing at {path}:" in answer.json()["error"]["message"]) == (404, True), answer.text
+
+
 def test_the_page_about_the_interface_loads_nothing_from_elsewhere(client):
     response = client.get("/docs")
     assert response.status_code == 200
