@@ -3,13 +3,12 @@
 import os
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from leafbeam.cli.run import RunDirectory
 from leafbeam.errors import BatchError, InvalidRequestError, LockedError
-from leafbeam.ingest import ChangeCounts, Lines
+from leafbeam.ingest import ChangeAnswer, Lines
 
 Operation = Literal["put", "delete"]
 KEY = "LEAFBEAM_KEY"  # of the environment
@@ -23,7 +22,7 @@ class ItemWriter(Protocol):
     columns: Mapping[str, str]
     text_ids: bool
 
-    def send(self, operation: Operation, rows: Sequence[Mapping[str, Any]], *, missing_ok: bool = False) -> ChangeCounts:
+    def send(self, operation: Operation, rows: Sequence[Mapping[str, Any]], *, missing_ok: bool = False) -> ChangeAnswer:
         """Make one change of all rows or of none. Raises BatchError, which names every bad one."""
         ...
 
@@ -46,7 +45,7 @@ class _RunItems:
     def __init__(self, writer: Any, columns: Mapping[str, str], text_ids: bool) -> None:
         self._writer, self.columns, self.text_ids = writer, columns, text_ids
 
-    def send(self, operation: Operation, rows: Sequence[Mapping[str, Any]], *, missing_ok: bool = False) -> ChangeCounts:
+    def send(self, operation: Operation, rows: Sequence[Mapping[str, Any]], *, missing_ok: bool = False) -> ChangeAnswer:
         lines = Lines.of_rows(rows)
         return self._writer.put(lines) if operation == "put" else self._writer.delete(lines, missing_ok=missing_ok)
 
@@ -85,17 +84,15 @@ class _ServedItems:
     def __init__(self, client: Any, columns: Mapping[str, str], text_ids: bool) -> None:
         self._client, self.columns, self.text_ids = client, columns, text_ids
 
-    def send(self, operation: Operation, rows: Sequence[Mapping[str, Any]], *, missing_ok: bool = False) -> ChangeCounts:
+    def send(self, operation: Operation, rows: Sequence[Mapping[str, Any]], *, missing_ok: bool = False) -> ChangeAnswer:
         try:
             if operation == "put":
-                answer = self._client.put_items(rows)
-            else:
-                answer = self._client.delete_items([row["item_id"] for row in rows], missing_ok=missing_ok)
+                return self._client.put_items(rows)
+            return self._client.delete_items([row["item_id"] for row in rows], missing_ok=missing_ok)
         except InvalidRequestError as error:
             if error.lines:
                 raise BatchError(error.lines, len(rows)) from error
             raise
-        return ChangeCounts(**{field.name: getattr(answer, field.name) for field in fields(ChangeCounts)})
 
 
 @contextmanager

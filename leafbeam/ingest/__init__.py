@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name when it is first used
-    from leafbeam.ingest.changes import ChangeCounts
+    from leafbeam.ingest.change_answer import ChangeAnswer
     from leafbeam.ingest.lines import MAX_LINES, ItemLine, Lines
     from leafbeam.ingest.live_directory import INDEX, RULES, LiveDirectory, check_origin, set_aside
     from leafbeam.ingest.snapshots import SnapshotInfo
@@ -14,7 +14,7 @@ __all__ = [
     "MAX_LINES",
     "RULES",
     "CatalogWriter",
-    "ChangeCounts",
+    "ChangeAnswer",
     "ItemLine",
     "Lines",
     "LiveDirectory",

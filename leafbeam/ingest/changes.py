@@ -16,6 +16,7 @@ from leafbeam.errors import ArgumentError, DataError, counted, short_repr
 from leafbeam.ids import ID_KINDS, kind_of_id
 from leafbeam.index import Version
 from leafbeam.ingest.attributes import table_of
+from leafbeam.ingest.change_answer import ChangeAnswer
 from leafbeam.ingest.lines import ItemLine, Lines, problem_of_new_id
 from leafbeam.retrieve import ItemMemory
 
@@ -25,17 +26,6 @@ if TYPE_CHECKING:
 Operation = Literal["put", "patch", "delete"]
 _FIELDS = ("operation", "item_ids", "codes", "attributes")
 MAX_GROUPS = 64  # different sets of columns in a batch of patches: each is a scan of the table
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChangeCounts:
-    """What a batch does. number: of the version of the index that has it."""
-
-    inserted: int = 0
-    updated: int = 0
-    deleted: int = 0
-    ignored: int = 0
-    number: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -81,15 +71,17 @@ class Change:
         """What `of_record` reads, of values that JSON has or that are written as text."""
         return {name: getattr(self, name) for name in _FIELDS}
 
-    def counts(self, version: Version, num_lines: int) -> ChangeCounts:
+    def counts(self, version: Version, num_lines: int) -> ChangeAnswer:
         """What it does to a version. num_lines: of the request; those of items to delete that are not there are ignored."""
         live_n = version.knows(self.item_ids) if self.item_ids else np.zeros(0, np.bool_)
         if self.operation == "delete":
             deleted = int(live_n.sum())
-            return ChangeCounts(deleted=deleted, ignored=num_lines - deleted, number=version.number + (deleted > 0))
+            number, ignored = version.number + (deleted > 0), num_lines - deleted
+            return ChangeAnswer(inserted=0, updated=0, deleted=deleted, ignored=ignored, number=number)
         moves = any(codes is not None for codes in self._new_codes(version, live_n))
         inserted = int((~live_n).sum())
-        return ChangeCounts(inserted=inserted, updated=int(live_n.sum()), number=version.number + moves)
+        updated, number = int(live_n.sum()), version.number + moves
+        return ChangeAnswer(inserted=inserted, updated=updated, deleted=0, ignored=0, number=number)
 
     def make(self, transaction: CatalogTransaction, version: Version) -> None:
         """Add it to a transaction on a version."""

@@ -5,13 +5,15 @@ import logging
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import TYPE_CHECKING
+
+from msgspec.structs import asdict
 
 from leafbeam.catalog import Catalog, RuleStatus
 from leafbeam.errors import ConflictError, DataError, LeafbeamError, LogError, UnknownRuleError
 from leafbeam.index import Trie, Version
-from leafbeam.ingest.changes import Change, ChangeCounts, ChangePlanner, Operation
+from leafbeam.ingest.change_answer import ChangeAnswer
+from leafbeam.ingest.changes import Change, ChangePlanner, Operation
 from leafbeam.ingest.lines import Lines
 from leafbeam.ingest.live_directory import LiveDirectory
 from leafbeam.ingest.request_log import RequestLog
@@ -59,7 +61,7 @@ class CatalogWriter:
             self._texts.look_up_again(catalog, list(live.requests.texts))
         self._texts.add_missing(catalog)
 
-    def put(self, lines: Lines, request: RequestKey | None = None) -> ChangeCounts:
+    def put(self, lines: Lines, request: RequestKey | None = None) -> ChangeAnswer:
         """Insert items, or replace those that are there. Attributes that a line does not name become null.
 
         A new item without codes gets them from its vector, or its text; one that is there keeps its codes, unless the line has
@@ -67,11 +69,11 @@ class CatalogWriter:
         """
         return self._change("put", lines, request)
 
-    def patch(self, lines: Lines, request: RequestKey | None = None) -> ChangeCounts:
+    def patch(self, lines: Lines, request: RequestKey | None = None) -> ChangeAnswer:
         """Change the attributes, or the codes, that each line names. Raises as `put`."""
         return self._change("patch", lines, request)
 
-    def delete(self, lines: Lines, request: RequestKey | None = None, *, missing_ok: bool = False) -> ChangeCounts:
+    def delete(self, lines: Lines, request: RequestKey | None = None, *, missing_ok: bool = False) -> ChangeAnswer:
         """Remove items and their attributes. missing_ok: an item that is not there is ignored. Raises as `put`."""
         return self._change("delete", lines, request, missing_ok=missing_ok)
 
@@ -80,14 +82,14 @@ class CatalogWriter:
         with self._writing():
             return self._snapshots.make(name, self.catalog)
 
-    def rollback(self, name: str | None = None, request: RequestKey | None = None) -> ChangeCounts:
+    def rollback(self, name: str | None = None, request: RequestKey | None = None) -> ChangeAnswer:
         """Go back to a snapshot, the newest by default; rules stay. Counts as `put` and `delete` would.
 
         Raises ArgumentError (no such snapshot), IndexFileError, ConflictError, LogError.
         """
         with self._writing() as requests:
             if (answer := requests.find(request)) is not None:
-                return ChangeCounts(**answer)
+                return ChangeAnswer(**answer)
             name = self._snapshots.newest() if name is None else name
             trie, items = self._snapshots.load(name)
             counts = _counts_of_restore(trie, self.catalog.index.version())
@@ -153,10 +155,10 @@ class CatalogWriter:
 
     def _change(
         self, operation: Operation, lines: Lines, request: RequestKey | None, *, missing_ok: bool = False
-    ) -> ChangeCounts:
+    ) -> ChangeAnswer:
         with self._writing() as requests:
             if (answer := requests.find(request)) is not None:
-                return ChangeCounts(**answer)
+                return ChangeAnswer(**answer)
             version = self.catalog.index.version()
             schema = self.catalog.schema(before_change=True)
             change = self._planner.plan(operation, lines, version, schema, missing_ok=missing_ok)
@@ -231,11 +233,11 @@ def _is_lasting(error: Exception) -> bool:
     return isinstance(error, LeafbeamError) and not may_pass
 
 
-def _counts_of_restore(trie: Trie, version: Version) -> ChangeCounts:
+def _counts_of_restore(trie: Trie, version: Version) -> ChangeAnswer:
     """What going to the items of a trie does to a version."""
     ids = trie.item_ids
     known = ids[version.knows(ids)]
     moves = bool((version.codes_of(known) != trie.codes_of(known)).any())
     inserted, deleted = len(ids) - len(known), version.num_items - len(known)
     number = version.number + bool(inserted or deleted or moves)
-    return ChangeCounts(inserted=inserted, updated=len(known), deleted=deleted, number=number)
+    return ChangeAnswer(inserted=inserted, updated=len(known), deleted=deleted, ignored=0, number=number)

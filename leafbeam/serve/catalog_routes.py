@@ -31,7 +31,6 @@ from leafbeam.serve.body import Bounds, decode_body, read_body
 from leafbeam.serve.bounded_executor import BoundedExecutor
 from leafbeam.serve.catalog_schema import (
     CatalogAnswer,
-    ChangeAnswer,
     ItemAnswer,
     RollbackBody,
     RuleAnswer,
@@ -128,7 +127,7 @@ class CatalogRoutes:
                 raise BodyError(str(error), status=status) from None
             return change(lines, request)
 
-        return json_response(ChangeAnswer(**asdict(await self._writes.run(make))))
+        return json_response(await self._writes.run(make))
 
     async def _delete_one(self, http: HttpRequest) -> Response:
         writer, item_id, request = self._writable(), self._id_of(http), key_of(http, b"")
@@ -136,7 +135,7 @@ class CatalogRoutes:
             counts = await self._writes.run(lambda: writer.delete(Lines.of_rows([{"item_id": item_id}]), request))
         except BatchError:
             raise _no_item(item_id) from None
-        return json_response(ChangeAnswer(**asdict(counts)))
+        return json_response(counts)
 
     async def _item(self, http: HttpRequest) -> Response:
         catalog, item_id = self._served(), self._id_of(http)
@@ -188,7 +187,7 @@ class CatalogRoutes:
         writer, body = self._writable(), await self._body(http, RollbackBody)
         request = key_of(http, msgspec.json.encode(body))
         counts = await self._writes.run(lambda: writer.rollback(body.snapshot, request))
-        return json_response(ChangeAnswer(**asdict(counts)))
+        return json_response(counts)
 
     async def _delete_snapshot(self, http: HttpRequest) -> Response:
         writer, name = self._writable(), http.path_params["name"]

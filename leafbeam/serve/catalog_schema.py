@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from leafbeam.ingest.change_answer import ChangeAnswer
 from leafbeam.serve.schema import Id, ItemId
 
 MAX_ITEMS = 256  # that a search finds, and ids that it looks up
@@ -21,18 +22,6 @@ class ItemBody(Struct, frozen=True, kw_only=True):
     vector: Annotated[
         list[float] | None, Meta(description="In place of text, where the Semantic IDs were fitted on vectors of your own.")
     ] = None
-
-
-class ChangeAnswer(Struct, frozen=True, kw_only=True):
-    """What a batch did. It is on disk, and the next request sees it."""
-
-    inserted: Annotated[int, Meta(description="Items that were not there.")]
-    updated: Annotated[int, Meta(description="Items that were.")]
-    deleted: int
-    ignored: Annotated[int, Meta(description="Lines of items to delete that were not there, with `?missing=ignore`.")]
-    number: Annotated[
-        int, Meta(description="Of the version that has the change: `index_version` ends in `+number` or a later one.")
-    ]
 
 
 class ItemAnswer(Struct, frozen=True, kw_only=True):

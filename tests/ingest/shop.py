@@ -10,6 +10,7 @@ import numpy as np
 
 from leafbeam.catalog import Catalog
 from leafbeam.ingest import CatalogWriter, Lines, LiveDirectory
+from leafbeam.ingest.change_answer import ChangeAnswer
 from leafbeam.live import RequestKey
 from leafbeam.retrieve import ItemMemory
 from leafbeam.semid import ItemEncoder
@@ -41,6 +42,11 @@ def state(writer: CatalogWriter) -> dict[str, Any]:
     rows = catalog.lookup(ids).to_pylist()
     rules = {name: sorted(found.item_ids().astype(str).tolist()) for name, found in catalog.rules.filters.items()}
     return {"items": {row["item_id"]: (sid, row) for row, sid in zip(rows, codes, strict=True)}, "rules": rules}
+
+
+def counts(*, inserted: int = 0, updated: int = 0, deleted: int = 0, ignored: int = 0, number: int) -> ChangeAnswer:
+    """The answer to a change."""
+    return ChangeAnswer(inserted=inserted, updated=updated, deleted=deleted, ignored=ignored, number=number)
 
 
 def rows(*content: dict[str, Any]) -> Lines:

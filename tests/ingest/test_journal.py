@@ -12,10 +12,10 @@ import pytest
 
 from leafbeam.catalog import Catalog
 from leafbeam.errors import ItemIdError, LogError
-from leafbeam.ingest import CatalogWriter, ChangeCounts
+from leafbeam.ingest import CatalogWriter
 from leafbeam.live import LiveIndex, RequestKey, disk
 from leafbeam.retrieve import ItemMemory, LiveMemory
-from tests.ingest.shop import KEY, TITLES, Shop, raising, rows, state
+from tests.ingest.shop import KEY, TITLES, Shop, counts, raising, rows, state
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "changes-v1"
 
@@ -114,7 +114,7 @@ def test_a_change_whose_end_a_power_cut_took_is_made_again(shop: Shop, compacts:
     assert codes_read(shop)["new"] == [1, 2]  # was acknowledged
     with shop.writer() as writer:
         assert state(writer) == before
-        assert writer.put(rows({"item_id": "new", "codes": [1, 2], "price": 3}), KEY) == ChangeCounts(inserted=1, number=2)
+        assert writer.put(rows({"item_id": "new", "codes": [1, 2], "price": 3}), KEY) == counts(inserted=1, number=2)
         assert writer.put(rows({"item_id": "next", "codes": [1, 3]})).number == 3
     with shop.writer() as writer:
         assert codes_of(writer).keys() == before["items"].keys() | {"next"}
@@ -133,9 +133,9 @@ def test_a_directory_of_the_first_format_is_read_and_changed(shop: Shop) -> None
     with shop.writer() as writer:
         expected = codes_of(writer)
         assert (expected.keys(), expected["new"], expected["i0"], expected["late"]) == (set(ids), [1, 1], [1, 2], [1, 3])
-        assert writer.put(rows({"item_id": "new", "codes": [1, 1]}), KEY) == ChangeCounts(inserted=1, number=1)
+        assert writer.put(rows({"item_id": "new", "codes": [1, 1]}), KEY) == counts(inserted=1, number=1)
         late = RequestKey(key="two", digest="d2")
-        assert writer.put(rows({"item_id": "late", "codes": [1, 3]}), late) == ChangeCounts(inserted=1, number=3)
+        assert writer.put(rows({"item_id": "late", "codes": [1, 3]}), late) == counts(inserted=1, number=3)
         assert writer.put(rows({"item_id": "next", "codes": [0, 0]})).number == 4
         expected = codes_of(writer)
     assert codes_read(shop) == expected

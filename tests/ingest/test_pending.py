@@ -7,9 +7,8 @@ import pyarrow as pa
 import pytest
 
 from leafbeam.errors import BatchError, DataError, ItemIdError, LogError
-from leafbeam.ingest import ChangeCounts
 from leafbeam.retrieve import ItemMemory
-from tests.ingest.shop import KEY, Shop, raising, rows, state
+from tests.ingest.shop import KEY, Shop, counts, raising, rows, state
 
 
 @pytest.mark.parametrize("known_by", ["table", "memory"])
@@ -51,7 +50,7 @@ def test_a_change_on_disk_that_can_never_be_made_stops_no_other_and_no_start(
             assert state(writer)["items"].keys() == before["items"].keys()
             assert writer.catalog.rules.report.agrees
     with shop.writer() as writer:  # its request may come again
-        assert writer.put(rows({"item_id": "new", "codes": [1, 1]}), KEY) == ChangeCounts(inserted=1, number=2)
+        assert writer.put(rows({"item_id": "new", "codes": [1, 1]}), KEY) == counts(inserted=1, number=2)
 
 
 def test_an_error_of_a_decided_change_that_would_come_again_is_the_answer_and_others_are_made(shop: Shop, monkeypatch):
@@ -121,4 +120,4 @@ def test_a_rollback_that_is_decided_is_made_after_a_crash_at_any_later_moment(sh
             writer.rollback("s", KEY)
     with shop.writer() as writer:
         assert state(writer) == before
-        assert writer.rollback("s", KEY) == ChangeCounts(inserted=1, updated=5, deleted=1, number=3)
+        assert writer.rollback("s", KEY) == counts(inserted=1, updated=5, deleted=1, number=3)

@@ -23,21 +23,21 @@ from leafbeam.errors import (
     UnknownRuleError,
 )
 from leafbeam.index import Trie, Version
-from leafbeam.ingest import ChangeCounts, Lines, set_aside
+from leafbeam.ingest import Lines, set_aside
 from leafbeam.ingest.changes import Change, ChangePlanner
 from leafbeam.live import RequestKey, disk
 from leafbeam.live.commit_store import CommitStore
 from leafbeam.live.transaction import WriteSet
 from leafbeam.retrieve import ItemMemory
 from leafbeam.tables.as_json import rows_of
-from tests.ingest.shop import KEY, TITLES, Shop, raising, rows, state
+from tests.ingest.shop import KEY, TITLES, Shop, counts, raising, rows, state
 
 
 def test_an_item_is_put_patched_and_deleted_and_all_of_it_survives_a_restart(shop: Shop):
     with shop.writer() as writer:
         assert not (shop.folder / "live" / "index").exists()
         put = rows({"item_id": "new", "title": "an old green tea", "price": 3, "seen": "2024-05-01T10:00:00+02:00"})
-        assert writer.put(put, KEY) == ChangeCounts(inserted=1, number=1)
+        assert writer.put(put, KEY) == counts(inserted=1, number=1)
         codes, row = state(writer)["items"]["new"]
         assert codes == shop.codes[TITLES.index("old green tea")].tolist()
         assert (row["title"], row["price"], row["stock"], row["seen"].isoformat()) == (
@@ -48,8 +48,8 @@ def test_an_item_is_put_patched_and_deleted_and_all_of_it_survives_a_restart(sho
         )
         assert writer.patch(rows({"item_id": "new", "price": 25.5}, {"item_id": "i0", "stock": 9})).updated == 2
         assert "new" not in state(writer)["rules"]["cheap"]
-        assert writer.put(rows({"item_id": "i1", "codes": [3, 1], "title": "tea"})) == ChangeCounts(updated=1, number=2)
-        assert writer.delete(rows({"item_id": "i2"})) == ChangeCounts(deleted=1, number=3)
+        assert writer.put(rows({"item_id": "i1", "codes": [3, 1], "title": "tea"})) == counts(updated=1, number=2)
+        assert writer.delete(rows({"item_id": "i2"})) == counts(deleted=1, number=3)
         kept = state(writer)
     assert kept["items"]["i1"][0] == [3, 1]
     assert kept["items"]["i1"][1]["price"] is None
@@ -57,7 +57,7 @@ def test_an_item_is_put_patched_and_deleted_and_all_of_it_survives_a_restart(sho
     with shop.writer() as writer:
         assert state(writer) == kept
         assert writer.catalog.rules.report.agrees
-        assert writer.put(put, KEY) == ChangeCounts(inserted=1, number=1)  # the same answer, and nothing changes
+        assert writer.put(put, KEY) == counts(inserted=1, number=1)  # the same answer, and nothing changes
         assert state(writer) == kept
 
 
@@ -127,7 +127,7 @@ def test_a_batch_with_wrong_lines_changes_nothing_and_names_every_one(shop: Shop
             with pytest.raises(BatchError, match="line 2: the index does not have it"):
                 call(rows({"item_id": "i0"}, content))
         assert state(writer) == before
-        assert writer.delete(rows({"item_id": "i0"}, {"item_id": "nope"}), missing_ok=True) == ChangeCounts(
+        assert writer.delete(rows({"item_id": "i0"}, {"item_id": "nope"}), missing_ok=True) == counts(
             deleted=1, ignored=1, number=1
         )
 
@@ -251,12 +251,12 @@ def test_a_snapshot_is_gone_back_to_as_one_change(shop: Shop):
                 writer.snapshot(name)
         writer.delete(rows({"item_id": "new"}, {"item_id": "i0"}))
         writer.put(rows({"item_id": "bad", "codes": [2, 2], "price": 1}, {"item_id": "i1", "codes": [0, 0]}))
-        counts = writer.rollback(None, KEY)
-        assert counts == ChangeCounts(inserted=2, updated=5, deleted=1, number=4)
+        made = writer.rollback(None, KEY)
+        assert made == counts(inserted=2, updated=5, deleted=1, number=4)
         assert state(writer) == before
         writer.delete(rows({"item_id": "i5"}))
     with shop.writer() as writer:
-        assert writer.rollback(None, KEY) == counts
+        assert writer.rollback(None, KEY) == made
         assert "i5" not in state(writer)["items"]
         assert writer.rollback("good").inserted == 1
         assert state(writer) == before
