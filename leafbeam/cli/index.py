@@ -168,6 +168,7 @@ def inspect(
     console = stdout()
     planned = None if plan is None else parse_plan(plan)
     from leafbeam.cli import inspection
+    from leafbeam.tables.opener import ending_of
 
     if planned is not None:
         inspection.show_plan(console, *planned, as_json=as_json)
@@ -177,7 +178,7 @@ def inspect(
         inspection.print_trie(path)
     elif path.is_dir():
         inspection.show_directory(console, path)
-    elif path.suffix == ".parquet":
+    elif ending_of(path, (".parquet",)):
         inspection.show_table(console, path)
     else:
         inspection.show_trie(console, path)
