@@ -113,7 +113,7 @@ def test_other_arguments_out_of_range_are_refused() -> None:
         Trie.from_sequences([[]], 5, max_length=65)
     with pytest.raises(CodesError, match="sequence 0 has 3 tokens: expected at most 2"):
         Trie.from_sequences([[1, 2, 3]], 5, max_length=2)
-    with pytest.raises(ItemIdError, match="occur more than once"):
+    with pytest.raises(ItemIdError, match="occurs more than once"):
         Trie.from_sequences([[1], [2]], 5, ["a", "a"])
 
 

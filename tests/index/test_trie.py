@@ -157,7 +157,7 @@ def test_what_is_no_table_and_no_sizes_is_refused_by_name(codes: Any, sizes: Any
     ("ids", "message"),
     [
         (["a"], "expected \\(2,\\)"),
-        (["a", "a"], "occur more than once"),
+        (["a", "a"], "occurs more than once"),
         ([1.5, 2.5], "float"),
         ([["a"], ["b"]], "expected a flat|expected \\(2,\\)"),
         (np.array(["a", 1], object), "all integers or all strings"),
