@@ -1,4 +1,4 @@
-"""Configs: frozen dataclasses whose fields are read from TOML and from `name=value`, written as TOML, and documented."""
+"""Configs: frozen dataclasses that are read from TOML files and `name=value`, written as TOML, and listed in documents."""
 
 import dataclasses
 import difflib
@@ -26,10 +26,10 @@ class Setting:
     """One value of a config.
 
     Args:
-        name: The names of the fields that lead to it, with dots between them: `engine.max_batch`.
-        kind: The annotation of its field.
-        default: The value where none is set.
-        meaning: The text of its docstring's `Args:`.
+        name: The names of the fields that lead to it, joined by dots: `engine.max_batch`.
+        kind: The type annotation of its field.
+        default: The value if none is set.
+        meaning: Its description in the `Args:` of the docstring.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Setting:
 
 
 def settings_of(config: type) -> Iterator[Setting]:
-    """Yield the settings of a config, those of the dataclasses in it after its own.
+    """Yield the settings of a config: first its own, then those of the dataclasses in it.
 
     >>> from leafbeam.serve import ServerConfig
     >>> next(setting.default for setting in settings_of(ServerConfig) if setting.name == "engine.max_batch")
@@ -64,16 +64,17 @@ def changes_of(config: Any) -> dict[str, Any]:
 
 
 def load_config(base: T, path: Path | None = None, words: Sequence[str] = (), **options: Any) -> T:
-    """Return a config with the values of a file, changed by words, and those changed by options.
+    """Return a config with values from a file, from words and from options; each overrides those before it.
 
     Args:
-        base: The config that is changed. A table of which any value is stated has the defaults of its class for the others.
-        path: A file of TOML; a field that is a dataclass is a table of it.
-        words: Values as `name=value` with the names of `Setting`: `engine.max_batch=32`.
-        options: Values, or whole tables, by names with two underscores in place of each dot; None changes nothing.
+        base: The config that is changed. If any value of a table is given, its other values are the defaults of its class, not
+            those of `base`.
+        path: A file of TOML, with a table for each field that is a dataclass.
+        words: Texts such as `engine.max_batch=32`, with the names of `Setting`.
+        options: Values or whole tables by name, with two underscores in place of each dot; None changes nothing.
 
     Raises:
-        ArgumentError: For a file that is not TOML, a setting that is not there, a value of another type or out of range.
+        ArgumentError: If the file is not TOML, a setting is unknown, or a value has the wrong type or is out of range.
     """
     config: type[T] = type(base)
     stated = {} if path is None else {name: (value, str(path)) for name, value in _file_values(config, path)}
@@ -87,7 +88,7 @@ def load_config(base: T, path: Path | None = None, words: Sequence[str] = (), **
     for name, (value, where) in stated.items():
         if name not in kinds:
             near = difflib.get_close_matches(name, kinds, n=3) or [other for other in kinds if other.endswith(f".{name}")]
-            hint = f"; did you mean {' or '.join(near)}?" if near else ": `--print-config` lists all"
+            hint = f"; did you mean {' or '.join(near)}?" if near else ": --print-config lists all settings"
             raise ArgumentError(f"{where}: there is no setting {short_repr(name)}{hint}")
         values[name] = _converted(value, kinds[name], name, where)
     values |= {name.replace("__", "."): value for name, value in options.items() if value is not None}
@@ -95,7 +96,7 @@ def load_config(base: T, path: Path | None = None, words: Sequence[str] = (), **
 
 
 def to_toml(config: Any) -> str:
-    """Return a config as TOML with a comment for each setting; settings without a value are comments altogether."""
+    """Return a config as TOML, with a comment above each setting; a setting without a value is a comment itself."""
     lines: list[str] = []
     tables: dict[str, list[str]] = {}
     for setting in settings_of(type(config)):
@@ -114,14 +115,14 @@ def to_toml(config: Any) -> str:
 
 
 def kind_in_words(kind: Any) -> str:
-    """Return the values that an annotation admits: "a whole number", "auto, on or off"."""
+    """Return a type annotation in words, such as "a whole number" or "auto, on or off"."""
     if get_origin(kind) is Literal:
         *names, last = map(str, get_args(kind))
         return f"{', '.join(names)} or {last}"
     if get_origin(kind) in (Union, UnionType):
         return " or ".join(kind_in_words(inner) for inner in get_args(kind) if _is_plain(inner))
     if get_origin(kind) is tuple:
-        return f"a list, each {kind_in_words(get_args(kind)[0])}"
+        return f"a list; each value is {kind_in_words(get_args(kind)[0])}"
     return _WORDS.get(kind, "a table of names and texts")
 
 
@@ -147,7 +148,7 @@ def _file_values(config: type, path: Path) -> Iterator[tuple[str, Any]]:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ArgumentError(f"{path} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:  # also of text that is not UTF-8
+    except ValueError as error:  # also if the file is not UTF-8
         raise ArgumentError(f"{path} is not TOML: {error}") from error
     yield from _flat(config, content, "")
 
@@ -163,7 +164,7 @@ def _flat(config: type, content: Mapping[str, Any], prefix: str) -> Iterator[tup
 
 
 def _parsed(text: str) -> Any:
-    """Return a value of TOML; text that is none is itself, so that texts need no quotes."""
+    """Return a text read as a value of TOML, or the text itself if it is not one, so that text needs no quotes."""
     try:
         content = tomllib.loads(f"value = {text}")
     except ValueError:
@@ -172,7 +173,7 @@ def _parsed(text: str) -> Any:
 
 
 def _made(config: type, prefix: str, values: Mapping[str, Any], base: Any = None) -> Any:
-    """Return a config with the values whose names begin with a prefix; the others are those of `base`, or the defaults."""
+    """Return a config with the values whose names begin with a prefix, and the others from `base` or the defaults."""
     changes: dict[str, Any] = {}
     kinds = get_type_hints(config)
     for field in dataclasses.fields(config):
@@ -189,7 +190,7 @@ def _is_plain(kind: Any) -> bool:
 
 
 def _converted(value: Any, kind: Any, name: str, where: str) -> Any:
-    """Return a value of TOML as its field has it."""
+    """Return a value of TOML converted to the type of its field. Raises ArgumentError if it does not fit."""
     inner = [part for part in get_args(kind) if _is_plain(part)] if get_origin(kind) in (Union, UnionType) else [kind]
     for one in inner:
         if get_origin(one) is Literal and value in get_args(one):

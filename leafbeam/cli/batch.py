@@ -39,10 +39,11 @@ def recommend_table(
         console.print(f"Nothing was left to do: {out} is complete.")
         return
     if unknown := sum(partition.unknown_items for partition in partitions):
-        console.print(f"{counted(unknown, 'id of histories is', 'ids of histories are')} not in the index: left out.")
+        console.print(f"{counted(unknown, 'id of histories is', 'ids of histories are')} not in the index and left out.")
     if short := sum(partition.short_answers for partition in partitions):
         console.print(
-            f"{counted(short, 'user has', 'users have')} fewer than {counted(request.num_items, 'item')}: no more are allowed."
+            f"{counted(short, 'user has', 'users have')} fewer than {counted(request.num_items, 'item')}: "
+            "no other items are allowed."
         )
     total = sum(partition.users for partition in partitions)
     rate = total / (time.perf_counter() - began)

@@ -66,7 +66,7 @@ class CodesTable:
                 levels = len(names) if names != ("codes",) else _list_levels(file, parquet, codebook_sizes)
                 if columns and (names, levels) != (columns, num_levels):
                     raise DataError(
-                        f"{file} has {counted(levels, 'level')} in {', '.join(names)}, {files[0]} has {num_levels} in "
+                        f"{file} has {counted(levels, 'level')} in {', '.join(names)}, but {files[0]} has {num_levels} in "
                         f"{', '.join(columns)}: expected the same in all files"
                     )
                 columns, num_levels, num_rows = names, levels, num_rows + parquet.metadata.num_rows
@@ -91,12 +91,12 @@ class CodesTable:
             )
         if sizes and len(sizes) != num_levels:
             raise ArgumentError(
-                f"--codebook-sizes names {counted(len(sizes), 'level')}, {path} has {num_levels}: expected one for each"
+                f"--codebook-sizes names {counted(len(sizes), 'level')}, but {path} has {num_levels}: expected a size for each"
             )
         return table
 
     def summary(self) -> str:
-        """Rows, files and levels in words."""
+        """Return the numbers of rows, files and levels in words."""
         return f"{counted(self.num_rows, 'row')} in {counted(len(self.files), 'file')}, {counted(self.num_levels, 'level')}"
 
     def largest_codes(self) -> dict[str, int | None]:
@@ -117,7 +117,7 @@ class CodesTable:
         return largest
 
     def batches(self) -> Iterator[tuple[NDArray[np.integer], NDArray[np.generic]]]:
-        """(codes_nL, item_ids) of up to 131,072 rows at a time. Raises DataError, CodesError with the row."""
+        """Yield (codes_nL, item_ids) of up to 131,072 rows at a time. Raises DataError or CodesError, which name the row."""
         first = 0
         for file in self.files:
             for batch in read_batches(file, _BATCH, [self.id_column, *self.columns]):

@@ -134,7 +134,7 @@ def machine_findings(machine: Machine) -> Iterator[Finding]:
         name="open files",
         status="advice" if few else "ok",
         value=f"{files:,}",
-        mend=f"ulimit -n {_MIN_OPEN_FILES}: a server needs one for each connection" if few else "",
+        mend=f"ulimit -n {_MIN_OPEN_FILES}: a server needs an open file for each connection" if few else "",
     )
     yield _kernels()
 

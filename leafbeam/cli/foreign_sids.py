@@ -90,9 +90,13 @@ def read_sids(
         raise DataError(f"there is no {path}: name a file of Semantic IDs ({', '.join(FORMATS)})")
     ending = ending_of(path, (*FORMATS, *_PICKLES))
     if ending in _PICKLES:
-        raise DataError(f"{path} is a pickle, which can run any program: save the tensor alone with torch.save, or as .npy")
+        raise DataError(
+            f"{path} is a pickle, which could run any program: save the tensor alone with torch.save, or save it as .npy"
+        )
     if transposed and ending not in (_ARRAY, *_TORCH, *json_rows.WHOLE):
-        raise ArgumentError(f"{path}: --transposed is about matrices (.npy, .pt, .json), whose rows may be levels")
+        raise ArgumentError(
+            f"{path}: --transposed is for matrices alone (.npy, .pt, .json), whose rows may be levels: leave it out"
+        )
     if path.is_dir() or ending == ".parquet":
         table = CodesTable.open(path, None, id_column=id_column, sizes_needed=False)
         return _joined(path, list(table.batches()), codebook_sizes=table.codebook_sizes)
@@ -255,7 +259,9 @@ def _of_lists(path: Path, by_id: Mapping[Any, Any], *, is_text_file: bool = Fals
         row = [_parsed(code, where, parsed) for code in cast("list[Any]", codes)]
         names = names or [name for name, _ in row]
         if len(row) != len(names):
-            raise CodesError(f"{where} has {counted(len(row), 'code')}, others {len(names)}: expected as many for every item")
+            raise CodesError(
+                f"{where} has {counted(len(row), 'code')}, other items have {len(names)}: expected the same number for all"
+            )
         for level, (name, _) in enumerate(row):
             if name != names[level]:
                 expected = names[level] or "a number"

@@ -208,9 +208,7 @@ def _load(
         model = load_model(directory, vocabulary=offset_vocabulary(directory, first_token, sizes))
     elif names:
         if len(names) != num_levels:
-            raise CodesError(
-                f"{found.source} has {counted(num_levels, 'level')}: expected as many names of tokens, not {len(names)}"
-            )
+            raise CodesError(f"{found.source} has {counted(num_levels, 'level')}: expected as many --tokens, not {len(names)}")
         codebooks = read_codebooks(directory, names)
         codes_NL = np.stack([book.codes(codes_NL[:, level]) for level, book in enumerate(codebooks)], axis=1)
         if (missing_NL := codes_NL < 0).any():
@@ -229,6 +227,6 @@ def _load(
         )
     if model.vocabulary.num_levels != num_levels:
         raise CodesError(
-            f"{found.source} has {counted(num_levels, 'level')}, the model in {directory} {model.vocabulary.num_levels}"
+            f"{found.source} has {counted(num_levels, 'level')}, but the model in {directory} has {model.vocabulary.num_levels}"
         )
     return model, codes_NL

@@ -28,7 +28,7 @@ def show_trie(console: Console, path: Path) -> None:
     plan = MemoryEstimate.of(trie)
     console.print(_bytes_table(f"{path}  ·  index version {trie.version}", plan, path.stat().st_size))
     console.print(
-        f"{counted(len(trie), 'item')} on {counted(trie.num_leaves, 'leaf', 'leaves')}; a search reads the levels alone"
+        f"{counted(len(trie), 'item')} on {counted(trie.num_leaves, 'leaf', 'leaves')}; a search reads only the levels"
     )
     _show_bounds(console, plan, "its own")
 
@@ -114,7 +114,7 @@ def _show_live_index(console: Console, path: Path) -> None:
         table.add_row(name, f"{value:,}")
     console.print(table)
     if status.truncated_bytes:
-        console.print(f"an unfinished change of {counted(status.truncated_bytes, 'byte')} is at the log's end")
+        console.print(f"the log ends with an unfinished change of {counted(status.truncated_bytes, 'byte')}")
     show_trie(console, path / manifest.base)
 
 
@@ -156,7 +156,7 @@ def show_plan(console: Console, num_items: int, sizes: tuple[int, ...], *, as_js
         else " x ".join(f"{size:,}" for size in sizes)
     )
     console.print(_bytes_table(f"plan  ·  {counted(plan.num_items, 'uniform item')}, {shape}", plan))
-    console.print("expected nodes of a level: P (1 - (1 - 1/P)^N), P the product of the codebooks down to it")
+    console.print("expected nodes of a level: P (1 - (1 - 1/P)^N), where P is the product of the codebook sizes down to it")
     console.print("a search reads the levels alone; real Semantic IDs share prefixes and cost less")
     _show_bounds(console, plan, "expected")
 

@@ -13,7 +13,7 @@ from leafbeam.ingest import ChangeAnswer, Lines
 Operation = Literal["put", "delete"]
 KEY = "LEAFBEAM_KEY"  # of the environment
 DEADLINE_S = 60.0  # of a batch
-_HOLD_S = 3.0  # the catalog's file stays open this long for the next batch: to open it takes longer than a change
+_HOLD_S = 3.0  # how long the catalog's file stays open for the next batch, because opening it takes longer than a change
 
 
 class ItemWriter(Protocol):

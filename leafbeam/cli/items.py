@@ -16,7 +16,7 @@ from leafbeam.errors import ArgumentError, BatchError, counted
 from leafbeam.extras import require
 
 BATCH = 1000  # items
-_NAMELESS = re.compile(r"unnamed_\d+|__index_level_\d+__")  # of readers, and of pandas in Parquet: its index
+_NAMELESS = re.compile(r"unnamed_\d+|__index_level_\d+__")  # columns without a name in CSV, and the index of pandas in Parquet
 UrlOption = Annotated[
     str | None, option("--url", "The address of the run's server, in place of --run; LEAFBEAM_KEY has its key.")
 ]
@@ -105,7 +105,9 @@ def import_items(
     shown = describe({name: types.get(name, "") for name in values}, empty)
     console.print(f"Read as: {shown}", style="dim", soft_wrap=True, markup=False)
     if nameless:
-        shown = f"Left out: {', '.join(sorted(nameless))}, a column without a name in the file that the catalog does not have"
+        shown = (
+            f"Left out: {', '.join(sorted(nameless))}. Such a column has no name in the file, and the catalog does not have it."
+        )
         console.print(shown, style="yellow", soft_wrap=True, markup=False)
     done(console, f"{counted(inserted, 'item')} added, {updated:,} replaced", since=began)
 

@@ -42,7 +42,7 @@ def with_options(shared: Any) -> Callable[[Callable[..., None]], Callable[..., N
             options = shared(**{parameter.name: values.pop(parameter.name) for parameter in added})
             command(**values, **{last.name: options})
 
-        decorated: Any = run  # of which typer reads what follows
+        decorated: Any = run  # typer reads the attributes that are set here
         decorated.__signature__ = inspect.Signature([*own, *added])
         decorated.__annotations__ = {parameter.name: parameter.annotation for parameter in [*own, *added]}
         decorated.__doc__ = command.__doc__
@@ -52,20 +52,20 @@ def with_options(shared: Any) -> Callable[[Callable[..., None]], Callable[..., N
 
 
 def delimiter_of(text: str) -> str:
-    """Return the delimiter of CSV that an option names; `tab` is hard to type in a shell."""
+    """Return the delimiter of CSV that an option names: `tab` stands for a tab, which is hard to type in a shell."""
     return "\t" if text == "tab" else text
 
 
 def with_settings(config: type, names: Mapping[str, str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command an option for some settings of a config, and pass it the config with the values of all options.
+    """Give a command options for settings of a config, and pass it the config with the values of all options.
 
     Args:
-        config: The dataclass, as of `load_config`.
-        names: The options' flags by the names of their settings.
+        config: The class of the config, as for `load_config`.
+        names: The flag of each setting that gets an option of its own, by the setting's name.
 
     Returns:
-        A decorator of a command whose last argument gets the config. The command has also --config, --set and --print-config,
-        of which the last ends it.
+        A decorator of a command whose last argument gets the config. It also gives the command --config, --set and
+        --print-config; with the last, the command itself does not run.
     """
     settings = {setting.name: setting for setting in settings_of(config)}
     added = [
@@ -96,7 +96,7 @@ def with_settings(config: type, names: Mapping[str, str]) -> Callable[[Callable[
                 return
             command(**values, **{last.name: loaded})
 
-        decorated: Any = run  # of which typer reads what follows
+        decorated: Any = run  # typer reads the attributes that are set here
         context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
         parameters = [context, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own), *added]
         decorated.__signature__ = inspect.Signature(parameters)
@@ -113,7 +113,7 @@ def _is_stated(context: typer.Context, name: str) -> bool:
 
 
 def _setting_option(flag: str, setting: Setting) -> Any:
-    flags = f"{flag}/ " if setting.kind is bool else flag  # no second flag to turn it off
+    flags = f"{flag}/ " if setting.kind is bool else flag  # so that typer adds no second flag that turns it off
     return option(flags.strip(), setting.meaning, metavar="NAME" if get_origin(setting.kind) is Literal else None)
 
 
@@ -123,17 +123,18 @@ def split_names(text: str) -> tuple[str, ...]:
 
 
 RunOption = Annotated[Path, option("--run", "The run directory.")]
-DeviceOption = Annotated[str, option("--device", "Device of the model: cpu, cuda, cuda:1, ...")]
+DeviceOption = Annotated[str, option("--device", "The device of the model: cpu, cuda, cuda:1 and so on.")]
 NoVerifyOption = Annotated[
     bool,
-    option("--no-verify", "Trust the index: damage gives wrong items or a crash."),
+    option("--no-verify", "Load the index without checks; a damaged index then gives wrong items or a crash."),
 ]
 ScoringOption = Annotated[
     Literal["full", "allowed"],
     option("--scoring", "Normalise over the full codebook or the allowed codes.", metavar="full|allowed"),
 ]
-ConfigOption = Annotated[Path | None, option("--config", "A file of settings (TOML).")]
+ConfigOption = Annotated[Path | None, option("--config", "A TOML file of settings, as --print-config writes it.")]
 SetOption = Annotated[
-    list[str] | None, option("--set", "Another setting; repeatable. --print-config lists all.", metavar="NAME=VALUE")
+    list[str] | None,
+    option("--set", "Change one setting by its name; repeatable. --print-config lists all names.", metavar="NAME=VALUE"),
 ]
-PrintConfigOption = Annotated[bool, option("--print-config", "Print all settings as a file for --config, and stop.")]
+PrintConfigOption = Annotated[bool, option("--print-config", "Print all settings as a file for --config, and do nothing else.")]

@@ -77,9 +77,9 @@ def describe(row: dict[str, Any], column: str | None) -> Text:
 
 
 def _why_short(result: Result) -> str:
-    """Return why there are fewer items than requested, with the rules that allow none and what takes the items they allow."""
+    """Return a sentence that says why there are fewer items than requested, and which rules or exclusions leave none."""
     if not result.empty_rules:
-        return f"{counted(result.num_valid, 'item')}: no more are allowed."
+        return f"{counted(result.num_valid, 'item')}: no other items are allowed."
     exclusions = {"- deny_item_ids": "denied", "- history": "in the history"}
     taken = " or ".join(words for name, words in exclusions.items() if name in result.empty_rules)
     rules = [name for name in result.empty_rules if name not in exclusions]

@@ -65,7 +65,7 @@ def test_backend(backend: str, device: str) -> str | None:
         count = int(result.num_valid[row])
         item_ids, scores = np.asarray(result.item_ids[row][:count]), np.asarray(result.scores[row, :count])
         if sorted(item_ids.tolist()) != np.flatnonzero(allowed_N).tolist():
-            return f"it returned {counted(count, 'item')}, of {int(allowed_N.sum())} that are allowed"
+            return f"it returned {counted(count, 'item')}, but {int(allowed_N.sum())} are allowed"
         if (error := float(np.abs(scores - expected_N[item_ids]).max(initial=0.0))) > _TOLERANCE:
             return f"scores are wrong by up to {error:.3g}"
     return None

@@ -172,9 +172,16 @@ def recommend(
     },
 )
 def serve(
-    slo_ms: Annotated[float | None, option("--slo-ms", "Default deadline; requests that cannot meet it get 429.")] = None,
+    slo_ms: Annotated[
+        float | None,
+        option(
+            "--slo-ms",
+            "The deadline, in milliseconds, of requests without one. Requests that cannot meet their deadline get 429.",
+        ),
+    ] = None,
     rule: Annotated[
-        list[str] | None, option("--rule", "One more rule, or NAME@60s=SQL; repeatable.", metavar="NAME=SQL")
+        list[str] | None,
+        option("--rule", "Add a rule; repeatable. NAME@60s=SQL evaluates it again every 60 seconds.", metavar="NAME=SQL"),
     ] = None,
     *,
     config: ServerConfig,
@@ -239,8 +246,10 @@ def serve(
 
 
 def _refuse_settings_of_items(config: ServerConfig, rules: list[str] | None) -> None:
-    """Raise ArgumentError for a setting that says nothing of texts, for a server of texts alone."""
+    """Raise ArgumentError if a setting of items is given to a server that only generates text."""
     of_items = [name for name in changes_of(config) if name.partition(".")[0] in _OF_ITEMS]
     if of_items or rules:
         name = of_items[0] if of_items else "--rule"
-        raise ArgumentError(f"{name} goes with --run: --text-model alone serves no items")
+        raise ArgumentError(
+            f"{name} needs --run, because a server with --text-model alone serves no items: pass --run, or leave {name} out"
+        )

@@ -16,7 +16,7 @@ from leafbeam.semid import CollisionStrategy, EmbeddingConfig, Method, Quantiser
 
 TABLES = "Your tables (remembered in the run)"
 VECTORS = "Vectors and codes"
-# Counts of the log's report that are shown where they are not 0, and what each says of 1.
+# The counts of the log's report that are shown if they are not 0, each with its noun in the singular.
 IRREGULAR = {
     "duplicates_dropped": "duplicate dropped",
     "unlisted_items": "unlisted item",
@@ -118,7 +118,7 @@ def fit_sids(
         console,
         f"{source.path}: {counted(log.num_users, 'user')}, {counted(log.num_items, 'item')}, "
         f"{counted(log.report.interactions, 'interaction')}; "
-        f"{counted(split.report.users_too_short, 'user')} too short to evaluate",
+        f"{counted(split.report.users_too_short, 'user has', 'users have')} too few interactions to evaluate",
         since=began,
     )
     counts = {name: getattr(log.report, name) for name in IRREGULAR}

@@ -1,18 +1,18 @@
-"""Stopwatch: the seconds of a command's steps."""
+"""Stopwatch: measures the steps of a command."""
 
 import time
 from collections.abc import Callable
 
 
 class Stopwatch:
-    """Measures steps that follow one another, from its creation on; `str` lists them, as in "log 2 s, training 41 s"."""
+    """A clock for steps that follow one another; `str` lists their seconds, as in "log 2 s, training 41 s"."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._now = clock, clock()
         self._steps: dict[str, float] = {}
 
     def end(self, step: str) -> float:
-        """End a step and begin the next; return the seconds that it took."""
+        """End a step, begin the next, and return the seconds that the first took."""
         before, self._now = self._now, self._clock()
         self._steps[step] = self._now - before
         return self._steps[step]

@@ -27,49 +27,60 @@ def train(
     run: RunOption = DEFAULT_RUN,
     size: Annotated[
         Literal["tiny", "small", "base"],
-        option("--preset", "tiny, small or base: a model, and the training that suits it.", metavar="NAME"),
+        option("--preset", "The size of the model, with training that suits it: tiny, small or base.", metavar="NAME"),
     ] = "small",
     minutes: Annotated[
         float | None, option("--minutes", "End the whole command after about this many minutes.", default="the preset's: 10")
     ] = None,
     epochs: Annotated[float | None, option("--epochs", "Stop after this many passes over the log.")] = None,
     steps: Annotated[int | None, option("--steps", "Stop after this many updates.")] = None,
-    resume: Annotated[bool, option("--resume", "Continue from the checkpoint, perhaps with a larger budget.")] = False,
+    resume: Annotated[bool, option("--resume", "Continue from the checkpoint; the budget may be larger than before.")] = False,
     fit_on: Annotated[
         Literal["train", "train+valid"],
-        option("--fit-on", "train+valid: validation items too, for the last training before a test.", metavar="PARTS"),
+        option(
+            "--fit-on",
+            "The interactions to train on: train, or train+valid for the last training before a test.",
+            metavar="PARTS",
+        ),
     ] = "train",
-    seed: Annotated[int | None, option("--seed", "Seed of weights, data order and dropout.", default="0")] = None,
+    seed: Annotated[
+        int | None, option("--seed", "The seed of the initial weights, the order of the data and dropout.", default="0")
+    ] = None,
     device: DeviceOption = "cpu",
     architecture: Annotated[
         Shape | None,
         option(
             "--architecture",
-            "Or encoder-decoder: T5's (TIGER), not Qwen3's.",
+            "The architecture: decoder-only (Qwen3's) or encoder-decoder (T5's, as in TIGER).",
             MODEL,
             metavar="NAME",
             default="decoder-only",
         ),
     ] = None,
     layers: Annotated[
-        int | None, option("--layers", "Layers, of each half if it has two.", MODEL, default="the preset's")
+        int | None,
+        option(
+            "--layers", "The number of layers; an encoder-decoder has this many in each half.", MODEL, default="the preset's"
+        ),
     ] = None,
-    width: Annotated[int | None, option("--width", "Hidden size, a multiple of 32.", MODEL, default="the preset's")] = None,
+    width: Annotated[
+        int | None, option("--width", "The hidden size of the model, a multiple of 32.", MODEL, default="the preset's")
+    ] = None,
     config: ConfigOption = None,
     words: SetOption = None,
     print_config: PrintConfigOption = False,
 ) -> None:
     """Train a model on the training part of the log: everything but each user's last two items.
 
-    --config and --set change any setting of the preset's recipe, such as learning_rate=0.001 or num_users=2000.
+    --config and --set change any setting of the preset's recipe, such as --set learning_rate=0.001 or --set num_users=2000.
 
     Recall@10 on a sample of validation users is shown beside baselines. The best weights are kept, and training ends when it no
     longer rises. Ctrl-C leaves a checkpoint, and --resume continues from it.
 
-    --minutes are those of the whole command: the settings of the item memory and the baselines get up to a tenth of them each,
-    the training at least half. Loading modules, compiling kernels, reading the log and the last validation take as long as they
-    need, so that the command can exceed very few minutes; it then says which step took how long. With --resume, the minutes of
-    the training before count too.
+    --minutes limits the whole command. Choosing the settings of the item memory takes up to a tenth of it, the baselines up to
+    another tenth, and training gets at least half. Loading modules, compiling kernels, reading the log and the last validation
+    are never cut short, so the command can take longer than a very small number of minutes; it then says how long each step
+    took. With --resume, the minutes of earlier training count too.
     """
     watch = Stopwatch()
     if width is not None and (width % 32 or width < 32):
@@ -112,7 +123,7 @@ def train(
     watch.end("log")
     with working("item memory: its settings, chosen on validation users"):
         untuned = fit_memory(log, split.train, columns, memory_config)
-        memory_s = watch.end("item memory")  # the transitions of the whole log will take as long, after the training
+        memory_s = watch.end("item memory")  # fitting the memory on the whole log, after training, will take as long
         train_memory = tune_memory(untuned, split, seconds=None if budget_s is None else _MEMORY_SHARE * budget_s)
     watch.end("settings of the memory")
 
@@ -193,7 +204,7 @@ def train(
     if budget_s is not None and watch.total > 1.05 * budget_s:
         console.print(
             f"The command took {watch.total / 60:.1f} minutes in place of {budget_s / 60:g}: {watch}. Training gets at least "
-            "half, and loading modules and the log, compiling kernels and the last validation are never cut.",
+            "half of the minutes; loading modules and the log, compiling kernels and the last validation are never cut short.",
             soft_wrap=True,
         )
     next_step(console, "leafbeam", "evaluate", "--run", run)

@@ -1,4 +1,4 @@
-"""Limits: what one request may ask of a server."""
+"""Limits: the upper bounds of one request."""
 
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Upper bounds of one request. A request beyond one is rejected, never cut.
+    """Upper bounds of one request. A request beyond a bound is rejected, never shortened.
 
     Args:
         max_items: The most items that a request may ask for.
-        max_beams: The most beams; at least max_items.
-        max_history: The most ids of a history, known or not.
-        max_deny: The most ids to exclude, known or not.
-        max_rules: The most names of rules.
-        max_deadline_s: The longest deadline, in seconds.
+        max_beams: The most beams that a request may ask for; it must be at least max_items.
+        max_history: The most ids in the history of a request, including unknown ones.
+        max_deny: The most ids that a request may exclude, including unknown ones.
+        max_rules: The most rules that a request may name.
+        max_deadline_s: The longest deadline of a request, in seconds.
     """
 
     max_items: int = 256
@@ -40,7 +40,7 @@ class Limits:
             )
 
     def check(self, request: "Request") -> None:
-        """Raise RequestError if a request is beyond a limit, or none."""
+        """Raise RequestError if a request is beyond a limit, or is not a Request."""
         from leafbeam.engine.request import Request  # loads numpy, which the settings of a command do without
 
         if not isinstance(request, Request):  # pyright: ignore[reportUnnecessaryIsInstance]

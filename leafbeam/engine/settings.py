@@ -1,4 +1,4 @@
-"""How an engine runs."""
+"""Settings: the sizes, times and switches of an engine."""
 
 import math
 from dataclasses import dataclass, fields
@@ -11,7 +11,7 @@ from leafbeam.errors import ArgumentError
 Precision = Literal["float32", "bfloat16"]
 
 _MAY_BE_0 = ("wait_s", "prompt_store_mb", "widest_beams")
-_BATCH_SHARE = 0.5  # of slo_s: a request that arrives while such a batch runs can still be answered by the next
+_BATCH_SHARE = 0.5  # of slo_s, so that a request that arrives during a batch can still be answered by the next one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,34 +19,40 @@ class Settings:
     """Sizes, times and switches of an engine. The defaults suit a small model on a CPU.
 
     Args:
-        num_beams: Beams of requests that name none.
-        widest_beams: The most beams to which a search is widened, on all levels but the last. Where these have no more allowed
-            prefixes, it keeps all of them and its answer is exact (see Result.exact). Else, with scoring "full", it has
-            num_beams divided by the share of the items that the rules allow. 0: searches are never widened, nor are those
-            with graphs.
-        workers: Threads that run batches, over one copy of the weights; on CUDA each has its own stream.
-        threads: Threads of the matrix products of each worker. Without a value the warm-up measures, up to torch's number
-            divided by workers.
-        precision: Precision of the layers' matrix products and prompts' attention, of a float32 model on a CPU. bfloat16 is
-            measured before the first batch, and taken if it is faster; /readyz says how answers differ.
-        max_batch: Requests in one batch, at most.
-        max_batch_tokens: Prompt tokens in one batch, padded to its longest, at most; a longer prompt gets 422.
-        max_beam_rows: Requests times beams in one batch, at most; at least limits.max_beams.
-        max_queue: Requests that may wait; one more gets 429.
-        slo_s: The latency objective, in seconds from arrival to answer: the deadline of requests without one, and half of it
-            bounds the predicted duration of a batch.
-        timeout_s: The deadline, in seconds, of requests without one, if there is no objective.
-        wait_s: Seconds that a batch may wait for more requests while a worker is idle.
-        watchdog_s: Seconds after which a batch counts as hung: its requests fail, and the engine is not ready until it ends.
-        host_threads: Threads that build results beside the workers.
-        prompt_store_mb: Megabytes of keys and values of recent prompts, reused by longer prompts that begin with them (float32
-            models on a CPU).
-        graphs: Capture whole searches as CUDA graphs at the start, for num_beams and both scorings, and replay them.
-        graph_mb: Megabytes for the graphs of all workers.
-        attention_costs: A file that `make gpu` wrote on this GPU: how graphs split their attention, in place of estimates.
-        batching: False runs one request at a time, for ablation.
-        overlap: False builds results in the workers, for ablation.
-        predict: False rejects nothing for its predicted latency, for ablation.
+        num_beams: The number of beams of requests that do not choose one.
+        widest_beams: The largest number of beams that a search may be widened to, on all levels but the last. If the allowed
+            prefixes of these levels fit into this number, the search keeps all of them and its answer is exact (see
+            Result.exact). Otherwise, with scoring "full", the number of beams is num_beams divided by the share of the items
+            that the rules allow, up to this number. 0 turns widening off; with graphs, searches are never widened.
+        workers: The number of threads that run batches; they share one copy of the weights, and on CUDA each has its own
+            stream.
+        threads: The number of CPU threads that each worker uses for matrix products. By default the warm-up measures the best
+            number, up to torch's number of threads divided by workers.
+        precision: The precision of the layers' matrix products and of attention over prompts, for a float32 model on a CPU.
+            bfloat16 is used only if it is faster in a measurement before the first batch; /readyz says how far answers
+            differ.
+        max_batch: The largest number of requests in one batch.
+        max_batch_tokens: The largest number of prompt tokens in one batch, where each prompt counts as long as the longest; a
+            prompt that is longer than this gets 422.
+        max_beam_rows: The largest product of requests and beams in one batch; it must be at least limits.max_beams.
+        max_queue: The number of requests that may wait; further requests get 429.
+        slo_s: The latency objective: the seconds from arrival to answer. It is the deadline of requests without one, and
+            batches of several requests are formed so that they are predicted to take at most half of it.
+        timeout_s: The deadline, in seconds, of requests without one if slo_s is not set.
+        wait_s: The number of seconds that a batch may wait for more requests while a worker is idle.
+        watchdog_s: The number of seconds after which a batch counts as hung: its requests fail, and the engine is not ready
+            until the batch ends.
+        host_threads: The number of threads that build results beside the workers.
+        prompt_store_mb: The megabytes in which keys and values of recent prompts are stored, for longer prompts that begin
+            with the same tokens (float32 models on a CPU only).
+        graphs: If true, whole searches are captured as CUDA graphs at the start, for num_beams and both scorings, and
+            replayed for requests.
+        graph_mb: The megabytes that the graphs of all workers may take together.
+        attention_costs: A file that `make gpu` wrote on this GPU. It has measured costs, by which graphs split their
+            attention; without it the costs are estimated.
+        batching: If false, requests run one at a time. This is for experiments.
+        overlap: If false, the workers themselves build results. This is for experiments.
+        predict: If false, no request is rejected because of its predicted latency. This is for experiments.
 
     Raises:
         ArgumentError: For a value out of range.
@@ -90,7 +96,7 @@ class Settings:
         if slo_s is not None and not (isinstance(slo_s, int | float) and 0 < slo_s < math.inf):
             raise ArgumentError(f"slo_s must be a number of seconds above 0, or None, not {self.slo_s!r}")
         if self.attention_costs is not None and not self.graphs:
-            raise ArgumentError("attention_costs are of captured graphs: set graphs to True, or leave the costs out")
+            raise ArgumentError("attention_costs is used only with graphs: set graphs to true, or remove attention_costs")
         if self.precision not in get_args(Precision):
             raise ArgumentError(f"precision must be one of {', '.join(get_args(Precision))}, not {self.precision!r}")
         if self.wait_s >= self.deadline_s:
@@ -98,16 +104,16 @@ class Settings:
 
     @property
     def capacity(self) -> Capacity:
-        """The most that one batch holds."""
+        """The most requests, tokens and rows that one batch holds."""
         requests = self.max_batch if self.batching else 1
         return Capacity(requests=requests, tokens=self.max_batch_tokens, beam_rows=self.max_beam_rows)
 
     @property
     def deadline_s(self) -> float:
-        """Seconds to answer a request without a deadline of its own."""
+        """The seconds in which a request without a deadline of its own must be answered."""
         return self.timeout_s if self.slo_s is None else self.slo_s
 
     @property
     def max_batch_s(self) -> float:
-        """Predicted seconds that a batch of several requests may take."""
+        """The most seconds that a batch of several requests may be predicted to take."""
         return math.inf if self.slo_s is None else _BATCH_SHARE * self.slo_s

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-# Modules that import nothing heavy: the command line reads options from these classes before it knows whether to serve.
+# These modules import nothing heavy, because the command line reads its options from them even if it does not serve.
 from leafbeam.engine.limits import Limits
 from leafbeam.engine.settings import Settings
 from leafbeam.errors import ArgumentError
@@ -25,34 +25,37 @@ class ServerConfig:
     """All settings of a server, as `leafbeam serve --config` reads them.
 
     Args:
-        run: The run directory; `runs/shop`, or none with text_model alone.
-        text_model: A Qwen3 directory to serve texts of, beside the run or alone.
-        host: Address to listen on.
-        port: Port to listen on; 0 takes a free one.
-        device: Device of the model: cpu, cuda, cuda:1 and so on.
-        verify: False trusts the index: damage gives wrong items or a crash.
-        learn: Count interactions of POST /v1/interactions.
-        changes: Who may change the catalog of a server without keys: programs on this machine (auto), everyone (on),
-            or none (off).
-        refresh: Interval of rules that name none, such as 60s. Without one they are evaluated again at SIGHUP.
-        rule_timeout_s: Seconds of one evaluation of a rule, at most.
-        keys: A file of keys (`leafbeam keys`), of which clients then need one.
-        key_rate: Requests a second of keys that name no rate; more get 429.
-        http_workers: Processes for HTTP; 0: the engine's own.
-        max_body_bytes: Bytes of a request's body; more get 413.
-        max_batch_bytes: Bytes of a batch of items; more get 413.
-        max_body_s: Seconds until a body is there; then 408.
-        answer_s: A request without an answer after so many seconds gets 503, whatever its deadline.
-        grace_s: Seconds in which running requests are answered at SIGTERM.
-        log_format: Lines of the log.
-        log_requests: A line for each request: on; histories, with user and history.
-        traces: Address of an OTLP collector for OpenTelemetry traces; by default that of OTEL_EXPORTER_OTLP_ENDPOINT.
-        rules: Rules beside those of the run, by name, in SQL; "NAME@60s" has an interval.
-        engine: Batches, beams, threads and memory.
-        limits: Upper bounds of one request.
-        connections: What one client may send and hold open.
-        exposure: TLS, pages of other sites, other machines.
-        texts: How texts are served.
+        run: The run directory. The default is `runs/shop`, or no run if text_model is set.
+        text_model: The directory of a Qwen3 model that generates text, beside the run or without one.
+        host: The address to listen on.
+        port: The port to listen on; 0 takes a free port.
+        device: The device of the model: cpu, cuda, cuda:1 and so on.
+        verify: If false, the index is loaded without checks, and a damaged index gives wrong items or a crash.
+        learn: If true, interactions sent to POST /v1/interactions are counted in the item memory.
+        changes: Who may change the catalog of a server without keys: programs on this machine (auto), everyone (on), or
+            no client (off).
+        refresh: The interval at which rules without an interval of their own are evaluated again, such as 60s. Without it,
+            they are evaluated again at SIGHUP only.
+        rule_timeout_s: The longest time, in seconds, that one evaluation of a rule may take.
+        keys: A file of keys, made by `leafbeam keys`. If it is set, clients must send one of these keys.
+        key_rate: The number of requests a second that a key may send if the file gives it no rate of its own; further
+            requests get 429.
+        http_workers: The number of processes that handle HTTP; with 0, the engine's process handles it.
+        max_body_bytes: The largest body of a request, in bytes; a larger one gets 413.
+        max_batch_bytes: The largest batch of items, in bytes; a larger one gets 413.
+        max_body_s: The number of seconds in which a request's body must arrive; after that the request gets 408.
+        answer_s: The number of seconds after which a request without an answer gets 503, whatever its deadline is.
+        grace_s: The number of seconds that running requests have to finish after SIGTERM.
+        log_format: The format of the log: lines of text, or one JSON object a line.
+        log_requests: Whether a line is logged for each request: off, on, or histories, which adds the user and the history.
+        traces: The address of an OTLP collector for OpenTelemetry traces. The default is the value of
+            OTEL_EXPORTER_OTLP_ENDPOINT.
+        rules: Additional rules, as SQL expressions by name. The name "NAME@60s" gives the rule an interval.
+        engine: The sizes, times and memory of the engine.
+        limits: The upper bounds of one request.
+        connections: The limits of what clients may send and hold open.
+        exposure: TLS, and access from pages of other sites and from other machines.
+        texts: The limits of requests for text.
 
     Raises:
         ArgumentError: For a value out of range.
@@ -90,7 +93,7 @@ class ServerConfig:
         if not 0 <= self.port < 65536:
             raise ArgumentError(f"port must be from 0 (any free port) to 65535, not {self.port}")
         if self.key_rate is not None and self.keys is None:
-            raise ArgumentError("key_rate goes with keys: it is the rate of each key")
+            raise ArgumentError("key_rate needs keys, because it is a rate of each key: set keys too, or remove key_rate")
         for name in ("max_body_bytes", "max_batch_bytes", "max_body_s", "answer_s"):
             if not getattr(self, name) > 0:
                 raise ArgumentError(f"{name} must be above 0, not {getattr(self, name)!r}")
@@ -98,11 +101,11 @@ class ServerConfig:
             raise ArgumentError(f"grace_s must be 0 or more seconds, not {self.grace_s!r}")
 
     def key_file(self) -> KeyFile | None:
-        """Return the clients' keys. Raises what `KeyFile` raises."""
+        """Return the keys of clients, or None if they need none. Raises what `KeyFile` raises."""
         return None if self.keys is None else KeyFile(self.keys, rate=self.key_rate)
 
     def observation(self) -> "Observation":
-        """Return which requests are logged and traced."""
+        """Return the settings of logging and tracing requests."""
         from leafbeam.serve.observation import Observation, traces_from_environment
 
         tracer = None

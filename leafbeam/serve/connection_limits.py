@@ -1,4 +1,4 @@
-"""ConnectionLimits: what one client of a server may send and hold open."""
+"""ConnectionLimits: the limits of what a client may send and hold open."""
 
 import os
 import resource
@@ -6,24 +6,26 @@ from dataclasses import dataclass, fields
 
 from leafbeam.errors import ArgumentError
 
-_RESERVED_DESCRIPTORS = 64  # of the process: index, catalog, log, listening socket, device
+_RESERVED_DESCRIPTORS = 64  # for the process itself: index, catalog, log, listening socket, device
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectionLimits:
-    """What one client may send and hold open.
+    """The limits of what a client may send and hold open.
 
     Args:
-        max_header_bytes: Bytes of request line, headers and trailers; more get 431.
-        max_headers: Number of headers; more get 431.
-        max_pipelined: Requests sent before the answer to the first; more get 400.
-        header_s: Seconds from the first byte of a connection or request to the end of its headers; then 408.
-        idle_s: Seconds that a connection stays open between two requests.
-        write_s: Seconds in which a client must read an answer.
-        bulk_bytes_per_s: Bytes a second that are read from all clients together that send more than 8 KiB at once, a chunk
-            counting 256 bytes more, so that floods of bodies leave time for answers.
-        max_connections: Open connections. At this number, the one that has waited longest without a complete request is closed
-            for a new one; if every one has a request running, the new one gets 503. By default the free file descriptors.
+        max_header_bytes: The most bytes of the request line, headers and trailers of a request; more get 431.
+        max_headers: The most headers of a request; more get 431.
+        max_pipelined: The most requests that a client may send on a connection before it gets the first answer; more get 400.
+        header_s: The number of seconds from the first byte of a connection or request in which all of its headers must
+            arrive; after that it gets 408.
+        idle_s: The number of seconds that a connection stays open between two requests.
+        write_s: The number of seconds in which a client must read an answer; after that its connection is closed.
+        bulk_bytes_per_s: The number of bytes a second that the server reads from clients that send more than 8 KiB at once,
+            all of them together. Each chunk of a body counts as 256 bytes more. So a flood of bodies leaves time for answers.
+        max_connections: The largest number of open connections. Beyond it, a new connection replaces the one that has waited
+            longest without a complete request; if all of them have a running request, the new one gets 503. The default is
+            the number of free file descriptors, up to 16,384.
     """
 
     max_header_bytes: int = 32 << 10
@@ -45,7 +47,7 @@ class ConnectionLimits:
 
 
 def descriptor_limit() -> int:
-    """Connections that this process can hold open: its descriptors without those that it needs itself, 16,384 at most."""
+    """Return how many connections this process can hold open: its file descriptors less those in use, at most 16,384."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     available = 1 << 20 if soft == resource.RLIM_INFINITY else soft
     used = len(os.listdir("/dev/fd"))

@@ -1,4 +1,4 @@
-"""Exposure: what of a server is seen from outside: TLS, pages of other sites, other machines."""
+"""Exposure: how a server can be reached: over TLS, from pages of other sites, from other machines."""
 
 import ipaddress
 import ssl
@@ -12,16 +12,17 @@ from leafbeam.errors import ArgumentError
 
 @dataclass(frozen=True, kw_only=True)
 class Exposure:
-    """How a server is reached.
+    """The settings of how a server can be reached.
 
     Args:
-        certificate: A PEM file, to answer over TLS; it may hold the private key too.
-        private_key: The PEM file of its private key.
+        certificate: A PEM file with the certificate for TLS; it may hold the private key too. Without it the server speaks
+            plain HTTP.
+        private_key: The PEM file with the private key of the certificate.
         origins: Sites such as "https://shop.example.com" whose pages may read answers (CORS).
-        insecure: True lets other machines reach a server without keys.
+        insecure: If true, other machines may reach a server that has no keys.
 
     Raises:
-        ArgumentError: For files that are no certificate with its key, and for what is no origin.
+        ArgumentError: For files that are not a certificate with its key, and for an invalid origin.
     """
 
     certificate: Path | None = None
@@ -38,16 +39,16 @@ class Exposure:
             except ValueError:
                 is_origin = False
             if not is_origin:
-                raise ArgumentError(f"{origin!r:.90} is no origin of pages: expected one such as https://shop.example.com")
+                raise ArgumentError(f"{origin!r:.90} is not an origin of pages: expected one such as https://shop.example.com")
         if self.certificate is None:
             if self.private_key is not None:
-                raise ArgumentError("a private key goes with its certificate: pass both files")
+                raise ArgumentError("the private key has no certificate: set exposure.certificate too")
             return
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.private_key, password="")
         except (OSError, ValueError) as error:  # SSLError is an OSError
             raise ArgumentError(
-                f"{self.certificate} is no certificate with its private key, in PEM and without a password: {error}"
+                f"{self.certificate} is not a certificate with its private key, in PEM and without a password: {error}"
             ) from error
 
     @property
@@ -59,14 +60,14 @@ class Exposure:
         if is_loopback(host) or has_keys or self.insecure:
             return
         raise ArgumentError(
-            f"{host} is an address that other machines may reach, and without keys everyone there may read what this server "
-            "answers: make a key with `leafbeam keys add NAME` and pass --keys keys.json, or pass --insecure if a proxy or a "
+            f"other machines may reach {host}, and without keys everyone on them may read this server's answers: "
+            "make a key with `leafbeam keys add NAME` and pass --keys keys.json, or pass --insecure if a proxy or a "
             "network keeps others out"
         )
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
+    """Return whether only this machine can reach an address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""TextSettings: how texts are served."""
+"""TextSettings: the limits of requests for text."""
 
 from dataclasses import dataclass, fields
 
@@ -7,15 +7,15 @@ from leafbeam.errors import ArgumentError
 
 @dataclass(frozen=True, kw_only=True)
 class TextSettings:
-    """How texts are served.
+    """The limits of requests for text, and of their batches.
 
     Args:
-        max_queue: Requests that may wait or be prepared; one more gets 429.
-        max_rows: Texts of one batch.
-        max_batches: Batches that run in turns: a short text need not wait for a long one.
-        max_tokens: Tokens that all running batches together may have, prompts included; it bounds the memory of keys and
-            values.
-        timeout_s: Seconds from arrival; a text that is not whole then is cut off.
+        max_queue: The number of requests that may wait or be in preparation; further requests get 429.
+        max_rows: The largest number of texts in one batch.
+        max_batches: The largest number of batches that run in turns, so that a short text need not wait for a long one.
+        max_tokens: The largest number of tokens of all running batches together, prompts included; it bounds the memory of
+            keys and values.
+        timeout_s: The number of seconds from a request's arrival after which its text is cut off, if it is not complete.
     """
 
     max_queue: int = 64
@@ -27,4 +27,4 @@ class TextSettings:
     def __post_init__(self) -> None:
         for setting in fields(self):
             if not (value := getattr(self, setting.name)) > 0:
-                raise ArgumentError(f"{setting.name} is {value!r}: expected more than 0")
+                raise ArgumentError(f"{setting.name} must be above 0, not {value!r}")

@@ -17,14 +17,15 @@ PresetName = Literal["tiny", "small", "base"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
-    """When training ends: after a number of updates, passes over the log or minutes, exactly one of them.
+    """The end of training: a number of updates, of passes over the log, or of minutes. Exactly one of them is set.
 
-    Steps and epochs give the same weights on every run with one seed; minutes follow the clock, carried over a resumed run.
+    Steps and epochs give the same weights on every run with one seed; minutes follow
+    the clock, and those before a run was resumed count too.
 
     Args:
-        steps: Updates.
-        epochs: Passes over the log.
-        minutes: Minutes of the whole command.
+        steps: The number of updates.
+        epochs: The number of passes over the log.
+        minutes: The minutes that the whole command may take.
 
     Example:
         >>> Budget(minutes=10).share(steps=0, epochs=0.0, seconds=300)
@@ -37,7 +38,9 @@ class Budget:
 
     def __post_init__(self) -> None:
         if len(self._limits) != 1:
-            raise ArgumentError(f"a budget is steps, epochs or minutes, exactly one of them; {self._limits or 'none'} given")
+            raise ArgumentError(
+                f"a budget needs exactly one of steps, epochs and minutes, but has {self._limits or 'none of them'}"
+            )
         for name, value in self._limits.items():
             check_number(name, value, low=0, exclusive=True)
 
@@ -46,12 +49,12 @@ class Budget:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def share(self, *, steps: int, epochs: float, seconds: float) -> float:
-        """The used share of the budget, from 0 to 1."""
+        """Return the used share of the budget, from 0 to 1."""
         used = {"steps": steps, "epochs": epochs, "minutes": seconds / 60}
         return min(1.0, *(used[name] / limit for name, limit in self._limits.items()))
 
     def less(self, seconds: float) -> "Budget":
-        """Return the budget less the seconds of other work: of minutes, at least half stay; steps and epochs do not change."""
+        """Return the budget less the seconds of other work, but at least half of its minutes; steps and epochs stay."""
         if self.minutes is None:
             return self
         return replace(self, minutes=max(self.minutes / 2, self.minutes - seconds / 60))
@@ -69,42 +72,47 @@ class Recipe:
 
     Args:
         budget: When training ends.
-        seed: Seed of the initial weights, the order of the data and dropout.
-        architecture: Qwen3's, or T5's with as many encoder as decoder layers (num_key_value_heads does not apply).
-        hidden_size: Width of the model.
-        intermediate_size: Width inside the feed-forward layers.
-        num_hidden_layers: Layers, of each half if the model has two.
-        num_attention_heads: Heads of the queries.
-        num_key_value_heads: Heads of the keys and values; it divides num_attention_heads.
-        head_dim: Width of a head.
-        tie_word_embeddings: True takes the embeddings for the output layer too.
-        num_experts: Experts of each decoder layer of an encoder-decoder; 0: a dense layer.
-        num_experts_per_tok: Experts that each token takes.
-        dropout: Share of values dropped in training.
-        max_items: The longest history, in items; longer ones are cut into windows.
-        batch_tokens: Approximate tokens of a batch.
-        learning_rate: The peak. A run that is resumed with a larger budget continues at the learning rate of its share of that
-            budget.
-        warmup: Share of the budget over which the learning rate rises; then it falls along a cosine to 0.
-        weight_decay: Decay of matrices and embeddings, not of norms.
-        betas: The two of AdamW.
-        clip_norm: The most that the whole gradient's norm may be.
-        label_smoothing: Share of the target's mass that is spread over the codes of its level.
-        graph_weight: Share of the loss that asks for what a transition graph of the training part expects, in place of the next
-            item alone (`GraphTeacher`); 0: none.
-        graph_items: Items that the graph names.
-        sampled_codes: A last level of more codes is trained on so many drawn ones, and on those under the item's prefix.
-        precision: auto takes bf16 where the hardware multiplies it faster (a GPU; a CPU with AMX or AVX-512 BF16), else fp32.
-        threads: CPU threads of training; more than one pays for wide models on idle cores only.
-        validations: Number of times, evenly over the budget, that validation recall is measured; the best weights are kept, and
-            the last ones if they are less than half a standard error below, since the learning rate has fallen to 0 by then.
-            Left out are those within 100 steps of another and, under a budget in minutes, those that would take more than 5 %
-            of the time, but never the last. 0: never, the last weights are kept.
-        validation_users: Users of the sample of each validation.
-        patience: Training stops after this many validations in a row without a better one, where an equal one counts as
-            better; 0: never.
-        num_users: Tokens that user ids are hashed to, put before the history (TIGER: 2,000); 0: the model reads no user.
-        user_dropout: Share of training examples that show the token of no user instead.
+        seed: The seed of the initial weights, the order of the data and dropout.
+        architecture: The architecture of the model: decoder-only is Qwen3's; encoder-decoder is T5's, with as many encoder
+            layers as decoder layers (num_key_value_heads does not apply to it).
+        hidden_size: The width of the model.
+        intermediate_size: The width inside the feed-forward layers.
+        num_hidden_layers: The number of layers; an encoder-decoder has this many in each half.
+        num_attention_heads: The number of query heads.
+        num_key_value_heads: The number of key and value heads; num_attention_heads must be a multiple of it.
+        head_dim: The width of an attention head.
+        tie_word_embeddings: If true, the output layer uses the weights of the embeddings.
+        num_experts: The number of experts in each decoder layer of an encoder-decoder; 0 gives dense layers.
+        num_experts_per_tok: The number of experts that process each token.
+        dropout: The share of values that dropout sets to 0 in training.
+        max_items: The longest history of a training example, in items; longer histories are cut into windows.
+        batch_tokens: The approximate number of tokens in a batch.
+        learning_rate: The highest learning rate. A run that is resumed with a larger budget continues at the learning rate
+            that belongs to the used share of the new budget.
+        warmup: The share of the budget over which the learning rate rises; after that it falls along a cosine to 0.
+        weight_decay: The weight decay of matrices and embeddings; norms have none.
+        betas: AdamW's two betas.
+        clip_norm: The largest norm of the whole gradient; larger gradients are scaled down to it.
+        label_smoothing: The share of the target's probability that is spread over the other codes of its level.
+        graph_weight: The share of the loss whose target is not the next item alone but the items that a transition graph of
+            the training data expects (`GraphTeacher`); 0 does not use the graph.
+        graph_items: The number of items that the graph expects for each position.
+        sampled_codes: If the last level has more codes than this, its loss is computed over this many randomly drawn codes,
+            and the codes under the item's prefix.
+        precision: The number format of training: fp32, bf16, or auto, which uses bf16 where the hardware multiplies it faster
+            (a GPU, or a CPU with AMX or AVX-512 BF16).
+        threads: The number of CPU threads of training. More than one is worth it only for wide models on idle cores.
+        validations: The number of times that validation recall is measured, evenly spread over the budget. The best weights
+            are kept, or the last ones if their recall is less than half a standard error below the best, because the learning
+            rate has fallen to 0 by then. A validation is skipped within 100 steps of another one, and, with a budget in
+            minutes, if it would take more than 5 % of the time; the last one is never skipped. With 0 nothing is measured,
+            and the last weights are kept.
+        validation_users: The number of users in the sample of each validation.
+        patience: The number of validations in a row without a better or equal recall after which training stops; 0 never
+            stops it early.
+        num_users: The number of tokens that user ids are hashed to; the token comes before the history (TIGER uses 2,000).
+            With 0 the model reads no user.
+        user_dropout: The share of training examples whose user token is replaced by the token for no user.
     """
 
     budget: Budget = field(default_factory=lambda: Budget(minutes=10))
@@ -151,7 +159,7 @@ class Recipe:
             check_number(name, getattr(self, name), low=0, below=1)
         object.__setattr__(self, "betas", tuple(self.betas))
         if len(self.betas) != 2:
-            raise ArgumentError(f"betas are two numbers, not {self.betas}")
+            raise ArgumentError(f"betas must be two numbers, not {self.betas}")
         for beta in self.betas:
             check_number("betas", beta, low=0, below=1)
         check_choice("precision", self.precision, Precision)
@@ -161,11 +169,11 @@ class Recipe:
         self.model_config(Vocabulary(codebook_sizes=(1,)))  # checks the sizes of the model
 
     def vocabulary(self, codebook_sizes: Sequence[int]) -> Vocabulary:
-        """The tokens of a model of this recipe: those of the SIDs and of the users."""
+        """Return the tokens of a model of this recipe: those of the SIDs and of the users."""
         return Vocabulary(codebook_sizes=tuple(codebook_sizes), num_users=self.num_users)
 
     def model_config(self, vocabulary: Vocabulary) -> AnyConfig:
-        """The configuration of the model, with positions for `max_items` items and one SID."""
+        """Return the configuration of the model, with positions for `max_items` items and one SID."""
         positions = (self.max_items + 1) * vocabulary.num_levels + 1
         if self.architecture == "encoder-decoder":
             return EncoderDecoderConfig(
@@ -188,29 +196,29 @@ class Recipe:
         return ModelConfig(vocab_size=vocabulary.size, max_position_embeddings=positions, **shared)
 
     def learning_rate_at(self, share: float) -> float:
-        """The learning rate at a share of the budget: linear warm-up, then half a cosine down to 0."""
+        """Return the learning rate at a share of the budget: linear warm-up, then half a cosine down to 0."""
         if share < self.warmup:
             return self.learning_rate * max(share, 1e-3 * self.warmup) / self.warmup
         return self.learning_rate * 0.5 * (1 + cos(pi * (share - self.warmup) / (1 - self.warmup)))
 
     def to_json(self) -> str:
-        """One line; `from_json` reads it."""
+        """Return the recipe as one line of JSON, which `from_json` reads."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> "Recipe":
-        """The inverse of `to_json`. Raises CheckpointError for anything else."""
+        """Return the recipe that `to_json` wrote. Raises CheckpointError for any other text."""
         try:
             settings: dict[str, Any] = json.loads(text)
             settings["budget"] = Budget(**settings["budget"])
-            old = {"graph_weight": 0.0, "sampled_codes": 2**62}  # a recipe of before there were these settings
+            old = {"graph_weight": 0.0, "sampled_codes": 2**62}  # recipes from before these settings existed
             settings = old | settings
             return cls(**settings)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise CheckpointError(f"the recipe of the checkpoint cannot be read ({error}): train again") from error
 
     def differences(self, other: "Recipe") -> list[str]:
-        """The settings in which two recipes differ, apart from when they stop, as "name: this, other"."""
+        """Return the settings in which two recipes differ, apart from those of the end of training, as "name: this, other"."""
         stops = {"budget", "validations", "validation_users", "patience"}
         pairs = ((f.name, getattr(self, f.name), getattr(other, f.name)) for f in fields(self) if f.name not in stops)
         return [f"{name}: {value}, {other_value}" for name, value, other_value in pairs if value != other_value]
@@ -219,10 +227,11 @@ class Recipe:
 def preset(
     name: PresetName, *, budget: Budget | None = None, seed: int = 0, architecture: Architecture = "decoder-only"
 ) -> Recipe:
-    """A named recipe, optionally with another budget, seed or architecture (`dataclasses.replace` for the rest).
+    """Return a named recipe, optionally with another budget, seed or architecture (`dataclasses.replace` for the rest).
 
-    tiny: one layer of 64, a minute; to try things out. small: two layers of 128, ten minutes of one CPU core (`Recipe()`).
-    base: four layers of 256, 40 epochs with early stopping; for a GPU. Raises ArgumentError for another name.
+    tiny: one layer of width 64 and one minute, to try things out. small: two layers of width 128 and ten minutes on a CPU core
+    (`Recipe()`). base: four layers of width 256 and 40 epochs with early stopping, for a GPU. Raises ArgumentError for another
+    name.
     """
     if name not in get_args(PresetName):
         raise ArgumentError(f"preset {name!r}: choose one of {', '.join(map(repr, get_args(PresetName)))}")

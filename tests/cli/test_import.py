@@ -119,7 +119,7 @@ def test_codes_may_have_item_id_where_the_items_have_another_column(tmp_path: Pa
         ("a.csv", "item_id,c0,c2\n1,1,1\n", "no c1"),
         ("a.npy", b"no array", "cannot be read"),
         ("a.pt", b"no tensor", "not a file of tensors that can be read safely"),
-        ("a.pkl", pickle.dumps(CODES), "is a pickle, which can run any program"),
+        ("a.pkl", pickle.dumps(CODES), "is a pickle, which could run any program"),
         ("a.txt", "1 2", "expected a file of Semantic IDs that ends in"),
     ],
 )  # fmt: skip
@@ -191,7 +191,7 @@ def model(tmp_path: Path) -> Path:
         ({"1": ["<a_1>", "<b_2>"]}, [], "puts no token around a history"),
         ({"1": ["<a_1>", "<b_2>"]}, ["--prompt", "w1"], "has 0 times {history}"),
         ({"1": [1, 2]}, [], "name the model's tokens of each level with --tokens '<a_*>,<b_*>' (its tokenizer"),
-        ({"1": [1, 2]}, ["--tokens", "<a_*>"], "has 2 levels: expected as many names of tokens, not 1"),
+        ({"1": [1, 2]}, ["--tokens", "<a_*>"], "has 2 levels: expected as many --tokens, not 1"),
         ({"1": [1, 2]}, ["--tokens", "<a_*>,<b_>"], "expected one * in the place of the number"),
         ({"1": [1, 2]}, ["--tokens", "<a_*>,<b_*>", "--first-token", "3"], "expected one of --tokens and --first-token"),
         ({"1": [1, 2]}, ["--first-token", "10"], "--first-token needs --codebook-sizes"),

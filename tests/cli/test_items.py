@@ -430,7 +430,7 @@ def test_the_index_of_pandas_is_left_out_and_named(run: Path, tmp_path: Path, fo
     result = call("import", str(path), "--run", str(run))
     assert result.exit_code == 0, result.stderr
     name = "unnamed_0" if form == "csv" else "__index_level_0__"
-    assert f"Left out: {name}, a column without a name in the file" in result.stdout
+    assert f"Left out: {name}. Such a column has no name in the file" in result.stdout
     assert "n1" in ids_of(run)
 
 

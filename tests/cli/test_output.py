@@ -15,7 +15,7 @@ from leafbeam.engine import Request
 @pytest.mark.parametrize(
     ("empty_rules", "line"),
     [
-        ((), "0 items: no more are allowed."),
+        ((), "0 items: no other items are allowed."),
         (("none",), "0 items: the rule none allows none."),
         (("cheap", "luxury"), "0 items: the rules cheap and luxury allow none together."),
         (("a", "b", "c - d"), "0 items: the rules a, b and c - d allow none together."),

@@ -95,11 +95,11 @@ def test_ablation_switches_are_settings_and_no_options() -> None:
         (("--set", "port=true"), "port is True: expected a whole number"),
         (("--set", "learn=1"), "learn is 1: expected true or false"),
         (("--set", "engine=3"), "there is no setting 'engine'"),
-        (("--set", "exposure.origins=https://a"), "expected a list, each text"),
+        (("--set", "exposure.origins=https://a"), "expected a list; each value is text"),
         (("--set", "rules={a=1}"), "expected a table of names and texts"),
         (("--set", "engine.max_batch=0"), "max_batch must be an integer of at least 1"),
         (("--set", "port=70000"), "port must be from 0"),
-        (("--set", "key_rate=5"), "key_rate goes with keys"),
+        (("--set", "key_rate=5"), "key_rate needs keys"),
         (("--config", "nowhere.toml"), "nowhere.toml cannot be read"),
     ],
 )
@@ -132,10 +132,10 @@ def test_a_mistake_in_a_file_is_named_with_the_file(tmp_path: Path, content: byt
 
 def test_settings_of_items_are_refused_for_texts_alone(tmp_path: Path) -> None:
     for words, message in (
-        (("--set", "engine.precision=bfloat16"), "engine.precision goes with --run"),
-        (("--learn",), "learn goes with --run"),
-        (("--rule", "cheap=price <"), "--rule goes with --run"),
-        (("--port", "1", "--set", "engine.widest_beams=64"), "engine.widest_beams goes with --run"),
+        (("--set", "engine.precision=bfloat16"), "engine.precision needs --run"),
+        (("--learn",), "learn needs --run"),
+        (("--rule", "cheap=price <"), "--rule needs --run"),
+        (("--port", "1", "--set", "engine.widest_beams=64"), "engine.widest_beams needs --run"),
     ):
         result = CliRunner().invoke(app, ["serve", "--text-model", str(tmp_path), *words], env={"COLUMNS": "200"})
         assert result.exit_code == 2

@@ -49,9 +49,9 @@ def test_every_setting_says_what_it_means() -> None:
     [
         (("--set", "num_experts=2"), "only the architecture 'encoder-decoder' has experts"),
         (("--set", "architecture=rnn"), "architecture is 'rnn': expected decoder-only or encoder-decoder"),
-        (("--set", "betas=[1, 2, 3]"), "betas are two numbers"),
+        (("--set", "betas=[1, 2, 3]"), "betas must be two numbers"),
         (("--set", 'betas=["a", "b"]'), "betas is 'a': expected a number"),
-        (("--set", "budget.steps=1", "--set", "budget.epochs=1"), "exactly one of them"),
+        (("--set", "budget.steps=1", "--set", "budget.epochs=1"), "exactly one of steps, epochs and minutes"),
         (("--set", "learning_rat=1"), "did you mean learning_rate"),
         (("--set", "dropout=1"), "dropout must be at least 0 and below 1"),
     ],

@@ -31,9 +31,9 @@ def test_files_that_are_no_certificate_with_its_key_are_refused(tmp_path: Path, 
     chain, key = certificate
     (tmp_path / "empty.pem").touch()
     for files in ((tmp_path / "none.pem", key), (tmp_path / "empty.pem", key), (chain, chain), (chain, None), (key, key)):
-        with pytest.raises(ArgumentError, match="is no certificate with its private key"):
+        with pytest.raises(ArgumentError, match="is not a certificate with its private key"):
             Exposure(certificate=files[0], private_key=files[1])
-    with pytest.raises(ArgumentError, match="goes with its certificate"):
+    with pytest.raises(ArgumentError, match="the private key has no certificate"):
         Exposure(private_key=key)
 
 
@@ -100,7 +100,7 @@ def test_a_page_of_a_named_site_reads_every_error(
     ["*", "shop.example.com", "https://", "https://a/", "https://a/b", "ftp://a", "https://u@a", "https://a:x", "null"],
 )
 def test_what_is_no_origin_is_refused(origin: str) -> None:
-    with pytest.raises(ArgumentError, match="is no origin of pages"):
+    with pytest.raises(ArgumentError, match="is not an origin of pages"):
         Exposure(origins=(origin,))
 
 
