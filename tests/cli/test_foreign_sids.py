@@ -222,7 +222,7 @@ def test_objects_from_sids_to_items_and_tokens_in_one_text_are_read(tmp_path: Pa
         ({"<a_1><b_2>": [7], "other": [8]}, "has Semantic IDs as keys, and 'other'"),
         ({"<a_1><b_2>": [7], "<a_1>": [8]}, "has Semantic IDs as keys, and '<a_1>'"),
         ({"<a_1><b_2>": [7], "<a_1><c_2>": [8]}, "has '<c_2>' at level 1"),
-        ({"<a_1><b_2>": [7], "<a_1><b_2><c_3>": [8]}, "has 3 codes, others 2"),
+        ({"<a_1><b_2>": [7], "<a_1><b_2><c_3>": [8]}, "has 3 codes, other items have 2"),
         ({"7": "<a_1>lamp<b_2>"}, "expected a list of tokens"),
         ([[1, 2], [3]], "equally many whole numbers"),
         ([[1, 2.5]], "equally many whole numbers"),

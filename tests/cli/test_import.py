@@ -98,7 +98,7 @@ def test_codes_may_have_item_id_where_the_items_have_another_column(tmp_path: Pa
         ("a.json", {}, "holds no codes"),
         ("a.json", {"1": []}, "expected a list of tokens or numbers"),
         ("a.json", {"1": None}, "item '1' has the codes None"),
-        ("a.json", {"1": ["<a_1>", "<b_2>"], "7": ["<a_1>"]}, "item '7' has 1 code, others 2"),
+        ("a.json", {"1": ["<a_1>", "<b_2>"], "7": ["<a_1>"]}, "item '7' has 1 code, other items have 2"),
         ("a.json", {"1": ["<a_1>", "<b_2>"], "7": ["<a_1>", "<c_2>"]}, "item '7' has '<c_2>' at level 1, where"),
         ("a.json", {"1": ["<a_1>"], "7": [4]}, "has 4 at level 0, where the first item has <a_*>"),
         ("a.json", {"1": ["<a_1>", 4]}, "tokens at some levels and numbers at others"),
