@@ -2,11 +2,13 @@
 
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.console import Console
 
 from leafbeam.cli.console import Bar, done, next_step, stdout, working
 from leafbeam.cli.options import DEFAULT_RUN, ConfigOption, DeviceOption, PrintConfigOption, RunOption, SetOption, option
@@ -17,7 +19,12 @@ from leafbeam.config_file import load_config, to_toml
 from leafbeam.errors import ArgumentError, counted
 from leafbeam.extras import require, require_device
 
+if TYPE_CHECKING:
+    from leafbeam.retrieve import ItemMemory
+    from leafbeam.train import Recipe, TrainStats
+
 MODEL = "Model"
+PresetName = Literal["tiny", "small", "base"]
 Shape = Literal["decoder-only", "encoder-decoder"]
 # Shares of a budget in minutes: for the settings of the item memory, before the training, and for its weight, after it.
 _MEMORY_SHARE, _FUSION_SHARE = 0.1, 0.05
@@ -26,7 +33,7 @@ _MEMORY_SHARE, _FUSION_SHARE = 0.1, 0.05
 def train(
     run: RunOption = DEFAULT_RUN,
     size: Annotated[
-        Literal["tiny", "small", "base"],
+        PresetName,
         option("--preset", "The size of the model, with training that suits it: tiny, small or base.", metavar="NAME"),
     ] = "small",
     minutes: Annotated[
@@ -90,24 +97,18 @@ def train(
         paths.check("sids", "source")
     require("`leafbeam train`", "pyarrow", "torch", extra="train")
     from leafbeam.index import Trie
-    from leafbeam.retrieve import ItemMemory, set_log_aside
+    from leafbeam.retrieve import ItemMemory
     from leafbeam.semid import CodeVectors, SidTable, text_columns
-    from leafbeam.train import Budget, TrainStats, leave_one_out, preset
+    from leafbeam.train import Budget, leave_one_out
     from leafbeam.train import train as fit
     from leafbeam.train.baselines import memory_scores, transition_baselines
     from leafbeam.train.evaluation import fit_fusion
     from leafbeam.train.fusion import fit_memory, tune_memory
-    from leafbeam.train.report import LABELS
 
     limits = {"minutes": minutes, "epochs": epochs, "steps": steps}
     budget = Budget(**limits) if any(limit is not None for limit in limits.values()) else None  # pyright: ignore[reportArgumentType]
     changes: dict[str, Any] = {"budget": budget, "seed": seed, "architecture": architecture, "num_hidden_layers": layers}
-    start = preset(size)
-    if width is not None:
-        heads = width // start.head_dim
-        changes |= {"hidden_size": width, "intermediate_size": 3 * width}
-        changes |= {"num_attention_heads": heads, "num_key_value_heads": heads}
-    recipe = load_config(start, config, words or (), **changes)
+    recipe = _recipe(size, width, config, words or (), changes)
     if print_config:
         typer.echo(to_toml(recipe), nl=False)
         return
@@ -127,36 +128,21 @@ def train(
         train_memory = tune_memory(untuned, split, seconds=None if budget_s is None else _MEMORY_SHARE * budget_s)
     watch.end("settings of the memory")
 
-    console = stdout()
-    began = time.perf_counter()
-    latest: list[TrainStats] = []
-    recalls: dict[str, float] = {}
-
-    def show_baselines(found: Mapping[str, float]) -> None:
-        recalls.update(found)
-        listed = ", ".join(f"{LABELS[name]} {recall:.4f}" for name, recall in found.items())
-        console.print(f"Recall@10 on a sample of validation users: {listed}", soft_wrap=True)
-
-    def show(stats: TrainStats) -> None:
-        latest[:] = [stats]
-        left = f"{stats.remaining_s / 60:.1f} min left" if stats.step > 20 else ""
-        recall = "" if stats.recall is None else f"recall@10 {stats.recall:.4f} (best baseline {max(recalls.values()):.4f})  "
-        note = f"step {stats.step:,}  loss {stats.loss:.3f}  {recall}{stats.items_per_second:,.0f} items/s  {left}"
-        bar.show("training", stats.share, note)
-
+    console, began = stdout(), time.perf_counter()
     try:
         with Bar("training") as bar:
+            shown = _Shown(console=console, bar=bar)
             model = fit(
                 log,
                 split,
                 sids,
                 recipe,
                 run,
-                progress=show,
+                progress=shown.show,
                 resume=resume,
                 device=device,
                 baselines={**transition_baselines(train_memory, split.train), "memory": memory_scores(train_memory)},
-                on_baselines=show_baselines,
+                on_baselines=shown.show_baselines,
                 code_vectors=CodeVectors.load(paths.quantiser, sids),
                 reserved_s=watch.total + memory_s + _FUSION_SHARE * (budget_s or 0.0),
             )
@@ -165,41 +151,26 @@ def train(
         next_step(console, "leafbeam", *sys.argv[1:], *([] if resume else ["--resume"]))
         raise typer.Exit(130) from None
     watch.end("training with baselines and validation")
-    if not latest:
+    if shown.latest is None:
         console.print(
             f"Nothing was left to train: the checkpoint had used up {recipe.budget}, or its recall no longer rose. "
             "A larger --minutes, --epochs or --steps continues the former."
         )
     else:
-        last = asdict(latest[0])
-        figures = {name: last[name] for name in ("epochs", "loss", "seconds", "items_per_second")}
-        figures |= {"parameters": sum(weight.numel() for weight in model.parameters()), "steps": last["step"]}
-        figures |= {"fit_on": fit_on, "valid_recall_10": last["recall"], "baselines": recalls}
-        if last["share"] < 1:
-            console.print(f"Stopped at {last['share']:.0%} of the budget: recall no longer rises.")
-        done(
-            console,
-            f"{paths.model}: {counted(figures['parameters'], 'parameter')}, {counted(last['step'], 'step')}, "
-            f"{last['epochs']:.1f} passes over "
-            f"{counted(split.report.train_interactions, 'interaction')}, loss {last['loss']:.2f}",
-            since=began,
-        )
+        figures = shown.figures() | {"fit_on": fit_on, "parameters": sum(weight.numel() for weight in model.parameters())}
+        interactions = split.report.train_interactions
+        done(console, f"{paths.model}: {_training_in_words(figures, interactions)}", since=began)
         paths.add_to_report("train", figures)
     began = time.perf_counter()
     memory = train_memory.with_transitions(log.histories.indptr_U1, log.histories.items_E)
-    trie = Trie.build(sids.codes, sids.codebook_sizes, sids.item_ids)
     if fit_on == "train":
         with working("item memory: its weight beside the model's, learnt on validation users"):
+            trie = Trie.build(sids.codes, sids.codebook_sizes, sids.item_ids)
             fusion_s = None if budget_s is None else _FUSION_SHARE * budget_s
             memory.fusion = fit_fusion(model, trie, log, split, train_memory, seconds=fusion_s)
     elif paths.memory.exists():  # no user is left to learn from: those of the run on the training part stay
         memory.fusion = ItemMemory.load(paths.memory).fusion
-    memory.save(paths.memory)
-    if (aside := set_log_aside(paths.memory)) is not None:
-        console.print(
-            f"{aside} has the interactions that a server has counted: the new memory counts those of the run's log alone."
-        )
-    done(console, f"{paths.memory}: the transitions and texts of {counted(len(memory), 'item')}", since=began)
+    _save(memory, paths, began)
     watch.end("weight of the memory")
     if budget_s is not None and watch.total > 1.05 * budget_s:
         console.print(
@@ -208,3 +179,79 @@ def train(
             soft_wrap=True,
         )
     next_step(console, "leafbeam", "evaluate", "--run", run)
+
+
+def _recipe(
+    size: PresetName, width: int | None, path: Path | None, words: Sequence[str], options: Mapping[str, Any]
+) -> "Recipe":
+    """Return a preset's recipe with the settings of a file, of words and of options."""
+    from leafbeam.train import preset
+
+    start, changes = preset(size), dict(options)
+    if width is not None:
+        heads = width // start.head_dim
+        changes |= {"hidden_size": width, "intermediate_size": 3 * width}
+        changes |= {"num_attention_heads": heads, "num_key_value_heads": heads}
+    return load_config(start, path, words, **changes)
+
+
+@dataclass(kw_only=True)
+class _Shown:
+    """Shows how training goes on, and keeps what was shown last.
+
+    Args:
+        console: For lines.
+        bar: For progress.
+        latest: The last figures; None if nothing was left to train.
+        recalls: Recall@10 of the baselines by their names.
+    """
+
+    console: Console
+    bar: Bar
+    latest: "TrainStats | None" = None
+    recalls: dict[str, float] = field(default_factory=dict[str, float])
+
+    def show_baselines(self, recalls: Mapping[str, float]) -> None:
+        """Show the baselines."""
+        from leafbeam.train.report import LABELS
+
+        self.recalls.update(recalls)
+        listed = ", ".join(f"{LABELS[name]} {recall:.4f}" for name, recall in recalls.items())
+        self.console.print(f"Recall@10 on a sample of validation users: {listed}", soft_wrap=True)
+
+    def show(self, stats: "TrainStats") -> None:
+        """Show an update or a validation."""
+        self.latest = stats
+        left = f"{stats.remaining_s / 60:.1f} min left" if stats.step > 20 else ""
+        best = max(self.recalls.values(), default=0.0)
+        recall = "" if stats.recall is None else f"recall@10 {stats.recall:.4f} (best baseline {best:.4f})  "
+        note = f"step {stats.step:,}  loss {stats.loss:.3f}  {recall}{stats.items_per_second:,.0f} items/s  {left}"
+        self.bar.show("training", stats.share, note)
+
+    def figures(self) -> dict[str, Any]:
+        """Return the last figures for the run's report, and say if training ended before its budget."""
+        assert self.latest is not None
+        last = asdict(self.latest)
+        if last["share"] < 1:
+            self.console.print(f"Stopped at {last['share']:.0%} of the budget: recall no longer rises.")
+        figures = {name: last[name] for name in ("epochs", "loss", "seconds", "items_per_second")}
+        return figures | {"steps": last["step"], "valid_recall_10": last["recall"], "baselines": self.recalls}
+
+
+def _training_in_words(figures: Mapping[str, Any], interactions: int) -> str:
+    return (
+        f"{counted(figures['parameters'], 'parameter')}, {counted(figures['steps'], 'step')}, {figures['epochs']:.1f} passes "
+        f"over {counted(interactions, 'interaction')}, loss {figures['loss']:.2f}"
+    )
+
+
+def _save(memory: "ItemMemory", paths: RunDirectory, began: float) -> None:
+    """Write the item memory, and say what becomes of the interactions that a server has counted."""
+    from leafbeam.retrieve import set_log_aside
+
+    memory.save(paths.memory)
+    if (aside := set_log_aside(paths.memory)) is not None:
+        stdout().print(
+            f"{aside} has the interactions that a server has counted: the new memory counts those of the run's log alone."
+        )
+    done(stdout(), f"{paths.memory}: the transitions and texts of {counted(len(memory), 'item')}", since=began)

@@ -9,7 +9,7 @@ Shapes: U users, N items, E interactions; `indptr_U1` has U + 1 entries.
 import time
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -250,32 +250,17 @@ def log_from_tables(
         interactions = SourceTable(table=interactions, source="the table of interactions")
     interactions = rows_of_lists(interactions, columns.item, columns.timestamp, in_order=order == "file")
     users = read_ids(interactions, columns.user, "user", as_text=text_ids)
-    taken = read_ids(interactions, columns.item, "item", as_text=text_ids)
     has_times = order != "file" or columns.timestamp in interactions.table.column_names
     times_E = nanoseconds(interactions, columns.timestamp, time_unit) if has_times else np.arange(len(users), dtype=np.int64)
     if len(users) == 0:
         raise DataError(f"{interactions.source} has no rows")
     users = users.as_numbers() if interactions.is_text and not text_ids else users
     future_E = times_E > time.time() * 1e9
-    if future_E.all():
-        raise DataError(f"every time lies in the future as time_unit={time_unit!r}: pass another (--time-unit s, ms, us or ns)")
     early_E = times_E < _YEAR_1980 if has_times else np.zeros(len(users), np.bool_)
-    if early_E.all() and time_unit != "s":
-        raise DataError(f"every time lies before 1980 as time_unit={time_unit!r}: pass another (--time-unit s, ms, us or ns)")
+    _check_unit(future_E, early_E, time_unit)
 
-    if items is None:
-        taken = taken.as_numbers() if interactions.is_text and not text_ids else taken
-        offered, attributes = taken.values.slice(0, 0), pa.table({columns.item_of_items: taken.values.slice(0, 0)})
-    else:
-        items = items if isinstance(items, SourceTable) else SourceTable(table=items, source="the table of items")
-        ids = read_ids(items, columns.item_of_items, "item_of_items", as_text=text_ids)
-        attributes = items.table
-        if len(ids) == 0:
-            raise DataError(f"{items.source} has no rows: leave it out, or fill it")
-        if not text_ids:
-            taken, ids = same_type(taken, ids, interactions, items)
-        check_listed_once(ids, items)
-        offered = ids.values
+    items = items if items is None or isinstance(items, SourceTable) else SourceTable(table=items, source="the table of items")
+    taken, offered = _ids_of_items(interactions, items, columns, text_ids=text_ids)
     new_ids = taken.values.filter(pc.invert(pc.is_in(taken.values, value_set=offered)))
     if len(new_ids) and unlisted == "refuse":
         raise DataError(
@@ -289,21 +274,16 @@ def log_from_tables(
             "write the ids in one way"
         )
     catalog = pa.concat_arrays([offered, new_ids]) if unlisted == "keep" else offered
-    users_E = users.codes_E
     rows_n = pc.fill_null(pc.index_in(taken.values, value_set=catalog), -1).to_numpy(zero_copy_only=False).astype(np.int32)
-    items_E = rows_n[taken.codes_E]
-
-    by_user_E = np.argsort(users_E, kind="stable")
-    out_of_order = _count_out_of_order(users_E[by_user_E], times_E[by_user_E])
-    listed_E = items_E >= 0
-    sort_E = np.lexsort((times_E, users_E)) if order == "time" and out_of_order else by_user_E
-    sort_E = sort_E[listed_E[sort_E]]
-    users_E, items_E, times_E = users_E[sort_E], items_E[sort_E], times_E[sort_E]
-    first_E = _first_of_equals(users_E, items_E, times_E) if duplicates == "drop" else np.ones(len(users_E), np.bool_)
-    users_E, items_E, times_E = users_E[first_E], items_E[first_E], times_E[first_E]
-    tied = int(((users_E[1:] == users_E[:-1]) & (times_E[1:] == times_E[:-1])).sum()) if order == "time" else 0
-    core_E = _core(users_E, items_E, k_core)
-    users_E, items_E, times_E = users_E[core_E], items_E[core_E], times_E[core_E]
+    rows = _Rows(users.codes_E, rows_n[taken.codes_E], times_E)
+    listed_E = rows.items_E >= 0
+    rows, out_of_order = rows.sorted(order)
+    rows = rows if listed_E.all() else rows.at(rows.items_E >= 0)
+    first_E = _first_of_equals(*rows) if duplicates == "drop" else np.ones(len(rows.users_E), np.bool_)
+    rows = rows.at(first_E)
+    tied = rows.num_tied if order == "time" else 0
+    core_E = _core(rows.users_E, rows.items_E, k_core)
+    users_E, items_E, times_E = rows.at(core_E)
     if len(users_E) == 0:
         rule = f"no {k_core}-core: no user is left" if k_core else "no interaction whose item is listed"
         raise DataError(f"of {counted(len(listed_E), 'row')} there is {rule}")
@@ -311,6 +291,7 @@ def log_from_tables(
     seen_N = np.bincount(items_E, minlength=len(catalog)) > 0
     keep_N = seen_N if k_core or unseen == "drop" else np.ones(len(catalog), np.bool_)
     items_E = (np.cumsum(keep_N) - 1)[items_E].astype(np.int32)
+    attributes = pa.table({columns.item_of_items: offered}) if items is None else items.table
     table = _item_table(attributes, columns.item_of_items, catalog, keep_N)
     counts_U = np.bincount(users_E, minlength=len(users.values))
     user_ids = users.values.filter(pa.array(counts_U > 0))
@@ -340,6 +321,57 @@ def log_from_tables(
             notes=tuple(notes),
         ),
     )
+
+
+class _Rows(NamedTuple):
+    """The user, the item and the time of each row; -1 is an item that is not listed."""
+
+    users_E: NDArray[np.int32]
+    items_E: NDArray[np.int32]
+    times_E: NDArray[np.int64]
+
+    def at(self, rows: NDArray[Any]) -> "_Rows":
+        """Return some of the rows."""
+        return _Rows(self.users_E[rows], self.items_E[rows], self.times_E[rows])
+
+    def sorted(self, order: Order) -> "tuple[_Rows, int]":
+        """Return the rows by users, and by time unless the file's order counts; and the users whose rows were out of order."""
+        by_user_E = np.argsort(self.users_E, kind="stable")
+        out_of_order = _count_out_of_order(self.users_E[by_user_E], self.times_E[by_user_E])
+        is_sorted = order == "file" or not out_of_order
+        return self.at(by_user_E if is_sorted else np.lexsort((self.times_E, self.users_E))), out_of_order
+
+    @property
+    def num_tied(self) -> int:
+        """The number of rows at the time of the same user's row before."""
+        same_user = self.users_E[1:] == self.users_E[:-1]
+        return int((same_user & (self.times_E[1:] == self.times_E[:-1])).sum())
+
+
+def _check_unit(future_E: NDArray[np.bool_], early_E: NDArray[np.bool_], unit: TimeUnit) -> None:
+    """Raise DataError if all times are in the future, or all are early in another unit than seconds."""
+    how = f"as time_unit={unit!r}: pass another (--time-unit s, ms, us or ns)"
+    if future_E.all():
+        raise DataError(f"every time lies in the future {how}")
+    if early_E.all() and unit != "s":
+        raise DataError(f"every time lies before 1980 {how}")
+
+
+def _ids_of_items(
+    interactions: SourceTable, items: SourceTable | None, columns: Columns, *, text_ids: bool
+) -> tuple[Ids, pa.Array]:
+    """Return the items of the interactions, and those of the table of items, if there is one, in one type of id."""
+    taken = read_ids(interactions, columns.item, "item", as_text=text_ids)
+    if items is None:
+        taken = taken.as_numbers() if interactions.is_text and not text_ids else taken
+        return taken, taken.values.slice(0, 0)
+    ids = read_ids(items, columns.item_of_items, "item_of_items", as_text=text_ids)
+    if len(ids) == 0:
+        raise DataError(f"{items.source} has no rows: leave it out, or fill it")
+    if not text_ids:
+        taken, ids = same_type(taken, ids, interactions, items)
+    check_listed_once(ids, items)
+    return taken, ids.values
 
 
 def _some(ids: pa.Array, count: int = 10) -> str:
