@@ -3,7 +3,9 @@
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from rich.console import Console
 
 from leafbeam.cli.console import Bar, done, next_step, show_types, stdout
 from leafbeam.cli.options import DEFAULT_RUN, Format, Order, RunOption, TimeUnit, delimiter_of, option, split_names
@@ -13,6 +15,10 @@ from leafbeam.cli.sources import Source
 from leafbeam.errors import ArgumentError, DataError, counted
 from leafbeam.extras import require
 from leafbeam.semid import CollisionStrategy, EmbeddingConfig, Method, QuantiserConfig
+
+if TYPE_CHECKING:
+    from leafbeam.semid import SidFit
+    from leafbeam.train import InteractionLog
 
 TABLES = "Your tables (remembered in the run)"
 VECTORS = "Vectors and codes"
@@ -121,20 +127,9 @@ def fit_sids(
         f"{counted(split.report.users_too_short, 'user has', 'users have')} too few interactions to evaluate",
         since=began,
     )
-    counts = {name: getattr(log.report, name) for name in IRREGULAR}
-    if counts["unlisted_items"] == log.num_items:  # there is no table of items
-        counts["unlisted_items"] = 0
-    if source.kind == "tables":
-        example = log.item_ids[0].item()
-        id_type = "text" if isinstance(example, str) else "whole numbers (--text-ids makes them text)"
-        console.print(f"Item ids are {id_type}: requests name {example!r}", style="dim", soft_wrap=True)
-    if notes := [counted(count, IRREGULAR[name], name.replace("_", " ")) for name, count in counts.items() if count]:
-        console.print(", ".join(notes), style="dim", soft_wrap=True)
-    show_types(console, log.items)
-    for note in log.report.notes:
-        console.print(f"Warning: {note}", style="yellow", soft_wrap=True)
+    _show_log(console, source, log)
     from leafbeam.semid import fit_sids as fit  # takes seconds: errors of the log come first
-    from leafbeam.semid import load_vectors, plot_report
+    from leafbeam.semid import load_vectors
 
     began = time.perf_counter()
     own_vectors = None if vectors is None else load_vectors(vectors, log.item_ids)
@@ -148,6 +143,35 @@ def fit_sids(
             seed=seed,
             progress=bar.show,
         )
+    _save(console, fitted, paths, plot)
+    sids = counted(fitted.report.distinct_after, "SID")
+    levels = " x ".join(str(size) for size in fitted.table.codebook_sizes)
+    done(console, f"{paths.sids}: {counted(len(fitted.table), 'item')} with {sids} of {levels}", since=began)
+    paths.add_to_report("data", {"path": str(source.path), **asdict(log.report), "split": asdict(split.report)})
+    paths.add_to_report("fit-sids", asdict(fitted.report))
+    next_step(console, "leafbeam", "train", "--run", run)
+
+
+def _show_log(console: Console, source: Source, log: "InteractionLog") -> None:
+    """Show the type of the ids, what was dropped or added, the types of columns, and what is probably a mistake."""
+    counts = {name: getattr(log.report, name) for name in IRREGULAR}
+    if counts["unlisted_items"] == log.num_items:  # there is no table of items
+        counts["unlisted_items"] = 0
+    if source.kind == "tables":
+        example = log.item_ids[0].item()
+        id_type = "text" if isinstance(example, str) else "whole numbers (--text-ids makes them text)"
+        console.print(f"Item ids are {id_type}: requests name {example!r}", style="dim", soft_wrap=True)
+    if notes := [counted(count, IRREGULAR[name], name.replace("_", " ")) for name, count in counts.items() if count]:
+        console.print(", ".join(notes), style="dim", soft_wrap=True)
+    show_types(console, log.items)
+    for note in log.report.notes:
+        console.print(f"Warning: {note}", style="yellow", soft_wrap=True)
+
+
+def _save(console: Console, fitted: "SidFit", paths: RunDirectory, plot: Path | None) -> None:
+    """Write the Semantic IDs and what gives new items theirs, and show the report."""
+    from leafbeam.semid import plot_report
+
     fitted.table.save(paths.sids)
     fitted.quantiser.save(paths.quantiser)
     fitted.code_vectors.save(paths.quantiser, fitted.table)
@@ -157,12 +181,6 @@ def fit_sids(
         console.print(f"Warning: {note}", style="yellow", soft_wrap=True)
     if plot is not None:
         plot_report(fitted.report, fitted.table).savefig(plot, dpi=160)
-    sids = counted(fitted.report.distinct_after, "SID")
-    levels = " x ".join(str(size) for size in fitted.table.codebook_sizes)
-    done(console, f"{paths.sids}: {counted(len(fitted.table), 'item')} with {sids} of {levels}", since=began)
-    paths.add_to_report("data", {"path": str(source.path), **asdict(log.report), "split": asdict(split.report)})
-    paths.add_to_report("fit-sids", asdict(fitted.report))
-    next_step(console, "leafbeam", "train", "--run", run)
 
 
 def check_plot(path: Path) -> None:
