@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
+from typing import Any
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -87,7 +88,6 @@ def create_app(
         learns=engine is not None and engine.learns,
         has_keys=access.keys is not None,
     )
-    page = page_of(document)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
@@ -102,6 +102,37 @@ def create_app(
             await in_own_thread(executor.close)
         if observation.traces is not None:
             await in_own_thread(observation.traces.close)
+
+    app = Starlette(
+        routes=[
+            *([] if engine is None else item_routes(engine, metrics, bounds, counting)),
+            *([] if engine is None else [ItemSearchRoute(engine, reads).route]),
+            *([] if engine is None else playground_routes()),
+            *([] if catalog is None else catalog.routes),
+            *CompletionRoutes(engine, text, metrics, bounds).routes,
+            *_state_routes(engine, text, metrics, access, num_http_workers),
+            *_document_routes(document),
+        ],
+        exception_handlers={HTTPException: http_error},
+        middleware=[
+            Middleware(RequestIdMiddleware),
+            *([Middleware(ObservationMiddleware, observation=observation)] if observation.is_on else []),
+            Middleware(
+                with_cors, origins=config.exposure.origins
+            ),  # around all that answers, so that errors have its headers too
+            Middleware(UnexpectedErrorMiddleware),
+            Middleware(AccessMiddleware, access=access, refused=metrics.observe_refused_access),
+        ],
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False  # a redirect would go where the client's Host header says
+    return app
+
+
+def _state_routes(
+    engine: Engine | None, text: TextService | None, metrics: Metrics, access: Access, num_http_workers: Callable[[], int]
+) -> list[Route]:
+    """Return the routes that say how the server is."""
 
     async def healthz(http: HttpRequest) -> Response:
         return json_response(Health())
@@ -119,38 +150,21 @@ def create_app(
     async def prometheus(http: HttpRequest) -> Response:
         return Response(metrics.page(), media_type=CONTENT_TYPE_LATEST)
 
+    own = {"get_health": healthz, "get_readiness": readyz, "get_metrics": prometheus}
+    return routes_of(own if engine is None else {"list_slow_batches": slow_batches, **own})
+
+
+def _document_routes(document: dict[str, Any]) -> list[Route]:
+    """Return the routes of the OpenAPI document, as JSON and as a page."""
+    page = page_of(document)
+
     async def openapi(http: HttpRequest) -> Response:
         return json_response(document)
 
     async def docs(http: HttpRequest) -> Response:
         return HTMLResponse(page, headers={"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"})
 
-    app = Starlette(
-        routes=[
-            *([] if engine is None else item_routes(engine, metrics, bounds, counting)),
-            *([] if engine is None else [ItemSearchRoute(engine, reads).route]),
-            *([] if engine is None else playground_routes()),
-            *([] if catalog is None else catalog.routes),
-            *([] if engine is None else routes_of({"list_slow_batches": slow_batches})),
-            *CompletionRoutes(engine, text, metrics, bounds).routes,
-            *routes_of({"get_health": healthz, "get_readiness": readyz, "get_metrics": prometheus}),
-            Route("/openapi.json", openapi),
-            Route("/docs", docs),
-        ],
-        exception_handlers={HTTPException: http_error},
-        middleware=[
-            Middleware(RequestIdMiddleware),
-            *([Middleware(ObservationMiddleware, observation=observation)] if observation.is_on else []),
-            Middleware(
-                with_cors, origins=config.exposure.origins
-            ),  # around all that answers, so that errors have its headers too
-            Middleware(UnexpectedErrorMiddleware),
-            Middleware(AccessMiddleware, access=access, refused=metrics.observe_refused_access),
-        ],
-        lifespan=lifespan,
-    )
-    app.router.redirect_slashes = False  # a redirect would go where the client's Host header says
-    return app
+    return [Route("/openapi.json", openapi), Route("/docs", docs)]
 
 
 def _precision(engine: Engine) -> str:
