@@ -1,17 +1,17 @@
-"""The rule of ids: a whole number of 64 bits with sign, or text; and which of the two kinds an id is."""
+"""The rules of ids: an id is a signed whole number of 64 bits, or text."""
 
 import re
 from collections.abc import Iterable
 from typing import TypeGuard
 
-ID_KINDS = {"i": "integers", "S": "strings"}  # by the `kind` of an id array's dtype
+ID_KINDS = {"i": "integers", "S": "strings"}  # the kinds of ids in words, by the `kind` of an id array's dtype
 
-WHOLE_NUMBER = "0|-?[1-9][0-9]{0,18}"  # as text: one spelling for each number, perhaps beyond 64 bits
+WHOLE_NUMBER = "0|-?[1-9][0-9]{0,18}"  # a pattern with one spelling for each number; the number may be beyond 64 bits
 
-# Soft hyphens, marks of direction and of the byte order, and blanks without width: nobody sees them, so that two ids look like
-# one. Joiners (U+200C, U+200D) have a meaning inside words and emoji, and none at an end.
+# Soft hyphens, direction marks, byte order marks and blanks without width are invisible, so two ids that differ only in
+# them look the same. Joiners (U+200C, U+200D) are needed inside words and emoji, but never at the beginning or the end.
 UNSEEN = "[\u00ad\u200b\u200e\u200f\u2060-\u2069\u202a-\u202e\ufeff]|^[\u200c\u200d]|[\u200c\u200d]$"
-WRONG_IN_IDS = {  # patterns that Python and pyarrow both know
+WRONG_IN_IDS = {  # patterns that both Python and pyarrow can read
     "control characters, such as line breaks,": "[\\x00-\\x1f\\x7f\u0080-\u009f]",
     "characters that cannot be seen, such as blanks without width,": UNSEEN,
 }
@@ -32,14 +32,14 @@ def kind_of_id(item_id: int | str) -> str:
 
 
 def first_of_other_kind(item_ids: Iterable[int | str], kind: str | None) -> int | str | None:
-    """Return the first id that is not of a kind; None without such an id, and where the kind is None, which takes either."""
+    """Return the first id that is not of a kind, or None if there is none. A kind of None admits both kinds."""
     return None if kind is None else next((item_id for item_id in item_ids if kind_of_id(item_id) != kind), None)
 
 
 def is_possible(item_id: int | str, max_bytes: int) -> bool:
-    """Return False for ids that no index has: beyond int64, longer than `max_bytes`, with NUL or half a surrogate pair.
+    """Return whether an index could have an id: not beyond int64 or `max_bytes`, and without NUL or half a surrogate pair.
 
-    Called before ids of a client become an array, in which each takes as much memory as the longest.
+    It is called before a client's ids become an array, because each id of an array takes as much memory as the longest.
     """
     if isinstance(item_id, int):
         return -(2**63) <= item_id < 2**63
@@ -50,7 +50,7 @@ def is_possible(item_id: int | str, max_bytes: int) -> bool:
 
 
 def parse_id(text: str, kind: str | None) -> int | str | None:
-    """Return the id that a text spells among ids of a kind; None if no such id is spelled so. Without a kind it is text.
+    """Return the id of a kind that a text stands for, or None if there is no such id. Without a kind the id is the text.
 
     >>> parse_id("12", "i"), parse_id("12", "S"), parse_id("012", "i")
     (12, '12', None)

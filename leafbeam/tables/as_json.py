@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 
 
 def rows_of(table: pa.Table | pa.RecordBatch, *, exact: bool = True) -> list[dict[str, Any]]:
-    """Return the rows as JSON values: times and exact numbers are text, times exact to the nanosecond.
+    """Return the rows as JSON values. Exact numbers and times become text, times with all their digits.
 
-    exact: raise OverflowError for times beyond the years 1 to 9999; else a text says so.
+    exact: raise OverflowError for times beyond the years 1 to 9999; without it, such a time becomes a text that says so.
     """
     for number, field in enumerate(table.schema):
         if (
@@ -40,7 +40,7 @@ def _value_of(scalar: Any) -> Any:
 
 
 def _of_nanoseconds(times: Any) -> Any:
-    """Return times as microseconds if none is finer, else as text; pyarrow would make values of pandas of nanoseconds."""
+    """Return times as microseconds if none is finer, else as text: pyarrow would turn nanoseconds into pandas objects."""
     kind = times.type
     try:
         return times.cast(pa.time64("us") if pa.types.is_time(kind) else pa.timestamp("us", kind.tz))

@@ -6,12 +6,12 @@ A column is of a type only if all its values are written so, and none would chan
 | --- | --- |
 | true/false | true, True, TRUE and the same of false |
 | whole number | 7, -7; up to 64 bits |
-| number | 7.5, -.5, 1e3, 1.0E+05; digits before the point up to 15 |
+| number | 7.5, -.5, 1e3, 1.0E+05; with up to 15 digits before the point |
 | date, time | 2026-11-22, 2026-11-22 10:00:00.5, with an offset from UTC in all values or in none |
 | time of a day | 10:00, 23:59:59.5 |
 | list | [1, 2], ["a", "b"], ['a', 'b'] |
 
-All else is text: 007, +49170123, 12E4, 4006381333931000000001, NA, nan, inf. Only an empty cell is null.
+Everything else is text: 007, +49170123, 12E4, 4006381333931000000001, NA, nan, inf. Only an empty cell is null.
 """
 
 # pyarrow carries no types.
@@ -30,7 +30,7 @@ from leafbeam.ids import WHOLE_NUMBER
 
 _BOOLS = r"^(true|True|TRUE|false|False|FALSE)$"
 _WHOLE = rf"^({WHOLE_NUMBER})$"
-_NUMBER = (  # 12E4 is rather the name of a size than a number
+_NUMBER = (  # 12E4 is more likely the name of a size than a number
     r"^-?(([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,3})?|[0-9]+(e[-+]?[0-9]{1,3}|E[-+][0-9]{1,3})?)$"
 )
 _CHANGED_NUMBER = r"^-?(0[0-9]|[0-9]{16})"  # leading zeros, or more digits than a float64 keeps
@@ -108,7 +108,7 @@ def list_of(text: str) -> list[Any] | None:
 
 
 def are_numpy_arrays(values: pa.ChunkedArray) -> bool:
-    """Return whether all texts of a column are arrays as NumPy prints them, without commas: ['a' 'b']."""
+    """Return whether every text of a column is an array as NumPy prints it, without commas: ['a' 'b']."""
     return are_written(values, _NUMPY_ARRAY)
 
 

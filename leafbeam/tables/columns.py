@@ -103,11 +103,11 @@ def _numbers(source: SourceTable, name: str, numbers: NDArray[np.integer | np.fl
 
 
 def _check_no_dates(where: str, numbers: NDArray[np.integer | np.floating]) -> None:
-    """Raise DataError for dates in digits alone, such as 20261122 or 20261122100000, which are no times since 1970."""
+    """Raise DataError for dates written in digits, such as 20261122 or 20261122100000, which are not times since 1970."""
     for scale in (1, 10**6):
         if all(_are_dates(part // scale) for part in (numbers[:_SAMPLE], numbers)):
             raise DataError(
-                f"{where} looks like dates in digits, such as {int(numbers[0])}, not like numbers since 1970: write them as "
+                f"{where} looks like dates in digits, such as {int(numbers[0])}, not like times since 1970: write them as "
                 "2026-11-22 or 2026-11-22 10:00:00"
             )
 
@@ -119,7 +119,7 @@ def _are_dates(numbers: NDArray[np.integer | np.floating]) -> bool:
 
 
 def _exact(values: pa.ChunkedArray, unit: TimeUnit) -> NDArray[np.int64] | None:
-    """Return text of numbers with fractions as whole nanoseconds, where a float64 would lose digits; None for other text."""
+    """Return numbers with fractions, written as text, as exact nanoseconds; None for other text."""
     if not are_written(values, r"^-?[0-9]{1,19}(\.[0-9]*)?$") or not pc.any(pc.match_substring(values, ".")).as_py():
         return None
     parts = pc.extract_regex(values.cast(pa.string()), r"^(?P<whole>-?[0-9]+)\.?(?P<fraction>[0-9]*)$")
@@ -131,7 +131,7 @@ def _exact(values: pa.ChunkedArray, unit: TimeUnit) -> NDArray[np.int64] | None:
 
 
 def _decimals(values: pa.ChunkedArray, where: str, unit: TimeUnit) -> NDArray[np.int64]:
-    """Return exact numbers, as Spark and DuckDB write them, as nanoseconds."""
+    """Return decimals, such as Spark and DuckDB write, as nanoseconds. Raises DataError."""
     per_unit = 10**9 // _PER_SECOND[unit]
     try:
         exact = values.cast(pa.decimal256(values.type.precision, values.type.scale))
@@ -140,8 +140,8 @@ def _decimals(values: pa.ChunkedArray, where: str, unit: TimeUnit) -> NDArray[np
         )
     except pa.ArrowInvalid as error:
         raise DataError(
-            f"{where} has times finer than nanoseconds or beyond the year 2262 as time_unit={unit!r}: write whole numbers, and "
-            "name their unit (--time-unit)"
+            f"{where} has times finer than nanoseconds or beyond the year 2262 in the unit {unit!r}: write whole numbers, "
+            "and pass their unit (--time-unit)"
         ) from error
     _check_no_dates(where, numbers // per_unit)
     return numbers
@@ -150,7 +150,7 @@ def _decimals(values: pa.ChunkedArray, where: str, unit: TimeUnit) -> NDArray[np
 def _parsed(source: SourceTable, name: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return ISO 8601 text as datetimes, digits as whole numbers, other numbers as float64.
 
-    Raises DataError that names the first ten other texts.
+    Raises a DataError that names the first ten texts that are none of these.
     """
     if pc.all(pc.match_substring_regex(values, r"^-?[0-9]{1,18}$")).as_py():
         return values.cast(pa.int64())

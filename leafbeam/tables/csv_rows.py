@@ -66,7 +66,7 @@ class CsvFormat:
 
 
 class _Header(NamedTuple):
-    """The names of the columns, and the rows up to their own, which are empty but for it."""
+    """The names of the columns, and the number of rows up to and including the row of names; those before it are empty."""
 
     names: list[str]
     rows: int
@@ -87,8 +87,8 @@ def read_csv(
         path: The file.
         form: Its form; a comma and UTF-8 by default.
         ids: Columns that stay text.
-        times: Columns of which pyarrow finds the type, as fast as it can; fractions stay text, which loses no digit.
-        only: The columns to read, of those that are there; all by default.
+        times: Columns whose type pyarrow finds, which is fast. Numbers with fractions stay text, so that no digit is lost.
+        only: The columns to read, if the file has them; all columns by default.
         types: Types of columns that are known.
 
     Raises:
@@ -161,7 +161,7 @@ def _line_without_quotes(path: Path, form: CsvFormat, sought: int) -> int:
 
 
 def _options(form: CsvFormat, header: _Header, kinds: dict[str, Any], columns: list[str]) -> dict[str, Any]:
-    """Return the options of pyarrow to read `columns` of a file, those in `kinds` as these types."""
+    """Return pyarrow's options to read `columns` of a file, with the types that `kinds` has for some of them."""
     encoding = "utf8" if form.is_utf8 else form.encoding
     quote: Any = '"' if form.quotes else False
     return {
@@ -182,7 +182,7 @@ def _options(form: CsvFormat, header: _Header, kinds: dict[str, Any], columns: l
 
 
 def _check(path: Path, form: CsvFormat) -> _Header:
-    """Return the header of a file. Raises DataError for another encoding, names that are there twice, quotes."""
+    """Return the header of a file. Raises DataError for a wrong encoding, repeated names or wrong quotes."""
     try:
         with opened(path) as file:
             head = file.read(_MAX_HEADER)
@@ -211,7 +211,7 @@ def _line_of_nul(path: Path) -> int:
 
 
 def _read_header(path: Path, head: bytes, form: CsvFormat) -> _Header:
-    """Return the first line that is not empty; a column without a name, as pandas writes its index, gets one."""
+    """Return the first line that is not empty. A column without a name, such as the index of pandas, gets a name."""
     decoder = codecs.getincrementaldecoder("utf-8" if form.is_utf8 else form.encoding)("strict")
     text = decoder.decode(head, final=len(head) < _MAX_HEADER)  # a mark of the byte order is left out once, as by pyarrow
     lines = (line for line in io.StringIO(text.removeprefix("\ufeff"), newline=""))
@@ -225,8 +225,8 @@ def _read_header(path: Path, head: bytes, form: CsvFormat) -> _Header:
         ) from None
     if found := re.fullmatch(r"sep=(.)?", form.delimiter.join(names)):
         raise DataError(
-            f"{path}, line 1 is {found[0]!r}, which is for Excel: remove this line; the next one names the columns, with "
-            f"{found[1] or form.delimiter!r} between (--delimiter)"
+            f"{path}, line 1 is {found[0]!r}, which is for Excel: remove this line, so that the file begins with the names of "
+            f"the columns, and pass --delimiter {found[1] or form.delimiter!r}"
         )
     for index in [index for index, name in enumerate(names) if not name]:
         names[index] = next(name for number in count(index) if (name := f"unnamed_{number}") not in names)
@@ -275,8 +275,8 @@ def _refuse(path: Path, error: Exception, form: CsvFormat, num_columns: int = 0)
             if structure.ragged_line:
                 raise DataError(
                     f"{path}, line {structure.ragged_line:,} has {counted(structure.ragged_fields, 'cell')}, "
-                    "the first line names "
-                    f"{counted(num_columns, 'column')}: expected as many; quote text that holds {form.delimiter!r}"
+                    "but the first line names "
+                    f"{counted(num_columns, 'column')}: expected as many cells; quote text that holds {form.delimiter!r}"
                 ) from error
     how = "" if form.is_utf8 else f" as {form.encoding}"
     raise DataError(f"{path} cannot be read{how}: {error}") from error
@@ -301,7 +301,7 @@ def _first_undecodable(path: Path, form: CsvFormat) -> str:
                             f"{path}, line {rows.line_num:,}, column {name!r}: {short_repr(cell)} is not UTF-8 (byte "
                             f"0x{data[error.start]:02X}): pass --encoding latin-1, or what it is written in (encoding=...)"
                         )
-        except csv.Error:  # such as a cell beyond its limit
+        except csv.Error:  # such as a cell that is longer than csv's limit
             return _first_undecodable_line(path)
     return ""
 
@@ -317,12 +317,12 @@ def _first_undecodable_line(path: Path) -> str:
 
 
 def _stream(path: Path) -> Any:
-    """Open a file for pyarrow, which knows the ending .gz in lower case alone."""
+    """Open a file for pyarrow, which recognises the ending .gz only in lower case."""
     return pa.input_stream(str(path), compression="gzip" if is_compressed(path) else None)
 
 
 def _utf8_chunks(path: Path, form: CsvFormat) -> Iterator[bytes]:
-    """Yield the bytes of a file in UTF-8, without a mark of the byte order."""
+    """Yield the bytes of a file in UTF-8, without a byte order mark."""
     with opened(path) as file:
         chunks = iter(partial(file.read, _CHUNK), b"")
         if form.is_utf8:

@@ -107,7 +107,7 @@ def read_ratings(path: Path) -> SourceTable:
     for (number, _), row in zip(lines, rows, strict=True):
         if len(row) != width:
             raise DataError(
-                f"{path}, line {number:,} has {counted(len(row), 'field')}, the first {width}: expected as many in all"
+                f"{path}, line {number:,} has {counted(len(row), 'field')}, but the first has {width}: expected as many in all"
             )
     columns = dict(zip(("user_id", "item_id", "rating", "timestamp"), zip(*rows, strict=True), strict=False))
     table = pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})

@@ -59,7 +59,7 @@ def _check_no_arrays(source: SourceTable, name: str) -> None:
         if shown.null_count < len(shown) and are_numpy_arrays(shown):
             raise DataError(
                 f"{source.source}, column {name!r} holds arrays as NumPy prints them ({source.where(0)}: "
-                f"{short_repr(values[0].as_py())}): write lists with commas (array.tolist()), or the table as Parquet"
+                f"{short_repr(values[0].as_py())}): write lists with commas (array.tolist()), or write the table as Parquet"
             )
 
 

@@ -59,7 +59,8 @@ def read_ids(source: SourceTable, name: str, role: str, *, as_text: bool = False
         as_text: True makes text of numbers.
 
     Raises:
-        DataError: For empty ids, characters of `WRONG_IN_IDS`, numbers beyond 64 bits or with fractions, and other types.
+        DataError: If an id is empty, has a character of `WRONG_IN_IDS`, is a number with a fraction or beyond 64 bits, or has
+            another type.
     """
     values = _ids_of(source, name, role)
     if pa.types.is_null(values.type):
@@ -76,7 +77,7 @@ def read_ids(source: SourceTable, name: str, role: str, *, as_text: bool = False
 
 
 def check_ids(batch: pa.RecordBatch, name: str, source: str, begin: int = 0) -> pa.Array:
-    """Return a column of item ids as int64 or large_string, for a part of a table whose format has types.
+    """Return a column of item ids as int64 or large_string, for a part of a table in a format with types.
 
     Args:
         batch: The part.
@@ -85,7 +86,7 @@ def check_ids(batch: pa.RecordBatch, name: str, source: str, begin: int = 0) -> 
         begin: The number of rows before the part.
 
     Raises:
-        DataError: As `read_ids`.
+        DataError: As in `read_ids`.
     """
     table = SourceTable(table=pa.table([batch[name]], [name]), source=source, where=lambda row: nth_row(begin + row))
     values = _ids_of(table, name, "item_of_items").combine_chunks()
@@ -95,13 +96,13 @@ def check_ids(batch: pa.RecordBatch, name: str, source: str, begin: int = 0) -> 
 
 
 def type_of_ids(kind: pa.DataType) -> pa.DataType:
-    """Return the type that `check_ids` gives a column of a type."""
+    """Return the type of `check_ids` for a column of a type."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     return pa.int64() if pa.types.is_integer(kind) or pa.types.is_decimal(kind) else pa.large_string()
 
 
 def _ids_of(source: SourceTable, name: str, role: str) -> pa.ChunkedArray:
-    """Return a column without nulls, of a type that ids can have."""
+    """Return a column of ids. Raises DataError if it has nulls or a type that ids cannot have."""
     values = column(source, name, role)
     kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
     types = pa.types
@@ -130,7 +131,7 @@ def same_type(taken: Ids, listed: Ids, interactions: SourceTable, items: SourceT
 
 
 def _checked(source: SourceTable, name: str, values: Any, codes_E: NDArray[np.int32] | None, *, as_text: bool) -> Any:
-    """Return ids as int64 or large_string. codes_E: as of `Ids`; None if `values` has a value for each row."""
+    """Return ids as int64 or large_string. codes_E: as in `Ids`; None if `values` has a value for each row."""
 
     def refuse(problem: str, wrong: Any, fix: str) -> None:
         rows = np.asarray(wrong)
@@ -147,7 +148,9 @@ def _checked(source: SourceTable, name: str, values: Any, codes_E: NDArray[np.in
         values = values.cast(pa.large_string())
         advice = "an id is text without them; correct these rows"
         refuse("empty", pc.equal(pc.utf8_length(values), 0), advice)
-        if pc.all(pc.ascii_is_printable(values), min_count=0).as_py():  # as nearly all are, in a hundredth of the time
+        if pc.all(
+            pc.ascii_is_printable(values), min_count=0
+        ).as_py():  # nearly all ids are, and this check takes a hundredth of the time
             return values
         for problem, pattern in WRONG_IN_IDS.items():
             refuse(problem, pc.match_substring_regex(values, pattern), advice)
@@ -159,7 +162,9 @@ def _checked(source: SourceTable, name: str, values: Any, codes_E: NDArray[np.in
     except pa.ArrowInvalid:
         beyond = [not -(1 << 63) <= int(value) < 1 << 63 for value in values.to_pylist()]
         refuse(
-            "numbers beyond 64 bits with sign", beyond, "write ids as text, or read them as text (--text-ids, text_ids=True)"
+            "numbers beyond 64 bits including the sign",
+            beyond,
+            "write ids as text, or read them as text (--text-ids, text_ids=True)",
         )
         raise
 

@@ -78,7 +78,7 @@ def read_lines(file: BinaryIO, source: str) -> Generator[tuple[int, Any]]:
 
 
 class Objects(NamedTuple):
-    """The rows of a file as objects, whether their ids were keys, and the line or row of each."""
+    """The rows of a file as objects, whether their ids were keys, and a function that names the line or row of each."""
 
     rows: list[dict[str, Any]]
     has_keys_as_ids: bool
@@ -86,18 +86,18 @@ class Objects(NamedTuple):
 
 
 def read_objects(path: Path, ids: Sequence[str], *, lists: str | None = None) -> Objects:
-    """Read the rows of a file.
+    """Read the rows of a file as objects.
 
     These forms are read: an object a line; a list of objects; an object from ids, or from row numbers, to objects; an object
     from columns to lists, or to values by row number (pandas). A key is the id of a row only if the row has no such field.
 
     Args:
         path: The file.
-        ids: The columns of ids; keys become the first.
+        ids: The columns of ids; keys of an object become the first of them.
         lists: The column that lists become in an object from ids to lists; None refuses them.
 
     Raises:
-        DataError: For another form.
+        DataError: If the file has another form.
     """
     content, id_name = read_json(path), ids[0]
     rows, is_text = content.value, False
@@ -113,11 +113,11 @@ def read_json_table(path: Path, ids: Sequence[str], *, lists: str | None = None)
 
     Args:
         path: The file, in a form that `read_objects` reads.
-        ids: The columns of ids, whose text is never a time; keys become the first.
-        lists: As of `read_objects`.
+        ids: The columns of ids, whose text is never read as a time; keys of an object become the first of them.
+        lists: As in `read_objects`.
 
     Raises:
-        DataError: For another form, or for values of two types in a column, with the lines of both.
+        DataError: If the file has another form, or a column has values of two types; the error names the lines of both.
     """
     objects, is_text, where = read_objects(path, ids, lists=lists)
     names = list(dict.fromkeys(name for row in objects for name in row))
@@ -177,13 +177,13 @@ def _column(values: list[Any], source: str, where: Where) -> pa.ChunkedArray:
         row = _first_of_another_type(values)
         raise DataError(
             f"{source} has values of several types within its lists or objects ({error}), first in {where(row)} "
-            f"({short_repr(values[row])}): write all of them as one"
+            f"({short_repr(values[row])}): write them all as one type"
         ) from error
     return pa.chunked_array([array.cast(pa.string()) if pa.types.is_null(array.type) else array])
 
 
 def _first_of_another_type(values: list[Any]) -> int:
-    """Return the first value that does not fit to those before it. Cost: the logarithm of their number in passes."""
+    """Return the index of the first value that does not fit those before it, by bisection."""
     fits, fails = 0, len(values)
     while fails - fits > 1:
         middle = (fits + fails) // 2
@@ -196,10 +196,10 @@ def _first_of_another_type(values: list[Any]) -> int:
 
 
 def _float(text: str) -> float:
-    """Return a number with a fraction or an exponent. Raises ValueError for what a float64 would make infinite or zero."""
+    """Return a number with a fraction or an exponent. Raises ValueError if a float64 would make it infinite or 0."""
     number = float(text)
     if math.isinf(number) or (number == 0 and re.match(r"-?[0.]*[1-9]", text)):
-        raise ValueError(f"{text} is beyond the numbers of 64 bits: write it as text")
+        raise ValueError(f"{text} is too large or too small for a 64-bit number: write it as text")
     return number
 
 

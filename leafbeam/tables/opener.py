@@ -1,4 +1,4 @@
-"""Files as their names say: the ending, in any case, tells the format, and .gz that gzip compressed it."""
+"""Opening of files by the endings of their names, in upper or lower case; .gz means compressed with gzip."""
 
 import gzip
 from collections.abc import Generator, Sequence
@@ -9,9 +9,9 @@ from typing import BinaryIO, cast
 from leafbeam.errors import DataError
 from leafbeam.files import open_regular
 
-_MAGIC = {  # the first bytes of formats that others than their own endings are often given
+_MAGIC = {  # the first bytes of formats whose files often have a wrong ending
     b"\x1f\x8b": "compressed with gzip: add .gz to its name",
-    b"PAR1": "Parquet: let its name end in .parquet",
+    b"PAR1": "Parquet: rename it, so that its name ends in .parquet",
     b"PK\x03\x04": "a ZIP file or an Excel workbook: save the table as CSV (UTF-8), or as Parquet",
     b"\xd0\xcf\x11\xe0": "an Excel workbook: save the table as CSV (UTF-8), or as Parquet",
     b"\x28\xb5\x2f\xfd": "compressed with zstd: decompress it, or compress it with gzip",
@@ -19,7 +19,7 @@ _MAGIC = {  # the first bytes of formats that others than their own endings are 
 
 
 def ending_of(path: Path, endings: Sequence[str]) -> str:
-    """Return the ending of a file's name among those that formats have, in lower case; "" for any other.
+    """Return which of `endings` a file's name has, in lower case, or "" if it has none of them.
 
     >>> ending_of(Path("Items.CSV.GZ"), (".csv", ".csv.gz"))
     '.csv.gz'
@@ -33,7 +33,7 @@ def is_compressed(path: Path) -> bool:
 
 
 def check_content(path: Path) -> None:
-    """Raise DataError for a file of text whose first bytes are those of another format."""
+    """Raise DataError if a file that should be text begins with the bytes of another format."""
     try:
         with open_regular(path) as file:
             head = file.read(8)
@@ -46,7 +46,7 @@ def check_content(path: Path) -> None:
 
 @contextmanager
 def opened(path: Path) -> Generator[BinaryIO]:
-    """Open a regular file, decompressed. Raises OSError; what is read of it may raise EOFError and zlib.error too."""
+    """Open a regular file, decompressed if it ends in .gz. Raises OSError; reading may also raise EOFError and zlib.error."""
     with open_regular(path) as file:
         if is_compressed(path):
             with gzip.open(file) as plain:

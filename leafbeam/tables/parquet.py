@@ -33,21 +33,21 @@ def open_parquet(path: Path) -> Generator[pq.ParquetFile]:
 
 
 def part_files(path: Path) -> tuple[Path, ...]:
-    """Return the files of a table: the file itself, or those of a directory that Spark, Dask or DuckDB wrote, by name.
+    """Return the files of a table: the file itself, or the sorted files of a directory that Spark, Dask or DuckDB wrote.
 
-    Raises DataError for a directory without such files, or with folders whose names hold the values of a column.
+    Raises DataError if a directory has no such files, or has folders whose names hold the values of a column.
     """
     if not path.is_dir():
         return (path,)
     folders = [folder.name for folder in path.iterdir() if folder.is_dir() and "=" in folder.name]
     if folders:
         raise DataError(
-            f"{path} is split into folders by the values of a column ({listed(sorted(folders))}), which are not read: write "
-            "one file, or one directory of files"
+            f"{path} is split into folders by the values of a column ({listed(sorted(folders))}), and such folders are not "
+            "read: write one file, or one directory of files"
         )
     files = tuple(sorted(file for file in path.glob("*.parquet") if file.is_file() and file.name[0] not in "._"))
     if not files:
-        raise DataError(f"{path} has no *.parquet files: name a file, or a directory of Parquet files")
+        raise DataError(f"{path} has no *.parquet files: expected a Parquet file, or a directory of Parquet files")
     return files
 
 
@@ -88,7 +88,7 @@ def read_parquet(path: Path, *, ids: Sequence[str] = (), only: Sequence[str] | N
 
 
 def schema_of(path: Path) -> pa.Schema:
-    """Return the columns of a file, or of all files of a directory. Raises DataError if they differ."""
+    """Return the columns of a file, or of all files of a directory. Raises DataError if the files differ."""
     files = part_files(path)
     schemas: list[pa.Schema] = []
     for file in files:
@@ -96,7 +96,8 @@ def schema_of(path: Path) -> pa.Schema:
             schemas.append(opened.schema_arrow)
         if (schemas[-1].names, schemas[-1].types) != (schemas[0].names, schemas[0].types):
             raise DataError(
-                f"{files[0]} has the columns {listed(map(str, schemas[0]))}, {file.name} has {listed(map(str, schemas[-1]))}: "
+                f"{files[0]} has the columns {listed(map(str, schemas[0]))}, but "
+                f"{file.name} has {listed(map(str, schemas[-1]))}: "
                 "expected the same names and types in all files"
             )
     return schemas[0]
@@ -105,7 +106,7 @@ def schema_of(path: Path) -> pa.Schema:
 def read_batches(path: Path, size: int, columns: list[str] | None = None) -> Generator[Any]:
     """Yield record batches of at most `size` rows of a file or of a directory's files, with the types of `plain_schema`.
 
-    Memory: a row group's pages. Raises DataError that says how far it came.
+    Memory: the pages of a row group. Raises a DataError that says up to which row the file could be read.
     """
     for file in part_files(path):
         read = 0

@@ -1,4 +1,4 @@
-"""Types of columns that pyarrow's functions and DuckDB take, in place of those that only some of them know."""
+"""Conversion of rare column types into types that both pyarrow's functions and DuckDB accept."""
 
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
@@ -9,16 +9,16 @@ import pyarrow as pa
 
 from leafbeam.errors import DataError
 
-_MAX_DIGITS = 38  # of a decimal128, and of DuckDB's
+_MAX_DIGITS = 38  # of a decimal128, and of a decimal of DuckDB
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the types that pyarrow's functions and DuckDB take in place of views, 16-bit numbers and wide decimals."""
+    """Return a schema with common types in place of views, 16-bit numbers, wide decimals and durations of nanoseconds."""
     return pa.schema([field.with_type(_plain(field.type)) for field in schema])
 
 
 def as_plain(rows: Any, source: str) -> Any:
-    """Return a table or batch with the types of `plain_schema`. Raises DataError for a value that would change."""
+    """Return a table or batch with the types of `plain_schema`. Raises DataError if a value would change."""
     schema = plain_schema(rows.schema)
     if schema.equals(rows.schema):
         return rows.replace_schema_metadata(None)
@@ -29,7 +29,7 @@ def as_plain(rows: Any, source: str) -> Any:
         except pa.ArrowException as error:
             raise DataError(
                 f"{source}, column {name!r} of the type {column.type} cannot be read as {kind} ({error}): write numbers of up "
-                "to 38 digits, or the column as double or text"
+                "to 38 digits, or write the column as double or text"
             ) from error
     return type(rows).from_arrays(columns, schema=schema)
 

@@ -44,7 +44,7 @@ def read_table(
     form: CsvFormat | None = None,
     lists: str | None = None,
 ) -> SourceTable:
-    """Read a file of Parquet, CSV, JSON or RecBole, or a directory of Spark or of Hugging Face's datasets, into memory.
+    """Read a file of Parquet, CSV, JSON or RecBole, or a directory of Spark or Hugging Face datasets, into memory.
 
     Args:
         path: The file or directory.
@@ -71,12 +71,12 @@ def read_table(
 
 
 def is_parquet(path: Path) -> bool:
-    """Return whether `read_table` reads a path as Parquet: a file, or a directory of files. Raises DataError as it does."""
+    """Return whether `read_table` reads a path as Parquet. Raises DataError as `read_table` does."""
     return not is_dataset(path) and _ending(path, (*SUFFIXES, *ATOMIC_SUFFIXES)) == _PARQUET
 
 
 def _ending(path: Path, endings: Sequence[str]) -> str:
-    """Return the format of a file by its ending; a directory is one of Parquet. Raises DataError if it is none of these."""
+    """Return the ending that names a file's format; that of a directory is .parquet. Raises DataError for any other."""
     if path.is_dir():
         return _PARQUET
     if not path.is_file():
@@ -92,7 +92,7 @@ def _ending(path: Path, endings: Sequence[str]) -> str:
 
 
 def _form(ending: str, form: CsvFormat | None) -> CsvFormat:
-    """Return the form of a file of CSV, whose cells are separated by tabs if its name ends in .tsv."""
+    """Return the form of a CSV file; the cells of a .tsv file are separated by tabs, unless the form has another delimiter."""
     form = form or CsvFormat()
     return replace(form, delimiter="\t") if ending.startswith(".tsv") and form.delimiter == "," else form
 
@@ -101,7 +101,7 @@ def find_table(directory: Path, stem: str) -> Path | None:
     """Return the one table of a directory called `stem` (.parquet, .csv, ...), or None. Raises DataError for two of them.
 
     RecBole's `NAME.inter` and `NAME.item` count as `interactions` and `items`, as does a dataset of Hugging Face in a folder.
-    A directory that Spark wrote (`NAME.parquet`, or with a file `_SUCCESS`) is itself the table of interactions.
+    A directory that Spark wrote (its name ends in .parquet, or it has a file `_SUCCESS`) is itself the table of interactions.
     """
     names = [f"{stem}{suffix}" for suffix in SUFFIXES]
     paths = [path for path in sorted(directory.iterdir()) if path.name.lower() in names]
@@ -134,10 +134,11 @@ def read_rows(
 
     Args:
         path: A file of Parquet, CSV, JSON or JSON lines, or a directory of Parquet files; `-` for JSON lines on standard input.
-        size: The rows of a batch. Memory: a batch, but for `.json`, which is read whole.
-        types: The Arrow types of known columns in words. Cells of CSV become values of them, and so do whole numbers of a
-            column of text.
-        ids: The columns of ids, whose cells of CSV lose blanks around them; the first is also what keys of JSON become.
+        size: The number of rows in a batch. Only one batch is in memory at a time, except that `.json` is read whole.
+        types: The Arrow types of known columns in words. Cells of CSV become values of these types, and whole numbers become
+            text in a column of text.
+        ids: The columns of ids. Blanks around an id in CSV are removed; keys of a JSON object become the first of these
+            columns.
         form: The delimiter and the encoding of CSV.
         stdin: Standard input.
 
@@ -166,7 +167,7 @@ def read_rows(
 
 
 def _batches(contents: Iterable[tuple[int, Any]], source: str, size: int, types: Mapping[str, str]) -> Generator[Rows]:
-    """Yield the objects of a file, with the number of each."""
+    """Yield the objects of a file in batches, with the number of each."""
     names: dict[str, None] = {}
     contents = iter(contents)
     while batch := list(islice(contents, size)):
@@ -192,7 +193,7 @@ def _parquet_rows(path: Path, size: int, types: Mapping[str, str], ids: Sequence
             batch = batch.set_column(schema.get_field_index(name), name, check_ids(batch, name, str(path), begin - 1))
         try:
             rows = [_plain(row, types) for row in rows_of(batch)]
-            for name in numbers:  # text in JSON, so that they are exact; read as a cell of CSV is
+            for name in numbers:  # they are text in JSON, which is exact, and are read like a cell of CSV
                 rows = [{**row, name: parse_cell(row[name], types[name])} if name in row else row for row in rows]
         except (ValueError, OverflowError) as error:
             raise DataError(f"{path}, rows {begin:,} to {begin + len(batch) - 1:,} cannot be sent as JSON: {error}") from error
@@ -201,7 +202,7 @@ def _parquet_rows(path: Path, size: int, types: Mapping[str, str], ids: Sequence
 
 
 def _plain(row: Mapping[str, Any], types: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return a row without nulls, and with whole numbers as text in columns of text, as in CSV."""
+    """Return a row without nulls, in which whole numbers of text columns are text, as in CSV."""
     return {
         name: str(value) if type(value) is int and types.get(name) in _TEXT else value
         for name, value in row.items()

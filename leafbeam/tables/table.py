@@ -28,7 +28,7 @@ class SourceTable:
     """The rows of one source.
 
     Args:
-        table: The columns, whose types become those of `plain_types`.
+        table: The columns. Their types are converted as in `plain_types`.
         source: The name of the file, for messages.
         is_text: True if the format has no types (CSV, keys of JSON), so that ids of digits may be whole numbers.
         names: All columns of the source, also those that were not read; by default those of `table`.
@@ -89,7 +89,7 @@ def listed(names: Iterable[str], *, total: int | None = None) -> str:
 
 
 def check_names(names: Sequence[str], source: str) -> None:
-    """Raise DataError for a column without a name, with that of another in any case, or with NUL or unseen characters in it."""
+    """Raise DataError if a name is empty, has NUL or an invisible character, or equals another in upper or lower case."""
     before: dict[str, str] = {}
     for name in names:
         if not name.strip():

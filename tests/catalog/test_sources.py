@@ -168,7 +168,7 @@ def _is_utf8(text: str) -> bool:
 @pytest.mark.parametrize("value", [2**63, 2**64 - 1])
 def test_ids_beyond_64_bits_are_refused(tmp_path, value):
     table = pa.table({"item_id": pa.array([value], pa.uint64())})
-    with pytest.raises(DataError, match="numbers beyond 64 bits with sign in row 1 "):
+    with pytest.raises(DataError, match="numbers beyond 64 bits including the sign in row 1 "):
         Catalog.in_memory(table, trie_of([1]), {"all": "true"})
 
 
@@ -310,7 +310,7 @@ def test_an_unreadable_postgres_table_is_a_named_error(database, tmp_path, table
         ("numeric(10,2)", ["7"], [7]),
         ("text", ["7", "b"], ["7", "b"]),
         ("numeric", ["7.5"], "numbers with a fraction in row 1"),
-        ("numeric(20,0)", ["7", str(2**63)], "numbers beyond 64 bits with sign in row 2"),
+        ("numeric(20,0)", ["7", str(2**63)], "numbers beyond 64 bits including the sign in row 2"),
         ("numeric", ["7", "'NaN'"], "cannot be read"),
         ("double precision", ["7"], "of the type number: ids are whole numbers or text"),
         ("text", ["'a'", "E'b\\nc'"], "control characters, such as line breaks, in row 2"),

@@ -151,7 +151,7 @@ def list_table(*lists: object, ids: object = None) -> pa.Table:
         (
             pa.table({"item_id": pa.array([2**63], pa.uint64()), "c0": [1]}),
             ("--codebook-sizes", "3"),
-            "numbers beyond 64 bits with sign in row 1",
+            "numbers beyond 64 bits including the sign in row 1",
         ),
     ],
 )

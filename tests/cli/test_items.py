@@ -294,7 +294,7 @@ def test_items_arrive_with_codes_from_every_format(run: Path, tmp_path: Path, su
         ("items.txt", "item_id\n1", "expected a file that ends in"),
         ("items.csv", "title\ntea", "line 2: it has no item_id"),
         ("items.csv", "item_id,title,title\na,tea,tea", "has the column 'title' twice"),
-        ("items.csv", "item_id,title\na,tea,1", "line 2 has 3 cells, the first line names 2 columns"),
+        ("items.csv", "item_id,title\na,tea,1", "line 2 has 3 cells, but the first line names 2 columns"),
         ("items.csv", 'item_id,title\na,"tea', "line 2: a quote opens a cell and does not close"),
         ("items.csv", "item_id,price\na,dear", "price"),
         ("items.csv", "", "is empty (0 bytes)"),

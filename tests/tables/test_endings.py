@@ -90,8 +90,8 @@ def test_parquet_is_read_in_any_case_and_from_a_directory(
     [
         ("items.csv", gzip.compress(CSV), "is compressed with gzip: add .gz to its name"),
         ("items.jsonl", gzip.compress(LINES), "is compressed with gzip: add .gz to its name"),
-        ("items.csv", b"PAR1....PAR1", "is Parquet: let its name end in .parquet"),
-        ("items.json", b"PAR1....PAR1", "is Parquet: let its name end in .parquet"),
+        ("items.csv", b"PAR1....PAR1", "is Parquet: rename it, so that its name ends in .parquet"),
+        ("items.json", b"PAR1....PAR1", "is Parquet: rename it, so that its name ends in .parquet"),
         ("items.tsv", b"\x28\xb5\x2f\xfd....", "is compressed with zstd"),
         ("items.csv", b"\xd0\xcf\x11\xe0....", "is an Excel workbook: save the table as CSV"),
         ("items.csv.gz", CSV, "cannot be read"),

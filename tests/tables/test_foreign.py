@@ -137,7 +137,7 @@ def test_a_dataset_that_is_none_is_refused(tmp_path: Path):
     [
         ("", "has 0 fields"),
         ("1 2\n", "has 2 fields"),
-        ("1 2 3\n1 2\n", "line 2 has 2 fields, the first 3"),
+        ("1 2 3\n1 2\n", "line 2 has 2 fields, but the first has 3"),
         ("user,item,rating\n1,2,3\n", "line 1: the rating 'rating' is not a number"),
         ("1,2,3,now\n", "line 1: the timestamp 'now' is not a number"),
     ],

@@ -283,7 +283,7 @@ BAD_FILES = {
     "ragged": (
         "interactions.csv",
         b"user_id,item_id,timestamp\n1,2,3\n1,2\n",
-        "line 3 has 2 cells, the first line names 3 columns",
+        "line 3 has 2 cells, but the first line names 3 columns",
     ),
     "not parquet": ("interactions.parquet", b"user_id,item_id,timestamp\n1,2,3\n", "cannot be read"),
     "not gzip": ("interactions.csv.gz", b"user_id,item_id,timestamp\n1,2,3\n", "cannot be read"),

@@ -52,7 +52,7 @@ def test_low_ratings_can_be_left_out(tmp_path):
         (RATINGS + "3,10,,1\n", MOVIES, "column 'rating': empty in line 5"),
         (RATINGS + ",10,3.0,1\n", MOVIES, "ratings.csv, column 'userId': empty in line 5"),
         (RATINGS + "3,10,3.0,\n", MOVIES, "column 'timestamp': empty in line 5"),
-        (RATINGS + "3,10\n", MOVIES, "line 5 has 2 cells, the first line names 4 columns"),
+        (RATINGS + "3,10\n", MOVIES, "line 5 has 2 cells, but the first line names 4 columns"),
         ("userId,movieId,rating,timestamp\n", MOVIES, "numbers of stars|no rating"),
         (RATINGS, MOVIES + "10,again,Drama\n", "listed more than once"),
         (RATINGS, "", "empty"),
