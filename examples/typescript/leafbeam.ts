@@ -20,16 +20,16 @@ export interface CatalogAnswer {
   snapshots: Array<SnapshotAnswer>;
 }
 
-/** What a batch did. It is on disk, and the next request sees it. */
+/** The effect of a batch. The batch is on disk, and the next request sees it. */
 export interface ChangeAnswer {
-  /** Items that were not there. */
+  /** Items that are new. */
   inserted: number;
-  /** Items that were. */
+  /** Items that existed before. */
   updated: number;
   deleted: number;
-  /** Lines of items to delete that were not there, with `?missing=ignore`. */
+  /** Items to delete that did not exist, with `?missing=ignore`. */
   ignored: number;
-  /** Of the version that has the change: `index_version` ends in `+number` or a later one. */
+  /** The number of the version with this change. `index_version` then ends in `+number`. */
   number: number;
 }
 
@@ -600,27 +600,27 @@ export class LeafbeamClient {
     return this.send("POST", "/v1/interactions", { body, key });
   }
 
-  /** Items by title or id, and the rules that allow them: GET /v1/items */
+  /** Find items by title or id, and the rules that allow them: GET /v1/items */
   findItems(query: { query?: string; id?: Array<string>; limit?: number; rule?: Array<string>; filter?: string } = {}): Promise<FoundItems> {
     return this.send("GET", "/v1/items", { query });
   }
 
-  /** Insert or replace items: all lines or none: PUT /v1/items */
+  /** Insert or replace items, all lines or none: PUT /v1/items */
   putItems(body: ItemBody | Array<ItemBody>, key: string = crypto.randomUUID()): Promise<ChangeAnswer> {
     return this.send("PUT", "/v1/items", { body, key });
   }
 
-  /** Change the attributes or codes that each line names: PATCH /v1/items */
+  /** Change the attributes or codes that each line has: PATCH /v1/items */
   patchItems(body: ItemBody | Array<ItemBody>, key: string = crypto.randomUUID()): Promise<ChangeAnswer> {
     return this.send("PATCH", "/v1/items", { body, key });
   }
 
-  /** Remove the items of the lines: DELETE /v1/items */
+  /** Remove the items that the lines name: DELETE /v1/items */
   deleteItems(body: ItemBody | Array<ItemBody>, query: { missing?: "error" | "ignore" } = {}, key: string = crypto.randomUUID()): Promise<ChangeAnswer> {
     return this.send("DELETE", "/v1/items", { body, query, key });
   }
 
-  /** An item, its codes and attributes: GET /v1/items/{item_id} */
+  /** Return an item, its codes and its attributes: GET /v1/items/{item_id} */
   getItem(itemId: string | number): Promise<ItemAnswer> {
     return this.send("GET", "/v1/items/" + part(itemId), {});
   }
@@ -630,7 +630,7 @@ export class LeafbeamClient {
     return this.send("DELETE", "/v1/items/" + part(itemId), { key });
   }
 
-  /** The catalog: its size, columns, snapshots: GET /v1/catalog */
+  /** Return the size, columns and snapshots of the catalog: GET /v1/catalog */
   getCatalog(): Promise<CatalogAnswer> {
     return this.send("GET", "/v1/catalog", {});
   }
@@ -660,12 +660,12 @@ export class LeafbeamClient {
     return this.send("DELETE", "/v1/catalog/snapshots/" + part(name), {});
   }
 
-  /** All rules: GET /v1/rules */
+  /** Return all rules: GET /v1/rules */
   listRules(): Promise<RulesAnswer> {
     return this.send("GET", "/v1/rules", {});
   }
 
-  /** A rule: GET /v1/rules/{name} */
+  /** Return a rule: GET /v1/rules/{name} */
   getRule(name: string | number): Promise<RuleAnswer> {
     return this.send("GET", "/v1/rules/" + part(name), {});
   }
@@ -680,37 +680,37 @@ export class LeafbeamClient {
     return this.send("DELETE", "/v1/rules/" + part(name), {});
   }
 
-  /** Batches that took over five times the median: GET /v1/slow-batches */
+  /** Return the batches that took over five times the median: GET /v1/slow-batches */
   listSlowBatches(): Promise<SlowBatchesAnswer> {
     return this.send("GET", "/v1/slow-batches", {});
   }
 
-  /** Texts or items, for clients of OpenAI: POST /v1/completions */
+  /** Generate texts or items, for clients of OpenAI: POST /v1/completions */
   complete(body: CompletionBody | ItemCompletionBody): Promise<CompletionAnswer> {
     return this.send("POST", "/v1/completions", { body });
   }
 
-  /** The next message of a chat: POST /v1/chat/completions */
+  /** Generate the next message of a chat: POST /v1/chat/completions */
   chat(body: ChatBody): Promise<ChatAnswer> {
     return this.send("POST", "/v1/chat/completions", { body });
   }
 
-  /** What `model` may be: GET /v1/models */
+  /** Return the names that `model` may have: GET /v1/models */
   listModels(): Promise<ModelsAnswer> {
     return this.send("GET", "/v1/models", {});
   }
 
-  /** Is the process up?: GET /healthz */
+  /** Return whether the process runs: GET /healthz */
   getHealth(): Promise<Health> {
     return this.send("GET", "/healthz", {});
   }
 
-  /** Does the server answer requests now?: GET /readyz */
+  /** Return whether the server answers requests now: GET /readyz */
   getReadiness(): Promise<Readiness> {
     return this.send("GET", "/readyz", {});
   }
 
-  /** Counters for Prometheus: GET /metrics */
+  /** Return the metrics for Prometheus: GET /metrics */
   getMetrics(): Promise<string> {
     return this.send("GET", "/metrics", {});
   }

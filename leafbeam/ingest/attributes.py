@@ -22,7 +22,7 @@ _NAMES = {"string": "text", "bool": "true or false", "double": "a number", "floa
 
 
 def table_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema, names: Sequence[str]) -> tuple[pa.Table, dict[int, str]]:
-    """The columns `names` of some rows, null where a row has none; and what is wrong with rows, by index."""
+    """Return the columns `names` of some rows, with null where a row has no value, and the problems of rows by index."""
     columns: dict[str, pa.Array] = {}
     problems: dict[int, str] = {}
     for name in names:
@@ -33,10 +33,10 @@ def table_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema, names: Sequen
 
 
 def column_of(values: Sequence[Any], kind: pa.DataType) -> tuple[pa.Array, dict[int, str]]:
-    """A column of a type, null where a value does not fit; and why, by the value's index.
+    """Return a column of a type, with null where a value does not fit, and the problems of values by index.
 
-    A number is no text and true no number; text is read as a time or an exact number where the column has those, times
-    without a zone being UTC.
+    Numbers are not accepted as text, nor booleans as numbers. In a column of times or exact numbers, text is read as these; a
+    time without a zone is UTC.
     """
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     fitting: list[Any] = []
@@ -99,16 +99,16 @@ def _fitting(value: Any, kind: pa.DataType) -> Any:
 
 
 def _moment(text: str, kind: pa.DataType) -> Any:
-    """Return a date, or the number of a column's units since 1970 or since midnight. Raises ValueError for a finer time."""
+    """Return a date, or a time as a number in the column's unit, since 1970 or midnight. Raises ValueError if it is finer."""
     if pa.types.is_date(kind):
         return date.fromisoformat(text)
     if pa.types.is_time(kind):
-        if time.fromisoformat(text).tzinfo is not None:  # which the column would not keep
+        if time.fromisoformat(text).tzinfo is not None:  # the column would lose the zone
             raise ValueError
         text = f"1970-01-01 {text}"
     elif not pa.types.is_timestamp(kind):
         raise TypeError
-    finer = _FINER.search(text)  # than microseconds, which Python leaves out
+    finer = _FINER.search(text)  # digits beyond microseconds, which Python drops
     moment = datetime.fromisoformat(text)
     moment = (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).astimezone(UTC)
     microseconds = (moment - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1)

@@ -1,4 +1,4 @@
-"""ChangeAnswer: the counts of a change, in its log, as the answer over HTTP and for clients. Needs msgspec alone."""
+"""ChangeAnswer: the counts of a change, for the log, the answer over HTTP and clients. It needs no package but msgspec."""
 
 from typing import Annotated
 
@@ -6,12 +6,13 @@ from msgspec import Meta, Struct
 
 
 class ChangeAnswer(Struct, frozen=True, kw_only=True):
-    """What a batch did. It is on disk, and the next request sees it."""
+    """The effect of a batch. The batch is on disk, and the next request sees it."""
 
-    inserted: Annotated[int, Meta(description="Items that were not there.")]
-    updated: Annotated[int, Meta(description="Items that were.")]
+    inserted: Annotated[int, Meta(description="Items that are new.")]
+    updated: Annotated[int, Meta(description="Items that existed before.")]
     deleted: int
-    ignored: Annotated[int, Meta(description="Lines of items to delete that were not there, with `?missing=ignore`.")]
+    ignored: Annotated[int, Meta(description="Items to delete that did not exist, with `?missing=ignore`.")]
     number: Annotated[
-        int, Meta(description="Of the version that has the change: `index_version` ends in `+number` or a later one.")
+        int,
+        Meta(description="The number of the version with this change. `index_version` then ends in `+number`."),
     ]

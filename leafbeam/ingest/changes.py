@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Operation = Literal["put", "patch", "delete"]
 _FIELDS = ("operation", "item_ids", "codes", "attributes")
-MAX_GROUPS = 64  # different sets of columns in a batch of patches: each is a scan of the table
+MAX_GROUPS = 64  # different sets of columns in a batch of patches; each costs a scan of the table
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -38,10 +38,10 @@ class AttributeGroup:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Change:
-    """Items to put (every column is written), to patch (those named are) or to delete.
+    """Items to put (all their columns are written), to patch (only the given columns are written) or to delete.
 
-    codes: of each item; None keeps those that it has. It makes the catalog what it says whatever was before, so making it twice
-    is as good as once.
+    codes: the codes of each item; None keeps its present codes. The result does not depend on what was there before, so making
+    a change twice has the same effect as making it once.
     """
 
     operation: Operation
@@ -52,7 +52,7 @@ class Change:
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any], schema: pa.Schema) -> "Change":
-        """The change of a log's record. Raises DataError if it is none, or no longer fits the table."""
+        """Return the change of a log's record. Raises DataError if it cannot be read or no longer fits the table."""
         try:
             operation, ids, codes, rows = (record[name] for name in _FIELDS)
             right = operation in get_args(Operation) and all(isinstance(item_id, int | str) for item_id in ids)
@@ -68,11 +68,11 @@ class Change:
         return cls(operation=operation, item_ids=ids, codes=codes, attributes=rows, groups=groups)
 
     def record(self) -> dict[str, Any]:
-        """What `of_record` reads, of values that JSON has or that are written as text."""
+        """Return the change as `of_record` reads it, with values that JSON has or that are written as text."""
         return {name: getattr(self, name) for name in _FIELDS}
 
     def counts(self, version: Version, num_lines: int) -> ChangeAnswer:
-        """What it does to a version. num_lines: of the request; those of items to delete that are not there are ignored."""
+        """Return the effect on a version. num_lines: the lines of the request, to count items to delete that do not exist."""
         live_n = version.knows(self.item_ids) if self.item_ids else np.zeros(0, np.bool_)
         if self.operation == "delete":
             deleted = int(live_n.sum())
@@ -84,7 +84,7 @@ class Change:
         return ChangeAnswer(inserted=inserted, updated=updated, deleted=0, ignored=0, number=number)
 
     def make(self, transaction: CatalogTransaction, version: Version) -> None:
-        """Add it to a transaction on a version."""
+        """Add the change to a transaction on a version."""
         if not self.item_ids:
             return
         live_n = version.knows(self.item_ids)
@@ -162,7 +162,7 @@ class ChangePlanner:
         codes, sizes, encoder = item.codes, version.codebook_sizes, self._encoder
         if codes is not None:
             if len(codes) != len(sizes):
-                return f"it has {counted(len(codes), 'code')}: expected {len(sizes)}, one a level"
+                return f"it has {counted(len(codes), 'code')}: expected {len(sizes)}, one for each level"
             wrong = next(
                 (level for level, (code, size) in enumerate(zip(codes, sizes, strict=True)) if not 0 <= code < size), None
             )
@@ -215,7 +215,7 @@ class ChangePlanner:
 
 
 def _problem_of_kind(item: ItemLine, kinds: Mapping[str, str | None]) -> str | None:
-    """kinds: of the ids of each that has some, or a column for them: an index without items takes either."""
+    """Return what is wrong with the type of an item's id. kinds: the kind of ids of each part; None admits both."""
     own = kind_of_id(item.item_id)
     whose, kind = next(((name, kind) for name, kind in kinds.items() if kind not in (None, own)), (None, None))
     if kind is None:
@@ -237,7 +237,7 @@ def _problem_of_columns(item: ItemLine, known: set[str]) -> str | None:
     if unknown is None:
         return None
     names = ", ".join(sorted(known)[:20])
-    return f"there is no column {short_repr(unknown)}: the table has {names}; a line may have codes or vector"
+    return f"there is no column {short_repr(unknown)}: the table has {names}; a line may also have codes or vector"
 
 
 def _groups_of(

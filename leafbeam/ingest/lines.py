@@ -16,15 +16,15 @@ from leafbeam.ids import WRONG_IN_IDS
 from leafbeam.json_reader import check_keys
 
 MAX_LINES = 10_000
-_MAX_ID_BYTES = 256  # ids are stored at the width of the longest
-_MAX_TEXT_BYTES = 64 << 10  # of an attribute: answers show those of many items
-_MAX_VALUES = 1_000_000  # of a body: its objects take some 100 MB
+_MAX_ID_BYTES = 256  # every id takes as much memory as the longest
+_MAX_TEXT_BYTES = 64 << 10  # of an attribute, because one answer shows those of many items
+_MAX_VALUES = 1_000_000  # of a body; as objects they take some 100 MB
 _RESERVED = ("item_id", "codes", "vector")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemLine:
-    """One item. number: of its line, from 1. codes, vector: None where it has none. attributes: the other fields."""
+    """One item. number: its line, counted from 1. codes, vector: None if the line has none. attributes: the other fields."""
 
     number: int
     item_id: int | str
@@ -40,7 +40,7 @@ class JsonError(DataError):
 class Lines:
     """The items of a batch, each once, and what is wrong with its lines, by number.
 
-    items: those that are right so far. Raises DataError for no line, or more than 10,000.
+    items: the items without a problem so far. Raises DataError if there are no lines, or more than 10,000.
 
     >>> lines = Lines.of_json_lines(b'{"item_id": "a", "price": 3}\\n{"price": 4}')
     >>> lines.items[0].attributes, lines.problems
@@ -55,7 +55,7 @@ class Lines:
         for number, content in contents:
             self.num_lines += 1
             if self.num_lines > MAX_LINES:
-                raise DataError(f"a batch has up to {MAX_LINES:,} lines, this one more: send it in parts")
+                raise DataError(f"a batch may have up to {MAX_LINES:,} lines, but this one has more: send it in parts")
             found = _item_of(number, content)
             if isinstance(found, ItemLine) and first.setdefault(found.item_id, number) != number:
                 found = f"item {short_repr(found.item_id)} is on line {first[found.item_id]} too: keep one"
@@ -74,7 +74,7 @@ class Lines:
 
     @classmethod
     def of_json(cls, body: bytes) -> "Lines":
-        """The object of a body, or the objects of its list. Raises JsonError where it is none."""
+        """Return the object of a body, or the objects of its list. Raises JsonError if the body is not JSON."""
         _check_values(body)
         try:
             content = msgspec.json.decode(body)
@@ -102,7 +102,7 @@ class Lines:
 
 
 class _NoJson(str):
-    """Why a line is no JSON."""
+    """Return why a line is not JSON."""
 
 
 def _decoded(body: bytes) -> Iterator[tuple[int, Any]]:
@@ -179,9 +179,9 @@ def _problem_of_id(item_id: Any) -> str | None:
 
 
 def problem_of_new_id(item_id: int | str) -> str | None:
-    """What is wrong with an id that the index does not have yet; those that it has may be changed and removed."""
+    """Return what is wrong with a new id. Ids that the index already has are not checked: they may be changed and removed."""
     if isinstance(item_id, str):
         for problem, pattern in WRONG_IN_IDS.items():
             if re.search(pattern, item_id):
-                return f"item_id must have no {problem} not {short_repr(item_id)}"
+                return f"item_id must not contain {problem} but is {short_repr(item_id)}"
     return None

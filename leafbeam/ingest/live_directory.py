@@ -1,9 +1,9 @@
-"""LiveDirectory: what a served catalog keeps of its changes, beside the files of its run.
+"""LiveDirectory: the files in which a served catalog keeps its changes, beside those of its run.
 
 live/
-    lock               held by the one writer; contains its process id
+    lock               held by the only writer; contains its process id
     origin.json        the version of the index that the changes began with
-    index/             the live index, from the first change on; it logs its commits with the requests
+    index/             the live index, from the first change on; its commits are in the request log
     requests-{n}.log   changes and answers (RequestLog)
     rules.json         rules made over HTTP
     snapshots/NAME/    index.leafbeam, items.parquet, snapshot.json

@@ -1,13 +1,13 @@
-"""RequestLog: changes of a served catalog, durable before they are made, and the answers to requests that are repeated.
+"""RequestLog: the changes of a served catalog, on disk before they are made, and the answers for repeated requests.
 
-    requests-{n}.log   records after number n, in the format of a live index's log, each a JSON object:
-        known          key, digest and answer of earlier requests; in the first record of every file, with
-        texts          ids of items whose text a change has replaced, for the item memory
+    requests-{n}.log   the records after number n, in the format of a live index's log. Each is a JSON object with some of:
+        known          key, digest and answer of earlier requests (only in the first record of a file)
+        texts          ids of items whose text was replaced, for the item memory (only in the first record of a file)
         change         a change, with the key, digest and answer of its request
-        commits        what the change does to the index, in place of a record in the index's own log (leafbeam.live.journal)
-        applied        the change before is made; false: it cannot be, and its request is forgotten
+        commits        the commits of the change, which the index's own log does not have (leafbeam.live.journal)
+        applied        true: the change before it was made; false: it cannot be made, and its request is forgotten
 
-A change is decided once its record is on disk. It is made after that, and made again where a crash came between.
+A change is decided once its record is on disk. It is made after that; if a crash comes first, it is made at the next start.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from leafbeam.live.requests import KnownRequests, RequestKey
 from leafbeam.live.transaction import WriteSet
 from leafbeam.live.write_ahead_log import LogContents, WriteAheadLog
 
-_MAX_BYTES = 16 << 20  # of a file, before the next one begins
+_MAX_BYTES = 16 << 20  # of a file; after that the next one begins
 _NO_BASE = "0" * 16
 
 Json = Mapping[str, Any]
@@ -32,8 +32,7 @@ Json = Mapping[str, Any]
 class RequestLog:
     """The log of one served catalog, and the journal of its index.
 
-    pending: the last change, while it is not known to be made. texts: see above, to be extended by the writer. replayed: the
-    changes that `open` found, until `take_replayed`.
+    pending: the last change, until it is known whether it was made. texts: as above; the writer adds to them.
     """
 
     def __init__(self, directory: Path, log: WriteAheadLog) -> None:
@@ -42,13 +41,13 @@ class RequestLog:
         self.texts: dict[int | str, None] = {}
         self._pending_key: str | None = None
         self._commits = CommitReader()
-        self._committed: list[Commit] = []  # of the pending change: the index has it
+        self._committed: list[Commit] = []  # the commit of the pending change, once the index has made it
         self._replayed: list[Json] = []
         self._max_bytes = _MAX_BYTES
 
     @classmethod
     def open(cls, directory: Path, *, sync: bool = True) -> "RequestLog":
-        """The log in a directory, or a new one. Raises LogError, LockedError."""
+        """Open the log in a directory, or create it. Raises LogError, LockedError."""
         numbers = log_numbers(directory)
         if not numbers:
             return cls(directory, _new_log(directory, 0, {"known": []}, sync))
@@ -60,12 +59,12 @@ class RequestLog:
 
     @property
     def commits(self) -> Sequence[Commit]:
-        """The commits of the changes that are made."""
+        """The commits of the changes that were made."""
         return self._commits.made
 
     @property
     def log_bytes(self) -> int:
-        """The length of the file."""
+        """The length of the file in bytes."""
         return self._log.end
 
     def find(self, request: RequestKey | None) -> Json | None:
@@ -75,9 +74,9 @@ class RequestLog:
     def append(
         self, request: RequestKey | None, answer: Json, change: Json, commit: tuple[int, WriteSet] | None = None
     ) -> None:
-        """Decide a change: on disk when this returns. Raises LogError; then it is not decided.
+        """Decide a change: its record is on disk when this returns. If it raises LogError, the change is not decided.
 
-        commit: the number of the next version of the index, and how it differs; None if the change leaves the index as it is.
+        commit: the number of the index's next version and its write set, or None if the change does not change the index.
         """
         key = {} if request is None else {"key": request.key, "digest": request.digest}
         commits = {} if commit is None else {"commits": [encoded_commit(*commit)]}
@@ -88,7 +87,7 @@ class RequestLog:
         self.pending, self._pending_key = change, key.get("key")
 
     def commit(self, number: int, write_set: WriteSet) -> None:
-        """Log a commit of the index, unless the record of its change has it. Raises LogError."""
+        """Log a commit of the index, unless the record of its change contains it. Raises LogError."""
         commit = encoded_commit(number, write_set)
         if commit in self._commits.pending:
             self._committed = [commit]
@@ -97,11 +96,11 @@ class RequestLog:
             self._commits.read({"commits": [commit]})
 
     def forget_commits(self, number: int) -> None:
-        """Drop the commits up to a number from the next file."""
+        """Leave the commits up to a number out of the next file."""
         self._commits.made = [commit for commit in self._commits.made if commit[0] > number]
 
     def applied(self) -> None:
-        """The pending change is made. Raises LogError; then it will be made again."""
+        """Log that the pending change was made. If it raises LogError, the change will be made again at the next start."""
         self._log.append(b'{"applied":true}', sync=False)
         self._commits.settle()
         self.pending, self._committed = None, []
@@ -114,9 +113,9 @@ class RequestLog:
             self._remove_others()
 
     def rejected(self) -> None:
-        """The pending change can never be made; its request may come again. Raises LogError; then it stays pending.
+        """Log that the pending change cannot be made; its request may be sent again. If it raises LogError, it stays pending.
 
-        If the index has it nevertheless, its commit counts.
+        If the index has made the change nevertheless, its commit counts.
         """
         record = {"applied": False, "commits": self._committed}
         self._log.append(msgspec.json.encode(record))
@@ -125,7 +124,7 @@ class RequestLog:
         self._drop_pending()
 
     def take_replayed(self) -> list[Json]:
-        """Return the changes that `open` found, once."""
+        """Return the changes that `open` found in the log; a second call returns none."""
         replayed, self._replayed = self._replayed, []
         return replayed
 
@@ -169,14 +168,14 @@ class RequestLog:
                 ) from error
 
     def _remove_others(self) -> None:
-        """Remove files that this one has replaced."""
+        """Remove the files that this one has replaced."""
         for number in log_numbers(self._directory):
             if log_path(self._directory, number) != self._log.path:
                 disk.remove(log_path(self._directory, number))
 
 
 def _new_log(directory: Path, number: int, first: Json, sync: bool) -> WriteAheadLog:
-    """A log with its first record, which has its name once it is complete. Raises LogError."""
+    """Create a log with its first record; the file gets its name once it is complete. Raises LogError."""
     path, part = log_path(directory, number), directory / "requests.part"
     try:
         log = WriteAheadLog.create(part, base_number=number, base_version=_NO_BASE, sync=sync)

@@ -14,9 +14,10 @@ from leafbeam.semid.texts import texts
 
 
 class MemoryTexts:
-    """Keeps an item memory's texts those of the catalog. columns: of text, as it was fitted; none: it learns nothing.
+    """Keeps the texts of an item memory equal to those of the catalog.
 
-    Texts are not logged again: the table has them.
+    columns: the columns of text with which the memory was fitted; without any, it learns no texts. Texts are not logged,
+    because the table of items has them.
     """
 
     def __init__(self, memory: ItemMemory | LiveMemory | None, columns: tuple[str, ...]) -> None:
@@ -24,7 +25,7 @@ class MemoryTexts:
         self.memory = memory.memory if isinstance(memory, LiveMemory) else memory
 
     def add_missing(self, catalog: Catalog) -> None:
-        """Insert the items of the catalog that the memory does not have: those that came after it was fitted."""
+        """Insert the items of the catalog that the memory does not have, because they came after it was fitted."""
         if self.memory is None:
             return
         version = catalog.index.version()
@@ -32,7 +33,7 @@ class MemoryTexts:
         self._look_up(catalog, decode_ids(ids[self.memory.rows_of(ids) < 0]).tolist() if len(ids) else [])
 
     def ids_of(self, record: Mapping[str, Any]) -> list[int | str]:
-        """Return the items whose texts a change of the log has written."""
+        """Return the items whose text a change in the log has written."""
         if record["operation"] == "put":
             return list(record["item_ids"])
         if record["operation"] != "patch":
@@ -41,14 +42,14 @@ class MemoryTexts:
         return [item_id for item_id, row in rows if not row.keys().isdisjoint(self._columns)]
 
     def look_up_again(self, catalog: Catalog, item_ids: Sequence[int | str]) -> None:
-        """Read the texts of items that the memory knows anew, because they may have changed since its file was written."""
+        """Read the texts of known items again, because they may have changed since the file of the memory was written."""
         if self.memory is None or not item_ids:
             return
         is_known_n = (self.memory.rows_of(item_ids) >= 0) & catalog.index.version().knows(item_ids)
         self._look_up(catalog, [item_id for item_id, is_known in zip(item_ids, is_known_n.tolist(), strict=True) if is_known])
 
     def of_put(self, change: Change) -> dict[int | str, str]:
-        """The texts of the items that a change puts; none for other changes. Raises DataError without a column of text."""
+        """Return the texts of the items that a change puts, if it is a put. Raises DataError without a column of text."""
         if change.operation != "put" or not self._learns:
             return {}
         found: dict[int | str, str] = {}
@@ -62,7 +63,7 @@ class MemoryTexts:
         return self._look_up(catalog, self.ids_of(change.record())) if change.operation == "patch" else []
 
     def insert(self, text_of: Mapping[int | str, str]) -> list[int | str]:
-        """Insert items with their texts, or replace these; return the items whose text was replaced."""
+        """Insert items with their texts or replace their texts, and return the items whose text was replaced."""
         if not text_of or self.memory is None:
             return []
         known = self.memory.known(list(text_of))

@@ -1,4 +1,4 @@
-"""CatalogWriter: changes of a served catalog, each checked, durable, and made once however often it is sent."""
+"""CatalogWriter: changes a served catalog; each change is checked, durable, and made once even if it is sent again."""
 
 import itertools
 import logging
@@ -33,10 +33,10 @@ class CatalogWriter:
     """Changes a catalog on behalf of clients, one change at a time; requests for recommendations never wait.
 
     A batch is made as a whole or not at all, and is on disk before `put`, `patch` or `delete` return. A request with a key that
-    came before gets the same answer and changes nothing, also after a restart.
+    was sent before gets the same answer and changes nothing, even after a restart.
 
-    catalog: over `live.index`. encoder: gives new items codes; or why there is none, for messages. memory: the engine's item
-    memory, which learns the texts of new items; pass it before the engine is made.
+    catalog: a catalog over `live.index`. encoder: gives new items codes, or a text that says why there is none. memory: the
+    engine's item memory, which learns the texts of new items; pass it before the engine is made.
     Raises LogError if a change that a crash interrupted cannot be made now.
     """
 
@@ -177,7 +177,7 @@ class CatalogWriter:
 
         def before_commit() -> None:
             decide(transaction.write_set())
-            # Before the commit, or the first request that meets the new items would estimate their texts.
+            # Before the commit; otherwise the first request that meets the new items would have to estimate their texts.
             requests.texts.update(dict.fromkeys(self._texts.insert(put_texts)))
 
         with self.catalog.transaction(before_commit) as transaction:
@@ -234,7 +234,7 @@ def _is_lasting(error: Exception) -> bool:
 
 
 def _counts_of_restore(trie: Trie, version: Version) -> ChangeAnswer:
-    """What going to the items of a trie does to a version."""
+    """Return the effect of replacing all items of a version by those of a trie."""
     ids = trie.item_ids
     known = ids[version.knows(ids)]
     moves = bool((version.codes_of(known) != trie.codes_of(known)).any())

@@ -1,10 +1,10 @@
-"""Commits of a live index that are logged elsewhere: with the requests that asked for them, so that each is written once.
+"""Commits of a live index that are logged together with their requests, so that each change is written only once.
 
 index/               the live index, whose own log stays empty
-requests-{n}.log     a log of JSON objects in the same format (leafbeam.ingest.request_log), some of them with
-    commits          [number of the version, write set in base64], each, in order
-    change           a change, made once the next record says so; its commits are those beside it
-    applied          the change before is made; false: it never will be, and its commits do not count
+requests-{n}.log     a log of JSON objects, in the format of the index's log (leafbeam.ingest.request_log). Its fields:
+    commits          a list of [number of the version, write set in base64], in order
+    change           a change, with its commits in the same record; it counts as made once a later record says so
+    applied          true: the change before it was made; false: it cannot be made, and its commits do not count
 """
 
 import base64
@@ -26,7 +26,7 @@ Commit = tuple[int, str]  # the number of the version, and its write set in base
 
 
 class Journal(Protocol):
-    """A log that a live index writes its commits to, in place of its own. commits: those that are made, in order."""
+    """A log that a live index writes its commits to, in place of its own. commits: those of the changes made, in order."""
 
     @property
     def commits(self) -> Sequence[Commit]: ...
@@ -34,18 +34,18 @@ class Journal(Protocol):
     def log_bytes(self) -> int: ...
 
     def commit(self, number: int, write_set: WriteSet) -> None:
-        """Log a commit, unless it is there already. Raises LogError."""
+        """Log a commit, unless the log has it already. Raises LogError."""
         ...
 
     def forget_commits(self, number: int) -> None:
-        """Drop the commits up to a number, which a base on disk has."""
+        """Drop the commits up to a number, because a base on disk contains them."""
         ...
 
 
 class CommitReader:
     """The commits in the records of a log.
 
-    made: those that count. pending: those of the last change, while it is not known to be made.
+    made: commits of changes that were made. pending: commits of the last change, until a record says whether it was made.
     """
 
     def __init__(self) -> None:
@@ -53,11 +53,11 @@ class CommitReader:
         self.pending: list[Commit] = []
 
     def read(self, content: Mapping[str, Any]) -> None:
-        """Take the commits of the next record. Raises TypeError, ValueError, AttributeError."""
+        """Add the commits of the next record. Raises TypeError, ValueError or AttributeError if it cannot be read."""
         commits = [(operator.index(number), str(encoded)) for number, encoded in content.get("commits", ())]
         if "applied" in content:
             self.settle(is_made=content["applied"] is not False)
-        if "change" in content:  # a change is decided only once the one before it is made
+        if "change" in content:  # the change before this one was made, or this one would not be in the log
             self.settle()
             self.pending = commits
         else:
@@ -66,18 +66,18 @@ class CommitReader:
             self.made += commits
 
     def settle(self, *, is_made: bool = True) -> None:
-        """Count the commits of the last change, or drop them."""
+        """Keep the commits of the last change, or drop them if it was not made."""
         self.made += self.pending if is_made else ()
         self.pending = []
 
 
 def encoded_commit(number: int, write_set: WriteSet) -> Commit:
-    """Return a commit as it is logged."""
+    """Return a commit in the form in which it is logged."""
     return number, base64.b64encode(write_set.encode()).decode()
 
 
 def log_numbers(directory: Path) -> list[int]:
-    """Return the numbers of the logs of requests in a directory. Raises LogError."""
+    """Return the numbers of the request logs in a directory. Raises LogError."""
     try:
         return [int(found[1]) for name in disk.names(directory) if (found := _NAME.fullmatch(name))]
     except OSError as error:
@@ -85,12 +85,12 @@ def log_numbers(directory: Path) -> list[int]:
 
 
 def log_path(directory: Path, number: int) -> Path:
-    """Return the path of a log of requests."""
+    """Return the path of a request log."""
     return directory / f"requests-{number}.log"
 
 
 def journal_path(index: Path) -> Path:
-    """Return the log beside a live index that has its commits. Raises LogError where there is none."""
+    """Return the path of the log with the commits of a live index. Raises LogError if there is none."""
     directory = index.resolve().parent
     if not (numbers := log_numbers(directory)):
         raise LogError(f"the changes of {index} are in {directory}/requests-*.log, which is missing: copy the whole directory")
@@ -98,9 +98,9 @@ def journal_path(index: Path) -> Path:
 
 
 def read_commits(index: Path) -> list[Commit]:
-    """Read the commits in the log beside a live index, those of the last change included.
+    """Return all commits in the log beside a live index, including those of the last change.
 
-    Raises LogError, and FileNotFoundError where another log has taken its place meanwhile.
+    Raises LogError, or FileNotFoundError if a newer log has replaced this one meanwhile.
     """
     contents, reader = LogContents.read(journal_path(index)), CommitReader()
     for record in contents.records:
@@ -114,7 +114,7 @@ def read_commits(index: Path) -> list[Commit]:
 
 
 def write_sets_after(commits: Sequence[Commit], number: int, codebook_sizes: Sequence[int]) -> list[WriteSet] | None:
-    """Return the write sets of the commits after a number; None where one is missing. Raises ValueError for a damaged one."""
+    """Return the write sets of the commits after a number, or None if one is missing. Raises ValueError if one is damaged."""
     later = [commit for commit in commits if commit[0] > number]
     if [commit[0] for commit in later] != list(range(number + 1, number + 1 + len(later))):
         return None

@@ -1,4 +1,4 @@
-"""Operations: every route of the HTTP interface once, for its handlers, the scopes of keys and the OpenAPI document."""
+"""Operations: the list of all HTTP routes, from which handlers, the scopes of keys and the OpenAPI document are derived."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -23,65 +23,81 @@ _ITEMS = {
 _KEY = {
     "name": "Idempotency-Key",
     "in": "header",
-    "description": "Of your choice: the same request with the same key is made once, also after a restart.",
+    "description": "A key of your choice. The same request with the same key is carried out only once, even after a restart.",
     "schema": {"type": "string", "maxLength": 255},
 }
 _MISSING = {"name": "missing", "in": "query", "schema": {"type": "string", "enum": ["error", "ignore"], "default": "error"}}
 _SEARCH = tuple(
     {"name": name, "in": "query", "description": text, "schema": schema}
     for name, text, schema in (
-        ("query", "Words of the title, or an id. Empty: the first items.", {"type": "string", "maxLength": MAX_CHARACTERS}),
-        ("id", "Ids to look up, in place of a query.", {"type": "array", "items": {"type": "string"}, "maxItems": MAX_ITEMS}),
-        ("limit", "The most items of a query.", {"type": "integer", "minimum": 0, "maximum": MAX_ITEMS, "default": 20}),
-        ("rule", "Rules that `allowed` and `num_allowed` are about.", {"type": "array", "items": {"type": "string"}}),
-        ("filter", "An expression that must hold too.", {"type": "string"}),
+        (
+            "query",
+            "Words of the title, or an id. An empty query finds the first items.",
+            {"type": "string", "maxLength": MAX_CHARACTERS},
+        ),
+        (
+            "id",
+            "The ids to look up, in place of a query.",
+            {"type": "array", "items": {"type": "string"}, "maxItems": MAX_ITEMS},
+        ),
+        (
+            "limit",
+            "The largest number of items that a query finds.",
+            {"type": "integer", "minimum": 0, "maximum": MAX_ITEMS, "default": 20},
+        ),
+        (
+            "rule",
+            "The rules that `allowed` and `num_allowed` take into account.",
+            {"type": "array", "items": {"type": "string"}},
+        ),
+        ("filter", "An expression that items must also satisfy to be allowed.", {"type": "string"}),
     )
 )
 _ACCESS = {
-    "401": "The server needs a key that it knows",
-    "403": "This key may not do this, or it is not taken from there",
+    "401": "The server requires a key, and this one is missing or unknown",
+    "403": "This key may not do this, or the request comes from an address that may not",
 }
 _ASKED = _ACCESS | {
-    "400": "The body is not JSON, or the request not HTTP/1.1",
+    "400": "The body is not JSON, or the request is not HTTP/1.1",
     "408": "The headers or the body did not arrive in time",
     "413": "The body is too long",
     "415": "The body is compressed",
-    "422": "The request cannot be answered: a wrong type, a value out of bounds, an unknown rule, a deadline in the past",
+    "422": "The request is wrong, for example a type, a value out of range, an unknown rule or a deadline in the past",
     "429": "The queue is full, or the deadline cannot be met: try again after `Retry-After` seconds",
     "431": "The headers are too long",
-    "500": "The server failed, such as a model with NaN logits",
-    "503": "Stopping, or the device does not answer: try another server, or again after `Retry-After` seconds",
+    "500": "The server failed, for example because the model gave NaN logits",
+    "503": "The server is stopping, or its device hangs: try another server, or try again after `Retry-After` seconds",
 }
 _CHANGED = _ASKED | {
     "404": "There is no such item, rule or snapshot",
-    "409": "The catalog is read-only here, the key belongs to another request, or the name is taken",
-    "415": "The body is compressed, or of another type than items can be sent in",
-    "422": "Lines are wrong, and `lines` says which and why; or the rule cannot be evaluated. Nothing was changed",
-    "429": "Too many changes wait",
+    "409": "The catalog is read-only, the `Idempotency-Key` belongs to another request, or the name is taken",
+    "415": "The body is compressed, or its `Content-Type` is not one that items can be sent in",
+    "422": "Some lines are wrong (`lines` says which and why), or the rule cannot be evaluated. Nothing was changed",
+    "429": "Too many changes are waiting",
     "503": "The table of items or the disk cannot be written now",
 }
 _SEARCHED = {status: text for status, text in _CHANGED.items() if status not in ("409", "415")}
-_READ = _ACCESS | {"429": "This key sends more requests than it may: try again after `Retry-After` seconds"}
+_READ = _ACCESS | {"429": "This key has sent more requests than it may: try again after `Retry-After` seconds"}
 _COMPLETED = _ASKED | {"404": "There is no such model"}
 FAILURES = _ASKED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operation:
-    """A method of a path.
+    """A method of a path of the HTTP interface.
 
     Args:
-        name: The name of the clients' method.
-        method: Of HTTP.
-        path: With names in braces in place of values.
-        need: The scope that a key needs; "learn" is counting interactions; None needs no key.
-        part: The part of a server without which there is no such route.
-        summary: A few words.
-        answer: The schema of the answer, or a type of content.
-        body: The schemas of the body, one of which it has; or content by type.
-        parameters: Of the query and the header; those of the path are added.
-        failures: Meanings of the statuses of failures.
-        failure: The schema of failures other than of access.
+        name: The name of the method in the clients.
+        method: The HTTP method.
+        path: The path, with names in braces in place of values.
+        need: The scope that a key needs; "learn" is for counting interactions; None means that no key is needed.
+        part: The part of a server that has the route.
+        summary: A few words that say what it does.
+        answer: The schema of the answer, or its content type.
+        body: The schemas that a body may have, or its contents by content type.
+        parameters: The parameters of the query and the headers; those of the path are added from it.
+        failures: The meaning of each status of a failure.
+        failure: The schema of failures, except for those of access.
         done: The description of status 200.
     """
 
@@ -100,7 +116,7 @@ class Operation:
 
     @property
     def route_path(self) -> str:
-        """Return the path as Starlette takes it; ids of items may have slashes."""
+        """Return the path in the form that Starlette expects; the id of an item may contain slashes."""
         return self.path.replace("{item_id}", "{item_id:path}")
 
 
@@ -135,7 +151,7 @@ OPERATIONS = (
     _read(
         "find_items",
         "/v1/items",
-        "Items by title or id, and the rules that allow them",
+        "Find items by title or id, and the rules that allow them",
         "FoundItems",
         parameters=_SEARCH,
         failures=_SEARCHED,
@@ -145,7 +161,7 @@ OPERATIONS = (
         "PUT",
         "/v1/items",
         "write",
-        "Insert or replace items: all lines or none",
+        "Insert or replace items, all lines or none",
         "ChangeAnswer",
         body=_ITEMS,
         parameters=(_KEY,),
@@ -155,7 +171,7 @@ OPERATIONS = (
         "PATCH",
         "/v1/items",
         "write",
-        "Change the attributes or codes that each line names",
+        "Change the attributes or codes that each line has",
         "ChangeAnswer",
         body=_ITEMS,
         parameters=(_KEY,),
@@ -165,14 +181,16 @@ OPERATIONS = (
         "DELETE",
         "/v1/items",
         "write",
-        "Remove the items of the lines",
+        "Remove the items that the lines name",
         "ChangeAnswer",
         body=_ITEMS,
         parameters=(_KEY, _MISSING),
     ),
-    _catalog("get_item", "GET", "/v1/items/{item_id}", "read", "An item, its codes and attributes", "ItemAnswer"),
+    _catalog("get_item", "GET", "/v1/items/{item_id}", "read", "Return an item, its codes and its attributes", "ItemAnswer"),
     _catalog("delete_item", "DELETE", "/v1/items/{item_id}", "write", "Remove an item", "ChangeAnswer", parameters=(_KEY,)),
-    _catalog("get_catalog", "GET", "/v1/catalog", "read", "The catalog: its size, columns, snapshots", "CatalogAnswer"),
+    _catalog(
+        "get_catalog", "GET", "/v1/catalog", "read", "Return the size, columns and snapshots of the catalog", "CatalogAnswer"
+    ),
     _catalog(
         "reload_catalog",
         "POST",
@@ -202,8 +220,8 @@ OPERATIONS = (
         parameters=(_KEY,),
     ),
     _catalog("delete_snapshot", "DELETE", "/v1/catalog/snapshots/{name}", "admin", "Remove a snapshot", "CatalogAnswer"),
-    _catalog("list_rules", "GET", "/v1/rules", "admin", "All rules", "RulesAnswer"),
-    _catalog("get_rule", "GET", "/v1/rules/{name}", "admin", "A rule", "RuleAnswer"),
+    _catalog("list_rules", "GET", "/v1/rules", "admin", "Return all rules", "RulesAnswer"),
+    _catalog("get_rule", "GET", "/v1/rules/{name}", "admin", "Return a rule", "RuleAnswer"),
     _catalog(
         "put_rule",
         "PUT",
@@ -214,47 +232,57 @@ OPERATIONS = (
         body=("RuleBody",),
     ),
     _catalog("delete_rule", "DELETE", "/v1/rules/{name}", "admin", "Remove a rule made by PUT", "RuleAnswer"),
-    _read("list_slow_batches", "/v1/slow-batches", "Batches that took over five times the median", "SlowBatchesAnswer"),
+    _read(
+        "list_slow_batches", "/v1/slow-batches", "Return the batches that took over five times the median", "SlowBatchesAnswer"
+    ),
     _asked(
         "complete",
         "/v1/completions",
-        "Texts or items, for clients of OpenAI",
+        "Generate texts or items, for clients of OpenAI",
         "CompletionAnswer",
         ("CompletionBody", "ItemCompletionBody"),
         part="all",
         **_OPENAI,
     ),
-    _asked("chat", "/v1/chat/completions", "The next message of a chat", "ChatAnswer", ("ChatBody",), part="texts", **_OPENAI),
-    _read("list_models", "/v1/models", "What `model` may be", "ModelsAnswer", part="all"),
-    _read("get_health", "/healthz", "Is the process up?", "Health", need=None, part="all"),
+    _asked(
+        "chat",
+        "/v1/chat/completions",
+        "Generate the next message of a chat",
+        "ChatAnswer",
+        ("ChatBody",),
+        part="texts",
+        **_OPENAI,
+    ),
+    _read("list_models", "/v1/models", "Return the names that `model` may have", "ModelsAnswer", part="all"),
+    _read("get_health", "/healthz", "Return whether the process runs", "Health", need=None, part="all"),
     _read(
         "get_readiness",
         "/readyz",
-        "Does the server answer requests now?",
+        "Return whether the server answers requests now",
         "Readiness",
         need=None,
         part="all",
         failures={"503": "Not ready"},
         failure="Readiness",
     ),
-    _read("get_metrics", "/metrics", "Counters for Prometheus", "text/plain", part="all"),
+    _read("get_metrics", "/metrics", "Return the metrics for Prometheus", "text/plain", part="all"),
 )
 _OPEN = ("/", "/healthz", "/readyz")
 _PAGE = "/playground/"
 
 
 def routes_of(handlers: Mapping[str, Callable[..., Any]]) -> list[Route]:
-    """Return the routes of handlers by the names of their operations, in the order of the handlers."""
+    """Return the routes of handlers, which are named by their operations, in the same order."""
     by_name = {operation.name: operation for operation in OPERATIONS}
     found = [(by_name[name], handler) for name, handler in handlers.items()]
     return [Route(operation.route_path, handler, methods=[operation.method]) for operation, handler in found]
 
 
 def need_of(method: str, path: str) -> Need | None:
-    """Return the scope that a request needs; None for health checks and the page's own files.
+    """Return the scope that a request needs, or None for health checks and the files of the page.
 
-    "learn" is counting interactions, which a server does only if it was told to (--learn). A request that no operation answers
-    needs what the widest of its path needs, or to be known.
+    "learn" is for counting interactions, which a server does only with --learn. A method that a path lacks needs the scope of
+    the last operation of that path; an unknown path needs "read".
     """
     if path in _OPEN or path.startswith(_PAGE):
         return None

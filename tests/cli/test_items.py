@@ -316,7 +316,7 @@ def test_items_arrive_with_codes_from_every_format(run: Path, tmp_path: Path, su
         (
             "items.jsonl",
             '{"item_id": "a", "sid": [1, 2, 0]}',
-            "no column 'sid': the table has price, title; a line may have codes",
+            "no column 'sid': the table has price, title; a line may also have codes",
         ),
         ("items.csv", "item_id,codes\na,1 2 0", "line 2: codes must be a list of whole numbers such as [3, 17], not '1 2 0'"),
     ],

@@ -372,7 +372,7 @@ def test_one_process_writes_and_a_run_that_was_built_again_is_refused(shop: Shop
 @pytest.mark.parametrize("item_id", ["\r\n\x01", "a\x7f", "\x85b"])
 def test_new_ids_have_no_control_characters(shop: Shop, item_id: str):
     with shop.writer() as writer:
-        with pytest.raises(BatchError, match="item_id must have no control characters"):
+        with pytest.raises(BatchError, match="item_id must not contain control characters"):
             writer.put(Lines.of_rows([{"item_id": item_id, "codes": [0, 0]}]))
         assert writer.delete(Lines.of_rows([{"item_id": item_id}]), missing_ok=True).ignored == 1
 

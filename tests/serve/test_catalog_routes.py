@@ -109,7 +109,7 @@ def test_the_codes_of_an_item_have_one_name_in_and_out(shop, body_of):
             refused = client.put("/v1/items", **body_of({"item_id": 2, name: [0, 1], "price": 1}))
             (problem,) = refused.json()["error"]["lines"].values()
             assert f"no column {name!r}: the table has" in problem
-            assert "a line may have codes or vector" in problem
+            assert "a line may also have codes or vector" in problem
 
 
 def test_times_of_nanoseconds_are_read_and_written(shop):

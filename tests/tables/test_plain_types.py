@@ -34,7 +34,7 @@ COLUMNS: list[tuple[pa.Array, Any]] = [
 WIDE: list[tuple[pa.Array, str]] = [
     (pa.array([Decimal(10**38), Decimal(1)], pa.decimal256(50, 0)), "column 'x' of the type decimal256(50, 0)"),
     (pa.array([[Decimal(10**38)], []], pa.list_(pa.decimal256(50, 0))), "column 'x' of the type list<"),
-    (pa.array([Decimal("1e-39"), Decimal(1)], pa.decimal256(60, 39)), "write numbers of up to 38 digits, or the column"),
+    (pa.array([Decimal("1e-39"), Decimal(1)], pa.decimal256(60, 39)), "write numbers of up to 38 digits, or write the column"),
     (pa.array([1, 2], pa.duration("ns")), "cannot be read as duration[us]"),
 ]  # fmt: skip
 
