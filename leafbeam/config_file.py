@@ -18,7 +18,7 @@ from leafbeam.errors import ArgumentError, short_repr
 T = TypeVar("T")
 _ENTRY = re.compile(r"    (\w+): (.*(?:\n {5,}.*)*)")
 _WIDTH = 110
-_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "the path of a file"}
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

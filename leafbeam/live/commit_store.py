@@ -18,12 +18,12 @@ from leafbeam.live.snapshot import Snapshot
 from leafbeam.live.transaction import WriteSet
 from leafbeam.live.write_ahead_log import LogContents
 
-_ATTEMPTS = 5  # to read a directory that another process writes
+_ATTEMPTS = 5  # to read a directory that another process is writing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replayed:
-    """What opening a directory found: commits in its logs, and bytes of an incomplete record."""
+    """The commits in the logs of an opened directory, and the bytes of an incomplete record."""
 
     num_commits: int = 0
     truncated_bytes: int = 0
@@ -58,7 +58,7 @@ class CommitStore:
 
     @classmethod
     def open(cls, path: Path, *, sync: bool, read_only: bool, journal: Journal | None = None) -> "CommitStore":
-        """The store of a directory, with the commits of its log and of its journal. Raises LogError, LockedError."""
+        """Open the store of a directory, with the commits of its log and of its journal. Raises LogError, LockedError."""
         directory, trie, contents, later = _read(path, read_only=read_only, journal=journal)
         try:
             write_sets = [*_write_sets_of(contents, trie.codebook_sizes), *later]
@@ -110,7 +110,7 @@ class CommitStore:
             if log.failure is not None:
                 raise LogError(log.failure)
             number = log.number if self._journal is None else max((at for at, _ in self._journal.commits[-1:]), default=0)
-            if number > self.snapshot.number:  # an exception (KeyboardInterrupt) came between the two
+            if number > self.snapshot.number:  # an exception, such as KeyboardInterrupt, came between the two
                 raise LogError(f"change {number:,} is on disk but not in memory: open the directory again")
 
     def commit(self, write_set: WriteSet) -> int:
@@ -201,19 +201,21 @@ class CommitStore:
 
 
 def _read(path: Path, *, read_only: bool, journal: Journal | None) -> tuple[Directory, Trie, LogContents, list[WriteSet]]:
-    """The directory, its base and log, and the commits after those, which a journal has. Raises LogError, LockedError."""
+    """Open the directory, its base and log, and the later commits of a journal. Raises LogError, LockedError."""
     for _ in range(_ATTEMPTS):
         directory, trie, contents = Directory.open(path, read_only=read_only)
         try:
             commits: Sequence[Commit] = () if journal is None else journal.commits
             if journal is None and directory.has_journal:
                 if not read_only:
-                    raise LogError(f"{path} is the index of a server's changes: open it with read_only=True")
+                    raise LogError(
+                        f"{path} is the index of a server's changes, which only the server may change: open it with read_only=True"
+                    )
                 commits = read_commits(path)
             later = write_sets_after(commits, contents.number, trie.codebook_sizes)
             if later is not None:
                 return directory, trie, contents, later
-        except FileNotFoundError:  # the journal was replaced meanwhile
+        except FileNotFoundError:  # another process has replaced the journal meanwhile
             pass
         except ValueError as error:
             directory.close(discard=True)
@@ -226,7 +228,7 @@ def _read(path: Path, *, read_only: bool, journal: Journal | None) -> tuple[Dire
 
 
 def _write_sets_of(contents: LogContents, codebook_sizes: Sequence[int]) -> list[WriteSet]:
-    """The write sets in the records of a log. Raises LogError."""
+    """Return the write sets in the records of a log. Raises LogError."""
     write_sets: list[WriteSet] = []
     for record in contents.records:
         try:
@@ -240,7 +242,7 @@ def _write_sets_of(contents: LogContents, codebook_sizes: Sequence[int]) -> list
 
 
 def _replay(snapshot: Snapshot, contents: LogContents, write_sets: Sequence[WriteSet]) -> Snapshot:
-    """The snapshot after some commits. Cost: one sort of their ids, one build. Raises LogError."""
+    """Return the snapshot after some commits. Cost: one sort of their ids and one build. Raises LogError."""
     if not write_sets:
         return snapshot
     try:

@@ -21,7 +21,9 @@ from leafbeam.live import disk
 from leafbeam.live.write_ahead_log import LogContents, WriteAheadLog
 
 FORMAT_VERSION = 1
-_JOURNAL_VERSION = 2  # of a directory whose changes are in a journal: an earlier leafbeam, which would miss them, refuses it
+_JOURNAL_VERSION = (
+    2  # of a directory whose changes are in a journal, so that an earlier leafbeam, which would miss them, refuses it
+)
 _MANIFEST = "manifest.json"
 _LOCK = "lock"
 _FILES = ("base-*.leafbeam", "base-*.pleach", "changes-*.log", "*.part")
@@ -97,7 +99,7 @@ class Directory:
 
     @property
     def has_journal(self) -> bool:
-        """Whether the changes are in a journal."""
+        """Return whether the changes are in a journal."""
         return self.manifest is not None and self.manifest.journal
 
     @property

@@ -62,7 +62,7 @@ class EarlyBody:
 
 
 async def read_body(http: HttpRequest, bounds: Bounds) -> bytes:
-    """Return the whole body. Raises BodyError as soon as it is known to be too long or too slow, without holding it, and for
+    """Return the whole body. Raises BodyError as soon as the body is too long or too slow, without storing it, and for
     a body that is compressed or not UTF-8.
     """
     if (early := EarlyBody.of(http)) is not None:
@@ -86,7 +86,7 @@ async def read_body(http: HttpRequest, bounds: Bounds) -> bytes:
 
 
 def _check_encoding(http: HttpRequest) -> None:
-    """Raise BodyError for a body that is compressed."""
+    """Raise BodyError if the body is compressed."""
     transfer = http.headers.get("transfer-encoding", "").lower().removesuffix("chunked").rstrip(" ,")
     encoding = http.headers.get("content-encoding", "").strip() or transfer
     if encoding.lower() not in ("", "identity"):
@@ -95,7 +95,7 @@ def _check_encoding(http: HttpRequest) -> None:
 
 
 def _utf8(body: bytes, content_type: str) -> bytes:
-    """Return a body of JSON without a byte order mark. Raises BodyError for another encoding than UTF-8."""
+    """Return a body of JSON without its byte order mark. Raises BodyError if it is not UTF-8."""
     if "json" not in content_type.lower():
         return body
     if body.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in body[:2]:
