@@ -209,7 +209,7 @@ def _read(path: Path, *, read_only: bool, journal: Journal | None) -> tuple[Dire
             if journal is None and directory.has_journal:
                 if not read_only:
                     raise LogError(
-                        f"{path} is the index of a server's changes, which only the server may change: open it with read_only=True"
+                        f"{path} is the index of a server's changes, which only a server changes: open it with read_only=True"
                     )
                 commits = read_commits(path)
             later = write_sets_after(commits, contents.number, trie.codebook_sizes)
