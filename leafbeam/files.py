@@ -96,7 +96,7 @@ def open_regular(path: Path) -> BufferedReader:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, f"{path.name} is no regular file")
+        raise OSError(errno.EINVAL, f"{path.name} is not a regular file")
     return os.fdopen(descriptor, "rb")
 
 

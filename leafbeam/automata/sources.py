@@ -32,7 +32,7 @@ def from_schema(schema: Mapping[str, Any] | str, tokens: TokenTrie, limits: Auto
 
 
 def choice_bytes(choices: Sequence[str | bytes]) -> list[bytes]:
-    """The bytes of each text. Raises AutomatonError for no choices, and for one that is no text."""
+    """The bytes of each text. Raises AutomatonError if there are no choices, or one is not text."""
     if not hasattr(choices, "__len__") or isinstance(choices, (str, bytes)) or not len(choices):
         raise AutomatonError(f"choices is {choices!r}: expected a list with at least one text")
     texts: list[bytes] = []

@@ -49,7 +49,7 @@ class Expression:
             names: list[Any] = list(given) if isinstance(given, Iterable) else [given]
             if wrong := [name for name in names if not isinstance(name, str)]:
                 raise RequestError(
-                    f"{short_repr(wrong[0])} is no rule: expected names, or an expression such as 'fresh & cheap'"
+                    f"{short_repr(wrong[0])} is not a rule: expected names, or an expression such as 'fresh & cheap'"
                 )
             parts = [cls(kind="name", name=name) for name in names]
         parts += [] if also is None else [cls.parse(also)]

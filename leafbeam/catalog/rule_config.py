@@ -54,7 +54,7 @@ class Rule:
         if not isinstance(self.where, str) or not self.where.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
             raise RuleError(f"rule {self.name!r} has to be the text of an SQL predicate, not {self.where!r}")
         if not self.where.isascii() and self.where.encode("utf-8", "replace").decode() != self.where:
-            raise RuleError(f"rule {self.name!r} holds bytes that are no UTF-8: {self.where[:80]!a}")
+            raise RuleError(f"rule {self.name!r} holds bytes that are not UTF-8: {self.where[:80]!a}")
         if len(self.where) > _MAX_LENGTH:
             raise RuleError(f"rule {self.name!r} has {counted(len(self.where), 'character')}: expected at most {_MAX_LENGTH:,}")
         if (dots := re.sub(r"\d\.\d", "", self.where).count(".")) > _MAX_NAME_DOTS:
@@ -112,7 +112,7 @@ def _forbidden_function(where: str) -> str | None:
     except RecursionError:
         return "an expression that is too deep to check"
     if tree["error"]:
-        return None if tree["error_type"] == "parser" else "what is no SELECT"
+        return None if tree["error_type"] == "parser" else "a statement that is not a SELECT"
     return next((f"{name}()" for name in _table_functions(tree) if name not in _TABLE_FUNCTIONS), None)
 
 

@@ -33,7 +33,7 @@ class Commands(TyperGroup):
 
 
 def _name_value(error: typer.BadParameter) -> None:
-    """Say which value is no number: typer's message is that of pydantic, which leaves it out."""
+    """Name the value that is not a number, because pydantic's message, which typer shows, leaves it out."""
     cause: Any = error.__cause__
     if hasattr(cause, "errors"):
         problem = cause.errors()[0]

@@ -210,7 +210,7 @@ def _sizes_in(file: Path, metadata: dict[bytes, bytes]) -> tuple[int, ...] | Non
         return tuple(int(size) for size in json.loads(metadata[_SIZES_KEY]))
     except (ValueError, TypeError, RecursionError) as error:
         raise DataError(
-            f"{file} has metadata {_SIZES_KEY.decode()} that is no list of numbers ({error}): pass --codebook-sizes"
+            f"{file} has metadata {_SIZES_KEY.decode()} that is not a list of numbers ({error}): pass --codebook-sizes"
         ) from error
 
 

@@ -58,4 +58,4 @@ def _read(path: Path, expected: str) -> str:
     try:
         return read_text(path)
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is no UTF-8 text ({error})") from error
+        raise DataError(f"{path} is not UTF-8 text ({error})") from error

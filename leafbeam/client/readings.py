@@ -30,7 +30,7 @@ class Reading:
                 for sample in family.samples:
                     samples.setdefault(sample.name, {})[frozenset(sample.labels.items())] = float(sample.value)
         except (ValueError, LookupError, TypeError, AttributeError) as error:  # the parser has no error of its own
-            raise DataError(f"these are no metrics in Prometheus' format: {str(error)[:100]!r}") from None
+            raise DataError(f"these are not metrics in Prometheus' format: {str(error)[:100]!r}") from None
         if not any(name.startswith("leafbeam_") for name in samples):
             raise DataError("these metrics are not those of a leafbeam server: expected names that begin with leafbeam_")
         return cls(at=at, samples=samples)

@@ -122,7 +122,9 @@ def _read(call: Call[T], reply: Reply, request_id: str) -> T:
             return reply.body.decode()  # pyright: ignore[reportReturnType]: T is str
         return msgspec.json.decode(reply.body, type=call.answer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # a ValidationError is a DecodeError
-        fault = Fault(code="malformed", message=f"answered what is no {call.answer.__name__} ({error}): {reply.body[:80]!r}")
+        fault = Fault(
+            code="malformed", message=f"gave an answer that is not a {call.answer.__name__} ({error}): {reply.body[:80]!r}"
+        )
         raise _no_answer(call, fault, request_id, reply.status) from None
 
 
@@ -143,7 +145,7 @@ def _failure(call: Call[Any], reply: Reply, request_id: str) -> ServerError:
     detail = _detail(reply.body)
     message, code, reason = (detail.get(name) for name in ("message", "type", "reason"))
     if not isinstance(message, str):
-        message = f"it says {reply.body[:80].decode(errors='replace')!r}, which is no answer of leafbeam"
+        message = f"it says {reply.body[:80].decode(errors='replace')!r}, which is not an answer of leafbeam"
     return kind(
         f"{_name(call)}: the server answered {status}: {message}",
         status=status,

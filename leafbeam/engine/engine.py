@@ -334,7 +334,7 @@ class Engine:
         arrived = self.clock() if arrived is None else arrived
         try:
             if not self.is_running:
-                raise UnavailableError("the engine is not running, or stopping: it takes no requests now", reason="draining")
+                raise UnavailableError("the engine is not running, or stopping: it accepts no requests now", reason="draining")
             self.limits.check(request)
             self.check_admission(request, arrived=arrived)
             pending = self._preparer.prepare(request, arrived)

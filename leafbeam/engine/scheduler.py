@@ -121,7 +121,7 @@ class Scheduler:
         """Raise what `enqueue` would raise for a request of this size. Cost: some 10 microseconds."""
         with self._lock:
             if self._state != "open":
-                raise UnavailableError("the engine is not running, or stopping: it takes no requests now", reason="draining")
+                raise UnavailableError("the engine is not running, or stopping: it accepts no requests now", reason="draining")
             if self._all_hung():
                 raise self._hung_error()
             now = self._clock()

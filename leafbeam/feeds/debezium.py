@@ -88,7 +88,7 @@ def _converted(name: str, content: Any, kind: tuple[str, Mapping[str, Any]] | No
     try:
         return converter(content, kind[1])
     except _ERRORS as error:
-        raise DataError(f"column {name!r} is {short_repr(content)}, which is no {kind[0]} ({str(error)[:80]})") from None
+        raise DataError(f"column {name!r} is {short_repr(content)}, which is not a {kind[0]} ({str(error)[:80]})") from None
 
 
 def _decimal(unscaled: str, scale: int) -> str:

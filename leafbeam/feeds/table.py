@@ -87,14 +87,14 @@ class Position:
                     raise TypeError(f"{name} is {short_repr(value)}")
             position = cls(**content)
             if not all(type(name) is str for name in position.columns or ()):
-                raise TypeError("columns are no names")
+                raise TypeError("columns are not names")
             if not 0 <= position.row <= (position.row if position.until is None else position.until):
                 raise ValueError("its numbers contradict each other")
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise FeedError(
-                f"{path} is no position of a followed table ({error}): restore it, or remove it to put every row again"
+                f"{path} is not a position in a followed table ({error}): restore it, or remove it to put every row again"
             ) from error
         return position
 

@@ -112,5 +112,5 @@ def no_truth() -> FilterError:
 
 
 def no_operand(kind: str, other: object) -> FilterError:
-    """The error for an operand that is no filter of this kind."""
+    """The error for an operand that is not a filter of this kind."""
     return FilterError(f"an operand is {short_repr(other)}: expected a {kind} too; make both in the same way")

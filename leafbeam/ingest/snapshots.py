@@ -101,4 +101,4 @@ class Snapshots:
         try:
             return SnapshotInfo(**read_json(path / "snapshot.json"))
         except (OSError, ValueError, TypeError, RecursionError) as error:
-            raise LogError(f"{path} is no snapshot ({error}): remove it") from error
+            raise LogError(f"{path} is not a snapshot ({error}): remove it") from error

@@ -181,7 +181,7 @@ def parse_json(body: bytes) -> Any:
     except DoubledKeyError as error:
         raise InferenceError(f"in the server's answer, {error}", reason="duplicate") from None
     except (ValueError, RecursionError) as error:
-        raise InferenceError(f"the server's answer is no JSON ({error}): {body[:80]!r}") from None
+        raise InferenceError(f"the server's answer is not JSON ({error}): {body[:80]!r}") from None
 
 
 def by_index(choices: Any, count: int) -> list[dict[str, Any] | InferenceError]:

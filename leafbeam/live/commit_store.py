@@ -235,7 +235,7 @@ def _write_sets_of(contents: LogContents, codebook_sizes: Sequence[int]) -> list
             write_sets.append(WriteSet.decode(record.payload, codebook_sizes))
         except ValueError as error:
             raise LogError(
-                f"{contents.path} holds record {record.number:,} at byte {record.offset:,}, which is no change of this "
+                f"{contents.path} holds record {record.number:,} at byte {record.offset:,}, which is not a change of this "
                 f"index ({error}): restore the directory from a copy"
             ) from error
     return write_sets

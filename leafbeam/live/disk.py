@@ -31,7 +31,7 @@ def create(path: Path) -> int:
 
 def open_own(path: Path, flags: int = 0) -> int:
     """A descriptor in append mode of a regular file with one name, which this user or the directory's owner owns."""
-    expected = f"{path.name} is no regular file with one name that you or the directory's owner own: remove it, or copy it"
+    expected = f"{path.name} is not a regular file with one name that you or the directory's owner own: remove it, or copy it"
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | flags, 0o666)
     except OSError as error:

@@ -261,7 +261,7 @@ class ItemMemory:
         try:
             vectors.check(0 if self.encoder is None else len(self.encoder.hashes_T))
         except ValueError as error:
-            raise ArgumentError(f"these are no texts of this memory: {error}") from error
+            raise ArgumentError(f"these are not texts of this memory: {error}") from error
         with self._lock:
             self.check_kind(decode_ids(ids_n))
             self._state = self._state.with_texts(ids_n, vectors)

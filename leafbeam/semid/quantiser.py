@@ -151,7 +151,7 @@ class Quantiser(ABC):
             OverflowError,
             SafetensorError,
         ) as error:
-            raise CheckpointError(f"{directory} is no saved quantiser ({error}): run `leafbeam fit-sids`") from error
+            raise CheckpointError(f"{directory} is not a saved quantiser ({error}): run `leafbeam fit-sids`") from error
         for size, values in zip(quantiser.codebook_sizes, centroids, strict=True):
             fits = values.dtype == np.float32 and values.ndim == 2 and 1 <= len(values) <= size
             if not fits or values.shape[1] != centroids[0].shape[1]:

@@ -35,7 +35,7 @@ class Access:
         if self.keys is not None:
             _check_key(self.keys, http, "write" if need == "learn" else need)
         elif need not in ("read", "learn") and self.changes == "off":
-            raise _forbidden(self.reason or "this server takes no changes")
+            raise _forbidden(self.reason or "this server accepts no changes")
         elif need != "read" and self.changes == "local" and not _is_local(http):
             raise _forbidden(
                 "changes are taken from this machine alone: address the server as localhost or 127.0.0.1, and not from a page "

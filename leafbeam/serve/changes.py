@@ -26,7 +26,7 @@ log = logging.getLogger("leafbeam.serve")
 _HOLD_S = 3.0
 
 NOT_LOCAL = (
-    "this server is bound to an address that other machines reach and has no keys, so it takes no changes: bind it to "
+    "this server is bound to an address that other machines reach and has no keys, so it accepts no changes: bind it to "
     "127.0.0.1, or start it with --changes on"
 )
 

@@ -218,11 +218,13 @@ class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright
     def on_headers_complete(self) -> None:
         if self._parser.should_upgrade():
             if self._parser.get_method() == b"CONNECT":
-                self._stop_parsing((HTTPStatus.BAD_REQUEST, "this server is no proxy: it takes no CONNECT", "not_http"))
+                self._stop_parsing(
+                    (HTTPStatus.BAD_REQUEST, "CONNECT is not supported, because this server is not a proxy", "not_http")
+                )
             return  # the head comes again
         self._in_head = False
         self._stop_timer()
-        super().on_headers_complete()  # raises for a URL that is none
+        super().on_headers_complete()  # raises an error for an invalid URL
         self._in_body = True
 
     def on_body(self, body: bytes) -> None:

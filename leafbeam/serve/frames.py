@@ -219,6 +219,6 @@ class FrameReader(Generic[F]):
             try:
                 frames.append(self._decoder.decode(bytes(buffer[begin:start])))
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                raise FrameError(f"what came is no frame: {error}") from None
+                raise FrameError(f"what arrived is not a frame: {error}") from None
         del buffer[:start]
         return frames

@@ -32,7 +32,7 @@ _LOOK_S = 1.0  # between two looks at the file
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Key:
-    """What a key may do. rate: requests a second; None takes the server's. Raises DataError for a field that is none."""
+    """A key and what it may do. rate: requests a second; None means the server's. Raises DataError if a field is invalid."""
 
     name: str
     scope: Scope

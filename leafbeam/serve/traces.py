@@ -44,7 +44,7 @@ class Traces:
         """Traces for a collector that takes OTLP over HTTP. Connects at the first export.
 
         endpoint: its address; without a path, `/v1/traces`. None: OTEL_EXPORTER_OTLP_(TRACES_)ENDPOINT.
-        Raises ArgumentError for what is no address, MissingExtraError.
+        Raises ArgumentError for an invalid address, MissingExtraError.
         """
         return cls(OTLPSpanExporter(endpoint=None if endpoint is None else _traces_url(endpoint)))
 
@@ -103,7 +103,7 @@ class Traces:
 
 
 def _traces_url(endpoint: str) -> str:
-    problem = ArgumentError(f"{endpoint!r} is no address of a collector: expected one such as http://localhost:4318")
+    problem = ArgumentError(f"{endpoint!r} is not an address of a collector: expected one such as http://localhost:4318")
     try:
         url = urlsplit(endpoint)
         if url.scheme not in ("http", "https") or not url.hostname or url.port == 0:

@@ -20,7 +20,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
-        """special_tokens: by name, such as `bos_token`. Raises CheckpointError for a template that is none."""
+        """special_tokens: by name, such as `bos_token`. Raises CheckpointError for an invalid template."""
         require("chat templates", "jinja2")
         from jinja2 import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -35,7 +35,7 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
         except TemplateError as error:
-            raise CheckpointError(f"the chat template is no Jinja template ({error}): save the tokenizer again") from error
+            raise CheckpointError(f"the chat template is not a Jinja template ({error}): save the tokenizer again") from error
 
     @classmethod
     def load(cls, directory: str | PathLike[str]) -> "ChatTemplate | None":

@@ -196,7 +196,7 @@ def _end_tokens(directory: Path) -> list[int]:
         try:
             found = read_json(path).get("eos_token_id")
         except (OSError, ValueError, AttributeError, RecursionError) as error:
-            raise CheckpointError(f"{path} is no JSON object ({error}): save the model again") from error
+            raise CheckpointError(f"{path} is not a JSON object ({error}): save the model again") from error
         tokens: list[Any] = found if isinstance(found, list) else [found]
         if tokens and all(isinstance(token, int) and not isinstance(token, bool) for token in tokens):
             return tokens

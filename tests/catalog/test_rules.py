@@ -162,7 +162,7 @@ def test_a_rule_of_a_command_line_is_one_text():
         (["cheap="], "rule 'cheap' has to be the text of an SQL predicate"),
         (["cheap@=price < 3"], "the refresh of rule 'cheap' has to be a text such as"),
         (["cheap@often=price < 3"], "the refresh of rule 'cheap' has to be a text such as"),
-        (["cheap=name = '\udcc3'"], "rule 'cheap' holds bytes that are no UTF-8"),
+        (["cheap=name = '\udcc3'"], "rule 'cheap' holds bytes that are not UTF-8"),
         (["cheap=price < 3", "cheap=price < 4"], "rule 'cheap' is stated twice"),
         (["cheap=a" + ".a" * 1001 + " = 1.5"], "rule 'cheap' has 1,001 dots outside numbers: expected at most 1,000"),
         (["cheap=price > 1" + " or price > 1.5" * 5000], "rule 'cheap' has 75,009 characters: expected at most 65,536"),
@@ -334,7 +334,7 @@ def test_an_expression_of_rules_is_a_filter_and_a_deny_list_is_subtracted(catalo
     with pytest.raises(ItemIdError):
         catalog.filter(["cheap"], deny=[1.5])
     for wrong in (3, ["cheap", 3]):
-        with pytest.raises(RequestError, match="3 is no rule: expected names"):
+        with pytest.raises(RequestError, match="3 is not a rule: expected names"):
             catalog.filter(wrong)
     for asked_for in ("cheap", ()):  # a number among texts would deny nothing
         with pytest.raises(ItemIdError, match="deny holds 3, but the item ids of this index are text"):

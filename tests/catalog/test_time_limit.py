@@ -96,7 +96,7 @@ def test_an_interrupt_between_two_statements_is_not_lost() -> None:
 def test_a_fifo_in_place_of_a_file_is_refused_at_once(tmp_path: Path, read) -> None:
     path = tmp_path / "report.json"
     os.mkfifo(path)
-    with pytest.raises((RuleError, DataError), match="is no regular file"):
+    with pytest.raises((RuleError, DataError), match="is not a regular file"):
         read(path)
 
 

@@ -89,7 +89,7 @@ def test_codebook_sizes_that_nest_too_deeply_are_refused_in_one_line(tmp_path: P
     pq.write_table(table.replace_schema_metadata({"leafbeam.codebook_sizes": "[" * 100_000}), tmp_path / "a.parquet")
     refused = call("build", tmp_path / "a.parquet")
     assert refused.exit_code == 2
-    assert "leafbeam.codebook_sizes that is no list of numbers" in refused.stderr
+    assert "leafbeam.codebook_sizes that is not a list of numbers" in refused.stderr
 
 
 def test_the_column_of_ids_may_have_any_name(tmp_path: Path) -> None:

@@ -183,7 +183,7 @@ def test_a_failure_is_an_error_with_status_code_and_id(status, kind):
     page = Reply(status=status, headers={}, body=b"<html>\xff")
     error = Run(calls.get_health(), page, attempts=1).error
     assert type(error) is getattr(errors, kind)
-    assert (error.code, error.request_id, "no answer of leafbeam" in str(error)) == (f"http_{status}", "id-1", True)
+    assert (error.code, error.request_id, "not an answer of leafbeam" in str(error)) == (f"http_{status}", "id-1", True)
 
 
 WRONG = [b"", b"[]", b'{"alive": 1}', b"null", b"\xff", b"<html>", b"[" * 100_000, b'{"alive": true', b'{"alive": true}{}']

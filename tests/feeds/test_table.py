@@ -246,7 +246,7 @@ def test_rows_that_are_no_items_are_named(tmp_path: Path) -> None:
 )
 def test_a_damaged_position_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "p.json").write_text(content)
-    with pytest.raises(FeedError, match="is no position of a followed table"):
+    with pytest.raises(FeedError, match="is not a position in a followed table"):
         TableFeed(MemoryTable(versions=[]), tmp_path / "p.json")
 
 

@@ -87,7 +87,7 @@ def test_requests_without_our_arguments_are_text() -> None:
         ({RULES: ["odd"]}, r"names 'odd': expected some of \['even', 'third'\]"),
         ({RULES: "even"}, "expected a list"),
         ({RULES: [None]}, "expected a list"),
-        ({"leafbeam_rule": []}, "leafbeam_rule is no argument"),
+        ({"leafbeam_rule": []}, "leafbeam_rule is not an argument"),
         ({DENY: 3}, "expected a list"),
     ],
 )

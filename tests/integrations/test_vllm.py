@@ -125,7 +125,7 @@ def test_greedy_samples_equal_a_search_with_one_beam(model: Model, answers: dict
 
 def test_requests_that_mean_nothing_are_refused_and_the_engine_goes_on(answers: dict[str, Any]) -> None:
     assert "'nope'" in answers["rule"]
-    assert "leafbeam_rule is no argument" in answers["argument"]
+    assert "leafbeam_rule is not an argument" in answers["argument"]
     assert "expected a list" in answers["type"]
     assert answers["nothing"] == [EOS]
 

@@ -40,7 +40,7 @@ def test_a_linked_file_is_refused_and_what_it_points_to_stays(shop: Path, victim
     before = victim.read_bytes()
     (shop / name).unlink()
     link(victim, shop / name)
-    with pytest.raises(LogError, match=f"{name} is no regular file with one name"):
+    with pytest.raises(LogError, match=f"{name} is not a regular file with one name"):
         LiveIndex.open(shop)
     assert victim.read_bytes() == before
     with LiveIndex.open(shop, read_only=True) as reader:
@@ -78,7 +78,7 @@ def test_a_fifo_in_the_place_of_a_file_is_refused_and_not_waited_for(shop: Path,
     if name == "lock" and read_only:
         LiveIndex.open(shop, read_only=True).close()
         return
-    with pytest.raises(LogError, match="no regular file"):
+    with pytest.raises(LogError, match="not a regular file"):
         LiveIndex.open(shop, read_only=read_only)
 
 
@@ -182,7 +182,7 @@ def test_a_record_with_absurd_values_and_valid_checksums_is_refused(shop: Path, 
     log = WriteAheadLog.resume(LogContents.read(shop / "changes-0.log"), sync=False)
     log.append(record)
     log.close()
-    with pytest.raises(LogError, match="no change of this index"):
+    with pytest.raises(LogError, match="not a change of this index"):
         LiveIndex.open(shop)
 
 

@@ -102,7 +102,7 @@ def test_save_and_load_are_bit_equal(fitted: RqVae, tmp_path: Path):
     for broken, words in (
         ({**settings, "format": "something"}, "not 'leafbeam rq-vae'"),
         ({**settings, "version": 9}, "version 9"),
-        ({**settings, "codebook_sizes": [16, 8, 4, 4]}, "no saved quantiser"),
+        ({**settings, "codebook_sizes": [16, 8, 4, 4]}, "not a saved quantiser"),
     ):
         (tmp_path / "q" / "quantiser.json").write_text(json.dumps(broken))
         with pytest.raises(CheckpointError, match=words):
@@ -110,7 +110,7 @@ def test_save_and_load_are_bit_equal(fitted: RqVae, tmp_path: Path):
     ResidualKMeans(codebook_sizes=(4,)).fit(clusters()).save(tmp_path / "k")
     with pytest.raises(CheckpointError, match="not 'leafbeam rq-vae'"):
         RqVae.load(tmp_path / "k")
-    with pytest.raises(CheckpointError, match="no saved quantiser"):
+    with pytest.raises(CheckpointError, match="not a saved quantiser"):
         RqVae.load(tmp_path / "nowhere")
 
 

@@ -142,7 +142,7 @@ def test_a_collector_that_is_not_there_changes_no_answer(first_shop: Any) -> Non
 
 @pytest.mark.parametrize("endpoint", ["", "localhost:4318", "ftp://a", "http://", "http://a:x", "http://a:99999"])
 def test_what_is_no_collector_is_refused(endpoint: str) -> None:
-    with pytest.raises(ArgumentError, match="is no address of a collector"):
+    with pytest.raises(ArgumentError, match="is not an address of a collector"):
         Traces.to(endpoint)
 
 

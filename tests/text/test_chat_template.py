@@ -68,7 +68,7 @@ def test_refusals_and_surprises_of_a_template_are_the_messages_fault():
         ("{", "cannot be read"),
         ("[1]", "cannot be read"),
         ('{"chat_template": 7}', "expected text"),
-        ('{"chat_template": "{%"}', "no Jinja"),
+        ('{"chat_template": "{%"}', "not a Jinja"),
     ],
 )
 def test_damaged_files_are_named(tmp_path: Path, content, says):

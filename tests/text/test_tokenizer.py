@@ -47,7 +47,7 @@ def test_pieces_with_byte_fallback_have_bytes(tmp_path):
         ("tokenizer.json", "[" * 10_000, "cannot be read"),
         ("tokenizer.json", '{"model": {"vocab": {"a": 2147483647}}}', "has the token 2147483647"),
         ("tokenizer.json", '{"model": 7}', "cannot be read"),
-        ("generation_config.json", "[1]", "no JSON object"),
+        ("generation_config.json", "[1]", "not a JSON object"),
         ("generation_config.json", '{"eos_token_id": "end"}', "expected a token"),
         ("generation_config.json", '{"eos_token_id": 99999}', "not one of the tokenizer"),
         ("generation_config.json", "{}", "names no eos_token_id"),

@@ -74,7 +74,7 @@ def test_a_checkpoint_whose_tensors_are_a_fifo_is_refused_at_once(tmp_path: Path
     trainer_of().checkpoint().save(directory)
     (directory / "tensors.safetensors").unlink()
     os.mkfifo(directory / "tensors.safetensors")
-    with pytest.raises(CheckpointError, match="no regular file"):
+    with pytest.raises(CheckpointError, match="not a regular file"):
         Checkpoint.load(directory)
 
 
