@@ -220,14 +220,14 @@ export interface Health {
   alive?: boolean;
 }
 
-/** What a user took, and the newest items that the user had before. */
+/** The items that a user took, and the newest items that the user had before. */
 export interface InteractionBody {
   /** Item ids, oldest first; the last few count. */
   history?: Array<number | string>;
   item_id: number | string;
 }
 
-/** What was counted, durably. */
+/** The counted pairs of items. They are on disk. */
 export interface InteractionsAnswer {
   /** Pairs of items of the memory that were counted. */
   pairs: number;
@@ -315,7 +315,7 @@ export interface ModelEntry {
   owned_by?: string;
 }
 
-/** What `model` of a request may be. */
+/** The names that `model` of a request may have. */
 export interface ModelsAnswer {
   data: Array<ModelEntry>;
   object?: string;
@@ -336,7 +336,7 @@ export interface OpenAIErrorDetail {
   code: string;
 }
 
-/** Whether requests are answered now, and from which index and rules. */
+/** The readiness of the server, with its index and rules. */
 export interface Readiness {
   ready: boolean;
   /** Why not ready, such as a worker that hangs. */

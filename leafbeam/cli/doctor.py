@@ -140,7 +140,7 @@ def machine_findings(machine: Machine) -> Iterator[Finding]:
 
 
 def _kernels() -> Finding:
-    """Whether compiled kernels can be kept."""
+    """Return whether compiled kernels can be stored."""
     if importlib.util.find_spec("numba") is None:
         return Finding(area="machine", name="kernels", status="wrong", value="numba is missing", mend="pip install leafbeam")
     from leafbeam.jit import kernel_directory

@@ -24,7 +24,7 @@ EveryOption = Annotated[float, option("--every", "Seconds between two looks at t
 
 @dataclass(frozen=True, kw_only=True)
 class Following:
-    """How a source is followed, whatever it is; the options of each command."""
+    """The options that all commands for following a source share."""
 
     url: Annotated[str, option("--url", "The address of the run's server; LEAFBEAM_KEY has its key.")] = "http://127.0.0.1:8000"
     item_id: Annotated[str, option("--item-id", "The column of the item ids.")] = "item_id"

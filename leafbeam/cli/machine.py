@@ -1,4 +1,4 @@
-"""What a process may use of its machine: cores, memory and files, with the limits of its control group."""
+"""The cores, memory and files that a process may use, within the limits of its control group."""
 
 import os
 import resource
@@ -93,5 +93,5 @@ def _meminfo(path: Path) -> dict[str, int]:
 
 
 def _number(text: str) -> int | None:
-    """A whole number of up to 20 digits; None for "max", -1, and what is none."""
+    """Return a whole number of up to 20 digits, or None for "max", -1 and other text."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 20 else None

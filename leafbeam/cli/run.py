@@ -62,7 +62,7 @@ class RunDirectory:
         return [path for path in (self.rules, self.live / RULES) if path.exists()]
 
     def load_encoder(self) -> "ItemEncoder | str":
-        """What gives new items codes from their text; or why this run has nothing that does."""
+        """Return the encoder that gives new items codes from their text, or a text that says why this run has none."""
         from leafbeam.semid import ItemEncoder, SidTable
 
         if not self.sids.exists() or not self.quantiser.exists():

@@ -45,7 +45,7 @@ def run_in_a_process(backends: tuple[str, ...], device: str = "cpu", timeout_s: 
 
 
 def test_backend(backend: str, device: str) -> str | None:
-    """What is wrong with the answers of a backend: with all items as beams, each allowed one must come with its score."""
+    """Return what is wrong with the answers of a backend: with all items as beams, each allowed one must have its score."""
     from leafbeam import BeamSearch, Trie
 
     rng = np.random.default_rng(7)

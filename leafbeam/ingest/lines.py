@@ -152,7 +152,7 @@ def _item_of(number: int, content: Any) -> ItemLine | str:
 
 
 def _num_text_bytes(value: Any) -> int:
-    """Of all texts in a value."""
+    """Return the number of bytes of all texts in a value."""
     found, parts = 0, [value]
     while parts:
         part = parts.pop()

@@ -228,7 +228,7 @@ class CatalogWriter:
 
 
 def _is_lasting(error: Exception) -> bool:
-    """Whether an error is of the change, so that every attempt to make it meets it."""
+    """Return whether an error lies in the change itself, so that every attempt to make it fails."""
     may_pass = isinstance(error, LogError) or (isinstance(error, DataError) and error.may_pass)
     return isinstance(error, LeafbeamError) and not may_pass
 

@@ -49,7 +49,7 @@ def lock(descriptor: int) -> None:
 
 
 def is_at(descriptor: int, path: Path, size: int | None = None) -> bool:
-    """Whether the path still names the open file, and it has this size."""
+    """Return whether the path still names the open file, and the file has this size."""
     found = os.fstat(descriptor)
     try:
         return os.path.samestat(found, os.lstat(path)) and size in (None, found.st_size)

@@ -12,7 +12,7 @@ MAX_KNOWN = 10_000  # requests whose answers are kept
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestKey:
-    """What identifies a request that may be repeated. key: the client's. digest: of all that the request says."""
+    """The identity of a request that may be repeated. key: the client's key. digest: the hash of the whole request."""
 
     key: str
     digest: str
@@ -48,7 +48,7 @@ class KnownRequests:
         self._answers.pop(key, None)
 
     def to_json(self) -> list[dict[str, Any]]:
-        """What `load` reads, the oldest first."""
+        """Return the requests as `load` reads them, the oldest first."""
         return [{"key": key, "digest": digest, "answer": answer} for key, (digest, answer) in self._answers.items()]
 
     def load(self, content: Mapping[str, Any]) -> None:

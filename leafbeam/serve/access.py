@@ -43,7 +43,7 @@ class Access:
             )
 
     def is_known(self, http: HttpRequest) -> bool:
-        """Whether the request may read."""
+        """Return whether the request may read."""
         return self.keys is None or self.keys.find(http.headers.get("authorization")) is not None
 
 
@@ -55,7 +55,9 @@ def _check_key(keys: KeyFile, http: HttpRequest, scope: Scope) -> None:
     if not key.may(scope):
         raise _forbidden("this key may not do this: take one of a wider scope (`leafbeam keys list` shows them)")
     if wait_s := keys.wait_s(key):
-        raise OverloadedError("this key sends more requests than it may: wait", reason="key_rate", retry_after_s=wait_s)
+        raise OverloadedError(
+            "this key has sent more requests than it may: wait before the next one", reason="key_rate", retry_after_s=wait_s
+        )
 
 
 def _is_local(http: HttpRequest) -> bool:

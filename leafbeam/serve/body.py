@@ -24,7 +24,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """Of one exchange: bytes of its body, seconds until it is there, seconds until there is an answer."""
+    """The bounds of one request: the bytes of its body, the seconds for the body, and the seconds for the answer."""
 
     max_body_bytes: int = 1 << 20
     max_body_s: float = 10.0
@@ -37,7 +37,7 @@ class Bounds:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EarlyBody:
-    """What an HTTP worker has read of a request, in its scope under `EARLY`.
+    """The part of a request that an HTTP worker has already read, in its scope under `EARLY`.
 
     refusal: why there is no body. arrived: when it was there, by `time.monotonic`, which all processes of a machine share.
     gone: done once the client has disconnected.

@@ -47,7 +47,7 @@ class StreamOptions(Struct, frozen=True, kw_only=True):
 
 
 class TextOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `/v1/completions` and `/v1/chat/completions` share for a language model."""
+    """The fields that `/v1/completions` and `/v1/chat/completions` share for a language model."""
 
     model: str
     max_tokens: Annotated[
@@ -113,7 +113,7 @@ class TextOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def sampling(self) -> Sampling | None:
-        """How texts are drawn; None for a search. Raises ArgumentError."""
+        """Return how texts are drawn, or None for a search. Raises ArgumentError."""
         if self.beam_width is not None or self.temperature == 0:
             return None
         return Sampling(temperature=1.0 if self.temperature is None else self.temperature, top_k=self.top_k, top_p=self.top_p)

@@ -164,7 +164,7 @@ class CompletionRoutes:
             raise AutomatonError(str(error), pointer=f"{field}{inside}") from error
 
     async def _chunks(self, answer: "_Answer", events: TextEvents) -> AsyncGenerator[Any]:
-        """What a stream sends: a chunk for each piece, and one with the reason of each text's end."""
+        """Yield the chunks of a stream: one for each piece of text, and one with the reason why each text ended."""
         try:
             for chunk in answer.opening():
                 yield chunk

@@ -27,7 +27,7 @@ _MAX_PIECES, _MIN_PIECE_BYTES = 4096, 8  # a body of more pieces has so many byt
 
 @dataclass(kw_only=True, slots=True)
 class _Shared:
-    """What the connections of one server share.
+    """The state that the connections of one server share.
 
     Args:
         max_connections: The number of open connections at which one is closed.
@@ -258,7 +258,7 @@ class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright
 
     @property
     def _is_idle(self) -> bool:
-        """Whether no request runs on the connection."""
+        """Return whether no request runs on the connection."""
         cycle: Any = self.cycle
         return cycle is None or cycle.response_complete
 

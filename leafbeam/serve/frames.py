@@ -34,7 +34,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class FrameError(LeafbeamError, ValueError):
-    """What came over a link is no frame, or too long for one: the other process is not a part of this server any more."""
+    """The other process of a link sent data that is not a frame, or is too long: it is no longer a part of this server."""
 
 
 class Head(Struct, frozen=True, array_like=True):

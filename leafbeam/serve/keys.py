@@ -52,7 +52,7 @@ class Key:
             raise DataError(f"key {self.name!r}: rate must be a number of requests a second above 0, not {rate!r:.90}")
 
     def may(self, scope: Scope) -> bool:
-        """Whether it may do what needs this scope."""
+        """Return whether the key may do what needs this scope."""
         return SCOPES.index(self.scope) >= SCOPES.index(scope)
 
 

@@ -66,6 +66,6 @@ def configure_log(log_format: LogFormat, *, values: bool = False, level: int = l
 
 
 def current_format() -> LogFormat:
-    """How this process writes its log."""
+    """Return the format in which this process writes its log."""
     formatters = [handler.formatter for handler in logging.getLogger().handlers]
     return "json" if any(isinstance(one, LogFormatter) and one.as_json for one in formatters) else "text"

@@ -1,4 +1,4 @@
-"""What a server says of its requests: lines of its log, and spans."""
+"""Observation: the log lines and the spans of requests."""
 
 import logging
 import os
@@ -55,7 +55,7 @@ class Tracer(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """What a server says of each request, besides its metrics.
+    """The settings of what a server logs and traces for each request, besides its metrics.
 
     log: a line for each request at level INFO; "histories": with its user and history. traces: makes spans.
     Probes have neither.
@@ -111,7 +111,7 @@ def note_answer(scope: Scope, request: Request, result: Result, *, seconds: floa
 
 
 def traces_from_environment() -> bool:
-    """Whether OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is set, and OTEL_SDK_DISABLED is not true."""
+    """Return whether the environment names an endpoint (OTEL_EXPORTER_OTLP_...) and OTEL_SDK_DISABLED is not true."""
     names = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
     return os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() != "true" and any(os.environ.get(name) for name in names)
 

@@ -75,7 +75,7 @@ class RecommendBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class InteractionBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a user took, and the newest items that the user had before."""
+    """The items that a user took, and the newest items that the user had before."""
 
     history: Annotated[list[Id], Meta(description="Item ids, oldest first; the last few count.")] = []
     item_id: Id
@@ -88,7 +88,7 @@ class InteractionsBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class InteractionsAnswer(Struct, frozen=True, kw_only=True):
-    """What was counted, durably."""
+    """The counted pairs of items. They are on disk."""
 
     pairs: Annotated[int, Meta(description="Pairs of items of the memory that were counted.")]
 
@@ -224,7 +224,7 @@ class ModelEntry(Struct, frozen=True, kw_only=True):
 
 
 class ModelsAnswer(Struct, frozen=True, kw_only=True):
-    """What `model` of a request may be."""
+    """The names that `model` of a request may have."""
 
     data: list[ModelEntry]
     object: str = "list"
@@ -237,7 +237,7 @@ class Health(Struct, frozen=True, kw_only=True):
 
 
 class Readiness(Struct, frozen=True, kw_only=True):
-    """Whether requests are answered now, and from which index and rules."""
+    """The readiness of the server, with its index and rules."""
 
     ready: bool
     reason: Annotated[str | None, Meta(description="Why not ready, such as a worker that hangs.")]

@@ -134,7 +134,7 @@ class SidSet:
             self._keys.append(keys)
 
     def contains(self, codes_ML: NDArray[np.integer]) -> NDArray[np.bool_]:
-        """Whether each SID exists. Cost: L binary searches each."""
+        """Return whether each SID exists. Cost: L binary searches each."""
         node_M = np.zeros(len(codes_ML), np.int64)
         known_M = np.full(len(codes_ML), len(self._keys[0]) > 0)
         for level, (size, keys) in enumerate(zip(self._sizes, self._keys, strict=True)):

@@ -112,7 +112,7 @@ class Checkpoint:
 
     @staticmethod
     def exists(directory: str | Path) -> bool:
-        """Whether `load` would find a checkpoint."""
+        """Return whether `load` would find a checkpoint."""
         directory, _, previous = _paths(directory)
         return directory.exists() or previous.exists()
 

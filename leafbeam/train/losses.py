@@ -17,7 +17,7 @@ _NEVER = -1e9
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LevelTarget:
-    """What a level should predict.
+    """The target that a level should predict.
 
     codes_P: the next item's code. soft_PR, weights_PR: codes of a soft target and their weights, of sum 1 or less; R = 0: none.
     weight: share of the soft target in the loss, where its weights sum to 1.

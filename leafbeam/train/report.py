@@ -145,7 +145,7 @@ class EvaluationReport:
 
     @property
     def title(self) -> str:
-        """What was measured, in a line."""
+        """Return what was measured, in one line."""
         users = f"{counted(self.users, 'user')}, {counted(self.items, 'item')}, {counted(self.num_beams, 'beam')}"
         return f"{users}; fitted on {self.fit_on.replace('+', ' and ')}, measured on {self.part}"
 

@@ -36,7 +36,7 @@ class Teacher(Protocol):
 
 
 class GraphTeacher:
-    """What a transition graph expects next, without what it has learnt from the very pair that is to be predicted.
+    """The items that a transition graph expects next, without what it learnt from the pair that is to be predicted.
 
     for each position, over the newest items of the window, each older one at `history_decay`:
         weight(item) += count(pair) / the counts of its row     less the pair (newest item, target) itself, once

@@ -47,7 +47,7 @@ Progress = Callable[[TrainStats], None]
 
 AVERAGE_POWER = 9
 VALIDATION_SHARE = 0.05
-"""Of the time that a budget in minutes may go into validation, apart from the last one."""
+"""The share of a budget in minutes that validations may take, except for the last one."""
 
 VALIDATION_STEPS = 100
 """The fewest steps between validations: after fewer, recall says little."""
@@ -140,7 +140,7 @@ class Trainer:
 
     @property
     def ended(self) -> bool:
-        """Whether the budget is used up, or `patience` validations in a row brought no better recall."""
+        """Return whether the budget is used up, or `patience` validations in a row brought no better recall."""
         return self.share >= 1 or 0 < self.recipe.patience <= self.state.worse
 
     def shorten(self, seconds: float) -> None:
@@ -416,7 +416,7 @@ def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.
 
 
 def is_bf16_faster(device: torch.device) -> bool:
-    """Whether bf16 matrix products are at least 1.5 times as fast; measured on a CPU, because most emulate them."""
+    """Return whether bf16 matrix products are at least 1.5 times as fast; measured on a CPU, because most emulate them."""
     if device.type != "cpu":
         return device.type == "cuda" and torch.cuda.is_bf16_supported()
     seconds = {torch.float32: float("inf"), torch.bfloat16: float("inf")}
