@@ -6,6 +6,7 @@ from http import HTTPStatus
 from typing import Literal
 from urllib.parse import urlsplit
 
+from starlette._utils import get_route_path  # as routes are matched; another way to cut the path could miss a scope
 from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as AsgiScope
@@ -97,4 +98,4 @@ def _forbidden(message: str) -> BodyError:
 
 def _need_of(scope: AsgiScope) -> Need | None:
     """Return what a request needs; an application that is mounted in another has the path of the mount before its own."""
-    return need_of(scope["method"], scope["path"].removeprefix(scope.get("root_path", "")))
+    return need_of(scope["method"], get_route_path(scope))

@@ -131,7 +131,7 @@ def test_a_delta_and_deleted_items_are_refused() -> None:
 
 def test_dense_levels_that_do_not_fit_are_refused() -> None:
     trie = Trie.build([[0, 1]], (70_000, 70_000))
-    with pytest.raises(ArgumentError, match="2 dense levels of codebooks \\(70000, 70000\\) need 4,900,000,000 entries"):
+    with pytest.raises(ArgumentError, match="2 dense levels of codebooks \\(70000, 70000\\) would need 4,900,000,000 entries"):
         static_torch.bind(trie)
     assert static_torch.bind(trie, dense_levels=1).nbytes < 400_000
     with pytest.raises(ArgumentError, match="dense_levels is -1"):

@@ -85,7 +85,7 @@ def test_more_tokens_than_a_batch_holds_are_refused(first_shop):
         assert client.post(URL, json={"history": [1000] * 4}).status_code == 200
         response = client.post(URL, json={"history": [1000] * 5})
         assert response.status_code == 422
-        assert "are 11 tokens, and a batch holds up to 9" in response.json()["error"]["message"]
+        assert "11 tokens, and a batch holds up to 9" in response.json()["error"]["message"]
         assert metric(client, 'leafbeam_refused_total{reason="over_capacity"}') == 1
 
 

@@ -81,6 +81,17 @@ def test_an_application_that_is_mounted_in_another_asks_for_the_same_scopes(
             assert client.request(method, f"/shop{path}", json={}, headers=bearer(keys[scope])).status_code == 403, path
 
 
+@pytest.mark.parametrize("root", ["/", "/v", "/v1", "/v1/items", "/shop", "/shop/", "//"])
+def test_a_root_path_of_a_server_changes_no_scope(first_shop: Any, tmp_path: Path, keys: dict[str, str], root: str) -> None:
+    app = create_app(first_shop.engine(), access=Access(keys=KeyFile(tmp_path / "keys.json")))
+    calls = ("PUT", "/v1/items"), ("DELETE", "/v1/items/1000"), ("GET", "/v1/rules"), ("POST", "/v1/catalog/rollback")
+    with TestClient(app, base_url="http://shop.example.com", root_path=root) as client:
+        for prefix in ("", root.rstrip("/")):
+            for method, path in calls:
+                status = client.request(method, f"{prefix}{path}", json={}, headers=bearer(keys["read"])).status_code
+                assert status in (403, 404), (method, prefix, path, status)
+
+
 def test_a_method_that_a_path_lacks_needs_what_its_changes_need(served: Any, keys: dict[str, str]) -> None:
     client, _, _ = served
     assert client.put("/v1/catalog", headers=bearer(keys["read"])).status_code == 405

@@ -27,7 +27,7 @@ from leafbeam.live import LiveIndex
 from tests.live.dictionary import NEVER, SIZES, Model, content, union
 from tests.simulation.disk import Crash, SimulatedDisk
 
-KEYS = {"text": [*"abcdefgh", "é", "", "längere", "z" * 20], "int": [*range(11), 2**40]}
+KEYS = {"text": [*"abcdefgh", "é", "ö ß", "längere", "z" * 20], "int": [*range(11), 2**40]}
 LOGITS = [np.random.default_rng(level).normal(size=size).astype(np.float32) for level, size in enumerate(SIZES)]
 LOG_PROBS = [logits - np.log(np.exp(logits.astype(np.float64)).sum()) for logits in LOGITS]
 EMPTY = LoadReport(num_items=0, not_in_index=0, not_in_catalog=0, rules=(), seconds=0.0)
