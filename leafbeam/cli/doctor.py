@@ -48,7 +48,7 @@ class Finding:
 
 def doctor(
     as_json: Annotated[bool, option("--json", "Print one JSON object.")] = False,
-    no_test: Annotated[bool, option("--no-self-test", "Leave out the searches.")] = False,
+    no_test: Annotated[bool, option("--no-self-test", "Do not run the test searches.")] = False,
 ) -> None:
     """Check the installation and the machine, and search on every backend that is there.
 

@@ -18,12 +18,14 @@ def evaluate(
     users: Annotated[int | None, option("--users", "Evaluate a random sample of users.", default="all")] = None,
     part: Annotated[
         Literal["test", "valid"],
-        option("--part", "Held-out item: the last, or the one before.", metavar="test|valid"),
+        option("--part", "The held-out item to predict: the last one, or the one before it.", metavar="test|valid"),
     ] = "test",
-    num_beams: Annotated[int, option("--beams", "Beams of the search.")] = 20,
+    num_beams: Annotated[int, option("--beams", "The number of beams of the search.")] = 20,
     scoring: ScoringOption = "full",
-    unconstrained: Annotated[int, option("--unconstrained", "Users to search for without the index too; 0: none.")] = 2_000,
-    seed: Annotated[int, option("--seed", "Seed of the sample of users.")] = 0,
+    unconstrained: Annotated[
+        int, option("--unconstrained", "The number of users to search for without the index too; 0 for none.")
+    ] = 2_000,
+    seed: Annotated[int, option("--seed", "The seed of the sample of users.")] = 0,
 ) -> None:
     """Rank the whole catalog for each user and report the rank of the held-out item, beside simple baselines.
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from leafbeam.feeds import Feed, Followed, SourceColumns, VersionedTable
 
 PositionOption = Annotated[Path, option("--position", "The file that says how far the table was followed.")]
-EveryOption = Annotated[float, option("--every", "Seconds between two looks at the table.")]
+EveryOption = Annotated[float, option("--every", "The number of seconds between two checks of the table.")]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ def generate(
     model: Annotated[Path, option("--model", "A directory of Hugging Face: Qwen3 with tokenizer.json.")],
     prompt: Annotated[list[str] | None, option("--prompt", "A prompt; repeatable.", default="lines of stdin")] = None,
     schema: Annotated[Path | None, option("--schema", "A file with a JSON Schema.", CONSTRAINT)] = None,
-    regex: Annotated[str | None, option("--regex", "A pattern of the whole text.", CONSTRAINT)] = None,
+    regex: Annotated[str | None, option("--regex", "A regular expression that the whole text must match.", CONSTRAINT)] = None,
     choice: Annotated[list[str] | None, option("--choice", "One of these texts; repeatable.", CONSTRAINT)] = None,
     template: Annotated[Path | None, option("--template", "A file with a JSON list of parts.", CONSTRAINT)] = None,
     rows: Annotated[Path | None, option("--rows", "JSON lines of prompts with constraints of their own.", CONSTRAINT)] = None,
@@ -40,17 +40,20 @@ def generate(
             default="256, or what the model has positions for",
         ),
     ] = None,
-    num_beams: Annotated[int, option("--beams", "Beams of an exact search; 1 is greedy.")] = 1,
-    num_texts: Annotated[int, option("--texts", "Texts for each prompt: of the beams, or drawn.")] = 1,
+    num_beams: Annotated[int, option("--beams", "The number of beams of an exact search; 1 is greedy.")] = 1,
+    num_texts: Annotated[int, option("--texts", "The number of texts for each prompt, from the beams or sampled.")] = 1,
     scoring: ScoringOption = "allowed",
     temperature: Annotated[
-        float | None, option("--temperature", "Draw texts at this temperature, such as 0.7.", SAMPLING, default="no sampling")
+        float | None, option("--temperature", "Sample texts at this temperature, such as 0.7.", SAMPLING, default="no sampling")
     ] = None,
-    top_k: Annotated[int | None, option("--top-k", "Draw among so many tokens.", SAMPLING, default="all")] = None,
+    top_k: Annotated[
+        int | None, option("--top-k", "Sample only among this many of the likeliest tokens.", SAMPLING, default="all")
+    ] = None,
     top_p: Annotated[
-        float | None, option("--top-p", "Draw among the likeliest with this mass.", SAMPLING, default="all")
+        float | None,
+        option("--top-p", "Sample only among the likeliest tokens with this total probability.", SAMPLING, default="all"),
     ] = None,
-    seed: Annotated[int, option("--seed", "Of the draws: the same seed draws the same texts.", SAMPLING)] = 0,
+    seed: Annotated[int, option("--seed", "The seed of sampling; the same seed gives the same texts.", SAMPLING)] = 0,
     stream: Annotated[bool, option("--stream", "Print the text of one prompt while it is written.")] = False,
     retokenize: Annotated[
         bool, option("--retokenize", "Append forced text at once, in the tokenizer's own tokens: fewer calls, other texts.")

@@ -39,7 +39,8 @@ def import_run(
     item_column: Annotated[str, option("--item-column", "The column of item ids; codes may have item_id.")] = "item_id",
     text_ids: Annotated[bool, option("--text-ids", "Read all ids as text: “0”, not 0.")] = False,
     sizes: Annotated[
-        str | None, option("--codebook-sizes", "Codes of each level.", default="the model's; else by the largest codes")
+        str | None,
+        option("--codebook-sizes", "The number of codes of each level.", default="the model's; else by the largest codes"),
     ] = None,
     transposed: Annotated[
         bool, option("--transposed", "A matrix of codes has a row for each level, not for each item.")
@@ -47,17 +48,26 @@ def import_run(
     tokens: Annotated[
         str | None, option("--tokens", "Names of a table's tokens: '<a_*>,<b_*>'.", MODEL, default="as in a JSON index")
     ] = None,
-    first_token: Annotated[int | None, option("--first-token", "Tokens without names: that of the first code.", MODEL)] = None,
+    first_token: Annotated[
+        int | None, option("--first-token", "The token of the first code, if tokens have no names.", MODEL)
+    ] = None,
     prompt: Annotated[
         str | None, option("--prompt", "The text of a prompt, with {history}.", MODEL, default="{history}")
     ] = None,
     separator: Annotated[str, option("--separator", "The text between two items of a history.", MODEL)] = "",
-    data: Annotated[Path | None, option("--data", "Directory or file of interactions.", LOG)] = None,
-    kind: Annotated[Format, option("--format", "As of `fit-sids`.", LOG, metavar="NAME")] = "tables",
-    user_column: Annotated[str, option("--user-column", "User of an interaction.", LOG)] = "user_id",
-    time_column: Annotated[str, option("--time-column", "Its time.", LOG)] = "timestamp",
-    time_unit: Annotated[TimeUnit, option("--time-unit", "Unit of numbers.", LOG, metavar="s|ms|us|ns")] = "s",
-    order: Annotated[Order, option("--order", "file: no times needed.", LOG, metavar="NAME")] = "time",
+    data: Annotated[Path | None, option("--data", "The directory or file of interactions.", LOG)] = None,
+    kind: Annotated[Format, option("--format", "The format of the data, as in `fit-sids`.", LOG, metavar="NAME")] = "tables",
+    user_column: Annotated[str, option("--user-column", "The column of the user of an interaction.", LOG)] = "user_id",
+    time_column: Annotated[str, option("--time-column", "The column of the time of an interaction.", LOG)] = "timestamp",
+    time_unit: Annotated[
+        TimeUnit, option("--time-unit", "The unit of times that are numbers.", LOG, metavar="s|ms|us|ns")
+    ] = "s",
+    order: Annotated[
+        Order,
+        option(
+            "--order", "The order of interactions: by time, or that of the file, which needs no times.", LOG, metavar="NAME"
+        ),
+    ] = "time",
     delimiter: Annotated[str, option("--delimiter", "The delimiter of CSV: one character, or tab.")] = ",",
     encoding: Annotated[str, option("--encoding", "The encoding of CSV, such as latin-1 or utf-16.")] = "utf-8",
 ) -> None:

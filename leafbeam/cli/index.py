@@ -33,16 +33,28 @@ def build(
         typer.Argument(help="Your own codes in Parquet: item ids, and codes or c0, c1, ...", show_default="the run's"),
     ] = None,
     run: RunOption = DEFAULT_RUN,
-    rule: Annotated[list[str] | None, option("--rule", "Count one more rule's items; repeatable.", metavar="NAME=SQL")] = None,
+    rule: Annotated[
+        list[str] | None, option("--rule", "Count the items of another rule; repeatable.", metavar="NAME=SQL")
+    ] = None,
     force: Annotated[bool, option("--force", "Replace an existing catalog.duckdb, or --out.")] = False,
-    out: Annotated[Path | None, option("--out", "The index.", TABLE, default="TABLE.leafbeam")] = None,
+    out: Annotated[Path | None, option("--out", "The file of the index.", TABLE, default="TABLE.leafbeam")] = None,
     item_column: Annotated[str, option("--item-column", "The column of item ids.", TABLE)] = "item_id",
     sizes: Annotated[
-        str | None, option("--codebook-sizes", "Codes of each level, or of all.", TABLE, default="as in the table")
+        str | None,
+        option(
+            "--codebook-sizes",
+            "The number of codes of each level, or one number for all levels.",
+            TABLE,
+            default="as in the table",
+        ),
     ] = None,
     packed: Annotated[bool, option("--packed", "Codes take as many bits as they need (2,048: 11, not 16).", TABLE)] = False,
-    memory_limit: Annotated[str, option("--memory-limit", "Beyond it, rows are sorted on disk.", TABLE)] = "4GiB",
-    scratch: Annotated[Path | None, option("--scratch", "Where to sort.", TABLE, default="the temporary folder")] = None,
+    memory_limit: Annotated[
+        str, option("--memory-limit", "The memory for sorting; with more rows, they are sorted on disk.", TABLE)
+    ] = "4GiB",
+    scratch: Annotated[
+        Path | None, option("--scratch", "The directory for sorting on disk.", TABLE, default="the temporary folder")
+    ] = None,
 ) -> None:
     """Build the index and the catalog of a run and evaluate its rules; or the index of a table of codes (TABLE)."""
     if table is None:

@@ -25,7 +25,7 @@ UrlOption = Annotated[
 def add(
     item_id: Annotated[str, typer.Argument(help="The item's id.")],
     attributes: Annotated[list[str] | None, typer.Argument(help="Its attributes: NAME=VALUE ...", metavar="NAME=VALUE")] = None,
-    codes: Annotated[str, option("--codes", "Its Semantic ID: 3,17,5.", default="from its text")] = "",
+    codes: Annotated[str, option("--codes", "The Semantic ID of the item, such as 3,17,5.", default="from its text")] = "",
     run: RunOption = DEFAULT_RUN,
     url: UrlOption = None,
 ) -> None:
@@ -50,7 +50,7 @@ def add(
 
 def remove(
     item_ids: Annotated[list[str], typer.Argument(help="Ids of items.")],
-    missing_ok: Annotated[bool, option("--missing-ok", "Ignore items that are not there.")] = False,
+    missing_ok: Annotated[bool, option("--missing-ok", "Ignore items that do not exist.")] = False,
     run: RunOption = DEFAULT_RUN,
     url: UrlOption = None,
 ) -> None:

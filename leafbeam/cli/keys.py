@@ -24,7 +24,7 @@ def add(
             metavar="read|write|admin",
         ),
     ] = "read",
-    rate: Annotated[float | None, option("--rate", "Requests a second, at most.", default="the server's")] = None,
+    rate: Annotated[float | None, option("--rate", "The largest number of requests a second.", default="the server's")] = None,
 ) -> None:
     """Make a key and print it once: the file keeps its hash alone."""
     from leafbeam.serve.keys import add_key

@@ -54,14 +54,14 @@ def recommend(
     rules: Annotated[str, option("--rules", "Names of rules that every item must pass, with commas.")] = "",
     deny: Annotated[str, option("--deny", "Item ids to exclude, as for --history.")] = "",
     keep_history: Annotated[bool, option("--keep-history", "Return items of the history too.")] = False,
-    num_items: Annotated[int, option("--items", "Items to return, at most.")] = 10,
-    num_beams: Annotated[int | None, option("--beams", "Beams of the search.", default="20")] = None,
+    num_items: Annotated[int, option("--items", "The largest number of items to return.")] = 10,
+    num_beams: Annotated[int | None, option("--beams", "The number of beams of the search.", default="20")] = None,
     scoring: ScoringOption = "full",
     channel: Annotated[
         Channel | None,
         option(
             "--channel",
-            "Who ranks: the model, the item memory, or both.",
+            "The ranking to use: that of the model, of the item memory, or of both.",
             metavar="model|memory|fused",
             default="fused, without a memory model",
         ),
@@ -73,8 +73,13 @@ def recommend(
     user_column: Annotated[str, option("--user-column", "The column of user ids.", TABLE)] = "user_id",
     history_column: Annotated[str, option("--history-column", "The column of lists of item ids.", TABLE)] = "history",
     on_ray: Annotated[bool, option("--ray", "Run on a Ray cluster.", TABLE)] = False,
-    ray_address: Annotated[str | None, option("--ray-address", "Its address.", TABLE, default="RAY_ADDRESS, or here")] = None,
-    workers: Annotated[int | None, option("--workers", "With --ray: engines.", TABLE, default="as many as fit")] = None,
+    ray_address: Annotated[
+        str | None, option("--ray-address", "The address of the Ray cluster.", TABLE, default="RAY_ADDRESS, or here")
+    ] = None,
+    workers: Annotated[
+        int | None,
+        option("--workers", "The number of engines on the Ray cluster (with --ray).", TABLE, default="as many as fit"),
+    ] = None,
 ) -> None:
     """Recommend the next items after a history, under rules, as a table with titles.
 

@@ -36,42 +36,71 @@ PLOT_FORMATS = (".pdf", ".png", ".svg")
 
 
 def fit_sids(
-    data: Annotated[Path | None, option("--data", "Directory or file of interactions.", default="the run's")] = None,
-    items: Annotated[Path | None, option("--items --metadata", "File of items, if it is not in that directory.")] = None,
+    data: Annotated[Path | None, option("--data", "The directory or file of interactions.", default="the run's")] = None,
+    items: Annotated[
+        Path | None, option("--items --metadata", "The file of items, if it is not in the directory of --data.")
+    ] = None,
     run: RunOption = DEFAULT_RUN,
     kind: Annotated[
         Format | None, option("--format", "tables, amazon, movielens, cornac.", default="tables", metavar="NAME")
     ] = None,
-    user_column: Annotated[str | None, option("--user-column", "User of an interaction.", TABLES, default="user_id")] = None,
-    item_column: Annotated[str | None, option("--item-column", "Item of an interaction.", TABLES, default="item_id")] = None,
-    time_column: Annotated[str | None, option("--time-column", "Its time.", TABLES, default="timestamp")] = None,
+    user_column: Annotated[
+        str | None, option("--user-column", "The column of the user of an interaction.", TABLES, default="user_id")
+    ] = None,
+    item_column: Annotated[
+        str | None, option("--item-column", "The column of the item of an interaction.", TABLES, default="item_id")
+    ] = None,
+    time_column: Annotated[
+        str | None, option("--time-column", "The column of the time of an interaction.", TABLES, default="timestamp")
+    ] = None,
     time_unit: Annotated[
-        TimeUnit | None, option("--time-unit", "Unit of numbers.", TABLES, default="s", metavar="s|ms|us|ns")
+        TimeUnit | None, option("--time-unit", "The unit of times that are numbers.", TABLES, default="s", metavar="s|ms|us|ns")
     ] = None,
     order: Annotated[
         Order | None,
-        option("--order", "file: no times needed.", TABLES, default="time", metavar="NAME"),
+        option(
+            "--order",
+            "The order of interactions: by time, or that of the file, which needs no times.",
+            TABLES,
+            default="time",
+            metavar="NAME",
+        ),
     ] = None,
     id_column: Annotated[
-        str | None, option("--id-column", "Item id in the table of items.", TABLES, default="as --item-column")
+        str | None, option("--id-column", "The column of item ids in the table of items.", TABLES, default="as --item-column")
     ] = None,
     text_columns: Annotated[
-        str | None, option("--text-columns", "Items' text, with commas.", TABLES, default="every column of words")
+        str | None,
+        option(
+            "--text-columns",
+            "The columns with the text of items, separated by commas.",
+            TABLES,
+            default="every column of words",
+        ),
     ] = None,
     text_ids: Annotated[bool, option("--text-ids", "Read all ids as text: “0”, not 0.", TABLES)] = False,
-    delimiter: Annotated[str | None, option("--delimiter", "Of CSV: one character, or tab.", TABLES, default=",")] = None,
+    delimiter: Annotated[
+        str | None, option("--delimiter", "The delimiter of CSV: one character, or tab.", TABLES, default=",")
+    ] = None,
     items_delimiter: Annotated[
-        str | None, option("--items-delimiter", "Of the CSV of items.", TABLES, default="as --delimiter")
+        str | None, option("--items-delimiter", "The delimiter of the CSV file of items.", TABLES, default="as --delimiter")
     ] = None,
     encoding: Annotated[
         str | None, option("--encoding", "The encoding of CSV, such as latin-1 or utf-16.", TABLES, default="utf-8")
     ] = None,
-    k_core: Annotated[int | None, option("--core", "Keep users and items with so many rows.", TABLES, default="all")] = None,
+    k_core: Annotated[
+        int | None, option("--core", "Keep only users and items with at least this many rows.", TABLES, default="all")
+    ] = None,
     text: Annotated[str, option("--text", "tfidf, none, or a sentence model's name.", VECTORS)] = "tfidf",
-    no_behaviour: Annotated[bool, option("--no-behaviour", "Leave out which items occur together.", VECTORS)] = False,
-    vectors: Annotated[Path | None, option("--vectors", "Your own (.npy, .parquet) in place of both.", VECTORS)] = None,
+    no_behaviour: Annotated[bool, option("--no-behaviour", "Do not use which items occur together.", VECTORS)] = False,
+    vectors: Annotated[
+        Path | None,
+        option("--vectors", "A file of your own item vectors (.npy, .parquet), in place of text and behaviour.", VECTORS),
+    ] = None,
     method: Annotated[Method, option("--quantiser", "kmeans or rqvae.", VECTORS, metavar="NAME")] = "kmeans",
-    codebooks: Annotated[str | None, option("--codebooks", "Codes of each level.", VECTORS, default="by the items")] = None,
+    codebooks: Annotated[
+        str | None, option("--codebooks", "The number of codes of each level.", VECTORS, default="by the items")
+    ] = None,
     collision_strategy: Annotated[
         CollisionStrategy | None,
         option(
@@ -83,7 +112,7 @@ def fit_sids(
         ),
     ] = None,
     plot: Annotated[Path | None, option("--plot", "Plot the report into a file (.png, .svg).", VECTORS)] = None,
-    seed: Annotated[int, option("--seed", "The same seed gives the same codes.", VECTORS)] = 0,
+    seed: Annotated[int, option("--seed", "The random seed; the same seed gives the same codes.", VECTORS)] = 0,
 ) -> None:
     """Read a log, and give every item a Semantic ID by its text and its training interactions."""
     sizes = None if codebooks is None else parse_sizes(codebooks, "--codebooks")

@@ -20,8 +20,8 @@ _MAX_REFUSALS = 5
 
 def top(
     url: Annotated[str, option("--url", "The server's address; LEAFBEAM_KEY has its key.")] = "http://127.0.0.1:8000",
-    interval: Annotated[float, option("--interval", "Seconds between two readings of /metrics.")] = 1.0,
-    once: Annotated[bool, option("--once", "Print what one interval brought, and end.")] = False,
+    interval: Annotated[float, option("--interval", "The number of seconds between two readings of /metrics.")] = 1.0,
+    once: Annotated[bool, option("--once", "Print the figures of one interval, and end.")] = False,
 ) -> None:
     """Watch a server: requests a second, latency, batches, refusals, the catalog's version and changes. Ctrl-C ends it."""
     require("`leafbeam top`", "httpx", "msgspec", "prometheus_client", extra="client")
