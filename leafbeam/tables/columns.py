@@ -3,7 +3,9 @@
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
 
+import re
 from contextlib import suppress
+from decimal import Decimal
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +20,11 @@ from leafbeam.tables.table import SourceTable, listed, type_name
 TimeUnit = Literal["s", "ms", "us", "ns"]
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _SAMPLE = 32  # values that decide early
+_YEAR_1980, _YEAR_2100 = 315_532_800, 4_102_444_800  # in seconds
 _YEAR_2262 = 9_223_372_036  # in seconds: the last that 64 bits of nanoseconds hold
+NUMBER = r"^-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,3})?$"
+_WHOLE = r"^-?[0-9]{1,18}$"
+_NOT_FINITE = r"(?i)[-+]?(nan|inf|infinity)"
 _OPTIONS = {  # of the command line, by the field of `Columns`
     "user": "--user-column",
     "item": "--item-column",
@@ -68,10 +74,8 @@ def nanoseconds(source: SourceTable, name: str, unit: TimeUnit) -> NDArray[np.in
         return np.empty(0, np.int64)
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
         text = pc.utf8_trim_whitespace(values.cast(pa.large_string()))
-        exact = _exact(text, unit)
-        if exact is not None:
-            _check_no_dates(where, exact // (10**9 // _PER_SECOND[unit]))
-            return exact
+        if are_written(text, NUMBER) and not are_written(text, _WHOLE):
+            return _exact(source, name, text, unit)
         values = _parsed(source, name, text)
     if pa.types.is_timestamp(values.type) or pa.types.is_date(values.type):
         try:
@@ -90,10 +94,21 @@ def nanoseconds(source: SourceTable, name: str, unit: TimeUnit) -> NDArray[np.in
 
 def _numbers(source: SourceTable, name: str, numbers: NDArray[np.integer | np.floating], unit: TimeUnit) -> NDArray[np.int64]:
     where, per_second = f"{source.source}, column {name!r}", _PER_SECOND[unit]
+    if numbers.dtype.kind in "iu" and numbers.dtype.itemsize < 8:
+        numbers = numbers.astype(np.int64)
     source.refuse(name, "not a finite number", pa.chunked_array([pa.array(~np.isfinite(numbers))]), "a time is finite")
     _check_no_dates(where, numbers)
-    largest = float(np.abs(numbers.astype(np.float64)).max())
-    if largest / per_second > _YEAR_2262:
+    seconds = numbers.astype(np.float64) / per_second
+    beyond = np.abs(seconds) > _YEAR_2262
+    if beyond.any():
+        usual = (seconds >= _YEAR_1980) & (seconds < _YEAR_2100)
+        if usual.any():
+            shown = [f"{source.where(row)} ({numbers[row]})" for row in (int(usual.argmax()), int(beyond.argmax()))]
+            raise DataError(
+                f"{where} mixes units: as time_unit={unit!r}, {shown[0]} is a usual time, but {int(beyond.sum()):,} of "
+                f"{len(numbers):,} rows are beyond the year 2262, first in {shown[1]}: write all times in one unit"
+            )
+        largest = float(np.abs(numbers.astype(np.float64)).max())
         likely = [other for other, scale in _PER_SECOND.items() if largest / scale <= _YEAR_2262]
         hint = f"pass time_unit={likely[0]!r} (--time-unit {likely[0]})" if likely else "check the column"
         raise DataError(f"{where} reaches {largest:.0f}, beyond the year 2262 as time_unit={unit!r}: {hint}")
@@ -103,9 +118,9 @@ def _numbers(source: SourceTable, name: str, numbers: NDArray[np.integer | np.fl
 
 
 def _check_no_dates(where: str, numbers: NDArray[np.integer | np.floating]) -> None:
-    """Raise DataError for dates written in digits, such as 20261122 or 20261122100000, which are not times since 1970."""
-    for scale in (1, 10**6):
-        if all(_are_dates(part // scale) for part in (numbers[:_SAMPLE], numbers)):
+    """Raise DataError if all numbers are dates in digits, such as 20261122, 202611221000 or 22112026, not times since 1970."""
+    for are_dates in (_are_dates, _are_short_dates):
+        if are_dates(numbers[:_SAMPLE]) and are_dates(numbers):
             raise DataError(
                 f"{where} looks like dates in digits, such as {int(numbers[0])}, not like times since 1970: write them as "
                 "2026-11-22 or 2026-11-22 10:00:00"
@@ -113,21 +128,45 @@ def _check_no_dates(where: str, numbers: NDArray[np.integer | np.floating]) -> N
 
 
 def _are_dates(numbers: NDArray[np.integer | np.floating]) -> bool:
-    years, months, days = numbers // 10_000, numbers // 100 % 100, numbers % 100
-    are_days = (months >= 1) & (months <= 12) & (days >= 1) & (days <= 31)
-    return bool((are_days & (years >= 1900) & (years < 2100)).all())
+    """Return whether all numbers are written as YYYYMMDD, YYYYMMDDHHMM or YYYYMMDDHHMMSS."""
+    parts = (numbers // scale for scale in (1, 10**4, 10**6))
+    return any(bool(_are_days(part // 10_000, part // 100 % 100, part % 100).all()) for part in parts)
 
 
-def _exact(values: pa.ChunkedArray, unit: TimeUnit) -> NDArray[np.int64] | None:
-    """Return numbers with fractions, written as text, as exact nanoseconds; None for other text."""
-    if not are_written(values, r"^-?[0-9]{1,19}(\.[0-9]*)?$") or not pc.any(pc.match_substring(values, ".")).as_py():
-        return None
-    parts = pc.extract_regex(values.cast(pa.string()), r"^(?P<whole>-?[0-9]+)\.?(?P<fraction>[0-9]*)$")
-    digits = len(str(10**9 // _PER_SECOND[unit])) - 1
+def _are_short_dates(numbers: NDArray[np.integer | np.floating]) -> bool:
+    """Return whether all numbers are written as DDMMYYYY, MMDDYYYY or, since 2010, as YYMMDD: in seconds, days of 1970."""
+    pairs = numbers // 1_000_000, numbers // 10_000 % 100
+    orders = (
+        _are_days(numbers % 10_000, pairs[1], pairs[0]),
+        _are_days(numbers % 10_000, pairs[0], pairs[1]),
+        _are_days(numbers // 10_000 + 2000, numbers // 100 % 100, numbers % 100) & (numbers >= 100_000),
+    )
+    return any(bool(order.all()) for order in orders)
+
+
+def _are_days(years: NDArray[Any], months: NDArray[Any], days: NDArray[Any]) -> NDArray[np.bool_]:
+    return (years >= 1900) & (years < 2100) & (months >= 1) & (months <= 12) & (days >= 1) & (days <= 31)
+
+
+def _exact(source: SourceTable, name: str, values: pa.ChunkedArray, unit: TimeUnit) -> NDArray[np.int64]:
+    """Return numbers with fractions or exponents, written as text, as exact nanoseconds; finer digits are cut."""
+    per_unit = 10**9 // _PER_SECOND[unit]
+    plain = values.combine_chunks()
+    has_exponent = pc.match_substring_regex(plain, "[eE]")
+    if pc.any(has_exponent).as_py():
+        written = [f"{Decimal(text):f}" for text in plain.filter(has_exponent).to_pylist()]
+        plain = pc.replace_with_mask(plain, has_exponent, pa.array(written, plain.type))
+    parts = pc.extract_regex(plain, r"^(?P<whole>-?[0-9]*)\.?(?P<fraction>[0-9]*)$")
+    digits = len(str(per_unit)) - 1
     fraction = pc.utf8_slice_codeunits(pc.utf8_rpad(pc.struct_field(parts, "fraction"), 9, "0"), 0, digits)
-    with suppress(pa.ArrowInvalid):  # beyond 64 bits
-        return pc.binary_join_element_wise(pc.struct_field(parts, "whole"), fraction, "").cast(pa.int64()).to_numpy()
-    return None
+    try:
+        whole = pc.struct_field(parts, "whole")
+        nanoseconds = pc.binary_join_element_wise(whole, fraction, pa.scalar("", plain.type)).cast(pa.int64()).to_numpy()
+    except pa.ArrowInvalid as error:  # beyond 64 bits
+        _numbers(source, name, values.cast(pa.float64()).to_numpy(), unit)
+        raise DataError(f"{source.source}, column {name!r} has times before 1678 or after 2262: check the column") from error
+    _check_no_dates(f"{source.source}, column {name!r}", nanoseconds // per_unit)
+    return nanoseconds
 
 
 def _decimals(values: pa.ChunkedArray, where: str, unit: TimeUnit) -> NDArray[np.int64]:
@@ -148,18 +187,19 @@ def _decimals(values: pa.ChunkedArray, where: str, unit: TimeUnit) -> NDArray[np
 
 
 def _parsed(source: SourceTable, name: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return ISO 8601 text as datetimes, digits as whole numbers, other numbers as float64.
+    """Return digits as whole numbers, and ISO 8601 text as datetimes.
 
-    Raises a DataError that names the first ten texts that are none of these.
+    Raises a DataError that names the first ten texts that are neither.
     """
-    if pc.all(pc.match_substring_regex(values, r"^-?[0-9]{1,18}$")).as_py():
+    if are_written(values, _WHOLE):
         return values.cast(pa.int64())
     times = _as_timestamps(values)
     if times is not None:
         return times
-    with suppress(pa.ArrowInvalid):
-        return values.cast(pa.float64())
-    wrong = [not text.lstrip("-").isdecimal() and _as_timestamps(pa.scalar(text)) is None for text in values.to_pylist()]
+    texts = values.to_pylist()
+    infinite = [re.fullmatch(_NOT_FINITE, text) is not None for text in texts]
+    source.refuse(name, "not a finite number", pa.chunked_array([pa.array(infinite)]), "a time is finite")
+    wrong = [re.search(NUMBER, text) is None and _as_timestamps(pa.scalar(text)) is None for text in texts]
     expected = "expected seconds or ISO 8601 (2014-07-23 10:00:00), from the year 1678 to 2262"
     source.refuse(name, "not a time", pa.chunked_array([pa.array(wrong)]), expected)
     raise DataError(

@@ -22,13 +22,12 @@ import pyarrow.csv as pacsv
 from leafbeam.errors import ArgumentError, DataError, counted, short_repr
 from leafbeam.tables.cells import typed
 from leafbeam.tables.csv_structure import Structure, read_structure
-from leafbeam.tables.opener import is_compressed, opened
+from leafbeam.tables.opener import is_compressed, is_utf_16, opened
 from leafbeam.tables.table import SourceTable, check_names
 
 SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 _CHUNK = 1 << 22
 _MAX_HEADER = 1 << 20
-_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _IDS = pa.dictionary(pa.int32(), pa.string())
 
 
@@ -66,10 +65,14 @@ class CsvFormat:
 
 
 class _Header(NamedTuple):
-    """The names of the columns, and the number of rows up to and including the row of names; those before it are empty."""
+    """The names of the columns, and the number of rows up to and including the row of names; those before it are empty.
+
+    has_rows: False if the file ends after this row.
+    """
 
     names: list[str]
     rows: int
+    has_rows: bool = True
 
 
 def read_csv(
@@ -79,7 +82,7 @@ def read_csv(
     ids: Sequence[str] = (),
     times: Sequence[str] = (),
     only: Sequence[str] | None = None,
-    types: dict[str, pa.DataType] | None = None,
+    texts: Sequence[str] = (),
 ) -> SourceTable:
     """Read a file of CSV, plain or compressed with gzip.
 
@@ -87,9 +90,9 @@ def read_csv(
         path: The file.
         form: Its form; a comma and UTF-8 by default.
         ids: Columns that stay text.
-        times: Columns whose type pyarrow finds, which is fast. Numbers with fractions stay text, so that no digit is lost.
+        times: Columns of times, which stay text too, so that no digit is lost.
         only: The columns to read, if the file has them; all columns by default.
-        types: Types of columns that are known.
+        texts: Other columns that stay text.
 
     Raises:
         DataError: For a quote that does not close, text after a closing quote, rows of another length, another encoding, a
@@ -99,17 +102,15 @@ def read_csv(
     header = _check(path, form)
     names = header.names
     columns = names if only is None else [name for name in names if name in only]
-    kinds: dict[str, Any] = {name: pa.string() for name in columns if name not in times}
-    kinds |= {name: _IDS for name in columns if name in ids} | (types or {})
+    kinds: dict[str, Any] = {name: _IDS if name in ids else pa.string() for name in columns}
     table = pa.table({})
-    if columns:
+    if columns and header.has_rows:
         with _reading(path, form, names):
             table = pacsv.read_csv(_stream(path), **_options(form, header, kinds, columns))
-            for name in [name for name in columns if name in times and pa.types.is_floating(table[name].type)]:
-                exact = pacsv.read_csv(_stream(path), **_options(form, header, {name: pa.string()}, [name]))
-                table = table.set_column(columns.index(name), name, exact[name])
+    elif columns:
+        table = pa.table({name: pa.array([], kind) for name, kind in kinds.items()})
     for number, name in enumerate(table.column_names):
-        if name not in ids and name not in times and name not in (types or {}):
+        if name not in (*ids, *times, *texts):
             table = table.set_column(number, name, typed(table[name]))
     line_of = partial(line_number, path, form, len(names))
     return SourceTable(
@@ -124,6 +125,8 @@ def read_cells(path: Path, form: CsvFormat, size: int) -> Generator[tuple[list[d
     """
     header = _check(path, form)
     names = header.names
+    if not header.has_rows:
+        return
     with _reading(path, form, names):
         reader = pacsv.open_csv(_stream(path), **_options(form, header, {name: pa.string() for name in names}, names))
     begin = 0
@@ -152,7 +155,7 @@ def line_number(path: Path, form: CsvFormat, num_columns: int, row: int) -> int:
 
 
 def _line_without_quotes(path: Path, form: CsvFormat, sought: int) -> int:
-    with opened(path) as file, io.TextIOWrapper(file, encoding=form.encoding, errors="replace", newline=None) as lines:
+    with _lines(path, form) as lines:
         for number, line in enumerate(lines, 1):
             sought -= bool(line.rstrip("\n"))
             if sought < 0:
@@ -188,10 +191,9 @@ def _check(path: Path, form: CsvFormat) -> _Header:
             head = file.read(_MAX_HEADER)
             if not head:
                 raise DataError(f"{path} is empty (0 bytes): expected a line with the names of the columns")
-            if form.is_utf8 and (head.startswith(_UTF_16) or 4 * head.count(b"\0", 0, 1000) > len(head[:1000])):
+            if form.is_utf8 and is_utf_16(head):
                 raise DataError(f"{path} is not UTF-8: it looks like UTF-16; pass --encoding utf-16 (encoding='utf-16')")
-            header = _Header(list(form.names), 1) if form.names else _read_header(path, head, form)
-            check_names(header.names, str(path))
+            header = _read_header(path, head, form)
             has_quotes = False
             for chunk in chain((head,), iter(partial(file.read, _CHUNK), b"")):
                 if form.is_utf8 and b"\0" in chunk:
@@ -202,6 +204,7 @@ def _check(path: Path, form: CsvFormat) -> _Header:
             _check_quotes(path, read_structure(chunks, delimiter=form.delimiter, num_columns=len(header.names)))
     except (OSError, EOFError, UnicodeError, zlib.error) as error:
         _refuse(path, error, form)
+    check_names(header.names, str(path))
     return header
 
 
@@ -219,18 +222,22 @@ def _read_header(path: Path, head: bytes, form: CsvFormat) -> _Header:
     try:
         rows = csv.reader(lines, delimiter=form.delimiter, quoting=quoting, strict=True)
         number, names = next(((number, row) for number, row in enumerate(rows, 1) if row), (1, []))
+        has_rows = len(head) == _MAX_HEADER or any(True for _ in lines)
     except csv.Error as error:
         raise DataError(
             f"{path}, line 1 does not name columns ({error}): expected names with {form.delimiter!r} between"
         ) from None
-    if found := re.fullmatch(r"sep=(.)?", form.delimiter.join(names)):
+    if form.names:
+        return _Header(list(form.names), number, has_rows)
+    if found := re.fullmatch(r"(?i)sep=(\\t|.)?", form.delimiter.join(names)):
+        mark = (found[1] or form.delimiter).replace("\\t", "\t")
         raise DataError(
-            f"{path}, line 1 is {found[0]!r}, which is for Excel: remove this line, so that the file begins with the names of "
-            f"the columns, and pass --delimiter {found[1] or form.delimiter!r}"
+            f"{path}, line {number} is {found[0]!r}, which is for Excel: remove this line, so that the file begins with the "
+            f"names of the columns, and pass --delimiter {'tab' if mark == chr(9) else repr(mark)}"
         )
     for index in [index for index, name in enumerate(names) if not name]:
         names[index] = next(name for number in count(index) if (name := f"unnamed_{number}") not in names)
-    return _Header(names, number)
+    return _Header(names, number, has_rows)
 
 
 def _check_quotes(path: Path, structure: Structure) -> None:
@@ -270,16 +277,47 @@ def _refuse(path: Path, error: Exception, form: CsvFormat, num_columns: int = 0)
     if not isinstance(error, OSError | EOFError | zlib.error):
         if form.is_utf8 and (undecoded := _first_undecodable(path, form)):
             raise DataError(undecoded) from error
-        if num_columns and form.quotes and not isinstance(error, UnicodeError):
-            structure = read_structure(_utf8_chunks(path, form), delimiter=form.delimiter, num_columns=num_columns)
-            if structure.ragged_line:
+        if "straddling" in str(error) and (line := _line_of_long_row(path, form)):
+            raise DataError(f"{path}, line {line:,}: the row is longer than {_CHUNK >> 20} MiB: shorten its cells") from error
+        if num_columns and not isinstance(error, UnicodeError):
+            line, fields = _first_ragged(path, form, num_columns)
+            if line:
+                how = f"; quote text that holds {form.delimiter!r}" if form.quotes else ""
                 raise DataError(
-                    f"{path}, line {structure.ragged_line:,} has {counted(structure.ragged_fields, 'cell')}, "
-                    "but the first line names "
-                    f"{counted(num_columns, 'column')}: expected as many cells; quote text that holds {form.delimiter!r}"
+                    f"{path}, line {line:,} has {counted(fields, 'cell')}, but the first line names "
+                    f"{counted(num_columns, 'column')}: expected as many cells{how}"
                 ) from error
     how = "" if form.is_utf8 else f" as {form.encoding}"
     raise DataError(f"{path} cannot be read{how}: {error}") from error
+
+
+def _first_ragged(path: Path, form: CsvFormat, num_columns: int) -> tuple[int, int]:
+    """Return the line of the first row that has another number of cells, and that number; zeros if there is none."""
+    if form.quotes:
+        structure = read_structure(_utf8_chunks(path, form), delimiter=form.delimiter, num_columns=num_columns)
+        return structure.ragged_line, structure.ragged_fields
+    with _lines(path, form) as lines:
+        counts = ((number, line.count(form.delimiter) + 1) for number, line in enumerate(lines, 1) if line != "\n")
+        return next(((number, count) for number, count in counts if count != num_columns), (0, 0))
+
+
+def _line_of_long_row(path: Path, form: CsvFormat) -> int:
+    """Return the line where the first row begins that is longer than pyarrow's block, or 0."""
+    begin, size, quotes = 1, 0, 0
+    with _lines(path, form) as lines:
+        for number, line in enumerate(lines, 1):
+            size, quotes = size + len(line.encode()), quotes + line.count('"') * form.quotes
+            if size > _CHUNK:
+                return begin
+            if quotes % 2 == 0:
+                begin, size, quotes = number + 1, 0, 0
+    return 0
+
+
+@contextmanager
+def _lines(path: Path, form: CsvFormat) -> Generator[Any]:
+    with opened(path) as file, io.TextIOWrapper(file, encoding=form.encoding, errors="replace", newline=None) as lines:
+        yield lines
 
 
 def _first_undecodable(path: Path, form: CsvFormat) -> str:

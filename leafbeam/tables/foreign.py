@@ -3,45 +3,74 @@
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
 
+import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from leafbeam.errors import DataError, counted, short_repr
 from leafbeam.files import open_regular, read_json
-from leafbeam.tables.cells import are_numbers, typed
+from leafbeam.tables.cells import are_numbers, are_written, typed
+from leafbeam.tables.columns import NUMBER
 from leafbeam.tables.csv_rows import CsvFormat, read_csv
+from leafbeam.tables.opener import is_utf_16
 from leafbeam.tables.table import SourceTable
 
 ATOMIC_SUFFIXES = (".inter", ".item", ".user")
-_ATOMIC_TYPES = {"token": pa.string(), "token_seq": pa.string(), "float": pa.float64(), "float_seq": pa.string()}
+_ATOMIC_TYPES = ("token", "token_seq", "float", "float_seq")
+_FLOAT = r"(?i)^\s*[-+]?(nan|inf|infinity|([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?)\s*$"
 _MAX_HEADER = 1 << 16
 _DATASET, _SPLITS = "state.json", "dataset_dict.json"
 
 
-def read_atomic(path: Path, *, ids: Sequence[str] = ()) -> SourceTable:
+def read_atomic(path: Path, *, ids: Sequence[str] = (), times: Sequence[str] = (), encoding: str = "utf-8") -> SourceTable:
     """Read a file of RecBole: a line of `name:type` (token, token_seq, float, float_seq), then rows, with tabs between fields.
 
-    Columns lose their types; ids are text; sequences are text of words. Raises DataError.
+    Columns lose their types; ids and times are text; sequences are text of words. Numbers that a float64 would change make
+    their column text, as in CSV. Raises DataError.
     """
+    form = CsvFormat(delimiter="\t", encoding=encoding, quotes=False)
     try:
         with open_regular(path) as file:
-            line = file.readline(_MAX_HEADER)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
-    fields = [field.partition(":") for field in line.decode("utf-8", "replace").rstrip("\r\n").split("\t")]
+            if form.is_utf8 and is_utf_16(file.read(_MAX_HEADER)):
+                raise DataError(f"{path} is not UTF-8: it looks like UTF-16; pass --encoding utf-16 (encoding='utf-16')")
+            file.seek(0)
+            with io.TextIOWrapper(file, "utf-8-sig" if form.is_utf8 else encoding, "replace") as lines:
+                line = lines.readline(_MAX_HEADER)
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise DataError(f"{path} cannot be read: {reason}") from error
+    fields = [field.partition(":") for field in line.rstrip("\r\n").split("\t")]
     for name, _, kind in fields:
         if not name or kind not in _ATOMIC_TYPES:
             raise DataError(
                 f"{path}: the column {short_repr(name)} has the type {short_repr(kind)}: expected a first line of names with "
                 f"types ({', '.join(_ATOMIC_TYPES)}) and tabs between them, such as user_id:token"
             )
-    form = CsvFormat(delimiter="\t", quotes=False, names=tuple(name for name, _, _ in fields))
-    types = {name: _ATOMIC_TYPES[kind] for name, _, kind in fields if name not in ids}
-    return read_csv(path, form, ids=ids, types=types)
+    names = tuple(name for name, _, _ in fields)
+    source = read_csv(path, replace(form, names=names), ids=ids, texts=names)
+    table = source.table
+    for number, (name, _, kind) in enumerate(fields):
+        if kind == "float" and name not in (*ids, *times):
+            table = table.set_column(number, name, _floats(source, name))
+    return source.with_table(table)
+
+
+def _floats(source: SourceTable, name: str) -> pa.ChunkedArray:
+    """Return a column that its file declares as numbers. Raises DataError for text that is not a number."""
+    values = source.table[name]
+    wrong = pc.fill_null(pc.invert(pc.match_substring_regex(values, _FLOAT)), False)
+    source.refuse(name, "not a number", wrong, "write a number, or leave the cell empty")
+    numbers = typed(values)
+    with suppress(pa.ArrowInvalid):  # whole numbers that a float64 would change
+        numbers = numbers.cast(pa.float64()) if pa.types.is_integer(numbers.type) else numbers
+    return numbers
 
 
 def is_dataset(directory: Path) -> bool:
@@ -111,16 +140,18 @@ def read_ratings(path: Path) -> SourceTable:
             )
     columns = dict(zip(("user_id", "item_id", "rating", "timestamp"), zip(*rows, strict=True), strict=False))
     table = pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})
-    for name in ("rating", "timestamp"):
-        if name in columns:
-            numbers = typed(table[name])
-            if not (pa.types.is_integer(numbers.type) or pa.types.is_floating(numbers.type)):
-                wrong = next(row for row in range(len(rows)) if not are_numbers(table[name].slice(row, 1)))
-                raise DataError(
-                    f"{path}, line {lines[wrong][0]:,}: the {name} {short_repr(columns[name][wrong])} is not a number: "
-                    "is this a table with names of columns?"
-                )
-            table = table.set_column(table.column_names.index(name), name, numbers)
+    checks: dict[str, Callable[[pa.ChunkedArray], bool]] = {
+        "rating": are_numbers,
+        "timestamp": lambda values: are_written(values, NUMBER),  # stays text, so that no digit is lost
+    }
+    for name in columns.keys() & checks:
+        if not checks[name](table[name]):
+            wrong = next(row for row in range(len(rows)) if not checks[name](table[name].slice(row, 1)))
+            raise DataError(
+                f"{path}, line {lines[wrong][0]:,}: the {name} {short_repr(columns[name][wrong])} is not a number: "
+                "is this a table with names of columns?"
+            )
+    table = table.set_column(2, "rating", typed(table["rating"]))
     return SourceTable(table=table, source=str(path), is_text=True, where=lambda row: f"line {lines[row][0]:,}")
 
 

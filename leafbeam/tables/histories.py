@@ -3,6 +3,8 @@
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
 
+import json
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -32,7 +34,7 @@ def rows_of_lists(source: SourceTable, item: str, timestamp: str, *, in_order: b
         _check_no_arrays(source, item)
         return source
     column(source, item, "item")
-    times = _lists(source, timestamp)
+    times = _times(source, timestamp)
     if times is None and not in_order:
         raise DataError(
             f"{source.source}, column {item!r} holds lists ({source.where(0)}: {short_repr(source.table[item][0].as_py())}): "
@@ -61,6 +63,19 @@ def _check_no_arrays(source: SourceTable, name: str) -> None:
                 f"{source.source}, column {name!r} holds arrays as NumPy prints them ({source.where(0)}: "
                 f"{short_repr(values[0].as_py())}): write lists with commas (array.tolist()), or write the table as Parquet"
             )
+
+
+def _times(source: SourceTable, name: str) -> Any:
+    """Return `_lists` of a column of times; numbers of a list in text stay text, so that no digit is lost."""
+    values = source.table[name] if name in source.table.column_names else None
+    if values is None or not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
+        return _lists(source, name)
+    texts = values.to_pylist()
+    if values.null_count < len(texts) and all(text is None or text.lstrip().startswith("[") for text in texts):
+        with suppress(ValueError, RecursionError, pa.ArrowException, TypeError):
+            lists = [None if text is None else json.loads(text, parse_int=str, parse_float=str) for text in texts]
+            return pa.array(lists, pa.list_(pa.string()))
+    return _lists(source, name)
 
 
 def _lists(source: SourceTable, name: str) -> Any:

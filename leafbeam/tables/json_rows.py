@@ -16,7 +16,7 @@ import pyarrow as pa
 from leafbeam.errors import DataError, short_repr
 from leafbeam.json_reader import parse_json
 from leafbeam.tables.cells import no_constant, typed
-from leafbeam.tables.opener import ending_of, opened
+from leafbeam.tables.opener import ending_of, is_utf_16, opened
 from leafbeam.tables.table import SourceTable, listed, nth_row
 
 WHOLE = (".json", ".json.gz")
@@ -26,6 +26,7 @@ _MAX_EXACT = 1 << 53
 _MAX_INT = 1 << 63
 _ERRORS = (OSError, EOFError, zlib.error)
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", list: "a list", dict: "an object"}
+_INEXACT, _BEYOND = "beyond 53 bits", "beyond 64 bits"  # kinds of whole numbers
 Where = Callable[[int], str]
 
 
@@ -158,41 +159,65 @@ def _rows_by_key(content: dict[str, Any], id_name: str, lists: str | None, path:
 
 def _column(values: list[Any], source: str, where: Where) -> pa.ChunkedArray:
     """Return values of one type as a column; whole numbers beyond 64 bits make all of them text."""
-    kinds = set(map(type, values)) - {type(None)}
-    if len(kinds) > 1 and kinds != {int, float}:
-        types = list(map(type, values))
-        parts = listed(
-            f"{_KINDS.get(types[row], types[row].__name__)} in {where(row)} ({short_repr(values[row])})"
-            for row in sorted(types.index(kind) for kind in kinds)
-        )
-        raise DataError(f"{source} has values of several types, {parts}: write all of them as one")
-    numbers = [value for value in values if type(value) is int] if int in kinds else []
-    if float in kinds and any(abs(value) > _MAX_EXACT for value in numbers):
-        raise DataError(f"{source} has fractions, and whole numbers that a float64 would change: write all as text")
-    if any(not -_MAX_INT <= value < _MAX_INT for value in numbers):
-        values = [None if value is None else str(value) for value in values]
+    for path, rows in _rows_by_kind(values).items():
+        within = " within its lists or objects" if path else ""
+        kinds = {kind: row for kind, row in rows.items() if isinstance(kind, type)}
+        if len(kinds) > 1 and kinds.keys() != {int, float}:
+            words = {kind: _KINDS.get(kind, kind.__name__) for kind in kinds}
+            shown = listed(
+                f"{words[kind]} in {where(row)} ({short_repr(values[row])})" for kind, row in sorted(kinds.items(), key=_row_of)
+            )
+            raise DataError(f"{source} has values of several types{within}, {shown}: write all of them as one type")
+        if float in rows and _INEXACT in rows:
+            shown = [f"{where(rows[kind])} ({short_repr(values[rows[kind]])})" for kind in (float, _INEXACT)]
+            raise DataError(
+                f"{source} has fractions{within}, first in {shown[0]}, and whole numbers that a float64 would change, first in "
+                f"{shown[1]}: write all as text"
+            )
+        if _BEYOND in rows and path:
+            row = rows[_BEYOND]
+            raise DataError(
+                f"{source} has a whole number beyond 64 bits{within} in {where(row)} ({short_repr(values[row])}): write such "
+                "numbers as text, in all rows"
+            )
+        if _BEYOND in rows:
+            values = [None if value is None else str(value) for value in values]
     try:
         array = pa.array(values)
     except (pa.ArrowException, OverflowError, ValueError, TypeError) as error:
-        row = _first_of_another_type(values)
-        raise DataError(
-            f"{source} has values of several types within its lists or objects ({error}), first in {where(row)} "
-            f"({short_repr(values[row])}): write them all as one type"
-        ) from error
+        raise DataError(f"{source} cannot be read as a column ({error}): write its values as text") from error
     return pa.chunked_array([array.cast(pa.string()) if pa.types.is_null(array.type) else array])
 
 
-def _first_of_another_type(values: list[Any]) -> int:
-    """Return the index of the first value that does not fit those before it, by bisection."""
-    fits, fails = 0, len(values)
-    while fails - fits > 1:
-        middle = (fits + fails) // 2
-        try:
-            pa.array(values[:middle])
-            fits = middle
-        except (pa.ArrowException, OverflowError, ValueError, TypeError):
-            fails = middle
-    return fails - 1
+def _row_of(kind_and_row: tuple[type, int]) -> int:
+    return kind_and_row[1]
+
+
+def _rows_by_kind(values: list[Any]) -> dict[tuple[str, ...], dict[type | str, int]]:
+    """Return the first row of each type of value, for the values themselves (an empty path) and each path within them.
+
+    Items of a list have the path "[]". Whole numbers that a float64 or 64 bits cannot hold are kinds of their own too.
+    """
+    first: dict[tuple[str, ...], dict[type | str, int]] = {}
+    for row, top in enumerate(values):
+        stack: list[tuple[tuple[str, ...], Any]] = [((), top)]
+        while stack:
+            path, value = stack.pop()
+            if value is None:
+                continue
+            kind = type(value)
+            rows = first.setdefault(path, {})
+            rows.setdefault(kind, row)
+            if kind is int and abs(value) > _MAX_EXACT:
+                rows.setdefault(_INEXACT, row)
+                if not -_MAX_INT <= value < _MAX_INT:
+                    rows.setdefault(_BEYOND, row)
+            elif kind is dict:
+                stack += [((*path, name), part) for name, part in cast("dict[str, Any]", value).items()]
+            elif kind is list:
+                inside = (*path, "[]")
+                stack += [(inside, part) for part in cast("list[Any]", value)]
+    return first
 
 
 def _float(text: str) -> float:
@@ -204,6 +229,8 @@ def _float(text: str) -> float:
 
 
 def _parsed(data: bytes, source: str) -> Any:
+    if is_utf_16(data[:1000]):
+        raise DataError(f"{source} is not UTF-8: it looks like UTF-16: write JSON in UTF-8")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -218,4 +245,6 @@ def _parsed(data: bytes, source: str) -> Any:
     except RecursionError:
         raise DataError(f"{source} cannot be read as JSON: it nests too deeply") from None
     except ValueError as error:
-        raise DataError(f"{source} cannot be read as JSON: {error}") from error
+        is_lines = isinstance(error, json.JSONDecodeError) and error.msg == "Extra data" and ", line " not in source
+        hint = "; if each line is an object, let the file's name end in .jsonl" if is_lines else ""
+        raise DataError(f"{source} cannot be read as JSON: {error}{hint}") from error

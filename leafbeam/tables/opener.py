@@ -32,6 +32,11 @@ def is_compressed(path: Path) -> bool:
     return path.name.lower().endswith(".gz")
 
 
+def is_utf_16(head: bytes) -> bool:
+    """Return whether the first bytes of a text are those of UTF-16, with or without a byte order mark."""
+    return head.startswith((b"\xff\xfe", b"\xfe\xff")) or 4 * head.count(b"\0", 0, 1000) > len(head[:1000])
+
+
 def check_content(path: Path) -> None:
     """Raise DataError if a file that should be text begins with the bytes of another format."""
     try:

@@ -50,9 +50,9 @@ def read_table(
         path: The file or directory.
         ids: The columns of ids, which stay text in formats without types, so that 007 is not 7; the first is also the column
             that keys of JSON become.
-        times: The columns of times, whose types pyarrow finds.
+        times: The columns of times, which stay text in CSV and RecBole's files, so that no digit is lost.
         only: The columns to read, where the format allows to leave others unread.
-        form: The delimiter and the encoding of CSV.
+        form: The delimiter and the encoding of CSV; the encoding counts for RecBole's files too.
         lists: The column that lists become in a JSON object from ids to lists.
 
     Raises:
@@ -67,7 +67,7 @@ def read_table(
         return read_csv(path, _form(ending, form), ids=ids, times=times, only=only)
     if ending in json_rows.SUFFIXES:
         return read_json_table(path, ids, lists=lists)
-    return read_atomic(path, ids=ids)
+    return read_atomic(path, ids=ids, times=times, encoding=(form or CsvFormat()).encoding)
 
 
 def is_parquet(path: Path) -> bool:

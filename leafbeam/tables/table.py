@@ -16,6 +16,7 @@ from leafbeam.ids import UNSEEN
 from leafbeam.tables.plain_types import as_plain
 
 _MAX_LISTED = 10
+_CONTROL = "[\\x00-\\x1f\\x7f\u0080-\u009f\u2028\u2029]"
 
 
 def nth_row(row: int) -> str:
@@ -89,7 +90,10 @@ def listed(names: Iterable[str], *, total: int | None = None) -> str:
 
 
 def check_names(names: Sequence[str], source: str) -> None:
-    """Raise DataError if a name is empty, has NUL or an invisible character, or equals another in upper or lower case."""
+    """Raise DataError for a name that a rule could not be typed with, or that equals another in upper or lower case.
+
+    Such names are empty, have blanks around them, or have control characters or characters that cannot be seen.
+    """
     before: dict[str, str] = {}
     for name in names:
         if not name.strip():
@@ -98,8 +102,11 @@ def check_names(names: Sequence[str], source: str) -> None:
             raise DataError(
                 f"{source} has a character that cannot be seen in the name of the column {short_repr(name)}: remove it"
             )
-        if "\0" in name:
-            raise DataError(f"{source} has a NUL character in the name of the column {short_repr(name)}: remove it")
+        if found := re.search(_CONTROL, name):
+            what = "a NUL character" if found[0] == "\0" else "a control character, such as a line break or tab,"
+            raise DataError(f"{source} has {what} in the name of the column {short_repr(name)}: remove it")
+        if name != name.strip():
+            raise DataError(f"{source} has blanks around the name of the column {short_repr(name)}: remove them")
         if name.lower() in before:
             other = before[name.lower()]
             both = f"the column {name!r} twice" if other == name else f"the columns {other!r} and {name!r}"

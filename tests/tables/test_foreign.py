@@ -13,7 +13,7 @@ import pytest
 
 from leafbeam.cli.sources import Source
 from leafbeam.errors import DataError
-from leafbeam.tables import SourceTable
+from leafbeam.tables import SourceTable, TimeUnit
 from leafbeam.tables.foreign import joined_features, read_atomic, read_dataset, read_ratings
 from leafbeam.train import Columns, InteractionLog, load_log
 
@@ -94,8 +94,11 @@ def test_lines_without_times_keep_their_order(tmp_path: Path):
         ("user_id\titem_id\n1\t2\n", "'user_id' has the type ''"),
         ("user_id:word\n1\n", "'user_id' has the type 'word'"),
         (":token\n1\n", "the column '' has the type 'token'"),
-        ("a:token\tb:float\n1\tx\n", "conversion error"),
-        ("a:token\tb:float\n1\n", "line 2 has 1 cell|Expected 2 columns"),
+        ("a:token\tb:float\n1\tx\n", r"column 'b': not a number in line 2 \('x'\)"),
+        ("a:token\tb:float\n\n1\t2\n1\tNA\n", r"column 'b': not a number in line 4 \('NA'\)"),
+        ("a:token\tb:float\n1\n", "line 2 has 1 cell, but the first line names 2 columns"),
+        ("a:token\tb:float\n1\t2\n\n1\t2\t3\n", "line 4 has 3 cells"),
+        ("a:token\t b:float\n1\t2\n", "blanks around the name of the column ' b'"),
     ],
 )
 def test_a_file_that_is_none_of_recbole_is_refused(tmp_path: Path, text: str, message: str):
@@ -104,6 +107,70 @@ def test_a_file_that_is_none_of_recbole_is_refused(tmp_path: Path, text: str, me
         read_atomic(tmp_path / "x.inter")
     with pytest.raises(DataError):
         load_log(interactions=tmp_path / "x.inter")
+
+
+NS = 1_769_000_001_123_456_788
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "unit"),
+    [
+        (str(NS), str(NS + 1), "ns"),
+        ("1769000001.123456788", "1769000001.123456789", "s"),
+        ("1.769000001123456788e9", "1.769000001123456789E+09", "s"),
+        ("1769000001123456.788", "1.769000001123456789e15", "us"),
+        ("1769000001123456788", "1769000001123456789.0", "ns"),
+    ],
+)
+@pytest.mark.parametrize("form", ["float", "token", "cornac", "csv"])
+def test_digits_of_times_are_kept_in_files_of_text(tmp_path: Path, first: str, second: str, unit: TimeUnit, form: str):
+    """D7: RecBole declares every time as a float, which a float64 would change."""
+    rows = [("u", "b", second), ("u", "a", first)]
+    if form == "cornac":
+        path = tmp_path / "uirt.txt"
+        path.write_text("".join(f"{user}\t{item}\t1\t{time}\n" for user, item, time in rows))
+    elif form == "csv":
+        path = tmp_path / "log.csv"
+        path.write_text("user_id,item_id,timestamp\n" + "".join(f"{','.join(row)}\n" for row in rows))
+    else:
+        path = tmp_path / "x.inter"
+        path.write_text(f"user_id:token\titem_id:token\ttimestamp:{form}\n" + "".join("\t".join(row) + "\n" for row in rows))
+    log = load_log(interactions=path, time_unit=unit, headerless=form == "cornac")
+    assert log.item_ids[log.histories[0]].tolist() == ["a", "b"]
+    assert log.histories.times_E.tolist() == [NS, NS + 1]
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind", "values"),
+    [
+        (["nan", "1"], "string", ["nan", "1"]),
+        (["1", "1e400"], "string", ["1", "1e400"]),
+        (["-inf", "2.5"], "string", ["-inf", "2.5"]),
+        (["0.5", "9007199254740993"], "string", ["0.5", "9007199254740993"]),
+        (["7", "9007199254740993"], "int64", [7, 9007199254740993]),
+        (["7", ""], "double", [7.0, None]),
+        (["7.5", "1e3"], "double", [7.5, 1000.0]),
+    ],
+)
+def test_numbers_of_recbole_follow_the_policy_of_csv(tmp_path: Path, cells: list[str], kind: str, values: list[Any]):
+    """D2: no number is changed or made infinite; its column stays text."""
+    rows = "".join(f"i{row}\t{cell}\n" for row, cell in enumerate(cells))
+    (tmp_path / "x.item").write_text("item_id:token\tp:float\n" + rows)
+    column = read_atomic(tmp_path / "x.item", ids=("item_id",)).table["p"]
+    assert (str(column.type), column.to_pylist()) == (kind, values)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "latin-1", "utf-16", "cp1252"])
+def test_recbole_in_other_encodings_is_read(tmp_path: Path, encoding: str):
+    """D3: the message for a file that is not UTF-8 names an option, which counts."""
+    text = "user_id:token\titem_id:token\ttimestamp:float\nzoé\tcafé\t1769000001\n"
+    (tmp_path / "x.inter").write_bytes(text.encode(encoding))
+    named = "utf-8" if encoding == "utf-8-sig" else encoding
+    log = load_log(interactions=tmp_path / "x.inter", encoding=named)
+    assert (log.user_ids.tolist(), log.item_ids.tolist()) == (["zoé"], ["café"])
+    if named != "utf-8":
+        with pytest.raises(DataError, match=r"pass --encoding (latin-1|utf-16)"):
+            load_log(interactions=tmp_path / "x.inter")
 
 
 def test_names_like_nulls_are_items_of_recbole(tmp_path: Path):

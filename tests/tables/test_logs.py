@@ -192,7 +192,18 @@ def test_fractions_in_other_forms_are_read_too(tmp_path: Path) -> None:
         load_log(interactions=tmp_path / "log.csv")
 
 
-@pytest.mark.parametrize("times", [[20261122, 20261123], [20261122100000, 20261123235959], [20261122.0, 20261123.0]])
+@pytest.mark.parametrize(
+    "times",
+    [
+        [20261122, 20261123],
+        [20261122100000, 20261123235959],
+        [20261122.0, 20261123.0],
+        [202611221000, 202611232359],
+        [22112026, 1122026],
+        [11222026, 12312026],
+        [261122, 261123],
+    ],
+)
 @pytest.mark.parametrize("form", ["csv", "jsonl", "parquet", "text"])
 def test_dates_in_digits_are_not_seconds(tmp_path: Path, times: list[float], form: str) -> None:
     """D7, D12: 20261122 would be a day of 1970."""
@@ -204,7 +215,7 @@ def test_dates_in_digits_are_not_seconds(tmp_path: Path, times: list[float], for
         write(path, "user_id,item_id,timestamp\n" + "".join("{user_id},{item_id},{timestamp}\n".format(**row) for row in rows))
     else:
         write(path, "\n".join(map(json.dumps, rows)))
-    with pytest.raises(DataError, match=r"looks like dates in digits, such as 2026112.*: write them as 2026-11-22"):
+    with pytest.raises(DataError, match=rf"looks like dates in digits, such as {times[0]:.0f}, .*: write them as 2026-11-22"):
         load_log(interactions=path)
 
 
@@ -311,3 +322,99 @@ def test_users_come_in_the_order_of_their_first_row(tmp_path: Path) -> None:
         log = log_from_tables(table.set_column(0, "user_id", column))
         assert log.user_ids.tolist() == ["c", "a", "b"]
         assert histories(log)["c"] == [3, 1]
+
+
+def load_times(tmp_path: Path, times: list[Any], form: str, unit: TimeUnit = "s") -> InteractionLog:
+    """The log of a user's items a, b, ... at these times, from a file of this form."""
+    rows = [{"user_id": "u", "item_id": chr(97 + row), "timestamp": time} for row, time in enumerate(times)]
+    path = tmp_path / f"log.{form}"
+    if form == "csv":
+        write(path, "user_id,item_id,timestamp\n" + "".join("{user_id},{item_id},{timestamp}\n".format(**row) for row in rows))
+    elif form == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        write(path, "\n".join(map(json.dumps, rows)))
+    return load_log(interactions=path, time_unit=unit)
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.int8(), pa.uint8(), pa.int16(), pa.uint16(), pa.int32(), pa.uint32(), pa.float16(), pa.float32()]
+)
+def test_times_of_few_bits_are_read(kind: pa.DataType) -> None:
+    """D7: as Parquet of small relative times has them."""
+    times = pa.array(np.array([2, 1, 120], kind.to_pandas_dtype()), kind)
+    log = log_from_tables(pa.table({"user_id": ["u"] * 3, "item_id": ["b", "a", "c"], "timestamp": times}))
+    assert log.histories.times_E.tolist() == [10**9, 2 * 10**9, 120 * 10**9]
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize("word", ["0x10", "0X1F", "1_000", "1769000001s", "1,5", "+5", "1e", "."])
+def test_words_that_are_not_numbers_are_not_times(tmp_path: Path, word: str, form: str) -> None:
+    """D7: pyarrow alone reads 0x10 as 16."""
+    with pytest.raises(DataError, match=r"column 'timestamp': not a time in (line [23]|row 2)"):
+        load_times(tmp_path, ["1769000001", f'"{word}"' if form == "csv" else word], form)
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("times", "unit"),
+    [
+        ([1769000001, 1769000001000], "s"),
+        ([1769000001.5, 1769000002000.5], "s"),
+        ([1769000001000, 1769000002000000], "ms"),
+        (["1.769e9", "1.769e12"], "s"),
+    ],
+)
+def test_times_in_two_units_are_refused(tmp_path: Path, times: list[Any], unit: TimeUnit, form: str) -> None:
+    """D7: no unit fits both, so that none is advised."""
+    with pytest.raises(
+        DataError, match=r"mixes units: .*(line [12]|row 1) .* is a usual time, but 1 of 2 rows .*first in (line [23]|row 2)"
+    ):
+        load_times(tmp_path, times, form, unit)
+    with pytest.raises(DataError, match="pass time_unit="):
+        load_times(tmp_path, [times[1], times[1]], form, unit)
+
+
+def test_one_exponent_changes_no_other_row(tmp_path: Path) -> None:
+    """D7: a single 1e3 made float64 of all rows."""
+    for form in ("csv", "jsonl", "parquet"):
+        log = load_times(tmp_path, ["1769000001.123456789", "1e3", "1769000001.123456788", "17.69e-1", "5"], form)
+        assert log.histories.times_E.tolist() == [
+            1_769_000_000, 5 * 10**9, 1000 * 10**9, 1_769_000_001_123_456_788, 1_769_000_001_123_456_789,
+        ], form  # fmt: skip
+    with pytest.raises(DataError, match="2262"):
+        load_times(tmp_path, ["1e300", "1"], "csv")
+    with pytest.raises(DataError, match="not a finite number in line 2"):
+        load_times(tmp_path, ["1e999", "1"], "csv")
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("times", "unit"),
+    [
+        ("[1769000001.123456789, 1769000001.123456788]", "s"),
+        ("[1769000001123456789, 1.769000001123456788e18]", "ns"),
+        ("[1769000001123456.789, 1769000001123456.788]", "us"),
+        ('["2026-01-21T12:53:21.123456789", "2026-01-21T12:53:21.123456788"]', "s"),
+    ],
+)
+def test_lists_of_times_keep_their_digits(tmp_path: Path, times: str, unit: TimeUnit, form: str) -> None:
+    """D7, L2: numbers in a cell's list are text that no float64 need hold."""
+    table = pa.table({"user_id": ["u"], "item_id": ['["b", "a"]'], "timestamp": [times]})
+    path = tmp_path / f"log.{form}"
+    if form == "parquet":
+        pq.write_table(table, path)
+    elif form == "jsonl":
+        write(path, table.to_pylist()[0])
+    else:
+        cells = ",".join('"' + column[0].as_py().replace('"', '""') + '"' for column in table.columns)
+        write(path, f"user_id,item_id,timestamp\n{cells}\n")
+    log = load_log(interactions=path, time_unit=unit)
+    assert histories(log) == {"u": ["a", "b"]}
+    assert log.histories.times_E.tolist() == [1_769_000_001_123_456_788, 1_769_000_001_123_456_789]
+
+
+@pytest.mark.parametrize("times", [[101], [31], [1, 2, 3], [261300], [261122, 7], [22112026, 41112026], [86399]])
+def test_small_times_are_not_dates(tmp_path: Path, times: list[int]) -> None:
+    """D12: seconds since the start of a study, unless all of them are written as dates."""
+    assert load_times(tmp_path, times, "csv").report.interactions == len(times)

@@ -178,6 +178,30 @@ BAD_ROWS: list[tuple[str, str, bytes, str]] = [
     ("D12 nested line", "jsonl",
      b'{"item_id": "a", "n": [1]}\n\n{"item_id": "b", "n": ["4"]}\n{"item_id": "c"}', "in line 3 (['4'])"),
     ("D1 Excel", "csv", b"sep=;\nitem_id;title\na;x\n", "line 1 is 'sep=;', which is for Excel: remove this line"),
+    ("D1 Excel's tab", "csv", b"sep=\\t\nitem_id\ttitle\na\tx\n", "which is for Excel: remove this line"),
+    ("D1 Excel's case", "csv", b"\xef\xbb\xbfSep=;\r\nitem_id;title\r\na;x\r\n", "line 1 is 'Sep=;', which is for Excel"),
+    ("D1 Excel's quotes", "csv", b'"sep=;"\nitem_id;title\na;x\n', "and pass --delimiter ';'"),
+    ("D1 long row", "csv", b"item_id,title\na,x\nb," + b"x" * (9 << 20) + b"\nc,y\n", "line 3: the row is longer than 4 MiB"),
+    ("D1 long quoted row", "csv", b'item_id,title\na,"x\ny"\nb,"' + b"x\n" * (5 << 20) + b'"\nc,y\n',
+     "line 4: the row is longer than 4 MiB"),
+    ("D12 lines in .json", "json", b'{"item_id": "a"}\n{"item_id": "b"}\n', "let the file's name end in .jsonl"),
+    ("D3 JSON in UTF-16", "json", '{"item_id": "a"}'.encode("utf-16"), "it looks like UTF-16: write JSON in UTF-8"),
+    ("D3 lines in UTF-16", "jsonl", '{"item_id": "a"}\n{"item_id": "b"}'.encode("utf-16-le"), "it looks like UTF-16"),
+    ("D2 nested bool", "jsonl", b'{"item_id": "a", "l": [1.5]}\n{"item_id": "b", "l": [true, false]}',
+     "within its lists or objects, a number in line 1 ([1.5]), true or false in line 2 ([True, False])"),
+    ("D2 bool in an object", "jsonl", b'{"item_id": "a", "l": {"x": [1]}}\n\n{"item_id": "b", "l": {"x": [true]}}',
+     "within its lists or objects, a whole number in line 1"),
+    ("D2 nested beyond", "jsonl", b'{"item_id": "a", "l": [99999999999999999999]}',
+     "a whole number beyond 64 bits within its lists or objects in line 1 ([99999999999999999999])"),
+    ("D2 object beyond", "json", b'[{"item_id": "a"}, {"item_id": "b", "l": {"x": -9223372036854775809}}]',
+     "a whole number beyond 64 bits within its lists or objects in row 2"),
+    ("D2 nested fraction", "jsonl", b'{"item_id": "a", "l": [1]}\n{"item_id": "b", "l": [9007199254740993]}\n'
+     b'{"item_id": "c", "l": [2.5]}', "in line 3 ([2.5]), and whole numbers that a float64 would change, first in line 2"),
+    ("D12 blank name", "csv", b"item_id, title\na,x\n", "blanks around the name of the column ' title'"),
+    ("D12 two names", "jsonl", b'{"item_id": "a", "price": 1, "price ": 2}', "blanks around the name of the column 'price '"),
+    ("D12 wide blank", "csv", "item_id,price\u00a0\na,2\n".encode(), "blanks around the name of the column"),
+    ("D12 line break", "csv", b'item_id,"pri\nce"\na,2\nb,3\n', "a control character, such as a line break or tab, in"),
+    ("D12 tab", "jsonl", b'{"item_id": "a", "pri\\tce": 1}', "a control character, such as a line break or tab, in"),
     ("D3 long cell", "csv", b"item_id,title\na," + b"x" * 200_000 + b"\nb,caf\xe9\n", "line 3 is not UTF-8 (byte 0xE9)"),
     ("gzip", "csv.gz", gzip.compress(b"item_id,title\na,x\n")[:-9], "cannot be read"),
     ("twice", "csv", b"item_id,title\na,x\nb,y\na,z\n", "'a' in line 2 and line 4: keep one row an item"),
@@ -202,7 +226,9 @@ def test_a_mistake_is_named_by_file_line_column_and_value(
 
 
 @pytest.mark.parametrize(
-    "case", [case for case in BAD_ROWS if case[0].split()[0] in ("D1", "D3", "ragged", "NaN")], ids=lambda case: case[0]
+    "case",
+    [case for case in BAD_ROWS if case[0].split()[0] in ("D1", "D3", "D12", "ragged", "NaN") and "nested" not in case[0]],
+    ids=lambda case: case[0],
 )
 def test_items_import_refuses_what_fit_sids_refuses(tmp_path: Path, case: tuple[str, str, bytes, str]) -> None:
     """D1, D3: `items import` and `fit-sids` agree."""
@@ -315,3 +341,19 @@ def test_a_damaged_gzip_is_a_named_error(tmp_path: Path) -> None:
     (tmp_path / "items.csv.gz").write_bytes(bytes(data))
     with pytest.raises(DataError, match="cannot be read"):
         read_by_fit_sids(tmp_path / "items.csv.gz")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "csv.gz", "tsv", "inter"])
+@pytest.mark.parametrize("end", ["", "\n", "\r\n", "\n\n"])
+def test_a_file_of_names_alone_has_no_rows(tmp_path: Path, suffix: str, end: str) -> None:
+    """D1: without a line break too, where pyarrow alone says "straddling object straddles two block boundaries"."""
+    mark = "," if suffix.startswith("csv") else "\t"
+    names = [name + ":token" * (suffix == "inter") for name in ("user_id", "item_id", "timestamp")]
+    data = (mark.join(names) + end).encode()
+    path = tmp_path / f"log.{suffix}"
+    path.write_bytes(gzip.compress(data) if suffix.endswith("gz") else data)
+    with pytest.raises(DataError, match="has no rows"):
+        load_log(interactions=path)
+    if suffix != "inter":
+        assert list(read_rows(path, 10, types={})) == []
+        assert read_table(path, ids=("item_id",)).table.column_names == ["user_id", "item_id", "timestamp"]
