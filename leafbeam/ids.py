@@ -11,8 +11,10 @@ WHOLE_NUMBER = "0|-?[1-9][0-9]{0,18}"  # a pattern with one spelling for each nu
 # Soft hyphens, direction marks, byte order marks and blanks without width are invisible, so two ids that differ only in
 # them look the same. Joiners (U+200C, U+200D) are needed inside words and emoji, but never at the beginning or the end.
 UNSEEN = "[\u00ad\u200b\u200e\u200f\u2060-\u2069\u202a-\u202e\ufeff]|^[\u200c\u200d]|[\u200c\u200d]$"
+# Formats without types lose these around an id: tabs and all blanks, but no line breaks and no other control characters.
+BLANKS = " \t\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
 WRONG_IN_IDS = {  # patterns that both Python and pyarrow can read
-    "control characters, such as line breaks,": "[\\x00-\\x1f\\x7f\u0080-\u009f]",
+    "control characters, such as line breaks,": "[\\x00-\\x1f\\x7f\u0080-\u009f\u2028\u2029]",
     "characters that cannot be seen, such as blanks without width,": UNSEEN,
 }
 

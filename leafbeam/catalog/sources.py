@@ -151,7 +151,9 @@ def copy_items(
 def check_columns(columns: Sequence[str], name: str) -> None:
     """Raise DataError if no column is `item_id`, or two names are equal but for case (DuckDB ignores case)."""
     if "item_id" not in columns:
-        raise DataError(f"{name} has no column 'item_id'; it has: {', '.join(columns) or 'none at all'}")
+        near = [column for column in columns if re.sub(r"[\s_-]", "", column).lower() in ("itemid", "id", "item")]
+        hint = f": rename the column {near[0]!r} to 'item_id'" if near else ": call the column of the items' ids item_id"
+        raise DataError(f"{name} has no column 'item_id'; it has: {', '.join(columns) or 'none at all'}{hint}")
     seen: set[str] = set()
     for column in columns:
         if column.lower() in seen:
@@ -191,7 +193,7 @@ def _copy_batches(
 ) -> None:
     """Copy rows as they come, with plain types and checked ids. casts: DuckDB's types of columns. Memory: a batch."""
     check_columns(schema.names, source)
-    number, schema = schema.names.index("item_id"), plain_schema(schema)
+    number, schema = schema.names.index("item_id"), plain_schema(schema, source)
     if not ids_are_checked:
         schema = schema.set(number, pa.field("item_id", type_of_ids(schema.field(number).type)))
 

@@ -173,7 +173,7 @@ def _of_torch(path: Path, transposed: bool) -> ForeignSids:
         return _of_matrix(path, content.numpy(), transposed)
     if transposed:
         raise ArgumentError(
-            f"{path} holds a {type(content).__name__}: --transposed is about matrices, whose rows may be levels"
+            f"{path} holds a {type(content).__name__}: --transposed is for matrices alone, whose rows may be levels"
         )
     if isinstance(content, Mapping):
         tensors = cast("Mapping[Any, Any]", content)
@@ -191,7 +191,7 @@ def _of_json(path: Path, id_column: str, transposed: bool) -> ForeignSids:
             raise DataError(f"{path}: expected lists of equally many whole numbers from 0, the codes of each item")
         return _of_matrix(path, np.array(rows, np.int64), transposed)
     if transposed:
-        raise ArgumentError(f"{path} holds no lists of codes: --transposed is about matrices, whose rows may be levels")
+        raise ArgumentError(f"{path} holds no lists of codes: --transposed is for matrices alone, whose rows may be levels")
     if isinstance(content, dict):
         by_id = cast("dict[str, Any]", content)
         return _of_lists(path, _by_item(path, by_id) if _has_sids_as_keys(path, by_id) else by_id, is_text_file=True)

@@ -58,13 +58,16 @@ class Lines:
                 raise DataError(f"a batch may have up to {MAX_LINES:,} lines, but this one has more: send it in parts")
             found = _item_of(number, content)
             if isinstance(found, ItemLine) and first.setdefault(found.item_id, number) != number:
-                found = f"item {short_repr(found.item_id)} is on line {first[found.item_id]} too: keep one"
+                # both lines, because a client that sends a part of a file numbers them differently
+                before, found = first[found.item_id], f"item {short_repr(found.item_id)} is on more than one line: keep one"
+                self.problems[before] = found
             if isinstance(found, ItemLine):
                 self.items.append(found)
             else:
                 self.problems[number] = found
         if not self.num_lines:
             raise DataError("the body has no line: send one item or more")
+        self.items = [item for item in self.items if item.number not in self.problems]
 
     @classmethod
     def of_json_lines(cls, body: bytes) -> "Lines":

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from leafbeam.errors import DataError
-from leafbeam.ids import WRONG_IN_IDS
+from leafbeam.ids import BLANKS, WRONG_IN_IDS
 from leafbeam.tables.cells import as_whole_numbers
 from leafbeam.tables.columns import column
 from leafbeam.tables.table import SourceTable, nth_row, type_name
@@ -50,7 +50,7 @@ class Ids:
 def read_ids(source: SourceTable, name: str, role: str, *, as_text: bool = False) -> Ids:
     """Return a column of ids.
 
-    Text of formats without types loses blanks around it; whole numbers written there stay text (`Ids.as_numbers`).
+    Text of formats without types loses blanks and tabs around it; whole numbers written there stay text (`Ids.as_numbers`).
 
     Args:
         source: The table.
@@ -70,7 +70,7 @@ def read_ids(source: SourceTable, name: str, role: str, *, as_text: bool = False
     encoded = values.unify_dictionaries().combine_chunks()
     distinct, codes_E = encoded.dictionary, np.asarray(encoded.indices).astype(np.int32)
     is_text = pa.types.is_string(distinct.type) or pa.types.is_large_string(distinct.type)
-    if source.is_text and is_text and not (trimmed := pc.utf8_trim_whitespace(distinct)).equals(distinct):
+    if source.is_text and is_text and not (trimmed := pc.utf8_trim(distinct, BLANKS)).equals(distinct):
         merged = trimmed.dictionary_encode()
         distinct, codes_E = merged.dictionary, np.asarray(merged.indices).astype(np.int32)[codes_E]
     return _in_order(_checked(source, name, distinct, codes_E, as_text=as_text), codes_E)

@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from leafbeam.errors import DataError
+from leafbeam.tables.opener import ending_of
 from leafbeam.tables.plain_types import as_plain
-from leafbeam.tables.table import SourceTable, listed, nth_row
+from leafbeam.tables.table import SourceTable, check_names, listed, nth_row
 
 _BUFFER = 1 << 20
 _ONE_FILE: dict[str, Any] = {"partitioning": None}  # no column is made of the names of folders
@@ -25,7 +26,7 @@ def open_parquet(path: Path) -> Generator[pq.ParquetFile]:
     """Open a file; what fails to be read of it in the block, or to be decoded, becomes a DataError."""
     try:
         with pq.ParquetFile(path, buffer_size=_BUFFER, page_checksum_verification=True) as file:
-            _ = file.schema_arrow.names  # UnicodeDecodeError for a name that is not UTF-8
+            check_names(file.schema_arrow.names, str(path))  # UnicodeDecodeError for a name that is not UTF-8
             yield file
     except (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError) as error:  # of damaged lengths too
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).strip()
@@ -35,19 +36,31 @@ def open_parquet(path: Path) -> Generator[pq.ParquetFile]:
 def part_files(path: Path) -> tuple[Path, ...]:
     """Return the files of a table: the file itself, or the sorted files of a directory that Spark, Dask or DuckDB wrote.
 
-    Raises DataError if a directory has no such files, or has folders whose names hold the values of a column.
+    Hidden files, checksums (.crc) and files whose names begin with `_`, such as _SUCCESS and _metadata, hold no rows.
+
+    Raises DataError if a directory has no part files, or has folders or other files, whose rows would be missing.
     """
     if not path.is_dir():
         return (path,)
-    folders = [folder.name for folder in path.iterdir() if folder.is_dir() and "=" in folder.name]
-    if folders:
+    entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
+    folders = [entry.name for entry in entries if entry.is_dir()]
+    by_value = [name for name in folders if "=" in name]
+    if by_value:
         raise DataError(
-            f"{path} is split into folders by the values of a column ({listed(sorted(folders))}), and such folders are not "
+            f"{path} is split into folders by the values of a column ({listed(by_value)}), and such folders are not "
             "read: write one file, or one directory of files"
         )
-    files = tuple(sorted(file for file in path.glob("*.parquet") if file.is_file() and file.name[0] not in "._"))
+    names = [entry.name for entry in entries if not entry.is_dir() and not entry.name.startswith("_")]
+    files = tuple(path / name for name in names if ending_of(path / name, (".parquet",)))
+    others = [f"{name}/" for name in folders] + [name for name in names if not ending_of(path / name, (".parquet", ".crc"))]
     if not files:
-        raise DataError(f"{path} has no *.parquet files: expected a Parquet file, or a directory of Parquet files")
+        what = f", but {listed(others)}" if others else ""
+        raise DataError(f"{path} has no *.parquet files{what}: expected a Parquet file, or a directory of Parquet files")
+    if others:
+        raise DataError(
+            f"{path} has {listed(others)} beside *.parquet files, which would not be read: move them elsewhere, or, if they "
+            "hold rows of the table, put them in this directory under names that end in .parquet"
+        )
     return files
 
 

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 import pyarrow as pa
 
 from leafbeam.errors import DataError, short_repr
+from leafbeam.ids import BLANKS
 from leafbeam.tables import csv_rows, json_rows
 from leafbeam.tables.cells import parse_cell
 from leafbeam.tables.csv_rows import CsvFormat, read_cells, read_csv
@@ -137,8 +138,8 @@ def read_rows(
         size: The number of rows in a batch. Only one batch is in memory at a time, except that `.json` is read whole.
         types: The Arrow types of known columns in words. Cells of CSV become values of these types, and whole numbers become
             text in a column of text.
-        ids: The columns of ids. Blanks around an id in CSV are removed; keys of a JSON object become the first of these
-            columns.
+        ids: The columns of ids. Blanks and tabs around an id in CSV are removed; keys of a JSON object become the first of
+            these columns.
         form: The delimiter and the encoding of CSV.
         stdin: Standard input.
 
@@ -153,7 +154,7 @@ def read_rows(
         yield from _parquet_rows(path, size, types, ids)
     elif ending in csv_rows.SUFFIXES:
         for cells, line_of in read_cells(path, _form(ending, form), size):
-            stripped = [{name: cell.strip() if name in ids else cell for name, cell in row.items()} for row in cells]
+            stripped = [{name: cell.strip(BLANKS) if name in ids else cell for name, cell in row.items()} for row in cells]
             rows = [{name: parse_cell(cell, types.get(name, "")) for name, cell in row.items()} for row in stripped]
             yield Rows(rows, line_of)
     elif ending in json_rows.WHOLE:
@@ -184,7 +185,6 @@ def _parquet_rows(path: Path, size: int, types: Mapping[str, str], ids: Sequence
     from leafbeam.tables.as_json import rows_of  # needs msgspec, which reading tables does not
 
     schema = schema_of(path)
-    check_names(schema.names, str(path))
     decimals = [field.name for field in schema if pa.types.is_decimal(field.type)]
     numbers = [name for name in decimals if name not in ids and types.get(name, "").startswith(_NUMBERS)]
     begin = 1

@@ -3,6 +3,7 @@ import decimal
 import math
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import duckdb
 import numpy as np
@@ -348,3 +349,14 @@ def test_no_connection_is_a_named_error_without_the_password(tmp_path, uri):
     with pytest.raises(DataError, match=r"cannot read PostgreSQL's public\.items") as caught:
         Catalog.create(tmp_path / "c.duckdb", source)
     assert "hunter2" not in str(caught.value) + repr(source) + repr(caught.value.__cause__)
+
+
+@pytest.mark.parametrize("name", ["id", "ID", "Item_ID", "itemId", "item id", "item"])
+def test_a_column_that_is_called_nearly_item_id_is_named(tmp_path: Path, name: str) -> None:
+    """D11: of Arrow tables and files."""
+    table = pa.table({"title": ["tea"], name: ["a"]})
+    pq.write_table(table, tmp_path / "items.parquet")
+    (tmp_path / "items.csv").write_text(f"title,{name}\ntea,a\n")
+    for source in (table, tmp_path / "items.parquet", tmp_path / "items.csv"):
+        with pytest.raises(DataError, match=f"has no column 'item_id'; .*: rename the column '{name}' to 'item_id'"):
+            Catalog.create(tmp_path / "items.duckdb", source)

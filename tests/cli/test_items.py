@@ -486,3 +486,25 @@ def test_times_are_kept_to_the_nanosecond_through_every_door(
             assert result.exit_code == 0, result.stderr
         found = httpx.get(f"{url}/v1/items/new", headers={"Authorization": f"Bearer {os.environ[KEY]}"}, timeout=120).json()
     assert (found["attributes"]["at"], found["attributes"]["clock"]) == (row["at"], row["clock"])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "lines"),
+    [
+        ("items.csv", "item_id,title\nz,tea\nz,mug\n", (2, 3)),
+        ("items.csv", 'item_id,title\nb,"two\nlines"\nz,tea\n\nz,mug\n', (4, 6)),
+        ("items.jsonl", '\n{"item_id": "z"}\n\n{"item_id": "z"}\n', (2, 4)),
+        ("items.json", '[{"item_id": "z"}, {"item_id": "y"}, {"item_id": "z"}]', (1, 3)),
+    ],
+)
+def test_an_item_twice_is_named_with_its_lines_in_the_file(
+    run: Path, tmp_path: Path, name: str, content: str, lines: tuple[int, int]
+) -> None:
+    """A8: the other line was numbered within the batch that was sent."""
+    (tmp_path / name).write_text(content)
+    result = call("import", str(tmp_path / name), "--run", str(run))
+    shown = " ".join(result.stderr.split())
+    assert result.exit_code == 2
+    for line in lines:
+        assert f"line {line}: item 'z' is on more than one line: keep one" in shown
+    assert ids_of(run) == IDS

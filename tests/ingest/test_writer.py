@@ -98,12 +98,14 @@ def test_a_batch_with_wrong_lines_changes_nothing_and_names_every_one(shop: Shop
             ]
         )
         with pytest.raises(
-            BatchError, match="17 of 18 lines are wrong, so nothing was changed: line 2: it cannot be read as JSON"
+            BatchError,
+            match=r"18 of 18 lines are wrong, so nothing was changed: line 1: item 'ok' .*; line 2: it cannot be read",
         ) as error:
             writer.put(Lines.of_json_lines(body))
         problems = error.value.lines
-        assert list(problems) == [2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 16, 17, 18, 19]
+        assert list(problems) == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 16, 17, 18, 19]
         expected = {
+            1: "on more than one line",
             3: "no item_id",
             4: "code 4 of level 0 is outside its codebook of 4",
             5: "it has 1 code: expected 2",
@@ -113,7 +115,7 @@ def test_a_batch_with_wrong_lines_changes_nothing_and_names_every_one(shop: Shop
             9: "stock: 2.5 is not a whole number",
             10: "seen: 'yesterday'",
             11: "no word of title is known",
-            13: "on line 1 too",
+            13: "on more than one line",
             14: "the ids of this index are strings",
             15: "expected an object",
             16: "1 dimension: expected",

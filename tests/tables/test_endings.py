@@ -180,6 +180,33 @@ def test_directories_that_are_not_one_table_are_refused(tmp_path: Path, door: Ca
         door(tmp_path / "none")
 
 
+@pytest.mark.parametrize("door", [read_in_memory, read_in_batches, read_by_catalog])
+@pytest.mark.parametrize("name", ["part-1", "part-1.csv", "part-1.parquet.gz", "more/part-1.parquet", "_delta_log/0.json"])
+def test_entries_of_a_directory_that_are_not_read_are_named(
+    tmp_path: Path, door: Callable[[Path], list[dict[str, Any]]], name: str
+) -> None:
+    """D12: their rows were silently missing."""
+    folder = write_parts(tmp_path / "items", pa.Table.from_pylist(ROWS))
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_bytes(b"{}")
+    entry = f"{name.split('/')[0]}/" if "/" in name else name
+    with pytest.raises(DataError, match=rf"items has {entry} beside \*\.parquet files, which would not be read: move them"):
+        door(folder)
+
+
+@pytest.mark.parametrize("door", [read_in_memory, read_in_batches, read_by_catalog])
+def test_parts_are_read_in_any_case_of_their_ending_beside_marks_and_checksums(
+    tmp_path: Path, door: Callable[[Path], list[dict[str, Any]]]
+) -> None:
+    """D12: `part-1.PARQUET` was left out."""
+    folder = write_parts(tmp_path / "items", pa.Table.from_pylist(ROWS[:1]))
+    pq.write_table(pa.Table.from_pylist(ROWS[1:]), folder / "part-1.PARQUET")
+    for name in ("_metadata", "_common_metadata", "part-1.parquet.crc", ".part-1.crc", ".DS_Store"):
+        (folder / name).write_bytes(b"no rows")
+    (folder / ".hidden").mkdir()
+    assert door(folder) == ROWS
+
+
 @pytest.mark.parametrize(
     ("csv", "data"),
     [

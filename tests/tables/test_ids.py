@@ -29,6 +29,7 @@ BAD_IDS: list[tuple[str, pa.Array, str]] = [
     ("D8 dictionary", pa.array(["a", "b\x7f"]).dictionary_encode(), "in row 2 ('b\\x7f')"),
     ("D8 view", pa.array(["a", "b\t"], pa.string_view()), "control characters, such as line breaks, in row 2"),
     ("D8 empty", pa.array(["a", ""]), "empty in row 2"),
+    ("D8 line separator", pa.array(["a", "b\u2028"]), "control characters, such as line breaks, in row 2"),
     ("D8 null", pa.array([None, 2]), "empty in row 1"),
     ("D8 blank without width", pa.array(["a", "A7\u200b"]), "without width, in row 2 ('A7\\u200b')"),
     ("D8 mark of the byte order", pa.array(["\ufeffA7", "A7"], pa.large_string()), "cannot be seen"),
@@ -229,3 +230,79 @@ def test_decimal_ids_and_numbers_are_imported_as_their_columns_are(tmp_path: Pat
         {"item_id": ids[0], "price": 1.5, "stock": 7, "exact": "1.50"},
         {"item_id": ids[1], "stock": 2**60, "exact": "0.10"},
     ]
+
+
+def write_dataset(table: pa.Table, folder: Path) -> Path:
+    with pa.OSFile(str(folder / "data.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
+    return folder
+
+
+@pytest.mark.parametrize("as_dataset", [False, True])
+@pytest.mark.parametrize("name", ["user_id", "item_id"])
+@pytest.mark.parametrize(
+    "values", [pa.array(["a", None, "b"]), pa.array([1, None, 2]), pa.array([None, "a", "b"], pa.large_string())]
+)
+def test_a_null_within_a_dictionary_is_an_empty_id(tmp_path: Path, values: pa.Array, name: str, as_dataset: bool) -> None:
+    """D8: such a null was the id "" of Hugging Face's datasets and Arrow tables."""
+    ids = pa.DictionaryArray.from_arrays(pa.array([2, 1, 0], pa.int8()), values)
+    table = pa.table({"user_id": [1, 1, 2], "item_id": [1, 2, 3], "timestamp": [1, 2, 3]})
+    table = table.set_column(table.column_names.index(name), name, ids)
+    row = 3 - values.to_pylist().index(None)
+    with pytest.raises(DataError, match=rf"column '{name}': empty in row {row}: fill or remove these rows"):
+        load_log(interactions=write_dataset(table, tmp_path)) if as_dataset else log_from_tables(table)
+    if name == "item_id":
+        with pytest.raises(DataError, match=rf"empty in row {row}"):
+            create_from_arrow(ids, tmp_path)
+
+
+@pytest.mark.parametrize("as_dataset", [False, True])
+@pytest.mark.parametrize(("values", "expected"), [(["a", "a", "b"], ["a", "b"]), ([7, 7, 8], [7, 8])])
+def test_a_value_twice_in_a_dictionary_is_one_id(
+    tmp_path: Path, values: list[Any], expected: list[Any], as_dataset: bool
+) -> None:
+    """D8: the user's history was split in two."""
+    ids = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2], pa.int8()), pa.array(values))
+    table = pa.table({"user_id": ids, "item_id": ids, "timestamp": [1, 2, 3]})
+    log = load_log(interactions=write_dataset(table, tmp_path)) if as_dataset else log_from_tables(table)
+    assert log.user_ids.tolist() == log.item_ids.tolist() == expected
+    assert [history.tolist() for history in log.histories] == [[0, 0], [1]]
+
+
+@pytest.mark.parametrize("text", ["a\n", "\x1ca", "a\x85", "\x0ba", "a\u2028", "\ra", "a\x1f\n"])
+def test_control_characters_around_an_id_of_csv_are_not_trimmed(tmp_path: Path, text: str) -> None:
+    """A8, D8: they made `a` of it before they were checked."""
+    path = tmp_path / "log.csv"
+    path.write_bytes(f'user_id,item_id,timestamp\nu,"{text}",1\n'.encode())
+    with pytest.raises(DataError, match="column 'item_id': control characters, such as line breaks, in line 2"):
+        load_log(interactions=path)
+    (batch,) = read_rows(path, 9, types={"item_id": "string"}, ids=("item_id",))
+    assert batch.rows[0]["item_id"] == text  # refused by the server, with its line
+    assert problem_of_new_id(text) is not None
+
+
+@pytest.mark.parametrize("text", ["a ", "\ta", "a\u00a0", "\u3000a", " \u2009a\t "])
+def test_blanks_and_tabs_around_an_id_of_csv_are_trimmed(tmp_path: Path, text: str) -> None:
+    """D8: otherwise one item is two."""
+    path = tmp_path / "log.csv"
+    path.write_text(f"user_id,item_id,timestamp\nu,{text},1\nu,a,2\n", encoding="utf-8")
+    assert load_log(interactions=path).item_ids.tolist() == ["a"]
+    (batch,) = read_rows(path, 9, types={"item_id": "string"}, ids=("item_id",))
+    assert [row["item_id"] for row in batch.rows] == ["a", "a"]
+
+
+@pytest.mark.parametrize("names", [["item_id", "price", "price"], ["item_id", "Price", "price"], ["item_id", "ITEM_ID"]])
+def test_a_column_twice_in_parquet_is_named(tmp_path: Path, names: list[str]) -> None:
+    """D11: pyarrow's own message advised to restore the file from a copy."""
+    path = tmp_path / "items.parquet"
+    pq.write_table(pa.table([pa.array(["a"])] * len(names), names=names), path)
+    for read in (
+        lambda: read_table(path, ids=("item_id",)),
+        lambda: list(read_rows(path, 9, types={})),
+        lambda: Catalog.create(tmp_path / "items.duckdb", path),
+        lambda: CodesTable.open(path, [2]),
+    ):
+        with pytest.raises(DataError, match=r"items\.parquet has the columns? .*: rename one of them") as caught:
+            read()
+        assert "restore" not in str(caught.value)
