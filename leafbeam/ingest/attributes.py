@@ -13,12 +13,22 @@ from typing import Any, cast
 import pyarrow as pa
 
 from leafbeam.errors import short_repr
-from leafbeam.tables.table import type_name
+from leafbeam.tables.table import listed, type_name
 
 _FINER = re.compile(r"[.,]\d{6}(\d+)")
+_DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_TIME = re.compile(_DAY.pattern + r"([Tt ].*)?")
+_CLOCK = re.compile(r"[0-9]{2}:[0-9]{2}.*")
+_DECIMAL = re.compile(r"-?(0|[1-9][0-9]*)?(\.[0-9]*)?([eE][-+]?[0-9]{1,3})?")  # 007 is a name, not a number
+_FLOAT_DIGITS = 15  # significant digits of any number that a float64 keeps
+_MAX_EXACT = 1 << 53  # a float64 below it has all its whole digits
 _DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 _ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 _NAMES = {"string": "text", "bool": "true or false", "double": "a number", "float": "a number", "int64": "a whole number"}
+
+
+class _MisfitError(ValueError):
+    """A part of a value does not fit. The message names the part."""
 
 
 def table_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema, names: Sequence[str]) -> tuple[pa.Table, dict[int, str]]:
@@ -44,9 +54,9 @@ def column_of(values: Sequence[Any], kind: pa.DataType) -> tuple[pa.Array, dict[
     for index, value in enumerate(values):
         try:
             fitting.append(None if value is None else _fitting(value, kind))
-        except _ERRORS:
+        except _ERRORS as error:
             fitting.append(None)
-            problems[index] = _problem(value, kind)
+            problems[index] = str(error) if isinstance(error, _MisfitError) else _problem(value, kind)
     try:
         return pa.array(fitting, kind), problems
     except _ERRORS:
@@ -62,44 +72,97 @@ def _problem(value: Any, kind: pa.DataType) -> str:
     expected = _NAMES.get(str(kind), f"of type {kind}")
     if pa.types.is_timestamp(kind) or pa.types.is_time(kind):
         expected += f": expected {type_name(kind)} as text in ISO 8601, with at most {_DIGITS[kind.unit]} digits of a second"
+    elif pa.types.is_date(kind):
+        expected += ": expected a date as text, such as 2026-11-22"
     return f"{short_repr(value)} is not {expected}"
 
 
 def _fitting(value: Any, kind: pa.DataType) -> Any:
     """Return a value that pyarrow converts without loss. Raises one of `_ERRORS` if it does not fit."""
     types = pa.types
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        if not isinstance(value, list):
-            raise TypeError
-        parts = cast("list[Any]", value)
-        return [None if part is None else _fitting(part, kind.value_type) for part in parts]
+    if types.is_dictionary(kind):
+        return _fitting(value, kind.value_type)
+    if types.is_nested(kind):
+        return _fitting_parts(value, kind)
     if isinstance(value, bool) != types.is_boolean(kind):
         raise TypeError
     if types.is_integer(kind) and isinstance(value, float):
         if not value.is_integer():
             raise ValueError
+        if abs(value) >= _MAX_EXACT:
+            raise _MisfitError(f"{value} may have lost digits: write such a number without a fraction and an exponent")
         return int(value)
     if isinstance(value, float) and not isfinite(value):
         raise ValueError
-    if types.is_float32(kind) and isinstance(value, float) and not isfinite(pa.scalar(value, kind).as_py()):
-        raise ValueError
+    if types.is_float32(kind) and isinstance(value, float):
+        stored = pa.scalar(value, kind).as_py()
+        if not isfinite(stored) or (value and not stored):
+            raise _MisfitError(f"{value} is too large or too small for a number of 32 bits")
     if types.is_decimal(kind) and isinstance(value, int | float | str):
-        exact = pa.scalar(str(value)).cast(kind).as_py()
-        if exact != Decimal(str(value)):  # of more than 38 digits pyarrow keeps others
-            raise ValueError
-        return exact
+        return _exact(value, kind)
     if types.is_temporal(kind) and isinstance(value, str | date | time):
         return _moment(value if isinstance(value, str) else value.isoformat(), kind)
-    if (types.is_temporal(kind) and isinstance(value, int | float)) or (
-        types.is_nested(kind) and isinstance(value, str | bytes)
-    ):
+    if types.is_temporal(kind) and isinstance(value, int | float):
         raise TypeError
-    _check_maps(value, kind)
     return value
+
+
+def _fitting_parts(value: Any, kind: pa.DataType) -> Any:
+    """Return a list, a map as pairs or an object, with parts that fit. A null as a key would end the process in pyarrow."""
+    types = pa.types
+    if types.is_struct(kind):
+        if not isinstance(value, Mapping):
+            raise TypeError
+        fields, names = cast("Mapping[Any, Any]", value), [field.name for field in kind]
+        unknown = next((name for name in fields if name not in names), None)
+        if unknown is not None:
+            raise _MisfitError(f"there is no field {short_repr(unknown)}: an object of this column has {listed(names)}")
+        return {field.name: _fitting_part(fields.get(field.name), field.type, "field", field.name) for field in kind}
+    if types.is_map(kind):
+        pairs: Any = list(cast("Mapping[Any, Any]", value).items()) if isinstance(value, Mapping) else value
+        if not isinstance(pairs, list) or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
+            raise TypeError
+        keys = [_fitting_part(key, kind.key_type, "key", key) for key, _ in pairs]
+        if None in keys or len(set(map(repr, keys))) < len(keys):
+            raise TypeError
+        return [(key, _fitting_part(part, kind.item_type, "value of", key)) for key, (_, part) in zip(keys, pairs, strict=True)]
+    if not isinstance(value, list) or types.is_union(kind):
+        raise TypeError
+    parts = cast("list[Any]", value)
+    return [_fitting_part(part, kind.value_type, "part", number) for number, part in enumerate(parts, 1)]
+
+
+def _fitting_part(value: Any, kind: pa.DataType, role: str, name: Any) -> Any:
+    """Return a part of a value as `_fitting` does. Raises _MisfitError with the name of the part."""
+    try:
+        return None if value is None else _fitting(value, kind)
+    except _ERRORS as error:
+        problem = str(error) if isinstance(error, _MisfitError) else _problem(value, kind)
+        raise _MisfitError(f"{role} {short_repr(name)}: {problem}") from None
+
+
+def _exact(value: float | str, kind: pa.DataType) -> Decimal:
+    """Return the exact number that was written.
+
+    A float has lost what was written beyond 15 digits, before the point or after it.
+    """
+    if isinstance(value, float) and (
+        abs(value) >= 10**_FLOAT_DIGITS or len(Decimal(str(value)).normalize().as_tuple().digits) > _FLOAT_DIGITS
+    ):
+        raise _MisfitError(f"{value} may have lost digits: write a number of more than {_FLOAT_DIGITS} digits as text")
+    if isinstance(value, str) and not _DECIMAL.fullmatch(value):
+        raise ValueError
+    exact = pa.scalar(str(value)).cast(kind).as_py()
+    if exact != Decimal(str(value)):  # of more than 38 digits pyarrow keeps others
+        raise ValueError
+    return exact
 
 
 def _moment(text: str, kind: pa.DataType) -> Any:
     """Return a date, or a time as a number in the column's unit, since 1970 or midnight. Raises ValueError if it is finer."""
+    pattern = _DAY if pa.types.is_date(kind) else _CLOCK if pa.types.is_time(kind) else _TIME
+    if not pattern.fullmatch(text):  # Python also reads 20261122 and the week 2026-W47-7
+        raise ValueError
     if pa.types.is_date(kind):
         return date.fromisoformat(text)
     if pa.types.is_time(kind):
@@ -117,19 +180,3 @@ def _moment(text: str, kind: pa.DataType) -> Any:
     if rest or (finer and finer[1][3:].strip("0")):
         raise ValueError
     return number
-
-
-def _check_maps(value: Any, kind: pa.DataType) -> None:
-    """Raise TypeError for a map with an entry or a key that is null, at which pyarrow ends the process, or another value."""
-    types = pa.types
-    if types.is_map(kind) and value is not None:
-        for entry in value.items() if isinstance(value, Mapping) else value:
-            if not isinstance(entry, list | tuple) or len(entry) != 2 or entry[0] is None:
-                raise TypeError
-            _check_maps(entry[1], kind.item_type)
-    elif types.is_struct(kind) and isinstance(value, Mapping):
-        for field in kind:
-            _check_maps(value.get(field.name), field.type)
-    elif types.is_nested(kind) and isinstance(value, list) and not types.is_struct(kind):
-        for part in value:
-            _check_maps(part, kind.value_type)

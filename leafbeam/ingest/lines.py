@@ -19,6 +19,7 @@ MAX_LINES = 10_000
 _MAX_ID_BYTES = 256  # every id takes as much memory as the longest
 _MAX_TEXT_BYTES = 64 << 10  # of an attribute, because one answer shows those of many items
 _MAX_VALUES = 1_000_000  # of a body; as objects they take some 100 MB
+_TINY = re.compile(rb"[eE]-[0-9]{3}|[.0]{300}")  # how a number looks that may be too small for a float64
 _RESERVED = ("item_id", "codes", "vector")
 
 
@@ -80,7 +81,7 @@ class Lines:
         """Return the object of a body, or the objects of its list. Raises JsonError if the body is not JSON."""
         _check_values(body)
         try:
-            content = msgspec.json.decode(body)
+            content = _decoder_of(body).decode(body)
             rows = cast("list[Any]", content) if isinstance(content, list) else [content]
             check_keys(body, sum(map(_num_keys, rows)))
         except (ValueError, RecursionError) as error:  # a DecodeError is a ValueError
@@ -109,7 +110,7 @@ class _NoJson(str):
 
 
 def _decoded(body: bytes) -> Iterator[tuple[int, Any]]:
-    decoder = msgspec.json.Decoder()
+    decoder = _decoder_of(body)
     for number, line in enumerate(io.BytesIO(body), 1):
         if line.strip():
             try:
@@ -118,6 +119,18 @@ def _decoded(body: bytes) -> Iterator[tuple[int, Any]]:
             except (ValueError, RecursionError) as error:  # a DecodeError is a ValueError
                 content = _NoJson(f"it cannot be read as JSON: {str(error)[:160]}")
             yield number, content
+
+
+def _decoder_of(body: bytes) -> "msgspec.json.Decoder[Any]":
+    """Return what decodes a body; a number that would become 0 is a mistake, as one that would become infinite is."""
+    return msgspec.json.Decoder(float_hook=_not_vanished) if _TINY.search(body) else msgspec.json.Decoder()
+
+
+def _not_vanished(text: str) -> float:
+    number = float(text)
+    if number == 0 and re.match(r"-?[0.]*[1-9]", text):
+        raise ValueError(f"{short_repr(text)} is too small for a 64-bit number: write it as text")
+    return number
 
 
 def _num_keys(content: Any) -> int:

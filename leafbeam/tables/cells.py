@@ -6,7 +6,7 @@ A column is of a type only if all its values are written so, and none would chan
 | --- | --- |
 | true/false | true, True, TRUE and the same of false |
 | whole number | 7, -7; up to 64 bits |
-| number | 7.5, -.5, 1e3, 1.0E+05; with up to 15 digits before the point |
+| number | 7.5, -.5, 1e3, 1.0E+05; with up to 15 digits before the point, and no digit that a float64 would change |
 | date, time | 2026-11-22, 2026-11-22 10:00:00.5, with an offset from UTC in all values or in none |
 | time of a day | 10:00, 23:59:59.5 |
 | list | [1, 2], ["a", "b"], ['a', 'b'] |
@@ -18,8 +18,8 @@ Everything else is text: 007, +49170123, 12E4, 4006381333931000000001, NA, nan, 
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
 
 import ast
-import json
 import re
+import sys
 from contextlib import suppress
 from typing import Any, cast
 
@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from leafbeam.ids import WHOLE_NUMBER
+from leafbeam.json_reader import parse_json
 
 _BOOLS = r"^(true|True|TRUE|false|False|FALSE)$"
 _WHOLE = rf"^({WHOLE_NUMBER})$"
@@ -34,7 +35,7 @@ _NUMBER = (  # 12E4 is more likely the name of a size than a number
     r"^-?(([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,3})?|[0-9]+(e[-+]?[0-9]{1,3}|E[-+][0-9]{1,3})?)$"
 )
 _CHANGED_NUMBER = r"^-?(0[0-9]|[0-9]{16})"  # leading zeros, or more digits than a float64 keeps
-_NOT_ZERO = r"^-?[0.]*[1-9]"
+_MANY_DIGITS = r"[1-9](\.?[0-9]){15}"  # more than any float64 keeps
 _CLOCK = r"[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?"
 _DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
 _TIME = rf"^[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}([T ]{_CLOCK}(Z|[-+][0-9]{{2}}(:?[0-9]{{2}})?)?)?$"
@@ -71,40 +72,74 @@ def typed(values: pa.ChunkedArray, *, times_alone: bool = False) -> pa.ChunkedAr
 def parse_cell(text: str, kind: str) -> Any:
     """Return the value of a cell for a column whose type is known, as JSON has it; text that does not fit stays text.
 
+    Text of exact numbers and of times stays text too, as JSON has no other form that keeps their digits.
+
     Args:
         text: The cell, which is not empty.
         kind: The column's Arrow type in words, "" for a column of the item itself, such as its codes.
     """
-    if kind in ("string", "large_string", "string_view"):
+    kind = kind.removeprefix("dictionary<values=")
+    if kind.startswith(("string", "large_string", "binary", "large_binary")):
         return text
     word = text.strip()
     if kind == "bool":
         return word.lower() == "true" if re.fullmatch(_BOOLS, word) else text
-    if kind.startswith(("int", "uint")) and re.fullmatch(r"0|-?[1-9][0-9]*", word):
+    if (not kind or kind.startswith(("int", "uint"))) and re.fullmatch(r"0|-?[1-9][0-9]*", word):
         return int(word)
     if kind.startswith(("int", "uint", "float", "double", "halffloat")):
-        numbers = _as_numbers(pa.chunked_array([[word]]))
-        return text if numbers is None else numbers[0].as_py()
-    if word.startswith("[") and (values := list_of(word)) is not None:
-        return values
-    with suppress(ValueError, RecursionError):
-        return json.loads(word, parse_constant=no_constant)
-    return text
+        with suppress(ValueError):
+            return _float_of(word) if re.fullmatch(_NUMBER, word) and not re.match(_CHANGED_NUMBER, word) else text
+        return text
+    if word.startswith("["):
+        values = list_of(word)
+        return text if values is None else values
+    if word.startswith("{"):
+        with suppress(ValueError, RecursionError):
+            return parse_json(word, parse_constant=no_constant, parse_float=_float_of)
+    return word if kind.startswith(("decimal", "date", "time")) else text
 
 
 def list_of(text: str) -> list[Any] | None:
     """Return the list that a text writes, in JSON or as Python prints it; None for any other text.
+
+    It is None as well if a float64 would change a number of the list, or an object in it has a key twice.
 
     >>> list_of("['Hammer', 'Drill']")
     ['Hammer', 'Drill']
     """
     found: Any = None
     with suppress(ValueError, RecursionError):
-        found = json.loads(text, parse_constant=no_constant)
+        found = parse_json(text, parse_constant=no_constant, parse_float=_float_of)
     if found is None and re.fullmatch(_PYTHON_LIST, text):
         with suppress(ValueError, SyntaxError, MemoryError):
+            for part in re.finditer(_PYTHON_PART, text):
+                if re.match(r"-?[0-9]+[.e]", part[1]):
+                    _float_of(part[1])
             found = ast.literal_eval(text)
     return cast("list[Any]", found) if isinstance(found, list) else None
+
+
+def _float_of(text: str) -> float:
+    """Return the float64 that a number in text stands for. Raises ValueError if its digits would be others."""
+    number = float(text)
+    if str(number) == text:
+        return number
+    is_normal = sys.float_info.min <= abs(number) <= sys.float_info.max
+    if (not is_normal or re.search(_MANY_DIGITS, text)) and not _keeps_digits(text, number):
+        raise ValueError(f"{text} has digits that a float64 would change: write it as text")
+    return number
+
+
+def _keeps_digits(text: str, number: float) -> bool:
+    """Return whether a float64 prints the digits of the text that it was read from, in short or at the same length."""
+    digits = _digits_in(text)
+    printed = (str(number), f"{number:.{max(len(digits) - 1, 0)}e}")
+    return any(_digits_in(other).rstrip("0") == digits.rstrip("0") for other in printed)
+
+
+def _digits_in(number: str) -> str:
+    """Return the digits of a number from the first that is not 0."""
+    return number.lower().partition("e")[0].replace(".", "").lstrip("-0")
 
 
 def are_numpy_arrays(values: pa.ChunkedArray) -> bool:
@@ -141,8 +176,15 @@ def _as_numbers(values: pa.ChunkedArray) -> pa.ChunkedArray | None:
     if not are_written(values, _NUMBER) or pc.any(pc.match_substring_regex(values, _CHANGED_NUMBER)).as_py():
         return None
     numbers = values.cast(pa.float64())
-    vanished = pc.and_(pc.equal(numbers, 0), pc.match_substring_regex(values, _NOT_ZERO))  # such as 1e-400
-    return None if pc.any(vanished).as_py() or not pc.all(pc.is_finite(numbers), min_count=0).as_py() else numbers
+    sizes = pc.abs(numbers)
+    is_normal = pc.and_(pc.greater_equal(sizes, sys.float_info.min), pc.less_equal(sizes, sys.float_info.max))
+    doubtful = pc.or_(pc.invert(is_normal), pc.match_substring_regex(values, _MANY_DIGITS))
+    if not pc.any(doubtful).as_py():
+        return numbers
+    texts, floats = values.filter(doubtful), numbers.filter(doubtful)
+    differs = pc.not_equal(texts, floats.cast(pa.string()))
+    pairs = zip(texts.filter(differs).to_pylist(), floats.filter(differs).to_pylist(), strict=True)
+    return numbers if all(_keeps_digits(text, number) for text, number in pairs) else None
 
 
 def _as_times(values: pa.ChunkedArray) -> pa.ChunkedArray | None:
