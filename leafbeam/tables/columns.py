@@ -83,7 +83,7 @@ def nanoseconds(source: SourceTable, name: str, unit: TimeUnit) -> NDArray[np.in
         except pa.ArrowInvalid as error:
             raise DataError(f"{where} has times before 1678 or after 2262: expected times of interactions") from error
     if pa.types.is_decimal(values.type):
-        return _decimals(values, where, unit)
+        return _decimals(source, name, values, unit)
     if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
         raise DataError(
             f"{where} holds values of the type {type_name(values.type)}: a time is a number of seconds, a datetime, a date or "
@@ -169,15 +169,16 @@ def _exact(source: SourceTable, name: str, values: pa.ChunkedArray, unit: TimeUn
     return nanoseconds
 
 
-def _decimals(values: pa.ChunkedArray, where: str, unit: TimeUnit) -> NDArray[np.int64]:
+def _decimals(source: SourceTable, name: str, values: pa.ChunkedArray, unit: TimeUnit) -> NDArray[np.int64]:
     """Return decimals, such as Spark and DuckDB write, as nanoseconds. Raises DataError."""
-    per_unit = 10**9 // _PER_SECOND[unit]
+    per_unit, where = 10**9 // _PER_SECOND[unit], f"{source.source}, column {name!r}"
     try:
         exact = values.cast(pa.decimal256(values.type.precision, values.type.scale))
         numbers = np.asarray(
             pc.multiply(exact, pa.scalar(per_unit, pa.decimal256(10, 0))).cast(pa.int64()).to_numpy(), dtype=np.int64
         )
     except pa.ArrowInvalid as error:
+        _numbers(source, name, values.cast(pa.float64()).to_numpy(), unit)
         raise DataError(
             f"{where} has times finer than nanoseconds or beyond the year 2262 in the unit {unit!r}: write whole numbers, "
             "and pass their unit (--time-unit)"

@@ -44,7 +44,7 @@ def rows_of_lists(source: SourceTable, item: str, timestamp: str, *, in_order: b
         source.refuse(
             timestamp,
             f"not as many times as {item!r} has items",
-            pc.not_equal(pc.list_value_length(times), pc.list_value_length(lists)),
+            pc.fill_null(pc.not_equal(pc.list_value_length(times), pc.list_value_length(lists)), True),
             "write a time for each item",
         )
     flat = source.take(np.asarray(pc.list_parent_indices(lists)))

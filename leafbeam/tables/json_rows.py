@@ -245,6 +245,6 @@ def _parsed(data: bytes, source: str) -> Any:
     except RecursionError:
         raise DataError(f"{source} cannot be read as JSON: it nests too deeply") from None
     except ValueError as error:
-        is_lines = isinstance(error, json.JSONDecodeError) and error.msg == "Extra data" and ", line " not in source
+        is_lines = isinstance(error, json.JSONDecodeError) and error.msg == "Extra data" and error.lineno > 1 == error.colno
         hint = "; if each line is an object, let the file's name end in .jsonl" if is_lines else ""
         raise DataError(f"{source} cannot be read as JSON: {error}{hint}") from error

@@ -70,6 +70,10 @@ def test_lists_of_times_order_lists_of_items(tmp_path: Path) -> None:
     rows = [{"user_id": 1, "item_id": [7, 8, 9], "timestamp": [30, 10, 20]}, {"user_id": 2, "item_id": [7], "timestamp": [5]}]
     path = write(tmp_path / "log.jsonl", "\n".join(map(json.dumps, rows)))
     assert histories(load_log(interactions=path)) == {1: [8, 9, 7], 2: [7]}
+    for empty in (None, []):
+        write(path, "\n".join(map(json.dumps, [*rows, {"user_id": 3, "item_id": [7], "timestamp": empty}])))
+        with pytest.raises(DataError, match=r"column 'timestamp': not as many times as 'item_id' has items in line 3"):
+            load_log(interactions=path)
     write(path, json.dumps({"user_id": 1, "item_id": [7, 8], "timestamp": [1]}))
     with pytest.raises(DataError, match=r"column 'timestamp': not as many times as 'item_id' has items in line 1"):
         load_log(interactions=path)
@@ -375,6 +379,16 @@ def test_times_in_two_units_are_refused(tmp_path: Path, times: list[Any], unit: 
         load_times(tmp_path, [times[1], times[1]], form, unit)
 
 
+def test_decimals_in_two_units_are_refused() -> None:
+    """D7: as Spark and DuckDB write numbers."""
+    times = pa.array([1769000001, 1769000001000]).cast(pa.decimal128(20, 0))
+    table = pa.table({"user_id": [1, 1], "item_id": [1, 2], "timestamp": times})
+    with pytest.raises(DataError, match=r"mixes units: .*row 1 .*first in row 2"):
+        log_from_tables(table)
+    with pytest.raises(DataError, match="pass time_unit='ms'"):
+        log_from_tables(table.slice(1))
+
+
 def test_one_exponent_changes_no_other_row(tmp_path: Path) -> None:
     """D7: a single 1e3 made float64 of all rows."""
     for form in ("csv", "jsonl", "parquet"):
@@ -412,6 +426,10 @@ def test_lists_of_times_keep_their_digits(tmp_path: Path, times: str, unit: Time
     log = load_log(interactions=path, time_unit=unit)
     assert histories(log) == {"u": ["a", "b"]}
     assert log.histories.times_E.tolist() == [1_769_000_001_123_456_788, 1_769_000_001_123_456_789]
+    if form == "csv":
+        write(path, path.read_text() + 'v,"[""b""]",\n')
+        with pytest.raises(DataError, match=r"not as many times as 'item_id' has items in line 3"):
+            load_log(interactions=path, time_unit=unit)
 
 
 @pytest.mark.parametrize("times", [[101], [31], [1, 2, 3], [261300], [261122, 7], [22112026, 41112026], [86399]])
