@@ -26,6 +26,7 @@ from leafbeam.tables.ids import check_ids, type_of_ids
 from leafbeam.tables.parquet import read_batches, schema_of
 from leafbeam.tables.plain_types import as_plain, plain_schema
 from leafbeam.tables.reader import is_parquet
+from leafbeam.tables.table import check_names
 
 log = logging.getLogger("leafbeam.catalog")
 _BATCH = 1 << 16  # rows
@@ -195,6 +196,7 @@ def _copy_batches(
     check_columns(schema.names, source)
     number, schema = schema.names.index("item_id"), plain_schema(schema, source)
     if not ids_are_checked:
+        check_names(schema.names, source)
         schema = schema.set(number, pa.field("item_id", type_of_ids(schema.field(number).type)))
 
     mistakes: list[DataError] = []  # DuckDB would put them into a text of its own

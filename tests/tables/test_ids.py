@@ -176,7 +176,9 @@ def test_decimal_times_are_exact_to_the_nanosecond(times: pa.Array, unit: TimeUn
 def test_decimal_times_that_would_change_are_refused(times: str) -> None:
     """D7: finer than nanoseconds, or beyond the year 2262."""
     table = SourceTable(table=pa.table({"t": pa.array([Decimal(times)], pa.decimal256(50, 12))}), source="log.parquet")
-    with pytest.raises(DataError, match=r"log\.parquet, column 't' has times finer than nanoseconds or beyond the year 2262"):
+    with pytest.raises(
+        DataError, match=r"log\.parquet, column 't' (has times finer than nanoseconds|reaches [0-9]+,) .*beyond the year 2262"
+    ):
         nanoseconds(table, "t", "s")
 
 
