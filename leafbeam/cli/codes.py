@@ -171,7 +171,7 @@ def _code_columns(file: Path, schema: Any, id_column: str) -> tuple[str, ...]:
     if "codes" in names:
         kind = schema.field("codes").type
         lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-        if not lists or not pa.types.is_integer(kind.value_type):
+        if not lists or not _are_whole(kind.value_type):
             raise DataError(f"{file} has codes of type {kind}: expected lists of whole numbers")
         return ("codes",)
     for stem in ("c", "code_"):
@@ -182,7 +182,7 @@ def _code_columns(file: Path, schema: Any, id_column: str) -> tuple[str, ...]:
                 raise DataError(f"{file} has {stem}{levels[-1]} and no {stem}{missing}: expected one column for each level")
             columns = tuple(f"{stem}{level}" for level in levels)
             for name in columns:
-                if not pa.types.is_integer(schema.field(name).type):
+                if not _are_whole(schema.field(name).type):
                     raise DataError(f"{file} has {name} of type {schema.field(name).type}: expected whole numbers")
             return columns
     raise DataError(f"{file} has the columns {listed(names)}: {_EXPECTED}")
@@ -214,6 +214,11 @@ def _sizes_in(file: Path, metadata: dict[bytes, bytes]) -> tuple[int, ...] | Non
         ) from error
 
 
+def _are_whole(kind: Any) -> bool:
+    """Return whether a type may be that of codes: whole numbers, or decimals, as Spark and DuckDB write whole numbers."""
+    return pa.types.is_integer(kind) or pa.types.is_decimal(kind)
+
+
 def _first_null(column: Any) -> int:
     return int(np.argmax(np.asarray(column.is_null())))
 
@@ -221,4 +226,12 @@ def _first_null(column: Any) -> int:
 def _numbers(file: Path, name: str, column: Any, where: Callable[[int], str], per_row: int = 1) -> NDArray[np.integer]:
     if column.null_count:
         raise CodesError(f"{file}: {where(_first_null(column) // per_row)} has no number in {name}: expected a whole number")
+    if pa.types.is_decimal(column.type):
+        try:
+            column = column.cast(pa.int64())
+        except pa.ArrowInvalid as error:
+            row = next(row for row, code in enumerate(column.to_pylist()) if code != int(code) or abs(code) >= 1 << 63)
+            raise CodesError(
+                f"{file}: {where(row // per_row)} has {column[row]} in {name}: expected a whole number of up to 64 bits"
+            ) from error
     return column.to_numpy(zero_copy_only=False) if isinstance(column, pa.Array) else column.to_numpy()

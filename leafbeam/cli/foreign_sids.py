@@ -19,17 +19,19 @@ from leafbeam.errors import ArgumentError, CodesError, DataError, LeafbeamError,
 from leafbeam.extras import require
 from leafbeam.files import open_regular
 from leafbeam.ids import is_id
-from leafbeam.index.items import decode_ids
+from leafbeam.index.items import decode_ids, ids_from_arrow
 from leafbeam.index.level import MAX_LEVELS
-from leafbeam.tables import CsvFormat, csv_rows, json_rows, read_array, read_table
+from leafbeam.tables import CsvFormat, SourceTable, csv_rows, json_rows, read_array, read_ids, read_table
 from leafbeam.tables.json_rows import read_json, read_json_table
 from leafbeam.tables.opener import check_content, ending_of
 from leafbeam.tables.reader import SUFFIXES
 
 _PICKLES, _TORCH, _ARRAY = (".pkl", ".pickle"), (".pt", ".pth"), ".npy"
 FORMATS = (*SUFFIXES, *_TORCH, _ARRAY)
-_TOKEN = re.compile(r"(.*?)(\d+)(\D*)", re.DOTALL)
-_WRITTEN_TOKEN = re.compile(r"<[^<>\s]*\d[^<>\s]*>")
+# The number of a token is its last one, without a sign, a point or zeros before it; a text that begins as a number does is not
+# a token.
+_TOKEN = re.compile(r"(?=[A-Za-z_<\[({|])([!-~]*)(?<![0-9.])(?<![^0-9A-Za-z][+-])(0|[1-9][0-9]{0,8})([!-/:-~]*)")
+_WRITTEN_TOKEN = re.compile(r"<[^<>\s]*[0-9][^<>\s]*>")
 _MAX_NUMBER = 10**9
 
 
@@ -272,9 +274,22 @@ def _of_lists(path: Path, by_id: Mapping[Any, Any], *, is_text_file: bool = Fals
     named = [name for name in names if name]
     if named and len(named) < len(names):
         raise CodesError(f"{path} has tokens at some levels and numbers at others: expected one of the two")
-    ids: Any = np.array(list(by_id), np.int64 if kinds == {int} else np.str_)
+    ids = _checked_ids(path, list(by_id), is_text_file)
     numbers_NL = np.array(numbers, np.int64).reshape(len(ids), len(names))
     return ForeignSids(source=str(path), item_ids=ids, is_text_file=is_text_file, numbers_NL=numbers_NL, names=tuple(named))
+
+
+def _checked_ids(path: Path, item_ids: list[Any], is_text_file: bool) -> NDArray[Any]:
+    """Return ids of one kind as an array. Raises DataError as `read_ids` does, and for an id twice."""
+    try:
+        table = pa.table({"item_id": pa.array(item_ids)})
+    except UnicodeEncodeError as error:
+        raise DataError(f"{path} has the item id {short_repr(error.object)}, which is not valid text: correct it") from error
+    ids = read_ids(SourceTable(table=table, source=str(path), is_text=is_text_file), "item_id", "item_of_items")
+    if len(ids.values) < len(item_ids):
+        row = next(row for row, code in enumerate(ids.codes_E) if code < row)  # the first code that is not new
+        raise DataError(f"{path}: item {short_repr(item_ids[row])} is there before, with other blanks around it: keep one")
+    return decode_ids(ids_from_arrow(ids.column))
 
 
 def _parsed(code: Any, where: str, parsed: dict[str, tuple[str, int]]) -> tuple[str, int]:
@@ -285,8 +300,9 @@ def _parsed(code: Any, where: str, parsed: dict[str, tuple[str, int]]) -> tuple[
         if code in parsed:
             return parsed[code]
         match = _TOKEN.fullmatch(code)
-        if match and len(match[2]) <= 9 and "*" not in code and match[1] + match[3]:
+        if match and "*" not in code:
             return parsed.setdefault(code, (f"{match[1]}*{match[3]}", int(match[2])))
     raise CodesError(
-        f"{where} has the code {short_repr(code)}: expected a token such as <a_12>, or a number up to {_MAX_NUMBER:,}"
+        f"{where} has the code {short_repr(code)}: expected a token of ASCII such as <a_12>, without zeros before its number, "
+        f"or a number up to {_MAX_NUMBER:,}"
     )

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from leafbeam.cli.foreign_sids import read_sids
-from leafbeam.errors import ArgumentError, DataError, LeafbeamError
+from leafbeam.errors import ArgumentError, CodesError, DataError, LeafbeamError
 from leafbeam.semid import SidTable
 from tests.cli.test_commands import call
 
@@ -256,3 +257,102 @@ def test_lists_of_codes_in_csv_are_read_or_named(tmp_path: Path, rows: str, mess
         read_sids(tmp_path / "x.csv")
     assert message in str(caught.value)
     assert str(tmp_path / "x.csv") in str(caught.value)
+
+
+@pytest.mark.parametrize("bad", ["a\0", "\0a", "e\n", "\x1ca\x85", "\u200ba", "", "a\u2028", "\ud800"])
+@pytest.mark.parametrize("form", ["keys", "rows", "sids", "tensors"])
+def test_ids_of_json_and_tensors_are_checked_as_those_of_tables(tmp_path: Path, form: str, bad: str) -> None:
+    """A8, D8: NUL at an end was dropped, so that two items had one id."""
+    contents = {
+        "keys": {"x": [0, 1], bad: [1, 1]},
+        "rows": [{"item_id": "x", "codes": [0, 1]}, {"item_id": bad, "codes": [1, 1]}],
+        "sids": {"<a_1><b_2>": ["x"], "<a_1><b_3>": [bad]},
+    }
+    path = tmp_path / ("x.pt" if form == "tensors" else "x.json")
+    if form == "tensors":
+        torch.save({"x": torch.tensor([0, 1]), bad: torch.tensor([1, 1])}, path)
+    else:
+        path.write_text(json.dumps(contents[form]))
+    with pytest.raises(DataError) as caught:
+        read_sids(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("other", ["a ", "\ta", "a\u00a0"])
+def test_keys_of_json_that_differ_in_blanks_alone_are_one_item(tmp_path: Path, other: str) -> None:
+    """D8: as in CSV."""
+    (tmp_path / "x.json").write_text(json.dumps({"a": [0, 1], other: [1, 1]}))
+    with pytest.raises(DataError, match="is there before, with other blanks around it: keep one"):
+        read_sids(tmp_path / "x.json")
+    (tmp_path / "x.json").write_text(json.dumps({other: [1, 1]}))
+    assert read_sids(tmp_path / "x.json").item_ids.tolist() == ["a"]
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "0.5",
+        "-1",
+        "+1",
+        "1e5",
+        "<a_01>",
+        "<a_1.5>",
+        "<a_\u0663>",
+        "<-1>",
+        "<a_-1>",
+        "<\u00e4_1>",
+        "a 1",
+        "1",
+        "2026-11-29",
+        "<a_\u00b2>",
+        "5%",
+    ],
+)
+@pytest.mark.parametrize("form", ["json", "pt"])
+def test_texts_that_are_not_tokens_are_refused_with_their_item(tmp_path: Path, form: str, token: str) -> None:
+    """D8: 0.5 was the code 5, -1 was 1, and <a_01> and <a_1> were one code."""
+    path, content = tmp_path / f"x.{form}", {"x": ["<a_1>", "<b_1>"], "y": [token, "<b_2>"]}
+    if form == "pt":
+        torch.save(content, path)
+    else:
+        path.write_text(json.dumps(content))
+    with pytest.raises(CodesError, match=r"item 'y' has the code .*: expected a token of ASCII such as <a_12>") as caught:
+        read_sids(path)
+    assert repr(token) in str(caught.value) or ascii(token) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "name"),
+    [
+        (["<a_0>", "<a_12>"], "<a_*>"),
+        (["a_1_0", "a_1_12"], "a_1_*"),
+        (["<|sid_0_0|>", "<|sid_0_12|>"], "<|sid_0_*|>"),
+        (["[SID-0]", "[SID-12]"], "[SID-*]"),
+        (["<0>", "<12>"], "<*>"),
+        (["C0", "C12"], "C*"),
+        (["<s0_end>", "<s12_end>"], "<s*_end>"),
+    ],
+)
+def test_tokens_of_many_spellings_are_read(tmp_path: Path, tokens: list[str], name: str) -> None:
+    """L2"""
+    (tmp_path / "x.json").write_text(json.dumps({"x": tokens[:1], "y": tokens[1:]}))
+    found = read_sids(tmp_path / "x.json")
+    assert (found.numbers_NL.tolist(), found.names) == ([[0], [12]], (name,))
+
+
+@pytest.mark.parametrize("kind", [pa.decimal128(20, 0), pa.decimal128(10, 2), pa.decimal256(50, 0)])
+@pytest.mark.parametrize("as_lists", [False, True])
+def test_codes_as_decimals_are_read_where_they_are_whole(tmp_path: Path, kind: Any, as_lists: bool) -> None:
+    """D8, D12: Spark and DuckDB write whole numbers so; ids may be such decimals too."""
+
+    def table(*codes: str) -> Any:
+        column = pa.array([Decimal(code) for code in codes], kind)
+        lists = pa.ListArray.from_arrays(pa.array(range(len(codes) + 1), pa.int32()), column)
+        return pa.table({"item_id": list(range(len(codes))), "codes" if as_lists else "c0": lists if as_lists else column})
+
+    pq.write_table(table("7", "8", "0"), tmp_path / "x.parquet")
+    assert read_sids(tmp_path / "x.parquet").numbers_NL.tolist() == [[7], [8], [0]]
+    if kind.scale:
+        pq.write_table(table("7", "8.50"), tmp_path / "x.parquet")
+        with pytest.raises(CodesError, match=r"row 2 has 8\.50 in (codes|c0): expected a whole number of up to 64 bits"):
+            read_sids(tmp_path / "x.parquet")

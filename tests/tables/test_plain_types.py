@@ -45,13 +45,14 @@ IN_MEMORY: list[tuple[pa.Array, list[Any]]] = [  # of types that Parquet does no
     (pa.DictionaryArray.from_arrays([0, 1], pa.array(["a", None])), ["a", None]),
     (pa.DictionaryArray.from_arrays([1, 0], pa.array([None, "a"], pa.large_string())), ["a", None]),
 ]
-UNIONS = [
+SIMPLE_UNIONS = [
     pa.UnionArray.from_sparse(pa.array([0, 1], pa.int8()), [pa.array([1, 2]), pa.array(["a", "b"])]),
     pa.UnionArray.from_dense(pa.array([0, 1], pa.int8()), pa.array([0, 0], pa.int32()), [pa.array([1]), pa.array(["b"])]),
 ]
-UNIONS += [
-    pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), UNIONS[0]),
-    pa.StructArray.from_arrays([UNIONS[0]], ["u"]),
+UNIONS = [
+    *SIMPLE_UNIONS,
+    pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), SIMPLE_UNIONS[0]),
+    pa.StructArray.from_arrays([SIMPLE_UNIONS[0]], ["u"]),
 ]
 WIDE: list[tuple[pa.Array, str]] = [
     (pa.array([Decimal(10**38), Decimal(1)], pa.decimal256(50, 0)), "column 'x' of the type decimal256(50, 0)"),
