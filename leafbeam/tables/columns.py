@@ -24,6 +24,7 @@ _YEAR_1980, _YEAR_2100 = 315_532_800, 4_102_444_800  # in seconds
 _YEAR_2262 = 9_223_372_036  # in seconds: the last that 64 bits of nanoseconds hold
 NUMBER = r"^-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,3})?$"
 _WHOLE = r"^-?[0-9]{1,18}$"
+_OFFSET = r":[0-9.]+(Z|[-+][0-9]{2}(:?[0-9]{2})?)$"
 _NOT_FINITE = r"(?i)[-+]?(nan|inf|infinity)"
 _OPTIONS = {  # of the command line, by the field of `Columns`
     "user": "--user-column",
@@ -98,23 +99,33 @@ def _numbers(source: SourceTable, name: str, numbers: NDArray[np.integer | np.fl
         numbers = numbers.astype(np.int64)
     source.refuse(name, "not a finite number", pa.chunked_array([pa.array(~np.isfinite(numbers))]), "a time is finite")
     _check_no_dates(where, numbers)
-    seconds = numbers.astype(np.float64) / per_second
-    beyond = np.abs(seconds) > _YEAR_2262
-    if beyond.any():
-        usual = (seconds >= _YEAR_1980) & (seconds < _YEAR_2100)
-        if usual.any():
-            shown = [f"{source.where(row)} ({numbers[row]})" for row in (int(usual.argmax()), int(beyond.argmax()))]
-            raise DataError(
-                f"{where} mixes units: as time_unit={unit!r}, {shown[0]} is a usual time, but {int(beyond.sum()):,} of "
-                f"{len(numbers):,} rows are beyond the year 2262, first in {shown[1]}: write all times in one unit"
-            )
-        largest = float(np.abs(numbers.astype(np.float64)).max())
+    _check_one_unit(source, name, numbers.astype(np.float64) / per_second, unit)
+    largest = float(np.abs(numbers.astype(np.float64)).max())
+    if largest / per_second > _YEAR_2262:
         likely = [other for other, scale in _PER_SECOND.items() if largest / scale <= _YEAR_2262]
         hint = f"pass time_unit={likely[0]!r} (--time-unit {likely[0]})" if likely else "check the column"
         raise DataError(f"{where} reaches {largest:.0f}, beyond the year 2262 as time_unit={unit!r}: {hint}")
     if np.issubdtype(numbers.dtype, np.floating):
         return np.rint(numbers.astype(np.float64) * (10**9 / per_second)).astype(np.int64)
     return numbers.astype(np.int64) * (10**9 // per_second)
+
+
+def _check_one_unit(source: SourceTable, name: str, seconds: NDArray[np.float64], unit: TimeUnit) -> None:
+    """Raise DataError if some times are usual in a unit, and others are so only in another unit."""
+    usual = (seconds >= _YEAR_1980) & (seconds < _YEAR_2100)
+    if not usual.any() or usual.all():
+        return
+    other = np.abs(seconds) > _YEAR_2262
+    for scale in _PER_SECOND.values():
+        if scale < _PER_SECOND[unit]:
+            coarser = seconds * (_PER_SECOND[unit] // scale)
+            other |= (coarser >= _YEAR_1980) & (coarser < _YEAR_2100) & ~usual
+    if other.any():
+        shown = [f"{source.where(row)} ({source.table[name][row]})" for row in (int(usual.argmax()), int(other.argmax()))]
+        raise DataError(
+            f"{source.source}, column {name!r} mixes units: as time_unit={unit!r}, {shown[0]} is a usual time, but "
+            f"{int(other.sum()):,} of {len(seconds):,} rows are in another unit, first in {shown[1]}: write all in one unit"
+        )
 
 
 def _check_no_dates(where: str, numbers: NDArray[np.integer | np.floating]) -> None:
@@ -166,6 +177,7 @@ def _exact(source: SourceTable, name: str, values: pa.ChunkedArray, unit: TimeUn
         _numbers(source, name, values.cast(pa.float64()).to_numpy(), unit)
         raise DataError(f"{source.source}, column {name!r} has times before 1678 or after 2262: check the column") from error
     _check_no_dates(f"{source.source}, column {name!r}", nanoseconds // per_unit)
+    _check_one_unit(source, name, nanoseconds / 1e9, unit)
     return nanoseconds
 
 
@@ -184,6 +196,7 @@ def _decimals(source: SourceTable, name: str, values: pa.ChunkedArray, unit: Tim
             "and pass their unit (--time-unit)"
         ) from error
     _check_no_dates(where, numbers // per_unit)
+    _check_one_unit(source, name, numbers / 1e9, unit)
     return numbers
 
 
@@ -203,10 +216,12 @@ def _parsed(source: SourceTable, name: str, values: pa.ChunkedArray) -> pa.Chunk
     wrong = [re.search(NUMBER, text) is None and _as_timestamps(pa.scalar(text)) is None for text in texts]
     expected = "expected seconds or ISO 8601 (2014-07-23 10:00:00), from the year 1678 to 2262"
     source.refuse(name, "not a time", pa.chunked_array([pa.array(wrong)]), expected)
-    raise DataError(
-        f"{source.source}, column {name!r} mixes numbers, times with and times without an offset from UTC, such as "
-        f"{short_repr(values[0].as_py())}: write all of them one way"
-    )
+    first: dict[str, int] = {}
+    for row, text in enumerate(texts):
+        offset = "with" if re.search(_OFFSET, text) else "without"
+        first.setdefault("a number" if re.search(NUMBER, text) else f"a time {offset} an offset from UTC", row)
+    shown = listed(f"{kind} in {source.where(row)} ({short_repr(texts[row])})" for kind, row in first.items())
+    raise DataError(f"{source.source}, column {name!r} mixes {shown}: write all of them one way")
 
 
 def _as_timestamps(values: Any) -> Any:

@@ -367,6 +367,9 @@ def test_words_that_are_not_numbers_are_not_times(tmp_path: Path, word: str, for
         ([1769000001.5, 1769000002000.5], "s"),
         ([1769000001000, 1769000002000000], "ms"),
         (["1.769e9", "1.769e12"], "s"),
+        ([1769000001000, 1769000002], "ms"),
+        (["1769000001000.5", "1769000002.5"], "ms"),
+        ([1769000001000000000, 1769000002000], "ns"),
     ],
 )
 def test_times_in_two_units_are_refused(tmp_path: Path, times: list[Any], unit: TimeUnit, form: str) -> None:
@@ -375,8 +378,26 @@ def test_times_in_two_units_are_refused(tmp_path: Path, times: list[Any], unit: 
         DataError, match=r"mixes units: .*(line [12]|row 1) .* is a usual time, but 1 of 2 rows .*first in (line [23]|row 2)"
     ):
         load_times(tmp_path, times, form, unit)
-    with pytest.raises(DataError, match="pass time_unit="):
+    with pytest.raises(DataError, match=r"pass (time_unit=|another \(--time-unit)"):
         load_times(tmp_path, [times[1], times[1]], form, unit)
+
+
+@pytest.mark.parametrize("time", [0, -1, 86_400_000, 400_000_000_000, 5_000_000_000_000])
+def test_a_few_early_or_future_times_are_in_the_same_unit(tmp_path: Path, time: int) -> None:
+    """D7: the report counts them."""
+    report = load_times(tmp_path, [1769000001000, time], "csv", "ms").report
+    assert report.rows_before_1980 + report.rows_in_the_future == (time != 400_000_000_000)
+
+
+def test_a_mixture_of_numbers_and_texts_names_a_line_of_each(tmp_path: Path) -> None:
+    """D7: with and without an offset from UTC too."""
+    times = ["2026-01-01 10:00:00", "2026-01-01", "2026-01-01T10:00:00+02:00", "2026-01-01T10:00:00Z", "1769000001"]
+    with pytest.raises(DataError) as caught:
+        load_times(tmp_path, times, "csv")
+    assert "without an offset from UTC in line 2 ('2026-01-01 10:00:00'), a time with an offset from UTC in line 4" in str(
+        caught.value
+    )
+    assert "a number in line 6 ('1769000001'): write all of them one way" in str(caught.value)
 
 
 def test_decimals_in_two_units_are_refused() -> None:
