@@ -86,10 +86,10 @@ def _fitting(value: Any, kind: pa.DataType) -> Any:
         return _fitting_parts(value, kind)
     if isinstance(value, bool) != types.is_boolean(kind):
         raise TypeError
-    if types.is_integer(kind) and isinstance(value, float):
-        if not value.is_integer():
+    if types.is_integer(kind) and isinstance(value, float | Decimal):
+        if not isfinite(value) or value != int(value):
             raise ValueError
-        if abs(value) >= _MAX_EXACT:
+        if isinstance(value, float) and abs(value) >= _MAX_EXACT:
             raise _MisfitError(f"{value} may have lost digits: write such a number without a fraction and an exponent")
         return int(value)
     if isinstance(value, float) and not isfinite(value):

@@ -161,6 +161,8 @@ def test_decimals_are_exact():
     column, problems = column_of(values, kind)
     assert column.to_pylist() == [Decimal(str(value)) for value in values]
     assert problems == {}
+    assert column_of([Decimal(2**53 + 1), Decimal("7.0")], pa.int64())[0].to_pylist() == [2**53 + 1, 7]
+    assert list(column_of([Decimal("1.5"), Decimal("NaN"), Decimal("1E+400")], pa.int64())[1]) == [0, 1, 2]
     assert list(column_of(["007", "00501", " 7", "", ".", "null", "0x7", "1_0", "1.005"], kind)[1]) == [*range(9)]
 
 
