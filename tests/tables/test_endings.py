@@ -50,14 +50,14 @@ def read_by_catalog(path: Path) -> list[dict[str, Any]]:
     ("name", "data"),
     [
         ("ITEMS.CSV", CSV),
-        ("items.Csv.GZ", gzip.compress(CSV)),
+        ("items.Csv.GZ", gzip.compress(CSV, mtime=0)),
         ("items.tsv", TSV),
-        ("items.TSV.gz", gzip.compress(TSV)),
+        ("items.TSV.gz", gzip.compress(TSV, mtime=0)),
         ("items.JSONL", LINES),
-        ("items.jsonl.gz", gzip.compress(LINES)),
-        ("items.NDJson.gz", gzip.compress(LINES)),
+        ("items.jsonl.gz", gzip.compress(LINES, mtime=0)),
+        ("items.NDJson.gz", gzip.compress(LINES, mtime=0)),
         ("items.Json", LIST),
-        ("items.json.gz", gzip.compress(LIST)),
+        ("items.json.gz", gzip.compress(LIST, mtime=0)),
     ],
 )
 def test_endings_are_read_in_any_case_and_compressed(
@@ -88,15 +88,15 @@ def test_parquet_is_read_in_any_case_and_from_a_directory(
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("items.csv", gzip.compress(CSV), "is compressed with gzip: add .gz to its name"),
-        ("items.jsonl", gzip.compress(LINES), "is compressed with gzip: add .gz to its name"),
+        ("items.csv", gzip.compress(CSV, mtime=0), "is compressed with gzip: add .gz to its name"),
+        ("items.jsonl", gzip.compress(LINES, mtime=0), "is compressed with gzip: add .gz to its name"),
         ("items.csv", b"PAR1....PAR1", "is Parquet: rename it, so that its name ends in .parquet"),
         ("items.json", b"PAR1....PAR1", "is Parquet: rename it, so that its name ends in .parquet"),
         ("items.tsv", b"\x28\xb5\x2f\xfd....", "is compressed with zstd"),
         ("items.csv", b"\xd0\xcf\x11\xe0....", "is an Excel workbook: save the table as CSV"),
         ("items.csv.gz", CSV, "cannot be read"),
         ("items.jsonl.gz", LINES, "cannot be read"),
-        ("items.json.gz", gzip.compress(LIST)[:-9], "cannot be read"),
+        ("items.json.gz", gzip.compress(LIST, mtime=0)[:-9], "cannot be read"),
         ("items.parquet", CSV, "cannot be read as Parquet"),
         ("items.txt", CSV, "expected a file that ends in .parquet, .csv, .csv.gz, .tsv"),
         ("items", CSV, "expected a file that ends in"),
