@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from leafbeam.errors import DataError, short_repr
+from leafbeam.errors import DataError, counted, short_repr
 from leafbeam.tables.cells import are_written
 from leafbeam.tables.table import SourceTable, listed, type_name
 
@@ -124,7 +124,8 @@ def _check_one_unit(source: SourceTable, name: str, seconds: NDArray[np.float64]
         shown = [f"{source.where(row)} ({source.table[name][row]})" for row in (int(usual.argmax()), int(other.argmax()))]
         raise DataError(
             f"{source.source}, column {name!r} mixes units: as time_unit={unit!r}, {shown[0]} is a usual time, but "
-            f"{int(other.sum()):,} of {len(seconds):,} rows are in another unit, first in {shown[1]}: write all in one unit"
+            f"{int(other.sum()):,} of {counted(len(seconds), 'row')} are in another unit, first in {shown[1]}: write all in "
+            "one unit"
         )
 
 

@@ -89,7 +89,7 @@ def test_wrong_scores_and_wrong_items_are_found(monkeypatch: pytest.MonkeyPatch)
     assert "scores are wrong by up to 0.01" in str(self_test.test_backend("cpu", "cpu"))
     monkeypatch.undo()
     monkeypatch.setattr("leafbeam.index.Trie.filter", lambda index, mask: None)
-    assert "items, of" in str(self_test.test_backend("cpu", "cpu"))
+    assert "items, but" in str(self_test.test_backend("cpu", "cpu"))
 
 
 PYTHON = sys.executable

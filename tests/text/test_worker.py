@@ -215,7 +215,7 @@ def test_what_no_batch_can_hold_is_refused_at_once(generator: TextGenerator):
         worker.submit([request(generator, max_tokens=3000)])
     with pytest.raises(ArgumentError, match="outside the model"):
         worker.submit([TextRequest(prompt=(100_000,), automaton=generator.compile(LETTERS))])
-    with pytest.raises(ArgumentError, match="max_queue is 0"):
+    with pytest.raises(ArgumentError, match="max_queue must be above 0"):
         TextSettings(max_queue=0)
 
 
