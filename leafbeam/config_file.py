@@ -5,6 +5,7 @@ import difflib
 import inspect
 import json
 import re
+import sys
 import textwrap
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -70,27 +71,25 @@ def load_config(base: T, path: Path | None = None, words: Sequence[str] = (), **
         base: The config that is changed. If any value of a table is given, its other values are the defaults of its class, not
             those of `base`.
         path: A file of TOML, with a table for each field that is a dataclass.
-        words: Texts such as `engine.max_batch=32`, with the names of `Setting`.
+        words: Texts such as `engine.max_batch=32`, with the names of `Setting`; `rules.cheap=price < 3` sets an entry of a
+            table of names and texts, whose other entries stay.
         options: Values or whole tables by name, with two underscores in place of each dot; None changes nothing.
 
     Raises:
-        ArgumentError: If the file is not TOML, a setting is unknown, or a value has the wrong type or is out of range.
+        ArgumentError: If the file is not TOML, a setting is unknown or there twice, or a value has the wrong type or is out of
+            range.
     """
     config: type[T] = type(base)
-    stated = {} if path is None else {name: (value, str(path)) for name, value in _file_values(config, path)}
-    for word in words:
-        name, equals, text = word.partition("=")
-        if not equals:
-            raise ArgumentError(f"--set {word}: expected NAME=VALUE, such as {next(settings_of(config)).name}=...")
-        stated[name.strip()] = (_parsed(text.strip()), "--set")
     kinds = {setting.name: setting.kind for setting in settings_of(config)}
+    from_file = {} if path is None else _converted_all(kinds, _file_values(config, path), str(path))
+    from_words = _converted_all(kinds, _word_values(config, words, kinds), "--set")
     values: dict[str, Any] = {}
-    for name, (value, where) in stated.items():
-        if name not in kinds:
-            near = difflib.get_close_matches(name, kinds, n=3) or [other for other in kinds if other.endswith(f".{name}")]
-            hint = f"; did you mean {' or '.join(near)}?" if near else ": --print-config lists all settings"
-            raise ArgumentError(f"{where}: there is no setting {short_repr(name)}{hint}")
-        values[name] = _converted(value, kinds[name], name, where)
+    for name, value in (*from_file.items(), *from_words.items()):
+        table, _, entry = name.partition(".")
+        if name in kinds:
+            values[name] = value
+        else:
+            values[table] = {**values.get(table, getattr(base, table)), entry: value}
     values |= {name.replace("__", "."): value for name, value in options.items() if value is not None}
     return _made(config, "", values, base)
 
@@ -105,7 +104,7 @@ def to_toml(config: Any) -> str:
         meaning = textwrap.wrap(setting.meaning, _WIDTH, initial_indent="# ", subsequent_indent="# ")
         if isinstance(value, Mapping):
             pairs = cast("Mapping[str, Any]", value).items()
-            tables[name] = [*meaning, *(f"{json.dumps(key)} = {_written(inner)}" for key, inner in pairs)]
+            tables[name] = [*meaning, *(f"{_written(key)} = {_written(inner)}" for key, inner in pairs)]
         else:
             entry = f"# {name} =" if value is None else f"{name} = {_written(value)}"
             (tables.setdefault(table, []) if table else lines).extend([*meaning, entry])
@@ -145,12 +144,44 @@ def _value(config: Any, name: str) -> Any:
 
 def _file_values(config: type, path: Path) -> Iterator[tuple[str, Any]]:
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ArgumentError(f"{path} cannot be read: {error.strerror or error}") from error
     except ValueError as error:  # also if the file is not UTF-8
         raise ArgumentError(f"{path} is not TOML: {error}") from error
+    except RecursionError as error:
+        raise ArgumentError(f"{path} is nested too deeply: expected settings, and tables of settings") from error
     yield from _flat(config, content, "")
+
+
+def _word_values(config: type, words: Sequence[str], kinds: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for word in words:
+        name, equals, text = (part.strip() for part in word.partition("="))
+        if not equals:
+            raise ArgumentError(f"--set {word!a:.200}: expected NAME=VALUE, such as {next(iter(kinds))}=...")
+        parent, _, entry = name.partition(".")
+        kind = str if entry and get_origin(kinds.get(parent)) is Mapping else kinds.get(name)
+        yield from _flat(config, {name: _parsed(text, kind, name)}, "")
+
+
+def _converted_all(kinds: Mapping[str, Any], stated: Iterator[tuple[str, Any]], where: str) -> dict[str, Any]:
+    """Return the values of one source by name. Raises ArgumentError for a name that is unknown or there twice."""
+    values: dict[str, Any] = {}
+    tables = dict.fromkeys(name.rpartition(".")[0] for name in kinds if "." in name)
+    for name, value in stated:
+        parent, _, entry = name.partition(".")
+        if name in values:
+            raise ArgumentError(f"{where}: {name} is set twice: keep one of the two")
+        if name in tables:
+            inner = next(other for other in kinds if other.startswith(f"{name}."))
+            raise ArgumentError(f"{where}: {name} is a table of settings, such as {inner}, not {short_repr(value)}")
+        if name not in kinds and not (entry and get_origin(kinds.get(parent)) is Mapping):
+            names = [*kinds, *tables]
+            near = difflib.get_close_matches(name, names, n=3) or [other for other in kinds if other.endswith(f".{name}")]
+            hint = f"; did you mean {' or '.join(near)}?" if near else ": --print-config lists all settings"
+            raise ArgumentError(f"{where}: there is no setting {short_repr(name)}{hint}")
+        values[name] = _converted(value, kinds.get(name, str), name, where)
+    return values
 
 
 def _flat(config: type, content: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -163,13 +194,17 @@ def _flat(config: type, content: Mapping[str, Any], prefix: str) -> Iterator[tup
             yield f"{prefix}{name}", value
 
 
-def _parsed(text: str) -> Any:
-    """Return a text read as a value of TOML, or the text itself if it is not one, so that text needs no quotes."""
+def _parsed(text: str, kind: Any, name: str) -> Any:
+    """Return a text read as a value of TOML, or the text itself if it is not one or the setting's is text, without quotes."""
     try:
         content = tomllib.loads(f"value = {text}")
     except ValueError:
         return text
-    return content["value"] if list(content) == ["value"] else text
+    except RecursionError as error:
+        raise ArgumentError(f"--set {name}: the value is nested too deeply: expected {kind_in_words(kind)}") from error
+    value = content["value"] if list(content) == ["value"] else text
+    is_text = any(inner in (str, Path) for inner in (kind, *get_args(kind)))
+    return text if is_text and not isinstance(value, str | list | dict) else value
 
 
 def _made(config: type, prefix: str, values: Mapping[str, Any], base: Any = None) -> Any:
@@ -204,17 +239,24 @@ def _converted(value: Any, kind: Any, name: str, where: str) -> Any:
         elif one is Path and isinstance(value, str) and value:
             return Path(value)
         elif one is float and isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-        elif type(value) is one:
+            if abs(value) <= sys.float_info.max or isinstance(value, float):
+                return float(value)
+        elif type(value) is one and (one is not int or -(2**63) <= value < 2**63):
             return cast("Any", value)
     raise ArgumentError(f"{where}: {name} is {short_repr(value)}: expected {kind_in_words(kind)}")
 
 
 def _written(value: Any) -> str:
+    """Return a value as TOML. Raises ArgumentError for text that is not valid Unicode, which TOML does not have."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, tuple):
         return f"[{', '.join(_written(part) for part in cast('tuple[Any, ...]', value))}]"
-    return json.dumps(str(value), ensure_ascii=False)
+    text = str(value)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ArgumentError(f"{short_repr(text)} is not valid Unicode, so TOML cannot hold it: choose another") from error
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

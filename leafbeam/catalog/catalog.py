@@ -16,11 +16,12 @@ import numpy as np
 import pyarrow as pa
 
 from leafbeam.catalog.active_rules import ActiveRules, ChangeRecord
+from leafbeam.catalog.durations import parse_duration
 from leafbeam.catalog.evaluator import Evaluation, Evaluator, LastEvaluation
 from leafbeam.catalog.expression import Expression
 from leafbeam.catalog.items_table import ItemsTable
 from leafbeam.catalog.refresh import BackgroundWorker, Schedule
-from leafbeam.catalog.rule_config import LISTED, LoadReport, Rule, RuleSource, RuleStatus, parse_duration, read_rules
+from leafbeam.catalog.rule_config import LISTED, LoadReport, Rule, RuleSource, RuleStatus, read_rules
 from leafbeam.catalog.rule_set import RuleFilters, RuleSet, advance_filters, reuse_equal
 from leafbeam.catalog.sources import CsvOptions, ItemSource
 from leafbeam.catalog.time_limit import DEFAULT_S
@@ -200,8 +201,7 @@ class Catalog:
 
     def add_rule(self, name: str, where: str, refresh: str | None = None) -> None:
         """Add or replace a rule; it outlives reloads. refresh: its evaluation interval ("60s"). Raises RuleError, DataError."""
-        interval = self._refresh if refresh is None else parse_duration(refresh, f"the refresh of rule {name!r}")
-        rule = Rule(name=name, where=where, refresh=interval)
+        rule = Rule.of(name, where if refresh is None else {"where": where, "refresh": refresh}, refresh=self._refresh)
         with self._evaluation_lock, self._active.recording() as (rules, record):
             began = self._clock()
             evaluation = self._evaluator.evaluate([rule], rules.version)

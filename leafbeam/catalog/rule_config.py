@@ -10,6 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from leafbeam.catalog.durations import parse_duration
 from leafbeam.errors import RuleError, counted
 from leafbeam.files import read_text
 from leafbeam.json_reader import parse_json
@@ -31,10 +32,6 @@ _TABLE_FUNCTIONS = frozenset(["generate_series", "json_each", "json_tree", "rang
 _KEY = re.compile(r"^[\[\w.\"' \t-]*", re.MULTILINE)  # a line up to the first character that no key of TOML has
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 _TEXT = re.compile(r"\s*(?P<name>[^\s=@]*)\s*(?:@\s*(?P<refresh>[^\s=]*)\s*)?=(?P<where>.*)", re.DOTALL)
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
-_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_MIN_SECONDS = 0.1  # more often, evaluations would leave no time to requests
-_MAX_SECONDS = 365 * 86_400.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,16 +78,6 @@ class Rule:
         if "refresh" in value:
             refresh = parse_duration(value["refresh"], f"the refresh of rule {name!r}")
         return cls(name=name, where=value["where"], refresh=refresh)
-
-
-def parse_duration(duration: object, what: str = "a duration") -> float:
-    """Seconds of a text such as "500ms", "60s", "5m", "1h" or "1d", from 100 ms to a year. Raises RuleError."""
-    found = _DURATION.fullmatch(duration) if isinstance(duration, str) else None
-    seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
-    if not _MIN_SECONDS <= seconds <= _MAX_SECONDS:
-        example = 'a text such as "500ms", "60s", "5m", "1h" or "1d"'
-        raise RuleError(f"{what} has to be {example}, from 100 ms to a year, not {duration!r}")
-    return seconds
 
 
 def _nesting(where: str) -> int:

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 
 import duckdb
 
+from leafbeam.catalog.durations import MAX_RULE_S
 from leafbeam.errors import ArgumentError, DataError
 
 DEFAULT_S = 60.0
-_MAX_S = 86_400.0
 _AGAIN_S = 0.05
 
 
@@ -25,7 +25,7 @@ class TimeLimit:
     """
 
     def __init__(self, seconds: float) -> None:
-        if not 0 < seconds <= _MAX_S:
+        if not 0 < seconds <= MAX_RULE_S:
             raise ArgumentError(f"rule_timeout_s={seconds!r}: expected seconds, above 0 and up to a day")
         self.seconds = seconds
         self.stopped = False

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 # These modules import nothing heavy, because the command line reads its options from them even if it does not serve.
+from leafbeam.catalog.durations import MAX_RULE_S, parse_duration
 from leafbeam.engine.limits import Limits
 from leafbeam.engine.settings import Settings
 from leafbeam.errors import ArgumentError
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from leafbeam.serve.observation import Observation
 
 LogRequests = Literal["off", "on", "histories"]
+MAX_HTTP_WORKERS = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +99,14 @@ class ServerConfig:
         for name in ("max_body_bytes", "max_batch_bytes", "max_body_s", "answer_s"):
             if not getattr(self, name) > 0:
                 raise ArgumentError(f"{name} must be above 0, not {getattr(self, name)!r}")
+        if not 0 <= self.http_workers <= MAX_HTTP_WORKERS:
+            raise ArgumentError(
+                f"http_workers must be from 0 (this process answers alone) to {MAX_HTTP_WORKERS}, not {self.http_workers}"
+            )
+        if not 0 < self.rule_timeout_s <= MAX_RULE_S:
+            raise ArgumentError(f"rule_timeout_s={self.rule_timeout_s!r}: expected seconds, above 0 and up to a day")
+        if self.refresh is not None:
+            parse_duration(self.refresh, "refresh")
         if not self.grace_s >= 0:
             raise ArgumentError(f"grace_s must be 0 or more seconds, not {self.grace_s!r}")
 

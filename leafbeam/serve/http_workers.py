@@ -14,7 +14,7 @@ from functools import partial
 import msgspec
 from starlette.types import ASGIApp
 
-from leafbeam.errors import ArgumentError, UnavailableError
+from leafbeam.errors import UnavailableError
 from leafbeam.serve.core_link import CoreLink
 from leafbeam.serve.frames import Drain, Setup
 from leafbeam.serve.gate import Gate
@@ -23,7 +23,6 @@ from leafbeam.serve.own_thread import in_own_thread
 
 log = logging.getLogger("leafbeam.serve")
 
-MAX_HTTP_WORKERS = 64
 _START_S = 60.0
 _END_S = 5.0  # from the end of a worker's link to that of its process
 _HUNG_S = 30.0  # without a beat: the worker is killed
@@ -66,12 +65,6 @@ class HttpWorkers:
         self._workers: dict[int, _Worker] = {}
         self._draining = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-
-    @staticmethod
-    def check(count: int) -> None:
-        """Raise ArgumentError for a number of workers that cannot be."""
-        if not 0 <= count <= MAX_HTTP_WORKERS:
-            raise ArgumentError(f"http_workers must be from 0 (this process answers alone) to {MAX_HTTP_WORKERS}, not {count}")
 
     @property
     def num_alive(self) -> int:

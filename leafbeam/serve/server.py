@@ -137,7 +137,6 @@ class Server:
         self.engine, self.text = engine, text
         self.metrics = Metrics(engine, text)
         self._on_ready, self._reloader = on_ready, reloader or SighupReloader()
-        HttpWorkers.check(config.http_workers)
         changes = "local" if is_loopback(host) else "off"
         access = access or Access(changes=changes, reason=NOT_LOCAL, keys=config.key_file())
         observation = observation or Observation(log=config.log_requests)

@@ -152,6 +152,8 @@ class Recipe:
             check_whole(name, getattr(self, name), low=1)
         for name in ("seed", "validations", "patience", "num_users"):
             check_whole(name, getattr(self, name), low=0)
+        if self.seed >= 1 << 63:
+            raise ArgumentError(f"seed must be below 2**63, not {self.seed}")
         for name in ("learning_rate", "clip_norm"):
             check_number(name, getattr(self, name), low=0, exclusive=True)
         check_number("weight_decay", self.weight_decay, low=0)

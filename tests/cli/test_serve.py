@@ -90,11 +90,11 @@ def test_ablation_switches_are_settings_and_no_options() -> None:
         (("--set", "engine.precision=half"), "--set: engine.precision is 'half': expected float32 or bfloat16"),
         (("--set", "precision=bfloat16"), "there is no setting 'precision'; did you mean engine.precision?"),
         (("--set", "engine.max_batchs=3"), "did you mean engine.max_batch"),
-        (("--set", "port"), "--set port: expected NAME=VALUE"),
+        (("--set", "port"), "--set 'port': expected NAME=VALUE"),
         (("--set", "port=many"), "port is 'many': expected a whole number"),
         (("--set", "port=true"), "port is True: expected a whole number"),
         (("--set", "learn=1"), "learn is 1: expected true or false"),
-        (("--set", "engine=3"), "there is no setting 'engine'"),
+        (("--set", "engine=3"), "engine is a table of settings, such as engine.num_beams, not 3"),
         (("--set", "exposure.origins=https://a"), "expected a list; each value is text"),
         (("--set", "rules={a=1}"), "expected a table of names and texts"),
         (("--set", "engine.max_batch=0"), "max_batch must be an integer of at least 1"),
@@ -118,7 +118,7 @@ def test_a_wrong_setting_is_named_before_anything_is_loaded(tmp_path: Path, word
         (b"[engines]\nmax_batch = 1\n", "there is no setting 'engines'; did you mean engine"),
         (b"[engine]\nmax_batch = 1.5\n", "engine.max_batch is 1.5: expected a whole number"),
         (b"[host]\na = 1\n", "host is {'a': 1}: expected text"),
-        (b"engine = 3\n", "there is no setting 'engine'"),
+        (b"engine = 3\n", "engine is a table of settings, such as engine.num_beams, not 3"),
     ],
 )
 def test_a_mistake_in_a_file_is_named_with_the_file(tmp_path: Path, content: bytes, message: str) -> None:
