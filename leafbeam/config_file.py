@@ -59,9 +59,8 @@ def settings_of(config: type) -> Iterator[Setting]:
 
 def changes_of(config: Any) -> dict[str, Any]:
     """Return the settings of a config that differ from their defaults."""
-    found = {setting.name: _value(config, setting.name) for setting in settings_of(type(config))}
-    defaults = {setting.name: setting.default for setting in settings_of(type(config))}
-    return {name: value for name, value in found.items() if value != defaults[name]}
+    values = ((setting, _value(config, setting.name)) for setting in settings_of(type(config)))
+    return {setting.name: value for setting, value in values if value != setting.default}
 
 
 def load_config(base: T, path: Path | None = None, words: Sequence[str] = (), **options: Any) -> T:

@@ -17,7 +17,7 @@ from numba.core.dispatcher import Dispatcher
 def compile_once() -> None:
     """Let processes of the tests that need the same kernel wait for the first to compile it, and load it from the cache.
 
-    A kernel's lock is taken after numba's own, and while only locks of its callers are held, so that nobody waits in a circle.
+    A kernel's lock is taken after numba's own, and while only locks of its callers are held, so that none waits for another.
     """
     compile_for, held, folder = Dispatcher.compile, set[str](), Path(os.environ["NUMBA_CACHE_DIR"])
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What an id may be, and that every door reads ids from text by the same rule."""
+"""The rule of ids, and that every door reads ids from text by it."""
 
 import numpy as np
 import pyarrow as pa

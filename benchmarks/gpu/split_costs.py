@@ -17,7 +17,7 @@ __all__ = ["AttentionTime", "fit_costs"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionTime:
-    """What one call took on a device."""
+    """The time of one call on a device."""
 
     work: AttentionWork
     splits: int

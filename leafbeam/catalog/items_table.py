@@ -193,7 +193,7 @@ class ItemsTable:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether evaluations were stopped, which is not a failure of a rule."""
+        """Return whether evaluations were stopped, which is not a failure of a rule."""
         return self._limit.stopped
 
     def stop(self) -> None:

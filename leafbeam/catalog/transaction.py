@@ -61,7 +61,7 @@ class CatalogTransaction:
         self._record(as_id_array(item_ids), None)
 
     def write_set(self) -> WriteSet:
-        """What all calls so far change in the index."""
+        """Return the change of the index by all calls so far."""
         return self._transaction.write_set()
 
     def removed_ids(self) -> NDArray[np.generic]:

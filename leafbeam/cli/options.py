@@ -42,13 +42,20 @@ def with_options(shared: Any) -> Callable[[Callable[..., None]], Callable[..., N
             options = shared(**{parameter.name: values.pop(parameter.name) for parameter in added})
             command(**values, **{last.name: options})
 
-        decorated: Any = run  # typer reads the attributes that are set here
-        decorated.__signature__ = inspect.Signature([*own, *added])
-        decorated.__annotations__ = {parameter.name: parameter.annotation for parameter in [*own, *added]}
-        decorated.__doc__ = command.__doc__
-        return decorated
+        return _declared(run, command, [*own, *added])
 
     return decorate
+
+
+def _declared(
+    run: Callable[..., None], command: Callable[..., None], parameters: list[inspect.Parameter]
+) -> Callable[..., None]:
+    """Return a function with the parameters that typer shall see, and the description of a command."""
+    declared: Any = run
+    declared.__signature__ = inspect.Signature(parameters)
+    declared.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    declared.__doc__ = command.__doc__
+    return declared
 
 
 def delimiter_of(text: str) -> str:
@@ -96,13 +103,9 @@ def with_settings(config: type, names: Mapping[str, str]) -> Callable[[Callable[
                 return
             command(**values, **{last.name: loaded})
 
-        decorated: Any = run  # typer reads the attributes that are set here
         context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-        parameters = [context, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own), *added]
-        decorated.__signature__ = inspect.Signature(parameters)
-        decorated.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        decorated.__doc__ = command.__doc__
-        return decorated
+        named = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
+        return _declared(run, command, [context, *named, *added])
 
     return decorate
 

@@ -226,7 +226,7 @@ def get_health() -> Call[Health]:
 
 
 def get_readiness() -> Call[Readiness]:
-    """Whether the server answers requests now, or why not: `GET /readyz`. A server that is not ready is not an error."""
+    """Ask if the server answers requests now, and why not: `GET /readyz`. A server that is not ready is not an error."""
     return Call(method="GET", target="/readyz", answer=Readiness, statuses=frozenset([200, 503]))
 
 

@@ -107,6 +107,6 @@ def test_texts_of_reported_schemas(schema: dict[str, Any], written: list[str], n
     ],
 )
 def test_a_schema_that_cannot_be_kept_is_refused_and_no_part_of_it_is_left_out(schema: dict[str, Any], says: str) -> None:
-    """Public reports: keywords are left out without a word, and texts are invalid."""
+    """Public reports: keywords are left out silently, and texts are invalid."""
     with pytest.raises(AutomatonError, match=says.replace("$", r"\$")):
         schema_language(schema, 5_000)

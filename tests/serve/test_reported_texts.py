@@ -84,7 +84,7 @@ def test_a_text_that_is_cut_off_says_so(http: httpx.Client, limit: int) -> None:
     ],
 )
 def test_what_would_be_left_out_of_a_chat_is_refused(http: httpx.Client, body: dict[str, Any], param: str) -> None:
-    """Public report: a format that is not known ends the server (vllm 11828); fields are left out without a word."""
+    """Public report: a format that is not known ends the server (vllm 11828); fields are left out silently."""
     messages = [{"role": "user", "content": "A lamp."}]
     answer = http.post("/v1/chat/completions", json={"model": MODEL, "messages": messages, **body})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
