@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from leafbeam.model import DecodeSession, Transformer, Workspace
-from leafbeam.model.cpu_runner import CpuRunner
+from leafbeam.model.cpu.runner import CpuRunner
 
 __all__ = ["start_with"]
 

@@ -24,11 +24,11 @@ from torch import Tensor
 from benchmarks.peers.block_tables import BlockTables
 from benchmarks.peers.cpu_session import start_with
 from benchmarks.peers.paged_kernels import copy_pages, paged_kernels
-from leafbeam.model import cpu_kernels as kernels
-from leafbeam.model.cpu_layers import FusedLayers, TorchLayers
-from leafbeam.model.cpu_runner import CpuRunner
+from leafbeam.model.cpu import kernels
+from leafbeam.model.cpu.layers import FusedLayers, TorchLayers
+from leafbeam.model.cpu.runner import CpuRunner
+from leafbeam.model.cpu.workspace import Chunk
 from leafbeam.model.prompt_store import CachedPrompt
-from leafbeam.model.workspace import Chunk
 
 __all__ = ["PAGE", "PagedRunner", "start"]
 

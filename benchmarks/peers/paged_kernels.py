@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from leafbeam.jit import njit
-from leafbeam.model import fused_kernels as fused
-from leafbeam.model.cpu_kernels import _exp
+from leafbeam.model.cpu import fused_kernels as fused
+from leafbeam.model.cpu.kernels import _exp
 from leafbeam.ops.openmp import fork
 
 __all__ = ["PagedKernels", "copy_pages", "paged_kernels"]

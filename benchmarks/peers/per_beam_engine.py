@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.peers.cpu_session import start_with
-from leafbeam.model import cpu_kernels as kernels
-from leafbeam.model.cpu_layers import LayerParameters, Layers, Prompts, TorchLayers, even_parts
-from leafbeam.model.cpu_runner import CpuRunner
-from leafbeam.model.products import Products
-from leafbeam.model.workspace import Chunk
+from leafbeam.model.cpu import kernels
+from leafbeam.model.cpu.layers import LayerParameters, Layers, Prompts, TorchLayers, even_parts
+from leafbeam.model.cpu.products import Products
+from leafbeam.model.cpu.runner import CpuRunner
+from leafbeam.model.cpu.workspace import Chunk
 
 __all__ = ["PerBeamRunner", "start"]
 

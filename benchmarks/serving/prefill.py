@@ -23,7 +23,7 @@ from benchmarks.serving.production import MAX_TOKENS, Dtype, in_dtype, large_run
 from benchmarks.serving.production_http import LIMIT_S
 from benchmarks.serving.turns import THREADS, Answers, Case, Prompts, Runs, Turns, Way, compare, tokens_of
 from leafbeam.model import Transformer, Workspace
-from leafbeam.model.threads import torch_threads
+from leafbeam.model.cpu.threads import torch_threads
 
 __all__ = ["equal_tokens", "prefill_ways", "runs"]
 

@@ -50,7 +50,7 @@ from benchmarks.static.setting import memory_of_machine
 from leafbeam.decode import BeamSearch
 from leafbeam.errors import ArgumentError
 from leafbeam.model import ModelConfig, Transformer, Workspace, search_bytes
-from leafbeam.model.threads import torch_threads
+from leafbeam.model.cpu.threads import torch_threads
 from leafbeam.ops.backend import IndexBindings
 
 __all__ = [

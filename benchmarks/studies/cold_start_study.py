@@ -20,7 +20,7 @@ from leafbeam.decode import BeamSearch, StepFn
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie
 from leafbeam.model import AnyModel, new_model
-from leafbeam.model.threads import torch_threads
+from leafbeam.model.cpu.threads import torch_threads
 from leafbeam.retrieve import Fusion as Fused
 from leafbeam.retrieve import features
 from leafbeam.semid import EmbeddingConfig, QuantiserConfig, SidFit, fit_sids, text_columns, text_vectors

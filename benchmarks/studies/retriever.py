@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from leafbeam.errors import ArgumentError, TrainingError
-from leafbeam.model.threads import torch_threads
+from leafbeam.model.cpu.threads import torch_threads
 from leafbeam.train import Histories
 from leafbeam.train.batches import Batches
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from leafbeam.errors import ArgumentError, TrainingError
-from leafbeam.model.threads import torch_threads
+from leafbeam.model.cpu.threads import torch_threads
 from leafbeam.train import EvaluationSet, Histories, RankingMetrics, Split
 from leafbeam.train.baselines import ScoreFn, rank_targets
 from leafbeam.train.batches import Batches

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from leafbeam.model.threads import torch_threads
+from leafbeam.model.cpu.threads import torch_threads
 
 _RUNS, _RUNS_S = 12, 0.25  # of one kind of batch with one count, and the seconds after which no further run begins
 _MAX_S = 2.0  # after which no further kind of batch is measured

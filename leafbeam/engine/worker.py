@@ -16,7 +16,7 @@ from leafbeam.engine.request import PendingRequest
 from leafbeam.engine.scheduler import Scheduler
 from leafbeam.engine.slow_batches import SlowBatches, ThreadUse
 from leafbeam.errors import LogitsError, UnavailableError
-from leafbeam.model.threads import torch_threads
+from leafbeam.model.cpu.threads import torch_threads
 from leafbeam.ops.openmp import Spread
 
 log = logging.getLogger("leafbeam.engine")

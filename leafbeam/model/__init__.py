@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from leafbeam.model.config import EncoderDecoderConfig, ModelConfig
+    from leafbeam.model.cpu.workspace import Workspace
     from leafbeam.model.encoder_decoder import EncoderDecoder
     from leafbeam.model.kv_cache import search_bytes, token_bytes
     from leafbeam.model.loading import (
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from leafbeam.model.text_session import TextSession
     from leafbeam.model.transformer import Transformer
     from leafbeam.model.vocabulary import AnyVocabulary, PromptTokens, TextTokens, TokenTable, Vocabulary, vocabulary_from_dict
-    from leafbeam.model.workspace import Workspace
 
 __all__ = [
     "AnyConfig",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from leafbeam.errors import ArgumentError, counted
 from leafbeam.model.config import EncoderDecoderConfig, ModelConfig
-from leafbeam.model.rows import are_below
+from leafbeam.model.cpu.rows import are_below
 from leafbeam.model.vocabulary import AnyVocabulary
 from leafbeam.ops.backend import to_numpy
 

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from leafbeam.errors import ArgumentError
 from leafbeam.model.base import SidModel
 from leafbeam.model.config import ModelConfig
-from leafbeam.model.cpu_runner import CpuRunner
+from leafbeam.model.cpu.runner import CpuRunner
+from leafbeam.model.cpu.workspace import Workspace
 from leafbeam.model.kv_cache import PromptCache, TextCache, new_beam_cache
 from leafbeam.model.prompt_store import PromptStore
 from leafbeam.model.qwen3 import Layer, Qwen3, causal, make_dropout
@@ -26,7 +27,6 @@ from leafbeam.model.session import DecodeSession, Runner, check_prompts, checked
 from leafbeam.model.text_session import TextRunner, TextSession
 from leafbeam.model.vocabulary import AnyVocabulary, TextTokens
 from leafbeam.model.weights import TensorNames
-from leafbeam.model.workspace import Workspace
 from leafbeam.ops.attention.reference import causal_suffix_attention, merge, suffix_attention
 from leafbeam.ops.linear import onednn
 

@@ -17,7 +17,7 @@ from leafbeam.decode import BeamSearch, SearchResult
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie
 from leafbeam.model import AnyModel, DecodeSession, Transformer, Workspace
-from leafbeam.model.threads import torch_threads
+from leafbeam.model.cpu.threads import torch_threads
 from leafbeam.retrieve import Fusion, Fusions, ItemMemory
 from leafbeam.semid.config import check_choice
 from leafbeam.train.baselines import ScoreFn, SidSet, memory_scores, popularity, rank_targets, unconstrained_search

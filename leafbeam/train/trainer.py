@@ -17,7 +17,7 @@ from torch import Tensor
 
 from leafbeam.errors import ArgumentError, CheckpointError, CodesError, TrainingError, counted
 from leafbeam.model import AnyModel, EncoderDecoder, Vocabulary, new_model
-from leafbeam.model.threads import torch_threads
+from leafbeam.model.cpu.threads import torch_threads
 from leafbeam.train.batches import Batches
 from leafbeam.train.checkpoint import Checkpoint, TrainState, fingerprint
 from leafbeam.train.histories import Histories

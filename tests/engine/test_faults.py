@@ -14,7 +14,7 @@ from leafbeam.engine.batcher import RequestSize
 from leafbeam.engine.latency_model import LatencyModel
 from leafbeam.engine.request import PendingRequest
 from leafbeam.errors import ArgumentError, OverloadedError, RequestError, UnavailableError
-from leafbeam.model.workspace import Chunk
+from leafbeam.model.cpu.workspace import Chunk
 from tests.engine.conftest import SIZES
 from tests.waiting import held, interrupted
 

@@ -9,7 +9,7 @@ import torch
 from leafbeam.engine import Engine, Request, Settings, worker
 from leafbeam.engine.threads import measure_threads
 from leafbeam.errors import ArgumentError
-from leafbeam.model.threads import torch_threads
+from leafbeam.model.cpu.threads import torch_threads
 from tests.openmp_threads import has_ended, needs_openmp, openmp_threads
 
 

@@ -12,7 +12,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from leafbeam.errors import ArgumentError, CheckpointError
 from leafbeam.files import CHECKSUMS
 from leafbeam.model import TokenTable, Transformer, Vocabulary, Workspace, load_for_decoding, load_model
-from leafbeam.model.threads import torch_threads
+from leafbeam.model.cpu.threads import torch_threads
 
 MakeModel = Callable[..., Transformer]
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from leafbeam import jit
-from leafbeam.model import cpu_kernels as kernels
-from leafbeam.model.threads import torch_threads
+from leafbeam.model.cpu import kernels
+from leafbeam.model.cpu.threads import torch_threads
 from leafbeam.ops import openmp
 from tests.openmp_threads import has_ended, needs_openmp, openmp_threads
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from leafbeam.model.workspace import Workspace, array_of
+from leafbeam.model.cpu.workspace import Workspace, array_of
 from leafbeam.ops.linear import cpu as linear
 from leafbeam.ops.linear import onednn
 

@@ -1,6 +1,6 @@
 """The layers of Qwen3 on a CPU: `FusedLayers` runs all of them in one call, `TorchLayers` calls torch for each product.
 
-Shapes: as in `cpu_runner`. X rows of a chunk at most, T tokens of all prompts, Z segments.
+Shapes: as in `model.cpu.runner`. X rows of a chunk at most, T tokens of all prompts, Z segments.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from leafbeam.model import cpu_kernels as kernels
-from leafbeam.model import fused_kernels as fused
-from leafbeam.model import rounded_attention
-from leafbeam.model.products import Products
+from leafbeam.model.cpu import fused_kernels as fused
+from leafbeam.model.cpu import kernels, rounded_attention
+from leafbeam.model.cpu.products import Products
+from leafbeam.model.cpu.rounded_attention import RoundedPrompt
+from leafbeam.model.cpu.workspace import Chunk, Workspace
 from leafbeam.model.qwen3 import Layer
-from leafbeam.model.rounded_attention import RoundedPrompt
-from leafbeam.model.workspace import Chunk, Workspace
 from leafbeam.ops import openmp
 from leafbeam.ops.linear import blas
 from leafbeam.ops.linear.cpu import MIN_MEASURED_WEIGHTS
@@ -56,7 +55,7 @@ class Layers(Protocol):
         ...
 
 
-def cpu_layers(
+def choose_layers(
     layers: Sequence[LayerParameters],
     heads: kernels.Heads,
     scores: tuple[Tensor, Array],

@@ -13,12 +13,13 @@ from torch.profiler import ProfilerActivity, profile
 from leafbeam.decode import BeamSearch
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie
-from leafbeam.model import ModelConfig, TokenTable, Transformer, Vocabulary, Workspace, cpu_layers, search_bytes
-from leafbeam.model import cpu_kernels as kernels
-from leafbeam.model.cpu_kernels import score_bound
+from leafbeam.model import ModelConfig, TokenTable, Transformer, Vocabulary, Workspace, search_bytes
+from leafbeam.model.cpu import kernels
+from leafbeam.model.cpu import layers as cpu_layers
+from leafbeam.model.cpu.kernels import score_bound
+from leafbeam.model.cpu.threads import torch_threads
+from leafbeam.model.cpu.workspace import Chunk
 from leafbeam.model.qwen3 import Attention
-from leafbeam.model.threads import torch_threads
-from leafbeam.model.workspace import Chunk
 from leafbeam.ops.linear import blas
 from tests.model.test_session import check_a_search, prompts
 

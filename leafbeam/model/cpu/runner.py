@@ -25,14 +25,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from leafbeam.model import cpu_kernels as kernels
 from leafbeam.model.config import ModelConfig
-from leafbeam.model.cpu_layers import LayerParameters, Layers, Prompts, cpu_layers, even_parts, parameters_of
+from leafbeam.model.cpu import kernels
+from leafbeam.model.cpu.layers import LayerParameters, Layers, Prompts, choose_layers, even_parts, parameters_of
+from leafbeam.model.cpu.rows import Rows, lay_out_codes, lay_out_prompts, segments_of
+from leafbeam.model.cpu.workspace import Chunk, Workspace
 from leafbeam.model.prompt_store import CachedPrompt, PromptStore
 from leafbeam.model.qwen3 import Layer, Qwen3, Rotary
-from leafbeam.model.rows import Rows, lay_out_codes, lay_out_prompts, segments_of
 from leafbeam.model.vocabulary import AnyVocabulary
-from leafbeam.model.workspace import Chunk, Workspace
 
 Array = NDArray[Any]
 
@@ -108,7 +108,7 @@ class CpuRunner:
         self.restart()
 
     def _make_layers(self, layers: Sequence[LayerParameters], scores: tuple[Tensor, Array]) -> Layers:
-        return cpu_layers(layers, self._heads, scores, self._space, self._products)
+        return choose_layers(layers, self._heads, scores, self._space, self._products)
 
     def slots_of(self, request: int) -> Tensor:
         """A view of one prompt's keys and values, (L, 2, G, T, E); the workspace's next search overwrites it."""

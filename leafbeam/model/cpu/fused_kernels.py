@@ -8,15 +8,15 @@
     codes      beams do not read each other: each thread takes its rows through all layers
     prompts    each thread takes its rows to keys and values, then, once all are there, through the rest of the layer
 
-Kernels as in `cpu_kernels`, with its shapes. L layers, T tokens of all prompts, Z segments: rows begin to end of a chunk that
-belong to one prompt, its first token in the slots, its length.
+Kernels as in `model.cpu.kernels`, with its shapes. L layers, T tokens of all prompts, Z segments: rows begin to end of a chunk
+that belong to one prompt, its first token in the slots, its length.
 """
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false
 from typing import Any, NamedTuple
 
 from leafbeam.jit import njit
-from leafbeam.model.cpu_kernels import (
+from leafbeam.model.cpu.kernels import (
     TILE,
     KVSlots,
     attend_codes_of,

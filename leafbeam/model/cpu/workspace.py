@@ -15,8 +15,8 @@ from torch import Tensor
 
 from leafbeam.errors import ArgumentError
 from leafbeam.model.config import ModelConfig
-from leafbeam.model.cpu_kernels import Activations
-from leafbeam.model.rows import load_embeddings
+from leafbeam.model.cpu.kernels import Activations
+from leafbeam.model.cpu.rows import load_embeddings
 from leafbeam.model.vocabulary import AnyVocabulary
 from leafbeam.ops import openmp
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from leafbeam.model.workspace import Chunk
+from leafbeam.model.cpu.workspace import Chunk
 
 
 class RoundedPrompt(NamedTuple):

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from leafbeam.decode import BeamSearch
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie
-from leafbeam.model import ModelConfig, PromptStore, Transformer, Workspace, rounded_attention
+from leafbeam.model import ModelConfig, PromptStore, Transformer, Workspace
+from leafbeam.model.cpu import rounded_attention
+from leafbeam.model.cpu.rounded_attention import RoundedPrompt
+from leafbeam.model.cpu.workspace import Chunk
 from leafbeam.model.qwen3 import causal
-from leafbeam.model.rounded_attention import RoundedPrompt
-from leafbeam.model.workspace import Chunk
 from tests.model.test_session import prompts
 
 MakeModel = Callable[..., Transformer]
