@@ -25,7 +25,7 @@ from benchmarks.static.report import by_distribution, show_sweep
 from benchmarks.static.trials import Logits, search
 from benchmarks.workloads import DISTRIBUTIONS
 from leafbeam.errors import LogitsError
-from leafbeam.ops.constrain.logsumexp import CHUNK
+from leafbeam.ops.constrain.cpu.logsumexp import CHUNK
 
 __all__ = ["EXPERIMENT", "TARGET", "rows_read"]
 

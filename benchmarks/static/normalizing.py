@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from numba import njit
 
-from leafbeam.ops.constrain.logsumexp import log_sum_exp
+from leafbeam.ops.constrain.cpu.logsumexp import log_sum_exp
 
 __all__ = ["normalize_rows"]
 

@@ -16,7 +16,6 @@ from leafbeam.index.bit_kernels import float32_at, int64_at
 from leafbeam.jit import njit
 from leafbeam.ops.constrain.cpu.children import (
     FilterAddresses,
-    LevelView,
     alive_in,
     allowed_of,
     child_range,
@@ -25,7 +24,8 @@ from leafbeam.ops.constrain.cpu.children import (
     find_code,
     first_at_least,
 )
-from leafbeam.ops.constrain.logsumexp import log_sum_exp
+from leafbeam.ops.constrain.cpu.logsumexp import log_sum_exp
+from leafbeam.ops.constrain.levels import LevelView
 
 
 @njit(nogil=True, _nrt=False)

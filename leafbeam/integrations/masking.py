@@ -19,7 +19,7 @@ from leafbeam.integrations.kernels import mask_rows
 from leafbeam.integrations.prefixes import PrefixTracker
 from leafbeam.model.code_tokens import CodeTokens, check_end_token, end_token_error
 from leafbeam.ops.backend import to_numpy
-from leafbeam.ops.constrain.logsumexp import CHUNK
+from leafbeam.ops.constrain.cpu.logsumexp import CHUNK
 
 Normalisation = Literal["vocabulary", "full", "allowed"]
 

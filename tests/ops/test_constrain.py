@@ -15,8 +15,8 @@ from leafbeam.index import Segment, Version
 from leafbeam.ops import backend as backends
 from leafbeam.ops.constrain import Scoring, reference, request_filters
 from leafbeam.ops.constrain.cpu import step as cpu
-from leafbeam.ops.constrain.logsumexp import CHUNK, chunk_maxima, sum_exp
-from leafbeam.ops.constrain.topk import Candidates, compact, key_of, score_of
+from leafbeam.ops.constrain.cpu.logsumexp import CHUNK, chunk_maxima, sum_exp
+from leafbeam.ops.constrain.cpu.topk import Candidates, compact, key_of, score_of
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 63, 64, 65, 1000, 2048, 32_768])

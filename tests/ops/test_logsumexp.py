@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numba import njit
 
-from leafbeam.ops.constrain.logsumexp import CHUNK, log_sum_exp
+from leafbeam.ops.constrain.cpu.logsumexp import CHUNK, log_sum_exp
 
 
 @njit

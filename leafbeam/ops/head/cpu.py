@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError
-from leafbeam.ops.constrain.logsumexp import CHUNK
+from leafbeam.ops.constrain.cpu.logsumexp import CHUNK
 from leafbeam.ops.head import kernels
 from leafbeam.ops.head.cost import BLOCK, HeadCosts, HeadPath, Workload, cheapest_path
 from leafbeam.ops.head.types import HeadLogits, LegalCodes, Normalize, check_inputs, check_path

@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from leafbeam.jit import njit
-from leafbeam.ops.constrain.logsumexp import chunk_maxima, sum_exp
+from leafbeam.ops.constrain.cpu.logsumexp import chunk_maxima, sum_exp
 
 _FLAGS = {"reassoc", "contract", "nsz"}
 

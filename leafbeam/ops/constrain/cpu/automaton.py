@@ -27,9 +27,9 @@ from leafbeam.automata import Automaton
 from leafbeam.errors import ArgumentError, LogitsError, counted
 from leafbeam.index.bit_kernels import trailing_zeros
 from leafbeam.jit import njit
+from leafbeam.ops.constrain.cpu.logsumexp import CHUNK, log_sum_exp
 from leafbeam.ops.constrain.cpu.scratch import Scratch
-from leafbeam.ops.constrain.logsumexp import CHUNK, log_sum_exp
-from leafbeam.ops.constrain.topk import (
+from leafbeam.ops.constrain.cpu.topk import (
     arrival_of,
     candidate_buffers,
     candidates_in,

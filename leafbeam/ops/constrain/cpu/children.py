@@ -22,36 +22,8 @@ from numba.extending import overload
 from numpy.typing import NDArray
 
 from leafbeam.index.bit_kernels import bits_at, next_set, prev_set, rank, trailing_zeros, uint32_at, uint64_at
-from leafbeam.index.level import Level
 from leafbeam.jit import njit
-
-LISTING, COLUMN, LEAVES = 0, 1, 2
-
-
-class LevelView(NamedTuple):
-    """One level of a trie as kernels read it. width: bits of a packed code, 0 for plain codes."""
-
-    layout: int
-    codes: NDArray[np.integer]
-    firsts: NDArray[np.uint32]
-    words: NDArray[np.uint64]
-    before: NDArray[np.uint32]
-    num_leaves: int
-    width: int
-
-    @classmethod
-    def of(cls, level: Level, num_leaves: int) -> LevelView:
-        """View a level's arrays; one element stands for each that the layout lacks."""
-        no_firsts, no_words = np.zeros(1, np.uint32), np.zeros(1, np.uint64)
-        return cls(
-            layout={"listing": LISTING, "column": COLUMN, "leaves": LEAVES}[level.layout],
-            codes=level.codes,
-            firsts=no_firsts if level.firsts is None else level.firsts,
-            words=no_words if level.boundary is None else level.boundary.words_W,
-            before=no_firsts if level.boundary is None else level.boundary.before_W,
-            num_leaves=num_leaves,
-            width=level.width,
-        )
+from leafbeam.ops.constrain.levels import COLUMN, LISTING
 
 
 class FilterAddresses(NamedTuple):

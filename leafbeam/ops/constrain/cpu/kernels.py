@@ -23,10 +23,7 @@ import numpy as np
 from leafbeam.index.bit_kernels import prefetch, trailing_zeros
 from leafbeam.jit import njit
 from leafbeam.ops.constrain.cpu.children import (
-    COLUMN,
-    LISTING,
     FilterAddresses,
-    LevelView,
     alive_in,
     allowed_of,
     bits_between,
@@ -36,8 +33,8 @@ from leafbeam.ops.constrain.cpu.children import (
     collect,
     find_code,
 )
-from leafbeam.ops.constrain.logsumexp import CHUNK, codes_above, log_sum_exp
-from leafbeam.ops.constrain.topk import (
+from leafbeam.ops.constrain.cpu.logsumexp import CHUNK, codes_above, log_sum_exp
+from leafbeam.ops.constrain.cpu.topk import (
     arrival_of,
     candidates_in,
     compact,
@@ -48,6 +45,7 @@ from leafbeam.ops.constrain.topk import (
     score_of,
     sort_descending,
 )
+from leafbeam.ops.constrain.levels import COLUMN, LISTING, LevelView
 from leafbeam.ops.constrain.types import LOWEST
 
 

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from leafbeam.errors import LogitsError
 from leafbeam.index import Trie, Version
-from leafbeam.ops.constrain.cpu.children import FilterAddresses, LevelView
+from leafbeam.ops.constrain.cpu.children import FilterAddresses
 from leafbeam.ops.constrain.cpu.kernels import children_of_rows, step_of_rows
+from leafbeam.ops.constrain.cpu.logsumexp import CHUNK
 from leafbeam.ops.constrain.cpu.scratch import Scratch
-from leafbeam.ops.constrain.logsumexp import CHUNK
-from leafbeam.ops.constrain.topk import candidate_buffers
+from leafbeam.ops.constrain.cpu.topk import candidate_buffers
+from leafbeam.ops.constrain.levels import LevelView
 from leafbeam.ops.constrain.types import Beams, RequestFilter, Scoring
 
 

@@ -1,4 +1,4 @@
-"""Ranges, ranks, filters and children on a GPU, in Triton: the device side of `cpu.children`.
+"""Ranges, ranks, filters and children on a GPU, in Triton: as `cpu.children` has them on a CPU.
 
     rank:    one word and one directory entry, anywhere
     select:  its inverse, a binary search of the directory between two words and six halvings inside one
@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from leafbeam.ops.constrain.cpu.children import COLUMN, LISTING
+from leafbeam.ops.constrain.levels import COLUMN, LISTING
 
 
 class Segment(NamedTuple):

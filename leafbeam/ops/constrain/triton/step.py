@@ -27,7 +27,7 @@ from torch import Tensor
 from leafbeam.errors import ArgumentError, counted
 from leafbeam.index import Trie, Version
 from leafbeam.index.level import Level
-from leafbeam.ops.constrain.cpu.children import LevelView
+from leafbeam.ops.constrain.levels import LevelView
 from leafbeam.ops.constrain.triton.kernels import NO_KEY, children_kernel, request_kernel, row_kernel
 from leafbeam.ops.constrain.triton.ranges import Segment, form_of
 from leafbeam.ops.constrain.triton.round import new_round
