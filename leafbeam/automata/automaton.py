@@ -30,20 +30,24 @@ Vocabulary = Sequence[bytes | None] | TokenTrie
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Automaton:
-    """A set of token sequences as a minimal deterministic automaton; loops are allowed, so the set may be infinite.
+    """A set of token sequences as a minimal deterministic automaton. Loops are allowed, so the set may be infinite.
 
-    State 0 is the start, -1 is dead: nothing is legal in it and it stays dead. Every other state can reach acceptance.
-    `accepts` says where a sequence may end; the model's end-of-sequence token is not in the language: callers add it there.
+    State 0 is the start. State -1 is dead: nothing is legal in it, and it stays dead. Every other state can reach acceptance.
+    `accepts` says where a sequence may end; the model's end-of-sequence token is not in the language, callers add it there.
 
-    A state with few legal tokens has a row of (token, next state), 8 bytes each. A state with many has a bit mask, shared by
-    states that allow the same tokens; the next state is found by walking the byte automaton over the token's bytes (0.1 µs).
+    A state with few legal tokens has a row of (token, next state), 8 bytes each. A state with many has a bit mask, which it
+    shares with the states that allow the same tokens; its next state is found by walking the byte automaton over the token's
+    bytes (0.1 µs). `nbytes` is exact; `parts` splits it.
 
-    chains: the forced chains, None unless `compress` was called. `nbytes` is exact; `parts` splits it.
+    Args:
+        arrays: The arrays of the automaton.
+        chains: The forced chains; None unless `compress` was called.
 
-    >>> tokens = [b"a", b"b", b"ab", None]
-    >>> automaton = Automaton.from_choices(["ab", "b"], tokens)
-    >>> automaton.allowed(0).tolist(), [0, 1] in automaton, automaton.accepts(automaton.next(0, 2))
-    ([0, 1, 2], True, True)
+    Examples:
+        >>> tokens = [b"a", b"b", b"ab", None]
+        >>> automaton = Automaton.from_choices(["ab", "b"], tokens)
+        >>> automaton.allowed(0).tolist(), [0, 1] in automaton, automaton.accepts(automaton.next(0, 2))
+        ([0, 1, 2], True, True)
     """
 
     arrays: AutomatonArrays
@@ -51,15 +55,22 @@ class Automaton:
 
     @classmethod
     def from_regex(cls, pattern: str, vocabulary: Vocabulary, *, compress: bool = False, **limits: Unpack[Limits]) -> Automaton:
-        """Every way to write a text that `pattern` matches as a whole.
+        """Return the automaton of all ways to write a text that a pattern matches as a whole.
 
-        pattern: the syntax of Rust's regex crate (docs/how-to/automata.md). vocabulary: the bytes of each token by its id, None
-        for special tokens; several automata can share a `TokenTrie`. Texts that the tokens cannot spell are not in the
-        language. compress: see `compress`. max_states (1,000,000), max_bytes (2^30): limits of its size. dense_share
-        (1/64): states with more than this share of the vocabulary legal get masks; at 1/64 a mask is as large as its row.
+        Texts that the tokens cannot spell are not in the language. Most patterns take milliseconds, after 0.1 s for the
+        vocabulary.
 
-        Raises AutomatonError (pattern, vocabulary, empty language, above a limit), MissingExtraError without outlines-core.
-        Cost: milliseconds for most, after 0.1 s for the vocabulary.
+        Args:
+            pattern: A pattern in the syntax of Rust's regex crate (docs/how-to/automata.md).
+            vocabulary: The bytes of each token by its id, None for special tokens; or a `TokenTrie`, which several automata can
+                share.
+            compress: If true, forced chains are found too (see `compress`).
+            limits: Bounds of the automaton's size: max_states (1,000,000) and max_bytes (2^30). States with more than the share
+                dense_share (1/64) of the vocabulary legal get masks; at 1/64 a mask is as large as its row.
+
+        Raises:
+            AutomatonError: If the pattern or the vocabulary is invalid, the language is empty, or a limit is exceeded.
+            MissingExtraError: If outlines-core is not installed.
         """
         return cls._of(sources.from_pattern(pattern, TokenTrie.of(vocabulary), AutomatonLimits(**limits)), compress)
 
@@ -74,7 +85,15 @@ class Automaton:
     ) -> Automaton:
         """Return an automaton of the texts of a JSON Schema's instances; `schema_language` lists the supported keywords.
 
-        Raises AutomatonError with the JSON pointer of an unsupported keyword, and as `from_regex` does.
+        Args:
+            schema: The schema, as an object or as JSON text.
+            vocabulary: As for `from_regex`.
+            compress: As for `from_regex`.
+            limits: As for `from_regex`.
+
+        Raises:
+            AutomatonError: If a keyword is not supported, with its JSON pointer; otherwise as for `from_regex`.
+            MissingExtraError: If outlines-core is not installed.
         """
         return cls._of(sources.from_schema(schema, TokenTrie.of(vocabulary), AutomatonLimits(**limits)), compress)
 
@@ -87,9 +106,16 @@ class Automaton:
         compress: bool = True,
         **limits: Unpack[Limits],
     ) -> Automaton:
-        """Every way to write one of some texts. Needs no optional package.
+        """Return the automaton of all ways to write one of some texts. It needs no optional package.
 
-        Raises AutomatonError for no choices, for one that is neither text nor bytes, or that the tokens cannot spell.
+        Args:
+            choices: The texts, as text or bytes.
+            vocabulary: As for `from_regex`.
+            compress: As for `from_regex`.
+            limits: As for `from_regex`.
+
+        Raises:
+            AutomatonError: If there are no choices, or one is neither text nor bytes, or the tokens cannot spell it.
         """
         return cls._of(sources.from_choices(choices, TokenTrie.of(vocabulary), AutomatonLimits(**limits)), compress)
 
@@ -97,7 +123,17 @@ class Automaton:
     def from_language(
         cls, language: ByteDFA, vocabulary: Vocabulary, *, compress: bool = False, **limits: Unpack[Limits]
     ) -> Automaton:
-        """Every way to write a string of a byte automaton, such as those of `automata.languages`. Raises AutomatonError."""
+        """Return the automaton of all ways to write a string of a byte automaton, such as those of `automata.languages`.
+
+        Args:
+            language: The byte automaton.
+            vocabulary: As for `from_regex`.
+            compress: As for `from_regex`.
+            limits: As for `from_regex`.
+
+        Raises:
+            AutomatonError: As for `from_regex`.
+        """
         return cls._of(compose(language, TokenTrie.of(vocabulary), AutomatonLimits(**limits), "the language"), compress)
 
     @classmethod
@@ -109,10 +145,19 @@ class Automaton:
         compress: bool = True,
         **limits: Unpack[SizeLimits],
     ) -> Automaton:
-        """The language of these token sequences, with equal suffixes stored once.
+        """Return the language of some token sequences, with equal suffixes stored once.
 
-        Use `Trie.from_sequences` for item ids, filters and changes. Cost: one sort and O(E log S) for E tokens.
-        Raises CodesError for more than 64 tokens or a token outside the vocabulary, AutomatonError for no sequences.
+        For item ids, filters and changes use `Trie.from_sequences`. Building costs one sort, and O(E log S) for E tokens.
+
+        Args:
+            sequences: The sequences, of up to 64 tokens each.
+            vocabulary_size: The number of tokens of the vocabulary.
+            compress: As for `from_regex`.
+            limits: As for `from_regex`.
+
+        Raises:
+            CodesError: If a sequence has more than 64 tokens, or a token is outside the vocabulary.
+            AutomatonError: If there are no sequences.
         """
         return cls._of(sources.from_sequences(sequences, vocabulary_size, AutomatonLimits(dense_share=1.0, **limits)), compress)
 
@@ -122,15 +167,15 @@ class Automaton:
         return automaton.compress() if compress else automaton
 
     def compress(self) -> Automaton:
-        """The same automaton with its forced chains (`chains`): runs of states that allow exactly one token and no end.
+        """Return the same automaton with its forced chains: runs of states that allow exactly one token and no end.
 
-        Taking a forced token without a model call is exact. Its log-probability is 0 where scores are normalised over legal
-        tokens; over the whole vocabulary the chain still has to be scored, in one forward pass. Default for sequences and
-        choices.
+        Taking a forced token without a call of the model is exact. Its log-probability is 0 where scores are normalised over
+        legal tokens; over the whole vocabulary the chain still has to be scored, in one forward pass. Sequences and choices are
+        compressed by default.
 
-        For text it is opt-in and rarely saves model calls: where single letters are tokens, several tokens are legal even
-        inside a fixed word. There the *text* is forced (`forced_bytes`), but no token is. Re-tokenising forced text saves model
-        calls but changes results: the model continues from tokens that it might not have chosen.
+        For text this is opt-in and rarely saves calls of the model: if single letters are tokens, several tokens are legal even
+        inside a fixed word. There the *text* is forced (`forced_bytes`), but no token is. Tokenising forced text again saves
+        calls but changes results, because the model continues from tokens that it might not have chosen.
         """
         all_states = np.arange(self.num_states)
         states = np.flatnonzero((self.num_allowed(all_states) == 1) & ~self.accepting.has(all_states))
@@ -140,10 +185,17 @@ class Automaton:
         return replace(self, chains=ForcedChains.of(token_S, next_S))
 
     def then(self, sequences: Automaton, **limits: Unpack[SizeLimits]) -> Automaton:
-        """A sequence of this automaton, then one of `from_sequences`; with forced chains.
+        """Return the automaton of a sequence of this one followed by one of some sequences, with forced chains.
 
-        Raises AutomatonError for an automaton with another vocabulary or with loops or masks, for a token that may both go on
-        with the first sequence and begin the second, and above the limits. Cost: a sort of the rows.
+        This costs a sort of the rows.
+
+        Args:
+            sequences: An automaton of `from_sequences`.
+            limits: As for `from_regex`.
+
+        Raises:
+            AutomatonError: If the second automaton has another vocabulary, or loops or masks; if a token may both continue the
+                first sequence and begin the second; or if a limit is exceeded.
         """
         other = sequences.arrays
         if other.vocabulary_size != self.vocabulary_size or other.dfa.num_states or sequences.accepts(0):
@@ -157,32 +209,39 @@ class Automaton:
         return Automaton._of(bounds.checked(arrays), compress=True)
 
     def allowed(self, state: int) -> NDArray[np.int32]:
-        """The tokens that are legal in a state, ascending."""
+        """Return the tokens that are legal in a state, ascending."""
         return self.legal(np.array([state]))[1]
 
     def next(self, state: int, token: int) -> int:
-        """The state after a legal token; AutomatonError where it is not legal."""
+        """Return the state after a legal token.
+
+        Raises:
+            AutomatonError: If the token is not legal.
+        """
         after = int(self.step(np.array([state]), np.array([token]))[0])
         if after < 0:
             raise AutomatonError(f"token {token} is not legal in state {state}: take one of allowed({state})")
         return after
 
     def accepts(self, state: int) -> bool:
-        """Whether a sequence may end in this state."""
+        """Return whether a sequence may end in this state."""
         return self._states(np.array([state]))[0] in self.accepting
 
     def is_final(self, state: int) -> bool:
-        """Whether a sequence must end in this state: it may, and no token is legal."""
+        """Return whether a sequence must end in this state, because it may end and no token is legal."""
         return self.accepts(state) and not self.num_allowed(np.array([state]))[0]
 
     def num_allowed(self, states_R: NDArray[np.integer]) -> NDArray[np.int64]:
-        """How many tokens are legal in each state."""
+        """Return the number of legal tokens of each state."""
         return np.diff(kernels.legal_indptr(self._states(states_R), tuple(self.arrays.table), self._count_M))
 
     def legal(self, states_R: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """(indptr, code_C): the legal tokens of each state, ascending, joined; none for state -1.
+        """Return (indptr, code_C): the legal tokens of each state, ascending, one state after another.
 
-        Cost: 1 ns a token. Raises AutomatonError for a state outside -1 to S - 1.
+        State -1 has none. The cost is 1 ns per token.
+
+        Raises:
+            AutomatonError: If a state is outside -1 to S - 1.
         """
         states, table = self._states(states_R), self.arrays.table
         indptr = kernels.legal_indptr(states, tuple(table), self._count_M)
@@ -191,17 +250,23 @@ class Automaton:
         return indptr, code_C
 
     def masks(self, states_R: NDArray[np.integer]) -> NDArray[np.int32]:
-        """The legal tokens of each state as bits, least significant first: int32 [R, ceil(V / 32)]."""
+        """Return the legal tokens of each state as bits, least significant first, int32 of shape (R, ceil(V / 32))."""
         states, table = self._states(states_R), self.arrays.table
         out_RU = np.empty((len(states), (self.vocabulary_size + 31) // 32), np.uint32)
         kernels.fill_masks(states, tuple(table), table.mask_MW.view(np.uint32), out_RU)
         return out_RU.view(np.int32)
 
     def step(self, states_R: NDArray[np.integer], codes_R: NDArray[np.integer]) -> NDArray[np.int32]:
-        """The state of each row after its token; -1 where that was not legal, or the state was -1.
+        """Return the state of each row after its token; -1 if the token is not legal or the state is -1.
 
-        Cost: one binary search a row, or a walk over the token's bytes. Raises AutomatonError for states and tokens out of
-        range.
+        A row costs one binary search, or a walk over the token's bytes.
+
+        Args:
+            states_R: The state of each row.
+            codes_R: The token of each row.
+
+        Raises:
+            AutomatonError: If a state or a token is out of range.
         """
         states, codes = self._states(states_R), np.asarray(codes_R)
         if codes.shape != states.shape or codes.dtype.kind not in "iu":
@@ -215,9 +280,9 @@ class Automaton:
         return out_R
 
     def forced_bytes(self, state: int) -> bytes:
-        """The text that every completion from this state begins with; it may end inside a character. See `compress`.
+        """Return the text with which every completion from this state begins; it may end inside a character (see `compress`).
 
-        Empty for an automaton of sequences, which has no text.
+        It is empty for an automaton of sequences, which has no text.
         """
         return self.arrays.dfa.forced_bytes(int(self._states(np.array([state]))[0]))
 
@@ -231,12 +296,12 @@ class Automaton:
 
     @property
     def accepting(self) -> Bitmap:
-        """The states where a sequence may end."""
+        """Return the states in which a sequence may end."""
         return self.arrays.accepting
 
     @property
     def parts(self) -> dict[str, int]:
-        """Bytes by part: rows, masks, accepting, walk (byte automaton and the tokens' bytes), chains."""
+        """Return the bytes of each part: rows, masks, accepting, walk (the byte automaton and the tokens' bytes) and chains."""
         return {**self.arrays.parts, "chains": self.chains.nbytes if self.chains else 0}
 
     @property
@@ -245,7 +310,7 @@ class Automaton:
 
     @cached_property
     def version(self) -> str:
-        """Sixteen hex digits that change with the automaton. Cost: one read of its arrays, once."""
+        """Return sixteen hex digits that change with the automaton. The first use reads its arrays."""
         return digest(self.arrays.tensors())
 
     @cached_property
@@ -253,14 +318,15 @@ class Automaton:
         return np.bitwise_count(self.arrays.table.mask_MW).sum(axis=1, dtype=np.int64)
 
     def save(self, path: str | Path) -> None:
-        """Write one safetensors file, replacing an old one atomically."""
+        """Write the automaton into one safetensors file, which replaces an older one atomically."""
         automaton_file.save(Path(path), self.arrays, compressed=self.chains is not None)
 
     @classmethod
     def load(cls, path: str | Path) -> Automaton:
-        """Read a file written by `save`: memory-mapped, and every array is read once and checked.
+        """Read a file that `save` wrote. It is memory-mapped, and every array is read and checked once.
 
-        Raises IndexFileError where the file is missing, damaged, of another kind or of a newer format.
+        Raises:
+            IndexFileError: If the file is missing, damaged, of another kind or of a newer format.
         """
         arrays, compressed = automaton_file.load(Path(path))
         try:

@@ -82,16 +82,22 @@ class ItemSearch:
 class BeamSearch(ItemSearch):
     """Beam search over the Semantic IDs of an index; every beam is a leaf range, so it can only reach items that exist.
 
-    num_beams: one number, or one for each level (`[64, 128, 256]`); the last is the number of items of an answer. 1 is greedy.
-    scoring: "full" adds log-softmax over the level's whole codebook (STATIC), "allowed" over the legal codes alone (xGR).
+    Only the leaves found come to the host, once per search. The index is copied to a device at the first search there, or at
+    once with an explicit backend.
 
-    backend, device: what runs the search, and where; see `leafbeam.ops.backend`. "auto" is decided by the first logits: numpy
-    and torch on a CPU run on "cpu", torch on a GPU on "triton" (or "torch"), arrays of jax on "jax". Only the leaves found come
-    to the host, once a search. The index is copied to a device at the first search there; with an explicit backend at once.
+    Args:
+        index: A trie, or a version of a live index.
+        num_beams: One number, or one for each level (`[64, 128, 256]`); the last is the number of items of an answer. 1 is
+            greedy.
+        scoring: "full" adds log-softmax over the level's whole codebook (STATIC), "allowed" over the legal codes alone (xGR).
+        backend: What runs the search (see `leafbeam.ops.backend`). "auto" is decided by the first logits: numpy and torch on a
+            CPU run on "cpu", torch on a GPU on "triton" (or "torch"), and arrays of jax on "jax".
+        device: Where the search runs; "auto" is where the first logits are.
 
-    >>> search = BeamSearch(index, num_beams=70)
-    >>> result = search.run(step_fn, batch_size=2, filters=[fresh, None])
-    >>> result.item_ids[0][:10], result.scores[0, :10]
+    Examples:
+        >>> search = BeamSearch(index, num_beams=70)
+        >>> result = search.run(step_fn, batch_size=2, filters=[fresh, None])
+        >>> result.item_ids[0][:10], result.scores[0, :10]
     """
 
     def __init__(
@@ -129,36 +135,42 @@ class BeamSearch(ItemSearch):
     ) -> SearchResult:
         """Decode a batch of requests, each with its own filter and its own denied items.
 
-        step_fn(codes_BK, parents_BK) -> logits: the first call passes (None, None) and expects (B, V) for level 0; each later
-        one passes the code that every beam just took and the beam of the round before that it extends (int64, int32 for jax;
-        dead beams 0), and expects (B, K, V). Arrays arrive as the kind, and on the device, of the first logits.
+        The search calls step_fn L times; on a CPU or with suffix_fn it calls it less often where no beam is left or every beam
+        has ended. On a device that look waits every round; without suffix_fn a search waits once.
 
-        filters: None allows everything. deny: item ids of the index's type; unknown ones change nothing.
+        Args:
+            step_fn: `step_fn(codes_BK, parents_BK)` returns logits. The first call passes (None, None) and expects (B, V) for
+                level 0. Each later call passes the code that every beam just took and the beam of the previous round that it
+                extends (int64, int32 for jax; 0 for dead beams), and expects (B, K, V). Arrays have the type and the device of
+                the first logits.
+            batch_size: The number of requests, B.
+            filters: A filter for each request; None allows all items.
+            deny: The denied item ids of each request. Ids that the index does not have change nothing.
+            suffix_fn: `suffix_fn(codes_BKT, parents_BK)` returns the logits of T levels, each (B, K, V of the level). As soon
+                as all live beams have one allowed item left, it is called once in place of T calls of step_fn, with the same
+                answer. The codes are the one that every beam just took and those that must follow, except for the last. With
+                scoring "allowed" not even this call is made, and on a CPU a beam with one allowed item left reaches step_fn and
+                last_step_fn as a copy of another, which a `Transformer` does not run again: its score no longer changes, unless
+                the model excludes a forced code by a logit of -inf (in that case pass no suffix_fn).
+            explain: If true, the result has the beams of each level (`SearchResult.levels`). The search then waits for a device
+                every round and does not use suffix_fn, so that every level has its scores.
+            last_step_fn: `last_step_fn(codes_BJ, parents_BJ)` returns logits (B, J, V). If the last level keeps fewer beams
+                than the level before it (`num_beams=[128, 128, 10]`), it is called in place of step_fn for the last level: for
+                the best beams, and a second time for the later ones that may still be among the kept ones, if there are any.
+                Parents are the same beams both times. This is exact and needs a CPU. It pays where the model is sure of the
+                last code (see `SearchResult.beams_needed`).
+            num_first: The number of beams of the first call of last_step_fn; by default as many as the last level keeps.
+            head: For each level the rows of the model's head for its codes, (V, D), float32 on a CPU, otherwise where the
+                logits would be. The functions then return hidden states, (B, D) and later (B, K, D). With scoring "allowed" the
+                head is multiplied for legal codes alone in rounds where that is expected to take less time: large codebooks
+                with few children. It needs the backend "cpu", or "triton", which then waits in every such round.
+            costs: The measured costs of this machine, by which `head` decides; None uses estimates.
 
-        suffix_fn(codes_BKT, parents_BK) -> the logits of T levels, each (B, K, V of the level): given, the search calls it
-        once, as soon as all live beams have one allowed item left, instead of step_fn T times, with the same answer. The codes
-        are the one that every beam just took and those that must follow, less the last. With scoring "allowed" it is not even
-        called, and on a CPU a beam with one allowed item left reaches step_fn and last_step_fn as a copy of another, which a
-        `Transformer` does not run again: its score no longer changes, unless the model excludes what is forced by a logit of
-        -inf (then do without suffix_fn).
-
-        explain: the result has the beams of each level (`SearchResult.levels`). The search then waits for a device every round
-        and makes no use of suffix_fn, so that every level has its scores.
-
-        last_step_fn(codes_BJ, parents_BJ) -> logits (B, J, V): given, and where the last level keeps fewer beams than the level
-        before (`num_beams=[128, 128, 10]`), the search calls it in place of step_fn for the last level: for the best beams,
-        num_first or as many as it keeps, and a second time for the later ones that may still be among the kept, if there are
-        any. Parents are the same beams both times. Exact, and on a CPU alone. It pays where the model is sure of the last code:
-        see `SearchResult.beams_needed`.
-
-        head: for each level the rows of the model's head for its codes, (V, D), float32 on a CPU, where the logits would be.
-        Given, the functions return hidden states, (B, D) and then (B, K, D). With scoring "allowed" the head is
-        multiplied for legal codes alone in rounds where that is expected to take less time: large codebooks, few children.
-        costs: of this machine; None: estimates. Backends "cpu" and "triton", which then waits every such round.
-
-        Cost: L calls of step_fn; on a CPU, or given suffix_fn, fewer where no beam is left or every beam has ended. On a device
-        that look waits every round; without suffix_fn a search waits once. Raises ArgumentError, ForeignFilterError,
-        ItemIdError, LogitsError.
+        Raises:
+            ArgumentError: If the arguments contradict each other or the backend.
+            ForeignFilterError: If a filter was made for another index.
+            ItemIdError: If a denied id is of the wrong kind.
+            LogitsError: If the logits have the wrong shape, or are NaN or +inf.
         """
         requests = check_batch(self.version, batch_size, filters, deny)
         if num_first is not None and num_first < 1:

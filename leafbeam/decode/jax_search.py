@@ -70,18 +70,23 @@ class JaxBatch:
 class JaxBeamSearch:
     """Beam search over the Semantic IDs of an index, compiled as a whole; results equal those of `BeamSearch`.
 
-    step_fn(carry, codes_BK, parents_BK, level) -> (carry, logits): a pure function that JAX can trace; `level` is a Python
-    number. `carry` is any pytree, and holds the model's weights: what step_fn closes over becomes a constant of the compiled
-    code. Codes, parents and logits are as for `BeamSearch.run`, the codes and parents int32.
+    It compiles once for each step_fn (pass the same function object), batch size and `Capacity`. Another version, filter or
+    deny list runs the compiled code, until a size has doubled (docs/how-to/jax.md).
 
-    Compiles once for each step_fn (pass the same function object), batch size and `Capacity`; another version, filter or deny
-    list runs what is there, until a size has doubled (docs/how-to/jax.md).
+    Args:
+        index: A trie, or a version of a live index.
+        num_beams: As for `BeamSearch`.
+        scoring: As for `BeamSearch`.
+        delta_leaves: The number of leaves of a delta for which to leave space, if changes will come.
+        max_filters: The largest number of distinct filters in a batch.
+        mesh: A mesh over whose axis `axis` the batch is split.
+        axis: The name of that axis.
+        carry_specs: A pytree of PartitionSpec over `carry` (or a prefix of it); by default every leaf is split by its first
+            axis.
 
-    delta_leaves: space for a delta of so many leaves, where changes are to come. mesh: split the batch over its axis `axis`;
-    carry_specs: a pytree of PartitionSpec over `carry` (or a prefix of it), by default every leaf is split by its first axis.
-
-    >>> search = JaxBeamSearch(index, num_beams=70)
-    >>> result = search.run(step_fn, carry, batch_size=2, filters=[fresh, None])
+    Examples:
+        >>> search = JaxBeamSearch(index, num_beams=70)
+        >>> result = search.run(step_fn, carry, batch_size=2, filters=[fresh, None])
     """
 
     def __init__(
@@ -115,7 +120,10 @@ class JaxBeamSearch:
         )
 
     def for_version(self, index: Trie | Version) -> JaxBeamSearch:
-        """The same search on another version; what has not changed is not copied again, and this one stays as it is."""
+        """Return the same search on another version.
+
+        What has not changed is not copied again, and this search stays as it is.
+        """
         version, config = Version.of(index), self.config
         if version.codebook_sizes != config.code_sizes or end_code_of(version) != config.end_code:
             found = f"codebooks {version.codebook_sizes} and end code {end_code_of(version)}"
@@ -129,12 +137,33 @@ class JaxBeamSearch:
     def run(
         self, step_fn: JaxStepFn, carry: Any, batch_size: int = 1, filters: BatchFilters = None, deny: DenyLists = None
     ) -> SearchResult:
-        """`prepare`, `decode` and `items` in one call. Raises ArgumentError, ForeignFilterError, LogitsError."""
+        """Call `prepare`, `decode` and `items`.
+
+        Args:
+            step_fn: `step_fn(carry, codes_BK, parents_BK, level)` returns (carry, logits). It is a pure function that JAX can
+                trace; `level` is a Python number. Codes and parents are int32, otherwise they and the logits are as for
+                `BeamSearch.run`.
+            carry: Any pytree. It holds the model's weights, because what step_fn closes over becomes a constant of the compiled
+                code.
+            batch_size: As for `BeamSearch.run`.
+            filters: As for `BeamSearch.run`.
+            deny: As for `BeamSearch.run`.
+
+        Raises:
+            ArgumentError: If the arguments contradict each other or the capacity.
+            ForeignFilterError: If a filter was made for another index.
+            LogitsError: If the model gave NaN or +inf.
+        """
         batch = self.prepare(batch_size, filters, deny)
         return self.items(batch, self.decode(step_fn, carry, batch))
 
     def prepare(self, batch_size: int, filters: BatchFilters = None, deny: DenyLists = None) -> JaxBatch:
-        """Check a batch's filters and send what is new of them to the device. Raises ArgumentError, ForeignFilterError."""
+        """Check a batch's filters, and send those that are new to the device.
+
+        Raises:
+            ArgumentError: If the arguments do not fit.
+            ForeignFilterError: If a filter was made for another index.
+        """
         num_devices = 1 if self._mesh is None else self._mesh.shape[self._axis]
         if batch_size % num_devices:
             raise ArgumentError(f"batch_size is {batch_size}: expected a multiple of {num_devices}, the devices that share it")
@@ -145,7 +174,7 @@ class JaxBeamSearch:
         return JaxBatch(version=self.version, requests=requests, arrays=self.arrays, filters=bound, hi_SB=hi_SB)
 
     def decode(self, step_fn: JaxStepFn, carry: Any, batch: JaxBatch) -> JaxResult:
-        """Run the compiled search; returns at once, with arrays that the device is still working on."""
+        """Run the compiled search, and return at once with arrays that the device still computes."""
         arguments = (batch.arrays.levels, batch.filters.levels, batch.hi_SB, carry)
         mesh, axis = self._mesh, self._axis
         if mesh is None:
@@ -161,7 +190,11 @@ class JaxBeamSearch:
         return search(levels, *placed, step_fn=step_fn, config=self.config, mesh=mesh, axis=axis, carry_specs=leaves)
 
     def items(self, batch: JaxBatch, result: JaxResult) -> SearchResult:
-        """Turn leaves into items on the host; waits for the device. Raises LogitsError where the model gave NaN or +inf."""
+        """Turn leaves into items on the host. This waits for the device.
+
+        Raises:
+            LogitsError: If the model gave NaN or +inf.
+        """
         found = jax.device_get(result)
         raise_first_bad(found.bad_DL, self.config, len(batch.requests) // len(found.bad_DL))
         num_segments = len(batch.version.segments)

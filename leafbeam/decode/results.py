@@ -28,9 +28,14 @@ _Found = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 class BeamLevel:
     """The beams that a search kept at one level, best first.
 
-    codes: the code that each beam took. parents: the beam of the level before that it extends. scores: its log probability so
-    far. num_sids: Semantic IDs of the index below its prefix, allowed or not. (B, K) of a batch, -inf for a dead beam's score;
-    (k,) of a row, live beams alone.
+    The arrays have shape (B, K) for a batch, with the score -inf for a dead beam, and shape (k,) for a row, which has live
+    beams alone.
+
+    Attributes:
+        codes: The code that each beam took.
+        parents: The beam of the previous level that it extends.
+        scores: Its log probability so far.
+        num_sids: The number of Semantic IDs of the index below its prefix, allowed or not.
     """
 
     codes: NDArray[np.int64]
@@ -40,13 +45,13 @@ class BeamLevel:
 
     @classmethod
     def of(cls, beams: Beams[Any]) -> "BeamLevel":
-        """The beams after a round. On a device this waits."""
+        """Return the beams after a round. On a device this waits."""
         lo_SBK, hi_SBK = to_numpy(beams.lo), to_numpy(beams.hi)
         codes, parents, scores = to_numpy(beams.code), to_numpy(beams.parent), to_numpy(beams.scores)
         return cls(codes=codes, parents=parents, scores=scores, num_sids=(hi_SBK - lo_SBK).sum(0))
 
     def row(self, request: int) -> "BeamLevel":
-        """The live beams of one request."""
+        """Return the live beams of one request."""
         live_k = self.scores[request] > -np.inf
         codes, parents, scores, num_sids = (
             array[request][live_k] for array in (self.codes, self.parents, self.scores, self.num_sids)
@@ -56,15 +61,21 @@ class BeamLevel:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SearchResult:
-    """Ranked items of a batch: item_ids best first, of length num_valid[b]; items of one Semantic ID follow each other.
+    """The ranked items of a batch. Fewer legal items than beams give a short answer.
 
-    scores: float32 (B, K), -inf beyond `num_valid`. codes: int64 (B, K, L), 0 beyond. num_valid: int64 (B,). rounds_saved:
-    calls of the model skipped because codes were forced. levels: the beams of each level, if the search explains itself.
-    beams_needed: int64 (B,), the number of beams before the last round that it could still keep; the others were run for
-    nothing, unless `last_step_fn` left them out. None if the last round keeps all, is skipped or runs on a device.
-    num_exact: how many of the first items are certain to be the best allowed ones, int64 (B,): they score above every prefix
-    that the search dropped, and no item scores above its prefix. None for samples, which are in no order, and from
-    `JaxBeamSearch`. Fewer legal items than beams give a short answer.
+    Attributes:
+        item_ids: The item ids of each request, best first, `num_valid[b]` of them. Items of one Semantic ID follow each other.
+        scores: float32 (B, K), -inf beyond `num_valid`.
+        codes: int64 (B, K, L), 0 beyond `num_valid`.
+        num_valid: int64 (B,).
+        rounds_saved: The number of calls of the model that were skipped because codes were forced.
+        levels: The beams of each level, if the search explains itself.
+        beams_needed: int64 (B,), the number of beams before the last round that could still be kept. The others were run for
+            nothing, unless `last_step_fn` left them out. None if the last round keeps all beams, is skipped or runs on a
+            device.
+        num_exact: int64 (B,), how many of the first items are certain to be the best allowed ones: they score above every
+            prefix that the search dropped, and no item scores above its prefix. None for samples, which are in no order, and
+            from `JaxBeamSearch`.
     """
 
     item_ids: list[NDArray[Any]]

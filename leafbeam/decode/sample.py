@@ -24,17 +24,22 @@ from leafbeam.ops.constrain import Beams
 
 
 class Sampler(ItemSearch):
-    """Draws distinct legal items, each in proportion to its probability among those not drawn yet.
+    """A sampler that draws distinct legal items, each in proportion to its probability among those not drawn yet.
 
-    All draws are made at once: every node of the trie gets its log-probability plus Gumbel noise, conditioned on its parent's,
-    and the largest are kept (stochastic beam search: Kool, van Hoof and Welling, 2019).
+    All draws are made at once: every node of the trie gets its log-probability plus Gumbel noise, conditioned on that of its
+    parent, and the largest are kept (stochastic beam search: Kool, van Hoof and Welling, 2019). The scores of a result are
+    log-probabilities. The draws are made on the host.
 
-    temperature, top_k, top_p: the distribution at each level, see `Sampling`. Cut codes are never drawn, so an answer may be
-    short. A result's scores are log-probabilities.
+    Args:
+        index: A trie, or a version of a live index.
+        num_samples: The number of items of an answer.
+        temperature: The temperature of the distribution at each level (see `Sampling`).
+        top_k: The number of codes that are kept at each level. Other codes are never drawn, so an answer may be short.
+        top_p: The share of the probability that is kept at each level.
+        backend: "cpu" (which "auto" takes), "reference" or "triton".
 
-    backend: "cpu" ("auto"), "reference" or "triton". The draws are made on the host.
-
-    >>> Sampler(index, num_samples=10, temperature=0.7, top_p=0.9).run(step_fn, batch_size=2, rng=np.random.default_rng(0))
+    Examples:
+        >>> Sampler(index, num_samples=10, temperature=0.7, top_p=0.9).run(step_fn, batch_size=2, rng=np.random.default_rng(0))
     """
 
     def __init__(
@@ -68,9 +73,19 @@ class Sampler(ItemSearch):
         *,
         rng: np.random.Generator,
     ) -> SearchResult:
-        """Draw up to `num_samples` items for each request; arguments and errors as for `BeamSearch.run`.
+        """Draw up to `num_samples` items for each request, in the order drawn and not by score.
 
-        Items are in the order drawn, not by score. Cost: L calls of step_fn and a few reads of every legal child.
+        This calls step_fn L times, and reads every legal child a few times.
+
+        Args:
+            step_fn: As for `BeamSearch.run`.
+            batch_size: As for `BeamSearch.run`.
+            filters: As for `BeamSearch.run`.
+            deny: As for `BeamSearch.run`.
+            rng: The source of the random numbers.
+
+        Raises:
+            LeafbeamError: As for `BeamSearch.run`.
         """
         requests = check_batch(self.version, batch_size, filters, deny)
         result = self._run(requests, ModelCalls(step_fn), partial(self._constraint, rng), watch=True)

@@ -15,13 +15,20 @@ from leafbeam.errors import ArgumentError, LogitsError
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How a code is drawn: from softmax(logits / temperature) over the legal codes, cut to the likeliest.
+    """How a code is drawn: from softmax(logits / temperature) over the legal codes, cut to the most likely ones.
 
-    top_k: keep so many codes. top_p: keep the smallest set that has this share of the mass. None keeps all; given both, a code
-    has to be in both. Raises ArgumentError.
+    Args:
+        temperature: The divisor of the logits.
+        top_k: Keep this many codes; None keeps all.
+        top_p: Keep the smallest set of codes that has this share of the probability; None keeps all. If top_k is set too, a
+            code has to be in both sets.
 
-    >>> Sampling(temperature=0.7, top_p=0.9)
-    Sampling(temperature=0.7, top_k=None, top_p=0.9)
+    Raises:
+        ArgumentError: If a value is out of range.
+
+    Examples:
+        >>> Sampling(temperature=0.7, top_p=0.9)
+        Sampling(temperature=0.7, top_k=None, top_p=0.9)
     """
 
     temperature: float = 1.0
@@ -39,10 +46,17 @@ class Sampling:
             raise ArgumentError(f"top_p is {self.top_p}: expected more than 0 and at most 1, or None")
 
     def log_probabilities(self, logits_C: NDArray[Any], row_C: NDArray[np.int64], where: str) -> NDArray[np.float64]:
-        """The log-probability of each legal code among its row's; -inf for what is cut.
+        """Return the log-probability of each legal code among those of its row; -inf for a code that is cut.
 
-        row_C: the row of each code, ascending. where: for messages ("at level 2"). Cost: a few passes, and a sort of the codes
-        that may be kept. Raises LogitsError for NaN and +inf.
+        This costs a few passes, and a sort of the codes that may be kept.
+
+        Args:
+            logits_C: The logit of each legal code.
+            row_C: The row of each code, ascending.
+            where: The end of the message, such as "at level 2".
+
+        Raises:
+            LogitsError: If a logit is NaN or +inf.
         """
         if np.isnan(logits_C).any() or np.isposinf(logits_C).any():
             raise LogitsError(f"the logits {where} hold NaN or +inf: expected finite numbers, or -inf")

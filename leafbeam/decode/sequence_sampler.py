@@ -22,16 +22,25 @@ from leafbeam.ops.head import HeadCosts
 
 
 class SequenceSampler(SequenceSearch):
-    """Draws token sequences of an automaton, each independent of the others: the same one may come twice.
+    """A sampler of an automaton's token sequences. The draws are independent of each other, so the same sequence may come
+    twice.
 
     A result is that of `SequenceSearch`, in the order drawn; scores are the log-probabilities of drawing. `Sampler` draws
-    distinct items of an index.
+    distinct items of an index. It runs on the CPU only.
 
-    automaton, sampling, seed: one for all requests, or one for each. Sample k of a request is drawn with (seed, k) alone, one
-    number for each of its tokens, whatever else is in the batch. CPU only.
+    Args:
+        automaton: One automaton for all requests, or one for each.
+        end_code: As for `SequenceSearch`.
+        num_codes: As for `SequenceSearch`.
+        sampling: How tokens are drawn: one for all requests, or one for each.
+        num_samples: The number of sequences of each request.
+        max_tokens: As for `SequenceSearch`.
+        seed: One seed for all requests, or one for each. Sample k of a request is drawn with (seed, k) alone, one random number
+            for each of its tokens, whatever else is in the batch.
 
-    >>> sampler = SequenceSampler(automaton, end_code=2, num_codes=131_072, sampling=Sampling(temperature=0.7), num_samples=3)
-    >>> sampler.run(step_fn).tokens[0]
+    Examples:
+        >>> sampler = SequenceSampler(automaton, end_code=2, num_codes=131_072, sampling=Sampling(top_p=0.9), num_samples=3)
+        >>> sampler.run(step_fn).tokens[0]
     """
 
     def __init__(

@@ -25,10 +25,15 @@ from leafbeam.ops.head import HeadCosts
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SequenceResult:
-    """Ranked token sequences: for each request one int64 array a beam, best first, `num_valid[b]` of them, without end codes.
+    """Ranked token sequences.
 
-    scores: float32 (B, K), the end code included; -inf beyond num_valid. finished: bool (B, K), else cut off by max_tokens.
-    rounds: calls of the model. rounds_saved: calls skipped because codes were forced.
+    Attributes:
+        tokens: For each request one int64 array per beam, best first, `num_valid[b]` of them, without end codes.
+        scores: float32 (B, K), the end code included; -inf beyond num_valid.
+        finished: bool (B, K); false for a sequence that max_tokens cut off.
+        num_valid: int64 (B,).
+        rounds: The number of calls of the model.
+        rounds_saved: The number of calls that were skipped because codes were forced.
     """
 
     tokens: list[list[NDArray[np.int64]]]
@@ -45,16 +50,23 @@ class SequenceSearch:
     Every sequence found is in the automaton's language, or can still be completed. A finished beam keeps its score and
     competes.
 
-    automaton: one for all requests, or one for each. end_code: the model's end-of-sequence code. In a list, each code ends a
-    sequence, and the score of an end is that of all end codes together. An end code that is also a token of the language is
-    text where the language allows it, and ends the sequence after it if the sequence may end there. num_codes: V, the width of
-    the logits. max_tokens: the most rounds, including the end code's. scoring: log-softmax over all codes ("full") or the legal
-    ones ("allowed"). backend: "cpu" ("auto" is that), or "triton", for one end code: the automata, over one vocabulary, are
-    copied to `device`, and each round waits once to see whether every beam is finished.
+    Args:
+        automaton: One automaton for all requests, or one for each.
+        end_code: The model's end-of-sequence code. In a list, each code ends a sequence, and the score of an end is that of all
+            end codes together. An end code that is also a token of the language is text where the language allows it, and ends
+            the sequence after it if the sequence may end there.
+        num_codes: V, the width of the logits.
+        num_beams: The number of beams of each request.
+        max_tokens: The largest number of rounds, including that of the end code.
+        scoring: Log-softmax over all codes ("full") or over the legal ones ("allowed").
+        backend: "cpu", which "auto" takes; or "triton", for one end code and automata over one vocabulary, which are copied to
+            `device`. It waits once in each round to see whether every beam is finished.
+        device: The device of "triton".
 
-    >>> search = SequenceSearch(Automaton.from_json_schema(schema, tokens), end_code=2, num_codes=131_072, num_beams=4)
-    >>> result = search.run(step_fn)
-    >>> result.tokens[0][0], result.finished[0, 0]
+    Examples:
+        >>> search = SequenceSearch(Automaton.from_json_schema(schema, tokens), end_code=2, num_codes=131_072, num_beams=4)
+        >>> result = search.run(step_fn)
+        >>> result.tokens[0][0], result.finished[0, 0]
     """
 
     def __init__(
@@ -101,23 +113,30 @@ class SequenceSearch:
         costs: HeadCosts | None = None,
         suffix_fn: SuffixFn | None = None,
     ) -> SequenceResult:
-        """Decode a batch. step_fn(codes_BK, parents_BK) -> logits, as for `BeamSearch.run`: first (None, None) and (B, V).
+        """Decode a batch of requests.
 
-        head: the weight (V, D) of the model's head, float32 on the CPU; with backend "triton" on its device, in the model's
-        dtype. Given, step_fn returns hidden states, (B, D) and then (B, K, D), and the head is multiplied for legal codes alone
-        where that is cheaper (`ops.head`). costs: of this machine; None: estimates.
+        The model is called at most max_tokens times, and less often if all beams have ended.
 
-        suffix_fn(codes_BKT, parents_BK) -> what T calls of step_fn would return, the first with these parents, each later one
-        with every beam as its own: given, the search jumps over forced chains, with the same answer. While all live beams are
-        on chains, it calls suffix_fn once for the codes that they just took and those that follow, up to the first choice;
-        step_fn then goes on from the beams of that call. With scoring "allowed" chains are certain and only the last of the T
-        is read; where nothing is left to decide it is not called, unless the model excludes forced codes by logits of -inf
-        (then do without).
+        Args:
+            step_fn: As for `BeamSearch.run`: `step_fn(codes_BK, parents_BK)` returns logits, first for (None, None) and of
+                shape (B, V).
+            batch_size: The number of requests, B.
+            head: The weight (V, D) of the model's head, float32 on the CPU; with backend "triton" on its device and in the
+                model's dtype. step_fn then returns hidden states, (B, D) and later (B, K, D), and the head is multiplied for
+                legal codes alone where that is cheaper (`ops.head`).
+            costs: The measured costs of this machine, by which `head` decides; None uses estimates.
+            suffix_fn: `suffix_fn(codes_BKT, parents_BK)` returns what T calls of step_fn would return, the first with these
+                parents, and each later one with every beam as its own parent. The search then jumps over forced chains, with
+                the same answer: while all live beams are on chains, it calls suffix_fn once for the codes that they just took
+                and those that follow, up to the first choice; step_fn then continues from the beams of that call. With scoring
+                "allowed" chains are certain and only the last of the T results is read. If nothing is left to decide, it is not
+                called, unless the model excludes forced codes by logits of -inf (in that case pass no suffix_fn). Only automata
+                that have `chains` are jumped over: sequences and choices by default, patterns and schemas after `compress()`.
+                Only forced tokens are skipped, never forced text, which could be tokenised in another way.
 
-        Only automata that have `chains` are jumped over: sequences and choices by default, patterns and schemas after
-        `compress()`. Only forced tokens are skipped, never forced text, which could be tokenised in another way.
-
-        Cost: at most max_tokens calls of the model; fewer where all beams have ended. Raises ArgumentError, LogitsError.
+        Raises:
+            ArgumentError: If the arguments contradict each other or the backend.
+            LogitsError: If the logits have the wrong shape, or are NaN or +inf.
         """
         run = self.start(step_fn, batch_size, head=head, costs=costs, suffix_fn=suffix_fn)
         return run.result(deque(run.rounds, maxlen=1).pop())
@@ -131,14 +150,20 @@ class SequenceSearch:
         costs: HeadCosts | None = None,
         suffix_fn: SuffixFn | None = None,
     ) -> "SequenceRun":
-        """`run` in steps: see `SequenceRun`. Nothing is computed before its first round."""
+        """Return a search that runs round by round (see `SequenceRun`), with the arguments of `run`.
+
+        Nothing is computed before its first round.
+        """
         constraint = self.constraint(batch_size, head=head, costs=costs)
         return SequenceRun(constraint, ModelCalls(step_fn, suffix_fn))
 
     def constraint(
         self, batch_size: int = 1, *, head: NDArray[np.float32] | Any | None = None, costs: HeadCosts | None = None
     ) -> AutomatonConstraint:
-        """What decides the rounds of a batch, for those who call the model themselves. Arguments and errors as of `run`."""
+        """Return the object that decides the rounds of a batch, for callers that run the model themselves.
+
+        Arguments and errors are those of `run`.
+        """
         requests = self._automata * batch_size if len(self._automata) == 1 else self._automata
         if batch_size < 1 or len(requests) != batch_size:
             raise ArgumentError(f"{len(self._automata)} automata for a batch of {batch_size}: expected one for each request")
@@ -151,19 +176,24 @@ class SequenceSearch:
 
 
 class SequenceRun:
-    """A search of sequences in progress. rounds: what it has done after each call of the model; iterate over it once."""
+    """A search of sequences in progress. Iterate over `rounds` once: it yields the state after each call of the model.
+
+    Args:
+        constraint: What decides the rounds.
+        model: The functions of the model.
+    """
 
     def __init__(self, constraint: AutomatonConstraint, model: ModelCalls) -> None:
         self._constraint = constraint
         self.rounds = rounds(constraint, model, watch=True)
 
     def is_going_on(self, trace: Trace) -> NDArray[np.bool_]:
-        """Which requests have a sequence that has not ended, bool (B,)."""
+        """Return which requests have a sequence that has not ended, bool (B,)."""
         live_BK = to_numpy(trace.beams.scores) > -np.inf
         return np.any(live_BK & ~to_numpy(self._constraint.finished(trace.beams)), axis=1)
 
     def result(self, trace: Trace) -> SequenceResult:
-        """The sequences after a round."""
+        """Return the sequences after a round."""
         raise_if_bad(self._constraint, "in round")
         scores_BK = to_numpy(trace.beams.scores)
         finished_BK = to_numpy(self._constraint.finished(trace.beams)) & (scores_BK > -np.inf)

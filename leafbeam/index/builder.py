@@ -21,16 +21,25 @@ Progress = Callable[[str, float], None]  # (the current step, the share of the w
 
 
 class TrieBuilder:
-    """Builds the trie that `Trie.build` would build of all chunks together, bit for bit, in bounded memory.
+    """A builder of tries in bounded memory; its trie equals, bit for bit, what `Trie.build` makes of all chunks together.
 
-    At most `memory_limit` bytes of rows are in memory; the rest is in an unlinked temporary file in `folder` (default: the
-    system's), which disappears however the process ends. The index itself takes about 19 bytes an item besides, plus the ids;
-    where that is more than `memory_limit` too, its arrays are mapped from that file.
+    At most `memory_limit` bytes of rows are in memory; the others are in an unlinked temporary file, which disappears however
+    the process ends. The index itself takes about 19 bytes per item, plus the ids. If that is more than `memory_limit` too, its
+    arrays are mapped from that file.
 
-    >>> with TrieBuilder([256] * 4, memory_limit=1 << 30) as builder:
-    ...     for codes, item_ids in chunks:
-    ...         builder.add(codes, item_ids)
-    ...     index = builder.finish()
+    Args:
+        codebook_sizes: The number of codes of each level.
+        end_code: As for `Trie.build`.
+        packed: As for `Trie.build`.
+        memory_limit: The bytes of rows in memory.
+        folder: The folder of the temporary file; by default that of the system.
+        num_threads: As for `Trie.build`.
+
+    Examples:
+        >>> with TrieBuilder([256] * 4, memory_limit=1 << 30) as builder:
+        ...     for codes, item_ids in chunks:
+        ...         builder.add(codes, item_ids)
+        ...     index = builder.finish()
     """
 
     def __init__(
@@ -64,10 +73,18 @@ class TrieBuilder:
         self._runs: ExternalSort | None = None
 
     def add(self, codes: NDArray[np.integer] | Sequence[Sequence[int]], item_ids: ItemIds | None = None) -> None:
-        """The next rows, in the caller's order; with ids for all chunks or for none.
+        """Add the next rows, in the caller's order.
 
-        Raises CodesError and ItemIdError, and the builder is as before (`finish` finds duplicate ids); IndexFileError: a full
-        disk.
+        After an error the builder is as it was before. `finish` finds ids that are there twice.
+
+        Args:
+            codes: Shape (n, L).
+            item_ids: The ids of the rows; either all chunks have ids, or none.
+
+        Raises:
+            CodesError: As for `Trie.build`.
+            ItemIdError: As for `Trie.build`.
+            IndexFileError: If the disk is full.
         """
         table_nL, sizes = check_codes(codes, self.sizes)
         size = len(table_nL)
@@ -89,7 +106,14 @@ class TrieBuilder:
         self.num_items += size
 
     def finish(self, progress: Progress | None = None) -> Trie:
-        """The index of all rows; the builder is then empty. Raises ItemIdError for repeated ids. progress: see `Progress`."""
+        """Return the index of all rows, and empty the builder.
+
+        Args:
+            progress: Called with the progress; see `Progress`.
+
+        Raises:
+            ItemIdError: If an id is there twice.
+        """
         report = progress or (lambda step, share: None)
         threads = threads_for(self.num_items, self._num_threads)
         report("checking item ids", 0.0)
@@ -112,7 +136,7 @@ class TrieBuilder:
         return trie
 
     def close(self) -> None:
-        """Drop all rows and free their memory and disk space."""
+        """Drop all rows, and free their memory and disk space."""
         if self._file is not None:
             self._file.close()
         self._file = self._runs = None

@@ -15,17 +15,21 @@ from leafbeam.index.items import ItemTable
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Filter:
-    """A set of items of one index, applied exactly at every level of the search; made by `Trie.filter`.
+    """A set of items of one index, which a search applies exactly at every level; `Trie.filter` makes it.
 
-    `&`, `|`, `-`, `~`, `len` and `in` work as for a Python set of item ids. Memory: 1.5 bits for each item of the index.
-    A node of the trie is legal iff its leaf range holds a leaf of the filter; a leaf stays while one of its items is allowed,
-    and results list only allowed items.
+    `&`, `|`, `-`, `~`, `len` and `in` work as for a Python set of item ids. A filter takes 1.5 bits for each item of the index.
+    A node of the trie is legal if a leaf of the filter is in its range; a leaf stays while one of its items is allowed, and
+    results list only allowed items.
 
-    ordinals: the items, by their ordinals in leaf order. index_version: the version of the index that it belongs to.
+    Args:
+        ordinals: The items, by their ordinals in leaf order.
+        items: The item table of the index.
+        index_version: The version of the index to which the filter belongs.
 
-    >>> index = leafbeam.Trie.build([[0, 1], [1, 0]], codebook_sizes=[2, 2], item_ids=["a", "b"])
-    >>> fresh = index.filter([True, False]); len(fresh), "a" in fresh, len(~fresh & fresh)
-    (1, True, 0)
+    Examples:
+        >>> index = leafbeam.Trie.build([[0, 1], [1, 0]], codebook_sizes=[2, 2], item_ids=["a", "b"])
+        >>> fresh = index.filter([True, False]); len(fresh), "a" in fresh, len(~fresh & fresh)
+        (1, True, 0)
     """
 
     ordinals: Bitmap
@@ -34,11 +38,14 @@ class Filter:
 
     @cached_property
     def leaves(self) -> Bitmap:
-        """The leaves that have one of the items. Cost: where items share leaves, one pass at first use."""
+        """Return the leaves that have an allowed item. If items share leaves, the first use costs one pass."""
         return self.ordinals if self.items.leaf_indptr is None else self.ordinals.any_by_group(self.items.leaf_indptr)
 
     def without(self, ordinals_n: NDArray[np.integer]) -> "Filter":
-        """The filter less some ordinals. Cost: a copy of the bitmaps; only leaves of the removed items are checked."""
+        """Return the filter without the items of some ordinals.
+
+        This copies the bitmaps and checks only the leaves of the removed items.
+        """
         less = self._with(self.ordinals.without(ordinals_n))
         indptr = self.items.leaf_indptr
         if indptr is not None and "leaves" in self.__dict__:
@@ -48,12 +55,12 @@ class Filter:
         return less
 
     def item_ids(self) -> NDArray[np.generic]:
-        """The ids of all allowed items, in leaf order."""
+        """Return the ids of all allowed items, in leaf order."""
         return self.items.ids_of(self.items.order_N[self.ordinals.positions()])
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the bitmaps."""
+        """Return the bytes of the bitmaps."""
         return self.ordinals.nbytes + (0 if self.leaves is self.ordinals else self.leaves.nbytes)
 
     def __bool__(self) -> NoReturn:

@@ -90,16 +90,23 @@ class StaticEstimate:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryEstimate:
-    """The bytes of an index, part by part, beside STATIC's bound and the least that any index can take.
+    """The bytes of an index, part by part, beside STATIC's bound and the smallest size that any index can have.
 
-    Exact for an existing trie; for uniform SIDs, expectations within a percent of what `Trie.build` allocates for a million
-    random rows. Real Semantic IDs share prefixes and take less.
+    The estimate is exact for an existing trie. For uniform SIDs it is an expectation, which is within a percent of what
+    `Trie.build` allocates for a million random rows. Real Semantic IDs share prefixes and take less.
 
-    items: bytes of the item table (order, leaf offsets, ids), which a search does not read. entropy_bits: of the whole set.
+    Args:
+        num_items: The number of items.
+        num_leaves: The number of distinct SIDs.
+        levels: The bytes of each level.
+        items: The bytes of the item table (order, leaf offsets and ids), which a search does not read.
+        static: The bytes of STATIC's index.
+        entropy_bits: The entropy of the whole set, in bits.
 
-    >>> estimate = MemoryEstimate.uniform(10_000_000, [2048] * 8)
-    >>> [round(nbytes / 1e7, 2) for nbytes in (estimate.nbytes, estimate.static.upper_bound, estimate.entropy_bits / 8)]
-    [14.75, 73.68, 8.27]
+    Examples:
+        >>> estimate = MemoryEstimate.uniform(10_000_000, [2048] * 8)
+        >>> [round(nbytes / 1e7, 2) for nbytes in (estimate.nbytes, estimate.static.upper_bound, estimate.entropy_bits / 8)]
+        [14.75, 73.68, 8.27]
     """
 
     num_items: int
@@ -119,7 +126,19 @@ class MemoryEstimate:
         id_bytes: int = 0,
         dense_levels: int | None = None,
     ) -> "MemoryEstimate":
-        """N items with independent uniform codes; ids of `id_bytes` each (0: row numbers). Raises CodesError, ArgumentError."""
+        """Return the estimate for items with independent uniform codes.
+
+        Args:
+            num_items: The number of items.
+            codebook_sizes: The number of codes of each level.
+            packed: If true, the codes are bit-packed.
+            id_bytes: The bytes of each id; 0 for row numbers.
+            dense_levels: The number of dense levels of STATIC's index; by default as in its paper.
+
+        Raises:
+            CodesError: If the codebook sizes are invalid.
+            ArgumentError: If another number is out of range.
+        """
         sizes = check_sizes(codebook_sizes)
         if not 0 <= num_items <= MAX_ITEMS:
             raise ArgumentError(
@@ -130,7 +149,7 @@ class MemoryEstimate:
 
     @classmethod
     def of(cls, trie: Trie, dense_levels: int | None = None) -> "MemoryEstimate":
-        """The same figures for an existing index, from its node counts."""
+        """Return the same figures for an existing index, from its node counts."""
         ids = 0 if trie.items.ids is None else trie.items.ids.nbytes
         nodes_L = [level.num_nodes for level in trie.levels]
         packed = any(level.width for level in trie.levels)
@@ -153,21 +172,21 @@ class MemoryEstimate:
 
     @property
     def nbytes(self) -> int:
-        """`Trie.nbytes` of the built index."""
+        """Return the `Trie.nbytes` of the built index."""
         return sum(level.nbytes for level in self.levels)
 
     @property
     def packed_nbytes(self) -> int:
-        """`Trie.packed().nbytes`."""
+        """Return the `Trie.nbytes` of the built index with bit-packed codes."""
         levels = (LevelEstimate.of(level.size, level.num_nodes, self.num_leaves, packed=True) for level in self.levels)
         return sum(level.nbytes for level in levels)
 
     def per_item(self, nbytes: float) -> float:
-        """Bytes an item."""
+        """Return a number of bytes divided by the number of items."""
         return nbytes / max(1, self.num_items)
 
     def as_json(self) -> dict[str, Any]:
-        """Everything as numbers and names."""
+        """Return all figures by name, as JSON can hold them."""
         static = self.static
         levels = [{**asdict(level), "bytes": level.nbytes} for level in self.levels]
         return {

@@ -25,18 +25,25 @@ KIND = FileKind(key="leafbeam", noun="index", writer="Trie.save", newest=2, has_
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Trie:
-    """Every Semantic ID (SID) that may be decoded, as the sorted list of SIDs with an index per level.
+    """All Semantic IDs (SIDs) that may be decoded: the sorted list of SIDs, with an index for each level.
 
-    A distinct SID is a *leaf*, numbered by its rank; a prefix is the *range* of the leaves under it: the root is
-    (0, num_leaves), a dead end is empty, and the children of a range are the longer prefixes that start inside it.
+    A distinct SID is a *leaf*, numbered by its rank. A prefix is the *range* of the leaves below it: the root is (0,
+    num_leaves), a dead end is empty, and the children of a range are the longer prefixes that start inside it.
 
-    Immutable. Memory: about 15 bytes an item at 8 levels of 2,048 codes, 4 for the caller's order, and the ids.
+    A trie is immutable. It takes about 15 bytes per item at 8 levels of 2,048 codes, 4 more for the caller's order, and the
+    ids. `Trie.build` and `Trie.from_sequences` make one.
 
-    end_code: the code that ends a sequence, for sequences of different lengths (`from_sequences`), else None.
+    Args:
+        levels: The arrays of each level.
+        items: The ids and the order of the items.
+        num_leaves: The number of distinct SIDs.
+        version: Sixteen hex digits that change with any SID or id.
+        end_code: The code that ends a sequence, if the index holds sequences of different lengths (`from_sequences`).
 
-    >>> index = Trie.build([[3, 1], [0, 2], [3, 0]], codebook_sizes=[4, 4], item_ids=["c", "a", "b"])
-    >>> len(index), (3, 0) in index, index.codes_of(["a"]).tolist()
-    (3, True, [[0, 2]])
+    Examples:
+        >>> index = Trie.build([[3, 1], [0, 2], [3, 0]], codebook_sizes=[4, 4], item_ids=["c", "a", "b"])
+        >>> len(index), (3, 0) in index, index.codes_of(["a"]).tolist()
+        (3, True, [[0, 2]])
     """
 
     levels: tuple[Level, ...]
@@ -58,12 +65,21 @@ class Trie:
     ) -> "Trie":
         """Index a table of codes.
 
-        codes: (N, L) of any integer dtype, in any order; rows may repeat (several items on one leaf); N may be 0.
-        codebook_sizes: 1 to 65 levels of 1 to 2^31 codes. item_ids: N distinct integers or strings; None: the row numbers.
-        end_code: the last code of every level, if rows are sequences padded with it (`from_sequences`). packed: see `packed()`.
+        Building takes less than 0.1 µs per item, and at most about 37 bytes per item, the index included, at 8 levels of 2,048
+        codes.
 
-        Cost: O(N), less than 0.1 µs an item and a peak of about 37 bytes an item, the result included, at 8 x 2,048.
-        Raises CodesError (wrong width or dtype, a code outside its codebook) and ItemIdError (wrong number, types, duplicates).
+        Args:
+            codes: Shape (N, L), of any integer dtype and in any order. Rows may repeat, so that several items share a leaf; N
+                may be 0.
+            codebook_sizes: The number of codes of each level: 1 to 65 levels of 1 to 2^31 codes.
+            item_ids: N distinct integers or strings. By default the ids are the row numbers.
+            end_code: The last code of every level, if the rows are sequences that are padded with it (see `from_sequences`).
+            packed: If true, the codes are bit-packed (see `packed()`).
+            num_threads: The number of threads that build; by default all cores.
+
+        Raises:
+            CodesError: If the table has the wrong width or dtype, or a code is outside its codebook.
+            ItemIdError: If the ids have the wrong number or types, or an id is there twice.
         """
         table_NL, sizes = check_codes(codes, codebook_sizes)
         if end_code is not None:
@@ -81,20 +97,30 @@ class Trie:
         packed: bool = False,
         num_threads: int | None = None,
     ) -> "Trie":
-        """Index token sequences of different lengths: titles, entity names, n-grams.
-
-        sequences: N of 0 to 64 tokens each; one may be a prefix of another, several may be equal.
-        vocabulary_size: V; tokens are 0 to V - 1. max_length: the longest sequence that may be inserted later.
+        """Index token sequences of different lengths, such as titles, entity names or n-grams.
 
         The index has max_length + 1 levels of V + 1 codes; code V is the end code and fills all levels after a sequence's end.
-        A search needs V + 1 logits, the last for the end code (of a language model: its end-of-sequence token's logit, copied
-        there); a finished beam costs nothing. Results' `codes` are padded the same way; `sequences_of` strips the padding.
+        A search needs V + 1 logits, the last for the end code: with a language model, copy the logit of its end-of-sequence
+        token there. A finished beam costs nothing. The `codes` of results are padded in the same way; `sequences_of` strips the
+        padding. Building costs as much as `build`.
 
-        Raises CodesError, ItemIdError, ArgumentError. Cost: as for `build`.
+        Args:
+            sequences: N sequences of 0 to 64 tokens each. One may be a prefix of another, and several may be equal.
+            vocabulary_size: V; tokens are 0 to V - 1.
+            item_ids: As for `build`.
+            max_length: The longest sequence that may be inserted later; by default the longest of `sequences`.
+            packed: As for `build`.
+            num_threads: As for `build`.
 
-        >>> names = Trie.from_sequences([[7, 3], [7], []], vocabulary_size=10, item_ids=["ab", "a", ""])
-        >>> [7] in names, [3] in names, names.codes_of(["ab"]).tolist()
-        (True, False, [[7, 3, 10]])
+        Raises:
+            CodesError: If a sequence is too long or a token is outside the vocabulary.
+            ItemIdError: As for `build`.
+            ArgumentError: If vocabulary_size or max_length is out of range.
+
+        Examples:
+            >>> names = Trie.from_sequences([[7, 3], [7], []], vocabulary_size=10, item_ids=["ab", "a", ""])
+            >>> [7] in names, [3] in names, names.codes_of(["ab"]).tolist()
+            (True, False, [[7, 3, 10]])
         """
         table = SequenceTable.of(sequences, vocabulary_size, max_length)
         return cls.from_table(
@@ -113,7 +139,18 @@ class Trie:
         num_threads: int | None = None,
         may_be_new: bool = True,
     ) -> "Trie":
-        """Build a trie of checked codes. may_be_new: False for ids of an index, which are kept even if new ones are refused."""
+        """Build a trie of codes that are checked already.
+
+        Args:
+            table_NL: The codes.
+            sizes: The number of codes of each level.
+            item_ids: The checked ids; None for row numbers.
+            end_code: As for `build`.
+            packed: As for `build`.
+            num_threads: As for `build`.
+            may_be_new: False for ids that are in an index already; they are kept even if the rules for new ids would refuse
+                them.
+        """
         ids = None if item_ids is None else check_item_ids(item_ids, len(table_NL), may_be_new=may_be_new)
         table = build_levels(table_NL, sizes, num_threads)
         items = ItemTable(ids=ids, order_N=table.order_N, leaf_indptr=table.leaf_indptr)
@@ -124,17 +161,20 @@ class Trie:
     def from_levels(
         cls, levels: tuple[Level, ...], items: ItemTable, num_leaves: int, *, end_code: int | None, packed: bool
     ) -> "Trie":
-        """The trie of levels that are built already. Cost: one read of all arrays, for the version."""
+        """Return the trie of levels that are built already. This reads all arrays once, to compute the version."""
         levels = tuple(level.packed() for level in levels) if packed else levels
         version = fingerprint(levels, items, end_code)
         return cls(levels=levels, items=items, num_leaves=num_leaves, version=version, end_code=end_code)
 
     def packed(self) -> "Trie":
-        """The index with bit-packed codes (11 bits, not 16, for V = 2,048): smaller, a little slower, with its own version."""
+        """Return this index with bit-packed codes (11 bits instead of 16 for 2,048 codes).
+
+        It is smaller, a little slower, and has a version of its own.
+        """
         return Trie.from_levels(self.levels, self.items, self.num_leaves, end_code=self.end_code, packed=True)
 
     def save(self, path: str | Path) -> None:
-        """Write one safetensors file (docs/reference/file-formats.md), replacing an old one atomically."""
+        """Write one safetensors file (docs/reference/file-formats.md), which replaces an older one atomically."""
         tensors: Tensors = {"items.order": self.items.order_N}
         for number, level in enumerate(self.levels):
             tensors[f"level.{number}.codes"] = level.codes
@@ -165,10 +205,16 @@ class Trie:
 
     @classmethod
     def load(cls, path: str | Path, *, verify: bool = True) -> "Trie":
-        """Read a file written by `save`. Raises IndexFileError for a missing, damaged or newer file.
+        """Read a file that `save` wrote.
 
-        verify: read the file into memory, so that later changes to it have no effect, and `verify` it. False maps the file in
-        milliseconds and trusts it: a damaged file then gives wrong items or ends the process, and so does a change in place.
+        Args:
+            path: The file.
+            verify: If true, the file is read into memory and checked, so that later changes of the file have no effect. If
+                false, the file is memory-mapped in milliseconds and trusted: if it is damaged, or changed in place later,
+                searches give wrong items or end the process.
+
+        Raises:
+            IndexFileError: If the file is missing or damaged, or has a newer format.
         """
         header, tensors = read(Path(path), KIND, mapped=not verify)
         try:
@@ -180,18 +226,31 @@ class Trie:
         return trie
 
     def verify(self, name: str = "the index") -> None:
-        """Check the arrays against the version, and that any search of them is safe; name: of the index, for the message.
+        """Check the arrays against the version, and that every search over them is safe.
 
-        Raises IndexFileError. Cost: two reads of all arrays, shared by threads: 0.2 s for 10^7 items on two cores.
+        This reads all arrays twice, in several threads: 0.2 s for 10^7 items on two cores.
+
+        Args:
+            name: The name of the index in the message.
+
+        Raises:
+            IndexFileError: If anything is wrong.
         """
         if problem := find_problem(self.levels, self.items, self.num_leaves, self.end_code, self.version):
             raise IndexFileError(f"{name} is damaged ({problem}): copy it again, or build and save it again")
 
     def filter(self, mask: NDArray[np.bool_] | Sequence[bool] | None = None, *, item_ids: ItemIds | None = None) -> Filter:
-        """The set of items where `mask` is true (in the caller's item order), or of these ids, which may be repeated.
+        """Return the set of items where a mask is true, or of the items with some ids.
 
-        Cost: one pass over the catalog for a mask (about 3 ns an item), one search an id for ids.
-        Raises FilterError for a mask of the wrong length or dtype, ItemIdError for an unknown id.
+        A mask costs one pass over the catalog (about 3 ns per item); ids cost a search each.
+
+        Args:
+            mask: One boolean per item, in the caller's item order.
+            item_ids: The ids of the items, in any order; they may repeat.
+
+        Raises:
+            FilterError: If the mask has the wrong length or dtype.
+            ItemIdError: If an id is unknown.
         """
         if (mask is None) == (item_ids is None):
             raise ArgumentError("filter() takes a boolean mask or item_ids=...: pass one of the two")
@@ -207,15 +266,15 @@ class Trie:
         return self.filter_of(Bitmap.from_words(words_W, mask_N.size))
 
     def filter_of(self, ordinals: Bitmap) -> Filter:
-        """The filter of these ordinals."""
+        """Return the filter of the items with these ordinals."""
         return Filter(ordinals=ordinals, items=self.items, index_version=self.version)
 
     def filter_of_rows(self, rows_n: NDArray[np.int64]) -> Filter:
-        """The filter of these rows, which may be repeated."""
+        """Return the filter of the items in these rows, which may repeat."""
         return self.filter_of(Bitmap.from_positions(self.items.ordinal_N[rows_n], self.num_items))
 
     def check_filter(self, item_filter: Filter) -> None:
-        """Raise ForeignFilterError where the filter was made for another index."""
+        """Check that a filter belongs to this index; raise ForeignFilterError if it was made for another one."""
         if item_filter.index_version != self.version:
             raise ForeignFilterError(
                 f"this filter covers {counted(item_filter.ordinals.size, 'item')} of index "
@@ -237,21 +296,21 @@ class Trie:
 
     @property
     def item_ids(self) -> NDArray[np.generic]:
-        """The ids in the caller's order."""
+        """Return the ids in the caller's order."""
         return self.items.ids_of(np.arange(self.num_items))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the levels, without the item table (`items.nbytes`)."""
+        """Return the bytes of the levels, without the item table (`items.nbytes`)."""
         return sum(level.nbytes for level in self.levels)
 
     @property
     def bytes_per_item(self) -> float:
-        """`nbytes` divided by the number of items."""
+        """Return `nbytes` divided by the number of items."""
         return self.nbytes / max(1, self.num_items)
 
     def codes_at(self, leaves: NDArray[np.integer] | Iterable[int]) -> NDArray[np.int64]:
-        """The SID of each leaf, (n, L)."""
+        """Return the SID of each leaf, shape (n, L)."""
         leaves_n = np.asarray(leaves, np.int64)
         codes_nL = np.empty((*leaves_n.shape, self.num_levels), np.int64)
         for number, level in enumerate(self.levels):
@@ -259,24 +318,32 @@ class Trie:
         return codes_nL
 
     def codes_of(self, item_ids: ItemIds) -> NDArray[np.int64]:
-        """The SID of each item, (n, L); ItemIdError where an id is unknown."""
+        """Return the SID of each item, shape (n, L).
+
+        Raises:
+            ItemIdError: If an id is unknown.
+        """
         return self.codes_at(self.items.leaves_of(self.items.known_rows_of(item_ids)))
 
     def sequences_of(self, item_ids: ItemIds) -> list[NDArray[np.int64]]:
-        """The codes of each item up to its end code; ItemIdError where an id is unknown."""
+        """Return the codes of each item before its end code.
+
+        Raises:
+            ItemIdError: If an id is unknown.
+        """
         codes_nL = self.codes_of(item_ids)
         return [row[: row.size if self.end_code is None else int((row != self.end_code).sum())] for row in codes_nL]
 
     def find(self, item_ids: ItemIds) -> NDArray[np.int64]:
-        """The row of each id in the caller's order, -1 where it is unknown."""
+        """Return the row of each id in the caller's order, -1 for an unknown id."""
         return self.items.rows_of(item_ids)
 
     def knows(self, item_ids: ItemIds) -> NDArray[np.bool_]:
-        """Which of the ids are in the index."""
+        """Return for each id whether the index has it."""
         return self.find(item_ids) >= 0
 
     def leaf_of(self, codes: Sequence[int]) -> int:
-        """The leaf of a SID, -1 where no item has it; end codes may be left out. Cost: L binary searches."""
+        """Return the leaf of a SID, or -1 if no item has it. End codes may be left out. This costs L binary searches."""
         if self.end_code is not None:
             codes = [*codes, *[self.end_code] * (self.num_levels - len(codes))]
         if len(codes) != self.num_levels:

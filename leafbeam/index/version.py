@@ -54,13 +54,19 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Version:
-    """An immutable snapshot: a large *base* segment and, after changes, a small *delta* one (as Lucene's segments).
+    """An immutable snapshot of an index: a large *base* segment and, after changes, a small *delta* one, like Lucene's
+    segments.
 
-    A search on it sees one state from its first level to its last, whatever changes meanwhile. An item id is alive in one
-    segment at most; a SID may be in both, and is one child there. number: how many changes led to it.
+    A search on a version sees one state from its first level to its last, whatever changes meanwhile. An item id is alive in
+    one segment at most; a SID may be in both, and is one child there.
 
-    >>> version = Version.of(trie); version.num_items, len(version.filter(item_ids=["a"]))
-    (3, 1)
+    Args:
+        segments: The base, and the delta if there is one.
+        number: The number of changes that led to the version.
+
+    Examples:
+        >>> version = Version.of(trie); version.num_items, len(version.filter(item_ids=["a"]))
+        (3, 1)
     """
 
     segments: tuple[Segment, ...]
@@ -77,7 +83,11 @@ class Version:
 
     @classmethod
     def of(cls, index: "Trie | Version") -> "Version":
-        """A trie as a version of one segment; a version as it is. Raises ArgumentError for anything else."""
+        """Return a trie as a version of one segment; a version is returned as it is.
+
+        Raises:
+            ArgumentError: If `index` is neither of the two.
+        """
         if not isinstance(index, Trie | Version):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ArgumentError(
                 f"index is of the type {type(index).__name__}: expected a Trie, or the version() of a live index or a catalog; "
@@ -87,7 +97,7 @@ class Version:
 
     @property
     def name(self) -> str:
-        """The fingerprint of the base, and the number of changes since the first version, if any: `3f2a...+17`."""
+        """Return the fingerprint of the base and, after changes, their number: `3f2a...+17`."""
         base = self.segments[0].trie.version
         return f"{base}+{self.number}" if self.number else base
 
@@ -96,7 +106,7 @@ class Version:
         return self.segments[0].trie.codebook_sizes
 
     def has_tries_of(self, other: "Version") -> bool:
-        """Whether both consist of the same tries, so that they differ at most by which items are live."""
+        """Return whether both versions consist of the same tries, so that only their live items can differ."""
         pairs = zip(self.segments, other.segments, strict=False)
         return len(self.segments) == len(other.segments) and all(left.trie is right.trie for left, right in pairs)
 
@@ -106,27 +116,34 @@ class Version:
 
     @property
     def num_items(self) -> int:
-        """The number of live items."""
+        """Return the number of live items."""
         return sum(segment.num_items for segment in self.segments)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that a search reads: the levels and the live bitmaps."""
+        """Return the bytes that a search reads: those of the levels and of the live bitmaps."""
         return sum(segment.trie.nbytes + (0 if segment.live is None else segment.live.nbytes) for segment in self.segments)
 
     def num_nodes(self, level: int) -> int:
-        """An upper bound on the distinct prefixes of `level + 1` codes; prefixes of dead items count."""
+        """Return an upper bound of the number of distinct prefixes of `level + 1` codes; prefixes of deleted items count."""
         return sum(segment.trie.levels[level].num_nodes for segment in self.segments)
 
     def filter(self, *, item_ids: ItemIds) -> "VersionFilter":
-        """The live items of the given ids. Raises ItemIdError where one is unknown. Cost: a few searches an id."""
+        """Return the live items with these ids. This costs a few searches per id.
+
+        Raises:
+            ItemIdError: If an id is unknown.
+        """
         segment_n, row_n = self._locate_all(item_ids)
         rows_S = [row_n[segment_n == number] for number in range(len(self.segments))]
         parts = tuple(segment.trie.filter_of_rows(rows) for segment, rows in zip(self.segments, rows_S, strict=True))
         return VersionFilter(parts=parts, version=self)
 
     def filter_of(self, parts: Sequence[Filter | None]) -> "VersionFilter":
-        """One filter for each segment (None: all of it), less what is dead. Cost: one AND a segment."""
+        """Return the live items that the filters of the segments allow; None in place of a filter allows the whole segment.
+
+        This costs one AND for each segment.
+        """
         if len(parts) != len(self.segments):
             raise ForeignFilterError(
                 f"{counted(len(parts), 'filter')} for {counted(len(self.segments), 'segment')}: expected one for each"
@@ -141,7 +158,11 @@ class Version:
         return VersionFilter(parts=tuple(live), version=self)
 
     def segment_filters(self, item_filter: "Filter | VersionFilter | None") -> tuple[Filter | None, ...]:
-        """A request's filter for each segment; None allows all live items. Raises ForeignFilterError."""
+        """Return the filter of a request for each segment; None allows all live items.
+
+        Raises:
+            ForeignFilterError: If the filter was made for another index.
+        """
         if item_filter is None:
             return tuple(segment.live for segment in self.segments)
         if isinstance(item_filter, VersionFilter):
@@ -161,9 +182,14 @@ class Version:
         return self.filter_of([item_filter]).parts
 
     def locate(self, item_ids: ItemIds, *, deleted: bool = False) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return (segment_n, row_n) of each live item, -1 and -1 where it is unknown. Cost: a binary search an id and segment.
+        """Return the segment and the row of each live item, -1 and -1 for an unknown id.
 
-        deleted: items that were deleted are found too, while a segment still holds them: until a compaction at the latest.
+        This costs a binary search for each id and segment.
+
+        Args:
+            item_ids: The ids.
+            deleted: If true, deleted items are found too, as long as a segment still holds them: until a compaction at the
+                latest.
         """
         segment_n = np.full(len(item_ids), -1, np.int64)
         row_n = np.full(len(item_ids), -1, np.int64)
@@ -176,26 +202,34 @@ class Version:
 
     @property
     def id_kind(self) -> str | None:
-        """The kind of the ids' dtype, "i" or "S"; None if there are no items yet."""
+        """Return the kind of the ids' dtype, "i" or "S"; None while there are no items."""
         return next((segment.trie.items.kind for segment in self.segments if segment.trie.num_items), None)
 
     def knows(self, item_ids: ItemIds) -> NDArray[np.bool_]:
-        """Which of the ids are live items."""
+        """Return for each id whether it is a live item."""
         return self.locate(item_ids)[0] >= 0
 
     def deny_ids(self, item_ids: ItemIds) -> NDArray[np.generic]:
-        """The ids of a deny list as an array. Raises ItemIdError for ids of the wrong kind; unknown ones may stay in it."""
+        """Return the ids of a deny list as an array. Unknown ids may stay in it.
+
+        Raises:
+            ItemIdError: If an id is of the wrong kind.
+        """
         ids_n = as_id_array(item_ids)
         for segment in self.segments:
             segment.trie.items.check_kind("deny", ids_n)
         return ids_n
 
     def codes_of(self, item_ids: ItemIds) -> NDArray[np.int64]:
-        """The SID of each item, (n, L); ItemIdError where an id is unknown."""
+        """Return the SID of each item, shape (n, L).
+
+        Raises:
+            ItemIdError: If an id is unknown.
+        """
         return self.codes_at(*self._locate_all(item_ids))
 
     def codes_at(self, segment_n: NDArray[np.int64], row_n: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The SID of each item that `locate` has found, (n, L)."""
+        """Return the SID of each item that `locate` has found, shape (n, L)."""
         codes_nL = np.empty((len(segment_n), self.num_levels), np.int64)
         for number, segment in enumerate(self.segments):
             own = segment_n == number
@@ -203,9 +237,13 @@ class Version:
         return codes_nL
 
     def children(self, prefix: Sequence[int]) -> NDArray[np.int64]:
-        """Return the codes behind a prefix of fewer than L codes, in SIDs of live items, ascending. Cost: a read of its range.
+        """Return the codes that follow a prefix in the SIDs of live items, ascending. This reads the range of the prefix.
 
-        Raises ArgumentError for a prefix of L codes or more, and for what is not an integer.
+        Args:
+            prefix: Fewer than L codes.
+
+        Raises:
+            ArgumentError: If the prefix has L codes or more, or one that is not an integer.
         """
         if len(prefix) >= self.num_levels:
             raise ArgumentError(
@@ -258,25 +296,32 @@ class Version:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class VersionFilter:
-    """A set of live items of one version: a `Filter` for each segment, with its operators; `~` is every other live item."""
+    """A set of live items of one version: a `Filter` for each segment.
+
+    It has the operators of `Filter`; `~` is all other live items.
+
+    Args:
+        parts: The filter of each segment.
+        version: The version to which they belong.
+    """
 
     parts: tuple[Filter, ...]
     version: Version
 
     def item_ids(self) -> NDArray[np.generic]:
-        """The ids of all allowed items, segment by segment."""
+        """Return the ids of all allowed items, segment by segment."""
         return np.concatenate([part.item_ids() for part in self.parts if len(part)] or [np.empty(0, np.int64)])
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the bitmaps."""
+        """Return the bytes of the bitmaps."""
         return sum(part.nbytes for part in self.parts)
 
     @cached_property
     def num_prefixes(self) -> tuple[int, ...] | None:
-        """For each level an upper bound on the prefixes of allowed items, exact with one segment; None beyond 4,096 leaves.
+        """Return for each level an upper bound of the number of prefixes of allowed items; None beyond 4,096 leaves.
 
-        Cost: reads the SIDs of the allowed leaves, once.
+        The bound is exact with one segment. The first use reads the SIDs of the allowed leaves.
         """
         leaves = [part.leaves for part in self.parts]
         if sum(bitmap.count for bitmap in leaves) > _FEW_LEAVES:

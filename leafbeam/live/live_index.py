@@ -19,10 +19,12 @@ from leafbeam.live.transaction import Codes, Transaction
 
 @dataclass(frozen=True, kw_only=True)
 class CompactionPolicy:
-    """When a background thread merges base and delta.
+    """The conditions under which a background thread merges base and delta.
 
-    fraction: after more than this share of the base in inserted and deleted rows; None: never. min_changes: but not for fewer
-    rows. num_threads: of the merge, which runs beside the searches.
+    Args:
+        fraction: Merge after inserted and deleted rows are more than this share of the base; None never merges.
+        min_changes: The smallest number of such rows for which to merge.
+        num_threads: The number of threads of a merge, which runs beside the searches.
     """
 
     fraction: float | None = 0.02
@@ -34,7 +36,7 @@ class CompactionPolicy:
             raise ArgumentError(f"{self}: expected fraction > 0 or None, min_changes >= 0 and num_threads >= 1")
 
     def is_due(self, snapshot: Snapshot) -> bool:
-        """Whether enough has changed since the base was built."""
+        """Return whether enough has changed since the base was built."""
         if self.fraction is None:
             return False
         return snapshot.num_changes > max(self.min_changes, self.fraction * snapshot.base.trie.num_items)
@@ -42,11 +44,21 @@ class CompactionPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class LiveIndexStatus:
-    """State of a live index, for metrics.
+    """The state of a live index, for metrics.
 
-    number: commits so far. num_base, num_deleted: items of the base, and the deleted ones among them. num_delta: rows of the
-    delta. log_bytes: length of the log, 0 in memory. num_replayed, truncated_bytes: transactions that `open` found in the log,
-    and bytes of an incomplete one. versions_alive: referenced versions, the current one included.
+    Attributes:
+        number: The number of commits so far.
+        num_items: The number of live items.
+        num_base: The number of items of the base, deleted ones included.
+        num_deleted: The number of deleted items of the base.
+        num_delta: The number of rows of the delta.
+        log_bytes: The length of the log; 0 in memory.
+        num_replayed: The number of transactions that `open` found in the log.
+        truncated_bytes: The bytes of an incomplete transaction that `open` removed from the log.
+        versions_alive: The number of referenced versions, the current one included.
+        is_compacting: Whether a compaction runs.
+        num_compactions: The number of compactions so far.
+        failure: The error of the last compaction, if it failed.
     """
 
     number: int
@@ -64,20 +76,27 @@ class LiveIndexStatus:
 
 
 class LiveIndex:
-    """An index of items that come and go while searches run; each search reads one immutable `Version`.
+    """An index whose items come and go while searches run; each search reads one immutable `Version`.
 
-    The data model is Lucene's: a big base segment that only loses items, and a small delta segment that every insert builds
-    again; `compact` merges the two in the background. `insert`, `delete` and `replace` make a new version, all or nothing.
-    A reference to a version keeps it alive.
+    The data model is Lucene's: a large base segment that only loses items, and a small delta segment that every insert builds
+    again; `compact` merges the two in the background. `insert`, `delete` and `replace` make a new version, all or nothing. A
+    reference to a version keeps it alive. `create` and `open` make a live index.
 
     In a directory, every change is logged before it is visible, and `open` replays it: acknowledged changes survive a killed
-    process, and with sync=True a power cut. One writer at a time; any number of processes may read with read_only=True.
+    process, and with sync=True a power cut. There is one writer at a time; any number of processes may read with
+    read_only=True.
 
-    Cost of 1,000 inserts and 1,000 deletes in one transaction on 10^7 items: 9 ms of a core, 18 with 100,000 rows in the delta.
+    1,000 inserts and 1,000 deletes in one transaction on 10^7 items take 9 ms of a core, or 18 ms with 100,000 rows in the
+    delta.
 
-    >>> index = LiveIndex.create("shop.live", Trie.build([[0, 1], [1, 0]], [2, 2], ["a", "b"]))
-    >>> index.insert([[1, 1]], ["c"]); index.delete(["a"]); index.version().num_items
-    2
+    Args:
+        store: The segments and the log.
+        policy: When to compact.
+
+    Examples:
+        >>> index = LiveIndex.create("shop.live", Trie.build([[0, 1], [1, 0]], [2, 2], ["a", "b"]))
+        >>> index.insert([[1, 1]], ["c"]); index.delete(["a"]); index.version().num_items
+        2
     """
 
     def __init__(self, store: CommitStore, policy: CompactionPolicy | None) -> None:
@@ -101,10 +120,19 @@ class LiveIndex:
         sync: bool = True,
         compaction: CompactionPolicy | None = None,
     ) -> "LiveIndex":
-        """A live index that starts as this trie, in a new directory or (path None) in memory only.
+        """Return a live index that starts with the items of a trie.
 
-        Cost: a copy of the trie on disk, and a sort of its ids if `Trie.build` has not done it. Raises LogError if the path is
-        taken or cannot be written, LockedError if another process uses it.
+        This copies the trie to disk, and sorts its ids if `Trie.build` has not done so.
+
+        Args:
+            path: A new directory; None keeps the index in memory only.
+            trie: The first items.
+            sync: If true, a change is acknowledged only once it would survive a power cut.
+            compaction: When to compact; by default as `CompactionPolicy()` says.
+
+        Raises:
+            LogError: If the path exists or cannot be written.
+            LockedError: If another process uses it.
         """
         directory = None if path is None else Directory.create(Path(path), trie, sync=sync)
         return cls(CommitStore(Snapshot.from_trie(trie), directory), compaction)
@@ -119,56 +147,91 @@ class LiveIndex:
         compaction: CompactionPolicy | None = None,
         journal: Journal | None = None,
     ) -> "LiveIndex":
-        """The live index of a directory, after the last change. read_only: without a lock, beside a process that writes.
+        """Return the live index of a directory, as it was after the last change.
 
-        journal: logs the changes in place of the directory's own log (see `leafbeam.ingest.LiveDirectory`).
-        Cost: a sort of the base's ids (under a second at 10^7; none if they are row numbers), and of all changes in the log.
-        Raises LogError (no live index there, or a damaged one), LockedError (the message names the other writer's process).
+        This sorts the ids of the base (less than a second for 10^7, nothing if they are row numbers), and replays all changes
+        in the log.
+
+        Args:
+            path: The directory.
+            sync: As for `create`.
+            read_only: If true, no lock is taken, so that the index can be read while another process writes.
+            compaction: As for `create`.
+            journal: A log of the changes to use in place of the directory's own (see `leafbeam.ingest.LiveDirectory`).
+
+        Raises:
+            LogError: If there is no live index, or a damaged one.
+            LockedError: If another process writes; the message names it.
         """
         return cls(CommitStore.open(Path(path), sync=sync, read_only=read_only, journal=journal), compaction)
 
     def persist(self, path: str | os.PathLike[str], *, sync: bool = True, journal: Journal | None = None) -> None:
-        """Keep the changes of an index in memory in a new directory from now on, as `create` with a path does.
+        """Keep the changes of an index in memory in a new directory from now on, like `create` with a path.
 
-        Raises ArgumentError if it has changed or has a directory, LogError and LockedError as `create`.
+        Raises:
+            ArgumentError: If the index has changed already, or has a directory.
+            LogError: As for `create`.
+            LockedError: As for `create`.
         """
         self._refuse_in_transaction("persist() before the transaction")
         self._store.persist(Path(path), sync=sync, journal=journal)
 
     @property
     def path(self) -> Path | None:
-        """The directory; None in memory or read-only."""
+        """Return the directory; None if the index is in memory or read-only."""
         return self._store.path
 
     def version(self) -> Version:
-        """The current version: immutable, freed with its last reference. Cost: none; never waits."""
+        """Return the current version, which is immutable and freed with its last reference. This never waits."""
         return self._store.snapshot.version
 
     def insert(self, codes: Codes, item_ids: ItemIds) -> int:
-        """Add items, with ids that are not live, to the next `version()`; returns its number.
+        """Add items, which the next `version()` has.
 
-        codes: (n, L) of any integer dtype, or n sequences if the index holds sequences. Cost: a build of the delta, 15 ms at
-        100,000 rows. Raises CodesError, ItemIdError if an id is live (use `replace`), occurs twice or is of another kind,
-        LogError if it cannot be written; then nothing was changed.
+        This builds the delta again: 15 ms at 100,000 rows. After an error nothing has changed.
+
+        Args:
+            codes: Shape (n, L), of any integer dtype; or n sequences, if the index holds sequences.
+            item_ids: Ids that are not live.
+
+        Returns:
+            The number of the new version.
+
+        Raises:
+            CodesError: If the codes do not fit the index.
+            ItemIdError: If an id is live (use `replace`), occurs twice or is of another kind.
+            LogError: If the log cannot be written.
         """
         return self._commit(lambda transaction: transaction.insert(codes, item_ids))
 
     def delete(self, item_ids: ItemIds) -> int:
-        """Remove live items; returns the version's number. Raises ItemIdError, LogError; then nothing was changed."""
+        """Remove live items, and return the number of the new version. After an error nothing has changed.
+
+        Raises:
+            ItemIdError: If an id is not live or occurs twice.
+            LogError: If the log cannot be written.
+        """
         return self._commit(lambda transaction: transaction.delete(item_ids))
 
     def replace(self, codes: Codes, item_ids: ItemIds) -> int:
-        """Give live items other codes; returns the version's number. Raises CodesError, ItemIdError, LogError."""
+        """Give live items other codes, and return the number of the new version. After an error nothing has changed.
+
+        Raises:
+            CodesError: If the codes do not fit the index.
+            ItemIdError: If an id is not live or occurs twice.
+            LogError: If the log cannot be written.
+        """
         return self._commit(lambda transaction: transaction.replace(codes, item_ids))
 
     @contextmanager
     def transaction(self) -> Generator[Transaction]:
-        """Several changes that become visible together when the block ends, or not at all if it raises. Other writers wait.
+        """Make several changes that become visible together when the block ends, or not at all if it raises.
 
-        One log record and one new version; none if the net effect is empty.
+        Other writers wait. There is one log record and one new version; none if the changes cancel out.
 
-        >>> with index.transaction() as transaction:
-        ...     transaction.delete(["a"]); transaction.insert([[0, 0]], ["d"])
+        Examples:
+            >>> with index.transaction() as transaction:
+            ...     transaction.delete(["a"]); transaction.insert([[0, 0]], ["d"])
         """
         self._refuse_in_transaction("insert, delete and replace of the open transaction")
         self._raise_failure()
@@ -191,10 +254,13 @@ class LiveIndex:
                 self._record_failure(error)
 
     def compact(self, *, wait: bool = False) -> None:
-        """Merge base and delta in the background; searches and writers go on. wait: until all changes made so far are merged.
+        """Merge base and delta in the background, while searches and writers continue.
 
-        A failure changes nothing; it is raised here if `wait`, else by the next call, and `status.failure` keeps it.
-        Cost: a pass and a build over all items, and memory for a second base.
+        This costs a pass and a build over all items, and memory for a second base. A failure changes nothing; `status.failure`
+        keeps it, and the next call raises it.
+
+        Args:
+            wait: If true, return once all changes made so far are merged, and raise a failure here.
         """
         self._refuse_in_transaction("compact() after the transaction")
         self._raise_failure()
@@ -210,16 +276,19 @@ class LiveIndex:
                 self._raise_failure()
 
     def merge(self) -> Trie:
-        """One trie of all live items of this moment; the index itself is not changed. Cost: a build, none without changes."""
+        """Return one trie of all items that are live now, and leave the index as it is.
+
+        This costs a build, or nothing without changes.
+        """
         return self._store.snapshot.merge()
 
     def on_compaction(self, *, before_switch: Callable[[Trie], None], after_switch: Callable[[], None]) -> None:
-        """Set the callbacks of compactions, called by their thread: with the new base before it is current, and afterwards."""
+        """Set the callbacks of compactions, which their thread calls with the new base, before it is current and afterwards."""
         self._store.before_switch, self._after_switch = before_switch, after_switch
 
     @property
     def status(self) -> LiveIndexStatus:
-        """The current state, for metrics."""
+        """Return the current state, for metrics."""
         snapshot = self._store.snapshot
         return LiveIndexStatus(
             number=snapshot.number,
@@ -237,7 +306,11 @@ class LiveIndex:
         )
 
     def close(self) -> None:
-        """Wait for a compaction, sync, and release the writer's lock; versions stay valid. Raises LogError."""
+        """Wait for a compaction, sync, and release the writer's lock; versions stay valid.
+
+        Raises:
+            LogError: If the log cannot be written.
+        """
         self._refuse_in_transaction("close() after the transaction")
         with self._compaction_lock:
             running = self._thread

@@ -12,20 +12,29 @@ MAX_KNOWN = 10_000  # requests whose answers are kept
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestKey:
-    """The identity of a request that may be repeated. key: the client's key. digest: the hash of the whole request."""
+    """The identity of a request that may be repeated.
+
+    Args:
+        key: The client's key.
+        digest: The hash of the whole request.
+    """
 
     key: str
     digest: str
 
 
 class KnownRequests:
-    """The answers to the newest requests with a key. An answer is what JSON can hold."""
+    """The answers to the newest requests that had a key. An answer is a value that JSON can hold."""
 
     def __init__(self) -> None:
         self._answers: OrderedDict[str, tuple[str, Any]] = OrderedDict()
 
     def find(self, request: RequestKey | None) -> Any:
-        """The answer to an earlier request with this key; None if there was none. Raises ConflictError if it said otherwise."""
+        """Return the answer to an earlier request with this key, or None.
+
+        Raises:
+            ConflictError: If the earlier request had other content.
+        """
         if request is None or (found := self._answers.get(request.key)) is None:
             return None
         digest, answer = found
@@ -36,7 +45,7 @@ class KnownRequests:
         return answer
 
     def note(self, request: RequestKey | None, answer: Any) -> None:
-        """Keep an answer; of more than 10,000, the oldest goes."""
+        """Keep an answer; of more than 10,000 the oldest is dropped."""
         if request is not None:
             self._answers[request.key] = (request.digest, answer)
             self._answers.move_to_end(request.key)
@@ -44,14 +53,19 @@ class KnownRequests:
                 self._answers.popitem(last=False)
 
     def forget(self, key: str) -> None:
-        """Know nothing of a key any more."""
+        """Drop the answer to a key."""
         self._answers.pop(key, None)
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Return the requests as `load` reads them, the oldest first."""
+        """Return the requests, oldest first, as `load` reads them."""
         return [{"key": key, "digest": digest, "answer": answer} for key, (digest, answer) in self._answers.items()]
 
     def load(self, content: Mapping[str, Any]) -> None:
-        """Keep what one entry of `to_json` says, or another record with its fields. Raises KeyError, TypeError."""
+        """Keep the request of one entry of `to_json`, or of another record with its fields.
+
+        Raises:
+            KeyError: If a field is missing.
+            TypeError: If a field has the wrong type.
+        """
         if content.get("key") is not None:
             self.note(RequestKey(key=str(content["key"]), digest=str(content["digest"])), content["answer"])

@@ -96,7 +96,11 @@ class WriteSet:
 class Transaction:
     """Changes that become visible together or not at all: the target of `with index.transaction() as transaction:`.
 
-    Each call is checked against those before it; one that raises has no effect. number: of the version with the changes.
+    Each call is checked against those before it; a call that raises has no effect. `number` is the number of the version that
+    will have the changes.
+
+    Args:
+        version: The version before the changes.
     """
 
     def __init__(self, version: Version) -> None:
@@ -112,7 +116,12 @@ class Transaction:
         self._open = True
 
     def insert(self, codes: Codes, item_ids: ItemIds) -> None:
-        """Add items; see LiveIndex.insert. Raises CodesError, ItemIdError."""
+        """Add items (see LiveIndex.insert).
+
+        Raises:
+            CodesError: If the codes do not fit the index.
+            ItemIdError: If an id is live, occurs twice or is of another kind.
+        """
         rows_nL = self._check_codes(codes)
         ids, keys = self._check_ids(item_ids, len(rows_nL))
         clashes = [key for key, is_live in zip(keys, self._is_live(ids, keys)[1], strict=True) if is_live]
@@ -124,22 +133,31 @@ class Transaction:
         self._add(rows_nL, ids, keys)
 
     def delete(self, item_ids: ItemIds) -> None:
-        """Remove items; see LiveIndex.delete. Raises ItemIdError."""
+        """Remove items (see LiveIndex.delete).
+
+        Raises:
+            ItemIdError: If an id is not live or occurs twice.
+        """
         self._remove(*self._check_ids(item_ids, None))
 
     def replace(self, codes: Codes, item_ids: ItemIds) -> None:
-        """Give items other codes; see LiveIndex.replace. Raises CodesError, ItemIdError."""
+        """Give items other codes (see LiveIndex.replace).
+
+        Raises:
+            CodesError: If the codes do not fit the index.
+            ItemIdError: If an id is not live or occurs twice.
+        """
         rows_nL = self._check_codes(codes)
         ids, keys = self._check_ids(item_ids, len(rows_nL), may_be_new=False)
         self._remove(ids, keys)
         self._add(rows_nL, ids, keys)
 
     def check_live(self, item_ids: ItemIds) -> None:
-        """Raise ItemIdError if an id is not live or occurs twice."""
+        """Check that all ids are live and that none occurs twice; raise ItemIdError otherwise."""
         self._check_live(*self._check_ids(item_ids, None))
 
     def write_set(self) -> WriteSet:
-        """The net effect of all calls so far."""
+        """Return the net effect of all calls so far."""
         rows = np.fromiter(self._added.values(), np.int64, len(self._added))
         empty = np.empty((0, len(self._sizes)), codes_dtype(self._sizes))
         removed, added = (np.array(list(keys)) if keys else _NO_IDS for keys in (self._removed, self._added))

@@ -27,7 +27,7 @@ class Budget:
         epochs: The number of passes over the log.
         minutes: The minutes that the whole command may take.
 
-    Example:
+    Examples:
         >>> Budget(minutes=10).share(steps=0, epochs=0.0, seconds=300)
         0.5
     """
