@@ -22,7 +22,7 @@ from leafbeam.json_reader import DoubledKeyError, check_keys, parse_json
 from leafbeam.model import load_model
 from leafbeam.ops.attention.costs import AttentionCosts
 from leafbeam.serve.keys import read_keys
-from tests.automata.test_json_schema import BYTES
+from tests.fixtures.texts import BYTES
 
 _JSON = st.recursive(
     st.none() | st.integers(-9, 9) | st.sampled_from(["", "a", '":', " :", "a:b", '"', "\\"]),

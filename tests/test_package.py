@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 import leafbeam
-from tests.test_readme import README
+from tests.fixtures.documents import README
 
 ROOT = Path(__file__).parent.parent
 WORKFLOWS = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in (ROOT / ".github/workflows").glob("*.yml")}

@@ -3,12 +3,10 @@
 import contextlib
 import io
 import re
-from pathlib import Path
 
 import leafbeam
 from leafbeam import decode, errors, index
-
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+from tests.fixtures.documents import README
 
 
 def test_the_ten_line_example_prints_what_the_readme_says() -> None:

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leafbeam.automata import Automaton, TokenTrie
+from leafbeam.automata import Automaton
 from leafbeam.automata.json_schema import schema_language
 from leafbeam.automata.json_text import Bound, decimals, integers
 from leafbeam.automata.regex import compile_pattern
 from leafbeam.errors import AutomatonError, LeafbeamError
+from tests.fixtures.texts import BYTES
 
-BYTES = TokenTrie.of([bytes([byte]) for byte in range(256)])
 PERSON = {
     "type": "object",
     "title": "Person",

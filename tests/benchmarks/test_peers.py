@@ -23,8 +23,8 @@ from benchmarks.peers.unconstrained import Unconstrained
 from benchmarks.workloads import DISTRIBUTIONS, random_codes
 from leafbeam import Trie
 from leafbeam.ops.constrain.static.matrix import TransitionMatrix
+from tests.fixtures.grid import CASES, Case, TableModel
 from tests.parity.oracle import search
-from tests.parity.test_grid import CASES, Case, TableModel
 
 Sid = tuple[int, ...]
 

@@ -1,6 +1,5 @@
 """A change keeps the catalog's file open for those that follow, and gives it back."""
 
-import os
 import time
 from contextlib import closing
 from pathlib import Path
@@ -13,21 +12,17 @@ from leafbeam.catalog import Catalog
 from leafbeam.catalog.items_table import ItemsTable
 from leafbeam.errors import DataError
 from leafbeam.index import Trie
-
-RULES = {"cheap": "price < 20"}
-TRIE = Trie.build([[0, 0], [0, 1], [1, 0]], [2, 8], item_ids=["a", "b", "c"])
-
-
-def is_open(path: Path) -> bool:
-    """Whether this process has the file open."""
-    opened = [Path(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
-    return any(one.exists() and one.samefile(path) for one in opened)
+from tests.fixtures.open_files import is_open
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     Catalog.create(tmp_path / "items.duckdb", pa.table({"item_id": ["a", "b", "c"], "price": [5, 50, 5]}))
     return (tmp_path / "items.duckdb").resolve()
+
+
+RULES = {"cheap": "price < 20"}
+TRIE = Trie.build([[0, 0], [0, 1], [1, 0]], [2, 8], item_ids=["a", "b", "c"])
 
 
 def cheap(catalog: Catalog) -> list[str]:

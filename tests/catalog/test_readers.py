@@ -16,7 +16,7 @@ from leafbeam.catalog.items_table import ItemsTable
 from leafbeam.catalog.session_lock import SessionLock
 from leafbeam.errors import DataError
 from leafbeam.index import Trie
-from tests.catalog.test_hold import is_open
+from tests.fixtures.open_files import is_open
 
 TRIE = Trie.build([[0, 0], [0, 1], [1, 0]], [2, 8], item_ids=["a", "b", "c"])
 _WAIT_S = 20

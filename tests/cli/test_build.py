@@ -9,10 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from leafbeam import Trie
-from leafbeam.cli import app
 from leafbeam.cli.codes import CodesTable
 from leafbeam.cli.parse import parse_bytes, parse_plan, parse_sizes
 from leafbeam.cli.run import RunDirectory
@@ -22,12 +20,7 @@ from leafbeam.index.builder import TrieBuilder
 from leafbeam.index.memory_estimate import MemoryEstimate
 from leafbeam.live import LiveIndex
 from leafbeam.semid import SidTable
-
-ENV = {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
-
-
-def call(*words: str | Path):
-    return CliRunner().invoke(app, [str(word) for word in words], env=ENV)
+from tests.fixtures.command_line import call
 
 
 def rows(num_items: int = 500) -> tuple[np.ndarray, list[str]]:

@@ -16,13 +16,9 @@ from leafbeam.cli.output import parse_ids, split_ids
 from leafbeam.engine import Limits, Request
 from leafbeam.errors import DataError, ItemIdError, RequestError, counted
 from leafbeam.train import load_log
+from tests.fixtures.command_line import ENV, call
 
 COMMANDS = ("fit-sids", "import", "train", "evaluate", "build", "recommend", "serve", "inspect", "doctor", "make-shop", "demo")
-ENV = {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
-
-
-def call(*words: str | Path):
-    return CliRunner().invoke(app, [str(word) for word in words], env=ENV)
 
 
 def test_help_lists_every_command_and_loads_no_heavy_room():

@@ -16,7 +16,7 @@ from leafbeam.cli import app, self_test
 from leafbeam.cli.doctor import Finding, machine_findings
 from leafbeam.cli.machine import Machine
 from leafbeam.extras import EXTRAS
-from tests.cli.test_extras import BLOCK
+from tests.fixtures.command_line import BLOCK
 
 CORE_ALONE = (
     BLOCK

@@ -12,7 +12,7 @@ import pytest
 from leafbeam.catalog import Catalog
 from leafbeam.cli.item_writer import KEY
 from leafbeam.cli.run import RunDirectory
-from tests.cli.test_items import IDS, TITLES, call, first_run, ids_of, run, served  # noqa: F401  # pyright: ignore[reportUnusedImport]
+from tests.fixtures.items_run import IDS, TITLES, call, ids_of, served
 
 CHANGED = [
     ("csv", "item_id,title,exact\nnew,red shoe,0012345678901234567890.12\n", "line 2: exact: "),
@@ -29,7 +29,7 @@ CHANGED = [
 
 
 @pytest.fixture
-def exact_run(run: Path) -> Path:  # noqa: F811
+def exact_run(run: Path) -> Path:
     """A run whose catalog has columns of exact numbers, dates, lists, objects and maps."""
     columns = {
         "exact": pa.array([None] * 6, pa.decimal128(38, 2)),

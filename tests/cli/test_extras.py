@@ -11,6 +11,7 @@ import pytest
 
 from leafbeam.errors import ArgumentError, MissingExtraError
 from leafbeam.extras import EXTRAS, optional_imports, require, require_device
+from tests.fixtures.command_line import BLOCK
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -20,16 +21,6 @@ DISTRIBUTIONS = {
     "sklearn": "scikit-learn",
 }
 
-# Importing one of the packages in argv[1] fails as if it were not installed.
-BLOCK = """
-import json, sys
-blocked = json.loads(sys.argv[1])
-class Block:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in blocked:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-sys.meta_path.insert(0, Block())
-"""
 COMMANDS = (
     BLOCK
     + """

@@ -5,15 +5,15 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tests.cli.test_items import IDS, call, first_run, ids_of, run, served  # noqa: F401
 from tests.feeds.broker import FAST, Broker, created, deleted
-from tests.feeds.test_table import DeltaFiles, IcebergFiles
+from tests.fixtures.items_run import IDS, call, ids_of, served
+from tests.fixtures.lakes import DeltaFiles, IcebergFiles
 
 TEA = {"sku": "new", "title": "old tea", "price": 2.5, "supplier": "x"}
 PLACE = ("--item-id", "sku", "--columns", "title,price", "--once")
 
 
-def test_a_topic_of_kafka_is_followed(run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:  # noqa: F811
+def test_a_topic_of_kafka_is_followed(run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("confluent_kafka")
     config = tmp_path / "kafka.conf"
     config.write_text("# as of librdkafka\n" + "".join(f"{name} = {value}\n" for name, value in FAST.items()))
@@ -34,7 +34,7 @@ def test_a_topic_of_kafka_is_followed(run: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
-def test_a_table_is_followed(run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str) -> None:  # noqa: F811
+def test_a_table_is_followed(run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str) -> None:
     pytest.importorskip({"delta": "deltalake", "iceberg": "pyiceberg"}[kind])
     files = (DeltaFiles if kind == "delta" else IcebergFiles)(tmp_path)
     files.write(pa.Table.from_pylist([TEA, TEA | {"sku": "newer"}]))

@@ -15,7 +15,7 @@ import torch
 from leafbeam.cli.foreign_sids import read_sids
 from leafbeam.errors import ArgumentError, CodesError, DataError, LeafbeamError
 from leafbeam.semid import SidTable
-from tests.cli.test_commands import call
+from tests.fixtures.command_line import call
 
 Writer = Callable[[Path, np.ndarray], Path]
 

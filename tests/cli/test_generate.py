@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from leafbeam.cli import app
 from leafbeam.text import CompileLimits
+from tests.fixtures.texts import SCHEMA
 from tests.text.conftest import save_model
-from tests.text.test_generator import SCHEMA
 
 
 @pytest.fixture(scope="module")

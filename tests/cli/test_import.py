@@ -21,7 +21,7 @@ from leafbeam.errors import DataError
 from leafbeam.index import Trie
 from leafbeam.model import ModelConfig, Transformer, Vocabulary, load_model
 from leafbeam.semid import SidTable
-from tests.cli.test_commands import call
+from tests.fixtures.command_line import call
 
 CODES = [[0, 3], [1, 2], [0, 1]]
 

@@ -3,11 +3,9 @@
 import gzip
 import json
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -18,84 +16,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
 from leafbeam.catalog import Catalog
-from leafbeam.cli import app
 from leafbeam.cli.item_writer import KEY
 from leafbeam.cli.run import RunDirectory
 from leafbeam.engine import CatalogFiles, Engine
 from leafbeam.errors import DataError
-from leafbeam.index import Trie
 from leafbeam.ingest import set_aside
-from leafbeam.model import ModelConfig, Transformer, Vocabulary, load_model
+from leafbeam.model import load_model
 from leafbeam.retrieve import ItemMemory
-from leafbeam.semid import QuantiserConfig, fit_sids
-from leafbeam.serve import Access, ChangeFiles, KeyFile
-from leafbeam.serve.keys import add_key
+from leafbeam.serve import Access, ChangeFiles
 from leafbeam.tables import read_rows, read_table
+from tests.fixtures.items_run import IDS, TITLES, call, ids_of, served
 from tests.serve.running import thread
-
-TITLES = ["red shoe", "red boot", "blue shoe", "green tea", "old green tea", "black tea"]
-IDS = {f"i{n}" for n in range(6)}
-
-
-@pytest.fixture(scope="module")
-def first_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of six items with texts, and a model of random weights."""
-    paths = RunDirectory(tmp_path_factory.mktemp("run"))
-    items = pa.table({"item_id": sorted(IDS), "title": TITLES, "price": [float(n) for n in range(6)]})
-    fit = fit_sids(items, None, quantiser=QuantiserConfig(codebook_sizes=(2, 4), collision_strategy="spread"))
-    fit.table.save(paths.sids)
-    fit.quantiser.save(paths.quantiser)
-    fit.encoder.save(paths.quantiser, fit.table)
-    Trie.build(fit.table.codes, fit.table.codebook_sizes, fit.table.item_ids).save(paths.trie)
-    Catalog.create(paths.catalog, items)
-    paths.rules.write_text("[rules]\ncheap = 'price < 3'\n")
-    vocabulary = Vocabulary(codebook_sizes=fit.table.codebook_sizes)
-    config = ModelConfig(
-        vocab_size=vocabulary.size,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-    )
-    Transformer(config, vocabulary).save_pretrained(paths.model)
-    return paths.path
-
-
-@pytest.fixture
-def run(first_run: Path, tmp_path: Path) -> Path:
-    shutil.copytree(first_run, tmp_path / "run")
-    return tmp_path / "run"
-
-
-@contextmanager
-def served(run: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
-    """The address of a server of a run that asks for keys; the environment has one that may write."""
-    paths = RunDirectory(run)
-    with ExitStack() as opened:
-        files = CatalogFiles(index=paths.trie, catalog=paths.catalog, rules=paths.rules)
-        changed = ChangeFiles(directory=paths.live, encoder=paths.load_encoder()).open(files, opened)
-        engine = Engine(load_model(paths.model), changed.source)
-        monkeypatch.setenv(KEY, add_key(run / "keys.json", "cli", "write"))
-        access = Access(keys=KeyFile(run / "keys.json"))
-        yield opened.enter_context(thread(engine, writer=changed.writer, access=access)).url
-
-
-def call(*words: str, stdin: str | None = None) -> Any:
-    return CliRunner().invoke(app, ["items", *words], input=stdin, env={"COLUMNS": "200", "NO_COLOR": "1"})
-
-
-def ids_of(run: Path) -> set[str]:
-    paths = RunDirectory(run)
-    with ExitStack() as opened:
-        source = CatalogFiles(index=paths.index, catalog=paths.catalog, rules=paths.rule_files).open(opened)
-        assert isinstance(source, Catalog)
-        version = source.version()
-        return set(version.filter_of([None] * len(version.segments)).item_ids().astype(str).tolist())
 
 
 def add_replace_and_remove(run: Path, *place: str) -> None:

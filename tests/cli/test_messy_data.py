@@ -1,30 +1,20 @@
 """Messy files through the commands: what was read is shown, mistakes are refused in one line, imports can be repeated."""
 
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
 from leafbeam.catalog import Catalog
-from leafbeam.cli import app
 from leafbeam.cli.run import RunDirectory
 from leafbeam.index import Trie
+from tests.fixtures.command_line import call, flat
 
 LOG = "user_id,item_id,timestamp\n" + "".join(f"u{n % 5},{n % 12},{1_700_000_000 + n}\n" for n in range(60))
 EANS = [4006381333931000000000 + n for n in range(12)]
 ITEMS = "item_id,title,ean,zip,new,released,note\n" + "".join(
     f"{n},green tea {n},{ean},{n:05},{'TRUE' if n % 2 else 'FALSE'},2026-11-{n + 1:02},\n" for n, ean in enumerate(EANS)
 )
-
-
-def call(*words: object, stdin: str | None = None) -> Any:
-    return CliRunner().invoke(app, list(map(str, words)), input=stdin)
-
-
-def flat(text: str) -> str:
-    return " ".join(text.split())
 
 
 @pytest.fixture(scope="module")

@@ -4,13 +4,10 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
-from leafbeam.cli import app
 from leafbeam.integrations.batch import ServingFiles
+from tests.fixtures.command_line import call
 from tests.integrations.batches import make_shop, make_users
-
-ENV = {"COLUMNS": "160", "NO_COLOR": "1", "TERM": "dumb"}
 
 
 @pytest.fixture(scope="module")
@@ -25,13 +22,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-def call(*words: object):
-    return CliRunner().invoke(app, ["recommend", *map(str, words)], env=ENV)
-
-
 def test_a_table_of_users_becomes_a_table_of_items(run: Path, tmp_path: Path):
     words = ("--run", run, "--users", run / "users.parquet", "--out", tmp_path / "out", "--items", "4", "--rules", "fresh")
-    result = call(*words)
+    result = call("recommend", *words)
     assert result.exit_code == 0, result.output
     assert "40 users in 3 partitions" in result.stdout.replace("\n", " ")
     assert "ids of histories are not in the index" in result.stdout
@@ -40,8 +33,8 @@ def test_a_table_of_users_becomes_a_table_of_items(run: Path, tmp_path: Path):
     assert all(
         len(items) <= 4 and all(int(one[4:]) % 3 == 0 for one in items) for items in table.column("item_ids").to_pylist()
     )
-    assert "is complete" in call(*words).stdout.replace("\n", " ")
-    other = call(*words, "--keep-history")
+    assert "is complete" in call("recommend", *words).stdout.replace("\n", " ")
+    other = call("recommend", *words, "--keep-history")
     assert other.exit_code == 2
     assert "different request" in other.stderr.replace("\n", " ")
 
@@ -51,11 +44,11 @@ def test_columns_of_users_may_have_any_name(run: Path, tmp_path: Path):
     renamed = {"user_id": "who", "history": "had"}
     pq.write_table(users.rename_columns([renamed.get(name, name) for name in users.column_names]), tmp_path / "who.parquet")
     words = ("--run", run, "--users", tmp_path / "who.parquet", "--items", "2")
-    refused = call(*words, "--out", tmp_path / "out")
+    refused = call("recommend", *words, "--out", tmp_path / "out")
     assert refused.exit_code == 2
     assert "user_id" in refused.stderr
     assert "--user-column and --history-column" in refused.stderr.replace("\n", " ")
-    named = call(*words, "--out", tmp_path / "named", "--user-column", "who", "--history-column", "had")
+    named = call("recommend", *words, "--out", tmp_path / "named", "--user-column", "who", "--history-column", "had")
     assert named.exit_code == 0, named.stderr
     assert pq.read_table(tmp_path / "named").num_rows == 40
 
@@ -72,12 +65,12 @@ def test_columns_of_users_may_have_any_name(run: Path, tmp_path: Path):
     ],
 )
 def test_options_that_do_not_go_together_are_refused(run: Path, words: tuple[str, ...], message: str):
-    result = call("--run", run, *words)
+    result = call("recommend", "--run", run, *words)
     assert result.exit_code == 2
     assert message in result.stderr.replace("\n", " ")
 
 
 def test_a_file_that_is_not_there_is_named(run: Path, tmp_path: Path):
-    result = call("--run", run, "--users", tmp_path / "nobody.parquet", "--out", tmp_path / "out")
+    result = call("recommend", "--run", run, "--users", tmp_path / "nobody.parquet", "--out", tmp_path / "out")
     assert result.exit_code == 2
     assert "nobody.parquet is neither a Parquet file" in result.stderr.replace("\n", " ")

@@ -5,22 +5,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from leafbeam import Trie
-from leafbeam.cli import app
 from leafbeam.cli.sources import Source
 from leafbeam.errors import DataError
+from tests.fixtures.command_line import call
 
-ENV = {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
 OPTIONS = (
     *("--user-column", "customer", "--item-column", "sku", "--id-column", "code", "--time-column", "at"),
     *("--time-unit", "ms", "--delimiter", ";", "--text-columns", "name", "--text-ids"),
 )
-
-
-def call(*words: str | Path):
-    return CliRunner().invoke(app, [str(word) for word in words], env=ENV)
 
 
 def write_log(directory: Path) -> tuple[Path, Path]:

@@ -13,34 +13,7 @@ from leafbeam.automata import Automaton
 from leafbeam.decode.sequence_search import SequenceSearch
 from leafbeam.errors import ArgumentError, LogitsError
 from leafbeam.ops.constrain.cpu import automaton as automata
-
-LETTERS = [bytes([letter]) for letter in b'ab"01-']
-VOCABULARY: list[bytes | None] = [*LETTERS[:3], None, *LETTERS[3:], b"ab", b"ba", b"1-", b"aba", None]
-END = 3  # in the middle, so that it has codes on both sides
-SIZE = len(VOCABULARY) + 2  # models pad their heads
-
-
-class Model:
-    """Logits from a hash of the prefix; junk behind the end code."""
-
-    def __init__(self, seed: int, ties: bool = False, size: int = SIZE, end: int = END, batch_size: int = 1) -> None:
-        self.seed, self.ties, self.size, self.end = seed, ties, size, end
-        self.prefixes: list[list[tuple[int, ...]]] = [[()] for _ in range(batch_size)]
-        self.calls = 0
-
-    def logits(self, prefix: tuple[int, ...]) -> np.ndarray:
-        rng = np.random.default_rng([self.seed, len(prefix), *prefix])
-        return (rng.integers(0, 3, self.size) if self.ties else rng.normal(size=self.size)).astype(np.float32)
-
-    def __call__(self, codes: np.ndarray | None, parents: np.ndarray | None) -> np.ndarray:
-        self.calls += 1
-        if codes is not None and parents is not None:
-            self.prefixes = [
-                [(*before[parent], int(code)) for code, parent in zip(*pair, strict=True)]
-                for before, pair in zip(self.prefixes, zip(codes, parents, strict=True), strict=True)
-            ]
-        junk = np.full(self.size, np.nan, np.float32)
-        return np.stack([np.stack([junk if self.end in one else self.logits(one) for one in row]) for row in self.prefixes])
+from tests.fixtures.automaton_model import END, PATTERNS, SIZE, VOCABULARY, Model
 
 
 def oracle(automaton: Automaton, model: Model, width: int, scoring: str, rounds: int) -> list[tuple[float, tuple[int, ...]]]:
@@ -62,9 +35,6 @@ def oracle(automaton: Automaton, model: Model, width: int, scoring: str, rounds:
         found.sort(key=lambda one: (-round(one[0], 9), one[1], one[2]))
         beams = [(score, prefix, state) for score, _, _, prefix, state in found[:width]]
     return [(score, prefix) for score, prefix, _ in beams]
-
-
-PATTERNS = ['"(a|ba|aba){1,3}"', "-?(0|1[01]*)", "(ab)+", "(1-|0)*a?"]
 
 
 @pytest.mark.parametrize("scoring", ["full", "allowed"])

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from leafbeam import BeamSearch, SearchResult, Trie
 from leafbeam.errors import LogitsError
-from tests.decode.test_last_round import Paths
-from tests.parity.test_grid import CASES, SHAPES, Catalog, Recorder, TableModel
+from tests.fixtures.grid import CASES, SHAPES, Catalog, Recorder, TableModel
+from tests.fixtures.paths import Paths
 
 
 class Forecaster(Recorder):

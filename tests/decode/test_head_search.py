@@ -10,13 +10,8 @@ from leafbeam import BeamSearch, Trie
 from leafbeam.errors import ArgumentError, LogitsError
 from leafbeam.model import ModelConfig, Transformer, Vocabulary
 from leafbeam.ops.head import HeadCosts
-from tests.parity.test_grid import CASES, SHAPES, check_case
+from tests.fixtures.grid import CASES, LISTED, SHAPES, check_case
 
-# Dense products that cost so much that every round lists its legal codes.
-LISTED = {
-    "gather": HeadCosts(dense=((1, 1e9),), gather=1e-6, token=1.0, shared=1.0),
-    "tokens": HeadCosts(dense=((1, 1e9),), gather=1e9, token=1e-6, shared=1e-6),
-}
 # A head that copies its hidden state gives the grid's logits exactly; but -inf times 0 is NaN, and 70,000 x 70,000 is large.
 COPIED = [name for name in CASES if name not in ("codes-that-the-model-excludes", "codebook-over-65536")]
 

@@ -12,19 +12,7 @@ from leafbeam import BeamSearch, Trie
 from leafbeam.automata import Automaton
 from leafbeam.decode import SequenceResult, SequenceSearch
 from leafbeam.errors import LogitsError
-from tests.decode.test_automata import END, SIZE, VOCABULARY, Model
-
-
-class Forecaster(Model):
-    """A model that can read several codes of every beam at once, and counts its passes."""
-
-    passes = 0
-
-    def suffix_fn(self, codes_BKT: np.ndarray, parents_BK: np.ndarray) -> list[np.ndarray]:
-        self.passes += 1
-        self.calls -= codes_BKT.shape[2] - 1
-        own_BK = np.tile(np.arange(codes_BKT.shape[1]), (len(codes_BKT), 1))
-        return [self(codes_BKT[:, :, t], own_BK if t else parents_BK) for t in range(codes_BKT.shape[2])]
+from tests.fixtures.automaton_model import END, SINGLES, SIZE, VOCABULARY, Forecaster
 
 
 def assert_equal(one: SequenceResult, other: SequenceResult) -> None:
@@ -57,7 +45,6 @@ PATTERNS = [
     "",
     "(0(ab01|b)-a){1,2}|1",
 ]
-SINGLES: list[bytes | None] = [one for one in VOCABULARY if one is None or len(one) == 1]
 
 
 @pytest.mark.parametrize("scoring", ["full", "allowed"])

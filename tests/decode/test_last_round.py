@@ -9,45 +9,7 @@ from hypothesis import strategies as st
 from leafbeam import BeamSearch, Trie
 from leafbeam.decode import SearchResult
 from leafbeam.errors import ArgumentError, LogitsError
-
-
-class Paths:
-    """A model whose logits depend on every code of a beam's path; it can run parts of the last level.
-
-    sharpness: how far apart the logits of the last level are. Rows that were not asked for are never given.
-    """
-
-    def __init__(self, sizes: list[int], batch: int, sharpness: float, seed: int, end: float = 0.0) -> None:
-        self.sizes, self.batch, self.sharpness, self.seed, self.end = sizes, batch, sharpness, seed, end
-        self.rows: list[int] = []  # of every call
-
-    def step_fn(self, codes: np.ndarray | None, parents: np.ndarray | None) -> np.ndarray:
-        if codes is None:
-            self.paths = [[() for _ in range(1)] for _ in range(self.batch)]
-        else:
-            self.paths = self._extended(codes, parents)
-        return self._logits(self.paths)
-
-    def last_step_fn(self, codes: np.ndarray, parents: np.ndarray) -> np.ndarray:
-        return self._logits(self._extended(codes, parents))
-
-    def _extended(self, codes: np.ndarray, parents: np.ndarray) -> list[list[tuple[int, ...]]]:
-        rows = zip(codes.tolist(), parents.tolist(), strict=True)
-        return [
-            [(*self.paths[b][p], c) for c, p in zip(code_K, parent_K, strict=True)] for b, (code_K, parent_K) in enumerate(rows)
-        ]
-
-    def _logits(self, paths: list[list[tuple[int, ...]]]) -> np.ndarray:
-        self.rows.append(len(paths[0]))
-        level = len(paths[0][0])
-        scale = self.sharpness if level == len(self.sizes) - 1 else 1.0
-
-        def row(b: int, path: tuple[int, ...]) -> np.ndarray:
-            rng = np.random.default_rng([self.seed, b, *path, 7])
-            return scale * rng.integers(-4, 4, self.sizes[level])  # whole numbers: equal scores are frequent
-
-        logits = np.array([[row(b, path) for path in row_] for b, row_ in enumerate(paths)], np.float32)
-        return logits[:, 0] if level == 0 else logits
+from tests.fixtures.paths import Paths
 
 
 def assert_same(result: SearchResult, whole: SearchResult) -> None:

@@ -11,7 +11,7 @@ from leafbeam import BeamSearch, Sampler, Trie
 from leafbeam.decode.config import beams_under
 from leafbeam.index import Version
 from leafbeam.ops.constrain import Scoring
-from tests.decode.test_last_round import Paths
+from tests.fixtures.paths import Paths
 
 SIZES = [6, 5, 4]
 

@@ -11,8 +11,7 @@ from leafbeam.decode import SequenceResult, SequenceSearch
 from leafbeam.decode.automaton_constraint import AutomatonConstraint
 from leafbeam.errors import ArgumentError, LogitsError
 from leafbeam.ops.head import HeadCosts
-from tests.decode.test_automata import END, SIZE
-from tests.decode.test_jump_forward import SINGLES, Forecaster
+from tests.fixtures.automaton_model import END, SINGLES, SIZE, Forecaster
 
 DEVICE: dict[str, Any] = {"backend": "triton", "device": "cpu"}
 

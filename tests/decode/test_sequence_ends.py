@@ -8,7 +8,7 @@ import pytest
 from leafbeam.automata import Automaton
 from leafbeam.decode import Sampling, SequenceSampler, SequenceSearch
 from leafbeam.errors import ArgumentError
-from tests.decode.test_automata import END, PATTERNS, SIZE, VOCABULARY, Model
+from tests.fixtures.automaton_model import END, PATTERNS, SIZE, VOCABULARY, Model
 
 ENDS = [END, len(VOCABULARY) - 1, SIZE - 1]  # before, among and behind the tokens
 

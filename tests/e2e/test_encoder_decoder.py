@@ -3,29 +3,20 @@
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from leafbeam.cli import app
 from leafbeam.demo.processes import running_server
 from leafbeam.model import EncoderDecoder, load_model
-
-ENV = {"COLUMNS": "160", "NO_COLOR": "1", "TERM": "dumb"}
-
-
-def call(*words: str | Path, fails: bool = False):
-    result = CliRunner().invoke(app, [str(word) for word in words], env=ENV)
-    assert result.exit_code == (2 if fails else 0), f"{words}: {result.output}"
-    return result.stderr if fails else result.stdout
+from tests.fixtures.command_line import call, succeed
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("run")
-    call("make-shop", "--out", run, "--items", "120", "--users", "150")
-    call("fit-sids", "--data", run, "--run", run, "--codebooks", "16,16")
+    succeed("make-shop", "--out", run, "--items", "120", "--users", "150")
+    succeed("fit-sids", "--data", run, "--run", run, "--codebooks", "16,16")
     words = ("--layers", "1", "--width", "32", "--architecture", "encoder-decoder", "--set", "num_experts=4")
-    call("train", "--run", run, "--steps", "25", *words)
-    call("build", "--run", run)
+    succeed("train", "--run", run, "--steps", "25", *words)
+    succeed("build", "--run", run)
     return run
 
 
@@ -33,19 +24,19 @@ def test_it_is_an_encoder_decoder_with_experts(run: Path):
     model = load_model(run / "model")
     assert isinstance(model, EncoderDecoder)
     assert model.config.num_experts == 4
-    shown = call("inspect", run)
+    shown = succeed("inspect", run)
     assert all(words in shown for words in ("num_decoder_layers", "num_experts", "25 steps"))
 
 
 def test_evaluate_and_recommend_read_it(run: Path):
-    assert "Recall" in call("evaluate", "--run", run, "--users", "40", "--unconstrained", "10")
-    assert "20 beams" in call("recommend", "--run", run, "--user", "U001", "--rules", "in_stock")
+    assert "Recall" in succeed("evaluate", "--run", run, "--users", "40", "--unconstrained", "10")
+    assert "20 beams" in succeed("recommend", "--run", run, "--user", "U001", "--rules", "in_stock")
 
 
 def test_words_that_cannot_be_meant_are_refused(run: Path):
-    refused = " ".join(call("train", "--run", run, "--architecture", "rnn", fails=True).replace("│", " ").split())
+    refused = " ".join(call("train", "--run", run, "--architecture", "rnn").stderr.replace("│", " ").split())
     assert "'rnn' is not one of 'decoder-only', 'encoder-decoder'" in refused
-    assert "only the architecture" in call("train", "--run", run, "--set", "num_experts=2", fails=True)
+    assert "only the architecture" in call("train", "--run", run, "--set", "num_experts=2").stderr
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from leafbeam import BeamSearch, Trie
 from leafbeam.demo.processes import running_server
 from leafbeam.model import PromptTokens, TokenTable, load_model
 from leafbeam.semid import SidTable
-from tests.e2e.test_path import call
+from tests.fixtures.command_line import succeed
 
 LEVELS = "abc"
 PROMPT, SEPARATOR = "<|im_start|> shop history : {history} next", " , "
@@ -127,7 +127,7 @@ def theirs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(scope="module")
 def run(theirs: Theirs) -> Path:
     run = theirs.folder / "run"
-    output = call("import", *theirs.words, "--data", theirs.folder / "interactions.parquet", "--run", run)
+    output = succeed("import", *theirs.words, "--data", theirs.folder / "interactions.parquet", "--run", run)
     assert "1 item without a SID left out" in output
     assert "2 items share their SID with another" in output
     assert "items have codes unlike their tokens' numbers" in output  # of 30 tokens <b_*>, some belong to no item
@@ -177,11 +177,11 @@ def test_beam_search_on_the_same_checkpoint_finds_the_same(theirs: Theirs, run: 
 
 
 def test_every_other_command_takes_the_run(theirs: Theirs, run: Path):
-    assert "thing" in call("recommend", "--run", run, "--user", "3", "--channel", "model")
+    assert "thing" in succeed("recommend", "--run", run, "--user", "3", "--channel", "model")
     pq.write_table(pa.table({"user_id": ["u", "v"], "history": [[1, 2], [3]]}), theirs.folder / "users.parquet")
-    call("recommend", "--run", run, "--users", theirs.folder / "users.parquet", "--out", theirs.folder / "out")
+    succeed("recommend", "--run", run, "--users", theirs.folder / "users.parquet", "--out", theirs.folder / "out")
     assert pq.read_table(theirs.folder / "out").num_rows == 2
-    assert "recall" in call("evaluate", "--run", run, "--users", "10", "--unconstrained", "5").lower()
-    assert "is kept as it is" in call("build", "--run", run)
+    assert "recall" in succeed("evaluate", "--run", run, "--users", "10", "--unconstrained", "5").lower()
+    assert "is kept as it is" in succeed("build", "--run", run)
     report = json.loads((run / "report.json").read_text())
     assert {"import", "evaluate", "build"} <= set(report)

@@ -14,22 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
-from leafbeam.cli import app
 from leafbeam.cli.sources import Source
 from leafbeam.demo.processes import Server, running_server
 from leafbeam.demo.rules import supported_rules, write_rules
 from leafbeam.demo.tour import Tour
 from leafbeam.train import load_log
-
-ENV = {"COLUMNS": "160", "NO_COLOR": "1", "TERM": "dumb"}
-
-
-def call(*words: str | Path):
-    result = CliRunner().invoke(app, [str(word) for word in words], env=ENV)
-    assert result.exit_code == 0, f"{words}: {result.output}"
-    return result.stdout
+from tests.fixtures.command_line import call, succeed
 
 
 def last_line(output: str) -> str:
@@ -40,16 +31,16 @@ def last_line(output: str) -> str:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run in which every step has been taken; each step names the next one."""
     run = tmp_path_factory.mktemp("run")
-    assert "fit-sids" in last_line(call("make-shop", "--out", run, "--items", "300", "--users", "300"))
-    sids = call("fit-sids", "--data", run, "--run", run, "--codebooks", "16,16")
+    assert "fit-sids" in last_line(succeed("make-shop", "--out", run, "--items", "300", "--users", "300"))
+    sids = succeed("fit-sids", "--data", run, "--run", run, "--codebooks", "16,16")
     assert last_line(sids) == f"Next: leafbeam train --run {run}"
-    trained = call("train", "--run", run, "--steps", "30", "--layers", "1", "--width", "32")
+    trained = succeed("train", "--run", run, "--steps", "30", "--layers", "1", "--width", "32")
     assert last_line(trained) == f"Next: leafbeam evaluate --run {run}"
     assert "Recall@10 on a sample of validation users: most popular 0." in trained
-    evaluated = call("evaluate", "--run", run, "--users", "100", "--unconstrained", "50")
+    evaluated = succeed("evaluate", "--run", run, "--users", "100", "--unconstrained", "50")
     assert f"leafbeam train --run {run} --resume --minutes 30\n" in evaluated  # 30 steps are not enough
     assert last_line(evaluated) == f"Next: leafbeam build --run {run}"
-    assert last_line(call("build", "--run", run)) == f"Next: leafbeam serve --run {run}"
+    assert last_line(succeed("build", "--run", run)) == f"Next: leafbeam serve --run {run}"
     return run
 
 
@@ -83,19 +74,19 @@ def test_the_report_says_what_every_step_found(run: Path):
 def test_a_finished_run_is_trained_longer_and_on_validation_items_too(run: Path, tmp_path: Path):
     longer = tmp_path / "run"
     shutil.copytree(run, longer)
-    more = call("train", "--run", longer, "--steps", "35", "--layers", "1", "--width", "32", "--resume")
+    more = succeed("train", "--run", longer, "--steps", "35", "--layers", "1", "--width", "32", "--resume")
     assert "35 steps" in more
-    whole = call("train", "--run", longer, "--minutes", "0.001", "--layers", "1", "--width", "32", "--fit-on", "train+valid")
+    whole = succeed("train", "--run", longer, "--minutes", "0.001", "--layers", "1", "--width", "32", "--fit-on", "train+valid")
     assert "Recall@10" not in whole
     assert "minutes in place of 0.001: modules" in whole  # L6: a command that cannot end in its minutes says why
-    shown = call("evaluate", "--run", longer, "--users", "50", "--unconstrained", "0")
+    shown = succeed("evaluate", "--run", longer, "--users", "50", "--unconstrained", "0")
     assert "fitted on train and valid, measured on test" in " ".join(shown.split())
     assert json.loads((longer / "report.json").read_text())["evaluate"]["fit_on"] == "train+valid"
 
 
 def test_recommend_prints_titles_that_obey_the_rules(run: Path):
     words = ("recommend", "--run", run, "--user", "U001", "--items", "5")
-    output = " ".join(call(*words, "--rules", "in_stock,under_20").split())
+    output = " ".join(succeed(*words, "--rules", "in_stock,under_20").split())
     items = items_of(run)
     shown = re.findall(r"│ \d+ │ (P\d+) │", output)  # the reasons name items of the history
     assert len(shown) == 5
@@ -104,27 +95,27 @@ def test_recommend_prints_titles_that_obey_the_rules(run: Path):
 
 
 def test_recommend_tells_of_ids_that_it_does_not_know(run: Path):
-    output = call("recommend", "--run", run, "--history", "P001,P9999,nothing", "--deny", "P002")
+    output = succeed("recommend", "--run", run, "--history", "P001,P9999,nothing", "--deny", "P002")
     assert "2 ids of history are not in the index" in output
 
 
 def test_recommend_refuses_a_rule_that_is_not_there(run: Path):
     words = ["recommend", "--run", str(run), "--history", "P001", "--rules", "on_the_moon"]
-    result = CliRunner().invoke(app, words, env=ENV)
+    result = call(*words)
     assert result.exit_code == 2
     assert "unknown rule 'on_the_moon'; the rules of this catalog are: in_stock" in result.stderr
 
 
 def test_inspect_shows_bytes_by_level_and_codebook_use(run: Path):
-    assert "300 items" in call("inspect", run / "index.leafbeam")
-    shown = call("inspect", run)
+    assert "300 items" in succeed("inspect", run / "index.leafbeam")
+    shown = succeed("inspect", run)
     for words in ("all levels", "boundary", "perplexity", "num_hidden_layers", "30 steps"):
         assert words in shown
 
 
 def test_building_again_keeps_what_was_changed_in_the_catalog(run: Path):
     before = (run / "catalog.duckdb").read_bytes()
-    assert "is kept as it is" in call("build", "--run", run)
+    assert "is kept as it is" in succeed("build", "--run", run)
     assert (run / "catalog.duckdb").read_bytes() == before
 
 
@@ -183,7 +174,7 @@ def test_a_new_item_gets_its_codes_from_its_text_and_outlives_a_restart(run: Pat
             assert client.get("/v1/items/P900").json()["attributes"]["price"] == 1.5
             request = {"history": ["P001"], "num_items": 256, "num_beams": 512, "rules": ["under_20"]}
             assert "P900" in client.post("/v1/recommend", json=request | {"channel": "model"}).json()["item_ids"]
-    answer = " ".join(call("recommend", "--run", tmp_path / "run", "--history", "P900,P001").split())
+    answer = " ".join(succeed("recommend", "--run", tmp_path / "run", "--history", "P900,P001").split())
     assert "not in the index" not in answer
 
 
@@ -198,7 +189,7 @@ def test_data_without_stock_gets_rules_that_it_can_answer(run: Path, tmp_path: P
     shutil.copytree(run / "model", tmp_path / "model")
     Source(path=tmp_path).save(tmp_path / "source.json")
     write_rules(tmp_path / "rules.toml", items)
-    call("build", "--run", tmp_path)
+    succeed("build", "--run", tmp_path)
 
     screen = Console(file=io.StringIO(), width=120, highlight=False)
     log = load_log(tmp_path)

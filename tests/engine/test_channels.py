@@ -10,12 +10,9 @@ from leafbeam.catalog import Catalog
 from leafbeam.engine import CatalogFiles, Channel, Engine, ItemId, Request
 from leafbeam.errors import ArgumentError, ItemIdError, RequestError
 from leafbeam.index import Trie
-from leafbeam.retrieve import Fusion, Fusions, ItemMemory, LiveMemory
+from leafbeam.retrieve import ItemMemory, LiveMemory
 from tests.engine.conftest import ITEM_IDS, RULES
-
-HISTORY = ("é3", "é14", "é15")
-FUSION = Fusion(transition=2.0, text=1.5, log_prob=0.3, found=0.4, seen=-0.7)
-FUSIONS = Fusions(kept=Fusion(transition=0.6, text=2.5, log_prob=0.5, found=-0.2, seen=0.9), removed=FUSION)
+from tests.fixtures.memories import FUSIONS, make_memory
 
 
 @pytest.fixture(scope="module")
@@ -23,13 +20,7 @@ def memory() -> ItemMemory:
     return make_memory()
 
 
-def make_memory() -> ItemMemory:
-    rng = np.random.default_rng(5)
-    histories = rng.integers(0, len(ITEM_IDS), (200, 6))
-    texts = [" ".join(rng.choice([f"word{n}" for n in range(60)], 3)) for _ in ITEM_IDS]
-    memory = ItemMemory.fit(ITEM_IDS, np.arange(201) * 6, histories.reshape(-1), texts=texts)
-    memory.fusion = FUSIONS
-    return memory
+HISTORY = ("é3", "é14", "é15")
 
 
 @pytest.mark.parametrize("rules", [(), ("cheap",), ("cheap", "in_stock"), ("rare",), ("none",)])

@@ -23,14 +23,14 @@ from leafbeam.engine.capacity import Capacity
 from leafbeam.engine.graphs.graph import CudaCapturer, Graphs, buckets_of, graphs_for
 from leafbeam.engine.graphs.static_decode import Bucket, StaticDecode
 from leafbeam.errors import ArgumentError
-from leafbeam.index import Segment
+from leafbeam.index import Segment, Version
 from leafbeam.model import Vocabulary
 from leafbeam.model.static_runner import StaticRunner
 from leafbeam.ops.attention import reference
 from leafbeam.ops.constrain import Scoring
 from leafbeam.serve import create_app
-from tests.engine.test_live_catalog import Twin, opened
-from tests.engine.test_static import SIZES, Asked, Version, new_encoder_decoder, new_model, new_version, same, searched, shifted
+from tests.fixtures.live_catalog import Twin, opened
+from tests.fixtures.static_runs import SIZES, Asked, new_encoder_decoder, new_model, new_version, same, searched, shifted
 
 
 class Plain:

@@ -6,15 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from leafbeam.catalog import Catalog
 from leafbeam.engine import Engine, Request
 from leafbeam.retrieve import ItemMemory
+from tests.fixtures.live_catalog import Twin, opened
 from tests.waiting import held
 
-RULES = {"cheap": "price < 20", "in_stock": "stock > 0"}
 EXPRESSIONS = {
     None: lambda row: True,
     "cheap & in_stock": lambda row: row["price"] < 20 and row["stock"] > 0,
@@ -23,59 +22,8 @@ EXPRESSIONS = {
 }
 
 
-def opened(shop) -> Catalog:
-    return Catalog.in_memory(pa.Table.from_pylist(shop.rows), shop.trie, RULES, background=False)
-
-
 def selected(table: dict[str, dict[str, Any]], expression: str | None) -> set[str]:
     return {one for one, row in table.items() if EXPRESSIONS[expression](row)}
-
-
-class Twin:
-    """A catalog and a dictionary of rows that go through the same changes."""
-
-    def __init__(self, shop, catalog: Catalog, rng: np.random.Generator) -> None:
-        self.catalog, self.rng, self.sizes = catalog, rng, shop.trie.codebook_sizes
-        self.table = {row["item_id"]: dict(row) for row in shop.rows}
-        self.gone: list[str] = []
-        self.made = 0
-
-    def some(self) -> list[str]:
-        return self.rng.choice(sorted(self.table), int(self.rng.integers(1, 6)), replace=False).tolist()
-
-    def codes(self, count: int) -> list[list[int]]:
-        return [[int(self.rng.integers(size)) for size in self.sizes] for _ in range(count)]
-
-    def attributes(self, count: int) -> list[dict[str, Any]]:
-        return [{"price": float(self.rng.integers(40)), "stock": int(self.rng.integers(3))} for _ in range(count)]
-
-    def insert(self) -> None:
-        back = [self.gone.pop()] if self.gone and self.rng.random() < 0.5 else []
-        ids = [*back, *(f"new{self.made + i}" for i in range(3))]
-        self.made += 3
-        rows = self.attributes(len(ids))
-        self.catalog.insert(self.codes(len(ids)), ids, rows)
-        self.table |= dict(zip(ids, rows, strict=True))
-
-    def delete(self) -> None:
-        ids = self.some()
-        self.catalog.delete(ids)
-        for one in ids:
-            del self.table[one]
-        self.gone += ids
-
-    def replace(self) -> None:
-        ids = self.some()
-        self.catalog.replace(self.codes(len(ids)), ids)
-
-    def update(self) -> None:
-        ids = self.some()
-        rows = self.attributes(len(ids))
-        self.catalog.update(ids, rows)
-        self.table |= dict(zip(ids, rows, strict=True))
-
-    def compact(self) -> None:
-        self.catalog.compact(wait=bool(self.rng.integers(2)))
 
 
 @pytest.mark.parametrize("seed", range(3))

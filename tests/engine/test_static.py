@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,109 +13,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.serving.torch_index import TorchIndex
-from leafbeam import BeamSearch, Trie
+from leafbeam import Trie
 from leafbeam.decode import SearchResult
 from leafbeam.decode.results import check_batch, collect_items, root_ranges
 from leafbeam.engine.graphs.device_index import DeviceIndex
 from leafbeam.engine.graphs.static_decode import Bucket, StaticDecode
 from leafbeam.errors import ArgumentError, LogitsError
-from leafbeam.index import Segment, Version
+from leafbeam.index import Version
 from leafbeam.model import (
     AnyModel,
-    EncoderDecoder,
-    EncoderDecoderConfig,
-    ModelConfig,
     TokenTable,
-    Transformer,
     Vocabulary,
 )
 from leafbeam.model.static_runner import StaticRunner
 from leafbeam.ops.attention import reference
 from leafbeam.ops.attention import triton as attention_kernels
 from leafbeam.ops.attention.types import Attention
-
-SIZES = (6, 40, 5)
-
-
-def new_model(seed: int, vocabulary: Any, **sizes: Any) -> Transformer:
-    config = ModelConfig(
-        vocab_size=vocabulary.size,
-        **{
-            "hidden_size": 16,
-            "intermediate_size": 24,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 8,
-            "max_position_embeddings": 64,
-            "initializer_range": 0.4,
-        }
-        | sizes,
-    )
-    return Transformer(config, vocabulary, generator=torch.Generator().manual_seed(seed)).eval()
-
-
-def new_encoder_decoder(seed: int, vocabulary: Any, **sizes: Any) -> EncoderDecoder:
-    config = EncoderDecoderConfig(
-        vocab_size=vocabulary.size,
-        **{
-            "d_model": 16,
-            "d_kv": 8,
-            "d_ff": 24,
-            "num_layers": 1,
-            "num_heads": 2,
-            "relative_attention_num_buckets": 8,
-            "relative_attention_max_distance": 20,
-            "max_position_embeddings": 64,
-        }
-        | sizes,
-    )
-    return EncoderDecoder(config, vocabulary, generator=torch.Generator().manual_seed(seed)).eval()
-
-
-def new_version(rng: np.random.Generator, num_items: int = 300, num_delta: int = 0) -> Version:
-    def table(size: int) -> np.ndarray:
-        first = np.minimum(rng.geometric(0.4, size) - 1, SIZES[0] - 1)
-        return np.stack([first, rng.integers(0, SIZES[1], size) // (1 + first), rng.integers(0, SIZES[2], size)], axis=1)
-
-    base = Trie.build(table(num_items), SIZES, np.arange(num_items))
-    segments = [Segment(trie=base, live=base.filter(rng.random(num_items) < 0.9))]
-    if num_delta:
-        segments.append(Segment(trie=Trie.build(table(num_delta), SIZES, np.arange(num_items, num_items + num_delta))))
-    return Version(segments=tuple(segments), number=num_delta)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """A batch: ragged prompts, a filter and denied items of each request."""
-
-    tokens_BT: np.ndarray
-    lengths_B: np.ndarray
-    filters: list[Any]
-    deny: list[Any]
-
-    @classmethod
-    def drawn(cls, rng: np.random.Generator, version: Version, vocabulary: Any, batch: int, longest: int) -> "Asked":
-        histories = []
-        for _ in range(batch):
-            count = int(rng.integers(0, (longest - 1) // len(SIZES) + 1))
-            histories.append(np.stack([rng.integers(0, size, count) for size in SIZES], axis=1))
-        tokens_BT, lengths_B = vocabulary.prompts(histories)
-        num_items = sum(segment.trie.num_items for segment in version.segments)
-        filters, deny = [], []
-        for _ in range(batch):
-            share = rng.choice([0.0, 0.02, 0.3, 1.0, np.nan])
-            parts = [segment.trie.filter(rng.random(segment.trie.num_items) < share) for segment in version.segments]
-            filters.append(None if np.isnan(share) else version.filter_of(parts))
-            deny.append(rng.choice(num_items, 9).tolist() if rng.random() < 0.5 else None)
-        return cls(tokens_BT=tokens_BT, lengths_B=lengths_B, filters=filters, deny=deny)
-
-
-def searched(model: AnyModel, version: Version, asked: Asked, num_beams: int, scoring: Any) -> SearchResult:
-    """What BeamSearch and DecodeSession find."""
-    rounds = model.start(torch.from_numpy(asked.tokens_BT), torch.from_numpy(asked.lengths_B))
-    search = BeamSearch(version, num_beams=num_beams, scoring=scoring)
-    return search.run(rounds.step_fn, batch_size=len(asked.lengths_B), filters=asked.filters, deny=asked.deny)
+from tests.fixtures.static_runs import SIZES, Asked, new_encoder_decoder, new_model, new_version, same, searched, shifted
 
 
 def decoded(decode: StaticDecode, version: Version, asked: Asked, run: Callable[[], None] | None = None) -> SearchResult:
@@ -126,17 +39,6 @@ def decoded(decode: StaticDecode, version: Version, asked: Asked, run: Callable[
     (run or decode.run)()
     found = decode.result(len(requests), len(version.segments))
     return collect_items(version, requests, *found, decode.bucket.num_beams)
-
-
-def same(one: SearchResult, other: SearchResult) -> None:
-    assert one.num_valid.tolist() == other.num_valid.tolist()
-    np.testing.assert_allclose(one.scores, other.scores, atol=2e-5)
-    for row, (mine, its) in enumerate(zip(one.item_ids, other.item_ids, strict=True)):
-        swapped = np.flatnonzero(mine != its)  # where two scores are equal to the last digits
-        np.testing.assert_allclose(one.scores[row, swapped], other.scores[row, swapped], atol=2e-5)
-        assert len(swapped) <= 2
-        equal = np.flatnonzero(mine == its)
-        assert np.array_equal(one.codes[row, equal], other.codes[row, equal])
 
 
 def poison(tensors: Sequence[torch.Tensor]) -> None:
@@ -359,14 +261,6 @@ def test_a_version_of_equal_sizes_takes_the_place_of_the_last(kind: Any) -> None
     same(decoded(decode, kept, asked := Asked.drawn(rng, kept, vocabulary, 2, 8)), searched(model, kept, asked, 3, "full"))
     assert index.fits(index.prepare(other)) == (kind is TorchIndex)  # a room once made for a delta stays
     assert not index.fits(index.prepare(new_version(rng, 3000, 12)))
-
-
-def shifted(version: Version) -> Version:
-    """Other items in as many leaves and nodes: every code is the next one of its level."""
-    tries = [segment.trie for segment in version.segments]
-    codes = [(trie.codes_at(np.arange(trie.num_leaves)) + 1) % SIZES for trie in tries]
-    again = [Trie.build(table, SIZES, 1000 * (s + 1) + np.arange(len(table))) for s, table in enumerate(codes)]
-    return Version(segments=tuple(Segment(trie=trie) for trie in again), number=version.number + 1)
 
 
 @pytest.mark.parametrize("poisoned", [np.nan, np.inf])

@@ -10,7 +10,7 @@ from leafbeam.engine import Channel, Engine, Request
 from leafbeam.ops.constrain import Scoring
 from tests.compilations import compilations, printed_alone
 from tests.engine.conftest import ITEM_IDS, RULES, make_shop
-from tests.engine.test_channels import make_memory
+from tests.fixtures.memories import make_memory
 
 
 def test_no_request_and_no_change_after_the_warm_up_compiles_a_kernel():

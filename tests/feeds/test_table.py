@@ -17,8 +17,9 @@ from leafbeam.client import Client
 from leafbeam.errors import FeedError
 from leafbeam.feeds import Followed, SourceColumns, TableFeed, VersionedTable, follow
 from leafbeam.feeds.table import Position
-from tests.client.test_clients import live
 from tests.feeds.crashes import DyingClient, DyingFeed, Killed, Point, in_index
+from tests.fixtures.lakes import DeltaFiles, IcebergFiles
+from tests.serve.running import live
 
 SCHEMA = pa.schema(
     [
@@ -38,53 +39,6 @@ def row(item: int, price: int | None = 1, **more: Any) -> Row:
 
 def arrow(rows: list[Row], schema: pa.Schema = SCHEMA) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=schema)
-
-
-class DeltaFiles:
-    """A Delta table in a folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.uri = str(folder / "items")
-
-    def write(self, table: pa.Table) -> None:
-        """A version with these rows."""
-        from deltalake import write_deltalake
-
-        write_deltalake(self.uri, table, mode="overwrite", schema_mode="overwrite")
-
-    def source(self) -> VersionedTable:
-        from leafbeam.feeds import DeltaSource
-
-        return DeltaSource(self.uri)
-
-
-class IcebergFiles:
-    """An Iceberg table in a folder, whose catalog is an SQLite file."""
-
-    def __init__(self, folder: Path) -> None:
-        self.properties = {"uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}", "type": "sql"}
-        self.is_made = False
-
-    def write(self, table: pa.Table) -> None:
-        from pyiceberg.catalog import load_catalog
-
-        catalog = load_catalog("test", **self.properties)
-        if not self.is_made:
-            catalog.create_namespace("shop")
-            catalog.create_table("shop.items", schema=table.schema)
-            self.is_made = True
-        made = catalog.load_table("shop.items")
-        with made.update_schema() as update:
-            update.union_by_name(table.schema)
-        if made.current_snapshot() is None:
-            made.append(table)
-        else:
-            made.overwrite(table)
-
-    def source(self) -> VersionedTable:
-        from leafbeam.feeds import IcebergSource
-
-        return IcebergSource("shop.items", catalog="test", properties=self.properties)
 
 
 @dataclass(kw_only=True)

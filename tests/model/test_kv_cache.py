@@ -11,7 +11,7 @@ from torch import Tensor
 from leafbeam.model import AnyModel, Vocabulary, kv_cache
 from leafbeam.model.kv_cache import BeamCache, InPlaceBeamCache, new_beam_cache
 from leafbeam.ops.attention import reference, triton
-from tests.engine.test_static import SIZES, new_encoder_decoder, new_model
+from tests.fixtures.static_runs import SIZES, new_encoder_decoder, new_model
 
 # (beams, new codes of each)
 ROUNDS = [(1, 1), (5, 1), (9, 2), (4, 1), (9, 3), (20, 1), (20, 1), (2, 2)]

@@ -5,64 +5,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from leafbeam.errors import ArgumentError
-from leafbeam.model import DecodeSession, TokenTable, Transformer, token_bytes
+from leafbeam.model import TokenTable, Transformer, token_bytes
 from leafbeam.ops.attention.reference import merge, prefix_attention, suffix_attention
+from tests.fixtures.sessions import Paths, check_a_search, concatenated, extended, prompts, random_round
 
 MakeModel = Callable[..., Transformer]
-Paths = list[list[tuple[int, ...]]]  # of each request, of each beam: the codes so far
-
-
-def concatenated(model: Transformer, tokens_BT: Tensor, lengths_B: Tensor, paths: Paths, level: int) -> Tensor:
-    """Logits (B, K, V) by running every beam's prompt and codes as one sequence of its own."""
-    rows: list[Tensor] = []
-    for request, beams in enumerate(paths):
-        prompt = tokens_BT[request, : int(lengths_B[request])]
-        for beam in beams:
-            codes = [model.vocabulary.tokens_at(torch.tensor(code), t) for t, code in enumerate(beam)]
-            sequence = torch.cat((prompt, torch.tensor(codes, dtype=torch.int64)))
-            with torch.no_grad():
-                rows.append(model.head(model(sequence[None])[0, -1], level))
-    return torch.stack(rows).view(len(paths), len(paths[0]), -1)
-
-
-def random_round(model: Transformer, paths: Paths, width: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Paths]:
-    level = len(paths[0][0])
-    shape = (len(paths), width)
-    codes = torch.randint(0, model.vocabulary.codebook_sizes[level], shape, generator=generator)
-    parents = torch.randint(0, len(paths[0]), shape, generator=generator)
-    return codes, parents, extended(paths, codes, parents)
-
-
-def extended(paths: Paths, codes: Tensor, parents: Tensor) -> Paths:
-    return [[(*paths[b][int(parents[b, k])], int(codes[b, k])) for k in range(codes.shape[1])] for b in range(len(paths))]
-
-
-def check_a_search(
-    model: Transformer, tokens_BT: Tensor, lengths_B: Tensor, widths: tuple[int, ...], generator: torch.Generator
-) -> DecodeSession:
-    session = model.start(tokens_BT, lengths_B)
-    paths: Paths = [[()] for _ in lengths_B]
-    logits = session.step_fn(None, None)
-    assert logits.shape == (len(lengths_B), model.vocabulary.codebook_sizes[0])
-    torch.testing.assert_close(logits[:, None], concatenated(model, tokens_BT, lengths_B, paths, 0), atol=1e-5, rtol=0)
-    for level, width in enumerate(widths, start=1):
-        codes, parents, paths = random_round(model, paths, width, generator)
-        logits = session.step_fn(codes, parents)
-        expected = concatenated(model, tokens_BT, lengths_B, paths, level)
-        assert logits.shape == (len(lengths_B), width, model.vocabulary.codebook_sizes[level])
-        torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
-    return session
-
-
-def prompts(model: Transformer, generator: torch.Generator, size: int = 4, length: int = 11) -> tuple[Tensor, Tensor]:
-    """Random ragged prompts, the shortest a lone token, whose padding is arbitrary tokens."""
-    tokens = torch.randint(0, model.vocabulary.size, (size, length), generator=generator)
-    lengths = torch.randint(1, length + 1, (size,), generator=generator)
-    lengths[0], lengths[-1] = length, 1
-    return tokens, lengths
 
 
 @pytest.mark.parametrize("key_heads", [1, 2, 4])

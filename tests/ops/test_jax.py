@@ -23,7 +23,7 @@ from leafbeam.ops.constrain.fixed_shape import jax as ops  # noqa: E402
 from leafbeam.ops.constrain.fixed_shape import step as fixed_step  # noqa: E402
 from leafbeam.ops.constrain.fixed_shape.capacity import SHORT, Capacity, bucket, narrow_limit  # noqa: E402
 from leafbeam.ops.constrain.fixed_shape.layout import SegmentLayout  # noqa: E402
-from tests.parity import test_grid as grid  # noqa: E402
+from tests.fixtures import grid  # noqa: E402
 
 SIZES = (9, 300, 11)
 WIDTHS = (6, 20, 12)

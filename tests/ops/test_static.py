@@ -15,7 +15,7 @@ from leafbeam.index import Segment, Version
 from leafbeam.ops.constrain import request_filters
 from leafbeam.ops.constrain.cpu import step as cpu
 from leafbeam.ops.constrain.static import torch as static_torch
-from tests.parity import test_grid as grid
+from tests.fixtures import grid
 
 UNFILTERED = [name for name, case in grid.CASES.items() if case.share is None and not case.denied and not case.lowest]
 

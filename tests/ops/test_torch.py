@@ -15,7 +15,7 @@ from leafbeam.index import Segment, Version
 from leafbeam.ops.constrain import request_filters
 from leafbeam.ops.constrain.cpu import step as cpu
 from leafbeam.ops.constrain.fixed_shape import torch as ops
-from tests.parity import test_grid as grid
+from tests.fixtures import grid
 
 SIZES = (9, 300, 11)
 WIDTHS = (6, 20, 12)

@@ -24,8 +24,7 @@ from leafbeam.index import Version
 from leafbeam.ops.constrain import RequestFilter, reference, request_filters
 from leafbeam.ops.constrain.cpu import step as cpu
 from leafbeam.ops.constrain.triton import step as triton
-from tests.decode.test_head_search import LISTED
-from tests.parity.test_grid import CASES, SCORINGS, SHAPES, Catalog, check_case
+from tests.fixtures.grid import CASES, LISTED, SCORINGS, SHAPES, Catalog, check_case
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ from leafbeam.semid import (
     load_vectors,
 )
 from leafbeam.semid.duplicates import NearDuplicates
-from tests.cli.test_commands import call
+from tests.fixtures.command_line import call
 
 WORDS = ["red", "blue", "green", "old", "silk", "tiny", "shoe", "boot", "tea", "lamp", "cup", "book", "bag", "hat"]
 TITLES = [f"{WORDS[n % 14]} {WORDS[n // 14]} {'x' * (1 + n // 100)}" for n in range(196)] + ["red hat", "old cup", "tea", "bag"]

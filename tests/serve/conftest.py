@@ -16,8 +16,8 @@ import torch
 
 from leafbeam.index import Trie
 from leafbeam.model import ModelConfig, Transformer, Vocabulary
+from tests.fixtures.texts import QWEN
 from tests.text.conftest import save_model
-from tests.text.test_chat_template import QWEN
 
 if TYPE_CHECKING:
     from starlette.testclient import TestClient

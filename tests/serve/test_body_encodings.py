@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from tests.fixtures.servers import served
 from tests.serve.running import live
-from tests.serve.test_catalog_routes import served
 
 JSON, LINES = "application/json", "application/x-ndjson"
 ROUTES = [

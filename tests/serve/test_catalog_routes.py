@@ -3,9 +3,7 @@
 import json
 import socket
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import duckdb
@@ -21,22 +19,13 @@ from leafbeam.errors import ConflictError, DataError, LockedError, RuleError
 from leafbeam.index import Trie
 from leafbeam.ingest import CatalogWriter
 from leafbeam.live import disk
-from leafbeam.serve import Access, create_app
+from leafbeam.serve import Access
 from leafbeam.serve.app import MAX_PENDING
+from tests.fixtures.servers import served
 from tests.serve.running import opened, thread
 
-LOCAL = "http://127.0.0.1:8000"
 NDJSON = {"content-type": "application/x-ndjson"}
 RECOMMEND = "/v1/recommend"
-
-
-@contextmanager
-def served(shop: Any, *, access: Access | None = None, changes: Any = "auto", **options: Any) -> Iterator[TestClient]:
-    """A client of a shop that takes changes."""
-    with opened(shop, changes) as (engine, writer):
-        app = create_app(engine, writer=writer, access=access, **options)
-        with TestClient(app, base_url=LOCAL, raise_server_exceptions=False) as client:
-            yield client
 
 
 def lines(*rows: dict[str, Any]) -> dict[str, Any]:

@@ -12,8 +12,8 @@ import pytest
 from leafbeam.engine import Request
 from leafbeam.serve import Server
 from leafbeam.text import Choices, Template, TextGenerator
+from tests.fixtures.texts import SCHEMA
 from tests.serve.conftest import TEXT_MODEL as MODEL
-from tests.text.test_generator import SCHEMA
 
 
 def under(schema: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from tests.serve.test_catalog_routes import served
+from tests.fixtures.servers import served
 
 _JSON, _LINES = "application/json", "application/x-ndjson"
 _CASES = [

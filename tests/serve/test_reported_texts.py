@@ -17,7 +17,7 @@ MODEL = "tiny-lm"
 def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     import json
 
-    from tests.text.test_chat_template import QWEN
+    from tests.fixtures.texts import QWEN
 
     directory = save_model(tmp_path_factory.mktemp("reported") / MODEL)
     (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": QWEN}))

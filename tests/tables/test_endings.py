@@ -22,7 +22,7 @@ from leafbeam.index import Trie
 from leafbeam.semid.vectors import load_vectors
 from leafbeam.tables import CsvFormat, read_rows, read_table
 from leafbeam.train import load_log
-from tests.tables.test_logs import histories
+from tests.fixtures.logs import histories
 
 ROWS = [{"item_id": "a", "title": "tea, green", "price": 3}, {"item_id": "b", "title": "cup", "price": 4}]
 CSV = b'item_id,title,price\na,"tea, green",3\nb,cup,4\n'

@@ -12,12 +12,9 @@ import pytest
 from leafbeam.errors import ArgumentError, DataError
 from leafbeam.tables import TimeUnit
 from leafbeam.train import Columns, InteractionLog, load_log, log_from_tables
+from tests.fixtures.logs import histories
 
 HISTORIES = {"anna": ["A7", "B1", "A7"], "ben": ["C2"]}
-
-
-def histories(log: InteractionLog) -> dict[Any, list[Any]]:
-    return {user: log.item_ids[log.histories[row]].tolist() for row, user in enumerate(log.user_ids.tolist())}
 
 
 def write(path: Path, content: Any) -> Path:

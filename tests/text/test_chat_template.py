@@ -7,12 +7,8 @@ import pytest
 
 from leafbeam.errors import ArgumentError, CheckpointError
 from leafbeam.text import ChatTemplate
+from tests.fixtures.texts import QWEN
 
-QWEN = (
-    "{%- for message in messages %}{%- if message.role == 'user' and loop.index0 > 100 %}{{ raise_exception('too many') }}"
-    "{%- endif %}\n{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
-)
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Naïve {{ 7 * 7 }} <b>?"}]
 EXPECTED = (
     "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nNaïve {{ 7 * 7 }} <b>?<|im_end|>\n<|im_start|>assistant\n"

@@ -18,7 +18,7 @@ from leafbeam.errors import ArgumentError, AutomatonError, UnavailableError
 from leafbeam.text import CompileLimits, Regex, TextGenerator
 from leafbeam.text.compiler import ConstraintCompiler
 from leafbeam.text.constraints import constraint_from_json
-from tests.text.test_generator import SCHEMA
+from tests.fixtures.texts import SCHEMA
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ import torch
 from leafbeam.automata import Automaton
 from leafbeam.errors import ArgumentError, CheckpointError
 from leafbeam.text import Choices, FreeText, JsonSchema, Regex, Sampling, TextConstraint, TextGenerator, TextTokenizer
+from tests.fixtures.texts import PROMPTS, SCHEMA
 from tests.text.conftest import save_model
-from tests.text.test_generator import PROMPTS, SCHEMA
 
 CONSTRAINTS: dict[str, TextConstraint] = {
     "regex": Regex(pattern="[a-z]{2,6}( [a-z]{1,4})?"),

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-import jsonschema
 import numpy as np
 import pytest
 import torch
@@ -16,22 +15,7 @@ import leafbeam
 from leafbeam.automata import Automaton
 from leafbeam.errors import ArgumentError, AutomatonError
 from leafbeam.text import Choices, JsonSchema, Regex, Sampling, TextConstraint, TextGenerator
-
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "name": {"enum": ["red lamp", "tea cup"]},
-        "price": {"type": "integer", "minimum": 1, "maximum": 99},
-        "in_stock": {"type": "boolean"},
-    },
-    "required": ["name", "price", "in_stock"],
-}
-CONSTRAINTS: dict[str, TextConstraint] = {
-    "regex": Regex(pattern="[a-z]{2,6}( [a-z]{1,4})?"),
-    "schema": JsonSchema(schema=SCHEMA),
-    "choices": Choices(texts=["red lamp", "red lantern", "tea cup"]),
-}
-PROMPTS = ["A red lamp: ", "tea", "naïve über lamp and "]
+from tests.fixtures.texts import CONSTRAINTS, PROMPTS, check
 
 
 def greedy(generator: TextGenerator, prompt: str, automaton: Automaton, max_tokens: int) -> tuple[list[int], float, bool]:
@@ -54,15 +38,6 @@ def greedy(generator: TextGenerator, prompt: str, automaton: Automaton, max_toke
         return tokens[first:], score, False
     finally:
         model.float()
-
-
-def check(name: str, text: str) -> None:
-    if name == "schema":
-        jsonschema.validate(json.loads(text), SCHEMA)
-    elif name == "regex":
-        assert re.fullmatch("[a-z]{2,6}( [a-z]{1,4})?", text)
-    else:
-        assert text in ("red lamp", "red lantern", "tea cup")
 
 
 @pytest.mark.parametrize("name", CONSTRAINTS)

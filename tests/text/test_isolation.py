@@ -13,8 +13,8 @@ from leafbeam.errors import ArgumentError, LogitsError, UnavailableError
 from leafbeam.text import FreeText, Regex, Sampling, TextGenerator, TextRequest, TextSettings
 from leafbeam.text.tokenizer import TextTokenizer
 from leafbeam.text.worker import TextWorker
+from tests.fixtures.texts import LETTERS, request, running
 from tests.text.gate import Gate
-from tests.text.test_worker import LETTERS, request, running
 
 UNUSED = 399  # a token of the model that the tokenizer does not have: no text holds it
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -13,7 +13,7 @@ from leafbeam import Trie
 from leafbeam.errors import ArgumentError, AutomatonError, ForeignFilterError
 from leafbeam.index import Segment, Version
 from leafbeam.text import Choices, FreeText, Items, JsonSchema, Sampling, Template, TextGenerator
-from tests.text.test_generator import SCHEMA
+from tests.fixtures.texts import SCHEMA
 
 SIZES = (16, 16, 16)
 TOKENS = [np.arange(340 + 16 * level, 356 + 16 * level) for level in range(3)]  # of no text

@@ -9,7 +9,7 @@ from leafbeam.decode import SequenceSampler
 from leafbeam.model import TextSession, TextTokens
 from leafbeam.text import Choices, JsonSchema, Regex, Sampling, TextGenerator
 from leafbeam.text.growing_text import BegunStop
-from tests.text.test_generator import CONSTRAINTS, PROMPTS, check
+from tests.fixtures.texts import CONSTRAINTS, PROMPTS, check
 
 WORDS = Regex(pattern="[a-zäöü日本 ]{6,20}")
 DRAWN = Sampling(temperature=1.3, top_p=0.98)

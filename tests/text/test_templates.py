@@ -9,7 +9,7 @@ import pytest
 
 from leafbeam.errors import AutomatonError
 from leafbeam.text import Choices, FreeText, JsonSchema, Regex, Sampling, Template, TextGenerator
-from tests.text.test_generator import SCHEMA
+from tests.fixtures.texts import SCHEMA
 
 TITLES = ["red lamp", "red lantern", "tea cup"]
 STORY = Template(

@@ -1,36 +1,16 @@
 """The worker of texts: jobs share batches without changing each other, and the queue, deadlines and cancellations are kept."""
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import pytest
 
 from leafbeam.errors import ArgumentError, LogitsError, OverloadedError, RequestError, UnavailableError
-from leafbeam.text import Choices, FreeText, Regex, Sampling, TextGenerator, TextRequest, TextSettings
+from leafbeam.text import Choices, FreeText, Sampling, TextGenerator, TextRequest, TextSettings
 from leafbeam.text.stepwise_run import StepwiseRun
 from leafbeam.text.worker import TextWorker
+from tests.fixtures.texts import CONSTRAINTS, LETTERS, PROMPTS, request, running
 from tests.openmp_threads import has_ended, needs_openmp, openmp_threads
 from tests.text.gate import Gate
-from tests.text.test_generator import CONSTRAINTS, PROMPTS
-
-LETTERS = Regex(pattern="[a-z]{30}")
-
-
-def request(generator: TextGenerator, constraint=LETTERS, prompt: str = "A ", **options) -> TextRequest:
-    options = {"max_tokens": 60, **options}
-    return TextRequest(prompt=generator.tokens_of(prompt), automaton=generator.compile(constraint), **options)
-
-
-@contextmanager
-def running(generator: TextGenerator, *, clock: Callable[[], float] | None = None, **settings) -> Iterator[TextWorker]:
-    worker = TextWorker(generator, TextSettings(**settings), **({} if clock is None else {"clock": clock}))
-    worker.start()
-    try:
-        yield worker
-    finally:
-        worker.stop(20)
-        assert not worker.is_alive
 
 
 def test_jobs_in_batches_give_the_texts_of_each_alone(generator: TextGenerator, monkeypatch: pytest.MonkeyPatch):

@@ -5,7 +5,6 @@ import json
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -24,7 +23,6 @@ from leafbeam.train import (
     Split,
     evaluate,
     leave_one_out,
-    log_from_tables,
     train,
 )
 from leafbeam.train import evaluation as evaluation_module
@@ -32,6 +30,7 @@ from leafbeam.train.baselines import SidSet, text_neighbours, unconstrained_sear
 from leafbeam.train.evaluation import Validation
 from leafbeam.train.metrics import MISS, Estimate, Ranks
 from leafbeam.train.report import Verdict
+from tests.fixtures.logs import log_of, walks
 
 SIZES = (4, 5, 3)
 TINY = Recipe(
@@ -48,21 +47,6 @@ TINY = Recipe(
     dropout=0.0,
     precision="fp32",
 )
-
-
-def log_of(histories: list[list[int]]) -> InteractionLog:
-    rows = [(user, f"i{item:02}", time) for user, items in enumerate(histories) for time, item in enumerate(items)]
-    users, items, times = zip(*rows, strict=True)
-    listed = pa.table({"item_id": [f"i{item:02}" for item in range(30)]})
-    return log_from_tables(pa.table({"user_id": users, "item_id": items, "timestamp": times}), listed)
-
-
-def walks(users: int, *, seed: int = 0) -> InteractionLog:
-    """Each user walks round the catalog, one item after the next."""
-    rng = np.random.default_rng(seed)
-    return log_of(
-        [[int(first + step) % 30 for step in range(length)] for first, length in rng.integers((0, 1), (30, 11), (users, 2))]
-    )
 
 
 def sids_of(log: InteractionLog, *, seed: int = 0) -> SidTable:

@@ -10,28 +10,10 @@ from benchmarks.studies.cold_split import cold_split
 from benchmarks.studies.retriever import DenseRecipe, fit_dense
 from leafbeam.errors import ArgumentError, DataError
 from leafbeam.semid import QuantiserConfig, fit_sids, text_vectors
-from leafbeam.train import Histories, InteractionLog, load_log, log_from_tables
+from leafbeam.train import Histories, load_log, log_from_tables
+from tests.fixtures.logs import shop
 
 DATA = Path(os.environ.get("LEAFBEAM_DATA", Path(__file__).parents[3].parent / "shared" / "data"))
-KINDS = ("red shoe", "green tea", "blue lamp", "old book", "soft soap", "hard nut")
-
-
-def shop(users: int = 300, items: int = 60, *, seed: int = 0, first_review: bool = True) -> InteractionLog:
-    """Each user takes items of one kind, the newer the later."""
-    rng = np.random.default_rng(seed)
-    rows: list[tuple[int, str, int]] = []
-    for user in range(users):
-        kind = int(rng.integers(len(KINDS)))
-        taken = np.sort(rng.choice(np.arange(kind, items, len(KINDS)), int(rng.integers(2, 8)), replace=False))
-        rows += [(user, f"i{item:03}", 1000 + int(item)) for item in taken]
-    columns = dict(zip(("user_id", "item_id", "timestamp"), map(list, zip(*rows, strict=True)), strict=True))
-    listed = {
-        "item_id": [f"i{item:03}" for item in range(items)],
-        "title": [f"{KINDS[item % len(KINDS)]} {'abcdefgh'[item % 8]} {item // 8}" for item in range(items)],
-    }
-    if first_review:
-        listed["first_review"] = pa.array([1000 + item for item in range(items)], pa.int64()).cast(pa.timestamp("s"))
-    return log_from_tables(pa.table(columns), pa.table(listed))
 
 
 @pytest.mark.parametrize("part", ["test", "valid"])

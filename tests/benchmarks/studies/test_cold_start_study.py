@@ -8,7 +8,7 @@ from leafbeam.errors import ArgumentError
 from leafbeam.semid import EmbeddingConfig, QuantiserConfig
 from leafbeam.train import Budget, Recipe
 from leafbeam.train.metrics import MISS
-from tests.benchmarks.studies.test_cold_split import shop
+from tests.fixtures.logs import shop
 
 STUDY = ColdStudy(
     recipe=Recipe(

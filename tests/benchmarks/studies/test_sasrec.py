@@ -8,7 +8,7 @@ from benchmarks.studies.sasrec import SasRec, SasRecRecipe, fit_sasrec, sampled_
 from leafbeam.errors import ArgumentError
 from leafbeam.train import EvaluationSet, RankingMetrics, Split, leave_one_out
 from leafbeam.train.baselines import rank_targets
-from tests.train.test_evaluation import walks
+from tests.fixtures.logs import walks
 
 TINY = SasRecRecipe(hidden=16, layers=1, max_items=6, dropout=0.1, learning_rate=1e-2, batch_items=200, epochs=40)
 

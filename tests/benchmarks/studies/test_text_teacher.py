@@ -8,7 +8,7 @@ from benchmarks.studies.retriever import DenseRetriever
 from benchmarks.studies.text_teacher import TeacherRecipe, TextTeacher, with_pseudo_histories
 from leafbeam.errors import ArgumentError
 from leafbeam.train.teacher import GraphTeacher
-from tests.benchmarks.studies.test_cold_split import shop
+from tests.fixtures.logs import shop
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from leafbeam.model.cpu import rounded_attention
 from leafbeam.model.cpu.rounded_attention import RoundedPrompt
 from leafbeam.model.cpu.workspace import Chunk
 from leafbeam.model.qwen3 import causal
-from tests.model.test_session import prompts
+from tests.fixtures.sessions import prompts
 
 MakeModel = Callable[..., Transformer]
 

@@ -12,7 +12,7 @@ from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie
 from leafbeam.model import Transformer, Workspace, load_for_decoding, load_model
 from leafbeam.ops.linear import onednn
-from tests.model.test_session import prompts
+from tests.fixtures.sessions import prompts
 
 MakeModel = Callable[..., Transformer]
 

@@ -21,7 +21,7 @@ from leafbeam.model.cpu.threads import torch_threads
 from leafbeam.model.cpu.workspace import Chunk
 from leafbeam.model.qwen3 import Attention
 from leafbeam.ops.linear import blas
-from tests.model.test_session import check_a_search, prompts
+from tests.fixtures.sessions import check_a_search, prompts
 
 MakeModel = Callable[..., Transformer]
 
