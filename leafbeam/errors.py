@@ -237,10 +237,15 @@ class UnavailableError(OverloadedError):
 class ServerError(LeafbeamError, RuntimeError):
     """A leafbeam server failed, refused a request of its client, or did not answer.
 
-    status: of HTTP; None without an answer. code: the class of the server's error, such as "UnknownRuleError"; without one
-    "unreachable", "cut" (the connection ended early), "late", "malformed" or "stale" (the answer to another request). reason:
-    under which the server's metrics count it. request_id: as in the server's log. retry_after_s: when to try again. lines: what
-    is wrong with each line of a batch, by its number from 1.
+    Args:
+        message: What happened.
+        status: The status of HTTP; None without an answer.
+        code: The class of the server's error, such as "UnknownRuleError"; without one, "unreachable", "cut" (the connection
+            ended early), "late", "malformed" or "stale" (the answer to another request).
+        reason: The name under which the server's metrics count it.
+        request_id: The id of the request, as in the server's log.
+        retry_after_s: The number of seconds after which to try again.
+        lines: What is wrong with each line of a batch, by its number from 1.
     """
 
     def __init__(

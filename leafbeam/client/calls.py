@@ -1,6 +1,6 @@
 """Calls: one request to each route of a server, and how its answer is read. Nothing here sends anything.
 
-Each function is a method of `Client` and `AsyncClient`, under the name that the OpenAPI document has as its operationId.
+Each function is a method of `Client` and `AsyncClient`. Its name is the operationId of the OpenAPI document.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -50,9 +50,16 @@ T = TypeVar("T")
 class Call(Generic[T]):
     """A request, and how its answer is read.
 
-    target: path and query, percent-encoded. answer: the type of its JSON; `str` for text. key: of the header Idempotency-Key.
-    repeatable: whether it may be sent again if the answer was lost: it only reads, changes nothing the second time, or has a
-    key. statuses: those of an answer.
+    Args:
+        method: The method of HTTP.
+        target: The path and the query, percent-encoded.
+        answer: The type of the answer's JSON; `str` for text.
+        body: The body; None without one.
+        content_type: The type of the body.
+        key: The value of the header Idempotency-Key.
+        repeatable: Whether the call may be sent again if the answer was lost, because it only reads, changes nothing the second
+            time, or has a key.
+        statuses: The statuses that have an answer.
     """
 
     method: str
@@ -80,7 +87,10 @@ def recommend(
     explain: bool = False,
     deadline_ms: float | None = None,
 ) -> Call[RecommendAnswer]:
-    """Items to recommend after a history, under rules: `POST /v1/recommend`. Arguments as of `leafbeam.engine.Request`."""
+    """Recommend items after a history, under rules: `POST /v1/recommend`.
+
+    The arguments are those of `leafbeam.engine.Request`.
+    """
     body = RecommendBody(
         history=list(history),
         user=user,
@@ -99,7 +109,10 @@ def recommend(
 
 
 def count_interactions(interactions: Iterable[InteractionBody], *, key: str | None = None) -> Call[InteractionsAnswer]:
-    """Count what users took in the item memory, up to 1,000 interactions: `POST /v1/interactions`. key: see `put_items`."""
+    """Count what users took in the item memory, up to 1,000 interactions: `POST /v1/interactions`.
+
+    For `key` see `put_items`.
+    """
     body = _encode(InteractionsBody(interactions=list(interactions)))
     return Call(method="POST", target="/v1/interactions", answer=InteractionsAnswer, body=body, key=key or new_key())
 
@@ -107,27 +120,40 @@ def count_interactions(interactions: Iterable[InteractionBody], *, key: str | No
 def put_items(items: Iterable[Mapping[str, Any]], *, key: str | None = None) -> Call[ChangeAnswer]:
     """Insert or replace up to 10,000 items, all or none: `PUT /v1/items`.
 
-    items: `item_id`, maybe `codes` or `vector`, and attributes by the names of their columns; NaN is sent as null. key: the
-    same request with the same key is made once, whoever sends it again and when. Default: a new key for the attempts of this
-    call.
-    Raises InvalidRequestError whose `lines` say what is wrong with each item.
+    Args:
+        items: Each with `item_id`, perhaps `codes` or `vector`, and attributes by the names of their columns. NaN is sent as
+            null.
+        key: The idempotency key: the same request with the same key is made once, whoever sends it again and when. By default a
+            new key is used for the attempts of this call.
+
+    Raises:
+        InvalidRequestError: If an item is wrong; its `lines` say what is wrong with each item.
     """
     return _change("PUT", "/v1/items", encode_lines(items), key)
 
 
 def patch_items(items: Iterable[Mapping[str, Any]], *, key: str | None = None) -> Call[ChangeAnswer]:
-    """Change the attributes or codes that each item names, of all items or none: `PATCH /v1/items`. Else as `put_items`."""
+    """Change the attributes or codes that each item names, of all items or none: `PATCH /v1/items`.
+
+    Otherwise like `put_items`.
+    """
     return _change("PATCH", "/v1/items", encode_lines(items), key)
 
 
 def delete_items(item_ids: Iterable[ItemId], *, missing_ok: bool = False, key: str | None = None) -> Call[ChangeAnswer]:
-    """Remove items, all or none: `DELETE /v1/items`. missing_ok: items that are not there are ignored. key: see `put_items`."""
+    """Remove items, all or none: `DELETE /v1/items`.
+
+    Args:
+        item_ids: The ids.
+        missing_ok: If true, ids that the server does not have are ignored.
+        key: As for `put_items`.
+    """
     target = "/v1/items?missing=ignore" if missing_ok else "/v1/items"
     return _change("DELETE", target, encode_lines({"item_id": item_id} for item_id in item_ids), key)
 
 
 def delete_item(item_id: ItemId, *, key: str | None = None) -> Call[ChangeAnswer]:
-    """Remove an item: `DELETE /v1/items/{item_id}`. key: see `put_items`."""
+    """Remove an item: `DELETE /v1/items/{item_id}`. For `key` see `put_items`."""
     return _change("DELETE", f"/v1/items/{_part('item_id', item_id)}", None, key)
 
 
@@ -139,7 +165,7 @@ def find_items(
     rules: Sequence[str] = (),
     filter: str | None = None,
 ) -> Call[FoundItems]:
-    """Items by words of their title, or by id, and which rules allow them: `GET /v1/items`."""
+    """Find items by words of their title, or by id, and say which rules allow them: `GET /v1/items`."""
     values = {"query": query, "id": [str(item_id) for item_id in item_ids], "limit": limit, "rule": _names("rules", rules)}
     if filter is not None:
         values["filter"] = filter
@@ -150,17 +176,21 @@ def find_items(
 
 
 def get_item(item_id: ItemId) -> Call[ItemAnswer]:
-    """An item, its codes, attributes and the rules that allow it: `GET /v1/items/{item_id}`. Raises NotFoundError."""
+    """Get an item, its codes, its attributes and the rules that allow it: `GET /v1/items/{item_id}`.
+
+    Raises:
+        NotFoundError: If there is no such item.
+    """
     return _get(f"/v1/items/{_part('item_id', item_id)}", ItemAnswer)
 
 
 def get_catalog() -> Call[CatalogAnswer]:
-    """The catalog: its size, columns, snapshots, and whether it can be changed: `GET /v1/catalog`."""
+    """Get the size, the columns and the snapshots of the catalog, and whether it can be changed: `GET /v1/catalog`."""
     return _get("/v1/catalog", CatalogAnswer)
 
 
 def reload_catalog() -> Call[RulesAnswer]:
-    """Read the table of items again and evaluate all rules, as at SIGHUP: `POST /v1/catalog/reload`."""
+    """Read the table of items again and evaluate all rules, as SIGHUP does: `POST /v1/catalog/reload`."""
     return Call(method="POST", target="/v1/catalog/reload", answer=RulesAnswer)
 
 
@@ -170,83 +200,94 @@ def compact_catalog() -> Call[CatalogAnswer]:
 
 
 def save_snapshot(name: str) -> Call[SnapshotAnswer]:
-    """Save all items under a name: `POST /v1/catalog/snapshot`. Not sent again if its answer is lost."""
+    """Save all items under a name: `POST /v1/catalog/snapshot`. It is not sent again if its answer is lost."""
     body = _encode(SnapshotBody(name=name))
     return Call(method="POST", target="/v1/catalog/snapshot", answer=SnapshotAnswer, body=body, repeatable=False)
 
 
 def roll_back(snapshot: str | None = None, *, key: str | None = None) -> Call[ChangeAnswer]:
-    """Go back to a snapshot, the newest by default: `POST /v1/catalog/rollback`. key: see `put_items`."""
+    """Return to a snapshot, by default the newest: `POST /v1/catalog/rollback`. For `key` see `put_items`."""
     return _change("POST", "/v1/catalog/rollback", _encode(RollbackBody(snapshot=snapshot)), key, JSON)
 
 
 def delete_snapshot(name: str) -> Call[CatalogAnswer]:
-    """Remove a snapshot: `DELETE /v1/catalog/snapshots/{name}`. Not sent again if its answer is lost."""
+    """Remove a snapshot: `DELETE /v1/catalog/snapshots/{name}`. It is not sent again if its answer is lost."""
     target = f"/v1/catalog/snapshots/{_part('name', name)}"
     return Call(method="DELETE", target=target, answer=CatalogAnswer, repeatable=False)
 
 
 def list_rules() -> Call[RulesAnswer]:
-    """All rules in force: `GET /v1/rules`."""
+    """List all rules in force: `GET /v1/rules`."""
     return _get("/v1/rules", RulesAnswer)
 
 
 def get_rule(name: str) -> Call[RuleAnswer]:
-    """A rule: `GET /v1/rules/{name}`. Raises NotFoundError."""
+    """Get a rule: `GET /v1/rules/{name}`.
+
+    Raises:
+        NotFoundError: If there is no such rule.
+    """
     return _get(f"/v1/rules/{_part('name', name)}", RuleAnswer)
 
 
 def put_rule(name: str, where: str, *, refresh: str | None = None) -> Call[RuleAnswer]:
-    """Add or replace a rule, once it can be evaluated: `PUT /v1/rules/{name}`.
+    """Add or replace a rule, if it can be evaluated: `PUT /v1/rules/{name}`.
 
-    where: an SQL predicate over the columns. refresh: how often it is evaluated again, such as "60s".
+    Args:
+        name: The name of the rule.
+        where: An SQL predicate over the columns.
+        refresh: How often the rule is evaluated again, such as "60s".
     """
     body = _encode(RuleBody(where=where, refresh=refresh))
     return Call(method="PUT", target=f"/v1/rules/{_part('name', name)}", answer=RuleAnswer, body=body)
 
 
 def delete_rule(name: str) -> Call[RuleAnswer]:
-    """Remove a rule made by `put_rule`: `DELETE /v1/rules/{name}`. Not sent again if its answer is lost."""
+    """Remove a rule that `put_rule` made: `DELETE /v1/rules/{name}`. It is not sent again if its answer is lost."""
     return Call(method="DELETE", target=f"/v1/rules/{_part('name', name)}", answer=RuleAnswer, repeatable=False)
 
 
 def list_slow_batches() -> Call[SlowBatchesAnswer]:
-    """Batches that took over five times the median, the last of them: `GET /v1/slow-batches`."""
+    """List the last batches that took more than five times the median: `GET /v1/slow-batches`."""
     return _get("/v1/slow-batches", SlowBatchesAnswer)
 
 
 def list_models() -> Call[ModelsAnswer]:
-    """What OpenAI's clients may name as `model`: `GET /v1/models`."""
+    """List the names that OpenAI's clients may send as `model`: `GET /v1/models`."""
     return _get("/v1/models", ModelsAnswer)
 
 
 def get_health() -> Call[Health]:
-    """Whether the process is up: `GET /healthz`."""
+    """Ask whether the process is up: `GET /healthz`."""
     return _get("/healthz", Health)
 
 
 def get_readiness() -> Call[Readiness]:
-    """Ask if the server answers requests now, and why not: `GET /readyz`. A server that is not ready is not an error."""
+    """Ask whether the server answers requests now, and why not: `GET /readyz`. A server that is not ready is not an error."""
     return Call(method="GET", target="/readyz", answer=Readiness, statuses=frozenset([200, 503]))
 
 
 def get_metrics() -> Call[str]:
-    """The metrics as text for Prometheus: `GET /metrics`."""
+    """Get the metrics as text for Prometheus: `GET /metrics`."""
     return _get("/metrics", str)
 
 
 def new_key() -> str:
-    """An Idempotency-Key that no other request has."""
+    """Return an Idempotency-Key that no other request has."""
     return uuid4().hex
 
 
 def encode_lines(items: Iterable[Mapping[str, Any]]) -> bytes:
-    """Items as JSON lines. Raises ArgumentError for a value that JSON does not have."""
+    """Return items as JSON lines.
+
+    Raises:
+        ArgumentError: If JSON cannot express a value.
+    """
     return b"\n".join(encode_line(item, number) for number, item in enumerate(items, 1))
 
 
 def encode_line(item: Mapping[str, Any], number: int) -> bytes:
-    """One of them."""
+    """Return one item as a line of JSON."""
     return _encode(item, f"item {number:,}")
 
 

@@ -171,21 +171,25 @@ def _name_self(method: Any, make: Callable[..., Any]) -> None:
 
 
 class Client(_Session):
-    """A client of `leafbeam serve`, for threads, which may share one. Close it, or use it in a `with`.
+    """A client of `leafbeam serve`, which threads may share. Close it, or use it in a `with` block.
 
-    url: such as "http://127.0.0.1:8000". key: what `leafbeam keys add` printed, where the server asks for one. retries:
-    deadline and attempts of each call. ssl_context: to trust a certificate of your own. Its methods are `import_items` and the
-    functions of `leafbeam.client.calls`; they return the answer instead of a call.
+    Its methods are `import_items` and the functions of `leafbeam.client.calls`; they return the answer instead of a call. They
+    raise ArgumentError for what cannot be sent, and ServerError for everything else. The deadline ends a call exactly, unless a
+    server sends its headers in pieces, each of which may take as long as was left.
 
-    Raises ArgumentError for what cannot be sent, ServerError for all else. The deadline ends a call exactly, unless a server
-    sends its headers in pieces, each of which may take as long as was left.
+    Args:
+        url: The server's address, such as "http://127.0.0.1:8000".
+        key: The key that `leafbeam keys add` printed, if the server asks for one.
+        retries: The deadline and the attempts of each call.
+        ssl_context: The TLS settings, to trust a certificate of your own.
 
-    >>> with Client(url) as client:
-    ...     answer = client.recommend(history=[1003, 1004], rules=["cheap"], num_items=5)
-    ...     client.put_items([{"item_id": 7, "codes": [1, 2], "title": "new", "price": 3}]).inserted
-    1
-    >>> answer.num_valid
-    5
+    Examples:
+        >>> with Client(url) as client:
+        ...     answer = client.recommend(history=[1003, 1004], rules=["cheap"], num_items=5)
+        ...     client.put_items([{"item_id": 7, "codes": [1, 2], "title": "new", "price": 3}]).inserted
+        1
+        >>> answer.num_valid
+        5
     """
 
     def __init__(
@@ -257,15 +261,22 @@ class Client(_Session):
 
 
 class AsyncClient(_Session):
-    """A client of `leafbeam serve` for asyncio: the methods of `Client`, to await, under exact deadlines.
+    """A client of `leafbeam serve` for asyncio: it has the methods of `Client`, to await, under exact deadlines.
 
-    Arguments and errors as of `Client`. `import_items` reads its items between requests, in the event loop.
+    `import_items` reads its items between requests, in the event loop.
 
-    >>> async def main():
-    ...     async with AsyncClient(url) as client:
-    ...         return await client.recommend(history=[1003, 1004], rules=["cheap"], num_items=5)
-    >>> asyncio.run(main()).num_valid
-    5
+    Args:
+        url: As for `Client`.
+        key: As for `Client`.
+        retries: As for `Client`.
+        ssl_context: As for `Client`.
+
+    Examples:
+        >>> async def main():
+        ...     async with AsyncClient(url) as client:
+        ...         return await client.recommend(history=[1003, 1004], rules=["cheap"], num_items=5)
+        >>> asyncio.run(main()).num_valid
+        5
     """
 
     def __init__(

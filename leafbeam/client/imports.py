@@ -13,7 +13,14 @@ _MAX_CHUNK_ITEMS = 10_000  # that a server takes
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedItems:
-    """What an import did so far. number: of the newest version that has its items. key: of the import."""
+    """What an import has done so far.
+
+    Attributes:
+        inserted: The number of new items.
+        updated: The number of replaced items.
+        number: The number of the newest version that has the items.
+        key: The idempotency key of the import.
+    """
 
     inserted: int = 0
     updated: int = 0
@@ -43,11 +50,18 @@ def import_items(
 ) -> Generator[Call[ChangeAnswer], ChangeAnswer, ImportedItems]:
     """Insert or replace any number of items, in requests of bounded size: `PUT /v1/items`, chunk by chunk.
 
-    items: as of `put_items`, read as they are sent, so that one chunk is in memory at a time. chunk_bytes: of a request; a
-    longer item is sent alone. key: the same items with the same key, also after a crash, change nothing that is done already.
-    on_chunk: called after each chunk.
+    A mistake ends the import; the chunks before it stay.
 
-    A mistake ends the import; the chunks before it stay. Raises ServerError, whose `lines` count the items of the whole import.
+    Args:
+        items: As for `put_items`. They are read as they are sent, so that one chunk is in memory at a time.
+        chunk_items: The largest number of items of a request.
+        chunk_bytes: The largest size of a request; a longer item is sent alone.
+        key: The idempotency key of the import. The same items with the same key, also after a crash, change nothing that is
+            done already.
+        on_chunk: Called after each chunk.
+
+    Raises:
+        ServerError: If a chunk fails; its `lines` count the items of the whole import.
     """
     if not 1 <= chunk_items <= _MAX_CHUNK_ITEMS or chunk_bytes < 1:
         raise ArgumentError(f"chunk_items must be from 1 to {_MAX_CHUNK_ITEMS:,} and chunk_bytes at least 1")

@@ -34,14 +34,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Retries:
-    """How long and how often a client tries.
+    """How long and how often a client tries a call.
 
-    deadline_s: seconds of one call with its retries; each chunk of an import is a call. attempts: at most, of one call. The
-    pause before attempt n + 1 is what the server asks for (`Retry-After`) and a random part of `first_pause_s` * 2 ** (n - 1),
-    which is `max_pause_s` at most. A call whose next attempt would come after its deadline fails at once.
+    A call is sent again if the server was too busy (429, 503), if it did not reach the server, and, if the answer was lost, if
+    it only reads or changes nothing the second time. The pause before attempt n + 1 is what the server asks for (`Retry-After`)
+    plus a random part of first_pause_s * 2 ** (n - 1). A call whose next attempt would come after its deadline fails at once.
 
-    Sent again are: what the server was too busy for (429, 503), what did not reach it, and, if the answer was lost, what only
-    reads or changes nothing the second time.
+    Args:
+        deadline_s: The seconds of one call with its retries. Each chunk of an import is a call.
+        attempts: The largest number of attempts of one call.
+        first_pause_s: The longest random pause before the second attempt.
+        max_pause_s: The longest random pause before any attempt.
     """
 
     deadline_s: float = 30.0

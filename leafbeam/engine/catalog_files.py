@@ -16,13 +16,18 @@ from leafbeam.retrieve import ItemMemory, LiveMemory
 class CatalogFiles:
     """The files that `Engine.load` opens and closes: an index, and for rules the DuckDB file of the items.
 
-    index: a file, the directory of a live index, which is read as it is now, or a live index, which is not closed.
-    rules: a TOML file, a mapping of names to predicates, or several of these. refresh: how often rules without an interval
-    of their own are evaluated again ("60s"). rule_timeout_s: the limit of one evaluation of a rule. hold_s: how long a change
-    keeps the catalog's file open (`Catalog.open`). verify: whether the index is checked and read into memory (`Trie.load`).
-    data_may_fail: a rule that fails over the catalog's current rows is unavailable instead of an error (`Catalog.open`).
-    memory: the file of an item memory. learn: whether it counts interactions (`Engine.observe`), which no other process may do
-    then.
+    Args:
+        index: An index file; the directory of a live index, which is read as it is now; or a live index, which is not closed.
+        catalog: The DuckDB file of the items; None serves without rules.
+        rules: A TOML file, a mapping of names to predicates, or several of these.
+        refresh: The interval after which rules without an interval of their own are evaluated again, such as "60s".
+        rule_timeout_s: The longest time that one evaluation of a rule may take.
+        hold_s: The seconds for which a change keeps the catalog's file open (see `Catalog.open`).
+        data_may_fail: If true, a rule that fails over the catalog's current rows is unavailable instead of an error (see
+            `Catalog.open`).
+        verify: Whether the index is checked and read into memory (see `Trie.load`).
+        memory: The file of an item memory.
+        learn: Whether the item memory counts interactions (`Engine.observe`). No other process may do so at the same time.
     """
 
     index: str | os.PathLike[str] | LiveIndex
@@ -43,9 +48,13 @@ class CatalogFiles:
             raise ArgumentError("rules need a catalog to evaluate them over: pass its DuckDB file as catalog=")
 
     def open(self, opened: ExitStack) -> Catalog | Trie:
-        """Open the catalog, or only the index without `catalog`; `opened` closes it.
+        """Open the catalog, or only the index if there is no catalog; `opened` closes it.
 
-        Raises IndexFileError, LogError, DataError, RuleError.
+        Raises:
+            IndexFileError: If the index is missing or damaged.
+            LogError: If the live index is damaged.
+            DataError: If the catalog's file is unusable.
+            RuleError: If a rule is invalid.
         """
         index = self.index
         if not isinstance(index, LiveIndex):
@@ -68,7 +77,12 @@ class CatalogFiles:
         return catalog
 
     def open_memory(self, opened: ExitStack) -> ItemMemory | LiveMemory | None:
-        """Open the item memory, if there is one; `opened` closes it. Raises IndexFileError, LogError."""
+        """Open the item memory, if there is one; `opened` closes it.
+
+        Raises:
+            IndexFileError: If the file is missing or damaged.
+            LogError: If its log is damaged.
+        """
         if self.memory is None:
             return None
         if self.learn:

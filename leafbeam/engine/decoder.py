@@ -41,9 +41,9 @@ class ModelConfig(Protocol):
 
 
 class Model(Protocol):
-    """What an engine needs of a model; `Transformer` is one.
+    """The methods that an engine needs of a model; `Transformer` has them.
 
-    start: begins a search after prompts of `vocabulary.prompts`, padded on the right to lengths_B. It returns an object with
+    `start` begins a search after prompts of `vocabulary.prompts`, padded on the right to lengths_B. It returns an object with
     the `step_fn` that `BeamSearch` takes, and optionally its `suffix_fn` and `last_step_fn`.
     """
 

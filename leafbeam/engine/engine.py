@@ -55,22 +55,31 @@ _WINDOW = 1024  # requests of `recommend` that are sorted into batches at a time
 
 
 class Engine:
-    """Answers requests with items of an index that their rules allow.
+    """An engine that answers requests with items of an index that their rules allow.
 
-    Three tiers (xGR, section 7): `submit` checks and prepares a request in the caller's thread and queues it, or raises; the
-    scheduler closes batches by capacity, delay and slack; workers decode them, a thread each over one copy of the weights.
-    `recommend` does all of it in the caller's thread.
+    It has three tiers (xGR, section 7): `submit` checks and prepares a request in the caller's thread and queues it, or raises;
+    the scheduler closes batches by capacity, delay and slack; each worker is a thread that decodes batches, and all share one
+    copy of the weights. `recommend` does all of it in the caller's thread.
 
-    catalog: a Catalog, or a Trie to serve without rules. memory: ranks items too, alone or fused (`Request.channel`). limits:
-    bounds of one request. settings: how the engine runs. clock: seconds, monotonic. new_graphs: captures graphs on another
-    device than a GPU, with the arguments of `graphs_for`. threads, precision: of each worker's matrix products, measured before
-    the first batch. precision_report: what bfloat16 does here, if the settings asked for it.
+    `threads` and `precision` are those of each worker's matrix products, which are measured before the first batch;
+    `precision_report` says how much answers in bfloat16 differ here, if the settings asked for it.
 
-    Raises CheckpointError if the model's codebooks are not the index's, ArgumentError for settings that contradict the limits
-    or the model.
+    Args:
+        model: The model (see `Model`).
+        catalog: A Catalog, or a Trie to serve without rules.
+        memory: An item memory that ranks items too, alone or together with the model (`Request.channel`).
+        limits: The bounds of one request.
+        settings: How the engine runs.
+        clock: Returns the time in seconds; it must be monotonic.
+        new_graphs: Captures graphs on another device than a GPU, with the arguments of `graphs_for`.
 
-    >>> with Engine(model, trie) as engine:     # doctest: +SKIP
-    ...     engine.submit(Request(history=("a", "b"), deadline_s=0.2)).result().item_ids
+    Raises:
+        CheckpointError: If the model's codebooks are not those of the index.
+        ArgumentError: If the settings contradict the limits or the model.
+
+    Examples:
+        >>> with Engine(model, trie) as engine:     # doctest: +SKIP
+        ...     engine.submit(Request(history=("a", "b"), deadline_s=0.2)).result().item_ids
     """
 
     def __init__(
@@ -157,15 +166,28 @@ class Engine:
         limits: Limits | None = None,
         settings: Settings | None = None,
     ) -> "Engine":
-        """An engine from a model and a catalog, each loaded already or given as files.
+        """Return an engine of a model and a catalog, each of them loaded already or given as files.
 
-        model: a model, or its directory, loaded to `device`. catalog: a Catalog, a Trie, CatalogFiles, or the path of an index
-        file to serve without rules. What this call opens, `close` and the end of a `with` block close.
-        Raises CheckpointError, IndexFileError, DataError, RuleError, ArgumentError.
+        `close`, or the end of a `with` block, closes what this call opens.
 
-        >>> files = CatalogFiles(index="index.leafbeam", catalog="catalog.duckdb", rules="rules.toml")
-        >>> with Engine.load("model", files, settings=Settings(num_beams=50)) as engine:     # doctest: +SKIP
-        ...     engine.submit(Request(history=("a", "b"), rules=("in_stock",))).result().item_ids
+        Args:
+            model: A model, or its directory.
+            catalog: A Catalog, a Trie, CatalogFiles, or the path of an index file to serve without rules.
+            device: The device to which a directory's model is loaded.
+            limits: As for `Engine`.
+            settings: As for `Engine`.
+
+        Raises:
+            CheckpointError: If the model cannot be loaded, or does not fit the index.
+            IndexFileError: If the index is missing or damaged.
+            DataError: If the catalog's file is unusable.
+            RuleError: If a rule is invalid.
+            ArgumentError: As for `Engine`.
+
+        Examples:
+            >>> files = CatalogFiles(index="index.leafbeam", catalog="catalog.duckdb", rules="rules.toml")
+            >>> with Engine.load("model", files, settings=Settings(num_beams=50)) as engine:     # doctest: +SKIP
+            ...     engine.submit(Request(history=("a", "b"), rules=("in_stock",))).result().item_ids
         """
         model = load_for_decoding(model, device=device) if isinstance(model, str | os.PathLike) else model
         catalog = CatalogFiles(index=catalog) if isinstance(catalog, str | os.PathLike) else catalog
@@ -184,22 +206,22 @@ class Engine:
 
     @property
     def version(self) -> Version:
-        """The version of the index that the next request will be answered from."""
+        """Return the version of the index from which the next request will be answered."""
         return self._preparer.version
 
     @property
     def trie(self) -> Trie:
-        """The base of the index."""
+        """Return the base of the index."""
         return self.version.segments[0].trie
 
     @property
     def is_running(self) -> bool:
-        """Whether requests are accepted and a worker lives."""
+        """Return whether requests are accepted and a worker is alive."""
         return self.scheduler.is_open and any(worker.is_alive() for worker in self._workers)
 
     @property
     def unhealthy_reason(self) -> str | None:
-        """Why requests should go to another server; None while healthy."""
+        """Return why requests should go to another server, or None while the engine is healthy."""
         reason = self.scheduler.unhealthy_reason
         if reason is None and not all(worker.is_alive() for worker in self._workers):
             return "a worker has ended"
@@ -208,10 +230,13 @@ class Engine:
     def warm_up(self, *, changes: bool = False) -> None:
         """Run every kind of search once, so that no request waits for a compilation, and calibrate the latency model.
 
-        changes: run each kind of change of a catalog too, in a copy of two items.
+        This takes up to a minute on a machine's first run, about a second later, and nothing on a second call.
 
-        Cost: up to a minute on a machine's first run, then about a second; nothing on a second call. Raises LogitsError for a
-        model without finite logits.
+        Args:
+            changes: If true, every kind of change of a catalog is run too, in a copy of two items.
+
+        Raises:
+            LogitsError: If the model's logits are not finite.
         """
         if self._is_warm:
             return
@@ -296,9 +321,9 @@ class Engine:
             worker.start()
 
     def stop(self, grace_s: float = 30.0) -> None:
-        """Reject new requests, answer accepted ones for up to `grace_s` seconds, fail the rest, end the workers.
+        """Reject new requests, answer accepted ones for up to `grace_s` seconds, fail the others, and end the workers.
 
-        Callable from any thread, and more than once.
+        It may be called from any thread, and more than once.
         """
         over = time.monotonic() + grace_s
         self.scheduler.drain()
@@ -321,15 +346,26 @@ class Engine:
         self.close()
 
     def submit(self, request: Request, *, arrived: float | None = None) -> "Future[Result]":
-        """Queue a request under the rules of this moment. arrived: when it came, by the engine's clock; default now.
+        """Queue a request under the rules of this moment.
 
-        The cheapest check comes first: limits, then admission from sizes alone while the engine is saturated, then look-ups.
-        Raises RequestError (over a limit or the capacity of a batch, a deadline in the past), UnknownRuleError, ItemIdError,
-        OverloadedError (queue full, or a deadline that cannot be met; see `retry_after_s`), UnavailableError (not running, or
-        the device hangs).
+        The cheapest check comes first: the limits, then, while the engine is saturated, admission from sizes alone, then
+        look-ups.
 
-        The future raises OverloadedError if the request expired in the queue, UnavailableError if memory ran out or the device
-        hung, LogitsError for logits that are not finite, and any other error of its batch. Cancelling it withdraws the request.
+        Args:
+            request: The request.
+            arrived: The time of its arrival by the engine's clock; by default now.
+
+        Returns:
+            A future of the result. It raises OverloadedError if the request expired in the queue, UnavailableError if memory
+            ran out or the device hung, LogitsError if logits are not finite, and any other error of its batch. Cancelling it
+            withdraws the request.
+
+        Raises:
+            RequestError: If the request is over a limit or the capacity of a batch, or its deadline is in the past.
+            UnknownRuleError: If there is no such rule.
+            ItemIdError: If ids are of the wrong kind.
+            OverloadedError: If the queue is full or the deadline cannot be met (see `retry_after_s`).
+            UnavailableError: If the engine is not running, or the device hangs.
         """
         arrived = self.clock() if arrived is None else arrived
         try:
@@ -350,23 +386,35 @@ class Engine:
         return pending.future
 
     def check_admission(self, request: Request, *, arrived: float) -> None:
-        """Raise OverloadedError for a request that cannot be answered in time, from its sizes alone; UnavailableError.
+        """Check from the sizes of a request alone that it can be answered in time. This takes about 10 microseconds.
 
-        An engine with nothing to wait for admits every request, and one with an item memory all that ask for it alone. arrived:
-        as of `submit`, which checks this too. Cost: some 10 microseconds.
+        `submit` checks this too. An engine that has nothing to wait for admits every request; one with an item memory admits
+        every request for the memory alone.
+
+        Args:
+            request: The request.
+            arrived: As for `submit`.
+
+        Raises:
+            OverloadedError: If the request cannot be answered in time.
+            UnavailableError: If the engine is not running, or the device hangs.
         """
         if self.scheduler.is_saturated and request.channel != "memory":
             self.scheduler.check_admission(self._preparer.size(request, arrived))
 
     @property
     def learns(self) -> bool:
-        """Whether `observe` counts interactions."""
+        """Return whether `observe` counts interactions."""
         return self._live_memory is not None
 
     def observe(self, events: Sequence[Event], request: RequestKey | None = None) -> int:
         """Count interactions in the item memory (see `LiveMemory.observe`); the next request sees them.
 
-        Raises RequestError if the engine was not given a LiveMemory, ItemIdError, ConflictError, LogError.
+        Raises:
+            RequestError: If the engine has no LiveMemory.
+            ItemIdError: As for `LiveMemory.observe`.
+            ConflictError: As for `LiveMemory.observe`.
+            LogError: As for `LiveMemory.observe`.
         """
         if self._live_memory is None:
             raise RequestError("this engine counts no interactions: give it a LiveMemory, or start the server with --learn")
@@ -379,7 +427,8 @@ class Engine:
     def recommend(self, requests: Request | Iterable[Request]) -> Result | list[Result]:
         """Answer one request, or several in batches and in order, in this thread; no worker is needed.
 
-        Deadlines are ignored. Threads take turns. Raises like `submit`; a LogitsError names the request by its position.
+        Deadlines are ignored, and threads take turns. The errors are those of `submit`; a LogitsError names the request by its
+        position.
         """
         if isinstance(requests, Mapping):  # its keys would be taken for requests
             self.limits.check(cast(Any, requests))

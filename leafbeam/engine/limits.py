@@ -14,11 +14,11 @@ class Limits:
     """Upper bounds of one request. A request beyond a bound is rejected, never shortened.
 
     Args:
-        max_items: The most items that a request may ask for.
-        max_beams: The most beams that a request may ask for; it must be at least max_items.
-        max_history: The most ids in the history of a request, including unknown ones.
-        max_deny: The most ids that a request may exclude, including unknown ones.
-        max_rules: The most rules that a request may name.
+        max_items: The largest number of items that a request may ask for.
+        max_beams: The largest number of beams that a request may ask for; it must be at least max_items.
+        max_history: The largest number of ids in the history of a request, including unknown ones.
+        max_deny: The largest number of ids that a request may exclude, including unknown ones.
+        max_rules: The largest number of rules that a request may name.
         max_deadline_s: The longest deadline of a request, in seconds.
     """
 
@@ -40,7 +40,11 @@ class Limits:
             )
 
     def check(self, request: "Request") -> None:
-        """Raise RequestError if a request is beyond a limit, or is not a Request."""
+        """Check a request against the limits.
+
+        Raises:
+            RequestError: If the request is beyond a limit, or is not a Request.
+        """
         from leafbeam.engine.request import Request  # loads numpy, which the settings of a command do without
 
         if not isinstance(request, Request):  # pyright: ignore[reportUnnecessaryIsInstance]

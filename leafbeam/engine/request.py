@@ -25,22 +25,25 @@ Channel = Literal["model", "memory", "fused"]
 class Request:
     """Which items to recommend after a history, under rules.
 
-    history: item ids, oldest first; unknown ids are left out and reported.
-    user: whose history it is; read by models with user tokens only, and the result says whether it was.
-    num_items: the most items to return; fewer come back if fewer are allowed.
-    rules: names of rules of the catalog, all of which must hold.
-    filter: an expression over rule names that must hold too, such as "(fresh | promo) - adult" (see RuleSet.filter).
-    deny_item_ids: items that must not be returned, on top of the rules.
-    keep_history: whether items of the history may be returned too.
-    num_beams: beams of the search; None takes the engine's. Raised to num_items, because a beam finds one item.
-    scoring: "full" normalises over a level's whole codebook (STATIC), "allowed" over the legal codes (xGR).
-    channel: who ranks: the "model", the item "memory" (its neighbours of the history, without a search), or both "fused"; None
-        is fused where the engine has a memory, else the model.
-    deadline_s: seconds from submission in which an answer is of use; None takes the engine's. A request that cannot meet its
-        deadline is rejected as early as that is clear.
-    explain: whether the result has the beams of each level. Such requests form batches of their own.
+    Args:
+        history: Item ids, oldest first. Unknown ids are left out and reported.
+        user: The user whose history it is. Only models with user tokens read it, and the result says whether the model did.
+        num_items: The largest number of items to return; fewer are returned if fewer are allowed.
+        rules: The names of rules of the catalog, all of which must hold.
+        deny_item_ids: Items that must not be returned, in addition to the rules.
+        num_beams: The number of beams of the search; None takes that of the engine. It is raised to num_items, because a beam
+            finds one item.
+        scoring: "full" normalises over a level's whole codebook (STATIC), "allowed" over the legal codes (xGR).
+        filter: An expression over rule names that must hold too, such as "(fresh | promo) - adult" (see RuleSet.filter).
+        channel: What ranks the items: the "model", the item "memory" (neighbours of the history, without a search), or both
+            "fused". None takes fused if the engine has a memory, else the model.
+        deadline_s: The number of seconds from submission in which an answer is of use; None takes that of the engine. A request
+            that cannot meet its deadline is rejected as soon as that is clear.
+        keep_history: Whether items of the history may be returned too.
+        explain: Whether the result has the beams of each level. Such requests form batches of their own.
 
-    Raises RequestError for a field of the wrong type or value.
+    Raises:
+        RequestError: If a field has the wrong type or an invalid value.
     """
 
     history: tuple[ItemId, ...] = ()
@@ -92,10 +95,15 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timings:
-    """Seconds of each stage of a request; prefill, rounds and constrain are those of its whole batch.
+    """The seconds of each stage of a request; prefill, rounds and constrain are those of its whole batch.
 
-    prepare: looking up ids, resolving rules. queue: waiting for a batch. prefill: the forward pass of the prompts. rounds:
-    the forward passes of the beams. constrain: choosing legal codes. postprocess: from codes to the result.
+    Attributes:
+        prepare: Looking up ids and resolving rules.
+        queue: Waiting for a batch.
+        prefill: The forward pass of the prompts.
+        rounds: The forward passes of the beams.
+        constrain: Choosing legal codes.
+        postprocess: Turning codes into the result.
     """
 
     prepare: float
@@ -107,40 +115,48 @@ class Timings:
 
     @property
     def model(self) -> float:
-        """All forward passes."""
+        """Return the seconds of all forward passes."""
         return self.prefill + self.rounds
 
     @property
     def total(self) -> float:
-        """The sum of all stages."""
+        """Return the sum of all stages."""
         return self.prepare + self.queue + self.prefill + self.rounds + self.constrain + self.postprocess
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """The answer to a request: items, best first, all of them in the index and allowed.
+    """The answer to a request. All its items are in the index and allowed.
 
-    item_ids, codes, scores: num_valid entries each. codes: the Semantic ID of each item. Scores are log probabilities if the
-        model alone ranks: items that share a SID are then adjacent and have equal scores; else they are sums of features (see
-        Fusion, ItemMemory).
-    channel: what ranked them. reasons: the largest part of each item's score; none if the model alone ranks. Allowed items that
-        neither the memory nor the beams find fill up a short answer: they come last, the most popular first, with the reason
-        "popular" and 0 or the last score before them as score.
-    num_valid: at most num_items of the request; fewer if the rules allow fewer.
-    empty_rules: if no item is left, the smallest set of the request's rules that leaves none: a rule, a pair that shares no
-        item, or more; parts of the filter as text. Where the rules leave items, "- deny_item_ids" and "- history", which take
-        these, count as rules too. Else empty.
-    num_beams: beams of the search as asked for, and at least num_items; 0 if none ran. `levels` show how rules widened it.
-    exact: whether the model's items are certain to be the best allowed ones: the search kept every allowed prefix, or dropped
-        only such that score below them. Of a fused ranking: all num_beams items that the model contributes.
-    num_history_used: items of the history that the model saw: the known ones, the newest if not all fit. A deleted item is
-        known until the index is compacted.
-    num_history_left_out: items of the history that were not returned for that reason; 0 with keep_history.
-    read_user: whether the model read the user's token.
-    ignored_history, ignored_deny: ids as sent that the index does not have.
-    index_version, rules_generation: the catalog that answered; the generation is None without one.
-    batch_size: how many requests ran together.
-    levels: the beams of each level, if the request asked for them and a search ran.
+    Attributes:
+        item_ids: The items, best first, num_valid of them.
+        codes: The Semantic ID of each item.
+        scores: The score of each item. If the model alone ranks, scores are log probabilities, and items that share a SID are
+            adjacent and have equal scores; otherwise they are sums of features (see Fusion, ItemMemory).
+        channel: What ranked the items.
+        reasons: The largest part of each item's score; empty if the model alone ranks. Allowed items that neither the memory
+            nor the beams find fill up a short answer: they come last, the most popular first, with the reason "popular" and 0
+            or the last score before them as their score.
+        num_valid: The number of items: num_items of the request, or fewer if the rules allow fewer.
+        empty_rules: If no item is left, the smallest set of the request's rules that leaves none: a rule, a pair that shares no
+            item, or more; parts of the filter are given as text. If the rules leave items that "- deny_item_ids" and "-
+            history" remove, these count as rules too. Otherwise empty.
+        num_beams: The number of beams of the search as requested, and at least num_items; 0 if no search ran. `levels` show how
+            rules widened it.
+        exact: Whether the model's items are certain to be the best allowed ones, because the search kept every allowed prefix,
+            or dropped only prefixes that score below them. For a fused ranking this refers to all num_beams items that the
+            model contributes.
+        num_history_used: The number of items of the history that the model saw: the known ones, or the newest if not all fit. A
+            deleted item is known until the index is compacted.
+        num_history_left_out: The number of items that were not returned because they are in the history; 0 with keep_history.
+        read_user: Whether the model read the user's token.
+        ignored_history: The ids of the history that the index does not have, as sent.
+        ignored_deny: The ids of deny_item_ids that the index does not have, as sent.
+        index_version: The version of the index that answered.
+        rules_generation: The generation of the rules that answered; None without a catalog.
+        batch_size: The number of requests that ran together.
+        timings: The seconds of each stage.
+        levels: The beams of each level, if the request asked for them and a search ran.
     """
 
     item_ids: tuple[ItemId, ...]

@@ -104,16 +104,16 @@ class Settings:
 
     @property
     def capacity(self) -> Capacity:
-        """The most requests, tokens and rows that one batch holds."""
+        """Return the largest numbers of requests, tokens and rows that one batch holds."""
         requests = self.max_batch if self.batching else 1
         return Capacity(requests=requests, tokens=self.max_batch_tokens, beam_rows=self.max_beam_rows)
 
     @property
     def deadline_s(self) -> float:
-        """The seconds in which a request without a deadline of its own must be answered."""
+        """Return the number of seconds in which a request without a deadline of its own must be answered."""
         return self.timeout_s if self.slo_s is None else self.slo_s
 
     @property
     def max_batch_s(self) -> float:
-        """The most seconds that a batch of several requests may be predicted to take."""
+        """Return the largest number of seconds that a batch of several requests may be predicted to take."""
         return math.inf if self.slo_s is None else _BATCH_SHARE * self.slo_s

@@ -55,10 +55,11 @@ class Tracer(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """The settings of what a server logs and traces for each request, besides its metrics.
+    """The settings of what a server logs and traces for each request, in addition to its metrics. Probes have neither.
 
-    log: a line for each request at level INFO; "histories": with its user and history. traces: makes spans.
-    Probes have neither.
+    Args:
+        log: Whether each request is logged as one line at level INFO: "off", "on", or "histories" (with its user and history).
+        traces: Makes the spans; None makes none.
     """
 
     log: LogRequests = "off"

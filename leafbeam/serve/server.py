@@ -100,21 +100,21 @@ class SighupReloader:
 
 
 class Server:
-    """An engine, a language model or both on a port.
+    """A server of an engine, a language model or both on one port.
 
-    `run` serves in this thread until `stop` or SIGTERM: new requests are then rejected, accepted ones answered within
+    `run` serves in this thread until `stop` or SIGTERM: new requests are then rejected, and accepted ones answered within
     `grace_s`. `reload` evaluates the rules again while serving; SIGHUP does the same.
 
     Args:
         engine: The engine, or None to serve texts alone.
-        config: The address, which is bound at construction (connections wait until `run`), and all that `create_app` reads;
-            not the files and the settings of the engine, which is there already.
+        config: The address, which is bound at construction (connections wait until `run`), and all that `create_app` reads; the
+            files and the settings of the engine are not read, because the engine exists already.
         text: The language model.
-        writer: Changes the engine's catalog for clients; or why it cannot be changed.
+        writer: Changes the engine's catalog for clients, or says why it cannot be changed.
         access: Who may do what.
         observation: Logs and traces requests; by default it logs them as `config` says.
         on_ready: Called with a line that holds the address once requests are answered.
-        reloader: One that is installed already; by default `run` installs one.
+        reloader: A reloader that is installed already; by default `run` installs one.
 
     Raises:
         ArgumentError: If the port cannot be bound, or other machines could reach a server without keys.
@@ -190,7 +190,8 @@ class Server:
     def run(self) -> None:
         """Serve until stopped. In the main thread SIGTERM and SIGINT stop it, and SIGHUP reloads the rules.
 
-        Raises LogitsError for a model without finite logits, before anything is served.
+        Raises:
+            LogitsError: If the model's logits are not finite; nothing has been served then.
         """
         interval = sys.getswitchinterval()
         with self._socket, self._signals():
@@ -206,11 +207,11 @@ class Server:
                 sys.setswitchinterval(interval)
 
     def stop(self) -> None:
-        """Let `run` return once accepted requests are answered, without waiting for that. Callable from any thread."""
+        """Let `run` return once accepted requests are answered, without waiting for that. It may be called from any thread."""
         self._uvicorn.should_exit = True
 
     def reload(self) -> LoadReport | None:
-        """Evaluate the rules again and log the report; None without a catalog."""
+        """Evaluate the rules again, log the report and return it; return None without a catalog."""
         if self.engine is None or self.engine.catalog is None:
             log.warning("there are no rules to reload: the server was started without a catalog")
             return None
@@ -316,7 +317,7 @@ def serve(
         config: All settings but the files (run, text_model), which the arguments replace, and those of CatalogFiles.
         text: A language model to serve too.
         changes: The directory of clients' changes of the catalog; it goes with CatalogFiles.
-        on_ready: As of `Server`.
+        on_ready: As for `Server`.
 
     Raises:
         LeafbeamError: What Engine.load, LiveDirectory.open and Server raise.

@@ -21,13 +21,17 @@ _CLOSE_S = 5.0
 
 
 class Traces:
-    """Spans of a server's requests, exported in batches by a thread of their own.
+    """The spans of a server's requests, which a thread of their own exports in batches.
 
     A span continues the trace of the request's `traceparent`. Its attributes are the route, the status, the request's id and
-    counts: never a history, a user, an item or a key. OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_TRACES_SAMPLER and
-    OTEL_BSP_* are read as OpenTelemetry specifies them.
+    counts, but never a history, a user, an item or a key. OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_TRACES_SAMPLER and
+    OTEL_BSP_* are read as OpenTelemetry specifies them. `Traces.to` makes them for a collector.
 
-    >>> create_app(engine, observation=Observation(traces=Traces.to("http://localhost:4318")))     # doctest: +SKIP
+    Args:
+        exporter: Sends the spans.
+
+    Examples:
+        >>> create_app(engine, observation=Observation(traces=Traces.to("http://localhost:4318")))     # doctest: +SKIP
     """
 
     def __init__(self, exporter: SpanExporter) -> None:
@@ -41,15 +45,20 @@ class Traces:
 
     @classmethod
     def to(cls, endpoint: str | None) -> "Traces":
-        """Traces for a collector that takes OTLP over HTTP. Connects at the first export.
+        """Return traces for a collector that takes OTLP over HTTP; the first export connects to it.
 
-        endpoint: its address; without a path, `/v1/traces`. None: OTEL_EXPORTER_OTLP_(TRACES_)ENDPOINT.
-        Raises ArgumentError for an invalid address, MissingExtraError.
+        Args:
+            endpoint: The collector's address; if it has no path, `/v1/traces` is added. None takes the environment variable
+                OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT.
+
+        Raises:
+            ArgumentError: If the address is invalid.
+            MissingExtraError: If OpenTelemetry is not installed.
         """
         return cls(OTLPSpanExporter(endpoint=None if endpoint is None else _traces_url(endpoint)))
 
     def start(self, scope: Scope) -> Span:
-        """The span of a request that begins now."""
+        """Return the span of a request that begins now."""
         context = self._propagator.extract(dict(Headers(scope=scope)))
         return self._tracer.start_span("request", context, SpanKind.SERVER)
 
@@ -73,7 +82,7 @@ class Traces:
         span.end()
 
     def close(self) -> None:
-        """Export what is left, for up to five seconds, and end the thread."""
+        """Export the remaining spans, for up to five seconds, and end the thread."""
         self._provider.force_flush(int(1e3 * _CLOSE_S))
         self._provider.shutdown()
 
