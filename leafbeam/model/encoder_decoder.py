@@ -6,14 +6,16 @@ E values of a head, D hidden, V codes of a level.
 
 from math import sqrt
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from leafbeam.errors import ArgumentError
 from leafbeam.model.base import SidModel
 from leafbeam.model.config import EncoderDecoderConfig
-from leafbeam.model.kv_cache import PromptCache, new_beam_cache
+from leafbeam.model.kv_cache import PromptCache, new_beam_cache, padded_prefixes
 from leafbeam.model.qwen3 import Dropout, make_dropout
 from leafbeam.model.session import DecodeSession, check_prompts, checked_lengths
 from leafbeam.model.t5 import T5Decoder, T5Encoder, attend_codes
@@ -147,6 +149,13 @@ class EncoderDecoderRunner:
         hidden_BND = self._run(self.beams.to_slots(tokens_BKC).flatten(1, 2))
         hidden_BKCD = self.beams.to_beams(hidden_BND.unflatten(1, (num_beams, num_codes)))
         return [self._head(hidden_BKCD[:, :, code], level + 1 + code) for code in range(num_codes)]
+
+    def run_prefixes(self, tokens_RC: Tensor, counts_B: NDArray[np.int64]) -> Tensor:
+        tokens_BKC, at_R = padded_prefixes(tokens_RC, counts_B)
+        beams, self.beams = self.beams, new_beam_cache(len(self._decoder.block), tokens_RC.device)
+        logits_BKV = self.extend(tokens_BKC, tokens_BKC.new_zeros(tokens_BKC.shape[:2]), 0)[-1]
+        self.beams = beams
+        return logits_BKV.flatten(0, 1)[at_R]
 
     def _run(self, tokens_BN: Tensor) -> Tensor:
         return self._decoder(self._embedding(tokens_BN), self._attend_codes, self._attend_prompt)

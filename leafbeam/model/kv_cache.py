@@ -9,7 +9,9 @@ G key heads, E values of a head.
 from collections.abc import Callable
 from importlib import import_module
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from leafbeam.model.config import ModelConfig
@@ -172,6 +174,15 @@ class InPlaceBeamCache(BeamCache):
 def _taken(values_BK: Tensor, at_BK: Tensor) -> Tensor:
     """values[b, at[b, k]] along the second axis."""
     return values_BK.gather(1, at_BK.view(*at_BK.shape, *[1] * (values_BK.ndim - 2)).expand(-1, -1, *values_BK.shape[2:]))
+
+
+def padded_prefixes(tokens_RC: Tensor, counts_B: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    """Return rows of counts_B[b] prefixes for each request b as (B, K, C), padded with copies, and the index of each row."""
+    width = int(counts_B.max(initial=1))
+    row_R = np.arange(len(tokens_RC)) - np.repeat(np.cumsum(counts_B) - counts_B, counts_B)
+    at_R = torch.from_numpy(np.repeat(np.arange(len(counts_B)), counts_B) * width + row_R).to(tokens_RC.device)
+    padded_NC = tokens_RC.new_zeros(len(counts_B) * width, tokens_RC.shape[1])
+    return padded_NC.index_copy_(0, at_R, tokens_RC).unflatten(0, (len(counts_B), width)), at_R
 
 
 class TextCache:

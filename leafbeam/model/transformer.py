@@ -11,8 +11,10 @@ from copy import deepcopy
 from os import PathLike
 from typing import cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from leafbeam.errors import ArgumentError
@@ -20,7 +22,7 @@ from leafbeam.model.base import SidModel
 from leafbeam.model.config import ModelConfig
 from leafbeam.model.cpu.runner import CpuRunner
 from leafbeam.model.cpu.workspace import Workspace
-from leafbeam.model.kv_cache import PromptCache, TextCache, new_beam_cache
+from leafbeam.model.kv_cache import PromptCache, TextCache, new_beam_cache, padded_prefixes
 from leafbeam.model.prompt_store import PromptStore
 from leafbeam.model.qwen3 import Layer, Qwen3, causal, make_dropout
 from leafbeam.model.session import DecodeSession, Runner, check_prompts, checked_lengths
@@ -287,6 +289,13 @@ class TorchRunner:
         hidden_BND = self._body(self.beams.to_slots(tokens_BKC).flatten(1, 2), positions_BN, self._attend)
         hidden_BKCD = self.beams.to_beams(hidden_BND.unflatten(1, (num_beams, num_codes)))
         return [self._head(hidden_BKCD[:, :, code], level + 1 + code) for code in range(num_codes)]
+
+    def run_prefixes(self, tokens_RC: Tensor, counts_B: NDArray[np.int64]) -> Tensor:
+        tokens_BKC, at_R = padded_prefixes(tokens_RC, counts_B)
+        beams, self.beams = self.beams, new_beam_cache(len(self.prompt.keys), tokens_RC.device)
+        logits_BKV = self.extend(tokens_BKC, tokens_BKC.new_zeros(tokens_BKC.shape[:2]), 0)[-1]
+        self.beams = beams
+        return logits_BKV.flatten(0, 1)[at_R]
 
     def append(self, tokens: Sequence[Sequence[int]], levels: Sequence[int]) -> Tensor:
         """See `TextRunner`. Padded to the most new tokens of a text; what padding writes is behind the text's own slots."""

@@ -339,3 +339,51 @@ def test_refused_suffixes_leave_the_session_as_it_was(make_model: MakeModel, gen
     rest = codes[:, :, taken:]
     for mine, theirs in zip(refused.suffix_fn(rest, parents), plain.suffix_fn(rest, parents), strict=True):
         assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # the CPU engine's, and torch modules
+@pytest.mark.parametrize("counts", [(5, 0, 1, 3), (0, 0, 0, 2), (1, 1, 1, 1)])
+def test_any_prefix_equals_the_concatenated_sequence_and_leaves_the_beams(
+    make_model: MakeModel, generator: torch.Generator, poisoned: None, counts: tuple[int, ...], dtype: torch.dtype
+):
+    model = make_model(initializer_range=0.1).to(dtype)
+    tokens, lengths = prompts(model, generator)
+    session, untouched = model.start(tokens, lengths), model.start(tokens, lengths)
+    paths: Paths = [[()] for _ in lengths]
+    requests = np.repeat(np.arange(4), counts)
+    for _ in range(3):
+        codes, parents, paths = random_round(model, paths, 3, generator)
+        expected = untouched.step_fn(codes, parents).clone()
+        torch.testing.assert_close(session.step_fn(codes, parents), expected, atol=1e-6, rtol=0)
+        for depth in range(1, 4):
+            sizes = model.vocabulary.codebook_sizes[:depth]
+            prefixes = torch.stack([torch.randint(0, size, (len(requests),), generator=generator) for size in sizes], 1)
+            found = session.prefix_fn(prefixes, requests)
+            assert found.shape == (len(requests), model.vocabulary.codebook_sizes[depth])
+            for row, request in enumerate(requests):
+                path = [[tuple(prefixes[row].tolist())]]
+                one = concatenated(model, tokens[[request]], lengths[[request]], path, depth)
+                torch.testing.assert_close(found[row], one[0, 0], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("codes", "requests", "message"),
+    [
+        ([[1, 2]], [0, 0], "shapes"),
+        ([[1, 2]], [[0]], "shapes"),
+        ([[]], [0], "1 to 3 codes, got 0"),
+        ([[1, 2, 3, 4]], [0], "1 to 3 codes, got 4"),
+        ([[1], [1]], [1, 0], "ascending, from 0 to 3"),
+        ([[1]], [4], "ascending, from 0 to 3"),
+        ([[1]], [-1], "ascending, from 0 to 3"),
+        ([[16]], [0], "level 0 has the codes 0 to 15"),
+        ([[1.5]], [0], "integers"),
+    ],
+)
+def test_prefixes_that_do_not_exist_are_named(
+    make_model: MakeModel, generator: torch.Generator, codes: list[list[float]], requests: list[int], message: str
+):
+    model = make_model()
+    session = model.start(*prompts(model, generator))
+    with pytest.raises(ArgumentError, match=message):
+        session.prefix_fn(np.array(codes, dtype=None if codes != [[]] else np.int64), np.array(requests))

@@ -153,14 +153,13 @@ def _run_codes(begin, end, weights, a, rows, heads, prompts, tokens, segments_Z4
     first, last = part_of(begin, rows, scores.size, threads)
     begin, end = beam_boundary(begin, codes.beams_N), beam_boundary(end, codes.beams_N)
     for layer in range(len(weights.address_LW)):
-        slots = KVSlots(codes.keys, codes.values, layer * codes.stride, heads.size)
+        slots = KVSlots(codes.keys, codes.values, layer * heads.groups * heads.size, heads.size)
         store_keys_values(begin, end, weights, layer, a, codes.slots_N, slots, heads)
         rotate_queries(begin, end, rows, weights, layer, a, heads)
         bound = bound_of(weights, layer, heads)
         _attend_prompts(begin, end, rows, a, prompts, tokens, layer, segments_Z4, 0, scores[first:last], bound, heads)
         prompt = a.rotated, a.weighted, rows, heads, a.top_GM, a.total_GM
-        places = slots, codes.first_LS[layer], codes.ancestors_BS, codes.beams_N, codes.visible_N
-        attend_codes_of(begin, end, *prompt, *places, a.attended_XQ)
+        attend_codes_of(begin, end, *prompt, codes, layer, a.attended_XQ)
         finish(begin, end, weights, layer, a, heads)
 
 

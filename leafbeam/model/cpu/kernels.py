@@ -62,15 +62,14 @@ class KVSlots(NamedTuple):
 
 
 class CodeRows(NamedTuple):
-    """The codes of a chunk: where keys and values stand (see `attend_codes`), each row's beam, and how many codes it sees.
+    """The codes of a chunk. A slot of the flat keys and values holds one code in all layers, (L, G, E).
 
-    stride: elements of keys and values from one layer to the next. slots_N: where each row starts in the first layer.
+    slots_N: the element at which each row's own slot starts. ancestors_BS: the same for each code of each beam, the newest
+    included. beams_N: each row's beam. visible_N: how many of its beam's codes a row sees.
     """
 
     keys: Any
     values: Any
-    stride: int
-    first_LS: Any
     slots_N: Any
     ancestors_BS: Any
     beams_N: Any
@@ -269,44 +268,22 @@ def divide_by_weights_of(begin_row, end_row, weighted_values, rows, heads, total
 
 
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def attend_codes(
-    query, weighted_values, rows, heads, top_GM, total_GM, slots, first_S, ancestors_BS, beams_N, visible_N, out_NQ, threads
-):
+def attend_codes(query, weighted_values, rows, heads, top_GM, total_GM, codes, layer, out_NQ, threads):
     """for each row n and query head, over the prompt (top, total, weighted_values) and the row's first visible_N[n] codes:
         out = softmax(scores of prompt and codes) @ values of prompt and codes
 
-    Code s of row n starts at element first_S[s] + ancestors_BS[beams_N[n], s] x G x E of the slots' keys and values. Overwrites
-    weighted_values.
+    codes: a CodeRows. Overwrites weighted_values.
     """
-    fork(
-        attend_codes_of,
-        threads,
-        rows,
-        (query, weighted_values, rows, heads, top_GM, total_GM, slots, first_S, ancestors_BS, beams_N, visible_N, out_NQ),
-    )
+    fork(attend_codes_of, threads, rows, (query, weighted_values, rows, heads, top_GM, total_GM, codes, layer, out_NQ))
 
 
 @njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def attend_codes_of(
-    begin_row,
-    end_row,
-    query,
-    weighted_values,
-    rows,
-    heads,
-    top_GM,
-    total_GM,
-    slots,
-    first_S,
-    ancestors_BS,
-    beams_N,
-    visible_N,
-    out_NQ,
-):
-    ratio, size, keys, values = heads.ratio, heads.size, slots.keys, slots.values
-    stride = heads.groups * size
+def attend_codes_of(begin_row, end_row, query, weighted_values, rows, heads, top_GM, total_GM, codes, layer, out_NQ):
+    ratio, size, keys, values = heads.ratio, heads.size, codes.keys, codes.values
+    beams_N, visible_N, shift = codes.beams_N, codes.visible_N, layer * heads.groups * size
     lowest = np.float32(-87.0)
     for n in range(begin_row, end_row):
+        slots_S = codes.ancestors_BS[beams_N[n]]
         for g in range(heads.groups):
             for r in range(ratio):
                 column = n * ratio + r
@@ -314,7 +291,7 @@ def attend_codes_of(
                 to = (g * ratio + r) * size
                 top, total = top_GM[g, column], total_GM[g, column]
                 for s in range(visible_N[n]):
-                    slot = first_S[s] + ancestors_BS[beams_N[n], s] * stride + g * size
+                    slot = slots_S[s] + shift + g * size
                     score = np.float32(0.0)
                     for e in range(size):
                         score += query[at + e] * keys[slot + e]

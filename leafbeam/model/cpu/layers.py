@@ -118,14 +118,15 @@ class TorchLayers:
 
     def run_codes(self, chunk: Chunk, prompts: Prompts, segments_Z4: Array, codes: kernels.CodeRows) -> None:
         attend = self.codes_attention(chunk, prompts, segments_Z4, codes)
+        width = self._heads.groups * self._heads.size
         for layer, weights in enumerate(self.weights):
-            slots = kernels.KVSlots(codes.keys, codes.values, layer * codes.stride, self._heads.size)
+            slots = kernels.KVSlots(codes.keys, codes.values, layer * width, self._heads.size)
             joined_NV = self.store_keys_values(weights, chunk, codes.slots_N, slots)
             self.rotate_queries(weights, chunk, joined_NV, chunk.rotated_query_flat)
             attend(layer)
             prompt = chunk.rotated_query_flat, chunk.weighted_values_flat, chunk.rows, self._heads
-            places = slots, codes.first_LS[layer], codes.ancestors_BS, codes.beams_N, codes.visible_N
-            kernels.attend_codes(*prompt, chunk.top_GX, chunk.total_GX, *places, chunk.attention_output_XQ, chunk.threads)
+            output = chunk.attention_output_XQ, chunk.threads
+            kernels.attend_codes(*prompt, chunk.top_GX, chunk.total_GX, codes, layer, *output)
             self.finish(weights, chunk)
 
     def run_prompts(self, chunk: Chunk, prompts: Prompts, segments_Z4: Array, slot_N: Array, num_complete: int) -> Chunk:

@@ -61,15 +61,15 @@ def lay_out_prompts(tokens_BT, known_B, begins_B1, width, first_B1, rows):
 
 
 @njit(cache=True, nogil=True, _nrt=False)
-def lay_out_codes(tokens_BKC, parents_BK, level, begins_B1, before_RS, width, first_S, slot, after_RS, row_R, first_B1, rows):
-    """C rows for each beam that does not equal its request's last one; returns how many beams these are
+def lay_out_codes(tokens_BKC, parents_BK, level, begins_B1, before_RS, width, free, size, after_RS, row_R, first_B1, rows):
+    """Lay out C rows for each beam that does not equal its request's last one; returns how many beams these are
 
-        after[b, k] = before[b, parents[b, k]][:level] + [b x K + k] * C
+        after[b, k] = before[b, parents[b, k]][:level] + [the slots of the beam's C rows]
 
-    A row of the table of ancestors gives, for each code of a beam, the beam that wrote it: the last one for those that equal
-    it. width: beams a request of `before`. begins_B1: of the prompts. first_S: the element at which each code starts, of beams
-    of `slot` elements each. Written: after_RS; row_R, each beam's place among those that run; first_B1, each request's first
-    row; rows.
+    A row of the table of ancestors gives the slot of each code of a beam; beams that equal the last one share its slots.
+    width: beams a request of `before`. begins_B1: of the prompts. free: the element at which the first free slot starts, of
+    `size` elements each. Written: after_RS; row_R, each beam's index among those that run; first_B1, each request's first row;
+    rows.
     """
     requests, beams, num_codes = tokens_BKC.shape
     n = num_run = 0
@@ -81,23 +81,23 @@ def lay_out_codes(tokens_BKC, parents_BK, level, begins_B1, before_RS, width, fi
             repeats = k < last and parents_BK[b, k] == parents_BK[b, last]
             for c in range(num_codes):
                 repeats &= tokens_BKC[b, k, c] == tokens_BKC[b, last, c]
-            writer = b * beams + last if repeats else beam
             for s in range(level):
                 after_RS[beam, s] = before_RS[parent, s]
-            for s in range(level, level + num_codes):
-                after_RS[beam, s] = writer
             row_R[beam] = -1 if repeats else num_run
             if repeats:
                 continue
             num_run += 1
             for c in range(num_codes):
                 code = level + c
+                after_RS[beam, code] = free + n * size
                 rows.tokens_N[n], rows.positions_N[n] = tokens_BKC[b, k, c], begins_B1[b + 1] - begins_B1[b] + code
-                rows.slots_N[n], rows.beams_N[n], rows.visible_N[n] = first_S[code] + beam * slot, beam, code + 1
+                rows.slots_N[n], rows.beams_N[n], rows.visible_N[n] = after_RS[beam, code], beam, code + 1
                 n += 1
-        for beam in range(b * beams, (b + 1) * beams):
+        for beam in range(b * beams, b * beams + last):
             if row_R[beam] < 0:
                 row_R[beam] = num_run - 1
+                for s in range(level, level + num_codes):
+                    after_RS[beam, s] = after_RS[b * beams + last, s]
     first_B1[requests] = n
     return num_run
 

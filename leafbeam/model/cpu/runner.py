@@ -1,9 +1,10 @@
 """Running Qwen3's layers on a CPU: packed rows, in chunks, in reused memory.
 
     prompts   the tokens of all prompts, without padding; their keys and values are kept once per request
-    codes     rows of B x K beams; their keys and values stay where they were written, and a table of ancestors finds them;
-              beams that continue alike, as dead ones do, are one row
-    texts     rows of B x K texts, each with as many new tokens as it has; slots as for codes
+    codes     rows of B x K beams; the keys and values of each stay in the slot where they were written, and a table of
+              ancestors finds them; beams that continue alike, as dead ones do, are one row
+    prefixes  rows of any codes after a prompt, all of which run again, in slots that nothing finds later
+    texts     rows of B x K texts, each with as many new tokens as it has; token s of a text has a slot of its own
 
 A chunk of rows goes through all layers before the next, so that activations do not grow with the prompt or the beams and stay
 in the caches. Attention has two stages under one softmax (xGR, section 5.2): all queries of a chunk against the prompt, as
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -35,18 +36,6 @@ from leafbeam.model.qwen3 import Layer, Qwen3, Rotary
 from leafbeam.model.vocabulary import AnyVocabulary
 
 Array = NDArray[Any]
-
-
-class _CodeSlots(NamedTuple):
-    """Where the beams' codes stand in flat keys and values.
-
-    stride: elements from one layer to the next. first_LS: the element at which each code starts, in every layer.
-    """
-
-    keys: Array
-    values: Array
-    stride: int
-    first_LS: Array
 
 
 class _CacheSize:
@@ -91,7 +80,8 @@ class CpuRunner:
         row_scores = config.num_attention_heads * (longest + kernels.TILE)
         scores = self._space.buffer("scores", max(self._space.scores, torch.get_num_threads() * row_scores))
         positions = min(longest + max(64, vocabulary.num_levels), config.max_position_embeddings)
-        half, self._width = config.head_dim // 2, config.num_key_value_heads * config.head_dim
+        half, width = config.head_dim // 2, config.num_key_value_heads * config.head_dim
+        self._slot_size = config.num_hidden_layers * width  # elements of the keys of a code in all layers, and of its values
         table = self._space.table("rotary", positions, partial(_rotations, config))
         groups, ratio, eps = config.num_key_value_heads, config.group_size, config.rms_norm_eps
         self._heads = kernels.Heads(groups, ratio, config.head_dim, eps, table[:, :half], table[:, half:])
@@ -115,7 +105,7 @@ class CpuRunner:
         return self._slots[:, :, :, self._begins_B1[request] : self._begins_B1[request + 1]]
 
     def restart(self) -> None:
-        self._ends_S: list[int] = []  # of the slots of each code
+        self._num_slots = 0  # of codes, that are kept
         self._num_beams, self._parity = 1, 0
         self._ancestors_RS: Array = np.empty((0, 0), np.int64)
         self.beams.nbytes = 0
@@ -129,16 +119,22 @@ class CpuRunner:
         """See `Runner`. Beams of a request that equal its last one run once: dead beams, which are last and all alike."""
         requests, beams, num_codes = tokens_BKC.shape
         num_beams = requests * beams
-        slots = self._code_slots(num_beams, num_codes, level)
+        num_slots = self._num_slots + num_beams * num_codes
+        # For all levels at this number of beams, or the expected one, so that the buffers grow once.
+        num_steps = self._vocabulary.num_levels - 1
+        planned = num_slots + (num_steps - level - num_codes) * num_beams, num_steps * self._expected_beams
+        slots = self._code_slots(num_slots, max(planned))
         rows, first_B1 = self._rows(num_beams * num_codes)
         _, run_R = self._space.buffer("run beams", num_beams, dtype=torch.int64)
         ancestors = f"ancestors {1 - self._parity}", num_beams, self._vocabulary.num_levels
         _, after_RS = self._space.buffer(*ancestors, dtype=torch.int64)
         given = np.ascontiguousarray(tokens_BKC.numpy()), np.ascontiguousarray(parents_BK.numpy()), level, self._begins_B1
         before = self._ancestors_RS if level else after_RS, self._num_beams
-        num_run = lay_out_codes(*given, *before, slots.first_LS[0], self._width, after_RS, run_R, first_B1, rows)
+        free = self._num_slots * self._slot_size, self._slot_size
+        num_run = lay_out_codes(*given, *before, *free, after_RS, run_R, first_B1, rows)
         if keep:
             self._ancestors_RS, self._num_beams, self._parity = after_RS, beams, 1 - self._parity
+            self._num_slots = num_slots
         outputs = self._output_buffers(num_run, level + 1, num_codes)
         for first_row, last_row in even_parts(num_run, max(1, self._space.rows // num_codes)):
             normed_ND = self._run_codes(rows, first_row * num_codes, last_row * num_codes, first_B1, slots, after_RS)
@@ -148,6 +144,22 @@ class CpuRunner:
             outputs = [self._repeated(output, torch.from_numpy(run_R), code) for code, output in enumerate(outputs)]
         return [output.view(requests, beams, output.shape[1]) for output in outputs]
 
+    def run_prefixes(self, tokens_RC: Tensor, counts_B: Array) -> Tensor:
+        """See `Runner`. The prefixes' keys and values take free slots, which the next call overwrites."""
+        num_rows, num_codes = tokens_RC.shape
+        rows_R, codes_C = np.arange(num_rows), np.arange(num_codes)
+        slots = self._code_slots(self._num_slots + num_rows * num_codes)
+        slots_RC = (self._num_slots + np.arange(num_rows * num_codes).reshape(num_rows, num_codes)) * self._slot_size
+        positions_RC = np.repeat(self._lengths_B, counts_B)[:, None] + codes_C
+        own = rows_R.repeat(num_codes), np.tile(codes_C + 1, num_rows)
+        rows = Rows(tokens_RC.numpy().reshape(-1), positions_RC.reshape(-1), slots_RC.reshape(-1), *own)
+        first_B1 = np.concatenate([[0], np.cumsum(counts_B)]) * num_codes
+        (output_RV,) = self._output_buffers(num_rows, num_codes, 1)
+        for first_row, last_row in even_parts(num_rows, max(1, self._space.rows // num_codes)):
+            normed_ND = self._run_codes(rows, first_row * num_codes, last_row * num_codes, first_B1, slots, slots_RC)
+            self._multiply_head(normed_ND[num_codes - 1 :: num_codes], num_codes, output_RV[first_row:last_row])
+        return output_RV
+
     def append(self, tokens: Sequence[Sequence[int]], levels: Sequence[int]) -> Tensor:
         """See `TextRunner`. Rows of all texts run together, as many as each has tokens."""
         count_R, requests = np.array([len(row) for row in tokens]), len(self._lengths_B)
@@ -156,13 +168,11 @@ class CpuRunner:
         token_N = np.fromiter((token for row in tokens for token in row), np.int64, end_R[-1])
         needed = int(level_N.max(initial=-1)) + 1
         assert needed < self._vocabulary.num_levels  # the room there is
-        missing = max(0, needed - len(self._ends_S))
-        slots = self._code_slots(len(tokens), missing, len(self._ends_S))
-        _, own_RS = self._space.buffer("own slots", len(tokens), self._vocabulary.num_levels, dtype=torch.int64)
-        own_RS[:] = row_R[:, None]
+        num_levels = self._vocabulary.num_levels
+        slots = self._code_slots(needed * len(tokens), (num_levels - 1) * len(tokens))
+        own_RS = (np.arange(num_levels) * len(tokens) + row_R[:, None]) * self._slot_size
         text_N, length_R = np.repeat(row_R, count_R), np.repeat(self._lengths_B, len(tokens) // requests)
-        slot_N = slots.first_LS[0, level_N] + text_N * self._width
-        rows = Rows(token_N, length_R[text_N] + level_N, slot_N, text_N, level_N + 1)
+        rows = Rows(token_N, length_R[text_N] + level_N, own_RS[text_N, level_N], text_N, level_N + 1)
         first_B1 = np.concatenate([[0], end_R.reshape(requests, -1)[:, -1]])
         hidden_RD = torch.zeros(len(tokens), self._config.hidden_size)
         for begin, end in even_parts(len(token_N), self._space.rows):
@@ -180,8 +190,13 @@ class CpuRunner:
         _, segments_B4 = self._space.buffer("segments", len(self._lengths_B), 4, dtype=torch.int64)
         return segments_B4[: segments_of(first_B1, begin, end, self._begins_B1, segments_B4)]
 
-    def _run_codes(self, rows: Rows, begin: int, end: int, first_B1: Array, slots: _CodeSlots, ancestors_RS: Array) -> Tensor:
-        """The normed hidden states of rows begin to end, whose keys and values go to their slots. first_B1: each request's."""
+    def _run_codes(
+        self, rows: Rows, begin: int, end: int, first_B1: Array, slots: tuple[Array, Array], ancestors_RS: Array
+    ) -> Tensor:
+        """Return the normed hidden states of rows begin to end, whose keys and values go to their slots.
+
+        first_B1: each request's first row.
+        """
         part = rows.part(begin, end)
         chunk = self._space.chunk(self._config, end - begin, self._products)
         chunk.load(self._embedding, part.tokens_N, part.positions_N)
@@ -219,23 +234,12 @@ class CpuRunner:
         kernels.rms_norm(chunk.hidden_XD, chunk.rows, self._norm, self._config.rms_norm_eps, chunk.output_XD, chunk.threads)
         return chunk.output
 
-    def _code_slots(self, rows: int, num_codes: int, level: int) -> _CodeSlots:
-        """Slots for the next codes of B x K beams, after those of the levels before."""
-        layers, num_levels, stride = self._config.num_hidden_layers, self._vocabulary.num_levels, rows * self._width
-        _, first_LS = self._space.buffer("first slots", layers, num_levels, dtype=torch.int64)
-        del self._ends_S[level:]
-        end = self._ends_S[-1] if self._ends_S else 0
-        for code in range(level, level + num_codes):
-            first_LS[:, code] = [end + layer * stride for layer in range(layers)]
-            end += layers * stride
-            self._ends_S.append(end)
-        self.beams.nbytes = 2 * 4 * end
-        # Allocate for all levels at this number of beams, or the expected one, so that the buffer grows once.
-        num_steps = num_levels - 1
-        expected = num_steps * layers * self._expected_beams * self._width
-        capacity = max(end + (num_steps - len(self._ends_S)) * layers * stride, expected)
+    def _code_slots(self, num_slots: int, planned: int = 0) -> tuple[Array, Array]:
+        """Return flat keys and values with space for num_slots, or for those that are planned if these are more."""
+        self.beams.nbytes = 2 * 4 * num_slots * self._slot_size
+        capacity = max(num_slots, planned) * self._slot_size
         keys, values = (self._space.buffer(f"code {name}", capacity, keep=True)[1] for name in ("keys", "values"))
-        return _CodeSlots(keys, values, stride, first_LS)
+        return keys, values
 
     def _multiply_head(self, hidden_ND: Tensor, level: int, out: Tensor) -> None:
         """The logits of a level, or the hidden states."""
