@@ -75,17 +75,25 @@ class CodeTokens:
 
     Tokens may lie anywhere in the vocabulary, in any order; levels may share tokens.
 
-    >>> CodeTokens.of([[7, 8, 9], [20, 10, 15]]).sizes
-    (3, 3)
+    Args:
+        levels: The tokens of each level.
+
+    Examples:
+        >>> CodeTokens.of([[7, 8, 9], [20, 10, 15]]).sizes
+        (3, 3)
     """
 
     levels: tuple[LevelTokens, ...]
 
     @classmethod
     def of(cls, code_tokens: CodeTokens | Vocabulary | TokenTable | Sequence[ArrayLike]) -> CodeTokens:
-        """From a leafbeam vocabulary, or for each level the token of code 0, of code 1, ...
+        """Return the tokens of a leafbeam vocabulary, or of a list with the token of code 0, of code 1, and so on, for each
+        level.
 
-        Cost: one sort a level (levels that are the same object share it). Raises ArgumentError.
+        This costs one sort per level; levels that are the same object share it.
+
+        Raises:
+            ArgumentError: If a token is invalid or repeated.
         """
         if isinstance(code_tokens, CodeTokens):
             return code_tokens
@@ -100,10 +108,15 @@ class CodeTokens:
 
     @classmethod
     def for_index(cls, code_tokens: CodeTokensLike, version: Version, eos_token_id: int | None) -> CodeTokens:
-        """The tokens of an index's codes; the end code of an index of sequences is `eos_token_id`.
+        """Return the tokens of an index's codes; the end code of an index of sequences is `eos_token_id`.
 
-        code_tokens: None if the codes are tokens, in an index of sequences. eos_token_id: None where no sequence has an end.
-        Raises ArgumentError.
+        Args:
+            code_tokens: As for `of`; None if the codes are tokens, in an index of sequences.
+            version: The index.
+            eos_token_id: The model's end token; None if no sequence has an end.
+
+        Raises:
+            ArgumentError: If the tokens do not fit the index.
         """
         end_code = version.segments[0].trie.end_code
         if eos_token_id is None:
@@ -141,12 +154,12 @@ class CodeTokens:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The number of codes of each level."""
+        """Return the number of codes of each level."""
         return tuple(len(level.token_V) for level in self.levels)
 
     @property
     def max_token(self) -> int:
-        """The largest token of any level."""
+        """Return the largest token of any level."""
         return max(int(level.sorted_2K[0, -1]) for level in self.levels)
 
 

@@ -12,16 +12,23 @@ _SIBLINGS = 32  # items from which the text of a new one is estimated
 
 
 class BoundMemory:
-    """Which items of a memory a version of an index has, and where.
+    """The rows of a memory for the items of one version of an index.
 
     Items of the index that the memory does not have are inserted into it, with the text of the items that share the longest
-    prefix of their Semantic ID (`ItemMemory.insert` before with their own texts is better).
+    prefix of their Semantic ID. Inserting them before with their own texts (`ItemMemory.insert`) is better.
 
-    like: an earlier binding of the memory, whose look-ups of the same tries are kept; a change of a live index then costs one
-    look-up for each item of its delta. Raises ItemIdError where the memory knows no item of the index.
+    Args:
+        memory: The memory.
+        index: A trie, or a version of a live index.
+        like: An earlier binding of the memory, whose look-ups of the same tries are kept. A change of a live index then costs
+            one look-up for each item of its delta.
 
-    >>> bound = BoundMemory(memory, trie)     # doctest: +SKIP
-    >>> memory.search(history, allowed_N=bound.allowed(trie.filter(in_stock)))     # doctest: +SKIP
+    Raises:
+        ItemIdError: If the memory knows no item of the index.
+
+    Examples:
+        >>> bound = BoundMemory(memory, trie)     # doctest: +SKIP
+        >>> memory.search(history, allowed_N=bound.allowed(trie.filter(in_stock)))     # doctest: +SKIP
     """
 
     def __init__(self, memory: ItemMemory, index: Trie | Version, *, like: "BoundMemory | None" = None) -> None:
@@ -49,7 +56,11 @@ class BoundMemory:
             self._ordinals[trie] = ordinal_N
 
     def allowed(self, item_filter: Filter | VersionFilter | None = None) -> NDArray[np.bool_]:
-        """Marks the items of the memory that a filter of the version allows; None: all live ones. Raises ForeignFilterError."""
+        """Return which items of the memory a filter of the version allows; None allows all live items.
+
+        Raises:
+            ForeignFilterError: If the filter was made for another index.
+        """
         allowed_N = np.zeros(self.num_items, np.bool_)
         parts = self.version.segment_filters(item_filter)
         for segment, part in zip(self.version.segments, parts, strict=True):

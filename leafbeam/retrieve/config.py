@@ -7,16 +7,23 @@ from leafbeam.errors import ArgumentError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryConfig:
-    """How transitions are counted, and how a history's items add up. The defaults suit every log that was measured.
+    """How transitions are counted, and how the items of a history add up. The defaults suit every log that was measured.
 
-    distances: two items of a history count as a pair up to this many positions apart. distance_decay: the count of a pair, for
-    each position further. reverse: the count of the pair in the other direction. half_life_days: the count halves for each so
-    many days before the newest interaction; None: all count alike. max_entries: the transitions that are kept of each item.
-    history: the newest items of a history that are scored. history_decay: the weight of each older one. shrinkage: added to the
-    largest log(1 + count) of an item before its transitions are divided by it, so that items with few interactions weigh less.
-    text_weight: of the cosine of two texts, where the largest transition of an item weighs at most 1.
+    Args:
+        distances: The largest number of positions between two items of a history that count as a pair.
+        distance_decay: The factor by which a pair counts less for each further position.
+        reverse: The count of the pair in the other direction.
+        half_life_days: The number of days before the newest interaction after which an interaction counts half; None counts all
+            alike.
+        max_entries: The number of transitions that are kept of each item.
+        history: The number of newest items of a history that are scored.
+        history_decay: The weight of each older item relative to the next newer one.
+        shrinkage: A number that is added to the largest log(1 + count) of an item before its transitions are divided by it, so
+            that items with few interactions weigh less.
+        text_weight: The weight of the cosine of two texts; the largest transition of an item weighs at most 1.
 
-    Raises ArgumentError for a value out of range.
+    Raises:
+        ArgumentError: If a value is out of range.
     """
 
     distances: int = 8

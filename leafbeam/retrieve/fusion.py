@@ -46,13 +46,17 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fusion:
-    """Weights of a sum over an item's features; `fit` learns them on validation users.
+    """The weights of a sum over an item's features; `fit` learns them on validation users.
 
-    transition, text: of the two parts of its memory score. log_prob: of its log probability above that of the last beam less
-    1. found: if the beams hold it; both count a quarter for a new item. seen: if the history holds it.
+    Every allowed item that the memory or the beams find is scored, so the best items are exact. The defaults are near the
+    weights of three public logs; `seen` is 0, so that repeated items are neither preferred nor avoided.
 
-    Every allowed item is scored that the memory or the beams find, so the best items are exact. The defaults are near what
-    three public logs give; `seen` is 0, so that repeated items are neither wanted nor avoided.
+    Args:
+        transition: The weight of the transitions in its memory score.
+        text: The weight of the texts in its memory score.
+        log_prob: The weight of its log probability minus that of the last beam, plus 1. A quarter of it counts for a new item.
+        found: The weight of being found by the beams. A quarter of it counts for a new item.
+        seen: The weight of being in the history.
     """
 
     transition: float = 1.8
@@ -66,17 +70,18 @@ class Fusion:
             raise ArgumentError(f"{self}: expected finite weights")
 
     def scores(self, features_FN: NDArray[np.float32], found_N: NDArray[np.bool_]) -> NDArray[np.float32]:
-        """The score of each item; -inf where `features` has not found it."""
+        """Return the score of each item; -inf for an item that was not found."""
         weights_F = np.asarray(astuple(self), np.float32)
         return np.where(found_N, weights_F @ features_FN, np.float32(-np.inf)).astype(np.float32)
 
     @classmethod
     def fit(cls, examples: Sequence[Example]) -> "Fusion":
-        """Maximise the probability of what users took among their candidates, then the mean of Recall@10 + NDCG@10.
+        """Return the weights that maximise the probability of what users took among their candidates, then the mean of
+        Recall@10 + NDCG@10.
 
-        First a softmax over each list, by Newton's method (the conditional logit of McFadden, 1974), in which the default
-        weights count for 20 examples, so that a few users change little. Then one weight after the other is scaled where the
-        mean rises by more than its standard error: likelihood counts the whole list, recall its beginning.
+        First a softmax over each list is fitted by Newton's method (the conditional logit of McFadden, 1974), in which the
+        default weights count for 20 examples, so that a few users change little. Then one weight after the other is scaled if
+        the mean rises by more than its standard error: likelihood considers the whole list, recall its beginning.
         """
         prior_F = np.asarray(astuple(cls()), np.float64)
         if not examples:
@@ -121,14 +126,20 @@ class Fusion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fusions:
-    """The weights for lists that keep the items of the history, and for lists without them: people who buy things again teach
-    the first what the second has no use for."""
+    """The weights for lists that keep the items of the history, and for lists without them.
+
+    Users who buy things again teach the first weights something that does not apply to the second.
+
+    Args:
+        kept: The weights of lists that keep them.
+        removed: The weights of lists without them.
+    """
 
     kept: Fusion = field(default_factory=Fusion)
     removed: Fusion = field(default_factory=Fusion)
 
     def of(self, *, keeps_history: bool) -> Fusion:
-        """Those for one kind of list."""
+        """Return the weights for one kind of list."""
         return self.kept if keeps_history else self.removed
 
 

@@ -26,17 +26,24 @@ _KNOWN = b'{"known":'  # how a record of requests that are known begins
 
 
 class LiveMemory:
-    """The file of an item memory and, beside it, a log of the interactions and items since it was written.
+    """The file of an item memory and, beside it, a log of the interactions and items since the file was written.
 
-    An interaction counts for the next search once `observe` returns, and survives a killed process, and with sync=True a power
+    An interaction counts for the next search once `observe` returns. It survives a killed process, and with sync=True a power
     cut. `compact` writes both into the file; `observe` does so once the log is longer than the memory and 16 MiB. One process
-    may have a memory open. A log of another file, such as that of a memory since fitted again, is refused by LogError:
-    `set_log_aside` renames it.
+    may have a memory open. A log that belongs to another file, such as that of a memory that was fitted again since, is refused
+    by a LogError; `set_log_aside` renames it.
 
-    memory: the item memory, to be given to an engine.
+    `memory` is the item memory, to be given to an engine.
 
-    >>> with LiveMemory.open("runs/shop/memory.leafbeam") as live:     # doctest: +SKIP
-    ...     live.observe([(["item-3", "item-9"], "item-4")])
+    Args:
+        path: The file.
+        memory: The item memory.
+        log: The log.
+        known: The answers to requests with a key.
+
+    Examples:
+        >>> with LiveMemory.open("runs/shop/memory.leafbeam") as live:     # doctest: +SKIP
+        ...     live.observe([(["item-3", "item-9"], "item-4")])
     """
 
     def __init__(self, path: Path, memory: ItemMemory, log: WriteAheadLog, known: KnownRequests) -> None:
@@ -47,9 +54,12 @@ class LiveMemory:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, sync: bool = True) -> "LiveMemory":
-        """Load a memory, repeat what its log holds, and write to the log from now on.
+        """Load a memory, replay its log, and write to the log from now on.
 
-        Raises IndexFileError, LockedError if another process has it open, LogError for a damaged log or that of another file.
+        Raises:
+            IndexFileError: If the file is missing or damaged.
+            LockedError: If another process has the memory open.
+            LogError: If the log is damaged, or belongs to another file.
         """
         path = Path(path)
         memory, known = ItemMemory.load(path), KnownRequests()
@@ -76,11 +86,20 @@ class LiveMemory:
         return cls(path, memory, log, known)
 
     def observe(self, events: Sequence[Event], request: RequestKey | None = None) -> int:
-        """Count interactions, each with the user's history before it, oldest item first, and return how many pairs counted.
+        """Count interactions, and return the number of pairs that were counted.
 
-        Ids that the memory does not have are left out. An event that is sent twice counts twice, but a request with a key that
-        came before counts nothing and returns what that one did. Cost: one write, and with sync=True one fsync. Raises
-        ItemIdError for ids of two kinds, ConflictError, LogError; nothing is counted then.
+        An event that is sent twice counts twice, but a request with a key that came before counts nothing and returns what that
+        one did. This costs one write, and with sync=True one fsync. After an error nothing is counted.
+
+        Args:
+            events: For each interaction the user's history before it, oldest item first, and the item. Ids that the memory does
+                not have are left out.
+            request: The identity of a request that may be repeated.
+
+        Raises:
+            ItemIdError: If ids are of two kinds.
+            ConflictError: If an earlier request with the same key had other content.
+            LogError: If the log cannot be written.
         """
         distances = self.memory.config.distances
         rows: list[list[int | str]] = []
@@ -101,14 +120,25 @@ class LiveMemory:
             return pairs
 
     def insert(self, item_ids: ItemIds, texts: Sequence[str]) -> None:
-        """`ItemMemory.insert` with texts, durably. Raises ItemIdError, ArgumentError, and LogError if it is not durable."""
+        """Insert items with texts durably (see `ItemMemory.insert`).
+
+        Raises:
+            ItemIdError: As for `ItemMemory.insert`.
+            ArgumentError: As for `ItemMemory.insert`.
+            LogError: If the log cannot be written.
+        """
         with self._lock:
             self.memory.insert(item_ids, texts=texts)
             self._append({"insert": _plain(item_ids), "texts": list(texts)})
             self._compact_if_long()
 
     def compact(self) -> None:
-        """Write the counts and the new items into the file, and begin a new log. Raises LogError, OSError."""
+        """Write the counts and the new items into the file, and begin a new log.
+
+        Raises:
+            LogError: If the log cannot be written.
+            OSError: If the file cannot be written.
+        """
         with self._lock:
             self._compact()
 
@@ -151,7 +181,11 @@ class LiveMemory:
             log.warning("cannot write the item memory %s: its log grows on (%s)", self.path, error)
 
     def close(self) -> None:
-        """Close the log. Raises OSError."""
+        """Close the log.
+
+        Raises:
+            OSError: If the log cannot be written.
+        """
         self._log.close()
 
     def __enter__(self) -> "LiveMemory":

@@ -25,9 +25,13 @@ from leafbeam.retrieve.transitions import count_transitions
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reason:
-    """The largest part of an item's score: of "transition" or "text", and from which item of the history; or of "model".
+    """The largest part of an item's score.
 
-    "popular": nothing found the item, and it fills up a short answer.
+    Attributes:
+        channel: The source of the part: "transition" or "text", from an item of the history; "model"; or "popular", if nothing
+            found the item and it fills up a short answer.
+        item_id: The item of the history.
+        score: The part.
     """
 
     channel: str
@@ -37,7 +41,13 @@ class Reason:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryResult:
-    """Items, best first, with their scores, and the largest part of each score."""
+    """The items that a memory found.
+
+    Attributes:
+        item_ids: The items, best first.
+        scores: The score of each item.
+        reasons: The largest part of each score.
+    """
 
     item_ids: tuple[int | str, ...]
     scores: tuple[float, ...]
@@ -45,20 +55,27 @@ class MemoryResult:
 
 
 class ItemMemory:
-    """Transitions between items and the similarity of their texts, scored for a history over allowed items.
+    """Transitions between items and the similarity of their texts, by which allowed items are scored for a history.
 
-    version: the digest of the file that it was loaded from or saved to. follows: the version that the file replaced.
-    fusion: how its scores are added to those of a model, where `fit_fusion` has learnt it.
-
-    score(item) = sum over the newest items of the history, each older one at `history_decay`:
-        log(1 + count(pair)) / (shrinkage + the largest of its row) + text_weight * cosine(texts), but for the item itself
+        score(item) = sum over the newest items of the history, each older one at `history_decay`:
+            log(1 + count(pair)) / (shrinkage + the largest of its row) + text_weight * cosine(texts), but for the item itself
 
     Nothing is trained. A count covers the two orders of a pair and up to `distances` positions. Items that may not be returned
-    cost nothing and never displace others. An item is found if its score is above 0.
+    cost nothing and never displace others. An item is found if its score is above 0. `fit` and `load` make a memory.
 
-    >>> memory = ItemMemory.fit(["a", "b", "c"], np.array([0, 2, 4]), np.array([0, 1, 0, 1]), texts=["red", "blue", "red"])
-    >>> memory.search(["a"]).item_ids
-    ('b', 'c')
+    `version` is the digest of the file that it was loaded from or saved to, and `follows` the version that this file replaced.
+    `fusion` says how its scores are added to those of a model, if `fit_fusion` has learnt that.
+
+    Args:
+        state: The transitions and the texts.
+        encoder: Turns texts into vectors.
+        config: How transitions are counted and added up.
+        fusion: The weights beside a model.
+
+    Examples:
+        >>> memory = ItemMemory.fit(["a", "b", "c"], np.array([0, 2, 4]), np.array([0, 1, 0, 1]), texts=["red", "blue", "red"])
+        >>> memory.search(["a"]).item_ids
+        ('b', 'c')
     """
 
     def __init__(
@@ -81,12 +98,22 @@ class ItemMemory:
         texts: Sequence[str] | None = None,
         config: MemoryConfig | None = None,
     ) -> "ItemMemory":
-        """Count the transitions of histories and encode the items' texts.
+        """Count the transitions of histories, and encode the items' texts.
 
-        indptr_U1, items_E: history u is `items_E[indptr_U1[u]:indptr_U1[u + 1]]`, rows of `item_ids`, oldest first. Sort and
-        deduplicate events before (`load_log` does); a history of one item counts for nothing. texts: one an item, "" if none.
-        Cost: a sort of 6 pairs an interaction, and 20 microseconds a text: two seconds for Amazon Beauty.
-        Raises ItemIdError, ArgumentError.
+        This costs a sort of 6 pairs per interaction, and 20 microseconds per text: two seconds for Amazon Beauty.
+
+        Args:
+            item_ids: The ids of the items.
+            indptr_U1: The start of each history in items_E, and the end of the last.
+            items_E: The rows of the items of history u, oldest first, are `items_E[indptr_U1[u]:indptr_U1[u + 1]]`. Sort and
+                deduplicate them before (`load_log` does). A history of one item counts for nothing.
+            times_E: The times of the interactions, if older ones shall count less (`half_life_days`).
+            texts: One text per item, "" for none.
+            config: How transitions are counted.
+
+        Raises:
+            ItemIdError: If ids are invalid.
+            ArgumentError: If the arrays do not fit each other.
         """
         config = config or MemoryConfig()
         ids = check_item_ids(as_id_array(item_ids), len(item_ids))
@@ -108,22 +135,39 @@ class ItemMemory:
         times_E: NDArray[np.integer] | None = None,
         config: MemoryConfig | None = None,
     ) -> "ItemMemory":
-        """A memory of the same items and texts that counts other histories, as of `fit`. config: None: this memory's."""
+        """Return a memory of the same items and texts that counts other histories.
+
+        Args:
+            indptr_U1: As for `fit`.
+            items_E: As for `fit`.
+            times_E: As for `fit`.
+            config: How transitions are counted; None takes this memory's config.
+        """
         config = config or self.config
         transitions = count_transitions(indptr_U1, items_E, self.num_items, config, times_E)
         return ItemMemory(self._state.with_transitions(transitions), self.encoder, config, self.fusion)
 
     def save(self, path: str | os.PathLike[str], *, follows: str = "") -> None:
-        """Write one file, atomically. About 150 bytes an item on Amazon Beauty. follows: the version that it replaces."""
+        """Write one file, atomically. It takes about 150 bytes per item on Amazon Beauty.
+
+        Args:
+            path: The file.
+            follows: The version that it replaces.
+        """
         self._merge()
         file = MemoryFile(state=self._state, encoder=self.encoder, config=self.config, fusion=self.fusion, follows=follows)
         self.version, self.follows = file.write(path), follows
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, verify: bool = True) -> "ItemMemory":
-        """Read a file. Raises IndexFileError where it is missing, damaged or not an item memory.
+        """Read a file that `save` wrote.
 
-        verify: as of `Trie.load`; False maps the file into memory and trusts it.
+        Args:
+            path: The file.
+            verify: If false, the file is memory-mapped and trusted (see `Trie.load`).
+
+        Raises:
+            IndexFileError: If the file is missing, damaged or not an item memory.
         """
         file, version = MemoryFile.read(path, verify=verify)
         memory = cls(file.state, file.encoder, file.config, file.fusion)
@@ -136,22 +180,22 @@ class ItemMemory:
 
     @property
     def id_kind(self) -> str | None:
-        """The kind of the ids' dtype, "i" or "S"; None if it has no items yet."""
+        """Return the kind of the ids' dtype, "i" or "S"; None while there are no items."""
         return self._state.items.kind if self.num_items else None
 
     @property
     def item_ids(self) -> NDArray[np.generic]:
-        """The ids of all items, int64 or str, in the order of their rows."""
+        """Return the ids of all items, int64 or str, in the order of their rows."""
         return decode_ids(self._state.items.ids_N)
 
     @property
     def texts(self) -> TextVectors:
-        """The texts of all items."""
+        """Return the texts of all items."""
         return self._state.texts
 
     @property
     def nbytes(self) -> int:
-        """Bytes of everything that `save` writes."""
+        """Return the bytes of everything that `save` writes."""
         state, encoder = self._state, self.encoder
         arrays = [*state.transitions[:3], state.items.ids_N]
         arrays += [] if encoder is None else [encoder.hashes_T, encoder.idf_T]
@@ -164,31 +208,41 @@ class ItemMemory:
         return f"ItemMemory({counted(self.num_items, 'item')}, {self.nbytes / max(1, self.num_items):.0f} bytes an item)"
 
     def rows_of(self, item_ids: ItemIds) -> NDArray[np.int64]:
-        """The row of each id, -1 where it is unknown."""
+        """Return the row of each id, -1 for an unknown id."""
         return self._state.items.rows_of(item_ids)
 
     def ids_of(self, rows_k: NDArray[np.int64]) -> list[int | str]:
-        """The ids of some rows."""
+        """Return the ids of some rows."""
         return self._state.items.ids_of(rows_k).tolist()
 
     def beams(self, item_ids: ItemIds, scores_k: NDArray[np.float32]) -> Beams:
-        """The items that a search returned, all of them known, with their log probabilities."""
+        """Return the items that a search returned, which must all be known, with their log probabilities."""
         rows_k, state = self.rows_of(item_ids), self._state
         has_text_k = state.texts.indptr_N1[rows_k + 1] > state.texts.indptr_N1[rows_k]
         return Beams(rows_k, scores_k, has_text_k & ~state.taken_N[rows_k])
 
     def known(self, item_ids: Sequence[int | str]) -> list[int | str]:
-        """Those of some ids that the memory has. Raises ItemIdError for ids of another kind."""
+        """Return those ids that the memory has.
+
+        Raises:
+            ItemIdError: If ids are of another kind.
+        """
         ids_N = self._state.items.ids_N
         self.check_kind(item_ids)
         possible = [item_id for item_id in item_ids if is_possible(item_id, ids_N.dtype.itemsize)]
         return [item_id for item_id, row in zip(possible, self.rows_of(possible).tolist(), strict=True) if row >= 0]
 
     def observe(self, history: ItemIds, item_id: int | str) -> int:
-        """Count one more interaction, after a history with the oldest item first; searches that begin later see it.
+        """Count one more interaction; searches that begin later see it.
 
-        Unknown ids are left out. Returns how many pairs were counted. Cost: about 20 microseconds. `save` writes the counts;
-        see LiveMemory for a log of them.
+        This takes about 20 microseconds. `save` writes the counts; see LiveMemory for a log of them.
+
+        Args:
+            history: The items before it, oldest first. Unknown ids are left out.
+            item_id: The item that was taken.
+
+        Returns:
+            The number of pairs that were counted.
         """
         config = self.config
         *before, item = self.rows_of([*history[-config.distances :], item_id]).tolist()
@@ -203,7 +257,7 @@ class ItemMemory:
         return len(pairs)
 
     def counts(self, item_id: int | str) -> dict[int | str, float]:
-        """The counts of the items that followed an item; empty where it is unknown."""
+        """Return the counts of the items that followed an item; empty for an unknown item."""
         row = int(self.rows_of([item_id])[0])  # type: ignore[list-item]
         if row < 0:
             return {}
@@ -231,11 +285,17 @@ class ItemMemory:
                 self._state, self._changed = self._state.with_rows(self._changed, self.config.max_entries), {}
 
     def insert(self, item_ids: ItemIds, *, texts: Sequence[str] | None = None, like: Sequence[ItemIds] | None = None) -> None:
-        """Add items, or replace the texts of known ones: they are found at once by searches that begin after the call.
+        """Add items, or replace the texts of known ones; searches that begin later find them. This copies the texts of all
+        items.
 
-        texts: one an item; terms that `fit` did not see are ignored. like: in place of texts, for each item the ids of items of
-        similar texts. Cost: a copy of the texts of all items.
-        Raises ItemIdError for ids that are given twice or of the wrong kind, ArgumentError.
+        Args:
+            item_ids: The ids.
+            texts: One text per item; terms that `fit` did not see are ignored.
+            like: In place of texts, for each item the ids of items with similar texts.
+
+        Raises:
+            ItemIdError: If an id is there twice or is of the wrong kind.
+            ArgumentError: If neither or both of texts and like are given, or they do not fit the ids.
         """
         given = texts if like is None else like
         if given is None or (texts is not None and like is not None) or len(given) != len(item_ids):
@@ -253,7 +313,11 @@ class ItemMemory:
         self.insert_vectors(item_ids, vectors)
 
     def insert_vectors(self, item_ids: ItemIds, vectors: TextVectors) -> None:
-        """`insert` with texts that are encoded, such as some of `texts`. Raises ArgumentError where they do not fit."""
+        """Insert items with texts that are encoded already, such as some of `texts`.
+
+        Raises:
+            ArgumentError: If the vectors do not fit.
+        """
         ids_n = check_item_ids(as_id_array(item_ids), len(item_ids))
         check_unique(ids_n)
         if len(vectors) != len(ids_n):
@@ -267,7 +331,7 @@ class ItemMemory:
             self._state = self._state.with_texts(ids_n, vectors)
 
     def check_kind(self, item_ids: ItemIds) -> None:
-        """Raise ItemIdError for ids that are not of the memory's kind."""
+        """Check that ids are of the memory's kind; raise ItemIdError otherwise."""
         wrong = first_of_other_kind(item_ids, self.id_kind)
         if wrong is not None:
             own, other = ("integers", "strings") if self.id_kind == "i" else ("strings", "integers")
@@ -281,11 +345,17 @@ class ItemMemory:
         allowed_N: NDArray[np.bool_] | None = None,
         deny: ItemIds = (),
     ) -> MemoryResult:
-        """The `num_items` best allowed items after a history, oldest item first; of equal scores the first row wins.
+        """Return the best allowed items after a history; of items with equal scores, the first row is better.
 
-        allowed_N: which items may be returned, in the order of `item_ids` (see `BoundMemory.allowed` for a filter of an
-        index). deny: items that may not, such as those that the user has. Unknown ids are ignored. Fewer items are returned
-        where fewer are found. Cost: about 100 microseconds for 12,000 items; linear in the allowed items.
+        Fewer items are returned if fewer are found. A search takes about 100 microseconds for 12,000 items, and grows linearly
+        with the allowed items.
+
+        Args:
+            history: Item ids, oldest first. Unknown ids are ignored.
+            num_items: The largest number of items.
+            allowed_N: Which items may be returned, in the order of `item_ids`; see `BoundMemory.allowed` for a filter of an
+                index.
+            deny: Items that may not be returned, such as those that the user has.
         """
         if num_items < 1:
             raise ArgumentError(f"num_items must be at least 1, not {num_items!r}")
@@ -307,11 +377,16 @@ class ItemMemory:
         )
 
     def newest(self, rows_n: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The known rows of a history that are scored, newest first."""
+        """Return the known rows of a history that are scored, newest first."""
         return np.ascontiguousarray(rows_n[rows_n >= 0][: -self.config.history - 1 : -1])  # kernels compile once for one layout
 
     def scores(self, rows_h: NDArray[np.int64], allowed_N: NDArray[np.bool_] | None = None) -> MemoryScores:
-        """Both parts of the score of every allowed item; None: of all. rows_h: newest first, as of `newest`."""
+        """Return both parts of the score of every allowed item.
+
+        Args:
+            rows_h: The rows of the history, newest first, as `newest` returns them.
+            allowed_N: Which items are allowed; None allows all.
+        """
         state = self._state
         if allowed_N is None:
             allowed_N = np.ones(state.items.num_items, np.bool_)
@@ -328,9 +403,11 @@ class ItemMemory:
         return MemoryScores(transition_N, text_N, allowed_N)
 
     def popular(self, allowed_N: NDArray[np.bool_], num_items: int) -> NDArray[np.int64]:
-        """Return the rows of the allowed items that were taken most often after others; of equally many, the first rows.
+        """Return the rows of the allowed items that were taken most often after others; if several were taken equally often,
+        the first rows.
 
-        Interactions count once they are saved. Cost: a pass over the allowed items, and over all transitions at the first call.
+        Interactions count once they are saved. This costs a pass over the allowed items, and at the first call one over all
+        transitions.
         """
         state, known = self._state, self._popularity
         if known is None or known[0] is not state:
@@ -344,14 +421,20 @@ class ItemMemory:
         return top_rows(popularity_N, num_items, minimum=-np.inf)
 
     def total(self, scores: MemoryScores) -> NDArray[np.float32]:
-        """The score of each item; -inf where it is not allowed."""
+        """Return the score of each item; -inf for an item that is not allowed."""
         total_N: NDArray[np.float32] = np.multiply(scores.text_N, self.config.text_weight, dtype=np.float32)
         total_N += scores.transition_N
         total_N[~scores.allowed_N] = -np.inf
         return total_N
 
     def reasons(self, rows_h: NDArray[np.int64], rows_k: NDArray[np.int64], weights: tuple[float, float]) -> list[Reason]:
-        """The largest part of the score of each of some items. weights: of transitions and of texts."""
+        """Return the largest part of the score of each of some items.
+
+        Args:
+            rows_h: The rows of the history, newest first.
+            rows_k: The rows of the items.
+            weights: The weights of transitions and of texts.
+        """
         if len(rows_k) == 0:
             return []
         state, weights_h = self._state, self._weights(rows_h)

@@ -13,10 +13,17 @@ from leafbeam.files import read_json, read_text
 
 
 class ChatTemplate:
-    """The template that Hugging Face keeps beside a tokenizer, in Jinja. It runs in Jinja's sandbox; messages are data to it.
+    r"""The chat template that Hugging Face keeps beside a tokenizer, in Jinja.
 
-    >>> ChatTemplate.load("Qwen3-0.6B").render([{"role": "user", "content": "Hello"}])     # doctest: +SKIP
-    '<|im_start|>user\\nHello<|im_end|>\\n<|im_start|>assistant\\n'
+    It runs in Jinja's sandbox; messages are data to it.
+
+    Args:
+        source: The template's text.
+        special_tokens: The special tokens by the names that the template uses.
+
+    Examples:
+        >>> ChatTemplate.load("Qwen3-0.6B").render([{"role": "user", "content": "Hello"}])     # doctest: +SKIP
+        '<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n'
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
@@ -39,9 +46,12 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, directory: str | PathLike[str]) -> "ChatTemplate | None":
-        """Read chat_template.jinja, or `chat_template` of tokenizer_config.json (of several, "default"); None without one.
+        """Read chat_template.jinja, or `chat_template` of tokenizer_config.json (of several, "default"); return None if there
+        is neither.
 
-        Raises CheckpointError for damaged files, MissingExtraError without Jinja.
+        Raises:
+            CheckpointError: If a file is damaged.
+            MissingExtraError: If Jinja is not installed.
         """
         file, path = Path(directory) / "chat_template.jinja", Path(directory) / "tokenizer_config.json"
         config: Any = {}
@@ -63,7 +73,11 @@ class ChatTemplate:
         return cls(source, special)
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt that asks for the assistant's next message; ArgumentError for messages that the template refuses."""
+        """Return the prompt that asks for the assistant's next message.
+
+        Raises:
+            ArgumentError: If the template refuses the messages.
+        """
         try:
             return self._template.render(messages=messages, add_generation_prompt=True, **self._special_tokens)
         except Exception as error:  # whatever a template does with values that it does not expect

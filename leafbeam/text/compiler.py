@@ -23,10 +23,16 @@ _GRACE_S = 10.0  # beyond the child's own alarm, which comes first unless the ch
 
 @dataclass(frozen=True, kw_only=True)
 class CompileLimits:
-    """What one constraint may take: seconds of a processor, memory while it is compiled, states and bytes of its automaton.
+    """The limits of one constraint.
 
-    max_start_seconds: of the child process, whose first start on a machine compiles kernels: a minute, under load several.
-    cache_mb: automata that are kept for the next request with the same constraint.
+    Args:
+        max_seconds: The seconds of a processor that it may be compiled for.
+        max_start_seconds: The seconds in which the child process must start. Its first start on a machine compiles kernels,
+            which takes a minute, or several under load.
+        max_mb: The megabytes of memory while it is compiled.
+        max_states: The largest number of states of its automaton.
+        max_automaton_mb: The largest size of its automaton, in megabytes.
+        cache_mb: The megabytes of automata that are kept for later requests with the same constraint.
     """
 
     max_seconds: float = 5.0

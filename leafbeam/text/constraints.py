@@ -19,28 +19,45 @@ MAX_PARTS = 256  # of a template in JSON, those of its templates included
 
 @dataclass(frozen=True, kw_only=True)
 class Regex:
-    """Texts that `pattern` matches as a whole. The syntax is that of `Automaton.from_regex`."""
+    """The texts that a pattern matches as a whole.
+
+    Args:
+        pattern: The pattern, in the syntax of `Automaton.from_regex`.
+    """
 
     pattern: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class JsonSchema:
-    """Instances of a JSON Schema, as an object or as JSON text. The keywords are those of `Automaton.from_json_schema`."""
+    """The instances of a JSON Schema.
+
+    Args:
+        schema: The schema, as an object or as JSON text, with the keywords of `Automaton.from_json_schema`.
+    """
 
     schema: Mapping[str, Any] | str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """One of some texts; an empty list is an AutomatonError, never "everything"."""
+    """One of some texts.
+
+    Args:
+        texts: The texts. An empty list is an AutomatonError; it never allows everything.
+    """
 
     texts: Sequence[str | bytes]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FreeText:
-    """Any text. stop: the text ends with it, and does not hold it before. max_length: in characters, without the stop."""
+    """Any text.
+
+    Args:
+        stop: The text that ends it, and that it does not contain before.
+        max_length: The largest number of characters, without the stop.
+    """
 
     stop: str | None = None
     max_length: int | None = None
@@ -50,15 +67,21 @@ class FreeText:
 class Template:
     """One part after another; a string stands for itself.
 
-    Free text needs a stop or a length, except as the last part. Items are the last part.
+    Args:
+        parts: The parts. Free text needs a stop or a length, except as the last part. Items must be the last part.
 
-    >>> Template(parts=[FreeText(stop="</think>", max_length=400), JsonSchema(schema=schema)])    # doctest: +SKIP
+    Examples:
+        >>> Template(parts=[FreeText(stop="</think>", max_length=400), JsonSchema(schema=schema)])    # doctest: +SKIP
     """
 
     parts: "Sequence[str | Regex | JsonSchema | Choices | FreeText | Items | Template]"
 
     def flat(self) -> list[Any]:
-        """The parts, with those of templates in the place of these. Raises AutomatonError for wrong parts."""
+        """Return the parts, with each template replaced by its own parts.
+
+        Raises:
+            AutomatonError: If a part is invalid.
+        """
         parts = self.parts
         if not hasattr(parts, "__len__") or isinstance(parts, str) or not len(parts):
             raise AutomatonError(f"the parts of a template are {parts!r}: expected a list of at least one")

@@ -45,18 +45,27 @@ def generate(
     prompts: Sequence[Prompt],
     **options: Unpack[GenerateOptions],
 ) -> GenerationResult:
-    """The texts of a language model after each prompt, under a constraint: `TextGenerator.generate` in one call.
+    """Generate the texts of a language model after each prompt, under a constraint.
 
-    model: a `Transformer`, or a Qwen3 directory of Hugging Face. tokenizer: a `TextTokenizer`, or a fast tokenizer of
-    transformers; None for the one in the directory. constraint: one for all prompts, or one for each. options: of
-    `TextGenerator.generate`, which spares later calls the reading of the model and of its vocabulary (0.1 s or more).
+    This is `TextGenerator.generate` in one call. A `TextGenerator` saves later calls the reading of the model and of its
+    vocabulary (0.1 s or more). Models of other kinds run under `leafbeam.integrations.transformers.ConstraintLogitsProcessor`.
 
-    Raises what it does, CheckpointError for a directory, and ArgumentError for another kind of model: those run under
-    `leafbeam.integrations.transformers.ConstraintLogitsProcessor`.
+    Args:
+        model: A `Transformer`, or a Qwen3 directory of Hugging Face.
+        tokenizer: A `TextTokenizer`, or a fast tokenizer of transformers; None takes the one in the directory.
+        constraint: One constraint for all prompts, or one for each.
+        prompts: Texts, or lists of tokens.
+        options: Those of `TextGenerator.generate`.
 
-    >>> result = leafbeam.generate("Qwen3-0.6B", None, Choices(texts=["lamp", "cup"]), ["One word: "])      # doctest: +SKIP
-    >>> result.texts[0][0].text                                                                            # doctest: +SKIP
-    'lamp'
+    Raises:
+        CheckpointError: If the directory is unusable.
+        ArgumentError: If the model is of another kind; otherwise as for `TextGenerator.generate`.
+        AutomatonError: If the constraint is invalid.
+
+    Examples:
+        >>> result = leafbeam.generate("Qwen3-0.6B", None, Choices(texts=["lamp", "cup"]), ["One word: "])      # doctest: +SKIP
+        >>> result.texts[0][0].text                                                                            # doctest: +SKIP
+        'lamp'
     """
     if isinstance(model, str | PathLike):
         spelled = TextTokenizer.load(model) if tokenizer is None else TextTokenizer.of(tokenizer)
@@ -82,17 +91,24 @@ def _read_model(place: Path) -> Transformer:
 
 
 class TextGenerator:
-    """A causal language model and its tokenizer. Every text obeys its constraint; one that is cut off can be completed.
+    """A causal language model and its tokenizer. Every text obeys its constraint, or can be completed if it was cut off.
 
-    Only the logits of legal tokens are computed where that is cheaper (`ops.head`), and tokens without an alternative are
-    appended in one pass (XGrammar, section 3.4: jump-forward decoding, over tokens), also where other texts of a batch choose.
+    Only the logits of legal tokens are computed where that is cheaper (`ops.head`). Tokens without an alternative are appended
+    in one pass (XGrammar, section 3.4: jump-forward decoding, over tokens), also where other texts of a batch have a choice.
 
-    Raises CheckpointError where the tokenizer has more tokens than the model.
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer.
+        costs: The measured costs of this machine, by which the head's logits are computed; None uses estimates.
 
-    >>> generator = TextGenerator.load("Qwen3-0.6B")                                            # doctest: +SKIP
-    >>> result = generator.generate(["A lamp as JSON: "], JsonSchema(schema=schema))            # doctest: +SKIP
-    >>> result.texts[0][0].text                                                                 # doctest: +SKIP
-    '{"name":"red lamp","price":12}'
+    Raises:
+        CheckpointError: If the tokenizer has more tokens than the model.
+
+    Examples:
+        >>> generator = TextGenerator.load("Qwen3-0.6B")                                            # doctest: +SKIP
+        >>> result = generator.generate(["A lamp as JSON: "], JsonSchema(schema=schema))            # doctest: +SKIP
+        >>> result.texts[0][0].text                                                                 # doctest: +SKIP
+        '{"name":"red lamp","price":12}'
     """
 
     def __init__(self, model: Transformer, tokenizer: TextTokenizer, *, costs: HeadCosts | None = None) -> None:
@@ -105,12 +121,20 @@ class TextGenerator:
 
     @classmethod
     def load(cls, directory: str | PathLike[str]) -> "TextGenerator":
-        """A Qwen3 directory of Hugging Face with its tokenizer.json, in float32 on the CPU. Raises CheckpointError."""
+        """Load a Qwen3 directory of Hugging Face with its tokenizer.json, in float32 on the CPU.
+
+        Raises:
+            CheckpointError: If the directory is unusable.
+        """
         place = Path(directory)
         return cls(_read_model(place), TextTokenizer.load(place))
 
     def compile(self, constraint: TextConstraint) -> Automaton:
-        """The automaton of a constraint, for many calls of `generate`. Cost: milliseconds for most. Raises AutomatonError."""
+        """Return the automaton of a constraint, for many calls of `generate`. Most constraints take milliseconds.
+
+        Raises:
+            AutomatonError: If the constraint is invalid.
+        """
         return compiled(constraint, self.tokens)
 
     def generate(
@@ -127,22 +151,29 @@ class TextGenerator:
         stop: Sequence[str] = (),
         retokenize: bool = False,
     ) -> GenerationResult:
-        """Return the most likely texts after each prompt that an exact search of `num_beams` beams finds; one beam is greedy.
+        """Return the most likely texts after each prompt that a search of `num_beams` beams finds; one beam is greedy.
 
-        prompts: texts, or lists of tokens. constraint: one for all prompts, or one for each. max_tokens: of a text, the end
-        token included; None is `default_max_tokens`. scoring: log-softmax over the legal tokens, or over all of them ("full"),
-        which multiplies the whole head; with one beam both choose alike. stop: a text also ends before the first of these, with
-        one beam or `sampling`.
+        This costs a pass over the prompts, and at most max_tokens passes over B x num_beams tokens.
 
-        sampling: draw `num_samples` texts for each prompt instead, independent of each other. seed: one for all prompts, or one
-        for each: what is drawn for a prompt depends on its seed alone, not on the other prompts.
+        Args:
+            prompts: Texts, or lists of tokens.
+            constraint: One constraint for all prompts, or one for each.
+            max_tokens: The largest number of tokens of a text, the end token included; None is `default_max_tokens`.
+            num_beams: The number of texts of each prompt.
+            scoring: Log-softmax over the legal tokens ("allowed"), or over all of them ("full"), which multiplies the whole
+                head. With one beam both give the same text.
+            sampling: If given, `num_samples` texts are drawn for each prompt, independent of each other.
+            num_samples: The number of drawn texts.
+            seed: One seed for all prompts, or one for each. What is drawn for a prompt depends on its seed alone, not on the
+                other prompts.
+            stop: Texts before the first of which a text ends too, with one beam or `sampling`.
+            retokenize: If true, text with which every completion begins is appended at once, as the tokenizer's own tokens,
+                together with the two tokens before it, which may change. This saves calls of the model, but gives a text that
+                the model may not have chosen token by token. It needs one beam, or sampling, and the scoring "allowed".
 
-        retokenize: text that every completion begins with is appended at once, as the tokenizer's own tokens, together with the
-        two tokens before it, which may change: fewer calls, and a text that the model may not have chosen token by token. For
-        one beam, or sampling, and "allowed".
-
-        Cost: a pass over the prompts, and at most max_tokens passes over B x num_beams tokens. Raises ArgumentError for no
-        prompt, one without tokens, or too long ones; AutomatonError for a constraint.
+        Raises:
+            ArgumentError: If there is no prompt, or one is empty or too long.
+            AutomatonError: If a constraint is invalid.
         """
         if isinstance(prompts, str) or not len(prompts):
             raise ArgumentError(f"prompts are {prompts!r}: expected a list of at least one text")
@@ -190,12 +221,15 @@ class TextGenerator:
         stop: Sequence[str] = (),
         retokenize: bool = False,
     ) -> "TextStream":
-        """The text after a prompt, greedy or drawn, piece by piece. Joined, they are the text of `generate`; so are errors.
+        """Return the text after a prompt, greedy or drawn, piece by piece.
 
-        >>> for piece in (stream := generator.stream("A lamp as JSON: ", constraint)):    # doctest: +SKIP
-        ...     print(piece, end="", flush=True)
-        >>> stream.generation.finished                                                    # doctest: +SKIP
-        True
+        Joined, the pieces are the text of `generate`; the arguments and errors are the same too.
+
+        Examples:
+            >>> for piece in (stream := generator.stream("A lamp as JSON: ", constraint)):    # doctest: +SKIP
+            ...     print(piece, end="", flush=True)
+            >>> stream.generation.finished                                                    # doctest: +SKIP
+            True
         """
         tokens = self.tokens_of(prompt)
         request = TextRequest(
@@ -210,19 +244,20 @@ class TextGenerator:
         return TextStream(self.start([request]))
 
     def tokens_of(self, prompt: Prompt) -> tuple[int, ...]:
-        """The tokens of a prompt."""
+        """Return the tokens of a prompt."""
         return tuple(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
 
     def default_max_tokens(self, prompts: Sequence[Sequence[int]]) -> int:
         """Return the default token limit of texts after these prompts: 256, or the positions that the model has left.
 
-        Raises ArgumentError for a prompt that leaves no position.
+        Raises:
+            ArgumentError: If a prompt leaves no position.
         """
         self._check_positions(prompts, 1)
         return min(DEFAULT_MAX_TOKENS, self.model.config.max_position_embeddings - max(map(len, prompts)) + 1)
 
     def check(self, request: TextRequest) -> None:
-        """Raise the ArgumentError of `start` for this request, before it."""
+        """Check a request as `start` does, and raise its ArgumentError."""
         if not 0 <= min(request.prompt) <= max(request.prompt) < self.num_tokens:
             raise ArgumentError(f"a prompt has a token outside the model's 0 to {self.num_tokens - 1:,}")
         self._check_positions([request.prompt], request.max_tokens)
@@ -233,7 +268,7 @@ class TextGenerator:
             raise ArgumentError("the tokenizer adds a space or other text to what it reads: leave out retokenize")
 
     def has_positions_for(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> bool:
-        """Return whether the model can read the longest of these prompts with a text of so many tokens."""
+        """Return whether the model can read the longest of these prompts with a text of `max_tokens` tokens."""
         return max(map(len, prompts)) + max_tokens - 1 <= self.model.config.max_position_embeddings
 
     def _check_positions(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> None:
@@ -246,9 +281,12 @@ class TextGenerator:
             )
 
     def start(self, requests: Sequence[TextRequest]) -> TextBatch:
-        """A batch to run call by call; `can_run_together` says which requests may share one.
+        """Start a batch that runs call by call; `can_run_together` says which requests may share one.
 
-        Cost: a pass over the prompts. Raises ArgumentError for prompts that the model cannot read, or that are too long.
+        This costs a pass over the prompts.
+
+        Raises:
+            ArgumentError: If the model cannot read a prompt, or one is too long.
         """
         assert can_run_together(requests)
         first, max_tokens = requests[0], max(request.max_tokens for request in requests)
@@ -292,9 +330,12 @@ class TextGenerator:
 
 
 class TextStream:
-    """The pieces of one text, each valid Unicode: bytes of a character that is not complete are held back.
+    """The pieces of one text. Each is valid Unicode: the bytes of an incomplete character are held back.
 
-    generation: the text so far, at the end of the iteration the whole.
+    `generation` is the text so far, and the whole text at the end of the iteration.
+
+    Args:
+        run: The batch of this text.
     """
 
     def __init__(self, run: TextBatch) -> None:

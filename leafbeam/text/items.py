@@ -17,16 +17,24 @@ from leafbeam.model.code_tokens import CodeTokens, CodeTokensLike
 class Items:
     """One item of an index in the model's own tokens, alone or as the last part of a `Template`.
 
-    code_tokens: for each level the model's token of code 0, of code 1, ..., or a leafbeam vocabulary; None for an index of
-    sequences (`Trie.from_sequences`), whose codes are tokens. item_filter: the items that may be named; None allows all.
+    If no item is allowed, that is an AutomatonError; it never allows everything. Compiling sorts the allowed items: 30 ms for
+    10^4.
 
-    No allowed item is an AutomatonError, never "everything". Compiling costs a sort of the allowed items: 30 ms for 10^4.
-    Raises ArgumentError, ForeignFilterError.
+    Args:
+        index: A trie, or a version of a live index.
+        code_tokens: For each level the model's token of code 0, of code 1, and so on; or a leafbeam vocabulary. None is for an
+            index of sequences (`Trie.from_sequences`), whose codes are tokens.
+        item_filter: The items that may be named; None allows all.
 
-    >>> items = Items(index=index, code_tokens=tokens, item_filter=fresh)                                 # doctest: +SKIP
-    >>> (text,) = generator.generate(["Next: "], Template(parts=[thought, items])).texts[0]               # doctest: +SKIP
-    >>> items.item_ids(text.tokens)                                                                       # doctest: +SKIP
-    array(['item-7'], dtype='<U6')
+    Raises:
+        ArgumentError: If the tokens do not fit the index.
+        ForeignFilterError: If the filter was made for another index.
+
+    Examples:
+        >>> items = Items(index=index, code_tokens=tokens, item_filter=fresh)                                 # doctest: +SKIP
+        >>> (text,) = generator.generate(["Next: "], Template(parts=[thought, items])).texts[0]               # doctest: +SKIP
+        >>> items.item_ids(text.tokens)                                                                       # doctest: +SKIP
+        array(['item-7'], dtype='<U6')
     """
 
     index: Trie | Version
@@ -38,7 +46,11 @@ class Items:
         assert len(self._filters) == len(self._version.segments)
 
     def sequences(self) -> list[NDArray[np.int64]]:
-        """The tokens of each allowed SID, once. Raises AutomatonError where no item is allowed."""
+        """Return the tokens of each allowed SID, once.
+
+        Raises:
+            AutomatonError: If no item is allowed.
+        """
         found: list[NDArray[np.int64]] = []
         for segment, allowed in zip(self._version.segments, self._filters, strict=True):
             codes_NL = segment.trie.codes_at(allowed.leaves.positions())
@@ -53,9 +65,10 @@ class Items:
         return found
 
     def item_ids(self, tokens: Sequence[int]) -> NDArray[Any]:
-        """The allowed items with which a text of these tokens ends; several share a SID, none is there in an unfinished text.
+        """Return the allowed items with which a text of these tokens ends.
 
-        In an index of sequences, those with the longest sequence that is an item.
+        Several items can share a SID; an unfinished text has none. In an index of sequences, the result is the items with the
+        longest sequence that is an item.
         """
         lengths = [self._version.num_levels] if self._end_code is None else range(self._version.num_levels, 0, -1)
         for length in lengths:

@@ -14,10 +14,14 @@ _MAX_STOP_BYTES = 1_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generation:
-    """A generated text. finished: whether it is whole; else it was cut off at max_tokens, or at a stop, and can be completed.
+    """A generated text.
 
-    tokens: without the end token, unless it is text. score: its log-probability, the end token included; of a sampled text,
-    that of drawing it. stop: the stop before which the text was cut off, None where there was none.
+    Attributes:
+        text: The text.
+        tokens: Its tokens, without the end token, unless that is text.
+        score: Its log-probability, the end token included; for a sampled text, that of drawing it.
+        finished: Whether the text is complete. Otherwise it was cut off at max_tokens or before a stop, and can be completed.
+        stop: The stop before which the text was cut off, if any.
     """
 
     text: str
@@ -29,8 +33,12 @@ class Generation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationResult:
-    """texts: of each prompt, best first. model_calls: of the batch, the prompts included. calls_saved: how many fewer than the
-    tokens of its longest text, because some were forced.
+    """The generated texts of a batch.
+
+    Attributes:
+        texts: The texts of each prompt, best first.
+        model_calls: The number of calls of the model, the prompts included.
+        calls_saved: The number of tokens of the longest text for which no call was needed, because they were forced.
     """
 
     texts: tuple[tuple[Generation, ...], ...]

@@ -22,10 +22,17 @@ _PLAIN = '{"free_text": {}}'  # what a request without a constraint asks for
 
 
 class TextService:
-    """What a server needs of a language model: its name, its worker, its constraints' compiler, its chat template.
+    """What a server needs of a language model: its name, its worker, the compiler of its constraints and its chat template.
 
     `load` reads a directory; `start` and `stop` run it. Tokenising and compiling have a thread each, so that neither waits for
-    the other, nor the caller for them.
+    the other, and the caller waits for neither.
+
+    Args:
+        name: The name under which clients ask for the model.
+        generator: The model and its tokenizer.
+        chat: The chat template; None refuses chats.
+        settings: The limits of requests and batches.
+        limits: The limits of constraints.
     """
 
     def __init__(
@@ -53,7 +60,11 @@ class TextService:
     def load(
         cls, directory: str | PathLike[str], *, settings: TextSettings | None = None, limits: CompileLimits | None = None
     ) -> "TextService":
-        """Read a model's directory (`TextGenerator.load`), under the directory's name. Raises CheckpointError."""
+        """Read a model's directory, whose name becomes the name of the model (see `TextGenerator.load`).
+
+        Raises:
+            CheckpointError: If the directory is unusable.
+        """
         place = Path(directory)
         chat = ChatTemplate.load(place)
         return cls(place.resolve().name, TextGenerator.load(place), chat, settings=settings, limits=limits)
@@ -61,8 +72,10 @@ class TextService:
     def start(self) -> None:
         """Start the worker and the compiler, and run each kind of search once, so that no request waits for a compilation.
 
-        Cost: up to a minute on a machine's first run, then a few calls of the model. Raises LogitsError for a model without
-        finite logits.
+        This takes up to a minute on a machine's first run, and later a few calls of the model.
+
+        Raises:
+            LogitsError: If the model's logits are not finite.
         """
         try:
             self.compiler.start()
@@ -83,28 +96,35 @@ class TextService:
             generate(num_beams=2, scoring="full")
 
     def stop(self, grace_s: float = 30.0) -> None:
-        """Refuse new texts, finish those that were accepted within `grace_s`, end threads and the compiler."""
+        """Refuse new texts, finish accepted ones within `grace_s` seconds, and end the threads and the compiler."""
         self.worker.stop(grace_s)
         self.compiler.close()
         self._tokenizing.shutdown(wait=False, cancel_futures=True)
         self._compiling.shutdown(wait=False, cancel_futures=True)
 
     def tokenize(self, prompt: Prompt) -> "Future[tuple[int, ...]]":
-        """The tokens of a prompt."""
+        """Return the tokens of a prompt, as a future."""
         return self._tokenizing.submit(self.generator.tokens_of, prompt)
 
     def tokenize_chat(self, messages: Sequence[Mapping[str, Any]]) -> "Future[tuple[int, ...]]":
-        """The tokens of a chat up to the assistant's next message. Raises ArgumentError without a chat template."""
+        """Return the tokens of a chat up to the assistant's next message, as a future.
+
+        Raises:
+            ArgumentError: If there is no chat template.
+        """
         if self.chat is None:
             raise ArgumentError(f"the model {self.name!r} has no chat template beside its tokenizer: use /v1/completions")
         render, encode = self.chat.render, self.generator.tokenizer.encode
         return self._tokenizing.submit(lambda: tuple(encode(render(messages), add_special=False)))
 
     def compile(self, constraint: str) -> "Future[Automaton]":
-        """The automaton of a constraint in JSON; at once where it is cached. For one thread alone.
+        """Return the automaton of a constraint in JSON, as a future, which is done at once if the automaton is cached.
 
-        Raises OverloadedError where others wait to be compiled already, whose number is bounded by itself: requests with no
-        constraint or a cached one go on meanwhile.
+        It must be called from one thread only. The number of constraints that wait to be compiled has a bound of its own, so
+        that requests without a constraint, or with a cached one, are not held up.
+
+        Raises:
+            OverloadedError: If too many constraints wait.
         """
         found: Future[Automaton] = Future()
         if constraint == _PLAIN and self._plain is not None:
@@ -130,9 +150,11 @@ class TextService:
 
     @contextmanager
     def preparing(self) -> Generator[None]:
-        """Around tokenising of a request, in one thread alone; such requests fill the queue too.
+        """Count a request among the waiting ones while it is tokenised. It must be used from one thread only.
 
-        Raises OverloadedError where it is full, UnavailableError while the worker stops.
+        Raises:
+            OverloadedError: If the queue is full.
+            UnavailableError: If the worker stops.
         """
         self.worker.check_admission(self._num_preparing)
         self._num_preparing += 1

@@ -19,17 +19,22 @@ _END_FILES = ("generation_config.json", "config.json")
 
 
 class TextTokenizer:
-    """The tokenizer beside a model. end: the tokens that end a text, by the order of the model's files; one or several.
+    """The tokenizer of a model, with the tokens that end a text.
 
-    Any of them ends a text. One that is text itself, such as `}`, is text where the constraint lets it be, and ends the text
-    behind it where that may end; an added token, such as `<|im_end|>`, is never text.
+    Any of the end tokens ends a text. One that is text itself, such as `}`, is text where the constraint allows it, and ends
+    the text after it where that may end; an added token, such as `<|im_end|>`, is never text.
 
-    Token bytes are exact for byte-level BPE (GPT-2, Qwen, Llama 3) and for byte-fallback BPE (Llama 2, Gemma); any other kind
-    raises CheckpointError, because the text of its tokens depends on their neighbours.
+    Token bytes are exact for byte-level BPE (GPT-2, Qwen, Llama 3) and for byte-fallback BPE (Llama 2, Gemma). Other kinds
+    raise CheckpointError, because the text of their tokens depends on the neighbouring tokens.
 
-    >>> tokenizer = TextTokenizer.load("Qwen3-0.6B")           # doctest: +SKIP
-    >>> tokenizer.decode(tokenizer.encode("a red lamp"))       # doctest: +SKIP
-    'a red lamp'
+    Args:
+        tokenizer: A tokenizer of the package tokenizers.
+        end: The end token, or several of them in the order of the model's files.
+
+    Examples:
+        >>> tokenizer = TextTokenizer.load("Qwen3-0.6B")           # doctest: +SKIP
+        >>> tokenizer.decode(tokenizer.encode("a red lamp"))       # doctest: +SKIP
+        'a red lamp'
     """
 
     def __init__(self, tokenizer: Any, *, end: int | Sequence[int]) -> None:
@@ -52,9 +57,11 @@ class TextTokenizer:
 
     @classmethod
     def load(cls, directory: str | PathLike[str]) -> "TextTokenizer":
-        """Read tokenizer.json, and the end tokens from generation_config.json, or else from config.json.
+        """Read tokenizer.json, and the end tokens from generation_config.json, or otherwise from config.json.
 
-        Raises CheckpointError where a file is missing or damaged, MissingExtraError without the package tokenizers.
+        Raises:
+            CheckpointError: If a file is missing or damaged.
+            MissingExtraError: If the package tokenizers is not installed.
         """
         require("tokenizers of language models", "tokenizers")
         from tokenizers import Tokenizer
@@ -74,9 +81,14 @@ class TextTokenizer:
 
     @classmethod
     def of(cls, tokenizer: Any, *, end: int | Sequence[int] | None = None) -> "TextTokenizer":
-        """From a fast tokenizer of transformers. end: None: its `eos_token_id`. A TextTokenizer is returned as it is.
+        """Return the TextTokenizer of a fast tokenizer of transformers; a TextTokenizer is returned as it is.
 
-        Raises ArgumentError for a tokenizer that the package tokenizers does not run, or that names no end token.
+        Args:
+            tokenizer: The tokenizer.
+            end: The end tokens; by default its `eos_token_id`.
+
+        Raises:
+            ArgumentError: If the package tokenizers does not run the tokenizer, or it has no end token.
         """
         if isinstance(tokenizer, TextTokenizer):
             if end is not None and not set(_several(end)) <= set(tokenizer.ends):
@@ -95,13 +107,18 @@ class TextTokenizer:
 
     @cached_property
     def size(self) -> int:
-        """One more than the largest token, added ones included; there may be gaps."""
+        """Return one more than the largest token, added ones included. Some smaller numbers may not be tokens."""
         return 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        """The tokens of a text, in which special tokens may be spelled.
+        """Return the tokens of a text, in which special tokens may be spelled.
 
-        add_special: with the tokens that the tokenizer puts around a text. Raises ArgumentError for half a surrogate pair.
+        Args:
+            text: The text.
+            add_special: Whether to add the tokens that the tokenizer puts around a text.
+
+        Raises:
+            ArgumentError: If the text has half of a surrogate pair.
         """
         try:
             text.encode()
@@ -110,18 +127,19 @@ class TextTokenizer:
         return self._ids(text, add_special=add_special)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of generated tokens; bytes that are no UTF-8 become U+FFFD."""
+        """Return the text of generated tokens; bytes that are not UTF-8 become U+FFFD."""
         return self.bytes_of(tokens).decode("utf-8", "replace")
 
     def bytes_of(self, tokens: Sequence[int]) -> bytes:
-        """The bytes of tokens; special ones, and those that the model has beyond the tokenizer's, have none."""
+        """Return the bytes of tokens. Special tokens, and those that only the model has, have none."""
         known = self.token_bytes
         return b"".join(known[token] or b"" for token in tokens if token < len(known))
 
     def spell(self, text: bytes) -> tuple[int, ...] | None:
-        """The tokenizer's own tokens of a piece of text, in which nothing is special.
+        """Return the tokenizer's own tokens of a piece of text, in which nothing is special.
 
-        None where the bytes are no whole characters, or the tokens would have other bytes, such as a space before the text.
+        The result is None if the bytes are not whole characters, or if the tokens would have other bytes, such as a space
+        before the text.
         """
         try:
             tokens = self._ids(text.decode(), add_special=False)
@@ -139,7 +157,7 @@ class TextTokenizer:
 
     @cached_property
     def token_bytes(self) -> tuple[bytes | None, ...]:
-        """Return the bytes of each token by its id, None for special ones, and for added ones that end a text."""
+        """Return the bytes of each token by its id; None for special tokens, and for added ones that end a text."""
         settings = json.loads(self._tokenizer.to_str())
         special = {added["id"] for added in settings["added_tokens"] if added["special"] or added["id"] in self.ends}
         plain = {added["id"] for added in settings["added_tokens"]} - special
@@ -162,9 +180,10 @@ class TextTokenizer:
         return tuple(found)
 
     def trie(self, size: int) -> TokenTrie:
-        """The tokens for automata over a model's `size` logits. Cost: about 0.1 s for 150,000 tokens, once.
+        """Return the tokens for automata over a model's `size` logits. This takes about 0.1 s for 150,000 tokens, once.
 
-        Raises CheckpointError where the tokenizer has more tokens than the model has logits.
+        Raises:
+            CheckpointError: If the tokenizer has more tokens than the model has logits.
         """
         if self.size > size:
             raise CheckpointError(
