@@ -37,19 +37,29 @@ log = logging.getLogger("leafbeam.catalog")
 
 
 class Catalog:
-    """Items with attributes in a DuckDB table, rules over them as filters, and a live index, changed together.
+    """Items with attributes in a DuckDB table, rules over them as filters, and a live index, which change together.
 
-    A request reads `rules`, an immutable RuleSet with the version of the index that it belongs to, and never the table. Rules
-    are evaluated over all items by `open`, `reload`, `refresh` and, for rules with a refresh interval, by a background thread;
-    `insert`, `delete`, `replace` and `update` evaluate them for the changed items only. Readers never wait.
+    A request reads `rules`, an immutable RuleSet with the version of the index to which it belongs, and never the table. All
+    items are evaluated by `open`, `reload`, `refresh` and, for rules with a refresh interval, by a background thread; `insert`,
+    `delete`, `replace` and `update` evaluate the rules for the changed items only. Readers never wait.
 
-    Rules are configuration and become SQL; names and ids of a request never do.
+    Rules are configuration and become SQL; names and ids of a request never do. `index` is the live index. `open` and
+    `in_memory` make a catalog.
 
-    index: the live index.
+    Args:
+        table: The table of items.
+        index: A trie or a live index.
+        rules: As for `open`.
+        refresh: As for `open`.
+        clock: As for `open`.
+        background: As for `open`.
+        data_may_fail: As for `open`.
+        load: As for `open`.
 
-    >>> catalog = Catalog.open("shop.duckdb", trie, rules={"cheap": "price < 20"})
-    >>> catalog.add_rule("fresh", "first_seen > now() - INTERVAL 7 DAY", refresh="60s")
-    >>> catalog.filter("fresh & cheap", deny=["B0042"])
+    Examples:
+        >>> catalog = Catalog.open("shop.duckdb", trie, rules={"cheap": "price < 20"})
+        >>> catalog.add_rule("fresh", "first_seen > now() - INTERVAL 7 DAY", refresh="60s")
+        >>> catalog.filter("fresh & cheap", deny=["B0042"])
     """
 
     def __init__(
@@ -89,7 +99,14 @@ class Catalog:
     def create(
         cls, path: str | os.PathLike[str], items: ItemSource, *, overwrite: bool = False, **csv: Unpack[CsvOptions]
     ) -> None:
-        """Write a catalog's file from Arrow, a file or PostgreSQL. csv: its `delimiter`, `encoding`. See ItemsTable.create."""
+        """Write a catalog's file from Arrow, a file or PostgreSQL (see ItemsTable.create).
+
+        Args:
+            path: The DuckDB file to write.
+            items: The rows of the items.
+            overwrite: If true, a file that exists is replaced.
+            csv: The `delimiter` and the `encoding` of a CSV file.
+        """
         ItemsTable.create(path, items, overwrite=overwrite, **csv)
 
     @classmethod
@@ -109,17 +126,29 @@ class Catalog:
         data_may_fail: bool = False,
         load: bool = True,
     ) -> "Catalog":
-        """Open a catalog file and evaluate its rules: a TOML file's `[rules]`, a mapping of names to predicates, or several.
+        """Open a catalog file and evaluate its rules.
 
-        index: a trie, whose changes are kept in memory only, or a LiveIndex, which can be durable. refresh: evaluation interval
-        of rules that have none of their own ("60s"); None: at `reload` only. exclusive: keep the file open and lock other
-        processes out, for frequent changes. wait_s: how long to wait for a process that writes the file. hold_s: how long a
-        change keeps the file open for the next ones, unless another process has a catalog of it. rule_timeout_s: an evaluation
-        that takes longer is an error of its rule. clock, background: for tests; without the thread, call `refresh_due`.
-        data_may_fail: a rule whose evaluation fails over these rows, or takes too long, is not available, and no error here.
-        load: False for a process that only changes items: before `reload` no rule is known, nor which items have a row.
+        This looks up the table's ids in the index, and scans columns for each rule.
 
-        Cost: a look-up of the table's ids in the index, a scan of columns for each rule. Raises DataError, RuleError.
+        Args:
+            path: The DuckDB file.
+            index: A trie, whose changes are kept in memory only, or a LiveIndex, which can be durable.
+            rules: The rules: a TOML file with a table `[rules]`, a mapping of names to predicates, or several of these.
+            refresh: The interval of rules that have none of their own ("60s"); None evaluates them at `reload` only.
+            exclusive: If true, the file stays open and other processes are locked out; this is for frequent changes.
+            wait_s: The seconds to wait for another process that writes the file.
+            hold_s: The seconds for which a change keeps the file open for the next changes, unless another process has a
+                catalog of it.
+            rule_timeout_s: The longest time of an evaluation; a longer one is an error of its rule.
+            clock: The time in seconds, for tests.
+            background: If false, there is no thread; call `refresh_due`. This is for tests.
+            data_may_fail: If true, a rule whose evaluation over these rows fails or takes too long is unavailable, and is not
+                an error here.
+            load: False for a process that only changes items: until `reload` no rule is known, nor which items have a row.
+
+        Raises:
+            DataError: If the file is unusable.
+            RuleError: If a rule is invalid.
         """
         table = ItemsTable(path, wait_s=wait_s, exclusive=exclusive, hold_s=hold_s, rule_timeout_s=rule_timeout_s)
         return cls(
@@ -139,45 +168,77 @@ class Catalog:
         background: bool = True,
         **csv: Unpack[CsvOptions],
     ) -> "Catalog":
-        """`open` with a table in memory, filled from a source; csv: as of `create`. Raises DataError, RuleError."""
+        """Return a catalog with a table in memory, which is filled from a source.
+
+        The arguments are those of `create` and `open`.
+
+        Raises:
+            DataError: If the source is unusable.
+            RuleError: If a rule is invalid.
+        """
         table = ItemsTable.in_memory(items, rule_timeout_s=rule_timeout_s, **csv)
         return cls(table, index, rules, refresh=refresh, clock=clock, background=background)
 
     @property
     def rules(self) -> RuleSet:
-        """The current rules and the version that they belong to; a reference to them keeps that state."""
+        """Return the current rules and the version to which they belong; a reference to them keeps that state."""
         return self._active.rules
 
     def version(self) -> Version:
-        """The version of the index that the current rules belong to. Cost: none; never waits."""
+        """Return the version of the index to which the current rules belong. This never waits."""
         return self.rules.version
 
     @property
     def index_version(self) -> str:
-        """The fingerprint of the base trie."""
+        """Return the fingerprint of the base trie."""
         return self.version().segments[0].trie.version
 
     def filter(self, rules: str | Iterable[str] | Expression = (), *, deny: ItemIds = ()) -> VersionFilter | None:
-        """Items that the rules (names, or an expression over them) allow now, less the denied; see RuleSet.filter."""
+        """Return the items that the rules (names, or an expression over them) allow now, without denied ones (see
+        RuleSet.filter).
+        """
         return self.rules.filter(rules, deny=deny)
 
     def schema(self, *, before_change: bool = False) -> pa.Schema:
-        """The columns of the table and their types. It may open the file; before_change: for a change too. Raises DataError."""
+        """Return the columns of the table and their types. This may open the file.
+
+        Args:
+            before_change: If true, the file is opened for a change too.
+
+        Raises:
+            DataError: If the file is unusable.
+        """
         with self._table.reading(before_change=before_change) as session:
             return session.schema()
 
     def lookup(self, item_ids: ItemIds, columns: Sequence[str] | None = None) -> pa.Table:
-        """Attributes of some items, in the given order; nulls for unknown ids. It scans the ids, and may open the file.
+        """Return attributes of some items, in the order of the ids, with nulls for unknown ids.
 
-        Raises DataError (the file, an unknown column), ItemIdError (ids of another kind).
+        This scans the ids, and may open the file.
+
+        Args:
+            item_ids: The ids.
+            columns: The columns; None takes all.
+
+        Raises:
+            DataError: If the file is unusable or a column is unknown.
+            ItemIdError: If ids are of another kind.
         """
         with self._table.reading() as session:
             return session.lookup(item_ids, columns)
 
     def search(self, text: str, *, column: str | None = "title", limit: int = 20) -> pa.Table:
-        """The items whose `column` has every word of a text, in any case, or whose id is the text; the shortest first.
+        """Return items whose column has every word of a text, in any case, or whose id is the text; the shortest first.
 
-        column: None: ids alone. An empty text gives the first items. It scans the column. Raises DataError as `lookup`.
+        This scans the column. An empty text gives the first items.
+
+        Args:
+            text: The words.
+            column: The column; None searches ids alone.
+            limit: The largest number of items.
+
+        Raises:
+            DataError: As for `lookup`.
         """
         with self._table.reading() as session:
             return session.search(text.split(), column, limit)
@@ -185,10 +246,14 @@ class Catalog:
     # Rules.
 
     def reload(self, items: ItemSource | None = None, **csv: Unpack[CsvOptions]) -> LoadReport:
-        """Read and evaluate all rules again and replace all filters at once. Never raises for bad rules or data.
+        """Read and evaluate all rules again, and replace all filters at once. It never raises for bad rules or data.
 
-        items: a source that replaces the table first (csv: as of `create`). A rule that fails keeps its last good filter; if
-        rules, table or source cannot be read, nothing changes. A rule that is named no more, and not by `add_rule`, is removed.
+        A rule that fails keeps its last good filter. If the rules, the table or the source cannot be read, nothing changes. A
+        rule that is no longer in the file, and was not added by `add_rule`, is removed.
+
+        Args:
+            items: A source that replaces the table first.
+            csv: As for `create`.
         """
         with self._evaluation_lock:
             before, began = self.rules.report, time.perf_counter()
@@ -200,7 +265,17 @@ class Catalog:
                 return replace(before, seconds=time.perf_counter() - began, error=str(error))
 
     def add_rule(self, name: str, where: str, refresh: str | None = None) -> None:
-        """Add or replace a rule; it outlives reloads. refresh: its evaluation interval ("60s"). Raises RuleError, DataError."""
+        """Add or replace a rule, which outlives reloads.
+
+        Args:
+            name: The name of the rule.
+            where: An SQL predicate.
+            refresh: The interval after which it is evaluated again, such as "60s".
+
+        Raises:
+            RuleError: If the rule is invalid.
+            DataError: If the file is unusable.
+        """
         rule = Rule.of(name, where if refresh is None else {"where": where, "refresh": refresh}, refresh=self._refresh)
         with self._evaluation_lock, self._active.recording() as (rules, record):
             began = self._clock()
@@ -211,7 +286,11 @@ class Catalog:
             self._install(evaluation, {**rules.definitions, name: rule}, record, began, kept=rules.filters)
 
     def remove_rule(self, name: str) -> None:
-        """Remove a rule; one that the rules file names comes back at the next reload. Raises UnknownRuleError."""
+        """Remove a rule. A rule that the rules file has returns at the next reload.
+
+        Raises:
+            UnknownRuleError: If there is no such rule.
+        """
         with self._evaluation_lock, self._active.recording() as (rules, record):
             if name not in rules.definitions and name not in rules.filters:
                 raise UnknownRuleError(f"there is no rule {name[:80]!r} to remove: {', '.join(rules.filters) or 'none'}")
@@ -221,7 +300,11 @@ class Catalog:
             self._install(Evaluation(version=rules.version), definitions, record, self._clock(), kept=kept)
 
     def refresh(self, *names: str) -> tuple[RuleStatus, ...]:
-        """Evaluate the named rules (or all) now; one that fails keeps its last good filter. Raises UnknownRuleError."""
+        """Evaluate the named rules (or all) now; a rule that fails keeps its last good filter.
+
+        Raises:
+            UnknownRuleError: If there is no such rule.
+        """
         for name in names:
             if name not in self.rules.definitions:
                 raise UnknownRuleError(f"there is no rule {name[:80]!r} to refresh: {', '.join(self.rules.definitions)}")
@@ -230,7 +313,9 @@ class Catalog:
         return tuple(status for status in self.rules.report.rules if not names or status.name in names)
 
     def refresh_due(self) -> float | None:
-        """Evaluate each rule that is due, as the background thread does; return the seconds until the next is due, if any."""
+        """Evaluate each rule that is due, as the background thread does, and return the seconds until the next one is due, if
+        any.
+        """
         for _ in self.rules.definitions:
             with self._evaluation_lock:
                 if (name := self._schedule.next_due(self._clock())) is None:
@@ -249,7 +334,7 @@ class Catalog:
 
     @property
     def status(self) -> tuple[RuleStatus, ...]:
-        """The status of each rule."""
+        """Return the status of each rule."""
         filters, definitions = (rules := self.rules).filters, rules.definitions
         return tuple(self._status_of(name, filters, definitions) for name in dict.fromkeys([*filters, *definitions]))
 
@@ -257,17 +342,20 @@ class Catalog:
 
     @contextmanager
     def transaction(self, before_commit: Callable[[], None] = lambda: None) -> Generator[CatalogTransaction]:
-        """Several changes of items that become visible together when the block ends, or not at all if it raises.
-
-        before_commit: called when all changes are checked and written, and only their commits are left; if it raises, nothing
-        is changed.
+        """Make several changes of items that become visible together when the block ends, or not at all if it raises.
 
         Attributes are committed first, then the index's log; then both become visible. After a crash or an error between the
-        two, the table has attributes of items that the index does not have, which no rule reads. Cost: that of LiveIndex, 5 ms
-        for rows of new items, and about 1 ms a rule. Warns with CatalogInUseWarning if another process has the file open.
+        two, the table has attributes of items that the index does not have, which no rule reads. This costs what LiveIndex
+        costs, 5 ms for rows of new items, and about 1 ms per rule. It warns with CatalogInUseWarning if another process has the
+        file open.
 
-        >>> with catalog.transaction() as transaction:
-        ...     transaction.delete(["a"]); transaction.insert([[0, 0]], ["d"], [{"price": 3.5}])
+        Args:
+            before_commit: Called when all changes are checked and written, and only their commits are left; if it raises,
+                nothing is changed.
+
+        Examples:
+            >>> with catalog.transaction() as transaction:
+            ...     transaction.delete(["a"]); transaction.insert([[0, 0]], ["d"], [{"price": 3.5}])
         """
         with self._active.write_lock:
             rules = self.rules
@@ -290,36 +378,69 @@ class Catalog:
         self._refresh_read_other_rows(self._read_other_rows)
 
     def insert(self, codes: Codes, item_ids: ItemIds, attributes: Attributes | None = None) -> int:
-        """Add items; the next `rules` and `version()` have them. Returns the version's number.
+        """Add items, which the next `rules` and `version()` have.
 
-        codes: (n, L). attributes: n rows in the order of the ids; None: the rows that the table has already, else NULLs.
-        Raises CodesError, ItemIdError (an id is live already, or occurs twice), DataError (attributes), LogError.
+        Args:
+            codes: Shape (n, L).
+            item_ids: The ids.
+            attributes: One row per item, in the order of the ids. None takes the rows that the table has already, otherwise
+                NULLs.
+
+        Returns:
+            The number of the new version.
+
+        Raises:
+            CodesError: If the codes do not fit the index.
+            ItemIdError: If an id is live already or occurs twice.
+            DataError: If an attribute is unknown or of the wrong type.
+            LogError: If the log cannot be written.
         """
         with self.transaction() as transaction:
             transaction.insert(codes, item_ids, attributes)
         return self.version().number
 
     def delete(self, item_ids: ItemIds) -> int:
-        """Remove items. Their attributes stay in the table until `purge`. Raises ItemIdError, LogError."""
+        """Remove items, and return the number of the new version. Their attributes stay in the table until `purge`.
+
+        Raises:
+            ItemIdError: If an id is not live or occurs twice.
+            LogError: If the log cannot be written.
+        """
         with self.transaction() as transaction:
             transaction.delete(item_ids)
         return self.version().number
 
     def replace(self, codes: Codes, item_ids: ItemIds, attributes: Attributes | None = None) -> int:
-        """Give items other codes and, optionally, other attributes. Raises CodesError, ItemIdError, DataError, LogError."""
+        """Give items other codes and, optionally, other attributes; return the number of the new version.
+
+        Raises:
+            CodesError: If the codes do not fit the index.
+            ItemIdError: If an id is not live or occurs twice.
+            DataError: If an attribute is unknown or of the wrong type.
+            LogError: If the log cannot be written.
+        """
         with self.transaction() as transaction:
             transaction.replace(codes, item_ids, attributes)
         return self.version().number
 
     def update(self, item_ids: ItemIds, attributes: Attributes) -> None:
-        """Give items other attributes; rules are evaluated for these items only. Raises ItemIdError, DataError."""
+        """Give items other attributes; the rules are evaluated for these items only.
+
+        Raises:
+            ItemIdError: If an id is not live or occurs twice.
+            DataError: If an attribute is unknown or of the wrong type.
+        """
         with self.transaction() as transaction:
             transaction.update(item_ids, attributes)
 
     def save(self, trie_path: str | os.PathLike[str], items_path: str | os.PathLike[str]) -> Version:
-        """Write all items into an index file and their attributes into a Parquet file; returns the version saved.
+        """Write all items into an index file and their attributes into a Parquet file, and return the version that was saved.
 
-        Cost: a build of the index and a copy of the table; changes wait. Raises OSError, DataError.
+        This builds an index and copies the table; changes wait.
+
+        Raises:
+            OSError: If a file cannot be written.
+            DataError: If the catalog's file is unusable.
         """
         with self._active.write_lock:
             version = self.version()
@@ -331,8 +452,19 @@ class Catalog:
     def restore(self, trie: Trie, items: ItemSource, before_commit: Callable[[], None] = lambda: None) -> None:
         """Replace all items and attributes at once by those of a trie and a source, such as `save` wrote; rules stay.
 
-        Requests see the items before, or those after. before_commit: as of `transaction`. Cost: a look-up of every id, and all
-        rules. Raises CodesError, ItemIdError, DataError, LogError. After a crash between table and log, call it again.
+        Requests see the items before, or those after. This looks up every id and evaluates all rules. After a crash between
+        table and log, call it again.
+
+        Args:
+            trie: The items.
+            items: Their rows.
+            before_commit: As for `transaction`.
+
+        Raises:
+            CodesError: If the codes do not fit.
+            ItemIdError: If ids are of the wrong kind.
+            DataError: If the source is unusable.
+            LogError: If the log cannot be written.
         """
         if trie.codebook_sizes != (own := self.version().codebook_sizes):
             raise CodesError(f"the codebooks of the saved items are {trie.codebook_sizes}, those of the index {own}")
@@ -352,11 +484,14 @@ class Catalog:
         self.reload()
 
     def compact(self, *, wait: bool = False) -> None:
-        """Merge the segments of the index in the background, and the filters with them. See LiveIndex.compact."""
+        """Merge the segments of the index in the background, and the filters with them (see LiveIndex.compact)."""
         self.index.compact(wait=wait)
 
     def purge(self) -> int:
-        """Delete the table's rows of items that the index does not have; returns how many. The next evaluation joins again."""
+        """Delete the table's rows of items that the index does not have, and return their number.
+
+        The next evaluation joins again.
+        """
         with self._evaluation_lock, self._active.write_lock:
             self._table.warn_if_shared(stacklevel=4)
             num_purged = self._evaluator.purge(self.version())

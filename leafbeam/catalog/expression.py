@@ -20,14 +20,20 @@ _BINDS_TIGHTER: dict[_Kind, _Kind] = {"or": "and", "and": "minus", "minus": "nam
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expression:
-    """Set arithmetic on rule names: `&` (both), `|` (either) and `-` (the left, less the right).
+    """Set arithmetic on rule names: `&` (both), `|` (either) and `-` (the left without the right).
 
     `-` binds most tightly, then `&`, then `|`, as in Python. A rule's name may contain `-`, so a minus needs a space on its
-    left: `fresh - adult`. Expressions are kept in a normal form (operands of `&` and `|` flat, sorted, unique; `a - b - c` as
-    `a - (b | c)`), so different spellings of one set expression are equal and share a cache entry.
+    left: `fresh - adult`. Expressions are kept in a normal form (operands of `&` and `|` flat, sorted and unique; `a - b - c`
+    as `a - (b | c)`), so different spellings of one set expression are equal and share a cache entry.
 
-    >>> Expression.parse("(b & a) | promo & a & b").text
-    '(a & b) | (a & b & promo)'
+    Args:
+        kind: The operator, or a name.
+        name: The name of the rule.
+        parts: The operands.
+
+    Examples:
+        >>> Expression.parse("(b & a) | promo & a & b").text
+        '(a & b) | (a & b & promo)'
     """
 
     kind: _Kind
@@ -36,12 +42,18 @@ class Expression:
 
     @classmethod
     def parse(cls, text: str) -> "Expression":
-        """Parse an expression. Raises RequestError, with the position, for invalid syntax or an expression over the limits."""
+        """Parse an expression.
+
+        Raises:
+            RequestError: If the syntax is invalid, with the position, or the expression is over the limits.
+        """
         return _Parser(text).parse()
 
     @classmethod
     def of(cls, rules: "str | Iterable[str] | Expression", also: str | None = None) -> "Expression | None":
-        """The filter of a request: an expression or names that all hold, and another expression; None if there is neither."""
+        """Return the filter of a request: an expression, or names that all hold, and another expression; None if there is
+        neither.
+        """
         if isinstance(rules, str | Expression):
             parts = [cls.parse(rules) if isinstance(rules, str) else rules]
         else:
@@ -57,18 +69,18 @@ class Expression:
 
     @property
     def names(self) -> frozenset[str]:
-        """Every rule that it names."""
+        """Return all rules that it names."""
         return frozenset([self.name]) if self.kind == "name" else frozenset().union(*(part.names for part in self.parts))
 
     @property
     def text(self) -> str:
-        """The normal form as text."""
+        """Return the normal form as text."""
         if self.kind == "name":
             return self.name
         return f" {_SIGNS[self.kind]} ".join(part.text if part.kind == "name" else f"({part.text})" for part in self.parts)
 
     def evaluate(self, filter_of: Callable[[str], VersionFilter]) -> VersionFilter:
-        """The set of items. Cost: one pass over the bitmaps for each operator."""
+        """Return the set of items. This costs one pass over the bitmaps for each operator."""
         if self.kind == "name":
             return filter_of(self.name)
         result, *others = (part.evaluate(filter_of) for part in self.parts)

@@ -36,9 +36,16 @@ _TEXT = re.compile(r"\s*(?P<name>[^\s=@]*)\s*(?:@\s*(?P<refresh>[^\s=]*)\s*)?=(?
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """A name and an SQL predicate over the table `items`, which DuckDB checks when it is evaluated. Raises RuleError.
+    """A name and an SQL predicate over the table `items`, which DuckDB checks when it is evaluated.
 
-    refresh: seconds between evaluations; None: only when the catalog is reloaded, and for items that change.
+    Args:
+        name: The name of the rule.
+        where: The predicate.
+        refresh: The seconds between evaluations; None evaluates it only when the catalog is reloaded, and for items that
+            change.
+
+    Raises:
+        RuleError: If the name or the interval is invalid.
     """
 
     name: str
@@ -68,7 +75,16 @@ class Rule:
 
     @classmethod
     def of(cls, name: str, value: object, *, refresh: float | None = None) -> "Rule":
-        """A rule from a predicate, or a mapping of `where` and maybe `refresh`. refresh: the default. Raises RuleError."""
+        """Return a rule from a predicate, or from a mapping of `where` and perhaps `refresh`.
+
+        Args:
+            name: The name of the rule.
+            value: The predicate or the mapping.
+            refresh: The interval of a rule that has none of its own.
+
+        Raises:
+            RuleError: If the rule is invalid.
+        """
         if not isinstance(value, Mapping):
             return cls(name=name, where=value, refresh=refresh)  # type: ignore[arg-type]
         unknown = sorted(str(key) for key in value if key not in ("where", "refresh"))
@@ -116,12 +132,16 @@ def _table_functions(node: Any) -> Iterable[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuleStatus:
-    """Status of one rule.
+    """The status of one rule.
 
-    num_items: live items that it allows; 0 if it is not available. error: why the last evaluation failed, over all items or
-    over those that changed. kept: its last good filter is still in use because that failed. age_s: seconds since its last
-    successful evaluation over all items; None: never. seconds: how long that took. refresh: seconds between evaluations;
-    None: only at a reload.
+    Attributes:
+        name: The name of the rule.
+        num_items: The number of live items that it allows; 0 if it is not available.
+        error: Why the last evaluation failed, over all items or over those that changed.
+        kept: Whether its last good filter is still in use because that failed.
+        age_s: The seconds since its last successful evaluation over all items; None if there was none.
+        seconds: The seconds that this evaluation took.
+        refresh: The seconds between evaluations; None evaluates it only at a reload.
     """
 
     name: str
@@ -135,10 +155,16 @@ class RuleStatus:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadReport:
-    """Result of loading a catalog. `str(report)` is one readable paragraph; `ok` is false if anything failed.
+    """The result of loading a catalog. `str(report)` is one readable paragraph; `ok` is false if anything failed.
 
-    not_in_index: rows whose item has no Semantic ID in the index; examples: a few of their ids. not_in_catalog: items of the
-    index without a row. Neither are recommended. error: why the whole load failed, in which case nothing was changed.
+    Attributes:
+        num_items: The number of live items.
+        not_in_index: The number of rows whose item has no Semantic ID in the index. They are not recommended.
+        not_in_catalog: The number of items of the index without a row. They are not recommended.
+        rules: The status of each rule.
+        seconds: The seconds that loading took.
+        examples: A few ids of the rows that are not in the index.
+        error: Why the whole load failed, in which case nothing was changed.
     """
 
     num_items: int
@@ -155,7 +181,7 @@ class LoadReport:
 
     @property
     def agrees(self) -> bool:
-        """Table and index have the same items."""
+        """Return whether table and index have the same items."""
         return self.not_in_index == self.not_in_catalog == 0
 
     def __str__(self) -> str:

@@ -56,13 +56,16 @@ class RuleFilters(Mapping[str, VersionFilter]):
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class RuleSet:
-    """An immutable snapshot of the rules, for the version of the index that they belong to.
+    """An immutable snapshot of the rules, for the version of the index to which they belong.
 
     A request that holds one sees one state of items and rules. Search `rules.version` with its filters, and with no others.
 
-    filters: by rule name. definitions: by rule name. report: of the last load, with the newest status of each rule.
-    generation: 1 for the first load, one more after each load or refresh that changed a filter. rule_generations: the
-    generation that each rule's filter comes from.
+    Args:
+        filters: The filter of each rule.
+        definitions: The definition of each rule.
+        report: The report of the last load, with the newest status of each rule.
+        generation: 1 for the first load, and one more after each load or refresh that changed a filter.
+        rule_generations: The generation from which each rule's filter comes.
     """
 
     filters: RuleFilters
@@ -82,13 +85,19 @@ class RuleSet:
         return self.filters.version
 
     def filter(self, rules: str | Iterable[str] | Expression = (), *, deny: ItemIds = ()) -> VersionFilter | None:
-        """Items with a row that the rules allow, less the denied ones; None if that is every live item.
+        """Return the items with a row that the rules allow, without denied ones; None if that is every live item.
 
-        rules: names, all of which hold, or an expression such as "(fresh | promo) & in_stock - adult" (see Expression).
-        deny: ids to exclude; ids that the index does not have are ignored.
+        This costs one look-up if the expression is cached. Otherwise it costs a pass over the bitmaps for each operator, a
+        millisecond or two at 10^7 items.
 
-        Cost: one look-up if the expression is cached, else a pass over the bitmaps for each operator, a millisecond or two at
-        10^7 items. Raises UnknownRuleError, RequestError (invalid expression), ItemIdError (ids of the wrong type).
+        Args:
+            rules: Names, all of which hold, or an expression such as "(fresh | promo) & in_stock - adult" (see Expression).
+            deny: The ids to exclude; ids that the index does not have are ignored.
+
+        Raises:
+            UnknownRuleError: If there is no such rule.
+            RequestError: If the expression is invalid.
+            ItemIdError: If ids are of the wrong type.
         """
         expression, allowed = Expression.of(rules), self.filters.listed
         if expression is not None:
@@ -106,7 +115,7 @@ class RuleSet:
     def conflict(self, expression: Expression) -> tuple[str, ...]:
         """Return the rule, or the smallest set of rules, for which no item is left; () if the expression allows an item.
 
-        Cost: one look-up if the answer is cached, else see `conflict_of`.
+        This costs one look-up if the answer is cached; otherwise see `conflict_of`.
         """
         return self._conflict(expression)
 

@@ -52,17 +52,23 @@ ORDER BY a.attnum
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PostgresTable:
-    """A table, view or materialised view of a PostgreSQL database, streamed into DuckDB in one snapshot.
+    """A table, view or materialised view of a PostgreSQL database, which is streamed into DuckDB in one snapshot.
 
-    Types keep their meaning; numeric(p, s) up to 38 digits stays exact, a numeric without a precision becomes a double, and
-    types that DuckDB lacks (enums, addresses, ranges, money) become text.
+    Types keep their meaning: numeric(p, s) up to 38 digits stays exact, a numeric without a precision becomes a double, and
+    types that DuckDB lacks (enums, addresses, ranges, money) become text. It needs the extra `postgres`.
 
-    uri: libpq's connection string (`postgresql://shop@db/shop`; missing parts come from the variables PGHOST, PGPASSWORD and so
-    on); never printed. columns: None selects all. One has to be `item_id`; a view can rename it.
+    Args:
+        uri: libpq's connection string (`postgresql://shop@db/shop`); missing parts come from PGHOST, PGPASSWORD and similar
+            variables. It is never printed.
+        table: The name of the table.
+        schema: The schema of the table.
+        columns: The columns; None selects all. One has to be `item_id`; a view can rename it.
 
-    Needs the extra `postgres`. Raises DataError (no connection, no such table, a value that fits no type).
+    Raises:
+        DataError: If there is no connection or no such table, or a value fits no type.
 
-    >>> Catalog.create("shop.duckdb", PostgresTable(uri="postgresql://shop@db/shop", table="articles"))
+    Examples:
+        >>> Catalog.create("shop.duckdb", PostgresTable(uri="postgresql://shop@db/shop", table="articles"))
     """
 
     uri: str = field(repr=False)
@@ -75,7 +81,7 @@ class PostgresTable:
 
     @contextmanager
     def rows(self) -> Generator[tuple[pa.RecordBatchReader, dict[str, str]]]:
-        """The rows as a stream, and the DuckDB types of the columns that have to be cast."""
+        """Return the rows as a stream, and the DuckDB types of the columns that have to be cast."""
         require("reading a PostgreSQL table", "adbc_driver_postgresql")
         import adbc_driver_postgresql.dbapi as dbapi
 

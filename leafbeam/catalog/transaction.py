@@ -19,7 +19,11 @@ Attributes = pa.Table | Sequence[Mapping[str, Any]]
 
 
 class CatalogTransaction:
-    """A `Transaction` with attributes: the target of `with catalog.transaction() as transaction:`. See Transaction."""
+    """A `Transaction` with attributes: the target of `with catalog.transaction() as transaction:`.
+
+    Args:
+        transaction: The changes of the index.
+    """
 
     def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction
@@ -28,13 +32,27 @@ class CatalogTransaction:
         self._removed: dict[Any, None] = {}  # ids whose rows go
 
     def insert(self, codes: Codes, item_ids: ItemIds, attributes: Attributes | None = None) -> None:
-        """Add items; see Catalog.insert. Raises CodesError, ItemIdError, DataError."""
+        """Add items (see Catalog.insert).
+
+        Raises:
+            CodesError: If the codes do not fit the index.
+            ItemIdError: If an id is live already or occurs twice.
+            DataError: If an attribute is unknown or of the wrong type.
+        """
         ids, table = _checked(item_ids, attributes)
         self._transaction.insert(codes, item_ids)
         self._record(ids, table)
 
     def delete(self, item_ids: ItemIds, *, with_attributes: bool = False) -> None:
-        """Remove items; see Catalog.delete. with_attributes: and their rows of the table. Raises ItemIdError."""
+        """Remove items (see Catalog.delete).
+
+        Args:
+            item_ids: The ids.
+            with_attributes: If true, their rows of the table are removed too.
+
+        Raises:
+            ItemIdError: If an id is not live or occurs twice.
+        """
         self._transaction.delete(item_ids)
         keys = as_id_array(item_ids).tolist()
         for key in keys:
@@ -43,20 +61,35 @@ class CatalogTransaction:
             self._removed.update(dict.fromkeys(keys))
 
     def replace(self, codes: Codes, item_ids: ItemIds, attributes: Attributes | None = None) -> None:
-        """Give items other codes and, optionally, other attributes. Raises CodesError, ItemIdError, DataError."""
+        """Give items other codes and, optionally, other attributes.
+
+        Raises:
+            CodesError: If the codes do not fit the index.
+            ItemIdError: If an id is not live or occurs twice.
+            DataError: If an attribute is unknown or of the wrong type.
+        """
         ids, table = _checked(item_ids, attributes)
         self._transaction.replace(codes, item_ids)
         if table is not None:
             self._record(ids, table)
 
     def update(self, item_ids: ItemIds, attributes: Attributes) -> None:
-        """Give items other attributes. Raises ItemIdError if an id is not live or occurs twice, DataError."""
+        """Give items other attributes.
+
+        Raises:
+            ItemIdError: If an id is not live or occurs twice.
+            DataError: If an attribute is unknown or of the wrong type.
+        """
         ids, table = _checked(item_ids, attributes)
         self._transaction.check_live(item_ids)
         self._record(ids, table)
 
     def evaluate_again(self, item_ids: ItemIds) -> None:
-        """Evaluate the rules for items whose attributes changed otherwise. Raises ItemIdError."""
+        """Evaluate the rules for items whose attributes were changed in another way.
+
+        Raises:
+            ItemIdError: If an id is not live.
+        """
         self._transaction.check_live(item_ids)
         self._record(as_id_array(item_ids), None)
 
@@ -65,15 +98,15 @@ class CatalogTransaction:
         return self._transaction.write_set()
 
     def removed_ids(self) -> NDArray[np.generic]:
-        """Ids of the items whose rows are to be removed."""
+        """Return the ids of the items whose rows are to be removed."""
         return as_id_array(list(self._removed))
 
     def changed_ids(self) -> NDArray[np.generic]:
-        """Ids of all items whose rules have to be evaluated again."""
+        """Return the ids of all items whose rules have to be evaluated again."""
         return as_id_array(list(self._table_of))
 
     def tables(self) -> list[pa.Table]:
-        """Attributes to write, with their `item_id`; no id occurs twice."""
+        """Return the attributes to write, with their `item_id`; no id occurs twice."""
         parts: list[pa.Table] = []
         for number, (keys, table) in enumerate(self._tables):
             newest = [self._table_of.get(key, -1) == number for key in keys]

@@ -14,10 +14,12 @@ MAX_CHANGES = 10_000  # of a batch: what a server takes at once
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemChange:
-    """An item to put (with all its columns), to patch (those named) or to delete.
+    """An item to put (with all its columns), to patch (with some of them) or to delete.
 
-    row: `item_id` and, unless it is deleted, perhaps `codes` or `vector`, and attributes. place: where the source has it, such
-    as "partition 0, offset 17".
+    Attributes:
+        operation: What to do.
+        row: `item_id` and, unless it is deleted, perhaps `codes` or `vector`, and attributes.
+        place: The position in the source, such as "partition 0, offset 17".
     """
 
     operation: Operation
@@ -29,8 +31,11 @@ class ItemChange:
 class Batch:
     """The changes of a feed from one commit to the next.
 
-    key: the same each time that the feed hands out this batch, also after a crash. end: where the next batch begins. bad: what
-    is wrong with changes that cannot be read, by their places.
+    Attributes:
+        changes: The changes, in order.
+        bad: What is wrong with changes that cannot be read, by their positions in the source.
+        key: The same each time that the feed returns this batch, also after a crash.
+        end: Where the next batch begins.
     """
 
     changes: tuple[ItemChange, ...] = field(repr=False)
@@ -40,13 +45,7 @@ class Batch:
 
 
 class Feed(Protocol):
-    """A source of changes that knows which of them are made.
-
-    read: the batch after the last committed one; None if none came within `wait_s` seconds. It records the batch's end and key
-    before it returns, so that after a crash the same batch comes again, under the same key.
-    commit: the changes of the batch are made, durably. is_at_end: whether there was nothing more at the last `read`.
-    All raise FeedError.
-    """
+    """A source of changes that knows which of them have been made. All methods raise FeedError."""
 
     @property
     def name(self) -> str: ...
@@ -54,19 +53,31 @@ class Feed(Protocol):
     @property
     def is_at_end(self) -> bool: ...
 
-    def read(self, wait_s: float) -> Batch | None: ...
+    def read(self, wait_s: float) -> Batch | None:
+        """Return the batch after the last committed one, or None if none came within `wait_s` seconds.
 
-    def commit(self, batch: Batch) -> None: ...
+        It records the batch's end and key before it returns, so that after a crash the same batch comes again, under the same
+        key.
+        """
 
-    def close(self) -> None: ...
+    def commit(self, batch: Batch) -> None:
+        """Record that the changes of the batch have been made, durably."""
+
+    def close(self) -> None:
+        """Release the source."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceColumns:
-    """Which columns of a source are taken. item_id: the one of the ids. names: of attributes, codes or vector; None: all.
+    """The columns that are taken of a source.
 
-    >>> SourceColumns(item_id="sku").row({"sku": "a", "price": 3})
-    {'item_id': 'a', 'price': 3}
+    Args:
+        item_id: The column of the ids.
+        names: The columns of attributes, codes or vector; None takes all.
+
+    Examples:
+        >>> SourceColumns(item_id="sku").row({"sku": "a", "price": 3})
+        {'item_id': 'a', 'price': 3}
     """
 
     item_id: str = "item_id"
@@ -78,11 +89,15 @@ class SourceColumns:
 
     @property
     def all_names(self) -> list[str] | None:
-        """The columns to read; None for all."""
+        """Return the columns to read; None for all."""
         return None if self.names is None else [self.item_id, *self.names]
 
     def id_of(self, found: Mapping[str, Any]) -> int | str:
-        """The id in a row of the source. Raises DataError."""
+        """Return the id in a row of the source.
+
+        Raises:
+            DataError: If there is none, or it is invalid.
+        """
         item_id = found.get(self.item_id)
         if not is_id(item_id):
             names = ", ".join(list(map(short_repr, found))[:20]) or "none"
@@ -93,7 +108,11 @@ class SourceColumns:
         return item_id
 
     def row(self, found: Mapping[str, Any], *, partial: bool = False) -> dict[str, Any]:
-        """A row of the source as an item. partial: columns may be missing. Raises DataError."""
+        """Return a row of the source as an item; with `partial`, columns may be missing.
+
+        Raises:
+            DataError: If the id is invalid or a column is missing.
+        """
         item_id = self.id_of(found)
         names = [name for name in found if name != self.item_id] if self.names is None else self.names
         missing = next((name for name in names if name not in found), None)

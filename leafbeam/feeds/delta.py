@@ -20,7 +20,12 @@ _ERRORS = (DeltaError, OSError, ValueError, pa.ArrowException)
 class DeltaSource:
     """A Delta table, at a path or an address such as s3://bucket/table.
 
-    options: of the storage, as deltalake takes them; it reads the environment too. Raises FeedError.
+    Args:
+        uri: The path or address.
+        options: The options of the storage, as deltalake takes them; it reads the environment too.
+
+    Raises:
+        FeedError: If there is no such table.
     """
 
     def __init__(self, uri: str, options: Mapping[str, str] | None = None) -> None:
@@ -33,11 +38,11 @@ class DeltaSource:
 
     @property
     def table_id(self) -> str:
-        """The id that the table got when it was made."""
+        """Return the id that the table got when it was created."""
         return str(self._table.metadata().id)
 
     def newest(self) -> int | None:
-        """See VersionedTable."""
+        """Return the newest version (see VersionedTable)."""
         try:
             self._table.update_incremental()
         except _ERRORS as error:
@@ -45,7 +50,7 @@ class DeltaSource:
         return self._table.version()
 
     def rows(self, version: int, columns: Sequence[str] | None) -> pa.Table:
-        """See VersionedTable."""
+        """Return the rows of a version (see VersionedTable)."""
         table = self._open(version)
         try:
             return pa.table(table.scan(None if columns is None else list(columns)))

@@ -18,7 +18,17 @@ _ORDER: tuple[Operation, ...] = ("put", "patch", "delete")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Followed:
-    """What a follower did since it began. ignored: deletions of items that were not there. skipped: bad changes."""
+    """What a follower has done since it began.
+
+    Attributes:
+        inserted: The number of new items.
+        updated: The number of changed items.
+        deleted: The number of removed items.
+        ignored: The number of deletions of items that the server did not have.
+        skipped: The number of bad changes.
+        batches: The number of batches.
+        end: Where the last batch ended.
+    """
 
     inserted: int = 0
     updated: int = 0
@@ -29,7 +39,7 @@ class Followed:
     end: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def plus(self, counts: ChangeAnswer | ImportedItems) -> "Followed":
-        """With the counts of a change."""
+        """Return the sum of these counts and those of a change."""
         names = ("inserted", "updated", "deleted", "ignored")
         return replace(self, **{name: getattr(self, name) + getattr(counts, name, 0) for name in names})
 
@@ -43,14 +53,23 @@ def follow(
     wait_s: float = 1.0,
     on_batch: Callable[[Followed], object] | None = None,
 ) -> Followed:
-    """Make the changes of a feed on a server, in their order, until an error; once: until the feed has no more.
+    """Make the changes of a feed on a server, in their order, until an error.
 
-    A batch is committed to the feed after the server acknowledged its changes, which are on its disk by then. After a crash
-    the batch under way is sent again under the same idempotency keys, so that it is made once. Of the changes of an item in one
-    batch, the last counts. skip_bad: changes that cannot be read, or that the server refuses, are left out and counted.
-    wait_s: how long to wait for changes before looking again. on_batch: called after each.
+    A batch is committed to the feed after the server has acknowledged its changes, which are on its disk by then. After a crash
+    the unfinished batch is sent again under the same idempotency keys, so that it is made once. Of several changes of an item
+    in one batch, the last counts. Called again, it continues after the last commit.
 
-    Raises FeedError, which says where a bad change is, and ServerError. Called again, it goes on after the last commit.
+    Args:
+        feed: The source of the changes.
+        client: The client of the server.
+        once: If true, return when the feed has no more changes.
+        skip_bad: If true, changes that cannot be read, or that the server refuses, are left out and counted.
+        wait_s: The seconds to wait for changes before looking again.
+        on_batch: Called after each batch.
+
+    Raises:
+        FeedError: If a change is bad; the message says where it is.
+        ServerError: If the server fails.
     """
     is_text = client.get_catalog().item_ids == "text"
     done = Followed()

@@ -19,8 +19,13 @@ T = TypeVar("T")
 class IcebergSource:
     """An Iceberg table, such as "shop.items".
 
-    catalog: its name in pyiceberg's configuration (.pyiceberg.yaml, the environment). properties: on top of what that says,
-    such as uri. Raises FeedError.
+    Args:
+        table: The name of the table.
+        catalog: The name of its catalog in pyiceberg's configuration (.pyiceberg.yaml, the environment).
+        properties: Further properties of the catalog, such as uri.
+
+    Raises:
+        FeedError: If there is no such table.
     """
 
     def __init__(self, table: str, *, catalog: str = "default", properties: Mapping[str, str] | None = None) -> None:
@@ -29,16 +34,16 @@ class IcebergSource:
 
     @property
     def table_id(self) -> str:
-        """The id that the table got when it was made."""
+        """Return the id that the table got when it was created."""
         return str(self._table.metadata.table_uuid)
 
     def newest(self) -> int | None:
-        """See VersionedTable: the id of the current snapshot."""
+        """Return the id of the current snapshot (see VersionedTable)."""
         snapshot = self._try("its newest snapshot", lambda: self._table.refresh().current_snapshot())
         return None if snapshot is None else snapshot.snapshot_id
 
     def rows(self, version: int, columns: Sequence[str] | None) -> pa.Table:
-        """See VersionedTable."""
+        """Return the rows of a version (see VersionedTable)."""
         if self._table.snapshot_by_id(version) is None:
             raise FeedError(
                 f"{self.name}: snapshot {version}, which was followed last, is gone (expired): remove the position's file, "

@@ -19,14 +19,23 @@ T = TypeVar("T")
 
 
 class KafkaFeed:
-    """The messages of a topic, each a change in Debezium's envelope (JSON), read by this process alone.
+    """The messages of a topic, each a change in Debezium's envelope (JSON), which this process alone reads.
 
-    servers: such as "localhost:9092,other:9092". group: under which Kafka keeps the offsets; one for each catalog. start: where
-    a partition begins that has none. properties: of librdkafka, such as security.protocol. timeout_s: a broker that does not
-    answer for so long ends the feed.
+    A batch is of one partition. The offset's metadata holds the end and the key of the unfinished batch until it is committed.
 
-    A batch is of one partition. The offset's metadata has the end and key of the batch under way until it is committed.
-    Raises FeedError (no broker, no such topic, offsets that are gone), ArgumentError for properties.
+    Args:
+        servers: The brokers, such as "localhost:9092,other:9092".
+        topic: The name of the topic.
+        group: The group under which Kafka keeps the offsets; use one for each catalog.
+        columns: The columns that are taken.
+        start: Where to begin in a partition that has no offset yet.
+        max_changes: The largest number of changes of a batch.
+        properties: Properties of librdkafka, such as security.protocol.
+        timeout_s: The seconds without an answer of a broker after which the feed ends.
+
+    Raises:
+        FeedError: If there is no broker or no such topic, or the offsets no longer exist.
+        ArgumentError: If a property is invalid.
     """
 
     def __init__(
@@ -63,11 +72,11 @@ class KafkaFeed:
 
     @property
     def is_at_end(self) -> bool:
-        """Whether the last `read` found nothing left in any partition."""
+        """Return whether the last `read` found nothing left in any partition."""
         return not self._again and not self._waiting and self._ended >= self._positions.keys()
 
     def read(self, wait_s: float) -> Batch | None:
-        """See Feed."""
+        """Return the next batch (see Feed)."""
         if self._again:
             return self._again.popleft()
         give_up = time.monotonic() + wait_s
@@ -86,11 +95,11 @@ class KafkaFeed:
         return batch
 
     def commit(self, batch: Batch) -> None:
-        """See Feed."""
+        """Record that a batch is done (see Feed)."""
         self._commit([TopicPartition(self._topic, batch.end["partition"], batch.end["offset"], "")])
 
     def close(self) -> None:
-        """Leave the brokers; what is not committed comes again."""
+        """Leave the brokers; changes that are not committed are delivered again."""
         self._consumer.close()
 
     def _open(self) -> dict[int, int]:

@@ -34,10 +34,9 @@ _KINDS: Mapping[str, Any] = {  # of a position's fields
 
 
 class VersionedTable(Protocol):
-    """A table that can be read as it was at each of its versions.
+    """A table that can be read as it was at each of its versions. `newest` and `rows` raise FeedError.
 
-    name: for messages. table_id: the same for all versions of one table. newest: the newest version; None for a table without
-    one. rows: those of a version; columns: None for all. Both raise FeedError.
+    `name` is the table's name in messages; `table_id` is the same for all versions of one table.
     """
 
     @property
@@ -46,9 +45,16 @@ class VersionedTable(Protocol):
     @property
     def table_id(self) -> str: ...
 
-    def newest(self) -> int | None: ...
+    def newest(self) -> int | None:
+        """Return the newest version; None for a table without one."""
 
-    def rows(self, version: int, columns: Sequence[str] | None) -> pa.Table: ...
+    def rows(self, version: int, columns: Sequence[str] | None) -> pa.Table:
+        """Return the rows of a version.
+
+        Args:
+            version: The version.
+            columns: The columns; None takes all.
+        """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,10 +106,19 @@ class Position:
 
 
 class TableFeed:
-    """The rows of a table, then what each newer version changes: rows that are new or others are put, rows that went deleted.
+    """The rows of a table, then what each newer version changes: new and changed rows are put, missing rows are deleted.
 
-    position: a JSON file that says how far the catalog is. start: of a table without that file: all of its rows, or only what
-    changes from now on. Each comparison reads the columns of both versions into memory. Raises FeedError.
+    Each comparison reads the columns of both versions into memory.
+
+    Args:
+        table: The table.
+        position: A JSON file that says how far the catalog has followed the table.
+        columns: The columns that are taken.
+        start: Where to begin without that file: with all rows of the table, or with the changes from now on.
+        max_changes: The largest number of changes of a batch.
+
+    Raises:
+        FeedError: If the table or the position cannot be read.
     """
 
     def __init__(
@@ -132,11 +147,11 @@ class TableFeed:
 
     @property
     def is_at_end(self) -> bool:
-        """Whether the last `read` found no newer version."""
+        """Return whether the last `read` found no newer version."""
         return self._is_at_end
 
     def read(self, wait_s: float) -> Batch | None:
-        """See Feed."""
+        """Return the next batch (see Feed)."""
         if self._is_at_end:
             time.sleep(wait_s)
         if self._changes is None:
@@ -156,7 +171,7 @@ class TableFeed:
         return batch
 
     def commit(self, batch: Batch) -> None:
-        """See Feed."""
+        """Record that a batch is done (see Feed)."""
         position, row = self._position, batch.end["row"]
         if self._changes is None or row >= len(self._changes):
             self._save(Position(table_id=position.table_id, columns=position.columns, version=position.to))
@@ -165,7 +180,7 @@ class TableFeed:
             self._save(replace(position, row=row, key=None, until=None))
 
     def close(self) -> None:
-        """Nothing is open between two reads."""
+        """Do nothing, because nothing is open between two reads."""
 
     def _save(self, position: Position) -> None:
         position.save(self._path)
