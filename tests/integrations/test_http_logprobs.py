@@ -125,8 +125,9 @@ LIMITS = [
 ]
 
 
-@pytest.mark.parametrize("said", LIMITS)
-@pytest.mark.parametrize("limit", [1, 7, 20, 127])
+@pytest.mark.parametrize(
+    ("said", "limit"), [pytest.param(LIMITS[0], 1, marks=pytest.mark.slow), (LIMITS[1], 7), (LIMITS[2], 20), (LIMITS[0], 127)]
+)
 def test_a_server_with_a_smaller_limit_is_asked_in_smaller_slices(server: State, said: str, limit: int) -> None:
     """G6: found from its refusal, or passed; later searches ask in these slices at once."""
     refused: list[int] = []

@@ -16,7 +16,7 @@ from leafbeam.model import EncoderDecoder, load_model
 from tests.model.config_cases import ARCHITECTURES, T5, TOKENS, VOCABULARY, scores, values_for
 
 
-@pytest.fixture(scope="module", params=["t5", "t5 with experts", "qwen3"])
+@pytest.fixture(scope="module", params=["t5", pytest.param("t5 with experts", marks=pytest.mark.slow), "qwen3"])
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any, Path]:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

@@ -126,6 +126,7 @@ def test_inserts_deletes_filters_and_compactions_run_what_is_compiled() -> None:
     assert compiled._cache_size() == 2 * len(SIZES)  # a scoring, a level: nothing else
 
 
+@pytest.mark.slow
 def test_a_long_deny_list_takes_its_children_out_one_by_one() -> None:
     rng = np.random.default_rng(12)
     version = random_version(rng, 900, 100)
@@ -136,6 +137,7 @@ def test_a_long_deny_list_takes_its_children_out_one_by_one() -> None:
     compare(version, arrays, ops.FilterCache(arrays), requests, rng, "full")
 
 
+@pytest.mark.slow
 def test_a_full_cache_drops_the_filter_used_longest_ago_and_what_was_bound_stays_right() -> None:
     rng = np.random.default_rng(13)
     trie = Trie.build(random_table(rng, 500), SIZES)
@@ -161,6 +163,7 @@ def test_a_full_cache_drops_the_filter_used_longest_ago_and_what_was_bound_stays
     assert len(set(wider.levels[0][0].slot_B.tolist())) == 5
 
 
+@pytest.mark.slow
 def test_no_buffer_of_the_size_of_the_logits_is_written() -> None:
     jax.config.update("jax_disable_most_optimizations", False)
     rng = np.random.default_rng(14)

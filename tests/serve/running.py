@@ -1,5 +1,6 @@
 """Servers that run beside a test, in a thread of this process or in one of their own, and what asks them."""
 
+import gc
 import re
 import signal
 import socket
@@ -54,6 +55,7 @@ def thread(engine: Engine | None, **options: Any) -> Generator[Server]:
     config: dict[str, Any] = {name: options.pop(name) for name in list(options) if name in names}
     server = Server(engine, config=ServerConfig(port=0, **{"grace_s": PATIENCE, **config}), on_ready=on_ready, **options)
     runner = threading.Thread(target=server.run)
+    gc.freeze()  # what other tests left: the server collects garbage before it serves, in half a second with them
     runner.start()
     try:
         assert ready.wait(300 if "text" in options else PATIENCE)  # a language model warms up in the server's thread

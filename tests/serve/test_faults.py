@@ -198,6 +198,7 @@ def test_a_draining_server_answers_accepted_requests(first_shop):
     assert answers == [200, 200, 200]
 
 
+@pytest.mark.slow
 def test_a_sighup_while_loading_reloads_once_it_serves(shop):
     with process(shop, while_it_loads=signal.SIGHUP) as server:
         until(lambda: 'leafbeam_rule_reloads_total{outcome="ok"} 1.0' in httpx.get(server.url + "/metrics").text)

@@ -171,6 +171,7 @@ def test_a_killed_worker_loses_its_own_connections_and_is_replaced(first_shop: A
     assert "ended with status -9 and its connections are lost" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [4, pytest.param(40, marks=pytest.mark.full)])
 def test_under_load_kills_cost_connections_alone(first_shop: Any, monkeypatch: Any, kills: int) -> None:
     monkeypatch.setattr(http_workers, "_PAUSES_S", (0.01, 0.05))
@@ -223,6 +224,7 @@ def test_workers_leave_short_processors_to_the_core(first_shop: Any) -> None:
         assert worker == min(19, own + 5)
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_is_replaced(first_shop: Any, monkeypatch: Any, caplog: Any) -> None:
     monkeypatch.setattr(http_workers, "_HUNG_S", 1.5)
     with thread(first_shop.engine(), http_workers=2) as server:
@@ -259,6 +261,7 @@ def test_sigterm_answers_what_runs_and_leaves_no_process(shop: Any) -> None:
         assert not [line for line in lines if line["level"] == "ERROR"]
 
 
+@pytest.mark.slow
 def test_without_its_core_a_worker_answers_503_and_ends(shop: Any) -> None:
     with process(shop, http_workers=2) as server:
         port = int(server.url.rsplit(":", 1)[1])

@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [4, pytest.param(100, marks=pytest.mark.full)])
 def test_every_acknowledged_batch_survives_a_killed_server(shop, kills: int) -> None:
     command = [sys.executable, "-m", "tests.serve.kill_server", str(shop.directory), str(kills), "1"]

@@ -106,7 +106,7 @@ def copied(shop: Any, directory: Path) -> Any:
     return replace(shop, directory=directory)
 
 
-@pytest.mark.parametrize("requests", ["off", "on"])
+@pytest.mark.parametrize("requests", [pytest.param("off", marks=pytest.mark.slow), "on"])
 def test_no_line_at_any_level_holds_a_history_a_user_or_a_key(shop: Any, json_log: Any, requests: str) -> None:
     lines, key = json_log if requests == "on" else lines_of(shop, "text", requests)
     log = "\n".join(lines)
@@ -131,6 +131,7 @@ def test_each_line_is_an_object_and_each_request_has_one(json_log: Any) -> None:
     assert "caused by:" in failed[0]["exception"]
 
 
+@pytest.mark.slow
 def test_histories_are_logged_if_asked_for(shop: Any) -> None:
     lines = [json.loads(line) for line in lines_of(shop, "json", "histories")[0]]
     answered = next(line for line in lines if line.get("request_id") == "r-200")

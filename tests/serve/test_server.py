@@ -68,6 +68,7 @@ def test_sighup_reloads_rules_without_a_restart_and_sigterm_drops_no_request(sho
         assert "leaked" not in server.log
 
 
+@pytest.mark.slow
 def test_sigterm_ends_a_server_whose_reload_does_not_end(shop):
     endless = "price IN (WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM t) SELECT n FROM t)"
     with process(shop) as server:
@@ -96,6 +97,7 @@ server.stop()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("http_workers", [0, 1])
 def test_a_program_may_end_while_its_server_stops_in_a_thread(first_shop, http_workers):
     words = [sys.executable, "-c", _STOPPED_AT_THE_END, *map(str, first_shop.files), str(http_workers)]
