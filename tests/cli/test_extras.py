@@ -184,6 +184,7 @@ def test_with_the_core_alone_every_public_name_loads_or_names_its_extra() -> Non
     assert extras["leafbeam.model.load_model"] == "torch"
 
 
+@pytest.mark.slow
 def test_with_every_extra_every_public_name_loads() -> None:
     assert run_python(PUBLIC_NAMES, []) == []
 

@@ -47,6 +47,7 @@ def test_the_process_that_compiles_constraints_loads_no_torch() -> None:
     assert not set(ast.literal_eval(run_python(code))) & {"torch", "duckdb", "pyarrow", "pandas", "starlette", "sklearn"}
 
 
+@pytest.mark.slow
 def test_a_program_with_an_engine_ends_without_a_word() -> None:
     code = "from leafbeam.engine import Engine; from leafbeam.serve import Server; import leafbeam.cli.output"
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

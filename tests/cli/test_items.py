@@ -118,8 +118,10 @@ print(json.dumps(loaded + [name for name in json.loads(sys.argv[2]) if name in s
             ],
             [],
         ),
-        ([["add", "new", "title=old red boot", "price=2"], ["add", "i0", "title=old red boot"]], [ENCODER]),
-        ([["import", "items.csv"]], [ENCODER]),
+        (
+            [["add", "new", "title=old red boot", "price=2"], ["add", "i0", "title=old red boot"], ["import", "items.csv"]],
+            [ENCODER],
+        ),
     ],
 )
 def test_a_change_of_an_item_loads_no_model_no_server_and_no_needless_encoder(
