@@ -8,6 +8,8 @@ from leafbeam.demo.processes import running_server
 from leafbeam.model import EncoderDecoder, load_model
 from tests.fixtures.command_line import call, succeed
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -39,7 +41,6 @@ def test_words_that_cannot_be_meant_are_refused(run: Path):
     assert "only the architecture" in call("train", "--run", run, "--set", "num_experts=2").stderr
 
 
-@pytest.mark.slow
 def test_the_server_answers_with_it(run: Path):
     with running_server(run) as server:
         answer = server.request("/v1/recommend", {"history": ["P001", "P002"], "num_items": 5, "rules": ["in_stock"]})

@@ -105,7 +105,7 @@ def model_of(size: int, *, is_t5: bool) -> Any:
     return model.eval()
 
 
-@pytest.fixture(scope="module", params=["t5", "qwen3"])
+@pytest.fixture(scope="module", params=[pytest.param("t5", marks=pytest.mark.slow), "qwen3"])
 def theirs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Theirs:
     folder, is_t5, rng = tmp_path_factory.mktemp("theirs"), request.param == "t5", np.random.default_rng(0)
     numbers = np.unique(rng.integers(0, [12, 30, 13], (60, 3)), axis=0)[:40]

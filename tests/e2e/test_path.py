@@ -161,6 +161,7 @@ def test_the_demos_tour_checks_its_answers_on_the_real_server(run: Path, server:
     assert shown.count("✓") >= 6
 
 
+@pytest.mark.slow
 def test_a_new_item_gets_its_codes_from_its_text_and_outlives_a_restart(run: Path, tmp_path: Path):
     shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("live"))
     words = {name: value for name, value in items_of(run)["P001"].items() if isinstance(value, str)}
