@@ -22,6 +22,8 @@ from benchmarks.micro.attention import Shape
 from leafbeam.ops.attention import triton as attention_kernels
 from leafbeam.ops.attention.costs import AttentionCosts, AttentionWork
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 SHAPE = Shape(requests=1, beams=8, tokens=70, codes=2, heads=4, groups=2, size=16)
 

@@ -5,6 +5,8 @@ import pytest
 from benchmarks.micro import hf
 from benchmarks.peers.python_trie import PythonTrie
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_python_trie_lists_what_follows_a_prefix() -> None:
     trie = PythonTrie([[1, 2, 3], [1, 2, 4], [5, 6, 7]])

@@ -8,6 +8,8 @@ from benchmarks.micro.step import L, V
 from benchmarks.workloads import DISTRIBUTIONS, random_chunk
 from leafbeam import Trie
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @pytest.mark.parametrize("memory_limit", [40_000, 4 << 30])

@@ -9,6 +9,8 @@ from leafbeam import Trie
 from leafbeam.automata import Automaton
 from leafbeam.ops.head import HeadCosts
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("distribution", ["uniform", "zipf", "clustered"])
 def test_legal_sets_have_the_size_and_the_shape_they_are_called_by(distribution: str) -> None:

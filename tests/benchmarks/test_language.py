@@ -11,6 +11,8 @@ import pytest
 from benchmarks.peers.vllm_cpu import ENVIRONMENT, VllmSettings, vllm_engine
 from benchmarks.serving import language
 
+pytestmark = pytest.mark.slow
+
 PEERS = [peer for peers in language.PEERS for peer in peers]
 
 
@@ -31,7 +33,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # of torch.compile, which outlines-core's kernel uses
 @pytest.mark.parametrize("is_there", [False, True])
 def test_peers_write_the_same_text(checkpoint: Path, tmp_path: Path, is_there: bool) -> None:
@@ -49,7 +50,6 @@ def test_peers_write_the_same_text(checkpoint: Path, tmp_path: Path, is_there: b
     assert calls["leafbeam retokenized"]["model_calls"] <= calls["leafbeam"]["model_calls"]
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(("near", "is_tie"), [(1e9, True), (1e-9, False)])
 def test_another_text_is_a_tie_or_an_error(
@@ -70,7 +70,6 @@ def test_another_text_is_a_tie_or_an_error(
                 language.compare(checkpoint, engines, 2, repeats=1)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("narrow", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_an_illegal_text_of_a_peer_is_a_row(

@@ -21,6 +21,8 @@ from leafbeam.datasets import make_shop
 from leafbeam.errors import ArgumentError, DataError
 from leafbeam.train import Budget, RankingMetrics, load_log
 
+pytestmark = pytest.mark.slow
+
 DATA = Path(os.environ.get("LEAFBEAM_DATA", Path(__file__).parents[2].parent / "shared" / "data"))
 
 
@@ -79,7 +81,6 @@ def test_table_3_of_validation_items_holds_out_others_than_the_test_s(shop: Path
     assert not (valid.cold_N & test.cold_N).any()
 
 
-@pytest.mark.slow
 def test_what_other_ways_lose_under_a_rule(shop: Path, tmp_path: Path):
     rows = rows_of("exactness", "--data", shop, "--out", tmp_path)
     assert [row["parameters"]["sids"] for row in rows] == ["leafbeam", "TIGER"]

@@ -10,6 +10,8 @@ from benchmarks.peers.cpu_trie import CpuTrie
 from benchmarks.peers.masked_search import Masked, masked_search
 from benchmarks.peers.unconstrained import Unconstrained
 
+pytestmark = pytest.mark.slow
+
 SIZES, BEAMS = (4, 3, 5), 60  # as many beams as SIDs, so that only the mask can lose one
 RNG = np.random.default_rng(0)
 LOGITS = {

@@ -26,6 +26,8 @@ from leafbeam.ops.constrain.static.matrix import TransitionMatrix
 from tests.fixtures.grid import CASES, Case, TableModel
 from tests.parity.oracle import search
 
+pytestmark = pytest.mark.slow
+
 Sid = tuple[int, ...]
 
 

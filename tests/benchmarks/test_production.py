@@ -33,6 +33,8 @@ from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie
 from leafbeam.model import ModelConfig, Transformer, Vocabulary
 
+pytestmark = pytest.mark.slow
+
 SIZES = (12, 12, 12)
 
 
@@ -246,7 +248,6 @@ def test_the_tokenizer_has_a_word_for_every_token(run: LoadRun):
     assert words["<7>"] == 7
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not ENVIRONMENT.exists(), reason=".venv-peers is not there: `make peers` creates it")
 def test_vllm_answers_on_our_checkpoint_and_under_a_grammar_with_items_alone(run: LoadRun):
     case = Case(items=3, beams=8, batch=2)
@@ -271,7 +272,6 @@ def test_exact_beams_without_vllm_are_a_row_that_says_so(run: LoadRun, tmp_path:
     assert measured["ratio"] == "not measured"
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not ENVIRONMENT.exists(), reason=".venv-peers is not there: `make peers` creates it")
 def test_exact_beams_over_vllm_are_items_and_are_measured_beside_its_own(run: LoadRun):
     run.trie.save(str(run.path / "index.leafbeam"))

@@ -41,6 +41,8 @@ from benchmarks.workloads import DISTRIBUTIONS
 from leafbeam.errors import ArgumentError, MissingExtraError
 from leafbeam.index.memory_estimate import MemoryEstimate
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"num_items": 3000, "num_codes": 300, "num_levels": 3}
 # The whole line-up needs no more than this at the small shape, a hash bitmap of 128 MiB included.
 GIB = 2**30
@@ -91,7 +93,6 @@ def test_every_method_is_in_the_line_up(line_up: tuple[Catalog, LineUp]) -> None
     assert line_up[1].left_out == {}
 
 
-@pytest.mark.slow
 def test_exact_methods_agree_and_the_others_are_measured(line_up: tuple[Catalog, LineUp]) -> None:
     catalog, methods = line_up
     sets = trials.draw_logits(np.random.default_rng(5), catalog.trie, 2, 20)
@@ -321,7 +322,6 @@ def test_sittings_of_one_point_are_joined_and_marked() -> None:
     assert found["beside_leafbeam_us"].keys() == {"c"}
 
 
-@pytest.mark.slow
 def test_torch_methods_are_measured_in_their_faster_form_with_the_same_answers(line_up: tuple[Catalog, LineUp]) -> None:
     catalog, up = line_up
     names = ("leafbeam", "static_torch", "ppv_approximate", "cpu_trie")

@@ -18,6 +18,8 @@ from benchmarks.xgr import serving_figure as figure_module
 from benchmarks.xgr.serving_figure import RunOptions, kept_serving_rows
 from leafbeam.errors import DataError
 
+pytestmark = pytest.mark.slow
+
 
 def virtual(
     times: list[float], seconds: float, max_batch: int, give_up_s: float = 100.0

@@ -1,4 +1,8 @@
+import pytest
+
 from benchmarks.micro import retrieve
+
+pytestmark = pytest.mark.slow
 
 
 def test_retrieve_runs_small() -> None:

@@ -15,6 +15,8 @@ from benchmarks.serving.production_http import over_http
 from benchmarks.serving.turns import Case
 from leafbeam.decode import BeamSearch
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadRun]:
@@ -110,7 +112,6 @@ def test_each_way_of_a_request_is_timed_beside_the_others(run: LoadRun):
     assert measured["over"]["recommend_over_model"] > 0
 
 
-@pytest.mark.slow
 def test_requests_are_measured_with_and_without_changes(run: LoadRun):
     held = sorted(run.path.rglob("*"))
     parameters, measured = changes.measure(run, seconds=1.0, turns=1, requests_per_s=20)
@@ -126,7 +127,6 @@ def test_requests_are_measured_with_and_without_changes(run: LoadRun):
     assert sorted(run.path.rglob("*")) == held
 
 
-@pytest.mark.slow
 def test_a_server_answers_load_from_a_second_process(run: LoadRun):
     rng = np.random.default_rng(2)
     with serving(run.path, "--beams", "20", "--threads", "1") as server:
@@ -145,7 +145,6 @@ def test_a_server_answers_load_from_a_second_process(run: LoadRun):
         assert "leafbeam_requests" in server.metrics()
 
 
-@pytest.mark.slow
 def test_an_overload_answers_or_refuses_everybody(run: LoadRun):
     parameters, measured = overload.measure(run, 1, 0.5, 0.5, 1.0)
     assert (parameters["run"], parameters["seconds"]) == (1, 1.0)

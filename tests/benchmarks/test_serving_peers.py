@@ -21,6 +21,8 @@ from leafbeam.index import Trie
 from leafbeam.model import ModelConfig, Transformer, Vocabulary, Workspace, search_bytes
 from leafbeam.ops.attention.reference import merge, prefix_attention, suffix_attention
 
+pytestmark = pytest.mark.slow
+
 SIZES = (48, 32, 32, 6)
 
 

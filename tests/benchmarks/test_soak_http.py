@@ -21,12 +21,13 @@ from benchmarks.serving.soak_read_back import Found, missing_changes
 from leafbeam.client import Client, Retries
 from leafbeam.serve.schema import RecommendAnswer, RecommendBody, TimingsAnswer
 
+pytestmark = pytest.mark.slow
+
 OLD, NEW = Item(codes=(1, 2, 3), price=5.0, stock=1), Item(codes=(1, 2, 3), price=30.0, stock=1)
 MOVED, SOLD_OUT = Item(codes=(9, 9, 9), price=5.0, stock=1), Item(codes=(1, 2, 3), price=5.0, stock=0)
 WINDOWS = [(8.0, 9.0, False), (9.0, 10.5, False), (10.5, 12.0, False), (11.5, 12.0, True)]  # asked, answered, is it wrong then
 
 
-@pytest.mark.slow
 def test_a_server_under_killed_http_processes_and_changes_loses_nothing() -> None:
     found = soak_http(3.0, items=150, kill_every_s=0.3, min_kills=2)
     assert found.problems == []

@@ -6,6 +6,8 @@ import pytest
 from benchmarks.micro import updates
 from benchmarks.workloads import DISTRIBUTIONS
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_updates_run_small(monkeypatch: pytest.MonkeyPatch, distribution: str) -> None:

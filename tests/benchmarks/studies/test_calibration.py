@@ -4,6 +4,8 @@ import pytest
 from benchmarks.studies.calibration import Isotonic, Temperature, calibration_error
 from leafbeam.errors import ArgumentError
 
+pytestmark = pytest.mark.slow
+
 
 def too_sure(users: int = 4000, items: int = 12, *, sureness: float = 2.5, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Scores that are `sureness` times as far apart as what really happens."""

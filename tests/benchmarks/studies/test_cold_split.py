@@ -13,6 +13,8 @@ from leafbeam.semid import QuantiserConfig, fit_sids, text_vectors
 from leafbeam.train import Histories, load_log, log_from_tables
 from tests.fixtures.logs import shop
 
+pytestmark = pytest.mark.slow
+
 DATA = Path(os.environ.get("LEAFBEAM_DATA", Path(__file__).parents[3].parent / "shared" / "data"))
 
 

@@ -10,6 +10,8 @@ from leafbeam.train import Budget, Recipe
 from leafbeam.train.metrics import MISS
 from tests.fixtures.logs import shop
 
+pytestmark = pytest.mark.slow
+
 STUDY = ColdStudy(
     recipe=Recipe(
         budget=Budget(steps=120),

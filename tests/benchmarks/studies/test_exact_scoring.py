@@ -7,6 +7,8 @@ from leafbeam.decode import BeamSearch
 from leafbeam.errors import ArgumentError, ItemIdError, LogitsError
 from leafbeam.index import Trie
 
+pytestmark = pytest.mark.slow
+
 SIZES = (5, 4, 6)
 
 

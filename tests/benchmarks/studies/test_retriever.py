@@ -6,6 +6,8 @@ from benchmarks.studies.retriever import DenseRecipe, DenseRetriever, fit_dense
 from leafbeam.errors import ArgumentError
 from leafbeam.train import Histories
 
+pytestmark = pytest.mark.slow
+
 
 def histories_of(rows: list[list[int]]) -> Histories:
     items = np.concatenate([np.asarray(row, np.int32) for row in rows]) if rows else np.empty(0, np.int32)

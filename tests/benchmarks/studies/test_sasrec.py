@@ -10,6 +10,8 @@ from leafbeam.train import EvaluationSet, RankingMetrics, Split, leave_one_out
 from leafbeam.train.baselines import rank_targets
 from tests.fixtures.logs import walks
 
+pytestmark = pytest.mark.slow
+
 TINY = SasRecRecipe(hidden=16, layers=1, max_items=6, dropout=0.1, learning_rate=1e-2, batch_items=200, epochs=40)
 
 

@@ -10,6 +10,8 @@ from leafbeam.errors import ArgumentError
 from leafbeam.train.teacher import GraphTeacher
 from tests.fixtures.logs import shop
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def split() -> ColdSplit:
