@@ -45,7 +45,7 @@ CHANGES: dict[str, Change] = {
 }
 
 
-@pytest.fixture(params=["closed", "held", "exclusive"])
+@pytest.fixture(params=["closed", pytest.param("held", marks=pytest.mark.slow), "exclusive"])
 def catalog(tmp_path: Path, request: pytest.FixtureRequest) -> Any:
     path = tmp_path / "shop.duckdb"
     Catalog.create(path, pa.Table.from_pylist(ROWS))
