@@ -161,22 +161,6 @@ def test_a_table_shows_small_runs_until_there_are_full_ones(tmp_path: Path) -> N
     assert "| ten items | peer |" in render(definitions, "speed", read(tmp_path, small, full))
 
 
-@pytest.mark.parametrize(
-    ("reason", "said"),
-    [
-        ("does not fit: needs 12.07 GiB, 9.10 GiB of 16.00 GiB are left", "needs 12.07 GiB"),
-        ("out of memory: exit status -9: the process ended without an answer", "out of memory"),
-        (None, "left out"),
-    ],
-)
-def test_a_cell_says_what_a_method_that_is_not_there_needs(tmp_path: Path, reason: str | None, said: str) -> None:
-    file = tmp_path / "figures.toml"
-    file.write_text(FULL)
-    without = row(1000, 5.0, parameters={"quick": False})
-    without["measured"]["left_out"] = {"peer": reason} if reason else {}
-    assert f"| ours | {said} |" in render(Definitions.read(file), "speed", read(tmp_path, without))
-
-
 def test_writing_twice_changes_nothing_and_code_is_left_alone(tmp_path: Path, definitions: Definitions) -> None:
     rows = read(tmp_path, row(10, 1.0), row(1000, 2.0))
     document = (
@@ -261,29 +245,3 @@ def test_kept_rows_are_shown_again(name: str) -> None:
     result = CliRunner().invoke(app, [name, "--redraw"])
     assert result.exit_code == 0, result.output
     assert "leafbeam" in result.output or "trie of the whole catalog" in result.output
-
-
-def test_a_text_in_place_of_a_number_stands_as_it_is(tmp_path: Path, definitions: Definitions):
-    failed = row(10, 5.0)
-    failed["measured"]["us"]["peer"] = "out of memory"
-    text = render(definitions, "speed", read(tmp_path, failed, row(1000, 5.0)))
-    assert "| peer | out of memory | left out |" in text
-
-
-def test_a_line_says_its_peers_version_and_its_row(tmp_path: Path) -> None:
-    file = tmp_path / "figures.toml"
-    file.write_text("""
-[ratios]
-bench = "step"
-field = "us/peer/p50"
-missing = "none"
-columns = [{ name = "version", show = "version" }, { name = "time" }, { name = "row", show = "row" }]
-lines = [
-  { name = "peer", where = { items = 10 }, version = "versions/torch" },
-  { name = "without", where = { items = 10 } },
-  { name = "elsewhere", where = { items = 11 }, version = "versions/torch" },
-]
-""")
-    text = render(Definitions.read(file), "ratios", read(tmp_path, row(10, 1.0)))
-    assert "| peer | 2 | 4.0 | step 2026-01-02T00:00 |\n| without | none | 4.0 | step" in text
-    assert "| elsewhere | none | none | none |" in text

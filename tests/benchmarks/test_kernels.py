@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.micro import attention, forced, head, language
-from leafbeam import Trie
+from benchmarks.micro import attention, head, language
 from leafbeam.automata import Automaton
 from leafbeam.ops.head import HeadCosts
 
@@ -41,27 +40,6 @@ def test_bench_attention_runs_small_and_counts_what_xgr_counts() -> None:
     assert parameters["beams"] == 512
     assert counted["bytes"]["per_beam"] == pytest.approx(59e9, rel=0.01)
     assert counted["bytes"]["shared_prompt_alone"] == pytest.approx(0.115e9, rel=0.01)
-
-
-def test_nodes_below_ranges_are_the_prefixes_that_stand_there() -> None:
-    rng = np.random.default_rng(0)
-    codes = np.unique(rng.integers(0, 5, (300, 4)), axis=0)
-    trie = Trie.build(codes, [5] * 4)
-    lo, hi = np.array([0, 10, 11, 40, 0]), np.array([4, 11, 30, 40, 4])
-    for level in (1, 2, 3):
-        ranges = zip(lo, hi, strict=True)
-        expected = sum(len({tuple(row[: t + 1]) for row in codes[a:b]}) for a, b in ranges for t in range(level, 3))
-        assert forced._nodes_below(trie, lo, hi, level) == expected
-
-
-def test_later_starts_need_more_passes_and_forced_leaves_read_what_rounds_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forced, "V", 16)
-    trie = Trie.build(np.random.default_rng(1).integers(0, 16, (4000, 8)), [16] * 8)
-    found = forced.leaves_left(trie, 4)["at_most"]
-    passes = [one["passes_alone"] for one in found.values()]
-    assert passes == sorted(passes, reverse=True)
-    assert found["1"]["codes_read"] == (forced.L - 1) * forced.K
-    assert passes[0] < forced.L
 
 
 def test_a_mask_over_all_logits_finds_what_legal_codes_alone_find(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.__main__ import app
-from benchmarks.experiments import LEARNING, learning_table
-from benchmarks.learning import LearningRun, as_dict, data_sets, kept_learning_rows, pooled
-from benchmarks.static.table_3 import TEACHERS, paper_of
+from benchmarks.experiments import learning_table
+from benchmarks.learning import as_dict, kept_learning_rows, pooled
+from benchmarks.static.table_3 import TEACHERS
 from benchmarks.studies.cold_split import cold_split
 from benchmarks.studies.cold_start_study import METHODS
-from benchmarks.tiger.table_1 import published
 from leafbeam.datasets import make_shop
-from leafbeam.errors import ArgumentError, DataError
-from leafbeam.train import Budget, RankingMetrics, load_log
+from leafbeam.train import RankingMetrics, load_log
 
 pytestmark = pytest.mark.slow
 
@@ -108,14 +106,6 @@ def test_tiger_s_table_of_a_made_shop(shop: Path, tmp_path: Path):
 
 
 @pytest.mark.full
-def test_tiger_s_table_of_a_model_that_trained_on_validation_items_too(shop: Path, tmp_path: Path):
-    (row,) = rows_of("tiger-table-1", "--data", shop, "--fit-on", "train+valid", "--out", tmp_path)
-    methods = row["measured"]["methods"]
-    assert {"leafbeam", "fused", "memory"} < set(methods)
-    assert not {name for name in methods if name.startswith("sasrec")}  # nothing is left to stop it by
-
-
-@pytest.mark.full
 @pytest.mark.data
 def test_table_3_of_beauty():
     if not (DATA / "amazon_beauty").is_dir():
@@ -164,59 +154,3 @@ def test_seeds_share_their_users_so_their_errors_do_not_shrink():
     assert pooled([one]) == pytest.approx((0.1, 0.01))
     assert pooled([one, one, one]) == pytest.approx((0.1, 0.01))
     assert pooled([one, {"mean": 0.2, "error": 0.01}]) == pytest.approx((0.15, np.sqrt(0.01**2 + 0.005 / 2)))
-
-
-def test_the_papers_figures_are_found_by_the_name_of_the_data():
-    assert paper_of("amazon_beauty", 0.02)["trie_full"] == 4.29
-    assert paper_of("Toys_and_Games", 0.05) == {"unconstrained": 0.0, "random": 0.17, "trie_full": 2.25}
-    assert paper_of("amazon_beauty", 0.03) == paper_of("shop", 0.02) == {}
-    assert published("amazon_sports")["TIGER"] == (0.0264, 0.0181, 0.0400, 0.0225)
-    assert published("shop") == {}
-
-
-def test_a_directory_of_data_sets_is_all_of_them(shop: Path, tmp_path: Path):
-    assert data_sets(shop) == (shop,)
-    for name in ("b", "a", "empty"):
-        (tmp_path / name).mkdir()
-    for name in ("b", "a"):
-        (tmp_path / name / "interactions.csv").write_text("user_id,item_id,timestamp\n")
-    assert data_sets(tmp_path) == (tmp_path / "a", tmp_path / "b")
-    with pytest.raises(DataError, match="holds no interactions"):
-        data_sets(tmp_path / "empty")
-
-
-def test_what_cannot_be_is_refused(tmp_path: Path):
-    assert all(learning_table(name) is not None for name in LEARNING)
-    assert learning_table("static-memory") is None
-    for settings, words in (
-        ({"shares": (1.5,)}, "between 0 and 1"),
-        ({"seeds": 0}, "--seeds 0"),
-        ({"minutes": 1.0, "epochs": 2.0}, "one of the two"),
-    ):
-        with pytest.raises(ArgumentError, match=words):
-            LearningRun(data=(tmp_path,), **settings)
-    assert LearningRun(data=(tmp_path,), epochs=2.0).budget(Budget(minutes=1)) == Budget(epochs=2.0)
-    for arguments, words in (
-        (["static-table-3"], "learns from data"),
-        (["static-table-3", "--data", str(tmp_path)], "holds no interactions"),
-        (["static-memory", "--share", "0.02"], "No such option"),
-        (["static-memory", "0.02"], "unexpected extra argument"),
-    ):
-        result = CliRunner().invoke(app, arguments)
-        assert (result.exit_code, words in result.output) == (2, True), result.output
-
-
-def test_shares_may_follow_one_another_as_the_paper_s_table_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    seen: list[tuple[float, ...]] = []
-
-    def stop(run: LearningRun, *rest: object) -> list[dict[str, Any]]:
-        seen.append(run.shares)
-        raise DataError("far enough")
-
-    table = learning_table("static-table-3")
-    assert table is not None
-    monkeypatch.setattr("benchmarks.experiments.learning_table", lambda name: replace(table, rows=stop))
-    (tmp_path / "interactions.csv").write_text("user_id,item_id,timestamp\n")
-    for arguments in (["--share", "0.02", "0.05"], ["--share", "0.02", "--share", "0.05"], []):
-        CliRunner().invoke(app, ["static-table-3", "--data", str(tmp_path), *arguments])
-    assert seen == [(0.02, 0.05)] * 3

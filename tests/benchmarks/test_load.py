@@ -2,15 +2,12 @@
 
 import asyncio
 import json
-from pathlib import Path
 
 import numpy as np
-import pytest
 
 from benchmarks.serving import load
 from benchmarks.serving.load import Answered, Planned
 from benchmarks.serving.load_client import send_all
-from leafbeam.errors import ArgumentError
 
 
 def test_poisson_arrivals_have_their_rate_and_independent_gaps():
@@ -22,27 +19,6 @@ def test_poisson_arrivals_have_their_rate_and_independent_gaps():
     assert (gaps > 0).all()
     assert times[-1] < 50
     assert len(load.arrivals(rng, load.steady(0), 5)) == 0
-
-
-def test_a_day_has_a_night_and_a_burst_a_peak():
-    rng = np.random.default_rng(1)
-    day = load.arrivals(rng, load.diurnal(100, 40), 40)
-    noon = ((day > 15) & (day < 25)).sum()
-    night = ((day < 5) | (day > 35)).sum()
-    assert noon > 4 * night
-    assert abs(len(day) - 4000) < 300
-    peak = load.arrivals(rng, load.burst(20, 400, 4, 6), 10)
-    assert abs(((peak >= 4) & (peak < 6)).sum() - 800) < 150
-    assert abs(((peak < 4) | (peak >= 6)).sum() - 160) < 60
-
-
-def test_a_power_law_has_many_short_and_some_very_long():
-    lengths = load.power_law(np.random.default_rng(2), 5, 1000, 20_000)
-    assert lengths.min() == 5
-    assert lengths.max() > 900
-    assert np.median(lengths) < 25
-    with pytest.raises(ArgumentError):
-        load.power_law(np.random.default_rng(0), 5, 4, 1)
 
 
 def answered(status: int, seconds: float, **body: object) -> Answered:
@@ -65,15 +41,6 @@ def test_a_summary_counts_goodput_refusals_and_errors_apart():
     assert found["latency_ms"]["p50"] == 55
     assert found["stages_ms"]["total"] == {"p50": 3, "p99": 3}
     assert found["statuses"] == {"0": 1, "200": 10, "429": 1, "500": 1, "503": 1}
-
-
-def test_a_trace_is_sorted_and_checked(tmp_path: Path):
-    path = tmp_path / "trace.jsonl"
-    path.write_text('{"at": 2, "body": {"history": []}}\n\n{"at": 1.5, "body": {}}\n')
-    assert [one.at for one in load.read_trace(path)] == [1.5, 2]
-    path.write_text('{"when": 2}\n')
-    with pytest.raises(ArgumentError, match="every line"):
-        load.read_trace(path)
 
 
 def test_the_client_is_open_loop_and_reports_what_broke():

@@ -19,7 +19,6 @@ from benchmarks.peers.marisa import MarisaTrie
 from benchmarks.peers.peer import Offers, Peer, Selection, extend, root, select
 from benchmarks.peers.ppv import Ppv
 from benchmarks.peers.static_matrix import matrix_nbytes, matrix_of_codes
-from benchmarks.peers.unconstrained import Unconstrained
 from benchmarks.workloads import DISTRIBUTIONS, random_codes
 from leafbeam import Trie
 from leafbeam.ops.constrain.static.matrix import TransitionMatrix
@@ -247,12 +246,6 @@ def test_ppv_approximate_loses_legal_codes_beyond_the_50_best_logits_and_allows_
     assert found.lost > found.legal / 2
 
 
-def test_ppv_approximate_is_exact_where_the_codebook_has_at_most_50_codes() -> None:
-    of = truth("growing-widths", 1)
-    found = compare(Ppv.of_sorted(of.table, num_candidates=50), of)
-    assert (found.lost, found.wrong) == (0, 0)
-
-
 def test_a_hash_bitmap_loses_no_code_and_allows_wrong_ones_at_about_the_rate_that_it_is_filled() -> None:
     of = truth("wide-level", 1)
     peer = HashBitmap.of_sorted(of.table, num_bits=2**12)
@@ -261,19 +254,6 @@ def test_a_hash_bitmap_loses_no_code_and_allows_wrong_ones_at_about_the_rate_tha
     filled = np.unpackbits(peer.bytes_W.numpy()).mean()
     assert 0.5 < filled < 0.95
     assert 0.7 * filled < found.wrong / found.illegal < filled + 0.05  # siblings are spread: they collide less than strangers
-
-
-def test_a_larger_hash_bitmap_is_wrong_less_often() -> None:
-    of = truth("wide-level", 1)
-    found = [compare(HashBitmap.of_sorted(of.table, num_bits=bits), of) for bits in (2**12, 2**17, 2**24)]
-    rates = [one.wrong / one.illegal for one in found]
-    assert rates[0] > 5 * rates[1] > 25 * rates[2]
-
-
-def test_without_a_constraint_every_code_is_offered() -> None:
-    found = compare(Unconstrained(), truth("odd-codebooks", 1))
-    assert found.lost == 0
-    assert found.wrong == found.illegal > 0
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
@@ -320,11 +300,3 @@ def test_jax_and_torch_select_alike() -> None:
     theirs = jax_rounds.select(jnp.asarray(scores), jax_rounds.JaxOffers(log_p_BKF=jnp.asarray(log_p)), 9)
     for name in ("scores_BK", "parent_BK", "slot_BK", "code_BK"):
         np.testing.assert_array_equal(getattr(ours, name).numpy(), np.asarray(getattr(theirs, name)))
-
-
-def test_marisa_maps_codes_around_the_characters_that_are_none() -> None:
-    codes = np.array([[0, 0xD7FE, 0xD7FF, 0xD800, 0xDFFF, 0xE000, 70_000]], np.int32)
-    peer = MarisaTrie.of_sorted(np.repeat(codes, 2, axis=0))
-    assert sorted(peer.prefix_allowed_tokens_fn(0, torch.tensor([], dtype=torch.int64))) == codes[0].tolist()
-    for code in codes[0].tolist():
-        assert peer.prefix_allowed_tokens_fn(0, torch.tensor([code])) == [code]

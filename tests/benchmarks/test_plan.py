@@ -88,14 +88,3 @@ def test_names_choose_and_unknown_ones_are_refused():
         result = CliRunner().invoke(app, ["reproduce", *words])
         assert result.exit_code != 0
         assert message in result.output
-
-
-def test_parts_measured_since_a_time_are_left_out(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(plan, "measured_since", lambda since: {"memory"} if since.year == 2026 else set())
-    for words, is_left_out in ((["--since", "2026-11-26"], True), (["--since", "2027-01-01T10:00"], False), ([], False)):
-        shown = CliRunner().invoke(app, ["reproduce", "memory", "xgr-figure-4", "--dry-run", *words])
-        assert "xgr-figure-4" in shown.stdout
-        assert ("memory" not in shown.stdout) == is_left_out
-    refused = CliRunner().invoke(app, ["reproduce", "--since", "yesterday"])
-    assert refused.exit_code == 2
-    assert "%Y-%m-%d" in refused.output

@@ -1,11 +1,8 @@
 """Engines beside leafbeam: whatever stops one of them is a row with a status, and the others are measured."""
 
-import json
-import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +10,18 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from safetensors.numpy import load_file
 
-from benchmarks.peers import vllm_cpu
 from benchmarks.peers.vllm_cpu import (
     ENVIRONMENT,
     PeerFailure,
     VllmSettings,
     grammar_of,
     vllm_engine,
-    write_padded,
     write_tokenizer,
 )
 from benchmarks.serving import fastest, prefill, production, turns, vllm
 from benchmarks.serving.load_run import LoadRun
-from benchmarks.serving.production_http import Client
 from benchmarks.serving.turns import Case
-from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie
 from leafbeam.model import ModelConfig, Transformer, Vocabulary
 
@@ -115,15 +107,6 @@ def test_a_peer_that_is_ended_leaves_no_process(run: LoadRun, tmp_path: Path):
     assert failure_of(environment(tmp_path, script), run, 0.3).row["status"] == "timed out"
     with suppress(psutil.NoSuchProcess):
         psutil.Process(int(worker.read_text())).wait(10)
-
-
-def test_a_server_that_does_not_come_up_says_why(run: LoadRun, tmp_path: Path):
-    place = environment(tmp_path, "echo bad option >&2; exit 2")
-    with (
-        pytest.raises(PeerFailure, match="crashed: exit status 2: bad option"),
-        vllm_cpu.vllm_server(run.path / "model", settings=VllmSettings(threads=1), max_tokens=64, environment=place),
-    ):
-        pass
 
 
 def test_an_engine_that_was_slow_is_left_out_of_larger_cases_alone(run: LoadRun, monkeypatch: pytest.MonkeyPatch):
@@ -223,31 +206,6 @@ def test_a_grammar_lists_the_items_behind_their_first_tokens():
     ]
 
 
-def test_a_padded_checkpoint_answers_as_the_checkpoint(run: LoadRun, tmp_path: Path):
-    size = run.model.config.vocab_size + 20
-    write_padded(run.path / "model", tmp_path / "padded", size)
-    assert json.loads((tmp_path / "padded" / "config.json").read_text())["vocab_size"] == size
-    mine, padded = (load_file(path / "model.safetensors") for path in (run.path / "model", tmp_path / "padded"))
-    assert padded.keys() == mine.keys()
-    for name, tensor in mine.items():
-        assert np.array_equal(padded[name][: len(tensor)], tensor)
-        assert not padded[name][len(tensor) :].any()
-    words = json.loads((tmp_path / "padded" / "tokenizer.json").read_text())["model"]["vocab"]
-    assert len(words) == size
-
-
-def test_bfloat16_is_of_the_large_model():
-    for part in (None, "small", "http", "large-http"):
-        with pytest.raises(ArgumentError, match="goes with --part large"):
-            next(production.runs(True, part, dtype="bfloat16"))
-
-
-def test_the_tokenizer_has_a_word_for_every_token(run: LoadRun):
-    words = json.loads((run.path / "model" / "tokenizer.json").read_text())["model"]["vocab"]
-    assert sorted(words.values()) == list(range(run.model.config.vocab_size))
-    assert words["<7>"] == 7
-
-
 @pytest.mark.skipif(not ENVIRONMENT.exists(), reason=".venv-peers is not there: `make peers` creates it")
 def test_vllm_answers_on_our_checkpoint_and_under_a_grammar_with_items_alone(run: LoadRun):
     case = Case(items=3, beams=8, batch=2)
@@ -261,15 +219,6 @@ def test_vllm_answers_on_our_checkpoint_and_under_a_grammar_with_items_alone(run
         ways_of = prefill.prefill_ways(run, engine)
         ((_, measured),) = turns.compare({}, run, [case], ways_of, 2, prefill.equal_tokens)
     assert measured["engines"]["vllm"]["exact"] == 1
-
-
-def test_exact_beams_without_vllm_are_a_row_that_says_so(run: LoadRun, tmp_path: Path):
-    with vllm_engine(
-        run.path / "model", settings=VllmSettings(threads=1), max_tokens=64, limit_s=60, environment=tmp_path
-    ) as engine:
-        measured = vllm.measure(run, engine, Case(items=2, beams=5, batch=1), repeats=1)
-    assert {one["status"] for one in measured["engines"].values()} == {"missing"}
-    assert measured["ratio"] == "not measured"
 
 
 @pytest.mark.skipif(not ENVIRONMENT.exists(), reason=".venv-peers is not there: `make peers` creates it")
@@ -315,42 +264,3 @@ def test_a_peer_that_raises_is_a_row_and_the_others_are_measured(run: LoadRun, e
     assert engines["leafbeam"]["status"] == "ok"
     with pytest.raises(type(error)):
         turns.timed_case(run, case, {"leafbeam": peer}, 1, {})
-
-
-def test_requests_go_over_open_connections_and_again_over_those_that_the_server_closed():
-    opened: list[Any] = []
-
-    class Server(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def setup(self) -> None:
-            super().setup()
-            opened.append(self)
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            text = json.dumps({"twice": 2 * body["number"]}).encode()
-            self.send_response(200 if body["number"] else 503)
-            self.send_header("content-length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
-            self.close_connection = body.get("last", False)  # without a word to the client
-
-        def log_message(self, format: str, *words: Any) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        with Client(f"http://127.0.0.1:{server.server_port}/v1/completions") as client:
-            for _ in range(3):
-                assert client.post("/", [{"number": one} for one in (1, 2, 3)]) == [{"twice": 2}, {"twice": 4}, {"twice": 6}]
-            assert len(opened) == 3
-            client.post("/", [{"number": 1, "last": True}])
-            assert client.post("/", [{"number": 5}]) == [{"twice": 10}]
-            assert len(opened) == 4
-            with pytest.raises(PeerFailure, match=r"failed: HTTP 503: .*twice"):
-                client.post("/", [{"number": 0}])
-        server.shutdown()
-        thread.join()
-    with Client(f"http://127.0.0.1:{server.server_port}") as client, pytest.raises(PeerFailure, match="ConnectionRefusedError"):
-        client.get("/version")

@@ -15,12 +15,8 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from typer.testing import CliRunner
 
-from benchmarks.__main__ import app
-from benchmarks.experiments import experiment as named
 from benchmarks.static import (
-    apart,
     experiment,
     figure_2,
     figure_3,
@@ -29,8 +25,6 @@ from benchmarks.static import (
     inference,
     memory,
     methods,
-    paper,
-    report,
     table_1,
     trials,
 )
@@ -38,8 +32,7 @@ from benchmarks.static.apart import measured_apart
 from benchmarks.static.catalog import Catalog, Shape
 from benchmarks.static.methods import LABELS, LineUp, Method
 from benchmarks.workloads import DISTRIBUTIONS
-from leafbeam.errors import ArgumentError, MissingExtraError
-from leafbeam.index.memory_estimate import MemoryEstimate
+from leafbeam.errors import MissingExtraError
 
 pytestmark = pytest.mark.slow
 
@@ -82,17 +75,6 @@ def test_a_catalog_comes_from_its_seed_whatever_the_chunks(distribution: str, mo
     np.testing.assert_array_equal(whole, np.unique(table, axis=0).T)
 
 
-def test_what_a_catalog_needs_grows_with_it() -> None:
-    small, large = Shape(distribution="uniform", num_items=10**6), Shape(distribution="uniform", num_items=10**8)
-    assert 60 * small.needs < large.needs < 105 * small.needs
-    assert large.needs > MemoryEstimate.uniform(10**8, [2048] * 8).nbytes
-
-
-def test_every_method_is_in_the_line_up(line_up: tuple[Catalog, LineUp]) -> None:
-    assert set(line_up[1].methods) == set(LABELS)
-    assert line_up[1].left_out == {}
-
-
 def test_exact_methods_agree_and_the_others_are_measured(line_up: tuple[Catalog, LineUp]) -> None:
     catalog, methods = line_up
     sets = trials.draw_logits(np.random.default_rng(5), catalog.trie, 2, 20)
@@ -113,14 +95,6 @@ def test_a_method_that_is_wrong_gets_no_speed(line_up: tuple[Catalog, LineUp]) -
     sets = trials.draw_logits(np.random.default_rng(5), catalog.trie, 2, 20)
     with pytest.raises(AssertionError, match="liar"):
         trials.check(LineUp(methods={"leafbeam": methods.methods["leafbeam"], "liar": liar}, left_out={}), catalog, sets)
-
-
-def test_logits_in_doubt_are_drawn_again(line_up: tuple[Catalog, LineUp]) -> None:
-    trie = line_up[0].trie
-    logits = trials.draw_logits(np.random.default_rng(5), trie, 2, 20)[0]
-    assert trials.is_clear(trie, logits, 20)
-    flat = [np.zeros_like(values) for values in logits]
-    assert not trials.is_clear(trie, flat, 20)
 
 
 def test_a_false_positive_rate_is_that_of_the_bitmap(line_up: tuple[Catalog, LineUp]) -> None:
@@ -174,13 +148,6 @@ def test_overhead_is_paired_by_trial() -> None:
     assert found["step_us"]["mine"]["p50"] == 7000.0
 
 
-def test_one_core_and_one_thread_and_then_all_again() -> None:
-    before, threads = os.sched_getaffinity(0), torch.get_num_threads()
-    with trials.one_core():
-        assert len(os.sched_getaffinity(0)) == torch.get_num_threads() == 1
-    assert (os.sched_getaffinity(0), torch.get_num_threads()) == (before, threads)
-
-
 def test_what_does_not_fit_is_named_with_what_it_needs(line_up: tuple[Catalog, LineUp]) -> None:
     up = LineUp.of(
         line_up[0], batch_size=2, num_beams=20, device="cpu", memory=2**20, names=("leafbeam", "hash_bitmap", "cpu_trie")
@@ -193,13 +160,6 @@ def test_what_does_not_fit_is_named_with_what_it_needs(line_up: tuple[Catalog, L
     )
     assert set(row["measured"]["left_out"]) == set(LABELS)
     assert "the catalog does not fit: needs 6." in row["measured"]["left_out"]["leafbeam"]
-
-
-def test_what_fits_alone_but_not_beside_the_others_waits(line_up: tuple[Catalog, LineUp]) -> None:
-    names = ("leafbeam", "hash_bitmap", "cpu_trie")
-    memory = 2**27 + 2**20  # the bitmap, or the dictionaries
-    up = LineUp.of(line_up[0], batch_size=2, num_beams=20, device="cpu", memory=memory, names=names)
-    assert (set(up.methods), up.waiting, up.left_out) == ({"leafbeam", "cpu_trie"}, ("hash_bitmap",), {})
 
 
 class Failing:
@@ -300,28 +260,6 @@ def test_a_point_that_the_system_ends_is_a_row_and_a_wrong_answer_still_stops(tm
         wrong.run(setting(apart=True), ["uniform"], Console(quiet=True), keep=False)
 
 
-def test_sittings_of_one_point_are_joined_and_marked() -> None:
-    def sitting(names: str, waiting: tuple[str, ...] = (), left_out: dict[str, str] | None = None) -> dict[str, Any]:
-        parts = {part: dict.fromkeys(names, 1) for part in ("step_us", "overhead_us", "by_level_us", "trials", "nbytes")}
-        return parts | {"shares": {}, "forms": {}, "left_out": left_out or {}, "waiting": waiting}
-
-    asked: list[Any] = []
-    answers = iter([sitting("ab", waiting=("c", "d")), sitting("abc", waiting=("d",)), sitting("ab", left_out={"d": "no"})])
-
-    def in_child(measure: Any, shape: Any, given: experiment.Setting) -> dict[str, Any]:
-        asked.append(given.only)
-        return next(answers)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(apart, "_in_child", in_child)
-        found = measured_apart(measure_wrongly, Shape(distribution="uniform", **SMALL), setting(), ("a", "b", "c", "d"))
-    assert not isinstance(found, str)
-    assert asked == [("a", "b", "c", "d"), ("c", "d"), ("d",)]
-    assert set(found["step_us"]) == {"a", "b", "c"}
-    assert found["left_out"] == {"d": "no"}
-    assert found["beside_leafbeam_us"].keys() == {"c"}
-
-
 def test_torch_methods_are_measured_in_their_faster_form_with_the_same_answers(line_up: tuple[Catalog, LineUp]) -> None:
     catalog, up = line_up
     names = ("leafbeam", "static_torch", "ppv_approximate", "cpu_trie")
@@ -333,15 +271,6 @@ def test_torch_methods_are_measured_in_their_faster_form_with_the_same_answers(l
     found = trials.summary(best, trials.run(best, sets, num_trials=1, seconds_each=1.0))["forms"]
     assert found["static_torch"]["form"].startswith("torch; torch.compile ")
     assert found["cpu_trie"]["form"] == "Python on the host, torch around it"
-
-
-def test_a_form_that_cannot_be_compiled_stays_as_it_is_and_says_so(line_up: tuple[Catalog, LineUp]) -> None:
-    catalog, up = line_up
-    method = replace(up.methods["static_torch"], compiled=partial(raise_error, RuntimeError("no C++ compiler")))
-    logits = trials.draw_logits(np.random.default_rng(5), catalog.trie, 2, 20)[0]
-    found = forms.fastest(method, logits)
-    assert found.round is method.round
-    assert found.form == "torch; torch.compile failed: RuntimeError: no C++ compiler"
 
 
 def test_a_share_of_an_inference_is_a_step_over_the_models_step_or_says_why_there_is_none() -> None:
@@ -363,19 +292,6 @@ def test_the_rows_that_a_search_reads_are_those_whose_nan_it_minds(line_up: tupl
     assert all(rows.any(axis=1).all() for rows in read)
     steep = [400 * logits[0], *logits[1:]]  # a few beams outweigh the others: those cannot reach the threshold
     assert not figure_3.rows_read(methods.methods["leafbeam"], 1, steep).all()
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_random_nodes_are_nodes(line_up: tuple[Catalog, LineUp], seed: int) -> None:
-    trie = line_up[0].trie
-    level, lo, hi = figure_4.ranges_of(trie, np.random.default_rng(seed))
-    assert 1 <= level < trie.num_levels
-    for begin, end in zip(lo, hi, strict=True):
-        inside = trie.codes_at(np.arange(begin, end))[:, :level]
-        assert (inside == inside[0]).all()
-        for outside in (begin - 1, end):
-            if 0 <= outside < trie.num_leaves:
-                assert (trie.codes_at([outside])[0, :level] != inside[0]).any()
 
 
 def small_shapes(quick: bool) -> list[Shape]:
@@ -435,45 +351,3 @@ def test_a_point_that_does_not_fit_is_shown_and_drawn_around(tmp_path: Path) -> 
     measured = {one.distribution: memory.EXPERIMENT.nothing(one, "does not fit") for one in sizes}
     assert set(measured["uniform"]["computed"]) == {"leafbeam", "entropy"}
     assert set(measured["zipf"]["left_out"]) == {"static", "leafbeam", "leafbeam_packed", "entropy"}
-
-
-def test_the_papers_numbers_are_consistent() -> None:
-    assert paper.TABLE_4A[10_000_000]["static"] == paper.TABLE_4B[2048]["static"]
-    table_1_of_the_paper = paper.TABLE_4A[20_000_000]
-    assert round(table_1_of_the_paper["ppv_exact"][0] / table_1_of_the_paper["static"][0]) == 1034  # the paper says 1033
-    assert "cpu_trie" not in paper.TABLE_4A[100_000_000]
-    plan = MemoryEstimate.uniform(20_000_000, [2048] * 8)
-    assert plan.static.upper_bound == pytest.approx(1.46e9, rel=0.01)
-
-
-@pytest.mark.parametrize(("count", "name"), [(100_000, "10^5"), (20_000_000, "2 x 10^7"), (300, "300"), (1234, "1234")])
-def test_sizes_are_named(count: int, name: str) -> None:
-    assert report.size_name(count) == name
-
-
-@pytest.mark.parametrize("changes", [{"num_trials": 0}, {"memory": 0}, {"seconds_each": -1.0}])
-def test_a_setting_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError, match="expected"):
-        setting(**changes)
-
-
-def test_the_command_says_what_it_does_not_know() -> None:
-    runner = CliRunner()
-    for arguments, said in (
-        (["static-memory", "--device", "tpu"], "--device is 'tpu'"),
-        (["static-memory", "--quick", "--trials", "0"], "number of trials is 0"),
-    ):
-        result = runner.invoke(app, arguments)
-        assert result.exit_code == 2
-        assert said in result.output
-    assert runner.invoke(app, ["static-figure-9"]).exit_code == 2
-
-
-def test_the_command_prints_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = replace(named("static-memory"), shapes=small_shapes)
-    monkeypatch.setattr("benchmarks.experiments.experiment", lambda name: small)
-    result = CliRunner().invoke(app, ["static-memory", "--quick", "--distribution", "zipf", "--out", str(tmp_path)])
-    assert result.exit_code == 0, result.output
-    assert "entropy bound" in result.output
-    assert "uniform" not in result.output
-    assert (tmp_path / "static-memory.png").exists()

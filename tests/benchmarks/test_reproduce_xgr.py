@@ -1,6 +1,5 @@
 """Figures of the xGR paper in small: a virtual clock that is fair, rows that are kept, two figures from measuring to plot."""
 
-import json
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,11 +10,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from benchmarks.experiments import serving_figure
 from benchmarks.serving import load
 from benchmarks.xgr import figure_17, figure_18, figure_19, figures_3_to_5, figures_13_14, figures_15_16
 from benchmarks.xgr import serving_figure as figure_module
-from benchmarks.xgr.serving_figure import RunOptions, kept_serving_rows
+from benchmarks.xgr.serving_figure import RunOptions
 from leafbeam.errors import DataError
 
 pytestmark = pytest.mark.slow
@@ -52,15 +50,6 @@ def test_a_queue_that_grows_without_end_is_given_up():
     assert found["sent"] == 500
 
 
-def test_every_figure_has_a_name():
-    for number in (3, 4, 5, 13, 14, 15, 16, 17, 18, 19):
-        figure = serving_figure(f"xgr-figure-{number}")
-        assert figure is not None
-        assert figure.name == f"xgr-figure-{number}"
-    assert serving_figure("static-table-1") is None
-    assert serving_figure("xgr-figure-6") is None
-
-
 FIGURES = [
     figure_17.FIGURE_17,
     figure_19.FIGURE_19,
@@ -87,17 +76,6 @@ def test_a_figure_runs_from_measuring_to_its_plot(figure: figure_module.ServingF
     assert "The paper" in console.export_text()
     figure.draw(rows).savefig(tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 10_000
-
-
-def test_rows_are_read_again_the_last_of_each_point(tmp_path: Path):
-    def row(beams: int, value: float, quick: bool = False, gone: bool = False) -> str:
-        at = {"experiment": "xgr-figure-17", "quick": quick, "beams": beams}
-        return json.dumps({"parameters": at, "measured": {"ms": value}, "superseded": "measured otherwise" if gone else ""})
-
-    lines = [row(1, 5), row(2, 6), row(1, 7), row(1, 9, quick=True), row(3, 1, gone=True)]
-    (tmp_path / "reproduce_xgr.jsonl").write_text("\n".join(lines))
-    assert [one["measured"]["ms"] for one in kept_serving_rows("xgr-figure-17", False, tmp_path)] == [7, 6]
-    assert kept_serving_rows("xgr-figure-13", False, tmp_path) == []
 
 
 def test_variants_are_ordered_where_their_medians_differ_and_settled_when_that_repeats():
@@ -161,20 +139,6 @@ def test_a_rate_is_measured_twice_and_two_missed_rates_are_the_last(monkeypatch:
     assert [(rate, measured["p99_ms"]) for rate, measured in found] == [(1, 1.0), (2, 300.0), (3, 300.0)]
     assert sent == [10, 10, 20, 20, 30, 30]
     assert found[0][1]["runs"] == 2
-
-
-def test_a_kernel_without_memory_is_named_and_the_others_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def attend(*_: object) -> None:
-        raise MemoryError("8 GiB")
-
-    monkeypatch.setattr(figure_17.PagedBeams, "attend", attend)
-    console = Console(record=True, width=170)
-    rows = figure_17.FIGURE_17.run(RunOptions(quick=True), console)
-    assert {row["measured"]["paged_attention"]["status"] for row in rows} == {"out of memory"}
-    assert all(row["measured"]["per_beam_copies"]["ms"] > 0 for row in rows)
-    figure_17.FIGURE_17.show(console, rows)
-    assert "out of memory" in console.export_text()
-    figure_17.FIGURE_17.draw(rows).savefig(tmp_path / "figure.png")
 
 
 def peak(kind: str, beams: int, tokens: int) -> dict[str, object]:

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.peers.failure import PeerFailure
 from benchmarks.peers.vllm_cpu import VllmSettings
-from benchmarks.serving import changes, engines, last_round, latency, load, memory, overload, profile
+from benchmarks.serving import changes, engines, latency, load, memory, overload, profile
 from benchmarks.serving.load_run import LoadRun
 from benchmarks.serving.load_server import serving
 from benchmarks.serving.production_http import over_http
@@ -22,15 +22,6 @@ pytestmark = pytest.mark.slow
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadRun]:
     with engines.one_thread():
         yield LoadRun.make(tmp_path_factory.mktemp("load"), items=300, users=120)
-
-
-def test_histories_become_the_codes_of_their_items(run: LoadRun):
-    prompts = run.prompts(np.random.default_rng(0), 5)
-    known = {tuple(sid) for sid in run.trie.codes_at(np.arange(run.trie.num_leaves)).tolist()}
-    assert all({tuple(sid) for sid in prompt.tolist()} <= known for prompt in prompts)
-    rng = np.random.default_rng(0)
-    users = rng.integers(0, len(run.histories), 5)
-    assert [len(prompt) for prompt in prompts] == [len(run.histories[int(user)]) for user in users]
 
 
 def test_peers_are_measured_only_where_they_agree(run: LoadRun):
@@ -94,15 +85,6 @@ def test_the_profile_counts_every_call_of_a_request(run: LoadRun):
     assert measured["own_us"] >= sum(one["own_us"] for one in measured["top"]) - 1
 
 
-def test_searches_are_timed_with_and_without_beams_that_cannot_win(run: LoadRun):
-    parameters, measured = last_round.measure(run, beams=24, batch=2, batches=3)
-    assert (parameters["K"], parameters["B"], measured["repeats"]) == (24, 2, 3)
-    assert 10 <= measured["beams_needed"]["mean"] <= measured["beams_needed"]["p90"] <= 24
-    _, rows = last_round.measure_rows(run, repeats=2)
-    assert list(rows["round_ms"]) == ["1", "10", "20", "50", "128"]
-    assert rows["round_ms"]["128"]["p50"] > rows["round_ms"]["1"]["p50"]
-
-
 @pytest.mark.full
 def test_each_way_of_a_request_is_timed_beside_the_others(run: LoadRun):
     parameters, measured = latency.measure(run, turns=1)
@@ -154,16 +136,6 @@ def test_an_overload_answers_or_refuses_everybody(run: LoadRun):
     assert set(measured["loop_ms"]) == {"answer", "refusal"}
 
 
-def test_the_formula_of_a_point_counts_what_each_engine_holds():
-    shared = memory.Point(kind="leafbeam", beams=512, tokens=1000).formula
-    copied = memory.Point(kind="per_beam_copies", beams=512, tokens=1000).formula
-    token = 2 * 8 * 4 * 32 * 4
-    assert shared == (1000 + 512 * 3) * token
-    assert copied == shared + 512 * 1000 * token
-    # 1,000 tokens: 62 whole pages of 16 and one of 8, which each beam copies and has room for its three codes in.
-    assert memory.Point(kind="paged_attention", beams=512, tokens=1000).formula == (62 + 1 + 512) * 16 * token
-
-
 def test_a_peer_without_memory_has_its_status_at_its_points(monkeypatch: pytest.MonkeyPatch):
     def probe(point: memory.Point) -> dict[str, int]:
         if point.kind == failing and point.beams > 128:
@@ -179,12 +151,6 @@ def test_a_peer_without_memory_has_its_status_at_its_points(monkeypatch: pytest.
     failing = "leafbeam"
     with pytest.raises(PeerFailure):
         memory.measure("beams", quick=True)
-
-
-def test_a_search_of_a_peer_runs_in_a_process_whose_end_is_told():
-    point = memory.Point(kind="leafbeam", beams=8, tokens=16, inflight=-1)
-    with pytest.raises(PeerFailure, match="exit status 1"):
-        memory._in_a_process(point)
 
 
 def test_a_search_holds_what_the_formula_says(capfd: pytest.CaptureFixture[str]):

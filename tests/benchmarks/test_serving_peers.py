@@ -8,11 +8,9 @@ import torch
 
 from benchmarks.micro.attention import Shape, drawn
 from benchmarks.peers import paged_attention, paged_encoder_decoder, paged_engine, per_beam_engine
-from benchmarks.peers.block_tables import BlockTables
 from benchmarks.peers.compared_models import SESSIONS, ComparedModel, paged_session
 from benchmarks.peers.hf_generate import HfGenerate
 from benchmarks.peers.paged_beams import PagedBeams
-from benchmarks.peers.per_beam_attention import TreeBeams
 from benchmarks.xgr.figures_13_14 import onerec
 from leafbeam.decode import BeamSearch
 from leafbeam.engine import Engine, Request, Settings
@@ -122,46 +120,6 @@ def test_an_engine_answers_the_same_as_each_compared_system(shop: tuple[Trie, Tr
     with pytest.raises(ArgumentError, match=r"float32 on a CPU, the model is torch\.bfloat16"):
         ComparedModel(model=model.to(torch.bfloat16), session=paged_session)
     model.to(torch.float32)
-
-
-def test_a_tree_s_mask_follows_the_parents():
-    shape = Shape(requests=1, beams=4, tokens=3, codes=3, heads=2, groups=1, size=8)
-    _, key, value, slots = drawn(shape)
-    tree = TreeBeams.of(key, value, *slots)
-    straight = torch.arange(4).expand(3, -1)
-    torch.testing.assert_close(tree.masked(straight, 3).mask_KN, tree.mask_KN)
-    parents_SK = torch.tensor([[0, 0, 0, 0], [2, 2, 0, 1], [3, 0, 0, 1]])
-    mask_KN = tree.masked(parents_SK, 3).mask_KN
-    assert mask_KN.sum(1).tolist() == [6] * 4
-    # Beam 0 extends beam 3 of the round before, which extends beam 1 of the first.
-    assert [int(at) - 3 for at in mask_KN[0].nonzero()[3:]] == sorted([0 * 3 + 2, 3 * 3 + 1, 1 * 3 + 0])
-
-
-def test_beams_share_pages_until_one_of_them_writes():
-    tables = BlockTables(np.array([9, 8]), page=4, max_new=3)  # 3 pages, the last of one token; 2 whole pages
-    assert tables.extend(np.zeros((2, 3), int), 1).tolist() == [[2, page] for page in tables.table_RT[:3, 2]]
-    assert (tables.table_RT[:3, :2] == [0, 1]).all()
-    assert (tables.table_RT[3:, :2] == [3, 4]).all()
-    assert len(set(tables.table_RT[:, 2].tolist())) == 6
-    assert tables.peak == 5 + 6
-    before = tables.table_RT
-    copies_C2 = tables.extend(np.array([[2, 2, 2], [0, 1, 2]]), 1)
-    # One child of beam 2 keeps its page, two copy it into the pages of beams 0 and 1; the other request copies none.
-    assert copies_C2[:, 0].tolist() == [before[2, 2]] * 2
-    assert set(tables.table_RT[:3, 2].tolist()) == set(before[:3, 2].tolist())
-    assert (tables.table_RT[3:] == before[3:]).all()
-    assert tables.peak == 5 + 6
-
-
-def test_a_page_that_is_full_is_shared_and_not_copied():
-    tables = BlockTables(np.array([3]), page=2, max_new=3)
-    tables.extend(np.zeros((1, 2), int), 1)  # each fills a copy of the last page
-    full_R = tables.table_RT[:, 1].copy()
-    assert tables.extend(np.array([[1, 1]]), 2).shape == (0, 2)
-    assert (tables.table_RT[:, 1] == full_R[1]).all()
-    assert tables.table_RT[0, 2] != tables.table_RT[1, 2]
-    tables.restart()
-    assert tables.extend(np.zeros((1, 4), int), 1).shape == (4, 2)  # more beams than there were pages for
 
 
 @pytest.mark.parametrize(("heads", "groups", "size"), [(4, 4, 32), (8, 2, 16)])

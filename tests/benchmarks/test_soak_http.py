@@ -1,24 +1,17 @@
 """The soak over HTTP ends with nothing lost, and finds wrong answers, lost changes and lost requests where there are some."""
 
-import random
-import socket
-import threading
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
-from benchmarks.serving.soak_clients import AskingClient, KnownShop
+from benchmarks.serving.soak_clients import KnownShop
 from benchmarks.serving.soak_history import BAND, ChangeHistory, Item, band_where, mistake_of, mistake_of_refusal
 from benchmarks.serving.soak_http import CLIENTS, soak_http
-from benchmarks.serving.soak_outcome import ENDS, HttpOutcome
+from benchmarks.serving.soak_outcome import ENDS
 from benchmarks.serving.soak_read_back import Found, missing_changes
-from leafbeam.client import Client, Retries
 from leafbeam.serve.schema import RecommendAnswer, RecommendBody, TimingsAnswer
 
 pytestmark = pytest.mark.slow
@@ -133,15 +126,6 @@ def test_a_known_rule_must_not_be_refused() -> None:
     assert mistake_of_refusal(RecommendBody(rules=["cheap"]), bands, asked=12.0, answered=13.0)
 
 
-def test_what_was_over_is_forgotten_and_nothing_else() -> None:
-    history = changed({1: OLD, 2: OLD}, {1: NEW, 2: None})
-    history.forget(10.9)
-    assert history.possible(1, 5.0) == [OLD]
-    history.forget(11.1)
-    assert history.keys == [1]
-    assert (history.possible(1, 20.0), history.possible(2, 20.0)) == ([NEW], [None])
-
-
 # What is read back in the end.
 
 
@@ -198,66 +182,8 @@ def test_a_change_without_an_answer_may_be_there_or_not_but_not_another() -> Non
 # How requests end.
 
 
-@contextmanager
-def breaking(data: bytes) -> Generator[str]:
-    """The address of what sends this to every client once it has asked, and hangs up."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-
-        def serve() -> None:
-            while True:
-                try:
-                    connection, _ = listening.accept()
-                except OSError:
-                    return
-                with connection:
-                    connection.recv(1 << 16)
-                    connection.sendall(data)
-                    connection.shutdown(socket.SHUT_WR)
-                    while connection.recv(1 << 16):  # the rest of the request
-                        pass
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        finally:
-            listening.shutdown(socket.SHUT_RDWR)
-            thread.join()
-
-
 def http(status: int, body: bytes) -> bytes:
     return b"HTTP/1.1 %d x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % (status, len(body)) + body
 
 
 BUSY = http(429, b'{"error": {"type": "OverloadedError", "message": "", "reason": "late"}}')
-UNKNOWN = http(422, b'{"error": {"type": "UnknownRuleError", "message": ""}}')
-
-
-@pytest.mark.parametrize(
-    ("sent", "deadline_ms", "killed_s", "how", "wrong"),
-    [
-        (b"", None, None, "lost", 0),
-        (b"", None, 1.0, "broken", 0),
-        (b"", None, -1.0, "lost", 0),
-        (BUSY[:-9], None, None, "lost", 0),
-        (BUSY, 20, None, "refused", 0),
-        (BUSY, None, None, "lost", 0),
-        (http(503, b"busy"), 20, None, "lost", 0),
-        (http(500, b"{}"), 20, 1.0, "lost", 0),
-        (UNKNOWN, None, None, "refused", 1),
-        (http(200, msgspec.json.encode(answer((1, (9, 9, 9))))), None, None, "answered", 1),
-        (http(200, msgspec.json.encode(answer((1, (0, 0, 0))))), None, None, "answered", 0),
-    ],
-)
-def test_each_end_of_a_request_is_counted(
-    sent: bytes, deadline_ms: int | None, killed_s: float | None, how: str, wrong: int
-) -> None:
-    """killed_s: after the connection's HTTP process was seen alive, one was killed."""
-    outcome, alive_at = HttpOutcome(), time.monotonic()
-    if killed_s is not None:
-        outcome.last_kill = alive_at + killed_s
-    client = AskingClient(shop=KnownShop(np.zeros((20, 3), np.int64)), outcome=outcome, dice=random.Random(1))
-    with breaking(sent) as url, Client(url, retries=Retries(attempts=1)) as http_client:
-        client.send(http_client, RecommendBody(num_items=1, deadline_ms=deadline_ms), alive_at)
-    assert (dict(outcome.ended), outcome.wrong) == ({how: 1}, wrong)
-    assert len(outcome.problems) == (how == "lost") + wrong

@@ -147,14 +147,6 @@ def test_damaged_bytes_load_a_prefix_or_raise_a_log_error(tmp_path: Path, data: 
     assert found == payloads[: len(found)]
 
 
-@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.binary(max_size=200))
-def test_any_bytes_are_a_log_or_a_log_error(tmp_path: Path, raw: bytes) -> None:
-    (tmp_path / "any.log").write_bytes(raw)
-    with pytest.raises(LogError):
-        LogContents.read(tmp_path / "any.log")
-
-
 def head(length: int, number: int, crc: int = 0) -> bytes:
     data = write_ahead_log._RECORD.pack(b"\xffrec", length, number, crc)
     return data + zlib.crc32(data).to_bytes(4, "little")

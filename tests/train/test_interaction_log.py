@@ -10,10 +10,9 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leafbeam.errors import ArgumentError, DataError, LeafbeamError
+from leafbeam.errors import ArgumentError, DataError
 from leafbeam.train import Columns, load_log, log_from_tables
 
 ROWS = {
@@ -334,21 +333,6 @@ def test_selected_histories_are_those_of_the_users():
 
 
 cell = st.one_of(st.none(), st.integers(-3, 3), st.sampled_from(["", "a", "01", "1", "2014-01-01", "nan"]), st.floats())
-
-
-@given(st.lists(st.tuples(cell, cell, cell), max_size=6), st.booleans())
-@settings(max_examples=150, deadline=None)
-def test_any_csv_loads_or_gives_a_named_error(tmp_path_factory, rows, header):
-    directory = tmp_path_factory.mktemp("fuzz")
-    lines = ["user_id,item_id,timestamp"] if header else []
-    lines += [",".join("" if value is None else str(value) for value in row) for row in rows]
-    (directory / "interactions.csv").write_text("\n".join(lines))
-    try:
-        log = load_log(directory)
-    except LeafbeamError:
-        return
-    assert log.report.interactions == len(log.histories.items_E) <= len(rows)
-    assert (np.diff(log.histories.times_E)[log.histories.users_E[1:] == log.histories.users_E[:-1]] >= 0).all()
 
 
 def test_future_times_are_counted_and_a_log_of_only_future_times_is_refused():

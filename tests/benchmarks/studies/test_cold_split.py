@@ -3,14 +3,12 @@ import os
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from benchmarks.studies.cold_split import cold_split
 from benchmarks.studies.retriever import DenseRecipe, fit_dense
-from leafbeam.errors import ArgumentError, DataError
 from leafbeam.semid import QuantiserConfig, fit_sids, text_vectors
-from leafbeam.train import Histories, load_log, log_from_tables
+from leafbeam.train import Histories
 from tests.fixtures.logs import shop
 
 pytestmark = pytest.mark.slow
@@ -70,47 +68,3 @@ def test_test_interactions_change_no_sid_and_no_weight():
     for first, second in zip(learnt(split.train), learnt(other.train), strict=True):
         np.testing.assert_array_equal(first, second)
     assert not np.isin(split.train.items_E, split.cold_items).any()
-
-
-def test_a_share_that_leaves_nothing_is_a_named_error():
-    log = shop()
-    with pytest.raises(ArgumentError, match="between 0 and 1"):
-        cold_split(log, share=0.0)
-    with pytest.raises(ArgumentError, match="part="):
-        cold_split(log, share=0.1, part="train")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(DataError, match="not one item"):
-        cold_split(log, share=0.001)
-    with pytest.raises(DataError, match="no user is left to train on"):
-        cold_split(log, share=0.98)
-    with pytest.raises(DataError, match="taken twice"):
-        cold_split(log, share=0.5, part="valid")
-    unused = log.items.append_column("unused", pa.nulls(60)).set_column(
-        2, "first_review", pa.array([1] * 59 + [9], pa.int64()).cast(pa.timestamp("s"))
-    )
-    keeps = log.histories.filter(log.histories.items_E != 59)
-    with pytest.raises(DataError, match="no user's last item"):
-        cold_split(dataclasses.replace(log, items=unused, histories=keeps), share=0.02)
-
-
-def test_ages_that_cannot_be_read_are_named_errors():
-    log = shop()
-    for ages, words in (
-        (pa.array([None, *range(59)], pa.int64()).cast(pa.timestamp("s")), "1 items have no first_review"),
-        (pa.array([f"item {row}" for row in range(60)]), "not a date"),
-    ):
-        items = log.items.set_column(log.items.column_names.index("first_review"), "first_review", ages)
-        with pytest.raises(DataError, match=words):
-            cold_split(dataclasses.replace(log, items=items), share=0.1)
-    listed = pa.table({"item_id": ["a", "b", "c"]})
-    taken = pa.table({"user_id": [1, 1], "item_id": ["a", "b"], "timestamp": [1, 2]})
-    with pytest.raises(DataError, match="their age is unknown"):
-        cold_split(log_from_tables(taken, listed), share=0.4)
-
-
-@pytest.mark.data
-@pytest.mark.parametrize(("share", "items", "users"), [(0.02, 242, 1343), (0.05, 605, 2984)])
-def test_beauty_has_the_counts_of_the_study(share: float, items: int, users: int):
-    if not (DATA / "amazon_beauty").is_dir():
-        pytest.skip("amazon_beauty is not beside the checkout, and LEAFBEAM_DATA does not name it")
-    report = cold_split(load_log(DATA / "amazon_beauty"), share=share).report
-    assert (report.cold_items, report.test_users) == (items, users)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from benchmarks.studies.cold_split import cold_split
-from benchmarks.studies.cold_start_study import METHODS, ColdResult, ColdStudy, Fusion, fuse, ranks_of, study_cold_start
+from benchmarks.studies.cold_start_study import METHODS, ColdResult, ColdStudy, Fusion, fuse, study_cold_start
 from benchmarks.studies.retriever import DenseRecipe
 from leafbeam.errors import ArgumentError
 from leafbeam.semid import EmbeddingConfig, QuantiserConfig
@@ -90,19 +90,3 @@ def test_fusion_adds_standardised_scores_and_ignores_constant_ones():
     np.testing.assert_allclose(fused, [2.5 * unit, unit], rtol=1e-5)
     with pytest.raises(ArgumentError, match="not all 0"):
         Fusion(dense=0, model=0, last=0, last_new=0, faded=0)
-
-
-def test_the_hybrid_averages_retrievers_and_the_first_is_a_method(result: ColdResult):
-    first, averaged = result.scores["dense"], result.scores["dense_averaged"]
-    assert first.shape == averaged.shape
-    assert not np.allclose(first, averaged)
-    with pytest.raises(ArgumentError, match="at least 1"):
-        ColdStudy(retrievers=0)
-    assert result.last_cold_U.any()
-    assert (result.another_cold_U | ~result.last_cold_U).all()
-
-
-def test_ranks_order_by_score_and_then_by_row():
-    scores = np.array([[3.0, 5.0, 3.0, -np.inf], [1.0, 1.0, 1.0, 1.0]])
-    assert ranks_of(scores, np.array([2, 2])).tolist() == [2, 2]
-    assert ranks_of(scores, np.array([3, 0])).tolist() == [3, 0]

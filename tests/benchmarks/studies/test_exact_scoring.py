@@ -4,7 +4,7 @@ import torch
 
 from benchmarks.studies.exact_scoring import ExactScoring, SearchChoice, choose_search
 from leafbeam.decode import BeamSearch
-from leafbeam.errors import ArgumentError, ItemIdError, LogitsError
+from leafbeam.errors import LogitsError
 from leafbeam.index import Trie
 
 pytestmark = pytest.mark.slow
@@ -90,17 +90,3 @@ def test_exact_scoring_is_chosen_where_it_costs_no_more():
     assert choose_search(all_of_it, [2, 3, 9], most_rows=all_of_it.rows).method == "exact"
     assert choose_search(all_of_it, [2, 3, 9], factor=all_of_it.rows / 5).method == "exact"
     assert str(beam) == f"beam: 5 rows a request, exact scoring would read {all_of_it.rows}"
-
-
-def test_bad_input_is_named():
-    index = index_of(10)
-    with pytest.raises(ItemIdError):
-        ExactScoring(index, ["nobody"])
-    with pytest.raises(ArgumentError, match="empty"):
-        ExactScoring(index, [])
-    with pytest.raises(ArgumentError, match="scoring"):
-        ExactScoring(index, ["i1"], "fulll")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ArgumentError, match="num_beams"):
-        choose_search(ExactScoring(index, ["i1"]), [1, 2])
-    with pytest.raises(ArgumentError, match="batch_size"):
-        ExactScoring(index, ["i1"]).run(Table(1), 0)

@@ -1,9 +1,7 @@
 import numpy as np
 import pytest
-import torch
 
 from benchmarks.studies.retriever import DenseRecipe, DenseRetriever, fit_dense
-from leafbeam.errors import ArgumentError
 from leafbeam.train import Histories
 
 pytestmark = pytest.mark.slow
@@ -48,23 +46,3 @@ def test_learning_from_warm_items_transfers_to_cold_ones():
     assert (before == np.arange(10, 20)).mean() < 0.2
     assert (after == np.arange(10, 20)).mean() > 0.5
     assert not model.training
-
-
-def test_equal_seeds_give_equal_bits_and_others_do_not():
-    sold = histories_of([list(np.random.default_rng(user).choice(40, 5)) for user in range(30)])
-
-    def weights(seed: int) -> torch.Tensor:
-        torch.manual_seed(seed + 100)  # the global generator has no part in it
-        return fit_dense(sold, vectors(), DenseRecipe(epochs=1, seed=seed, negatives=4)).item_DD.detach()
-
-    assert torch.equal(weights(0), weights(0))
-    assert not torch.equal(weights(0), weights(1))
-
-
-def test_bad_settings_are_named():
-    with pytest.raises(ArgumentError, match="epochs=0"):
-        DenseRecipe(epochs=0)
-    with pytest.raises(ArgumentError, match="dropout=1"):
-        DenseRecipe(dropout=1.0)
-    with pytest.raises(ArgumentError, match="text vectors"):
-        DenseRetriever(np.full((3, 2), np.nan, np.float32))

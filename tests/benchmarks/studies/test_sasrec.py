@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from benchmarks.studies.sasrec import SasRec, SasRecRecipe, fit_sasrec, sampled_softmax, sasrec_scores
-from leafbeam.errors import ArgumentError
 from leafbeam.train import EvaluationSet, RankingMetrics, Split, leave_one_out
 from leafbeam.train.baselines import rank_targets
 from tests.fixtures.logs import walks
@@ -73,16 +72,3 @@ def test_it_stops_after_patience_and_keeps_the_best_weights(split: Split):
     assert how["epochs"] == how["best_epoch"] + 3 < 500
     again = recall_of(model, EvaluationSet.from_split(split, "valid", sample=recipe.validation_users)).recall_10.mean
     assert again == pytest.approx(how["valid_recall_10"])
-
-
-def test_equal_seeds_give_equal_bits(split: Split):
-    recipe = dataclasses.replace(TINY, epochs=2)
-    one, other = (fit_sasrec(split, 30, recipe)[0].state_dict() for _ in range(2))
-    assert all(torch.equal(one[name], other[name]) for name in one)
-
-
-def test_bad_settings_are_named():
-    with pytest.raises(ArgumentError, match="multiple of heads"):
-        SasRecRecipe(hidden=9)
-    with pytest.raises(ArgumentError, match="epochs=0"):
-        SasRecRecipe(epochs=0)
