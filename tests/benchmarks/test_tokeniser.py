@@ -21,6 +21,7 @@ def test_rows_hold_the_report_and_the_time(monkeypatch: pytest.MonkeyPatch):
     json.dumps([parameters, measured], allow_nan=False)
 
 
+@pytest.mark.slow
 def test_a_stream_is_quantised_in_a_process_of_its_own():
     parameters, measured = tokeniser._stream(4000, dims=8)
     assert parameters["items"] == 4000

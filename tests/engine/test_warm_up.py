@@ -4,6 +4,7 @@ from itertools import product
 from typing import get_args
 
 import pyarrow as pa
+import pytest
 
 from leafbeam.catalog import Catalog
 from leafbeam.engine import Channel, Engine, Request
@@ -13,6 +14,7 @@ from tests.engine.conftest import ITEM_IDS, RULES, make_shop
 from tests.fixtures.memories import make_memory
 
 
+@pytest.mark.slow
 def test_no_request_and_no_change_after_the_warm_up_compiles_a_kernel():
     assert printed_alone(__name__, "compiled_late") == "[]"
 

@@ -68,6 +68,7 @@ def test_a_directory_of_files_is_one_table(files: ServingFiles, tmp_path: Path):
     check_output(job, first)
 
 
+@pytest.mark.slow
 def test_a_killed_job_resumes_where_it_was(files: ServingFiles, tmp_path: Path):
     histories = make_users(tmp_path / "users.parquet", users=120)
     job = job_of(files, tmp_path, partition_rows=1)

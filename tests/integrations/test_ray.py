@@ -23,6 +23,7 @@ from tests.integrations.batches import NUM_USERS, check_output, job_of, make_sho
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'leafbeam[ray]'", exc_type=ImportError)
 # What Ray, opencensus and pydantic warn of in their own code is theirs to mend.
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -57,7 +58,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> ServingFiles:
     return make_shop(tmp_path_factory.mktemp("shop"))
 
 
-@pytest.mark.slow
 def test_a_batch_job_on_ray_writes_what_one_process_writes(cluster: Any, files: ServingFiles, tmp_path: Path):
     from leafbeam.integrations.ray_batch import recommend_users_on_ray
 
@@ -103,7 +103,6 @@ def ask(url: str, body: Any = None) -> tuple[int, Any, dict[str, str]]:
             return error.code, json.loads(error.read()), dict(error.headers)
 
 
-@pytest.mark.slow
 def test_an_application_answers_rejects_and_rolls_a_catalog_out(cluster: Any, files: ServingFiles, tmp_path: Path):
     from ray import serve
 

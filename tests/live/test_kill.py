@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 
 
-@pytest.mark.parametrize(("sync", "kills"), [("sync", 150), ("nosync", 150)])
+@pytest.mark.parametrize(("sync", "kills"), [("sync", 100), pytest.param("nosync", 150, marks=pytest.mark.slow)])
 def test_every_acknowledged_change_survives_a_killed_writer(sync: str, kills: int) -> None:
     # What a killed process leaves is the page cache's, the same on any file system; in memory nobody waits for a busy disk.
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

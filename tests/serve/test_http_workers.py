@@ -285,6 +285,7 @@ def test_without_its_core_a_worker_answers_503_and_ends(shop: Any) -> None:
             socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
 
 
+@pytest.mark.slow
 def test_while_its_core_hangs_a_worker_answers_503_after_the_deadline(shop: Any) -> None:
     with process(shop, http_workers=2) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
         assert client.post(URL, json={}).status_code == 200

@@ -18,9 +18,9 @@ from tests.simulation.disk import Crash, SimulatedDisk
 
 
 def test_schedules_of_changes_compactions_faults_and_crashes_keep_every_acknowledged_commit(tmp_path: Path) -> None:
-    counts = sum((storage.run(seed, tmp_path) for seed in range(60)), storage.Counter[str]())
+    counts = sum((storage.run(seed, tmp_path) for seed in range(30)), storage.Counter[str]())
     for name in ("commits", "compactions", "crashes", "faults", "refused", "read", "search", "second_writer", "remove_lock"):
-        assert counts[name] > 10, name
+        assert counts[name] > 5, name
 
 
 @pytest.fixture

@@ -90,6 +90,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.slow
 def test_two_processes_with_sharded_weights_learn_what_one_learns(out: Path):
     first, second = (torch.load(out / f"{rank}.pt") for rank in range(2))
     for name, recipe in SHARDED.items():
@@ -112,6 +113,7 @@ def test_two_processes_with_sharded_weights_learn_what_one_learns(out: Path):
         torch.testing.assert_close(first["trained"][name], weight, rtol=1e-3, atol=5e-5)
 
 
+@pytest.mark.slow
 def test_two_processes_learn_what_one_learns(out: Path):
     first, second = (torch.load(out / f"{rank}.pt") for rank in range(2))
     alone = trainer_of(PLAIN)

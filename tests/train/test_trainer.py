@@ -365,7 +365,7 @@ def test_validations_are_spread_over_the_budget_and_cost_a_twentieth_of_its_minu
     now = [0.0]
 
     def clock() -> float:
-        now[0] += 0.1
+        now[0] += 0.2
         return now[0]
 
     def measured(cost_s: float) -> list[float]:
