@@ -28,7 +28,7 @@ from leafbeam.ops import backend as backends
 from leafbeam.ops.backend import to_kind_of, to_numpy
 from leafbeam.ops.constrain import Beams
 from leafbeam.ops.constrain.cpu import automaton as automata
-from leafbeam.ops.head import HeadCosts, HeadLogits, LegalCodes, cpu
+from leafbeam.ops.head import HeadCosts, HeadLogits, cpu
 
 
 class AutomatonConstraint:
@@ -78,10 +78,16 @@ class AutomatonConstraint:
         return beams
 
     def _step_through_head(self, number: int, beams: Beams[Any], hidden_BKD: Any) -> Beams[Any]:
-        found = self._head_logits(beams, hidden_BKD)
-        legal = to_numpy(found.legal_codes.indptr_R1), to_numpy(found.legal_codes.code_C)
-        arguments = (to_numpy(beams.lo), to_numpy(beams.scores), legal, to_numpy(found.logit_C), to_numpy(found.lse_R))
-        best = automata.extend(self.batch, *arguments, num_beams=self.config.num_beams[number])
+        logits = self._head_logits(beams, hidden_BKD)
+        best = automata.extend(
+            self.batch,
+            to_numpy(beams.lo),
+            to_numpy(beams.scores),
+            logits.legal_codes.map(to_numpy),
+            to_numpy(logits.logit_C),
+            to_numpy(logits.lse_R),
+            num_beams=self.config.num_beams[number],
+        )
         return Beams(**{name: to_kind_of(array, self._final_B1) for name, array in vars(best).items()})
 
     def _hidden(self, number: int, beams: Beams[Any], hidden: Any) -> Any:
@@ -91,9 +97,8 @@ class AutomatonConstraint:
 
     def _head_logits(self, beams: Beams[Any], hidden_BKD: Any) -> HeadLogits[Any]:
         """The logits of every beam's legal codes, from the model's hidden states."""
-        row_indptr, code_C = automata.legal(self.batch, to_numpy(beams.lo), to_numpy(beams.hi))
-        indptr_R1, code_C = (to_kind_of(array, self._final_B1) for array in (row_indptr, code_C))
-        codes = LegalCodes(indptr_R1=indptr_R1, code_C=code_C, max_row=int(np.diff(row_indptr).max(initial=0)))
+        codes = automata.legal(self.batch, to_numpy(beams.lo), to_numpy(beams.hi))
+        codes = codes.map(lambda array: to_kind_of(array, self._final_B1))
         hidden_RD = hidden_BKD.reshape(-1, hidden_BKD.shape[2])
         return self._ops.head(hidden_RD, self._head, codes, self.config.scoring, costs=self._costs)
 

@@ -14,17 +14,15 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from leafbeam.decode.config import SearchConfig
 from leafbeam.decode.constraint import Launch, TrieConstraint, check_logits
 from leafbeam.decode.model_calls import JumpForward
-from leafbeam.decode.ragged import Children
-from leafbeam.errors import ArgumentError, LogitsError
+from leafbeam.errors import ArgumentError
 from leafbeam.ops.backend import BoundIndex, to_kind_of, to_numpy
 from leafbeam.ops.constrain import Beams, Scoring
-from leafbeam.ops.constrain.types import LOWEST
-from leafbeam.ops.head import HeadCosts, LegalCodes, Workload
+from leafbeam.ops.constrain.cpu.ragged import extend_ragged
+from leafbeam.ops.head import HeadCosts, Workload
 
 # Nanoseconds of a round over listed children beyond their products: once, and for each child.
 _ROUND, _CHILD = 80_000.0, 30.0
@@ -65,10 +63,21 @@ class HeadConstraint(TrieConstraint):
         hidden_BKD = check_logits(logits, number, shape, beams.scores, "hidden states")
         if not self._pays(beams, weight_VD):
             return super().step(number, beams, dense_logits(hidden_BKD, weight_VD))
-        children = Children.of(self._bound, number, beams, self._filters)
-        scores_C = self._scores(number, beams, children, hidden_BKD.reshape(-1, shape[2]))
-        found = children.beams(children.best(scores_C, self.config.num_beams[number]), scores_C)
-        return Beams(**{name: to_kind_of(array, beams.lo) for name, array in vars(found).items()})
+        children = self._bound.children(number, beams, self._filters)
+        codes = children.legal.map(lambda array: to_kind_of(array, beams.lo))
+        logits = self._ops.head(hidden_BKD.reshape(-1, shape[2]), weight_VD, codes, self.config.scoring, costs=self._costs)
+        finished_BK = self.finished(beams) if number else None
+        slots_BK, best_BK = extend_ragged(
+            children.legal,
+            to_numpy(logits.logit_C),
+            to_numpy(logits.lse_R),
+            to_numpy(beams.scores),
+            num_beams=self.config.num_beams[number],
+            ended_BK=None if finished_BK is None else to_numpy(finished_BK),
+            where=f"at level {number}",
+        )
+        best = children.beams_at(slots_BK, best_BK)
+        return Beams(**{name: to_kind_of(array, beams.lo) for name, array in vars(best).items()})
 
     def _pays(self, beams: Beams[Any], weight_VD: Any) -> bool:
         """Whether legal codes alone are expected to take less time, were there as many of a beam as leaves in its range."""
@@ -78,27 +87,6 @@ class HeadConstraint(TrieConstraint):
             return int(np.minimum(leaves_BK, len(weight_VD)).sum())
 
         return listing_pays(self._costs, self.config.scoring, prod(beams.scores.shape), weight_VD, num_legal)
-
-    def _scores(self, number: int, beams: Beams[Any], children: Children, hidden_RD: Any) -> NDArray[np.float32]:
-        """The score of every child, from the logits of legal codes alone; -inf for those that the model excludes."""
-        indptr_R1, code_C = (to_kind_of(array, beams.lo) for array in (children.indptr_R1, children.code_C))
-        max_row = int(np.diff(children.indptr_R1).max(initial=0))
-        codes = LegalCodes(indptr_R1=indptr_R1, code_C=code_C, max_row=max_row)
-        found = self._ops.head(hidden_RD, self._head[number], codes, self.config.scoring, costs=self._costs)
-        logit_C, lse_R, row_C = to_numpy(found.logit_C), to_numpy(found.lse_R), children.row_C
-        base_C = to_numpy(beams.scores).reshape(-1)[row_C]
-        finished_BK = self.finished(beams) if number else None
-        if finished_BK is not None:  # certain of the end code, whatever the model says
-            certain_C = to_numpy(finished_BK).reshape(-1)[row_C]
-            logit_C = np.where(certain_C, np.float32(0), logit_C)
-            lse_R = np.where(to_numpy(finished_BK).reshape(-1), np.float32(0), lse_R)
-        bad_C = ~(logit_C < np.inf)
-        if bad_C.any():
-            raise LogitsError.not_finite(*divmod(int(row_C[bad_C.argmax()]), children.shape[1]), f"at level {number}")
-        lse_C = np.where(lse_R > -np.inf, lse_R, np.float32(0))[row_C]
-        with np.errstate(over="ignore"):
-            scores_C = base_C + np.minimum(logit_C - lse_C, np.float32(0))  # rounding must not raise a score
-        return np.where((logit_C > -np.inf) & (base_C > -np.inf), np.maximum(scores_C, np.float32(LOWEST)), -np.inf)
 
 
 def dense_logits(hidden_BKD: Any, weight_VD: Any) -> Any:

@@ -14,13 +14,14 @@ from leafbeam.decode.beam_search import ItemSearch, Requests
 from leafbeam.decode.config import SearchConfig
 from leafbeam.decode.constraint import TrieConstraint
 from leafbeam.decode.model_calls import ModelCalls, StepFn
-from leafbeam.decode.ragged import Children
 from leafbeam.decode.results import BatchFilters, DenyLists, SearchResult, check_batch
 from leafbeam.decode.sampling import Sampling
 from leafbeam.errors import ArgumentError, counted
 from leafbeam.index import Trie, Version
 from leafbeam.ops.backend import BoundIndex, load
 from leafbeam.ops.constrain import Beams
+from leafbeam.ops.constrain.cpu.ragged import extend_ragged, take
+from leafbeam.ops.constrain.types import LOWEST
 
 
 class Sampler(ItemSearch):
@@ -99,16 +100,20 @@ class Sampler(ItemSearch):
 
         def launch(level: int, beams: Beams[Any], logits_BKV: NDArray[Any], num_beams: int) -> tuple[_SampledBeams, None]:
             """The children with the most noisy score."""
-            children = Children.of(bound, level, beams, filters)
-            row_C, code_C = children.row_C, children.code_C
+            children = bound.children(level, beams, filters)
+            row_C, code_C = children.legal.row_C, children.legal.code_C
             logits_C = logits_BKV.reshape(-1, logits_BKV.shape[2])[row_C, code_C]
             log_p_C = self.sampling.log_probabilities(logits_C, row_C, f"at level {level}")
             log_p_C = log_p_C + beams.scores.reshape(-1)[row_C]
             noisy_BK = beams.noisy if isinstance(beams, _SampledBeams) else beams.scores
             noisy_C = _conditional_gumbel(log_p_C, noisy_BK.reshape(-1), row_C, rng)
-            slots = children.best(noisy_C, self.num_samples)
-            drawn = children.beams(slots, log_p_C)
-            return _SampledBeams(**vars(drawn), noisy=np.where(slots >= 0, noisy_C[slots], -np.inf)), None
+            # A beam's own noisy score is the largest of its children's.
+            top_BK = _float32(noisy_BK)
+            lse_R = top_BK.reshape(-1)
+            slots_BK, _ = extend_ragged(children.legal, _float32(noisy_C), lse_R, top_BK, num_beams=self.num_samples)
+            drawn = children.beams_at(slots_BK, np.where(slots_BK >= 0, take(log_p_C, slots_BK), -np.inf))
+            noisy_BK = np.where(slots_BK >= 0, take(noisy_C, slots_BK), -np.inf)
+            return _SampledBeams(**vars(drawn), noisy=noisy_BK), None
 
         return TrieConstraint(self.config, hi_SB, launch)
 
@@ -118,6 +123,11 @@ class _SampledBeams(Beams[NDArray[Any]]):
     """Beams whose scores are log-probabilities, float64. noisy: these plus Gumbel noise, the order of the draws."""
 
     noisy: NDArray[np.float64]
+
+
+def _float32(values: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Return values of at most 0 as float32, in which only -inf becomes -inf."""
+    return np.where(values > -np.inf, np.maximum(values, LOWEST), -np.inf).astype(np.float32)
 
 
 def _conditional_gumbel(

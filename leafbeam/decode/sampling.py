@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.decode.ragged import log_softmax
 from leafbeam.errors import ArgumentError, LogitsError
 
 
@@ -80,3 +79,20 @@ class Sampling:
         cut_C = np.full(len(scaled_C), -np.inf)
         cut_C[kept[keep]] = scaled_C[kept[keep]]
         return log_softmax(cut_C, row_C)
+
+
+def log_softmax(values_C: NDArray[np.float64], row_C: NDArray[np.int64], temperature: float = 1.0) -> NDArray[np.float64]:
+    """Return the log-softmax of values / temperature among the codes of each row; all -inf in a row of nothing else.
+
+    row_C: the row of each code, ascending.
+    """
+    if len(values_C) == 0:
+        return values_C
+    starts = np.flatnonzero(np.diff(row_C, prepend=-1))
+    sizes = np.diff(np.append(starts, len(row_C)))
+    top = np.maximum.reduceat(values_C, starts)
+    top = np.where(top > -np.inf, top, 0.0)
+    with np.errstate(over="ignore"):  # at a tiny temperature -inf for all but the best, which is then certain
+        shifted_C = (values_C - np.repeat(top, sizes)) / temperature
+    total = np.add.reduceat(np.exp(shifted_C), starts)
+    return shifted_C - np.repeat(np.log(np.where(total > 0, total, 1.0)), sizes)

@@ -100,36 +100,33 @@ class _SampledConstraint(AutomatonConstraint):
         batch_size, num_rows = beams.scores.shape
         if self._head is None:
             logits_BKV = check_logits(logits, number, (batch_size, num_rows, self.batch.num_codes), beams.scores)
-            indptr_R1, code_C = automata.legal(self.batch, beams.lo, beams.hi)
-            row_C = np.repeat(np.arange(batch_size * num_rows), np.diff(indptr_R1))
-            logit_C = logits_BKV.reshape(-1, self.batch.num_codes)[row_C, code_C]
+            codes = automata.legal(self.batch, beams.lo, beams.hi)
+            logit_C = logits_BKV.reshape(-1, self.batch.num_codes)[codes.row_C, codes.code_C]
         else:
-            found = self._head_logits(beams, self._hidden(number, beams, logits))
-            indptr_R1, code_C, logit_C = found.legal_codes.indptr_R1, found.legal_codes.code_C, found.logit_C
-        logit_C = automata.join_ends(self.batch, beams.lo, (indptr_R1, code_C), logit_C)
+            head_logits = self._head_logits(beams, self._hidden(number, beams, logits))
+            codes, logit_C = head_logits.legal_codes, head_logits.logit_C
+        logit_C = automata.join_ends(self.batch, beams.lo, codes, logit_C)
+        is_ended_R = self.finished(beams).reshape(-1)
+        row_C = codes.row_C
+        logit_C = np.where(is_ended_R[row_C], 0, logit_C)  # ended: certain
         shape = batch_size, self.config.num_beams[number]
         parent_K = np.arange(shape[1]) if num_rows == shape[1] else np.zeros(shape[1], np.int64)  # all begin in one row
-        scores, code, lo = np.empty(shape), np.empty(shape, np.int64), np.empty((1, *shape), np.int64)
-        for b, automaton in enumerate(self.batch.automata):
-            indptr = indptr_R1[b * num_rows : (b + 1) * num_rows + 1]
-            code_c, logit_c, size_r = code_C[indptr[0] : indptr[-1]], logit_C[indptr[0] : indptr[-1]], np.diff(indptr)
-            logit_c = np.where(np.repeat(beams.lo[0, b] == automaton.num_states, size_r), 0, logit_c)  # ended: certain
-            row_c = np.repeat(np.arange(num_rows), size_r)
+        slots_BK, scores_BK = np.empty(shape, np.int64), np.empty(shape)
+        for b in range(batch_size):
+            begin, end = codes.indptr_R1[b * num_rows], codes.indptr_R1[(b + 1) * num_rows]
             try:
-                log_p_c = self._samplings[b].log_probabilities(logit_c, row_c, f"in round {number}")
+                log_p_C = self._samplings[b].log_probabilities(logit_C[begin:end], row_C[begin:end], f"in round {number}")
             except LogitsError as error:
                 error.request = b
                 raise
-            for k, row in enumerate(parent_K.tolist()):
-                begin, end = indptr[row : row + 2] - indptr[0]
-                drawn = _draw(log_p_c[begin:end], self._uniform_BKT[b, k, number])
+            for k, parent in enumerate(parent_K.tolist()):
+                row = codes.indptr_R1[b * num_rows + parent :][:2] - begin
+                drawn = _draw(log_p_C[row[0] : row[1]], self._uniform_BKT[b, k, number])
                 if drawn is None:
                     raise LogitsError.none_allowed(b, f"in round {number}")
-                drawn += begin
-                scores[b, k], code[b, k] = beams.scores[b, row] + log_p_c[drawn], code_c[drawn]
-            lo[0, b] = automata.next_states(automaton, self.batch.end_codes, beams.lo[0, b, parent_K], code[b])
-        parent = np.tile(parent_K, (batch_size, 1))
-        return Beams(scores=scores, parent=parent, code=code, lo=lo, hi=lo + 1, num_valid=np.full(batch_size, shape[1]))
+                slots_BK[b, k] = begin + row[0] + drawn
+                scores_BK[b, k] = beams.scores[b, parent] + log_p_C[row[0] + drawn]
+        return automata.beams_at(self.batch, beams.lo, codes, slots_BK, scores_BK)
 
 
 def _draw(log_p_c: NDArray[np.float64], uniform: float) -> int | None:

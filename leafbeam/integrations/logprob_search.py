@@ -20,8 +20,8 @@ from leafbeam.decode.beam_search import ItemSearch, Requests
 from leafbeam.decode.config import SearchConfig
 from leafbeam.decode.constraint import TrieConstraint
 from leafbeam.decode.model_calls import ModelCalls
-from leafbeam.decode.ragged import Children, log_softmax
 from leafbeam.decode.results import BatchFilters, DenyLists, SearchResult, check_batch
+from leafbeam.decode.sampling import log_softmax
 from leafbeam.errors import ArgumentError, InferenceError, counted
 from leafbeam.index import Trie, Version
 from leafbeam.integrations.logprobs import LogprobModel, TokenQuery, answers_of
@@ -29,6 +29,7 @@ from leafbeam.integrations.masking import Normalisation
 from leafbeam.model.code_tokens import CodeTokens, CodeTokensLike, check_end_token
 from leafbeam.ops.backend import BoundIndex
 from leafbeam.ops.constrain import Beams
+from leafbeam.ops.constrain.cpu.ragged import TrieChildren, extend_ragged
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -133,17 +134,22 @@ class _Rounds:
     def _launch(
         self, bound: BoundIndex, filters: Any, level: int, beams: Beams[Any], codes_BKT: NDArray[np.int64], num_beams: int
     ) -> tuple[Beams[Any], None]:
-        children = Children.of(bound, level, beams, filters)
-        scores_C = beams.scores.reshape(-1)[children.row_C] + self._log_p(level, beams, children, codes_BKT).astype(np.float32)
-        return children.beams(children.best(scores_C, num_beams), scores_C), None
+        children = bound.children(level, beams, filters)
+        log_p_C = self._log_p(level, beams, children, codes_BKT).astype(np.float32)
+        lse_R = np.zeros(beams.scores.size, np.float32)
+        chosen = extend_ragged(children.legal, log_p_C, lse_R, beams.scores, num_beams=num_beams, where=f"at level {level}")
+        return children.beams_at(*chosen), None
 
-    def _log_p(self, level: int, beams: Beams[Any], children: Children, codes_BKT: NDArray[np.int64]) -> NDArray[np.float64]:
-        """log p of each child under the search's scoring; -inf for all of a request that the engine failed."""
-        scoring, num_rows = self._search.scoring, children.shape[1]
+    def _log_p(
+        self, level: int, beams: Beams[Any], children: TrieChildren, codes_BKT: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """Return log p of each child under the search's scoring; -inf for the children of a request that the engine failed."""
+        scoring, num_rows, legal = self._search.scoring, children.num_rows, children.legal
+        row_C = legal.row_C
         tokens = self._search.tokens.levels[level]
-        check_end_token(tokens, children.code_C)
-        token_C = tokens.token_V[children.code_C]
-        row_R, first_R, size_R = np.unique(children.row_C, return_index=True, return_counts=True)
+        check_end_token(tokens, legal.code_C)
+        token_C = tokens.token_V[legal.code_C]
+        row_R, first_R, size_R = np.unique(row_C, return_index=True, return_counts=True)
         end_code = self._search.config.end_code
         certain_R = np.zeros(len(row_R), np.bool_) if level == 0 or end_code is None else beams.code.flat[row_R] == end_code
         if scoring == "allowed":
@@ -166,9 +172,9 @@ class _Rounds:
             else:
                 log_p_C[span] = answer
         if scoring == "allowed":
-            log_p_C = log_softmax(log_p_C, children.row_C)
+            log_p_C = log_softmax(log_p_C, row_C)
         if self.failures:
-            log_p_C[np.isin(children.row_C // num_rows, list(self.failures))] = -np.inf
+            log_p_C[np.isin(row_C // num_rows, list(self.failures))] = -np.inf
         return log_p_C
 
     def _asked_tokens(self, level: int, token_C: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -27,6 +27,8 @@ from leafbeam.errors import ArgumentError
 from leafbeam.extras import require
 from leafbeam.index import Trie, Version
 from leafbeam.ops.constrain import Beams, RequestFilter, Scoring
+from leafbeam.ops.constrain.cpu.ragged import TrieChildren
+from leafbeam.ops.constrain.legal_codes import LegalCodes
 
 _MODULES = {
     "cpu": "cpu.step",
@@ -108,6 +110,15 @@ class BoundIndex:
         if self.name == "jax":
             return importlib.import_module("jax.numpy").asarray(array, np.int32, device=self.device)
         return importlib.import_module("torch").as_tensor(array, device=self.device)
+
+    def children(self, level: int, beams: Beams[Any], filters: Any) -> TrieChildren:
+        """List the legal children of every beam on the host. Cost: a few reads a child."""
+        ops: Any = self.ops
+        lo, hi = self.to_device(beams.lo), self.to_device(beams.hi)
+        listed = ops.children(self.arrays, level, lo, hi, filters)
+        indptr_R1, code_C, lo_SC, hi_SC = (to_numpy(array) for array in listed)
+        legal = LegalCodes.of_rows(indptr_R1, code_C)
+        return TrieChildren(legal=legal, lo_SC=lo_SC, hi_SC=hi_SC, num_rows=beams.scores.shape[1])
 
 
 class IndexBindings:

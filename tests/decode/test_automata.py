@@ -133,7 +133,8 @@ def test_children_are_the_legal_codes_and_where_they_lead() -> None:
     languages = automata.bind([automaton], end_code=END, num_codes=SIZE)
     states = np.array([[[0, automaton.num_states, *range(1, automaton.num_states), 0]]])
     ends = states + np.array([*[1] * (states.size - 1), 0])
-    row_indptr, code_C = automata.legal(languages, states, ends)
+    codes = automata.legal(languages, states, ends)
+    row_indptr, code_C = codes.indptr_R1, codes.code_C
     assert row_indptr[-1] == row_indptr[-2]  # the dead one
     scores, logits = np.zeros(states.shape[1:], np.float32), np.zeros((1, states.size, SIZE), np.float32)
     found = automata.step(languages, 0, states, ends, scores, logits, None, num_beams=len(code_C), scoring="full")

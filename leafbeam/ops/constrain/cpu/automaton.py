@@ -15,10 +15,10 @@ Shapes: B requests, K beams, R rows (B x K), V codes, C legal codes, S states of
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from leafbeam.errors import ArgumentError, LogitsError, counted
 from leafbeam.index.bit_kernels import trailing_zeros
 from leafbeam.jit import njit
 from leafbeam.ops.constrain.cpu.logsumexp import CHUNK, log_sum_exp
+from leafbeam.ops.constrain.cpu.ragged import HostCodes, extend_ragged, parents_at, take
 from leafbeam.ops.constrain.cpu.scratch import Scratch
 from leafbeam.ops.constrain.cpu.topk import (
     arrival_of,
@@ -37,8 +38,9 @@ from leafbeam.ops.constrain.cpu.topk import (
     offer,
     push,
     score_of,
-    sort_descending,
+    sort_best,
 )
+from leafbeam.ops.constrain.legal_codes import LegalCodes
 from leafbeam.ops.constrain.types import Beams, Scoring
 
 
@@ -59,6 +61,15 @@ class AutomatonBatch:
     def end_code(self) -> int:
         """Return the code that beams take after their end."""
         return int(self.end_codes[0])
+
+
+class BestCodes(NamedTuple):
+    """The best codes of each request, (B, num_beams), and their number, (B,)."""
+
+    scores: NDArray[np.floating[Any]]
+    parent: NDArray[np.int64]
+    code: NDArray[np.int64]
+    num_valid: NDArray[np.int64]
 
 
 def bind(automata: Sequence[Automaton], *, end_code: int | Sequence[int], num_codes: int) -> AutomatonBatch:
@@ -108,25 +119,20 @@ def roots(arrays: AutomatonBatch) -> tuple[NDArray[np.int64], NDArray[np.int64]]
     return lo, lo + 1
 
 
-def legal(
-    arrays: AutomatonBatch, lo_SBK: NDArray[np.int64], hi_SBK: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(row_indptr, code_C): the legal codes of every beam, ragged, ascending: what an allowed-only head computes.
-
-    None of dead beams. Cost: 1 ns a code.
-    """
+def legal(arrays: AutomatonBatch, lo_SBK: NDArray[np.int64], hi_SBK: NDArray[np.int64]) -> HostCodes:
+    """Return the legal codes of every beam; a dead beam has none. Cost: 1 ns a code."""
     _, batch_size, num_rows = lo_SBK.shape
     _check(arrays, lo_SBK)
     row_indptr, parts = np.zeros(batch_size * num_rows + 1, np.int64), []
     space = arrays.scratch.array("codes", (arrays.num_codes + 1,), np.int64)
     for request, automaton in enumerate(arrays.automata):
-        table, ends = _table(automaton), arrays.end_codes
+        table, ends = tuple(_table(automaton)), arrays.end_codes
         for beam in range(num_rows):
             live = hi_SBK[0, request, beam] > lo_SBK[0, request, beam]
             count = _legal_codes(table, lo_SBK[0, request, beam], ends, space) if live else 0
             parts.append(space[:count].copy())
             row_indptr[request * num_rows + beam + 1] = count
-    return np.cumsum(row_indptr), np.concatenate(parts)
+    return LegalCodes.of_rows(np.cumsum(row_indptr), np.concatenate(parts))
 
 
 def step(
@@ -154,16 +160,31 @@ def step(
     if len(arrays.end_codes) > 1:  # they are joined in a copy of the legal codes' logits
         legal_logits = _legal_logits(arrays, lo_SBK, hi_SBK, logits_BKV, scoring)
         return extend(arrays, lo_SBK, scores_BK, *legal_logits, num_beams=num_beams, where=where)
-    # Legal codes with the positions of their logits, the logits, and the maxima of their chunks.
+    _check_num_beams(num_beams)
+    buffers = candidate_buffers(num_beams)
     codes_V = arrays.scratch.array("codes", (arrays.num_codes + 1,), np.int64)
-    floats = arrays.scratch.array("floats", (2, max(arrays.num_codes + 1, arrays.num_codes // CHUNK + 2)), np.float32)
+    gathered, chunks = arrays.scratch.array("floats", (2, max(arrays.num_codes + 1, arrays.num_codes // CHUNK + 2)), np.float32)
+    space = tuple(RowSpace(codes_V=codes_V, gathered_V=gathered, chunks=chunks))
+    best = BestCodes(
+        scores=np.full((batch_size, num_beams), -np.inf, np.float32),
+        parent=np.zeros((batch_size, num_beams), np.int64),
+        code=np.zeros((batch_size, num_beams), np.int64),
+        num_valid=np.zeros(batch_size, np.int64),
+    )
+    for request, automaton in enumerate(arrays.automata):
+        beams = RequestBeams(
+            lo_K=lo_SBK[0, request], hi_K=hi_SBK[0, request], scores_K=scores_BK[request], logits_KV=logits_BKV[request]
+        )
+        table = tuple(_table(automaton))
+        bad = _step_rows(table, arrays.end_codes, tuple(beams), scoring == "full", space, buffers, request, tuple(best))
+        if bad >= 0:
+            raise LogitsError.not_finite(request, bad, where)
+    return _in_next_states(arrays, lo_SBK, best)
 
-    def search(request: int, automaton: Automaton, buffers: Any, out: Any) -> int:
-        ranges = lo_SBK[0, request], hi_SBK[0, request]
-        inputs = (*ranges, scores_BK[request], logits_BKV[request], scoring == "full", codes_V, floats)
-        return _step_rows(_table(automaton), arrays.end_codes, *inputs, buffers, out)
 
-    return _best_of(arrays, lo_SBK, num_beams, search, where)
+def _check_num_beams(num_beams: int) -> None:
+    if num_beams < 1:
+        raise ArgumentError(f"num_beams is {num_beams}: expected at least 1")
 
 
 def _legal_logits(
@@ -172,37 +193,33 @@ def _legal_logits(
     hi_SBK: NDArray[np.int64],
     logits_BKV: NDArray[np.float32],
     scoring: Scoring,
-) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float32], NDArray[np.float32]]:
-    """Return what `extend` takes: the legal codes as `legal` gives them, a copy of their logits, and lse_R."""
+) -> tuple[HostCodes, NDArray[np.float32], NDArray[np.float32]]:
+    """Return what `extend` takes: the legal codes, a copy of their logits, and lse_R."""
     logits_RV, chunks = logits_BKV.reshape(-1, arrays.num_codes), np.empty(arrays.num_codes // CHUNK + 2, np.float32)
-    row_indptr, code_C = legal(arrays, lo_SBK, hi_SBK)
-    logit_C = logits_RV[np.repeat(np.arange(len(logits_RV)), np.diff(row_indptr)), code_C]
-    rows = logits_RV if scoring == "full" else [logit_C[begin:end] for begin, end in pairwise(row_indptr.tolist())]
+    codes = legal(arrays, lo_SBK, hi_SBK)
+    logit_C = logits_RV[codes.row_C, codes.code_C]
+    rows = logits_RV if scoring == "full" else [logit_C[begin:end] for begin, end in pairwise(codes.indptr_R1.tolist())]
     lse_R = np.array([log_sum_exp(row, chunks)[1] if len(row) else -np.inf for row in rows], np.float32)
-    return (row_indptr, code_C), logit_C, lse_R
+    return codes, logit_C, lse_R
 
 
 def join_ends(
-    arrays: AutomatonBatch,
-    lo_SBK: NDArray[np.int64],
-    ragged: tuple[NDArray[np.int64], NDArray[np.int64]],
-    logit_C: NDArray[np.float32],
+    arrays: AutomatonBatch, lo_SBK: NDArray[np.int64], codes: HostCodes, logit_C: NDArray[np.float32]
 ) -> NDArray[np.float32]:
     """Return logits in which the likeliest end code of each row has the mass of all, and the others -inf.
 
-    A code that is text in a row is no end code there. The logits themselves without a choice between end codes.
+    A code that is text in a row is not an end code there. With one end code these are the logits themselves.
     """
-    row_indptr, code_C = ragged
     if len(arrays.end_codes) == 1:
         return logit_C
     logit_C, num_rows = logit_C.copy(), lo_SBK.shape[2]
-    is_end_C = np.isin(code_C, arrays.end_codes)
-    for row, (begin, end) in enumerate(pairwise(row_indptr.tolist())):
+    is_end_C = np.isin(codes.code_C, arrays.end_codes)
+    for row, (begin, end) in enumerate(pairwise(codes.indptr_R1.tolist())):
         request, beam = divmod(row, num_rows)
         at = begin + np.flatnonzero(is_end_C[begin:end])
         if len(at) > 1:
             automaton, state = arrays.automata[request], lo_SBK[0, request, beam]
-            at = at[_text_states(automaton, np.full(len(at), state), code_C[at]) < 0]
+            at = at[_text_states(automaton, np.full(len(at), state), codes.code_C[at]) < 0]
         if len(at) > 1:
             joined, best = np.logaddexp.reduce(logit_C[at]), at[logit_C[at].argmax()]
             logit_C[at] = -np.inf
@@ -214,55 +231,46 @@ def extend(
     arrays: AutomatonBatch,
     lo_SBK: NDArray[np.int64],
     scores_BK: NDArray[np.float32],
-    ragged: tuple[NDArray[np.int64], NDArray[np.int64]],
+    codes: HostCodes,
     logit_C: NDArray[np.float32],
     lse_R: NDArray[np.float32],
     *,
     num_beams: int,
     where: str = "",
 ) -> Beams[NDArray[Any]]:
-    """The same round where only the logits of legal codes were computed (`ops.head`): ragged is what `legal` gave.
+    """Run a round where only the logits of legal codes were computed (`ops.head`): `codes` is what `legal` returned.
 
     lse_R decides the scoring: over all codes ("full") or over the legal ones ("allowed"). Raises LogitsError for NaN and +inf.
     """
-    row_indptr, code_C = ragged
-    logit_C = join_ends(arrays, lo_SBK, ragged, logit_C)
-    num_rows = lo_SBK.shape[2]
-    positions_C = np.arange(np.diff(row_indptr).max(initial=0))
-
-    def search(request: int, automaton: Automaton, buffers: Any, out: Any) -> int:
-        rows = slice(request * num_rows, (request + 1) * num_rows)
-        codes = (row_indptr[rows.start : rows.stop + 1], code_C, logit_C, positions_C)
-        ended = lo_SBK[0, request] == automaton.num_states
-        return _extend_rows(*codes, lse_R[rows], scores_BK[request], ended, buffers, out)
-
-    return _best_of(arrays, lo_SBK, num_beams, search, where)
+    _check_num_beams(num_beams)
+    logit_C = join_ends(arrays, lo_SBK, codes, logit_C)
+    ended_BK = lo_SBK[0] == np.array([[automaton.num_states] for automaton in arrays.automata])
+    slots_BK, best_BK = extend_ragged(codes, logit_C, lse_R, scores_BK, num_beams=num_beams, ended_BK=ended_BK, where=where)
+    return beams_at(arrays, lo_SBK, codes, slots_BK, best_BK)
 
 
-def _best_of(
+def beams_at(
     arrays: AutomatonBatch,
     lo_SBK: NDArray[np.int64],
-    num_beams: int,
-    search: Callable[[int, Automaton, Any, Any], int],
-    where: str,
+    codes: HostCodes,
+    slots_BK: NDArray[np.int64],
+    scores_BK: NDArray[np.floating[Any]],
 ) -> Beams[NDArray[Any]]:
-    """The beams that `search` (request, automaton, buffers, (scores, parents, codes, count)) writes, and their next states."""
-    if num_beams < 1:
-        raise ArgumentError(f"num_beams is {num_beams}: expected at least 1")
-    batch_size, buffers = len(arrays.automata), candidate_buffers(num_beams)
-    scores, num_valid = np.full((batch_size, num_beams), -np.inf, np.float32), np.zeros(batch_size, np.int64)
-    parent, code = np.zeros((2, batch_size, num_beams), np.int64)
-    lo, hi = np.zeros((2, 1, batch_size, num_beams), np.int64)
+    """Return the legal codes at these positions of C as beams in their next states; -1 is a dead beam."""
+    parent_BK, code_BK = parents_at(codes, slots_BK, lo_SBK.shape[2]), take(codes.code_C, slots_BK)
+    num_valid_B = (slots_BK >= 0).sum(axis=1)
+    return _in_next_states(arrays, lo_SBK, BestCodes(scores=scores_BK, parent=parent_BK, code=code_BK, num_valid=num_valid_B))
+
+
+def _in_next_states(arrays: AutomatonBatch, lo_SBK: NDArray[np.int64], best: BestCodes) -> Beams[NDArray[Any]]:
+    """Return beams in the states that their codes lead to."""
+    lo, hi = np.zeros((2, 1, *best.code.shape), np.int64)
     for request, automaton in enumerate(arrays.automata):
-        out = scores[request], parent[request], code[request], num_valid[request : request + 1]
-        bad = search(request, automaton, buffers, out)
-        if bad >= 0:
-            raise LogitsError.not_finite(request, bad, where)
-        count = int(num_valid[request])
-        before = lo_SBK[0, request, parent[request, :count]]
-        lo[0, request, :count] = next_states(automaton, arrays.end_codes, before, code[request, :count])
+        count = int(best.num_valid[request])
+        before = lo_SBK[0, request, best.parent[request, :count]]
+        lo[0, request, :count] = next_states(automaton, arrays.end_codes, before, best.code[request, :count])
         hi[0, request, :count] = lo[0, request, :count] + 1
-    return Beams(scores=scores, parent=parent, code=code, lo=lo, hi=hi, num_valid=num_valid)
+    return Beams(**best._asdict(), lo=lo, hi=hi)
 
 
 def next_states(
@@ -296,10 +304,19 @@ def num_text_codes(automaton: Automaton, end_codes: NDArray[np.int64], codes_T: 
     return len(codes_T)
 
 
-def _table(automaton: Automaton) -> tuple[NDArray[Any], ...]:
-    """(row_indptr, code_E, mask_S, mask_MW, accepting_W) as kernels read them: see `TransitionTable`."""
+class LegalTable(NamedTuple):
+    """What is legal in each state, as kernels read it: see `TransitionTable`."""
+
+    row_indptr: NDArray[np.int64]
+    code_E: NDArray[np.int32]
+    mask_S: NDArray[np.int32]
+    mask_MW: NDArray[np.uint64]
+    accepting_W: NDArray[np.uint64]
+
+
+def _table(automaton: Automaton) -> LegalTable:
     table = automaton.arrays.table
-    return table.row_indptr, table.code_E, table.mask_S, table.mask_MW, automaton.accepting.words_W
+    return LegalTable(table.row_indptr, table.code_E, table.mask_S, table.mask_MW, automaton.accepting.words_W)
 
 
 def _check(arrays: AutomatonBatch, lo_SBK: NDArray[np.int64]) -> None:
@@ -344,52 +361,44 @@ def _legal_codes(table, state, end_codes, out_C):
     return count
 
 
-@njit(nogil=True, _nrt=False)
-def _finite(logits, lse):
-    """Whether a row holds neither NaN nor +inf."""
-    finite = lse < np.float32(np.inf)
-    for i in range(logits.size):
-        finite &= logits[i] < np.float32(np.inf)
-    return finite
+class RequestBeams(NamedTuple):
+    """The beams of one request: their ranges of states, scores and logits."""
+
+    lo_K: NDArray[np.int64]
+    hi_K: NDArray[np.int64]
+    scores_K: NDArray[np.float32]
+    logits_KV: NDArray[np.float32]
 
 
-@njit(nogil=True, _nrt=False)
-def _finish(candidates, count, out):
-    """Write the best candidates in order."""
-    out_scores, out_parents, out_codes, out_count = out
-    num_beams = out_scores.size
-    if count > num_beams:
-        compact(candidates, count, num_beams)
-        count = num_beams
-    sort_descending(candidates.keys, count)
-    for slot in range(count):
-        key = candidates.keys[slot]
-        candidate = arrival_of(key)
-        out_scores[slot] = score_of(key)
-        out_parents[slot], out_codes[slot] = candidates.parents[candidate], candidates.codes[candidate]
-    out_count[0] = count
+class RowSpace(NamedTuple):
+    """Memory for one row: its legal codes, their logits, and the maxima of chunks of logits."""
+
+    codes_V: NDArray[np.int64]
+    gathered_V: NDArray[np.float32]
+    chunks: NDArray[np.float32]
 
 
 @njit(cache=True, nogil=True, _nrt=False)
-def _step_rows(table, end_codes, lo_K, hi_K, scores_K, logits_KV, full, codes_V, floats, buffers, out):
-    """All beams of a request; returns -1, or the number of a beam whose logits hold NaN or +inf."""
-    num_beams = out[0].size
-    candidates, (gathered, chunks) = candidates_in(buffers), (floats[0], floats[1])
+def _step_rows(table, end_codes, beams, full, space, buffers, request, out):
+    """Search all beams of a request; returns -1, or the number of a beam whose logits hold NaN or +inf."""
+    beams, space, out = RequestBeams(*beams), RowSpace(*space), BestCodes(*out)
+    num_beams = out.scores.shape[1]
+    candidates, gathered = candidates_in(buffers), space.gathered_V
     count, threshold = 0, np.float32(-np.inf)
-    for k in range(lo_K.size):
-        base = scores_K[k]
-        if lo_K[k] >= hi_K[k] or base <= threshold:
+    for k in range(beams.lo_K.size):
+        base = beams.scores_K[k]
+        if beams.lo_K[k] >= beams.hi_K[k] or base <= threshold:
             continue
-        codes = codes_V[: _legal_codes(table, lo_K[k], end_codes, codes_V)]
-        if lo_K[k] == table[2].size:  # ended: certain, whatever the model says
+        codes = space.codes_V[: _legal_codes(table, beams.lo_K[k], end_codes, space.codes_V)]
+        if beams.lo_K[k] == LegalTable(*table).mask_S.size:  # ended: certain, whatever the model says
             if base > threshold:
                 count, threshold = push(candidates, count, threshold, num_beams, base, k, end_codes[0], 0)
             continue
-        row = logits_KV[k]
+        row = beams.logits_KV[k]
         if not full:
             for i in range(codes.size):
                 gathered[i] = row[codes[i]]
-        top, lse = log_sum_exp(row if full else gathered[: codes.size], chunks)
+        top, lse = log_sum_exp(row if full else gathered[: codes.size], space.chunks)
         if math.isnan(lse):
             return k
         if top == np.float32(-np.inf) or (threshold > np.float32(-np.inf) and base + (top - lse) <= threshold):
@@ -397,30 +406,11 @@ def _step_rows(table, end_codes, lo_K, hi_K, scores_K, logits_KV, full, codes_V,
         count, threshold = offer(row, codes, codes, codes, base, lse, k, candidates, count, threshold, num_beams)
         if count > num_beams:
             threshold, count = compact(candidates, count, num_beams), num_beams
-    _finish(candidates, count, out)
-    return -1
-
-
-@njit(cache=True, nogil=True, _nrt=False)
-def _extend_rows(row_indptr, code_C, logit_C, positions_C, lse_K, scores_K, ended_K, buffers, out):
-    """`_step_rows` from the logits of legal codes alone."""
-    num_beams = out[0].size
-    candidates = candidates_in(buffers)
-    count, threshold = 0, np.float32(-np.inf)
-    for k in range(scores_K.size):
-        begin, end = row_indptr[k], row_indptr[k + 1]
-        base, lse, logits, codes = scores_K[k], lse_K[k], logit_C[begin:end], code_C[begin:end]
-        if begin == end or base <= threshold:
-            continue
-        if ended_K[k]:
-            count, threshold = push(candidates, count, threshold, num_beams, base, k, codes[0], 0)
-            continue
-        if not _finite(logits, lse):
-            return k
-        if lse > np.float32(-np.inf):
-            positions = positions_C[: codes.size]
-            count, threshold = offer(logits, positions, codes, codes, base, lse, k, candidates, count, threshold, num_beams)
-            if count > num_beams:
-                threshold, count = compact(candidates, count, num_beams), num_beams
-    _finish(candidates, count, out)
+    count = sort_best(candidates, count, num_beams)
+    for slot in range(count):
+        key = candidates.keys[slot]
+        candidate = arrival_of(key)
+        out.scores[request, slot] = score_of(key)
+        out.parent[request, slot], out.code[request, slot] = candidates.parents[candidate], candidates.codes[candidate]
+    out.num_valid[request] = count
     return -1

@@ -19,10 +19,12 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from leafbeam.index.bit_kernels import prefetch, trailing_zeros
 from leafbeam.jit import njit
 from leafbeam.ops.constrain.cpu.children import (
+    AllowedLeaves,
     FilterAddresses,
     alive_in,
     allowed_of,
@@ -35,6 +37,7 @@ from leafbeam.ops.constrain.cpu.children import (
 )
 from leafbeam.ops.constrain.cpu.logsumexp import CHUNK, codes_above, log_sum_exp
 from leafbeam.ops.constrain.cpu.topk import (
+    Candidates,
     arrival_of,
     candidates_in,
     compact,
@@ -43,10 +46,12 @@ from leafbeam.ops.constrain.cpu.topk import (
     offer,
     push,
     score_of,
-    sort_descending,
+    sort_best,
 )
 from leafbeam.ops.constrain.levels import COLUMN, LISTING, LevelView
 from leafbeam.ops.constrain.types import LOWEST
+
+_NO_CHILD = -(1 << 62)
 
 
 @njit(nogil=True, _nrt=False)
@@ -81,8 +86,27 @@ def _guess(row, chunks, children, alive, leaves, num_beams, scratch):
     return kth_largest(scratch, chunk_count, above)
 
 
+class Search(NamedTuple):
+    """What the search of one request works on: base and delta, and its candidates."""
+
+    levels: tuple[LevelView, LevelView]
+    allowed: tuple[AllowedLeaves, AllowedLeaves]
+    candidates: Candidates
+    num_beams: int
+
+
+class Ranges(NamedTuple):
+    """The ranges of a beam in base and delta, (0, 0) where nothing is alive, and the leaves alive in the base."""
+
+    lo: int
+    hi: int
+    lo_1: int
+    hi_1: int
+    alive: int
+
+
 class Beam(NamedTuple):
-    """A row of the batch: its beam's score, the log-sum-exp of its logits, its number."""
+    """A row of the batch: the score of its beam, the log-sum-exp of its logits, its number."""
 
     score: float
     lse: float
@@ -90,9 +114,42 @@ class Beam(NamedTuple):
 
 
 @njit(nogil=True, _nrt=False)
-def _scan(levels, allowed, restricted, bounds, row, beam, chunks, min_logit, candidates, count, threshold, num_beams):
-    """Offer every code of the row that beats the threshold and is a legal child; returns (count, threshold)."""
+def _score(beam, logit, threshold):
+    """Return the score of a child, at least `LOWEST`; -inf if it is not above the threshold or the model excludes it."""
+    score = beam.score + (logit - beam.lse)
+    if score <= threshold:
+        return np.float32(-np.inf) if is_excluded(logit, threshold) else np.float32(LOWEST)
+    return score
+
+
+@njit(nogil=True, _nrt=False)
+def _legal_index(search, ranges, bounds, code):
+    """Return the index of the child with this code, or -1 - its index in the delta; None is -2^62."""
     begin, end, begin_1, end_1 = bounds
+    index = find_code(search.levels[0], begin, end, code)
+    if index >= 0:
+        if ranges.alive == ranges.hi - ranges.lo:
+            return index
+        child_lo, child_hi = child_range(search.levels[0], index)
+        if alive_in(search.allowed[0], child_lo, child_hi) > 0:
+            return index
+    if begin_1 < end_1:
+        index = find_code(search.levels[1], begin_1, end_1, code)
+        if index >= 0:
+            child_lo, child_hi = child_range(search.levels[1], index)
+            if alive_in(search.allowed[1], child_lo, child_hi) > 0:
+                return -1 - index
+    return np.int64(_NO_CHILD)
+
+
+@njit(nogil=True, _nrt=False)
+def _scan(search, ranges, row, beam, chunks, min_logit, count, threshold):
+    """Offer every code of the row that beats the threshold and is a legal child; returns (count, threshold)."""
+    begin, end = children_bounds(search.levels[0], ranges.lo, ranges.hi)
+    begin_1, end_1 = np.int64(0), np.int64(0)
+    if ranges.lo_1 < ranges.hi_1:
+        begin_1, end_1 = children_bounds(search.levels[1], ranges.lo_1, ranges.hi_1)
+    bounds = begin, end, begin_1, end_1
     for chunk in range((row.size + CHUNK - 1) // CHUNK):
         if chunks[chunk] < min_logit:
             continue
@@ -100,54 +157,65 @@ def _scan(levels, allowed, restricted, bounds, row, beam, chunks, min_logit, can
         while above != np.uint64(0):
             code = chunk * CHUNK + np.int64(trailing_zeros(above))
             above &= above - np.uint64(1)
-            score = beam.score + (row[code] - beam.lse)
-            if score <= threshold:
-                if is_excluded(row[code], threshold):
-                    continue
-                score = np.float32(LOWEST)
-            index = find_code(levels[0], begin, end, code)
-            if index >= 0 and restricted:
-                child_lo, child_hi = child_range(levels[0], index)
-                if alive_in(allowed[0], child_lo, child_hi) <= 0:
-                    index = np.int64(-1)
-            if index < 0:
-                if begin_1 >= end_1:
-                    continue
-                index = find_code(levels[1], begin_1, end_1, code)
-                if index < 0:
-                    continue
-                child_lo, child_hi = child_range(levels[1], index)
-                if alive_in(allowed[1], child_lo, child_hi) <= 0:
-                    continue
-                index = -1 - index
-            count, threshold = push(candidates, count, threshold, num_beams, score, beam.number, code, index)
+            score = _score(beam, row[code], threshold)
+            if score == np.float32(-np.inf):
+                continue
+            index = _legal_index(search, ranges, bounds, code)
+            if index != _NO_CHILD:
+                count, threshold = push(search.candidates, count, threshold, search.num_beams, score, beam.number, code, index)
     return count, threshold
 
 
 @njit(nogil=True, _nrt=False)
-def _offer_column(level, lo, hi, row, beam, min_logit, candidates, count, threshold, num_beams):
-    """Collect and offer in one walk: the children of [lo, hi) in a column, none of them restricted."""
+def _offer_column(search, ranges, row, beam, min_logit, count, threshold):
+    """Collect and offer in one walk the children of a range in a column, all of which are alive; returns (count, threshold)."""
+    level, lo, hi = search.levels[0], ranges.lo, ranges.hi
     for word in range(lo >> 6, ((hi - 1) >> 6) + 1):
         bits = bits_between(level.words, word, lo, hi)
         while bits != np.uint64(0):
             index = (word << 6) + np.int64(trailing_zeros(bits))
             bits &= bits - np.uint64(1)
             code = code_at(level, index)
-            value = row[code]
-            if value < min_logit:
+            if row[code] < min_logit:
                 continue
-            score = beam.score + (value - beam.lse)
-            if score <= threshold:
-                if is_excluded(value, threshold):
-                    continue
-                score = np.float32(LOWEST)
-            count, threshold = push(candidates, count, threshold, num_beams, score, beam.number, code, index)
+            score = _score(beam, row[code], threshold)
+            if score > np.float32(-np.inf):
+                count, threshold = push(search.candidates, count, threshold, search.num_beams, score, beam.number, code, index)
     return count, threshold
 
 
 @njit(nogil=True, _nrt=False)
-def _collect_row(levels, allowed, lo, hi, lo_1, hi_1, space):
+def _scan_row(search, ranges, row, beam, chunks, scratch, count, threshold):
+    """Offer a row's children without collecting them first, if that pays; returns (whether it did, count, threshold)."""
+    neg_inf, level = np.float32(-np.inf), search.levels[0]
+    lo, hi, alive, num_beams = ranges.lo, ranges.hi, ranges.alive, search.num_beams
+    if alive == 0 or (threshold == neg_inf and count > 0):
+        return False, count, threshold
+    begin, end = children_bounds(level, lo, hi)
+    if threshold == neg_inf:
+        min_logit = _guess(row, chunks, end - begin, alive, hi - lo, num_beams, scratch)
+        if min_logit > neg_inf:
+            guess = beam.score + (min_logit - beam.lse)
+            count, threshold = _scan(search, ranges, row, beam, chunks, min_logit, count, guess)
+            if count >= num_beams:  # K children beat the guess: no other can be among the best
+                return True, count, threshold
+        return False, 0, neg_inf
+    # The bound may let a chunk too many through; the scan compares scores exactly.
+    min_logit = threshold - beam.score + beam.lse
+    min_logit -= np.float32(1e-5) * (abs(threshold) + abs(beam.score) + abs(beam.lse))
+    if _scan_pays(row, chunks, min_logit, end - begin, alive, hi - lo):
+        count, threshold = _scan(search, ranges, row, beam, chunks, min_logit, count, threshold)
+        return True, count, threshold
+    if level.layout == COLUMN and alive == hi - lo and not search.allowed[0].has_filter and ranges.lo_1 >= ranges.hi_1:
+        count, threshold = _offer_column(search, ranges, row, beam, min_logit, count, threshold)
+        return True, count, threshold
+    return False, count, threshold
+
+
+@njit(nogil=True, _nrt=False)
+def _collect_row(levels, allowed, ranges, space):
     """Write (codes, indices) of a row's legal children in both segments to space[0], ascending by code; returns how many."""
+    lo, hi, lo_1, hi_1 = ranges.lo, ranges.hi, ranges.lo_1, ranges.hi_1
     if lo_1 >= hi_1:
         return collect(levels[0], allowed[0], lo, hi, space[0, 0], space[0, 1])
     if lo >= hi:
@@ -172,14 +240,14 @@ def _collect_row(levels, allowed, lo, hi, lo_1, hi_1, space):
 
 
 @njit(nogil=True, _nrt=False)
-def _ranges_of(levels, allowed_1, lo_1, hi_1, code, index):
-    """(lo, hi) in the base and (lo, hi) in the delta of a child, whose parent has [lo_1, hi_1) in the delta."""
+def _ranges_of(levels, allowed_1, parent, code, index):
+    """Return (lo, hi) in the base and (lo, hi) in the delta of a child; parent: the `Ranges` of its beam."""
     if index < 0:
         child_lo, child_hi = child_range(levels[1], -1 - index)
         return np.int64(0), np.int64(0), child_lo, child_hi
     base_lo, base_hi = child_range(levels[0], index)
-    if lo_1 < hi_1:
-        begin, end = children_bounds(levels[1], lo_1, hi_1)
+    if parent.lo_1 < parent.hi_1:
+        begin, end = children_bounds(levels[1], parent.lo_1, parent.hi_1)
         index = find_code(levels[1], begin, end, code)
         if index >= 0:
             child_lo, child_hi = child_range(levels[1], index)
@@ -188,12 +256,25 @@ def _ranges_of(levels, allowed_1, lo_1, hi_1, code, index):
     return base_lo, base_hi, np.int64(0), np.int64(0)
 
 
-@njit(nogil=True, _nrt=False)
-def _range_in(lo_SBK, hi_SBK, segment, b, k):
-    """The range of a beam in a segment; an empty one in a segment that is not there."""
-    if segment >= lo_SBK.shape[0]:
-        return np.int64(0), np.int64(0)
-    return lo_SBK[segment, b, k], hi_SBK[segment, b, k]
+@njit(nogil=True, _nrt=False, inline="always")
+def _ranges_in(lo_SBK, hi_SBK, b, k):
+    """Return the `Ranges` of a beam; the delta's is empty if there is no delta, and all leaves count as alive."""
+    lo, hi = lo_SBK[0, b, k], hi_SBK[0, b, k]
+    if lo_SBK.shape[0] == 1:
+        return Ranges(lo, hi, np.int64(0), np.int64(0), hi - lo)
+    return Ranges(lo, hi, lo_SBK[1, b, k], hi_SBK[1, b, k], hi - lo)
+
+
+@njit(nogil=True, _nrt=False, inline="always")
+def _alive_ranges(allowed, ranges):
+    """Return the ranges of a beam without those in which nothing is alive."""
+    lo, hi, lo_1, hi_1 = ranges.lo, ranges.hi, ranges.lo_1, ranges.hi_1
+    alive = alive_in(allowed[0], lo, hi)
+    if alive <= 0:
+        lo, hi, alive = np.int64(0), np.int64(0), np.int64(0)
+    if lo_1 < hi_1 and alive_in(allowed[1], lo_1, hi_1) <= 0:
+        lo_1, hi_1 = np.int64(0), np.int64(0)
+    return Ranges(lo, hi, lo_1, hi_1, alive)
 
 
 @njit(nogil=True, _nrt=False)
@@ -219,152 +300,123 @@ def children_of_rows(levels, lo_SBK, hi_SBK, filters, space, row_indptr, code_C,
     for b in range(batch_size):
         allowed = _allowed_in(levels, filters, b)
         for k in range(num_rows):
-            lo, hi = lo_SBK[0, b, k], hi_SBK[0, b, k]
-            lo_1, hi_1 = _range_in(lo_SBK, hi_SBK, 1, b, k)
-            found = _collect_row(levels, allowed, lo, hi, lo_1, hi_1, space) if lo < hi or lo_1 < hi_1 else 0
-            for child in range(found):
+            ranges = _ranges_in(lo_SBK, hi_SBK, b, k)
+            size = 0
+            if ranges.lo < ranges.hi or ranges.lo_1 < ranges.hi_1:
+                size = _collect_row(levels, allowed, ranges, space)
+            for child in range(size):
                 code_C[count] = space[0, 0, child]
-                ranges = _ranges_of(levels, allowed[1], lo_1, hi_1, space[0, 0, child], space[0, 1, child])
-                lo_SC[0, count], hi_SC[0, count] = ranges[0], ranges[1]
+                reached = _ranges_of(levels, allowed[1], ranges, space[0, 0, child], space[0, 1, child])
+                lo_SC[0, count], hi_SC[0, count] = reached[0], reached[1]
                 if num_segments > 1:
-                    lo_SC[1, count], hi_SC[1, count] = ranges[2], ranges[3]
+                    lo_SC[1, count], hi_SC[1, count] = reached[2], reached[3]
                 count += 1
             row_indptr[b * num_rows + k + 1] = count
     return count
 
 
+class BestChildren(NamedTuple):
+    """What a round writes: (parent, code), (lo, hi), scores, and the number of valid beams of each request."""
+
+    parent_code: NDArray[np.int64]
+    ranges: NDArray[np.int64]
+    scores_BK: NDArray[np.float32]
+    num_valid_B: NDArray[np.int64]
+
+
+@njit(nogil=True, _nrt=False)
+def _prefetch_codes(level, lo, hi):
+    """Have the codes of a range's children arrive while something else is computed."""
+    prefetch(level.words, lo >> 6)
+    for leaf in range(lo, min(hi, lo + 1024), 32):
+        prefetch(level.codes, leaf if level.width == 0 else (leaf * level.width) >> 6)
+
+
+@njit(nogil=True, _nrt=False)
+def _sole_logit(level, index, row):
+    """Return (logit, log-sum-exp) of a row with one legal child; NaN where the logit is NaN or +inf."""
+    logit = row[code_at(level, index)]
+    return logit, logit if logit < np.float32(np.inf) else np.float32(np.nan)
+
+
+@njit(nogil=True, _nrt=False, inline="always")
+def _write_best(search, count, lo_SBK, hi_SBK, b, best):
+    """Write the best candidates of a request in order, with the ranges that they reach."""
+    candidates = search.candidates
+    count = sort_best(candidates, count, search.num_beams)
+    best.num_valid_B[b] = count
+    for slot in range(count):
+        key = candidates.keys[slot]
+        candidate = arrival_of(key)
+        parent, code = candidates.parents[candidate], candidates.codes[candidate]
+        best.scores_BK[b, slot] = score_of(key)
+        best.parent_code[0, b, slot], best.parent_code[1, b, slot] = parent, code
+        ranges = _ranges_in(lo_SBK, hi_SBK, b, parent)
+        reached = _ranges_of(search.levels, search.allowed[1], ranges, code, candidates.indices[candidate])
+        best.ranges[0, 0, b, slot], best.ranges[1, 0, b, slot] = reached[0], reached[1]
+        if lo_SBK.shape[0] > 1:
+            best.ranges[0, 1, b, slot], best.ranges[1, 1, b, slot] = reached[2], reached[3]
+
+
 @njit(cache=True, nogil=True, _nrt=False)
 def step_of_rows(levels, lo_SBK, hi_SBK, scores_BK, logits_BKV, filters, full, buffers, space, floats, out):
-    """All requests of a batch; returns -1, or the flat number of a row that holds NaN or +inf.
+    """Run a round for all requests of a batch; returns -1, or the flat number of a row that holds NaN or +inf.
 
     buffers: of `candidate_buffers`. space: for codes and indices of a row's children. floats: (2, ...), for a row's logits and
-    the maxima of its chunks. out: (parent and code, lo and hi, scores, num_valid), written.
+    the maxima of its chunks. out: the fields of `BestChildren`, written.
     """
-    parent_code, ranges, out_scores, num_valid_B = out
     levels, filters = _named(levels, filters)
-    level = levels[0]
-    num_segments, batch_size, num_rows = lo_SBK.shape
-    num_beams = out_scores.shape[1]
-    candidates = candidates_in(buffers)
+    best, candidates, level, neg_inf = BestChildren(*out), candidates_in(buffers), levels[0], np.float32(-np.inf)
+    _, batch_size, num_rows = lo_SBK.shape
+    num_beams = best.scores_BK.shape[1]
     child_logits, chunks = floats[0], floats[1]
-    neg_inf = np.float32(-np.inf)
     for b in range(batch_size):
-        out_scores[b] = neg_inf
-        allowed = _allowed_in(levels, filters, b)
+        best.scores_BK[b] = neg_inf
+        search = Search(levels, _allowed_in(levels, filters, b), candidates, num_beams)
         count, threshold = 0, neg_inf
         for k in range(num_rows):
             if count >= 2 * num_beams or (threshold == neg_inf and count >= num_beams):
                 threshold = compact(candidates, count, num_beams)
                 count = num_beams
-            lo, hi, base = lo_SBK[0, b, k], hi_SBK[0, b, k], scores_BK[b, k]
-            lo_1, hi_1 = _range_in(lo_SBK, hi_SBK, 1, b, k)
+            base = scores_BK[b, k]
+            ranges = _ranges_in(lo_SBK, hi_SBK, b, k)
             # No step can raise a score (lse >= every logit of the row, in float32 too), so such a beam is out.
-            if (lo >= hi and lo_1 >= hi_1) or base <= threshold:
+            if (ranges.lo >= ranges.hi and ranges.lo_1 >= ranges.hi_1) or base <= threshold:
                 continue
-            alive = alive_in(allowed[0], lo, hi)
-            if alive <= 0:
-                lo, hi, alive = np.int64(0), np.int64(0), np.int64(0)
-            if lo_1 < hi_1 and alive_in(allowed[1], lo_1, hi_1) <= 0:
-                lo_1, hi_1 = np.int64(0), np.int64(0)
-            if alive == 0 and lo_1 >= hi_1:
+            ranges = _alive_ranges(search.allowed, ranges)
+            if ranges.alive == 0 and ranges.lo_1 >= ranges.hi_1:
                 continue
-            row = logits_BKV[b, k]
-            forced = hi - lo == 1 and lo_1 >= hi_1 and level.layout != LISTING  # a leaf: one child, and where it is
+            row, size = logits_BKV[b, k], 0
+            # A leaf has one child, whose index is known.
+            is_forced = ranges.hi - ranges.lo == 1 and ranges.lo_1 >= ranges.hi_1 and level.layout != LISTING
             if full:
-                # The codes of the next row's children arrive while this row is summed.
                 if k + 1 < num_rows and level.layout != LISTING:
-                    next_lo, next_hi = lo_SBK[0, b, k + 1], hi_SBK[0, b, k + 1]
-                    prefetch(level.words, next_lo >> 6)
-                    for leaf in range(next_lo, min(next_hi, next_lo + 1024), 32):
-                        prefetch(level.codes, leaf if level.width == 0 else (leaf * level.width) >> 6)
+                    _prefetch_codes(level, lo_SBK[0, b, k + 1], hi_SBK[0, b, k + 1])
                 top, lse = log_sum_exp(row, chunks)
-                if math.isnan(lse):
-                    return b * num_rows + k
-                if top == neg_inf or (threshold > neg_inf and base + (top - lse) <= threshold):
-                    continue
-                beam = Beam(base, lse, k)
-                if forced:
-                    code = code_at(level, lo)
-                    score = beam.score + (row[code] - beam.lse)
-                    if score <= threshold and not is_excluded(row[code], threshold):
-                        score = np.float32(LOWEST)
-                    if score > threshold:
-                        count, threshold = push(candidates, count, threshold, num_beams, score, k, code, lo)
-                    continue
-                if (threshold > neg_inf or count == 0) and alive > 0:
-                    begin, end = children_bounds(level, lo, hi)
-                    guessed = threshold == neg_inf
-                    if guessed:
-                        min_logit = _guess(row, chunks, end - begin, alive, hi - lo, num_beams, child_logits)
-                        threshold = base + (min_logit - lse)
-                    else:
-                        # It may let a chunk too many through; the scan compares scores exactly.
-                        min_logit = threshold - base + lse
-                        min_logit -= np.float32(1e-5) * (abs(threshold) + abs(base) + abs(lse))
-                    if min_logit > neg_inf if guessed else _scan_pays(row, chunks, min_logit, end - begin, alive, hi - lo):
-                        begin_1, end_1 = children_bounds(levels[1], lo_1, hi_1) if lo_1 < hi_1 else (np.int64(0), np.int64(0))
-                        count, threshold = _scan(
-                            levels,
-                            allowed,
-                            alive < hi - lo,
-                            (begin, end, begin_1, end_1),
-                            row,
-                            beam,
-                            chunks,
-                            min_logit,
-                            candidates,
-                            count,
-                            threshold,
-                            num_beams,
-                        )
-                        if not guessed or count >= num_beams:
-                            continue  # K children beat the guess: no other can be among the best
-                    if guessed:
-                        count, threshold = 0, neg_inf
-                    if (
-                        not guessed
-                        and level.layout == COLUMN
-                        and alive == hi - lo
-                        and not allowed[0].has_filter
-                        and lo_1 >= hi_1
-                    ):
-                        count, threshold = _offer_column(
-                            level, lo, hi, row, beam, min_logit, candidates, count, threshold, num_beams
-                        )
-                        continue
-                found = _collect_row(levels, allowed, lo, hi, lo_1, hi_1, space)
-            elif forced:
-                code = code_at(level, lo)
-                if not row[code] < np.float32(np.inf):
-                    return b * num_rows + k
-                if row[code] > neg_inf:  # among the legal codes it is certain
-                    count, threshold = push(candidates, count, threshold, num_beams, base, k, code, lo)
-                continue
+            elif is_forced:
+                top, lse = _sole_logit(level, ranges.lo, row)
             else:
-                found = _collect_row(levels, allowed, lo, hi, lo_1, hi_1, space)
-                for child in range(found):
+                size = _collect_row(levels, search.allowed, ranges, space)
+                for child in range(size):
                     child_logits[child] = row[space[0, 0, child]]
-                top, lse = log_sum_exp(child_logits[:found], chunks)
-                if math.isnan(lse):
-                    return b * num_rows + k
-                if top == neg_inf or (threshold > neg_inf and base + (top - lse) <= threshold):
+                top, lse = log_sum_exp(child_logits[:size], chunks)
+            if math.isnan(lse):
+                return b * num_rows + k
+            if top == neg_inf or (threshold > neg_inf and base + (top - lse) <= threshold):
+                continue
+            beam = Beam(base, lse, k)
+            if is_forced:
+                code = code_at(level, ranges.lo)
+                score = _score(beam, row[code], threshold)
+                if score > threshold:
+                    count, threshold = push(candidates, count, threshold, num_beams, score, k, code, ranges.lo)
+                continue
+            if full:
+                is_done, count, threshold = _scan_row(search, ranges, row, beam, chunks, child_logits, count, threshold)
+                if is_done:
                     continue
-            codes, indices = space[0, 0, :found], space[0, 1, :found]
+                size = _collect_row(levels, search.allowed, ranges, space)
+            codes, indices = space[0, 0, :size], space[0, 1, :size]
             count, threshold = offer(row, codes, codes, indices, base, lse, k, candidates, count, threshold, num_beams)
-        if count > num_beams:
-            compact(candidates, count, num_beams)
-            count = num_beams
-        num_valid_B[b] = count
-        sort_descending(candidates.keys, count)
-        for slot in range(count):
-            key = candidates.keys[slot]
-            candidate = arrival_of(key)
-            parent, code = candidates.parents[candidate], candidates.codes[candidate]
-            out_scores[b, slot] = score_of(key)
-            parent_code[0, b, slot], parent_code[1, b, slot] = parent, code
-            lo_1, hi_1 = _range_in(lo_SBK, hi_SBK, 1, b, parent)
-            found_in = _ranges_of(levels, allowed[1], lo_1, hi_1, code, candidates.indices[candidate])
-            ranges[0, 0, b, slot], ranges[1, 0, b, slot] = found_in[0], found_in[1]
-            if num_segments > 1:
-                ranges[0, 1, b, slot], ranges[1, 1, b, slot] = found_in[2], found_in[3]
+        _write_best(search, count, lo_SBK, hi_SBK, b, best)
     return -1

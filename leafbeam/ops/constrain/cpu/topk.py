@@ -134,6 +134,16 @@ def compact(candidates, count, num_beams):
 
 
 @njit(nogil=True, _nrt=False)
+def sort_best(candidates, count, num_beams):
+    """Sort the keys of the best `num_beams` of `count` candidates, best first; returns how many there are."""
+    if count > num_beams:
+        compact(candidates, count, num_beams)
+        count = num_beams
+    sort_descending(candidates.keys, count)
+    return count
+
+
+@njit(nogil=True, _nrt=False)
 def push(candidates, count, threshold, num_beams, score, parent, code, index):
     """Add a candidate that beats the threshold, and compact the buffer when it is full; returns (count, threshold)."""
     candidates.keys[count] = key_of(score, count)
