@@ -96,7 +96,7 @@ def _token_edges(num_states, moves, nodes, buffers):
     """(from, to): the distinct pairs of states that some token joins, from every state that tokens reach from state 0."""
     class_256, indptr, byte_F, next_F, row_X, table_TC = moves
     child_P, end_P, byte_P, lo_P, own_end_P, hi_P, _ = nodes
-    node_Z, state_Z, child_256, target_256 = buffers
+    node_Z, state_Z, live_2K = buffers
     from_e, to_e = [np.int32(0) for _ in range(0)], [np.int32(0) for _ in range(0)]
     queue_X, seen_X = np.zeros(num_states, np.int32), np.zeros(num_states, np.bool_)
     origin_X = np.full(num_states, -1, np.int32)  # the last origin that a state was reached from
@@ -111,10 +111,10 @@ def _token_edges(num_states, moves, nodes, buffers):
             depth -= 1
             node, state = node_Z[depth], state_Z[depth]
             num_live = live_children(
-                node, state, class_256, indptr, byte_F, next_F, row_X, table_TC, child_P, end_P, byte_P, child_256, target_256
+                node, state, class_256, indptr, byte_F, next_F, row_X, table_TC, child_P, end_P, byte_P, live_2K
             )
             for index in range(num_live):
-                child, target = child_256[index], target_256[index]
+                child, target = live_2K[0, index], live_2K[1, index]
                 if own_end_P[child] > lo_P[child] and origin_X[target] != origin:
                     origin_X[target] = origin
                     from_e.append(origin)
@@ -134,7 +134,7 @@ def _fill_rows(start, num_states, max_row, moves, nodes, buffers, id_R, row_indp
     """Write rows from state `start` on, until all are done or the next might not fit; returns the first state not done."""
     class_256, indptr, byte_F, next_F, row_X, table_TC = moves
     child_P, end_P, byte_P, lo_P, own_end_P, hi_P, _ = nodes
-    node_Z, state_Z, child_256, target_256 = buffers
+    node_Z, state_Z, live_2K = buffers
     for origin in range(start, num_states):
         begin = row_indptr[origin]
         entry, limit = begin, begin + max_row
@@ -146,10 +146,10 @@ def _fill_rows(start, num_states, max_row, moves, nodes, buffers, id_R, row_indp
             depth -= 1
             node, state = node_Z[depth], state_Z[depth]
             num_live = live_children(
-                node, state, class_256, indptr, byte_F, next_F, row_X, table_TC, child_P, end_P, byte_P, child_256, target_256
+                node, state, class_256, indptr, byte_F, next_F, row_X, table_TC, child_P, end_P, byte_P, live_2K
             )
             for index in range(num_live):
-                child, target = child_256[index], target_256[index]
+                child, target = live_2K[0, index], live_2K[1, index]
                 own_end = own_end_P[child]
                 if target < num_states:
                     if entry + own_end - lo_P[child] > limit:

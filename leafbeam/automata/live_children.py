@@ -19,7 +19,7 @@ _NARROW = 8  # a state with at most so many edges, each of one byte, is looked u
 class DfaMoves(NamedTuple):
     """The moves of a byte automaton: edges with the one byte of their class, and table rows for wide states.
 
-    row_X: the table row of a state that has many edges, or one for several bytes; -1 for the others.
+    row_X: the table row of a state that has many edges, or an edge for several bytes; -1 for the other states.
     """
 
     class_256: NDArray[np.uint8]
@@ -31,7 +31,7 @@ class DfaMoves(NamedTuple):
 
 
 def moves_of(dfa: ByteDFA) -> DfaMoves:
-    """Cost: a pass over the edges, and 4 bytes for each class of a wide state."""
+    """Return the moves of a byte automaton. Cost: a pass over the edges, and 4 bytes for each class of a wide state."""
     class_256, edge_indptr, label_E, next_E = dfa.edges
     size_256 = np.bincount(class_256, minlength=256)
     byte_256 = np.zeros(256, np.uint8)
@@ -46,23 +46,27 @@ def moves_of(dfa: ByteDFA) -> DfaMoves:
     return DfaMoves(class_256, edge_indptr, byte_256[label_E], next_E, row_X, table_TC)
 
 
-def buffers_of(tokens: TokenTrie) -> tuple[NDArray[np.int32], ...]:
-    """(node_Z, state_Z, child_256, target_256): the stack of a depth-first walk, and the live children of a node, with states.
+class WalkBuffers(NamedTuple):
+    """Memory of a depth-first walk, int32: the stack of nodes and states, and (child, state) of a node's live children."""
 
-    The stack holds siblings of nodes on one path only.
-    """
+    node_Z: NDArray[np.int32]
+    state_Z: NDArray[np.int32]
+    live_2K: NDArray[np.int32]
+
+
+def buffers_of(tokens: TokenTrie) -> WalkBuffers:
+    """Allocate the buffers of a walk, whose stack holds siblings of the nodes on one path only."""
     depth = min(len(tokens.nodes.byte_P), 256 * (int(tokens.nodes.height_P[0]) + 1))
-    return tuple(np.empty(size, np.int32) for size in (depth, depth, 256, 256))
+    return WalkBuffers(np.empty(depth, np.int32), np.empty(depth, np.int32), np.empty((2, 256), np.int32))
 
 
 @njit(cache=True, inline="always")
-def live_children(
-    node, state, class_256, edge_indptr, byte_E, next_E, row_X, table_TC, child_P, child_end_P, byte_P, child_256, target_256
-):
+def live_children(node, state, class_256, edge_indptr, byte_E, next_E, row_X, table_TC, child_P, child_end_P, byte_P, live_2K):
     """Write the children of a trie node that the automaton can follow from a state, and their states; returns how many.
 
-    The fields of `DfaMoves`, `TokenNodes` and the buffers one by one: reading them from the tuples in the loop is slower.
+    Takes fields of `DfaMoves` and `TokenNodes` one by one, because reading them from the tuples in the loop is slower.
     """
+    child_256, target_256 = live_2K[0], live_2K[1]
     begin, end = child_P[node], child_end_P[node]
     count = 0
     row = row_X[state]
@@ -90,7 +94,7 @@ def live_children(
 
 @njit(cache=True, inline="always")
 def move(state, byte, class_256, edge_indptr, byte_E, next_E, row_X, table_TC):
-    """The state after a byte, -1 where it leads nowhere or the state is -1."""
+    """Return the state after a byte; -1 if no edge has the byte, or the state is -1."""
     target = np.int32(-1)
     if state >= 0:
         row = row_X[state]

@@ -19,7 +19,7 @@ from leafbeam.catalog.active_rules import ActiveRules, ChangeRecord
 from leafbeam.catalog.durations import parse_duration
 from leafbeam.catalog.evaluator import Evaluation, Evaluator, LastEvaluation
 from leafbeam.catalog.expression import Expression
-from leafbeam.catalog.items_table import ItemsTable
+from leafbeam.catalog.items_table import ItemsTable, TableOptions
 from leafbeam.catalog.refresh import BackgroundWorker, Schedule
 from leafbeam.catalog.rule_config import LISTED, LoadReport, Rule, RuleSource, RuleStatus, read_rules
 from leafbeam.catalog.rule_set import RuleFilters, RuleSet, advance_filters, reuse_equal
@@ -117,14 +117,11 @@ class Catalog:
         rules: RuleSource = None,
         *,
         refresh: str | None = None,
-        exclusive: bool = False,
-        wait_s: float = 5.0,
-        hold_s: float = 0.0,
-        rule_timeout_s: float = DEFAULT_S,
         clock: Callable[[], float] = time.monotonic,
         background: bool = True,
         data_may_fail: bool = False,
         load: bool = True,
+        **table: Unpack[TableOptions],
     ) -> "Catalog":
         """Open a catalog file and evaluate its rules.
 
@@ -135,24 +132,29 @@ class Catalog:
             index: A trie, whose changes are kept in memory only, or a LiveIndex, which can be durable.
             rules: The rules: a TOML file with a table `[rules]`, a mapping of names to predicates, or several of these.
             refresh: The interval of rules that have none of their own ("60s"); None evaluates them at `reload` only.
-            exclusive: If true, the file stays open and other processes are locked out; this is for frequent changes.
-            wait_s: The seconds to wait for another process that writes the file.
-            hold_s: The seconds for which a change keeps the file open for the next changes, unless another process has a
-                catalog of it.
-            rule_timeout_s: The longest time of an evaluation; a longer one is an error of its rule.
             clock: The time in seconds, for tests.
             background: If false, there is no thread; call `refresh_due`. This is for tests.
             data_may_fail: If true, a rule whose evaluation over these rows fails or takes too long is unavailable, and is not
                 an error here.
             load: False for a process that only changes items: until `reload` no rule is known, nor which items have a row.
+            table: `exclusive` keeps the file open and locks other processes out, for frequent changes. `wait_s` is how long to
+                wait for a process that writes the file (5 s). `hold_s` is how long a change keeps the file open for the next
+                ones, unless another process has a catalog of it. `rule_timeout_s` limits each evaluation of a rule; a longer
+                one is an error of its rule.
 
         Raises:
             DataError: If the file is unusable.
             RuleError: If a rule is invalid.
         """
-        table = ItemsTable(path, wait_s=wait_s, exclusive=exclusive, hold_s=hold_s, rule_timeout_s=rule_timeout_s)
         return cls(
-            table, index, rules, refresh=refresh, clock=clock, background=background, data_may_fail=data_may_fail, load=load
+            ItemsTable(path, **table),
+            index,
+            rules,
+            refresh=refresh,
+            clock=clock,
+            background=background,
+            data_may_fail=data_may_fail,
+            load=load,
         )
 
     @classmethod

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, TypedDict, Unpack
 
 import duckdb
 
@@ -49,6 +49,15 @@ class _HeldFile:
         with suppress(OSError):
             return path is not None and path.stat().st_ino == self.number
         return False
+
+
+class TableOptions(TypedDict, total=False):
+    """How the file of a catalog is opened: keyword arguments of `ItemsTable`."""
+
+    wait_s: float
+    exclusive: bool
+    hold_s: float
+    rule_timeout_s: float
 
 
 class ItemsTable:

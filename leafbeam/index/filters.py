@@ -1,8 +1,10 @@
 """Filters: sets of items that a request may be shown. Shapes: N items, M leaves."""
 
-from dataclasses import dataclass
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NoReturn
+from typing import Any, NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +15,37 @@ from leafbeam.index.bitmap import Bitmap
 from leafbeam.index.items import ItemTable
 
 
+class ItemSet:
+    """The operators of a set of items: `&`, `|`, `-`, but no truth."""
+
+    def combined(self, other: Any, combine: Callable[[Any, Any], Any]) -> Self:
+        """Return the items for which an operator of bitmaps holds. Raises FilterError, ForeignFilterError."""
+        raise NotImplementedError
+
+    def check_operand(self, other: object) -> None:
+        """Raise FilterError for an operand of another type."""
+        if not isinstance(other, type(self)):
+            kind = type(self).__name__
+            raise FilterError(f"an operand is {short_repr(other)}: expected a {kind} too; make both in the same way")
+
+    def __bool__(self) -> NoReturn:
+        # `a and b` would be `b` alone.
+        raise FilterError(
+            "a filter is neither true nor false: combine filters with & | - ~; len(f) > 0 says whether f has items"
+        )
+
+    def __and__(self, other: Self) -> Self:
+        return self.combined(other, operator.and_)
+
+    def __or__(self, other: Self) -> Self:
+        return self.combined(other, operator.or_)
+
+    def __sub__(self, other: Self) -> Self:
+        return self.combined(other, operator.sub)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Filter:
+class Filter(ItemSet):
     """A set of items of one index, which a search applies exactly at every level; `Trie.filter` makes it.
 
     `&`, `|`, `-`, `~`, `len` and `in` work as for a Python set of item ids. A filter takes 1.5 bits for each item of the index.
@@ -46,7 +77,7 @@ class Filter:
 
         This copies the bitmaps and checks only the leaves of the removed items.
         """
-        less = self._with(self.ordinals.without(ordinals_n))
+        less = replace(self, ordinals=self.ordinals.without(ordinals_n))
         indptr = self.items.leaf_indptr
         if indptr is not None and "leaves" in self.__dict__:
             touched = np.unique(np.searchsorted(indptr, ordinals_n.astype(indptr.dtype), side="right") - 1)
@@ -63,9 +94,6 @@ class Filter:
         """Return the bytes of the bitmaps."""
         return self.ordinals.nbytes + (0 if self.leaves is self.ordinals else self.leaves.nbytes)
 
-    def __bool__(self) -> NoReturn:
-        raise no_truth()
-
     def __len__(self) -> int:
         return self.ordinals.count
 
@@ -79,17 +107,8 @@ class Filter:
     def __hash__(self) -> int:
         return hash((self.index_version, self.ordinals))
 
-    def __and__(self, other: "Filter") -> "Filter":
-        return self._with(self.ordinals & self._same_index(other).ordinals)
-
-    def __or__(self, other: "Filter") -> "Filter":
-        return self._with(self.ordinals | self._same_index(other).ordinals)
-
-    def __sub__(self, other: "Filter") -> "Filter":
-        return self._with(self.ordinals - self._same_index(other).ordinals)
-
     def __invert__(self) -> "Filter":
-        return self._with(~self.ordinals)
+        return replace(self, ordinals=~self.ordinals)
 
     def __repr__(self) -> str:
         return f"Filter({len(self):,} of {counted(self.ordinals.size, 'item')})"
@@ -99,25 +118,11 @@ class Filter:
         rows = [(len(self), self.ordinals.size, share)]
         return html_table(f"Filter of index {self.index_version}", ["items allowed", "of items", "share"], rows)
 
-    def _with(self, ordinals: Bitmap) -> "Filter":
-        return Filter(ordinals=ordinals, items=self.items, index_version=self.index_version)
-
-    def _same_index(self, other: "Filter") -> "Filter":
-        if not isinstance(other, Filter):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise no_operand("Filter", other)
+    def combined(self, other: Self, combine: Callable[[Bitmap, Bitmap], Bitmap]) -> Self:
+        self.check_operand(other)
         if self.index_version != other.index_version:
             raise ForeignFilterError(
                 f"the filters belong to two indexes: {self.index_version} with {counted(self.ordinals.size, 'item')} and "
                 f"{other.index_version} with {other.ordinals.size:,}; make both with the same index.filter(...)"
             )
-        return other
-
-
-def no_truth() -> FilterError:
-    """The error for the truth of a filter: `a and b` would be `b` alone."""
-    return FilterError("a filter is neither true nor false: combine filters with & | - ~; len(f) > 0 says whether f has items")
-
-
-def no_operand(kind: str, other: object) -> FilterError:
-    """The error for an operand that is not a filter of this kind."""
-    return FilterError(f"an operand is {short_repr(other)}: expected a {kind} too; make both in the same way")
+        return replace(self, ordinals=combine(self.ordinals, other.ordinals))

@@ -1,10 +1,9 @@
 """A catalog at one moment: immutable segments and their live items. Shapes: N items, n items of one call, L levels."""
 
-import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NoReturn
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from leafbeam.errors import ArgumentError, ForeignFilterError, counted, short_repr
 from leafbeam.html_table import html_table
 from leafbeam.index.bitmap import Bitmap
-from leafbeam.index.filters import Filter, no_operand, no_truth
+from leafbeam.index.filters import Filter, ItemSet
 from leafbeam.index.items import ItemIds, as_id_array, check_known
 from leafbeam.index.trie import Trie
 
@@ -295,7 +294,7 @@ class Version:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class VersionFilter:
+class VersionFilter(ItemSet):
     """A set of live items of one version: a `Filter` for each segment.
 
     It has the operators of `Filter`; `~` is all other live items.
@@ -337,9 +336,6 @@ class VersionFilter:
     def __len__(self) -> int:
         return sum(len(part) for part in self.parts)
 
-    def __bool__(self) -> NoReturn:
-        raise no_truth()
-
     def __contains__(self, item_id: int | str) -> bool:
         return any(item_id in part for part in self.parts)
 
@@ -348,15 +344,6 @@ class VersionFilter:
 
     def __hash__(self) -> int:
         return hash(self.parts)
-
-    def __and__(self, other: "VersionFilter") -> "VersionFilter":
-        return self._combine(other, operator.and_)
-
-    def __or__(self, other: "VersionFilter") -> "VersionFilter":
-        return self._combine(other, operator.or_)
-
-    def __sub__(self, other: "VersionFilter") -> "VersionFilter":
-        return self._combine(other, operator.sub)
 
     def __invert__(self) -> "VersionFilter":
         return self.version.filter_of([None] * len(self.parts)) - self
@@ -369,11 +356,10 @@ class VersionFilter:
         rows = [(len(self), self.version.num_items, share)]
         return html_table(f"Filter of version {self.version.name}", ["items allowed", "of items", "share"], rows)
 
-    def _combine(self, other: "VersionFilter", combine: Callable[[Filter, Filter], Filter]) -> "VersionFilter":
-        if not isinstance(other, VersionFilter):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise no_operand("VersionFilter", other)
+    def combined(self, other: Self, combine: Callable[[Filter, Filter], Filter]) -> Self:
+        self.check_operand(other)
         if self.version is not other.version:
             raise ForeignFilterError(
                 f"the filters belong to versions {self.version.number} and {other.version.number}: make both with the same one"
             )
-        return VersionFilter(parts=tuple(map(combine, self.parts, other.parts)), version=self.version)
+        return replace(self, parts=tuple(map(combine, self.parts, other.parts)))

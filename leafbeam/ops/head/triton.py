@@ -8,6 +8,7 @@ Shapes: R rows, V codes, D hidden, C legal codes, N blocks of codes.
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false
+from typing import NamedTuple
 
 import torch
 import triton
@@ -28,6 +29,7 @@ DEVICE_COSTS = HeadCosts(
     call=10_000.0,
 )
 _FUSED_ROWS = 16  # for more, a library's product and a pass over its logits are faster (140 rows, V = 131,072, H200: 2.5 times)
+_GATHERED = 4  # legal codes of a program
 _SUMMED = 4096  # logits of a program of that pass
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -56,83 +58,84 @@ def head(
     if path is None:
         path = cheapest_path(costs or DEVICE_COSTS, Workload.expected(rows, codes, hidden, legal_codes.count), normalize)
     check_path(path, normalize)
-    logit_C = torch.empty(legal_codes.count, device=hidden_RD.device)
-    blocks = triton.cdiv(codes, BLOCK)
     full = normalize == "full"
-    sums = torch.empty((2, rows, blocks) if full else (2, 1, 1), device=hidden_RD.device)
     if path == "dense" and (rows > _FUSED_ROWS or not full):
-        row_C = torch.repeat_interleave(legal_codes.indptr_R1.diff(), output_size=legal_codes.count)
-        exact = {} if hidden_RD.dtype == torch.float32 else {"out_dtype": torch.float32}
-        logits_RV = torch.mm(hidden_RD, weight_VD.T, **exact)
-        logit_C = logits_RV[row_C, legal_codes.code_C]
-        if full:
-            blocks = triton.cdiv(codes, _SUMMED)
-            sums = torch.empty((2, rows, blocks), device=hidden_RD.device)
-            partial_sums_kernel[(rows, blocks)](logits_RV, sums[0], sums[1], codes, blocks, BLOCK=_SUMMED)
-    elif path in ("dense", "blocks"):
-        tile = max(16, min(64, triton.next_power_of_2(rows)))
-        product_kernel[(triton.cdiv(rows, tile), blocks)](
-            hidden_RD,
-            weight_VD,
-            legal_codes.indptr_R1,
-            legal_codes.code_C,
-            logit_C,
-            sums[0],
-            sums[1],
-            rows,
-            codes,
-            blocks,
-            hidden_RD.stride(0),
-            weight_VD.stride(0),
-            FULL=full,
-            SKIP=not full,
-            D=hidden,
-            ROWS=tile,
-            CODES=BLOCK,
-            BLOCK_D=64,
-            num_warps=4,
-            num_stages=4,
-        )
-    elif path == "gather":
-        per_program = 4
-        csr_kernel[(rows, max(1, triton.cdiv(legal_codes.max_row, per_program)))](
-            hidden_RD,
-            weight_VD,
-            legal_codes.indptr_R1,
-            legal_codes.code_C,
-            logit_C,
-            hidden_RD.stride(0),
-            weight_VD.stride(0),
-            D=hidden,
-            CODES=per_program,
-            BLOCK_D=min(1024, triton.next_power_of_2(hidden)),
-            num_warps=4,
-        )
+        logit_C, sums = _library_product(hidden_RD, weight_VD, legal_codes, full=full)
     else:
-        _token_logits(hidden_RD, weight_VD, legal_codes, logit_C)
+        logit_C = torch.empty(legal_codes.count, device=hidden_RD.device)
+        sums = _block_sums(rows, triton.cdiv(codes, BLOCK) if full else 0, hidden_RD.device)
+        product = Product(
+            hidden_RD=hidden_RD,
+            weight_VD=weight_VD,
+            indptr_R1=legal_codes.indptr_R1,
+            code_C=legal_codes.code_C,
+            logit_C=logit_C,
+            stride_hidden=hidden_RD.stride(0),
+            stride_weight=weight_VD.stride(0),
+        )
+        if path in ("dense", "blocks"):
+            tile = max(16, min(64, triton.next_power_of_2(rows)))
+            grid, sizes = (triton.cdiv(rows, tile), triton.cdiv(codes, BLOCK)), {"ROWS": tile, "CODES": BLOCK, "BLOCK_D": 64}
+            product_kernel[grid](product, sums, rows, codes, FULL=full, D=hidden, **sizes, num_warps=4, num_stages=4)
+        elif path == "gather":
+            grid = rows, max(1, triton.cdiv(legal_codes.max_row, _GATHERED))
+            block = min(1024, triton.next_power_of_2(hidden))
+            csr_kernel[grid](product, D=hidden, CODES=_GATHERED, BLOCK_D=block, num_warps=4)
+        else:
+            _token_logits(product, codes)
     lse_R = torch.empty(rows, device=hidden_RD.device)
-    sums_kernel[(rows,)](logit_C, legal_codes.indptr_R1, sums[0], sums[1], lse_R, blocks, FULL=full, BLOCK=1024)
+    sums_kernel[(rows,)](logit_C, legal_codes.indptr_R1, sums, lse_R, FULL=full, BLOCK=1024)
     return HeadLogits(legal_codes=legal_codes, logit_C=logit_C, lse_R=lse_R, path=path)
 
 
-def _token_logits(hidden_RD: Tensor, weight_VD: Tensor, legal_codes: LegalCodes[Tensor], logit_C: Tensor) -> None:
-    codes, hidden = weight_VD.shape
+class Product(NamedTuple):
+    """A product of hidden states and weights for legal codes, as kernels read and write it."""
+
+    hidden_RD: Tensor
+    weight_VD: Tensor
+    indptr_R1: Tensor
+    code_C: Tensor
+    logit_C: Tensor
+    stride_hidden: int
+    stride_weight: int
+
+
+class BlockSums(NamedTuple):
+    """Of each row and block of codes the largest logit and the sum of exp(logit - largest): float32, (R, N)."""
+
+    top_RN: Tensor
+    sum_RN: Tensor
+    num_blocks: int
+
+
+def _block_sums(rows: int, num_blocks: int, device: torch.device) -> BlockSums:
+    """Allocate the sums of a product; no blocks: of one that needs none."""
+    top_RN, sum_RN = torch.empty((2, rows, num_blocks) if num_blocks else (2, 1, 1), device=device)
+    return BlockSums(top_RN=top_RN, sum_RN=sum_RN, num_blocks=num_blocks)
+
+
+def _library_product(
+    hidden_RD: Tensor, weight_VD: Tensor, legal_codes: LegalCodes[Tensor], *, full: bool
+) -> tuple[Tensor, BlockSums]:
+    """Multiply all codes with a product of torch; returns the legal logits and, if `full`, the sums of all."""
+    (rows, _), codes = hidden_RD.shape, len(weight_VD)
     row_C = torch.repeat_interleave(legal_codes.indptr_R1.diff(), output_size=legal_codes.count)
-    sorted_C, entry_C = legal_codes.code_C.sort(stable=True)
+    exact = {} if hidden_RD.dtype == torch.float32 else {"out_dtype": torch.float32}
+    logits_RV = torch.mm(hidden_RD, weight_VD.T, **exact)
+    sums = _block_sums(rows, triton.cdiv(codes, _SUMMED) if full else 0, hidden_RD.device)
+    if full:
+        partial_sums_kernel[(rows, sums.num_blocks)](logits_RV, sums, codes, BLOCK=_SUMMED)
+    return logits_RV[row_C, legal_codes.code_C], sums
+
+
+def _token_logits(product: Product, codes: int) -> None:
+    """Multiply the legal codes in the order of the codes, so that each code's weights are read once."""
+    hidden, count = product.weight_VD.shape[1], len(product.code_C)
+    row_C = torch.repeat_interleave(product.indptr_R1.diff(), output_size=count)
+    sorted_C, entry_C = product.code_C.sort(stable=True)
     indptr_V1 = torch.searchsorted(sorted_C, torch.arange(codes + 1, device=sorted_C.device))
-    token_kernel[(codes,)](
-        hidden_RD,
-        weight_VD,
-        indptr_V1,
-        row_C[entry_C],
-        entry_C,
-        logit_C,
-        hidden_RD.stride(0),
-        weight_VD.stride(0),
-        D=hidden,
-        BLOCK_D=triton.next_power_of_2(hidden),
-        num_warps=4,
-    )
+    block = triton.next_power_of_2(hidden)
+    token_kernel[(codes,)](product, indptr_V1, row_C[entry_C], entry_C, D=hidden, BLOCK_D=block, num_warps=4)
 
 
 def _check(hidden_RD: Tensor, weight_VD: Tensor, legal_codes: LegalCodes[Tensor]) -> None:
@@ -152,52 +155,30 @@ def _check(hidden_RD: Tensor, weight_VD: Tensor, legal_codes: LegalCodes[Tensor]
 
 
 @triton.jit
-def csr_kernel(
-    hidden_RD,
-    weight_VD,
-    indptr_R1,
-    code_C,
-    logit_C,
-    stride_hidden,
-    stride_weight,
-    D: tl.constexpr,
-    CODES: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+def csr_kernel(p, D: tl.constexpr, CODES: tl.constexpr, BLOCK_D: tl.constexpr):
     """for each row r and each of its entries i: logit[i] = hidden[r] @ weight[code[i]]
 
     Program (r, i): entries i x CODES and following of row r, without matrix units.
     """
     row = tl.program_id(0).to(tl.int64)
-    first = tl.load(indptr_R1 + row) + tl.program_id(1) * CODES
-    end = tl.load(indptr_R1 + row + 1)
+    first = tl.load(p.indptr_R1 + row) + tl.program_id(1) * CODES
+    end = tl.load(p.indptr_R1 + row + 1)
     if first >= end:
         return
     at = first + tl.arange(0, CODES)
-    code = tl.load(code_C + at, mask=at < end, other=0)
+    code = tl.load(p.code_C + at, mask=at < end, other=0)
     total = tl.zeros([CODES, BLOCK_D], tl.float32)
     for start in range(0, D, BLOCK_D):
         d = start + tl.arange(0, BLOCK_D)
-        hidden = tl.load(hidden_RD + row * stride_hidden + d, mask=d < D, other=0.0).to(tl.float32)
-        element = code[:, None] * stride_weight + d[None, :]
-        weight = tl.load(weight_VD + element, mask=(at < end)[:, None] & (d < D)[None, :], other=0.0)
+        hidden = tl.load(p.hidden_RD + row * p.stride_hidden + d, mask=d < D, other=0.0).to(tl.float32)
+        element = code[:, None] * p.stride_weight + d[None, :]
+        weight = tl.load(p.weight_VD + element, mask=(at < end)[:, None] & (d < D)[None, :], other=0.0)
         total += weight.to(tl.float32) * hidden[None, :]
-    tl.store(logit_C + at, tl.sum(total, 1), mask=at < end)
+    tl.store(p.logit_C + at, tl.sum(total, 1), mask=at < end)
 
 
 @triton.jit
-def token_kernel(
-    hidden_RD,
-    weight_VD,
-    indptr_V1,
-    row_C,
-    entry_C,
-    logit_C,
-    stride_hidden,
-    stride_weight,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+def token_kernel(p, indptr_V1, row_C, entry_C, D: tl.constexpr, BLOCK_D: tl.constexpr):
     """for i in range(indptr[v], indptr[v + 1]): logit[entry[i]] = hidden[row[i]] @ weight[v]
 
     Program v: code v, whose weights stay in registers.
@@ -208,30 +189,21 @@ def token_kernel(
     if at >= end:
         return
     d = tl.arange(0, BLOCK_D)
-    weight = tl.load(weight_VD + code * stride_weight + d, mask=d < D, other=0.0).to(tl.float32)
+    weight = tl.load(p.weight_VD + code * p.stride_weight + d, mask=d < D, other=0.0).to(tl.float32)
     while at < end:
         row = tl.load(row_C + at)
-        hidden = tl.load(hidden_RD + row * stride_hidden + d, mask=d < D, other=0.0).to(tl.float32)
-        tl.store(logit_C + tl.load(entry_C + at), tl.sum(weight * hidden, 0))
+        hidden = tl.load(p.hidden_RD + row * p.stride_hidden + d, mask=d < D, other=0.0).to(tl.float32)
+        tl.store(p.logit_C + tl.load(entry_C + at), tl.sum(weight * hidden, 0))
         at += 1
 
 
 @triton.jit
 def product_kernel(
-    hidden_RD,
-    weight_VD,
-    indptr_R1,
-    code_C,
-    logit_C,
-    top_RN,
-    sum_RN,
+    p,
+    sums,
     rows,
     codes,
-    num_blocks,
-    stride_hidden,
-    stride_weight,
     FULL: tl.constexpr,
-    SKIP: tl.constexpr,
     D: tl.constexpr,
     ROWS: tl.constexpr,
     CODES: tl.constexpr,
@@ -240,17 +212,17 @@ def product_kernel(
     """logits = hidden @ weight[block].T; logit[i] = logits of the legal codes in the block
     if FULL: top[:, n] = max(logits); sum[:, n] = sum(exp(logits - top))
 
-    Program (i, n): rows i x ROWS and following, block n of CODES codes, on matrix units. SKIP: return at once if no row may
-    take a code of the block. A row's codes of a block are found by two binary searches, because they are ascending.
+    Program (i, n): rows i x ROWS and following, block n of CODES codes, on matrix units. Unless FULL, it returns at once if
+    no row may take a code of the block. A row's codes of a block are found by two binary searches, because they are ascending.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS).to(tl.int64)
     block = tl.program_id(1)
     first = block * CODES
-    begin = tl.load(indptr_R1 + row, mask=row < rows, other=0)
-    end = tl.load(indptr_R1 + row + 1, mask=row < rows, other=0)
-    begin = first_at_least(code_C, begin, end, first, row < rows, 0)
-    end = first_at_least(code_C, begin, end, first + CODES, row < rows, 0)
-    if SKIP:  # noqa: SIM102 (a compile-time constant)
+    begin = tl.load(p.indptr_R1 + row, mask=row < rows, other=0)
+    end = tl.load(p.indptr_R1 + row + 1, mask=row < rows, other=0)
+    begin = first_at_least(p.code_C, begin, end, first, row < rows, 0)
+    end = first_at_least(p.code_C, begin, end, first + CODES, row < rows, 0)
+    if not FULL:  # noqa: SIM102 (a compile-time constant)
         if tl.max(end - begin, 0) == 0:
             return
     code = first + tl.arange(0, CODES).to(tl.int64)
@@ -258,26 +230,28 @@ def product_kernel(
     for start in range(0, D, BLOCK_D):
         d = start + tl.arange(0, BLOCK_D)
         hidden = tl.load(
-            hidden_RD + row[:, None] * stride_hidden + d[None, :], mask=(row < rows)[:, None] & (d < D)[None, :], other=0.0
+            p.hidden_RD + row[:, None] * p.stride_hidden + d[None, :], mask=(row < rows)[:, None] & (d < D)[None, :], other=0.0
         )
         weight = tl.load(
-            weight_VD + code[None, :] * stride_weight + d[:, None], mask=(code < codes)[None, :] & (d < D)[:, None], other=0.0
+            p.weight_VD + code[None, :] * p.stride_weight + d[:, None],
+            mask=(code < codes)[None, :] & (d < D)[:, None],
+            other=0.0,
         )
         logits = tl.dot(hidden, weight, logits, input_precision="ieee")
     if FULL:
         inside = tl.where((code < codes)[None, :], logits, float("-inf"))
         top = tl.max(inside, 1)
         shift = tl.where(top == float("-inf"), 0.0, top)
-        tl.store(top_RN + row * num_blocks + block, top, mask=row < rows)
-        tl.store(sum_RN + row * num_blocks + block, tl.sum(tl.exp(inside - shift[:, None]), 1), mask=row < rows)
+        tl.store(sums.top_RN + row * sums.num_blocks + block, top, mask=row < rows)
+        tl.store(sums.sum_RN + row * sums.num_blocks + block, tl.sum(tl.exp(inside - shift[:, None]), 1), mask=row < rows)
     at = begin[:, None] + tl.arange(0, CODES)[None, :]
     legal = at < end[:, None]
-    column = tl.load(code_C + at, mask=legal, other=first) - first
-    tl.store(logit_C + at, tl.gather(logits, column.to(tl.int32), 1), mask=legal)
+    column = tl.load(p.code_C + at, mask=legal, other=first) - first
+    tl.store(p.logit_C + at, tl.gather(logits, column.to(tl.int32), 1), mask=legal)
 
 
 @triton.jit
-def partial_sums_kernel(logits_RV, top_RN, sum_RN, codes, num_blocks, BLOCK: tl.constexpr):
+def partial_sums_kernel(logits_RV, sums, codes, BLOCK: tl.constexpr):
     """top[r, n] = max(logits[r, block n]); sum[r, n] = sum(exp(logits[r, block n] - top[r, n]))
 
     Program (r, n): row r, block n of BLOCK codes.
@@ -288,12 +262,12 @@ def partial_sums_kernel(logits_RV, top_RN, sum_RN, codes, num_blocks, BLOCK: tl.
     logit = tl.load(logits_RV + row * codes + code, mask=code < codes, other=float("-inf"))
     top = tl.max(logit, 0)
     shift = tl.where(top == float("-inf"), 0.0, top)
-    tl.store(top_RN + row * num_blocks + block, top)
-    tl.store(sum_RN + row * num_blocks + block, tl.sum(tl.exp(logit - shift), 0))
+    tl.store(sums.top_RN + row * sums.num_blocks + block, top)
+    tl.store(sums.sum_RN + row * sums.num_blocks + block, tl.sum(tl.exp(logit - shift), 0))
 
 
 @triton.jit
-def sums_kernel(logit_C, indptr_R1, top_RN, sum_RN, lse_R, num_blocks, FULL: tl.constexpr, BLOCK: tl.constexpr):
+def sums_kernel(logit_C, indptr_R1, sums, lse_R, FULL: tl.constexpr, BLOCK: tl.constexpr):
     """lse[r] = logsumexp(row r's legal logits), or over its blocks if FULL: log(sum(sum_RN[r] x exp(top_RN[r])))
 
     Program r; -inf for an empty row.
@@ -302,16 +276,16 @@ def sums_kernel(logit_C, indptr_R1, top_RN, sum_RN, lse_R, num_blocks, FULL: tl.
     top = tl.max(tl.full([BLOCK], float("-inf"), tl.float32), 0)
     summed = tl.sum(tl.zeros([BLOCK], tl.float32), 0)
     if FULL:
-        at = row * num_blocks
-        end = at + num_blocks
+        at = row * sums.num_blocks
+        end = at + sums.num_blocks
     else:
         at = tl.load(indptr_R1 + row)
         end = tl.load(indptr_R1 + row + 1)
     while at < end:
         i = at + tl.arange(0, BLOCK)
         if FULL:
-            value = tl.load(top_RN + i, mask=i < end, other=float("-inf"))
-            weight = tl.load(sum_RN + i, mask=i < end, other=0.0)
+            value = tl.load(sums.top_RN + i, mask=i < end, other=float("-inf"))
+            weight = tl.load(sums.sum_RN + i, mask=i < end, other=0.0)
         else:
             value = tl.load(logit_C + i, mask=i < end, other=float("-inf"))
             weight = tl.where(i < end, 1.0, 0.0)

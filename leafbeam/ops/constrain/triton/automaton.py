@@ -25,7 +25,7 @@ from torch import Tensor
 
 from leafbeam.errors import ArgumentError
 from leafbeam.ops.constrain.cpu.automaton import AutomatonBatch
-from leafbeam.ops.constrain.triton.kernels import NO_KEY, best_of_request, key_of, search_row, start_row
+from leafbeam.ops.constrain.triton.kernels import NO_KEY, Tiles, best_of_request, key_of, search_row, start_row
 from leafbeam.ops.constrain.triton.ranges import first_at_least
 from leafbeam.ops.constrain.triton.round import new_round
 from leafbeam.ops.constrain.types import Beams, Scoring, waiting
@@ -180,17 +180,29 @@ def launch(
 step = waiting(launch, "in round")
 
 
+class StateCodes(NamedTuple):
+    """The legal codes of a state: where its row begins, or the number of its mask, and whether a sequence may end in it."""
+
+    tables: Any
+    begin: Any
+    count: Any
+    mask: Any
+    ends: Any
+    words: Any
+    tokens: Any
+    end_code: Any
+
+
 @triton.jit
-def _legal(children, lane, FORM_0: tl.constexpr, FORM_1: tl.constexpr, SEGMENTS: tl.constexpr):
+def _legal(c, lane):
     """(code, whether it is legal) of these of a state's codes: entries of its row or of its mask, and then the end code."""
-    tables, begin, count, mask, ends, words, tokens, end_code = children
-    in_row = (mask < 0) & (lane < count)
-    in_mask = (mask >= 0) & (lane < tokens)
-    code = tl.load(tables.code_E + begin + lane, mask=in_row, other=0).to(tl.int64)
-    word = tl.load(tables.mask_MW + mask * words + (lane >> 6), mask=in_mask, other=0)
+    in_row = (c.mask < 0) & (lane < c.count)
+    in_mask = (c.mask >= 0) & (lane < c.tokens)
+    code = tl.load(c.tables.code_E + c.begin + lane, mask=in_row, other=0).to(tl.int64)
+    word = tl.load(c.tables.mask_MW + c.mask * c.words + (lane >> 6), mask=in_mask, other=0)
     bit = (word >> (lane & 63).to(tl.uint64)) & 1
-    is_end = (lane == count) & (ends > 0)
-    code = tl.where(in_mask, lane, tl.where(is_end, end_code, code))
+    is_end = (lane == c.count) & (c.ends > 0)
+    code = tl.where(in_mask, lane, tl.where(is_end, c.end_code, code))
     return code, in_row | (in_mask & (bit > 0)) | is_end
 
 
@@ -226,8 +238,8 @@ def automaton_row_kernel(
     ends = tl.load(tables.accepting_S + own).to(tl.int32)
     count = tl.load(tables.row_indptr + pointer + 1) - begin
     count = tl.where(mask < 0, count, tokens)
-    children = (tables, begin, count, mask, ends, words, tokens, end_code)
-    search_row(r, request, parent, min_key, count + (ends > 0), children, _legal, 0, 0, 1, FULL, P, TILE, NARROW, TILE)
+    children = StateCodes(tables, begin, count, mask, ends, words, tokens, end_code)
+    search_row(r, request, parent, min_key, count + (ends > 0), children, _legal, FULL, Tiles(P, TILE, NARROW, TILE))
 
 
 @triton.jit

@@ -17,8 +17,11 @@ Shapes: S segments, B requests, R rows of a request (its beams), V codes, K beam
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from leafbeam.ops.constrain.triton.ranges import alive_in, child, find, num_children
 from leafbeam.ops.constrain.types import LOWEST
@@ -27,6 +30,54 @@ NO_KEY = -(1 << 63)
 _NOTHING = tl.constexpr(NO_KEY)
 _LOWEST = tl.constexpr(LOWEST)
 _TIES = tl.constexpr(0xFFFFFFFF)
+
+
+class Tiles(NamedTuple):
+    """Sizes of vectors, known when a kernel is compiled.
+
+    P: keys that are kept of a row. TILE: candidates looked at together. NARROW: the same where all of them stay. BLOCK: logits
+    summed together.
+    """
+
+    P: Any
+    TILE: Any
+    NARROW: Any
+    BLOCK: Any
+
+
+class BeamChildren(NamedTuple):
+    """The children of a beam: its request, and its range and first child and number of children in base and delta.
+
+    FORM_0, FORM_1, SEGMENTS: what the kernel is compiled for.
+    """
+
+    segments: Any
+    request: Any
+    lo: Any
+    hi: Any
+    first: Any
+    count: Any
+    lo_1: Any
+    hi_1: Any
+    first_1: Any
+    count_1: Any
+    FORM_0: Any
+    FORM_1: Any
+    SEGMENTS: Any
+
+
+class ChildLists(NamedTuple):
+    """The ranges of all beams, and where their children are written: see `children` of `triton.step`."""
+
+    lo_SR: Tensor
+    hi_SR: Tensor
+    row_indptr: Tensor
+    code_C: Tensor
+    lo_SC: Tensor
+    hi_SC: Tensor
+    rows: int
+    num_rows: int
+    total: int
 
 
 @triton.jit
@@ -38,22 +89,20 @@ def key_of(score, tie):
 
 
 @triton.jit
-def _legal(children, lane, FORM_0: tl.constexpr, FORM_1: tl.constexpr, SEGMENTS: tl.constexpr):
+def _legal(c, lane):
     """(code, whether it may be taken) of these children of a beam: those in the base, then those in the delta."""
-    segments, beam = children
-    request, lo, hi, first, count, lo_1, hi_1, first_1, count_1 = beam
-    in_base = lane < count
-    code, begin, end = child(segments[0], lo, hi, first + lane, first + count, in_base, FORM_0)
-    legal = in_base & (alive_in(segments[0], request, begin, end, in_base, FORM_0) > 0)
-    if SEGMENTS > 1:  # noqa: SIM102 (SEGMENTS is known when the kernel is compiled, count_1 is not)
-        if count_1 > 0:
-            in_delta = (lane >= count) & (lane < count + count_1)
-            node = first_1 + lane - count
-            code_1, begin, end = child(segments[1], lo_1, hi_1, node, first_1 + count_1, in_delta, FORM_1)
-            legal_1 = alive_in(segments[1], request, begin, end, in_delta, FORM_1) > 0
+    in_base = lane < c.count
+    code, begin, end = child(c.segments[0], c.lo, c.hi, c.first + lane, c.first + c.count, in_base, c.FORM_0)
+    legal = in_base & (alive_in(c.segments[0], c.request, begin, end, in_base, c.FORM_0) > 0)
+    if c.SEGMENTS > 1:  # noqa: SIM102 (SEGMENTS is known when the kernel is compiled, count_1 is not)
+        if c.count_1 > 0:
+            in_delta = (lane >= c.count) & (lane < c.count + c.count_1)
+            node = c.first_1 + lane - c.count
+            code_1, begin, end = child(c.segments[1], c.lo_1, c.hi_1, node, c.first_1 + c.count_1, in_delta, c.FORM_1)
+            legal_1 = alive_in(c.segments[1], c.request, begin, end, in_delta, c.FORM_1) > 0
             # What is alive in the base was met there already.
-            begin, end = find(segments[0], lo, hi, code_1, in_delta, FORM_0)
-            met = alive_in(segments[0], request, begin, end, begin < end, FORM_0) > 0
+            begin, end = find(c.segments[0], c.lo, c.hi, code_1, in_delta, c.FORM_0)
+            met = alive_in(c.segments[0], c.request, begin, end, begin < end, c.FORM_0) > 0
             legal = tl.where(in_delta, legal_1 & (met == 0), legal)
             code = tl.where(in_delta, code_1, code)
     return code, legal
@@ -133,27 +182,11 @@ def start_row(r):
 
 
 @triton.jit
-def search_row(
-    r,
-    request,
-    parent,
-    min_key,
-    total,
-    children,
-    LEGAL: tl.constexpr,
-    FORM_0: tl.constexpr,
-    FORM_1: tl.constexpr,
-    SEGMENTS: tl.constexpr,
-    FULL: tl.constexpr,
-    P: tl.constexpr,
-    TILE: tl.constexpr,
-    NARROW: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+def search_row(r, request, parent, min_key, total, children, LEGAL: tl.constexpr, FULL: tl.constexpr, tiles):
     """Write up to P keys of a row and their number; some may be `NO_KEY`. A row with NaN or +inf is noted in `bad`.
 
-    LEGAL(children, lane, forms): (code, whether it may be taken) of these of the row's `total` candidates. A full row raises
-    the bound below which no key of its request counts.
+    LEGAL(children, lane): (code, whether it may be taken) of these of the row's `total` candidates. A full row raises the bound
+    below which no key of its request counts.
     """
     row = request * r.num_rows + parent
     base = tl.load(r.scores_BR + row)
@@ -162,37 +195,37 @@ def search_row(
     start = 0
     if FULL:
         while start < r.size:
-            code = start + tl.arange(0, BLOCK)
+            code = start + tl.arange(0, tiles.BLOCK)
             top, summed = _sum_exp_at(logits, code, code < r.size, top, summed)
-            start += BLOCK
+            start += tiles.BLOCK
     else:
         while start < total:
-            code, legal = LEGAL(children, start + tl.arange(0, TILE).to(tl.int64), FORM_0, FORM_1, SEGMENTS)
+            code, legal = LEGAL(children, start + tl.arange(0, tiles.TILE).to(tl.int64))
             top, summed = _sum_exp_at(logits, code, legal, top, summed)
-            start += TILE
+            start += tiles.TILE
     if (summed != summed) | (top == float("inf")):
         tl.store(r.bad, row + 1)
         return
     lse = top + tl.log(tl.maximum(summed, 1.0))  # never below the row's largest logit
     if (top == float("-inf")) | (key_of(_added(base, top - lse), row * 0) < min_key):
         return
-    keys_P = r.keys_BRP + row * P
+    keys_P = r.keys_BRP + row * tiles.P
     start = 0
-    if total <= P:
+    if total <= tiles.P:
         while start < total:
-            lane = start + tl.arange(0, NARROW).to(tl.int64)
-            code, legal = LEGAL(children, lane, FORM_0, FORM_1, SEGMENTS)
+            lane = start + tl.arange(0, tiles.NARROW).to(tl.int64)
+            code, legal = LEGAL(children, lane)
             tl.store(keys_P + lane, _key_at(logits, code, legal, base, lse, parent, r.size), mask=lane < total)
-            start += NARROW
+            start += tiles.NARROW
         tl.store(r.count_BR + row, total.to(tl.int32))
     else:
-        best = tl.full([P], _NOTHING, tl.int64)
-        kept = tl.sum(tl.zeros([P], tl.int32), 0)
+        best = tl.full([tiles.P], _NOTHING, tl.int64)
+        kept = tl.sum(tl.zeros([tiles.P], tl.int32), 0)
         while start < total:
-            code, legal = LEGAL(children, start + tl.arange(0, TILE).to(tl.int64), FORM_0, FORM_1, SEGMENTS)
+            code, legal = LEGAL(children, start + tl.arange(0, tiles.TILE).to(tl.int64))
             key = _key_at(logits, code, legal, base, lse, parent, r.size)
-            best, kept, min_key = _keep(best, kept, min_key, key, keys_P, r.num_beams, P)
-            start += TILE
+            best, kept, min_key = _keep(best, kept, min_key, key, keys_P, r.num_beams, tiles.P)
+            start += tiles.TILE
         tl.store(r.count_BR + row, kept)
         if kept >= r.num_beams:
             tl.atomic_max(r.min_key_B + request, min_key, sem="relaxed")
@@ -227,9 +260,18 @@ def row_kernel(
     first_1, count_1 = lo_1, hi_1 - lo_1
     if SEGMENTS > 1:
         first_1, count_1 = num_children(segments[1], lo_1, hi_1, FORM_1)
-    beam = (request, lo, hi, first, count, lo_1, hi_1, first_1, count_1)
-    total, children = count + count_1, (segments, beam)
-    search_row(r, request, parent, min_key, total, children, _legal, FORM_0, FORM_1, SEGMENTS, FULL, P, TILE, NARROW, BLOCK)
+    # A tuple that is assigned to a name would lose its constants.
+    search_row(
+        r,
+        request,
+        parent,
+        min_key,
+        count + count_1,
+        BeamChildren(segments, request, lo, hi, first, count, lo_1, hi_1, first_1, count_1, FORM_0, FORM_1, SEGMENTS),
+        _legal,
+        FULL,
+        Tiles(P, TILE, NARROW, BLOCK),
+    )
 
 
 @triton.jit
@@ -305,15 +347,7 @@ def request_kernel(
 @triton.jit
 def children_kernel(
     segments,
-    lo_SR,
-    hi_SR,
-    row_indptr,
-    code_C,
-    lo_SC,
-    hi_SC,
-    rows,
-    num_rows,
-    total,
+    lists,
     FORM_0: tl.constexpr,
     FORM_1: tl.constexpr,
     SEGMENTS: tl.constexpr,
@@ -325,12 +359,12 @@ def children_kernel(
     The delta's own children come last.
     """
     row = tl.program_id(0).to(tl.int64)
-    request = row // num_rows
+    request = row // lists.num_rows
     found = tl.sum(tl.zeros([TILE], tl.int64), 0)
     if WRITE:
-        found += tl.load(row_indptr + row)
+        found += tl.load(lists.row_indptr + row)
     for s in tl.static_range(SEGMENTS):
-        lo, hi = tl.load(lo_SR + s * rows + row), tl.load(hi_SR + s * rows + row)
+        lo, hi = tl.load(lists.lo_SR + s * lists.rows + row), tl.load(lists.hi_SR + s * lists.rows + row)
         first, count = num_children(segments[s], lo, hi, FORM_0 if s == 0 else FORM_1)
         start = 0
         while start < count:
@@ -339,20 +373,23 @@ def children_kernel(
             code, begin, end = child(segments[s], lo, hi, first + lane, first + count, valid, FORM_0 if s == 0 else FORM_1)
             legal = valid & (alive_in(segments[s], request, begin, end, valid, FORM_0 if s == 0 else FORM_1) > 0)
             if SEGMENTS > 1:
-                other_lo, other_hi = tl.load(lo_SR + (1 - s) * rows + row), tl.load(hi_SR + (1 - s) * rows + row)
+                other_lo, other_hi = (
+                    tl.load(lists.lo_SR + (1 - s) * lists.rows + row),
+                    tl.load(lists.hi_SR + (1 - s) * lists.rows + row),
+                )
                 low, high = find(segments[1 - s], other_lo, other_hi, code, legal, FORM_1 if s == 0 else FORM_0)
                 alive = alive_in(segments[1 - s], request, low, high, low < high, FORM_1 if s == 0 else FORM_0) > 0
                 if s == 1:
                     legal = legal & (alive == 0)  # what is alive in the base was written there
             if WRITE:
                 at = found + tl.cumsum(legal.to(tl.int64), 0) - 1
-                tl.store(code_C + at, code, mask=legal)
-                tl.store(lo_SC + s * total + at, begin, mask=legal)
-                tl.store(hi_SC + s * total + at, end, mask=legal)
+                tl.store(lists.code_C + at, code, mask=legal)
+                tl.store(lists.lo_SC + s * lists.total + at, begin, mask=legal)
+                tl.store(lists.hi_SC + s * lists.total + at, end, mask=legal)
                 if SEGMENTS > 1:
-                    tl.store(lo_SC + (1 - s) * total + at, tl.where(alive, low, 0), mask=legal)
-                    tl.store(hi_SC + (1 - s) * total + at, tl.where(alive, high, 0), mask=legal)
+                    tl.store(lists.lo_SC + (1 - s) * lists.total + at, tl.where(alive, low, 0), mask=legal)
+                    tl.store(lists.hi_SC + (1 - s) * lists.total + at, tl.where(alive, high, 0), mask=legal)
             found += tl.sum(legal.to(tl.int64), 0)
             start += TILE
     if not WRITE:
-        tl.store(row_indptr + row + 1, found)
+        tl.store(lists.row_indptr + row + 1, found)

@@ -28,7 +28,7 @@ from leafbeam.errors import ArgumentError, counted
 from leafbeam.index import Trie, Version
 from leafbeam.index.level import Level
 from leafbeam.ops.constrain.levels import LevelView
-from leafbeam.ops.constrain.triton.kernels import NO_KEY, children_kernel, request_kernel, row_kernel
+from leafbeam.ops.constrain.triton.kernels import NO_KEY, ChildLists, children_kernel, request_kernel, row_kernel
 from leafbeam.ops.constrain.triton.ranges import Segment, form_of
 from leafbeam.ops.constrain.triton.round import new_round
 from leafbeam.ops.constrain.types import Beams, RequestFilter, Scoring, waiting
@@ -216,18 +216,22 @@ def children(
     code_C = row_indptr.new_empty(0)
     ranges = row_indptr.new_empty(2, num_segments, 0)
     for write in (False, True):
+        lists = ChildLists(
+            lo_SR=lo_SBK,
+            hi_SR=hi_SBK,
+            row_indptr=row_indptr,
+            code_C=code_C,
+            lo_SC=ranges[0],
+            hi_SC=ranges[1],
+            rows=batch_size * num_rows,
+            num_rows=num_rows,
+            total=len(code_C),
+        )
         children_kernel[(batch_size * num_rows,)](
             segments,
-            lo_SBK,
-            hi_SBK,
-            row_indptr,
-            code_C,
-            ranges[0],
-            ranges[1],
-            batch_size * num_rows,
-            num_rows,
-            len(code_C),
-            *forms,
+            lists,
+            FORM_0=forms[0],
+            FORM_1=forms[1],
             SEGMENTS=num_segments,
             WRITE=write,
             TILE=min(_TILE, max(_NARROW, triton.next_power_of_2(arrays.sizes[level]))),
