@@ -20,7 +20,7 @@ Array = NDArray[np.integer]
 def append_sequences(
     texts: AutomatonArrays, sequences: AutomatonArrays, ends_R: Array, rows_3C: tuple[Array, Array, Array]
 ) -> AutomatonArrays:
-    """A text of the first, then a sequence of the second, which has rows alone and no way back to its start.
+    """Return the automaton of a text of the first automaton followed by a sequence of the second.
 
     ends_R: the states in which a text may end. rows_3C: what is legal there: (state, token, next state). A token may not both
     go on with a text and begin a sequence: AutomatonError.
@@ -71,7 +71,7 @@ def append_sequences(
 
 
 def _with_states(dfa: ByteDFA, at: int, count: int) -> ByteDFA:
-    """The same byte automaton with states that no byte reaches or leaves, so that those from `at` on have other numbers."""
+    """Return the same byte automaton with states that no byte reaches or leaves, so that those from `at` on have other numbers."""
     class_256, edge_indptr, label_E, next_E = dfa.edges
     indptr = np.insert(edge_indptr, [at + 1] * count, edge_indptr[at])
     moved_E = np.where(next_E < at, next_E, next_E + count).astype(np.int32)

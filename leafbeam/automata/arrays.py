@@ -53,7 +53,7 @@ class AutomatonLimits:
             )
 
     def checked(self, arrays: AutomatonArrays) -> AutomatonArrays:
-        """The arrays, or an AutomatonError where they take more than `max_bytes`."""
+        """Return the arrays, or an AutomatonError where they take more than `max_bytes`."""
         nbytes = sum(arrays.parts.values())
         if nbytes > self.max_bytes:
             raise AutomatonError(
@@ -95,7 +95,7 @@ class AutomatonArrays:
 
     @property
     def parts(self) -> dict[str, int]:
-        """Bytes by part."""
+        """Return the bytes of each part."""
         table = self.table
         return {
             "rows": table.row_indptr.nbytes + table.code_E.nbytes + table.next_E.nbytes,
@@ -105,7 +105,7 @@ class AutomatonArrays:
         }
 
     def tensors(self) -> dict[str, NDArray[Any]]:
-        """All arrays by their names in a file."""
+        """Return all arrays by their names in a file."""
         return {
             **dict(zip(("row_ptr", "code", "next", "mask_of", "masks"), self.table, strict=True)),
             **dict(zip(("dfa.class", "dfa.first", "dfa.label", "dfa.next"), self.dfa.edges, strict=True)),

@@ -31,7 +31,7 @@ def save(path: Path, arrays: AutomatonArrays, *, compressed: bool) -> None:
 
 
 def load(path: Path) -> tuple[AutomatonArrays, bool]:
-    """(the arrays, whether to compute chains). Every array is read once: no state, token or mask can point outside."""
+    """Return (the arrays, whether to compute chains). Every array is read once: no state, token or mask can point outside."""
     header, tensors = read(path, KIND)
     try:
         return _arrays_of(tensors, int(header["vocabulary_size"]), int(header["num_states"])), bool(header["compressed"])
@@ -84,7 +84,7 @@ def _arrays_of(tensors: Tensors, vocabulary_size: int, num_states: int) -> Autom
 
 
 def _bounded(tensors: Tensors, name: str, dtype: type[np.generic], length: int, low: int, end: int) -> NDArray[Any]:
-    """An array whose numbers are at least `low` and below `end`."""
+    """Return an array whose numbers are at least `low` and below `end`."""
     array = expect(tensors, name, dtype, length)
     if array.size and not low <= int(array.min()) <= int(array.max()) < end:
         raise ValueError(f"{name} has numbers outside {low} to {end - 1}")
@@ -92,7 +92,7 @@ def _bounded(tensors: Tensors, name: str, dtype: type[np.generic], length: int, 
 
 
 def _indptr(tensors: Tensors, name: str, dtype: type[np.generic], length: int, end: int) -> NDArray[Any]:
-    """An array of length + 1 offsets that ascends from 0 to `end`."""
+    """Return an array of length + 1 offsets that ascends from 0 to `end`."""
     array = expect(tensors, name, dtype, length + 1)
     if array[0] != 0 or array[-1] != end or (array[1:] < array[:-1]).any():  # no differences, which may overflow
         raise ValueError(f"{name} does not ascend from 0 to {end}")

@@ -65,7 +65,7 @@ class ByteDFA:
 
     @classmethod
     def of_classes(cls, class_256: NDArray[np.uint8], edges: Edges, accepting_X: NDArray[np.bool_], start: int) -> ByteDFA:
-        """The same, for edges labelled with classes of bytes; they ascend by (from, label)."""
+        """Return the same, for edges labelled with classes of bytes; they ascend by (from, label)."""
         block_X, edges = minimize(edges, accepting_X, start)
         num_blocks = int(block_X.max(initial=-1)) + 1
         accepting_Y = np.zeros(num_blocks, np.bool_)
@@ -75,7 +75,7 @@ class ByteDFA:
 
     @classmethod
     def from_strings(cls, strings: Sequence[bytes]) -> ByteDFA:
-        """The language of these strings; repeated ones count once. Cost: one sort and O(T log T)."""
+        """Return the language of these strings; repeated ones count once. Cost: one sort and O(T log T)."""
         ordered = sorted(set(strings))
         parent_E, byte_E, accepting_X = prefix_tree(np.frombuffer(b"".join(ordered), np.uint8), indptr_of(ordered))
         edge_indptr = np.concatenate([[0], np.cumsum(np.bincount(parent_E, minlength=len(accepting_X)))])
@@ -92,18 +92,18 @@ class ByteDFA:
 
     @property
     def used_256(self) -> NDArray[np.bool_]:
-        """Which bytes appear in some string of the language."""
+        """Return the bytes that appear in some string of the language, as a mask."""
         return np.isin(self.edges.class_256, self.edges.label_E)
 
     def accepts(self, text: bytes) -> bool:
-        """Whether the whole text is a string of the language."""
+        """Return whether the whole text is a string of the language."""
         if not self.num_states:
             return False
         state = run(self.edges, np.frombuffer(text, np.uint8), 0, len(text), 0)
         return state >= 0 and bool(self.accepting_X[state])
 
     def forced_bytes(self, state: int) -> bytes:
-        """The bytes that every string from a state on begins with: those before the first state with a choice or an end."""
+        """Return the bytes that every string from a state on begins with: those before the first state with a choice or an end."""
         class_256, edge_indptr, label_E, next_E = self.edges
         forced = bytearray()
         while len(forced) < self.num_states and state >= 0 and not self.accepting_X[state]:
@@ -116,7 +116,7 @@ class ByteDFA:
         return bytes(forced)
 
     def renumbered(self, number_X: NDArray[np.int32]) -> ByteDFA:
-        """The same automaton under other state numbers (a permutation)."""
+        """Return the same automaton under other state numbers (a permutation)."""
         class_256, edge_indptr, label_E, next_E = self.edges
         old_X = np.argsort(number_X)
         counts_X = np.diff(edge_indptr)[old_X]
@@ -127,13 +127,13 @@ class ByteDFA:
 
 
 def indptr_of(strings: Sequence[bytes]) -> NDArray[np.int64]:
-    """Where each of some strings begins when they are joined, and the end of the last."""
+    """Return where each of some strings begins when they are joined, and the end of the last."""
     return np.concatenate([[0], np.cumsum(np.fromiter(map(len, strings), np.int64, len(strings)))])
 
 
 @njit(cache=True, nogil=True, _nrt=False)
 def run(edges, bytes_T, begin, end, state):
-    """The state after bytes_T[begin:end], -1 where they lead nowhere."""
+    """Return the state after bytes_T[begin:end], -1 where they lead nowhere."""
     for index in range(begin, end):
         label = edges.class_256[bytes_T[index]]
         low, high = edges.edge_indptr[state], edges.edge_indptr[state + 1]
@@ -152,7 +152,7 @@ def run(edges, bytes_T, begin, end, state):
 
 @njit(cache=True)
 def _mixed(first, second, seed):
-    """A hash of two numbers."""
+    """Return a hash of two numbers."""
     state = (np.uint64(first) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(second)) * seed
     state = (state ^ (state >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
     return state ^ (state >> np.uint64(29))
@@ -210,7 +210,8 @@ def _by_class(edge_indptr, byte_E, next_E, class_256):
 
 @njit(cache=True)
 def prefix_tree(labels_T, indptr):
-    """A state for each prefix of some sequences, the empty one first: (parent, label) of each other, and where sequences end.
+    """Return a state for each prefix of some sequences, the empty one first: (parent, label) of each other, and where sequences
+    end.
 
     Sequence n is labels_T[indptr[n] : indptr[n + 1]]; those with a common prefix follow each other.
     """

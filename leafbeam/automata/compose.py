@@ -24,7 +24,7 @@ from leafbeam.jit import njit
 
 
 def compose(dfa: ByteDFA, tokens: TokenTrie, limits: AutomatonLimits, source: str) -> AutomatonArrays:
-    """The automaton over tokens.
+    """Return the automaton over tokens.
 
     source: what the language comes from, for messages. Raises AutomatonError where no text of the language can be written with
     these tokens, and above the limits.
@@ -71,7 +71,7 @@ def _token_ends(dfa: ByteDFA, tokens: TokenTrie) -> NDArray[np.bool_]:
 def _sparse_rows(
     dfa: ByteDFA, tokens: TokenTrie, num_states: int, limits: AutomatonLimits
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]:
-    """(row_indptr, code_E, next_E, dense_D): rows of the states with few legal tokens, and the states with more."""
+    """Return (row_indptr, code_E, next_E, dense_D): rows of the states with few legal tokens, and the states with more."""
     max_row = int(limits.dense_share * tokens.vocabulary_size)
     row_indptr, dense_S = np.zeros(num_states + 1, np.int64), np.zeros(num_states, np.bool_)
     moves, buffers, id_R = moves_of(dfa), buffers_of(tokens), tokens.spelling.id_R
@@ -93,7 +93,7 @@ def _sparse_rows(
 
 @njit(cache=True)
 def _token_edges(num_states, moves, nodes, buffers):
-    """(from, to): the distinct pairs of states that some token joins, from every state that tokens reach from state 0."""
+    """Return (from, to): the distinct pairs of states that some token joins, from every state that tokens reach from state 0."""
     class_256, indptr, byte_F, next_F, row_X, table_TC = moves
     child_P, end_P, byte_P, lo_P, own_end_P, hi_P, _ = nodes
     node_Z, state_Z, live_2K = buffers

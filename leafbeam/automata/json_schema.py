@@ -167,7 +167,7 @@ class _Compiler:
         return network.language()
 
     def _exclusive(self, parts: list[Any], scope: Scope) -> bool:
-        """Whether at most one of the alternatives can hold: by type, or by one property with distinct values."""
+        """Return whether at most one of the alternatives can hold: by type, or by one property with distinct values."""
         schemas = [mapping_of(part, scope.below(number)) for number, part in enumerate(parts)]
         schemas = [
             mapping_of(self.references.resolved(part["$ref"], scope.path, scope.base).schema, scope) if "$ref" in part else part

@@ -35,12 +35,12 @@ FORMATS = {
 
 
 def any_of(patterns: Sequence[str]) -> str:
-    """An alternation."""
+    """Return an alternation."""
     return f"(?:{'|'.join(patterns)})"
 
 
 def integers(low: int | None, high: int | None) -> str:
-    """A pattern for the integers from `low` to `high`, both included; None is no bound. No leading zeros, no `-0`.
+    """Return a pattern for the integers from `low` to `high`, both included; None is no bound. No leading zeros, no `-0`.
 
     >>> integers(7, 12)
     '(?:[7-9]|1[0-2])'
@@ -68,7 +68,7 @@ def _whole(low: int, high: int | None) -> list[str]:
 
 
 def _same_length(low: str, high: str) -> str:
-    """A pattern for the numerals between two of the same length."""
+    """Return a pattern for the numerals between two of the same length."""
     if low == high:
         return low
     if low[0] == high[0]:
@@ -102,13 +102,13 @@ class Bound:
 
     @property
     def parts(self) -> tuple[int, str]:
-        """The whole part of a bound that is not negative, and the digits of its fraction without zeros at the end."""
+        """Return the whole part of a bound that is not negative, and the digits of its fraction without zeros at the end."""
         whole, _, digits = f"{self.value:f}".partition(".")
         return int(whole), digits.rstrip("0")
 
 
 def decimals(low: Bound | None, high: Bound | None) -> str:
-    """A pattern for numbers between bounds, "" if there are none.
+    """Return a pattern for numbers between bounds, "" if there are none.
 
     No exponents and no `-0`; at most six digits behind those of a bound, because with more a number below a bound could be read
     as the bound; no zeros at the end of numbers that are closest to an exclusive minimum.

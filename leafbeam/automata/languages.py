@@ -42,7 +42,7 @@ def _up_to(max_length: int | None) -> str:
 
 
 def _until(text: ByteDFA, stop: bytes, max_states: int) -> ByteDFA:
-    """The strings of a prefix-closed language that end with `stop` and do not hold it before (Knuth, Morris and Pratt).
+    """Return the strings of a prefix-closed language that end with `stop` and do not hold it before (Knuth, Morris and Pratt).
 
     State (x, k) is number x * len(stop) + k: the language's state, and how many bytes of the stop were just read.
     """

@@ -25,7 +25,7 @@ class Edges(NamedTuple):
     to_E: NDArray[np.int32]
 
     def take(self, selected: NDArray[np.bool_] | NDArray[np.int64]) -> Edges:
-        """The edges that a mask or an order selects."""
+        """Return the edges that a mask or an order selects."""
         return Edges(self.from_E[selected], self.label_E[selected], self.to_E[selected])
 
 
@@ -45,7 +45,8 @@ class _Partition(NamedTuple):
 
 
 def minimize(edges: Edges, accepting_X: NDArray[np.bool_], start: int) -> tuple[NDArray[np.int32], Edges]:
-    """(block_X, edges between blocks): the start is block 0, the others follow breadth first by label; useless states are -1.
+    """Return (block_X, edges between blocks): the start is block 0, the others follow breadth first by label; useless states
+    are -1.
 
     The edges ascend by (from, label). There is no block where nothing is accepted.
     """
@@ -68,7 +69,7 @@ def minimize(edges: Edges, accepting_X: NDArray[np.bool_], start: int) -> tuple[
 
 @njit(cache=True)
 def _adjacent(state_E, num_states):
-    """(indptr, edge_E): the edges that have each state at this end."""
+    """Return (indptr, edge_E): the edges that have each state at this end."""
     indptr = np.zeros(num_states + 1, np.int64)
     for edge in range(len(state_E)):
         indptr[state_E[edge] + 1] += 1
@@ -101,7 +102,7 @@ def _number(from_E, to_E, number_X, queue_X, count):
 
 @njit(cache=True)
 def _breadth_first(from_E, to_E, num_states, start):
-    """The number of each state, -1 where it is not reached from the start; in order of the edges."""
+    """Return the number of each state, -1 where it is not reached from the start; in order of the edges."""
     number_X, queue_X = np.full(num_states, -1, np.int32), np.empty(num_states, np.int32)
     number_X[start], queue_X[0] = 0, start
     _number(from_E, to_E, number_X, queue_X, 1)
@@ -110,7 +111,7 @@ def _breadth_first(from_E, to_E, num_states, start):
 
 @njit(cache=True)
 def useful_states(from_E, to_E, accepting_X, start):
-    """Which states are useful. Cost: two passes over the edges."""
+    """Return which states are useful. Cost: two passes over the edges."""
     num_states = len(accepting_X)
     reached_X = _breadth_first(from_E, to_E, num_states, start) >= 0
     number_X, queue_X = np.full(num_states, -1, np.int32), np.empty(num_states, np.int32)
@@ -178,7 +179,7 @@ def _split(partition, num_touched, num_sets):
 
 @njit(cache=True)
 def _refine(from_E, label_E, to_E, accepting_X, useful_X):
-    """The block of each useful state, -1 elsewhere; edges ascend by label and join useful states only."""
+    """Return the block of each useful state, -1 elsewhere; edges ascend by label and join useful states only."""
     num_states, num_edges = len(accepting_X), len(from_E)
     blocks, cords = _empty_partition(num_states), _empty_partition(num_edges)
     count = 0

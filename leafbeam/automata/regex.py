@@ -27,7 +27,7 @@ _REPEAT = re.compile(r"\{(\d*)(,?)(\d*)\}")
 
 
 def compile_pattern(pattern: str, max_states: int) -> ByteDFA:
-    """The minimal byte automaton of the texts that `pattern` matches as a whole.
+    """Return the minimal byte automaton of the texts that `pattern` matches as a whole.
 
     pattern: the syntax of Rust's regex crate: no look-around, no back-references, `\\d` and `.` are Unicode. One `^` at its
     beginning and one `$` at its end are allowed and change nothing.
@@ -59,7 +59,7 @@ def compile_pattern(pattern: str, max_states: int) -> ByteDFA:
 
 
 def _dfa_of(transitions: dict[int, dict[int, int]], initial: int, final: set[int]) -> ByteDFA:
-    """The minimal automaton behind the token `ab`. Cost: a few ns an edge."""
+    """Return the minimal automaton behind the token `ab`. Cost: a few ns an edge."""
     if _START not in transitions[initial]:
         return ByteDFA.from_strings([])
     number_X = np.fromiter(transitions, np.int64, len(transitions))
@@ -123,7 +123,7 @@ def check_pattern(pattern: str, max_states: int) -> None:
 
 
 def _end_of_atom(pattern: str, at: int) -> int:
-    """The end of the character, escape or class that begins at `at`."""
+    """Return the end of the character, escape or class that begins at `at`."""
     if pattern[at] == "\\":
         if pattern[at + 1 : at + 2] in ("x", "u", "U", "p", "P") and pattern[at + 2 : at + 3] == "{":
             return max(at + 1, pattern.find("}", at))

@@ -32,7 +32,7 @@ def from_schema(schema: Mapping[str, Any] | str, tokens: TokenTrie, limits: Auto
 
 
 def choice_bytes(choices: Sequence[str | bytes]) -> list[bytes]:
-    """The bytes of each text. Raises AutomatonError if there are no choices, or one is not text."""
+    """Return the bytes of each text. Raises AutomatonError if there are no choices, or one is not text."""
     if not hasattr(choices, "__len__") or isinstance(choices, (str, bytes)) or not len(choices):
         raise AutomatonError(f"choices is {choices!r}: expected a list with at least one text")
     texts: list[bytes] = []
@@ -88,7 +88,7 @@ def from_sequences(
 
 @njit(cache=True)
 def _unwritable(bytes_T, text_indptr, nodes):
-    """The first text that no sequence of tokens spells, -1 where there is none."""
+    """Return the first text that no sequence of tokens spells, -1 where there is none."""
     for row in range(len(text_indptr) - 1):
         begin, end = text_indptr[row], text_indptr[row + 1]
         reached = np.zeros(end - begin + 1, np.bool_)

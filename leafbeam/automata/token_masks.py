@@ -26,7 +26,8 @@ _DEPTHS = 32  # bytes ahead that depth classes look: few tokens are longer, and 
 def dense_masks(
     dense_D: NDArray[np.int64], num_states: int, dfa: ByteDFA, tokens: TokenTrie, max_bytes: int
 ) -> tuple[NDArray[np.int32], NDArray[np.uint64]]:
-    """(mask_D, mask_MW): the mask of each of these states, and the distinct masks; bit v % 64 of word v // 64 is token v.
+    """Return (mask_D, mask_MW): the mask of each of these states, and the distinct masks; bit v % 64 of word v // 64 is token
+    v.
 
     Raises AutomatonError where the masks take more than `max_bytes`.
     """
@@ -115,7 +116,7 @@ def _copy_bits(source_W, target_W, low, high):
 
 @njit(cache=True)
 def _fill_masks(dense_D, num_states, moves, nodes, spelling, depth_HX, num_words, max_masks):
-    """(the mask of each state, the distinct masks over ranks); stops with the first mask above `max_masks`."""
+    """Return (the mask of each state, the distinct masks over ranks); stops with the first mask above `max_masks`."""
     class_256, edge_indptr, byte_E, next_E, row_X, table_TC = moves
     child_P, child_end_P, byte_P, lo_P, own_end_P, hi_P, height_P = nodes
     id_R, bytes_T, token_indptr = spelling

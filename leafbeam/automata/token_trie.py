@@ -149,7 +149,9 @@ class TokenTrie:
 
 @njit(cache=True)
 def _build(spelling):
-    """A node is a range of ranks that share their first `depth` bytes; it is cut into children where the next byte changes."""
+    """Build the trie. A node is a range of ranks that share their first `depth` bytes; its children begin where the next byte
+    changes.
+    """
     id_R, bytes_T, token_indptr = spelling
     size = len(bytes_T) + 1
     child_P, child_end_P, byte_P = np.empty(size, np.int32), np.empty(size, np.int32), np.zeros(size, np.uint8)

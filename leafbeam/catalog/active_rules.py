@@ -46,7 +46,7 @@ class ActiveRules:
 
     @contextmanager
     def recording(self) -> Generator[tuple[RuleSet, ChangeRecord]]:
-        """The current rules, and a record of the items whose attributes change while the block runs."""
+        """Return the current rules, and a record of the items whose attributes change while the block runs."""
         rules, record = self._start_record()
         try:
             yield rules, record
@@ -76,7 +76,7 @@ class ActiveRules:
         self.rules = replace(old, filters=RuleFilters(version, by_segment))
 
     def live_ids(self, record: ChangeRecord) -> NDArray[np.generic]:
-        """The live items among those recorded, each once."""
+        """Return the live items among those recorded, each once."""
         ids = np.unique(concat_ids(record)) if record else _NO_IDS
         return ids[self.rules.version.knows(ids)] if len(ids) else ids
 
@@ -108,7 +108,7 @@ class ActiveRules:
 
 
 def _bits_of(rules: RuleSet, ids_n: NDArray[np.generic]) -> dict[str, NDArray[np.bool_]]:
-    """Whether each rule selects each of the live items, (n,) by rule."""
+    """Return for each rule which of the live items it selects, (n,)."""
     bits = {name: np.zeros(len(ids_n), np.bool_) for name in rules.filters.by_segment}
     segment_n, row_n = rules.version.locate(ids_n)
     for number, segment in enumerate(rules.version.segments):

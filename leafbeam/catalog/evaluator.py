@@ -179,7 +179,7 @@ class Evaluator:
         return session.close_gaps(_SPARE_ROWS)
 
     def _row_map(self, session: ReadSession, version: Version) -> RowMap:
-        """The map of what this session sees."""
+        """Return the map of what this session sees."""
         known = self._map
         row_map = known.refreshed(session) if known is not None and known.is_for(version) else None
         if row_map is None:
@@ -191,7 +191,7 @@ class Evaluator:
         return row_map
 
     def _map_before(self, counter: int | None) -> RowMap | None:
-        """The map, if it is exact for the table before the change with this counter."""
+        """Return the map, if it is exact for the table before the change with this counter."""
         row_map = self._map
         return row_map if row_map is not None and counter is not None and row_map.change_counter == counter - 1 else None
 

@@ -45,7 +45,7 @@ class _HeldFile:
     timer: threading.Timer | None = None
 
     def is_at(self, path: Path | None) -> bool:
-        """Whether the file at a path is this one."""
+        """Return whether the file at a path is this one."""
         with suppress(OSError):
             return path is not None and path.stat().st_ino == self.number
         return False
@@ -130,7 +130,7 @@ class ItemsTable:
 
     @classmethod
     def in_memory(cls, items: ItemSource, *, rule_timeout_s: float = DEFAULT_S, **csv: Unpack[CsvOptions]) -> ItemsTable:
-        """A table in memory. Raises DataError."""
+        """Return a table in memory. Raises DataError."""
         table = cls(None, rule_timeout_s=rule_timeout_s)
         assert table._open is not None
         with table._translated():
@@ -188,7 +188,7 @@ class ItemsTable:
             session.connection.commit()
 
     def is_shared(self) -> bool:
-        """Whether another process, or another catalog of this one, has the file open. Cost: two system calls."""
+        """Return whether another process, or another catalog of this one, has the file open. Cost: two system calls."""
         return self._use_lock is not None and self._use_lock.is_shared()
 
     def warn_if_shared(self, stacklevel: int) -> None:
@@ -279,7 +279,7 @@ class ItemsTable:
             yield connection
 
     def _kept(self, *, other_files: bool) -> duckdb.DuckDBPyConnection | None:
-        """The open connection, unless it cannot read other files, or is held and to a file that is no longer there."""
+        """Return the open connection, unless it cannot read other files, or is held and to a file that is no longer there."""
         if self._held is not None and (other_files or not self._held.is_at(self.path)):
             self._release()
         return self._open if self._held is None else self._held.connection

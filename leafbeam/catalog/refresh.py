@@ -35,7 +35,7 @@ class Schedule:
         self._intervals = intervals
 
     def next_due(self, now: float) -> str | None:
-        """The rule that has been due longest, if any is due."""
+        """Return the rule that has been due longest, if any is due."""
         due = [(at, name) for name, at in self._due.items() if at <= now]
         return min(due)[1] if due else None
 

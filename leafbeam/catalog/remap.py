@@ -14,7 +14,7 @@ from leafbeam.jit import njit
 
 
 def scatter(matches_R: NDArray[np.uint8], ordinal_R: NDArray[np.uint32], trie: Trie) -> Filter:
-    """The items whose row matches. ordinal_R: of each row's item, N if the trie has no such item. Cost: 2 ns a row."""
+    """Return the items whose row matches. ordinal_R: of each row's item, N if the trie has no such item. Cost: 2 ns a row."""
     words_W = np.zeros(trie.num_items // 64 + 1, np.uint64)
     _scatter(matches_R, ordinal_R, words_W)
     words_W[-1] &= np.uint64((1 << (trie.num_items & 63)) - 1)
@@ -22,7 +22,7 @@ def scatter(matches_R: NDArray[np.uint8], ordinal_R: NDArray[np.uint32], trie: T
 
 
 def with_bits(old: Filter, ordinals_n: NDArray[np.integer], bits_n: NDArray[np.bool_], trie: Trie) -> Filter:
-    """The filter with some bits set or cleared; the same object if nothing changes. Cost: one copy of the bitmap."""
+    """Return the filter with some bits set or cleared; the same object if nothing changes. Cost: one copy of the bitmap."""
     ordinals = ordinals_n.astype(np.int64)
     if np.array_equal(old.ordinals.has(ordinals), bits_n):
         return old
@@ -34,7 +34,7 @@ def with_bits(old: Filter, ordinals_n: NDArray[np.integer], bits_n: NDArray[np.b
 
 
 def old_rows_of(trie: Trie, version: Version) -> NDArray[np.int64]:
-    """The row of each of a trie's items in an older version, -1 if it is not there; rows count across segments.
+    """Return the row of each of a trie's items in an older version, -1 if it is not there; rows count across segments.
 
     The rows of a merged trie are in the order of the segments that it was merged from, so one pass over both finds nearly all;
     the rest is looked up by id. Cost: 4 ns an item for integer ids, 12 for text.
@@ -58,7 +58,9 @@ def old_rows_of(trie: Trie, version: Version) -> NDArray[np.int64]:
 
 
 def remap(filters: Sequence[Filter], version: Version, trie: Trie, old_row_N: NDArray[np.int64]) -> Filter:
-    """A set of items of a version (a filter for each segment, deleted items included) as one of a trie. Cost: 4 ns an item."""
+    """Return a set of items of a version (a filter for each segment, deleted items included) as one of a trie. Cost: 4 ns an
+    item.
+    """
     words_W = np.zeros(trie.num_items // 64 + 1, np.uint64)
     first = 0
     for segment, old in zip(version.segments, filters, strict=True):

@@ -105,7 +105,7 @@ class RowMap:
         )
 
     def has_row(self, ids_n: NDArray[np.generic]) -> NDArray[np.bool_]:
-        """Which ids have a row. Cost: a few searches an id."""
+        """Return which ids have a row. Cost: a few searches an id."""
         found = np.array([any(key in part for part in self.appended) for key in ids_n.tolist()], np.bool_)
         found |= self._find_unindexed(ids_n) >= 0
         rows = self.trie.find(ids_n)
@@ -120,7 +120,7 @@ class RowMap:
         return tuple(key for ids in candidates for key in decode_ids(ids).tolist())[:count]
 
     def filters(self, matches: NDArray[np.uint8], version: Version) -> tuple[Filter, ...]:
-        """A filter for each segment, deleted items included, of the items whose row matches. matches: by row number."""
+        """Return a filter for each segment, deleted items included, of the items whose row matches. matches: by row number."""
         mapped = scatter(matches[: len(self.ordinal_R)], self.ordinal_R, self.trie)
         rows, rows_T = self._appended_in(self.trie)
         if len(rows):
@@ -131,7 +131,7 @@ class RowMap:
         )
 
     def is_for(self, version: Version) -> bool:
-        """Whether the version has the mapped trie, so that few items are looked up by id."""
+        """Return whether the version has the mapped trie, so that few items are looked up by id."""
         return any(segment.trie is self.trie for segment in version.segments)
 
     @cached_property
@@ -141,25 +141,25 @@ class RowMap:
 
     @cached_property
     def _appended_rows(self) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
-        """(ids_T, rows_T) of the appended rows."""
+        """Return (ids_T, rows_T) of the appended rows."""
         rows = {key: row for part in self.appended for key, row in part.items()}
         return as_id_array(list(rows)), np.fromiter(rows.values(), np.int64, len(rows))
 
     def _appended_in(self, trie: Trie) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(rows of the trie, row numbers of the table) of appended items that the trie has."""
+        """Return (rows of the trie, row numbers of the table) of appended items that the trie has."""
         ids_T, rows_T = self._appended_rows
         found_T = trie.find(ids_T) if len(ids_T) else np.empty(0, np.int64)
         return found_T[found_T >= 0], rows_T[found_T >= 0]
 
     def _find_unindexed(self, ids_n: NDArray[np.generic]) -> NDArray[np.int64]:
-        """The index of each id in `unindexed_ids`, -1 if it is not there."""
+        """Return the index of each id in `unindexed_ids`, -1 if it is not there."""
         if not len(self.unindexed_ids) or self.unindexed_ids.dtype.kind != ids_n.dtype.kind:
             return np.full(len(ids_n), -1, np.int64)
         at = np.minimum(np.searchsorted(self.unindexed_ids, ids_n), len(self.unindexed_ids) - 1)
         return np.where(self.unindexed_ids[at] == ids_n, at, -1)
 
     def _other_segment(self, trie: Trie, mapped: Filter, matches: NDArray[np.uint8]) -> Filter:
-        """The filter of another segment, whose items have appended or unindexed rows, or rows of replaced items."""
+        """Return the filter of another segment, whose items have appended or unindexed rows, or rows of replaced items."""
         ids_D = trie.items.ids_N
         mask_D = np.zeros(len(ids_D), np.bool_)
         missing_D = np.ones(len(ids_D), np.bool_)
@@ -176,7 +176,7 @@ class RowMap:
 
 
 def _find_all(trie: Trie, ids_M: NDArray[np.generic], name: str) -> NDArray[np.int64]:
-    """The row of each id in the trie, -1 if it is not there. Raises DataError if the kinds of ids differ."""
+    """Return the row of each id in the trie, -1 if it is not there. Raises DataError if the kinds of ids differ."""
     if not len(ids_M) or not trie.num_items:
         return np.full(len(ids_M), -1, np.int64)
     ids_N = trie.items.ids_N

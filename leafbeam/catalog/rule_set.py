@@ -47,7 +47,7 @@ class RuleFilters(Mapping[str, VersionFilter]):
 
     @cached_property
     def listed(self) -> VersionFilter | None:
-        """The live items that have a row in the table; None if all have one."""
+        """Return the live items that have a row in the table; None if all have one."""
         if LISTED not in self.by_segment:
             return None
         listed = self.version.filter_of(self.by_segment[LISTED])
@@ -153,7 +153,7 @@ def advance_filters(
     bits: Mapping[str, NDArray[np.bool_]],
     prepared: tuple[Trie, Mapping[str, Filter]] | None = None,
 ) -> dict[str, SegmentFilters]:
-    """The filters of rules for a new version, from those for an old one.
+    """Return the filters of rules for a new version, from those for an old one.
 
     Segments of both versions keep their filters; in a new segment each item's bit comes from its row in the old version.
     changed_ids: (n,) live items whose bits are new; bits: those bits by rule, (n,) each. prepared: a trie and the filters that
@@ -182,7 +182,7 @@ def advance_filters(
 
 
 def reuse_equal(new: SegmentFilters, old: SegmentFilters | None) -> SegmentFilters:
-    """The old filters where they are equal to the new ones, so that caches keyed by filter stay valid."""
+    """Return the old filters where they are equal to the new ones, so that caches keyed by filter stay valid."""
     if old is None or len(old) != len(new):
         return new
     parts = tuple(before if before == after else after for after, before in zip(new, old, strict=True))

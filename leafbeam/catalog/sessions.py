@@ -106,7 +106,7 @@ class ReadSession:
         check_table(self.connection, self.name)
 
     def fingerprint(self, below: int | None = None) -> tuple[int, int, int]:
-        """(rows, R, a hash of all pairs of row number and id), of row numbers below `below`. Cost: 3 ns a row."""
+        """Return (rows, R, a hash of all pairs of row number and id), of row numbers below `below`. Cost: 3 ns a row."""
         where = "" if below is None else f"WHERE rowid < {below}"
         # DuckDB's hash(a, b) is hash(a) xor hash(b), so over all rows it would not show which id belongs to which row.
         pair = "hash(xor(hash(rowid), hash(hash(item_id))))"
@@ -116,7 +116,7 @@ class ReadSession:
         return int(found[0]), int(found[1]), int(found[2])
 
     def ids(self, begin: int = 0) -> tuple[NDArray[np.int64], NDArray[np.generic]]:
-        """(rows_n, item_ids_n): the rows with numbers from `begin` on, ascending. Raises DataError for other ids."""
+        """Return (rows_n, item_ids_n): the rows with numbers from `begin` on, ascending. Raises DataError for other ids."""
         table = self.connection.sql(f"SELECT rowid, item_id FROM items WHERE rowid >= {begin}").to_arrow_table()
         try:
             return _int64(table["rowid"]), ids_from_arrow(table["item_id"])
@@ -127,7 +127,7 @@ class ReadSession:
             ) from error
 
     def rows_of(self, ids_n: NDArray[np.generic]) -> NDArray[np.int64]:
-        """The row number of each id, -1 if the table has none. Cost: one pass over the ids, 5 ns each."""
+        """Return the row number of each id, -1 if the table has none. Cost: one pass over the ids, 5 ns each."""
         rows = np.full(len(ids_n), -1, np.int64)
         if not len(ids_n):
             return rows
@@ -181,7 +181,7 @@ class ReadSession:
             )
 
     def schema(self) -> pa.Schema:
-        """The columns of the table and their types in Arrow."""
+        """Return the columns of the table and their types in Arrow."""
         _columns(self.connection, self.name)
         return self.connection.sql("SELECT * FROM items LIMIT 0").to_arrow_table().schema
 
@@ -332,7 +332,7 @@ class WriteSession(ReadSession):
         self.change_counter = change_counter
 
     def end(self) -> int:
-        """A lower bound of the numbers of new rows. Cost: one pass over the row numbers, half a nanosecond each."""
+        """Return a lower bound of the numbers of new rows. Cost: one pass over the row numbers, half a nanosecond each."""
         return int(self.connection.execute("SELECT coalesce(max(rowid) + 1, 0) FROM items").fetchall()[0][0])
 
     def close_gaps(self, spare: int) -> bool:
@@ -420,20 +420,22 @@ def _columns(connection: duckdb.DuckDBPyConnection, name: str) -> list[str]:
 
 @lru_cache(maxsize=1024)
 def _predicate(where: str) -> str:
-    """The SQL of a rule if it is a single expression; otherwise duckdb raises (several statements, unbalanced parentheses)."""
+    """Return the SQL of a rule if it is a single expression; otherwise duckdb raises (several statements, unbalanced
+    parentheses).
+    """
     duckdb.SQLExpression(where)
     return f"\n{where}\n"  # on a line of its own, so that a comment at its end does not hide the parenthesis behind it
 
 
 def _comparison(kind: str) -> str:
-    """What makes a condition of a value of this type of DuckDB."""
+    """Return the comparison that turns a value of this DuckDB type into a condition."""
     if kind == "VARCHAR":
         return "= 'text'"
     return "> 0" if _NUMBER.fullmatch(kind) else "IS NOT NULL"
 
 
 def _cut(text: str, length: int = 1000) -> str:
-    """A text for an error message."""
+    """Return a text, cut to a length that fits an error message."""
     return text if len(text) <= length else text[:length] + "..."
 
 
@@ -442,6 +444,6 @@ def _int64(column: pa.ChunkedArray) -> NDArray[np.int64]:
 
 
 def _uint8(column: pa.ChunkedArray) -> NDArray[np.uint8]:
-    """A column of bytes without NULLs; copied once if it has several chunks."""
+    """Return a column of bytes without NULLs; copied once if it has several chunks."""
     parts = [chunk.to_numpy() for chunk in column.chunks]
     return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.empty(0, np.uint8)

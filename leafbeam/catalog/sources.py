@@ -169,7 +169,7 @@ def check_columns(columns: Sequence[str], name: str) -> None:
 
 
 def quoted(name: str) -> str:
-    """A name as an SQL identifier, quoted."""
+    """Return a name as an SQL identifier, quoted."""
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -253,7 +253,7 @@ def _with_exact_ids(rows: pa.RecordBatchReader) -> pa.RecordBatchReader:
 
 
 def _duckdb_cast(postgres_type: str) -> str | None:
-    """The DuckDB type that a column has to be cast to, if any."""
+    """Return the DuckDB type that a column has to be cast to, if any."""
     if postgres_type.endswith("[]") or not postgres_type.startswith("numeric"):
         return None
     found = _DECIMAL.fullmatch(postgres_type)
@@ -263,7 +263,7 @@ def _duckdb_cast(postgres_type: str) -> str | None:
 
 
 def _without_secrets(message: str, uri: str) -> str:
-    """The message without passwords: libpq repeats what it cannot parse."""
+    """Return the message without passwords: libpq repeats what it cannot parse."""
     if "=" not in uri and "://" not in uri:
         return "the connection string is not one: expected postgresql://user@host/database, or host=... dbname=..."
     secrets = [

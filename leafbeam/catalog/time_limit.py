@@ -62,7 +62,7 @@ class TimeLimit:
             self._changed.notify_all()
 
     def closed_error(self) -> DataError:
-        """What every evaluation after `stop` raises, also one that `stop` interrupted."""
+        """Return the error that every evaluation after `stop` raises, also one that `stop` interrupted."""
         return DataError("the catalog is closed: no rule is evaluated any more", may_pass=True)
 
     def join(self) -> None:

@@ -123,7 +123,7 @@ class CatalogTransaction:
 
 
 def _checked(item_ids: ItemIds, attributes: Attributes | None) -> tuple[NDArray[np.generic], pa.Table | None]:
-    """The ids, and the attributes, if any, as a table with an `item_id`. Raises ItemIdError, DataError."""
+    """Return the ids, and the attributes, if any, as a table with an `item_id`. Raises ItemIdError, DataError."""
     ids_n = as_id_array(item_ids)
     if attributes is None:
         return ids_n, None

@@ -16,7 +16,7 @@ from leafbeam.jit import njit
 
 
 def _instruction(result, argument, emit):
-    """An intrinsic that is one LLVM instruction, `emit(context, builder, value)`."""
+    """Return an intrinsic that is one LLVM instruction, `emit(context, builder, value)`."""
 
     @intrinsic
     def instruction(typing_context, value):
@@ -39,7 +39,7 @@ bits_float = _instruction(types.float32, types.int32, lambda context, builder, x
 
 @intrinsic
 def widened(typing_context, value):
-    """A float32 as it is, or that of a bfloat16, whose bits are an int16."""
+    """Return a float32 as it is, or that of a bfloat16, whose bits are an int16."""
     is_narrow = value != types.float32
 
     def codegen(context, builder, signature, args):
@@ -53,7 +53,7 @@ def widened(typing_context, value):
 
 @intrinsic
 def stored_as(typing_context, like, value):
-    """A float32 as it is where `like` is one, or the bits of the nearest bfloat16, where it is an int16; NaN stays NaN."""
+    """Return a float32 as it is where `like` is one, or the bits of the nearest bfloat16, where it is an int16; NaN stays NaN."""
     is_narrow = like != types.float32
 
     def codegen(context, builder, signature, args):
@@ -88,7 +88,7 @@ def prefetch(typing_context, array, position):
 
 @intrinsic
 def bits_at(typing_context, words, bit):
-    """The 57 or more bits of a uint64 array that start at a bit position: one unaligned read of 8 bytes and a shift."""
+    """Return the 57 or more bits of a uint64 array that start at a bit position: one unaligned read of 8 bytes and a shift."""
 
     def codegen(context, builder, signature, args):
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
@@ -101,7 +101,7 @@ def bits_at(typing_context, words, bit):
 
 
 def _array_at(dtype):
-    """An intrinsic (address, length) -> array over that memory."""
+    """Return an intrinsic (address, length) -> array over that memory."""
 
     @intrinsic
     def array_at(typing_context, address, length):
@@ -129,7 +129,7 @@ float32_at = _array_at(types.float32)
 
 @njit(cache=True, nogil=True, _nrt=False)
 def rank(words_W, before_W, position):
-    """How many set bits lie before `position` (0 <= position <= N). Two reads, no search."""
+    """Return how many set bits lie before `position` (0 <= position <= N). Two reads, no search."""
     word = position >> 6
     below = (np.uint64(1) << np.uint64(position & 63)) - np.uint64(1)
     return np.int64(before_W[word]) + np.int64(popcount(words_W[word] & below))
@@ -137,7 +137,7 @@ def rank(words_W, before_W, position):
 
 @njit(cache=True, nogil=True, _nrt=False)
 def next_set(words_W, position, end):
-    """The first set bit at or after `position`, or `end` where none lies before `end`."""
+    """Return the first set bit at or after `position`, or `end` where none lies before `end`."""
     if position >= end:
         return end
     word = position >> 6
@@ -151,7 +151,7 @@ def next_set(words_W, position, end):
 
 @njit(cache=True, nogil=True, _nrt=False)
 def prev_set(words_W, position):
-    """The last set bit at or before `position`, which must exist."""
+    """Return the last set bit at or before `position`, which must exist."""
     word = position >> 6
     bits = words_W[word] << np.uint64(63 - (position & 63))
     if bits != np.uint64(0):
@@ -216,14 +216,14 @@ def positions_of(words_W, out_M):
 
 @njit(cache=True, nogil=True, _nrt=False)
 def rank_many(words_W, before_W, positions_M, out_M):
-    """`rank` of many positions."""
+    """Return the rank of many positions."""
     for i in range(positions_M.size):
         out_M[i] = rank(words_W, before_W, np.int64(positions_M[i]))
 
 
 @njit(cache=True, nogil=True, _nrt=False)
 def _bits_from(words_W, position):
-    """The 64 bits that begin at `position` (below N); beyond the last word they are 0."""
+    """Return the 64 bits that begin at `position` (below N); beyond the last word they are 0."""
     word, shift = position >> 6, np.uint64(position & 63)
     bits = words_W[word] >> shift
     if shift != np.uint64(0) and word + 1 < words_W.size:
@@ -260,7 +260,7 @@ def any_by_group(words_W, indptr, out_W, before_W):
 
 @njit(cache=True, nogil=True, _nrt=False)
 def word_hash(words_W, seed):
-    """A 64-bit hash of an array of uint64 that depends on their order. Cost: one read; not for adversaries."""
+    """Return a 64-bit hash of an array of uint64 that depends on their order. Cost: one read; not for adversaries."""
     state = np.uint64(seed)
     for word in range(words_W.size):
         state = (state ^ words_W[word]) * np.uint64(0x9E3779B97F4A7C15)

@@ -37,25 +37,27 @@ class Bitmap:
 
     @classmethod
     def from_mask(cls, mask_N: NDArray[np.bool_]) -> "Bitmap":
-        """The positions where a boolean array is true."""
+        """Return the positions where a boolean array is true."""
         words_W = np.zeros(mask_N.size // 64 + 1, np.uint64)
         words_W.view(np.uint8)[: -(-mask_N.size // 8)] = np.packbits(mask_N, bitorder="little")
         return cls.from_words(words_W, mask_N.size)
 
     @classmethod
     def from_positions(cls, positions_M: NDArray[np.integer], size: int) -> "Bitmap":
-        """These positions, each below `size`, in any order; repeated ones count once."""
+        """Return these positions, each below `size`, in any order; repeated ones count once."""
         words_W = np.zeros(size // 64 + 1, np.uint64)
         np.bitwise_or.at(words_W, *_word_and_bit(positions_M))
         return cls.from_words(words_W, size)
 
     @classmethod
     def full(cls, size: int) -> "Bitmap":
-        """Every position below `size`."""
+        """Return every position below `size`."""
         return ~cls.from_words(np.zeros(size // 64 + 1, np.uint64), size)
 
     def any_by_group(self, group_indptr: NDArray[np.uint32]) -> "Bitmap":
-        """The groups that hold one of the set; group g is positions indptr[g] to indptr[g + 1] - 1, none is empty. One read."""
+        """Return the groups that hold a position of the set. Group g is positions indptr[g] to indptr[g + 1] - 1; no group is
+        empty.
+        """
         size = len(group_indptr) - 1
         words_W = np.empty(size // 64 + 1, np.uint64)
         before_W = np.empty(words_W.shape, np.uint32)
@@ -63,39 +65,39 @@ class Bitmap:
         return Bitmap(words_W=words_W, before_W=before_W, size=size, count=count)
 
     def rank(self, position: int) -> int:
-        """How many positions of the set are smaller than `position` (0 <= position <= size). Two reads, no search."""
+        """Return how many positions of the set are smaller than `position` (0 <= position <= size). Two reads, no search."""
         assert 0 <= position <= self.size
         position = int(position)  # a shift by 63 of numpy's int64 overflows
         word = int(self.words_W[position >> 6]) & ((1 << (position & 63)) - 1)
         return int(self.before_W[position >> 6]) + word.bit_count()
 
     def ranks(self, positions_n: NDArray[np.integer]) -> NDArray[np.int64]:
-        """`rank` of many positions."""
+        """Return the rank of many positions."""
         out_n = np.empty(len(positions_n), np.int64)
         bits.rank_many(self.words_W, self.before_W, positions_n, out_n)
         return out_n
 
     def has(self, positions_n: NDArray[np.integer]) -> NDArray[np.bool_]:
-        """Which of the positions, each below `size`, are in the set."""
+        """Return which of the positions, each below `size`, are in the set."""
         words_n, bits_n = _word_and_bit(positions_n)
         return (self.words_W[words_n] & bits_n) != 0
 
     def without(self, positions_n: NDArray[np.integer]) -> "Bitmap":
-        """The set less some positions. Cost: one copy of the words."""
+        """Return the set without some positions. Cost: one copy of the words."""
         words_W = self.words_W.copy()
         words_n, bits_n = _word_and_bit(positions_n)
         np.bitwise_and.at(words_W, words_n, ~bits_n)
         return Bitmap.from_words(words_W, self.size)
 
     def positions(self) -> NDArray[np.int64]:
-        """All positions of the set, ascending."""
+        """Return all positions of the set, ascending."""
         out_M = np.empty(self.count, np.int64)
         bits.positions_of(self.words_W, out_M)
         return out_M
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the words and the rank directory."""
+        """Return the bytes of the words and of the rank directory."""
         return self.words_W.nbytes + self.before_W.nbytes
 
     def __contains__(self, position: int) -> bool:
@@ -133,6 +135,6 @@ class Bitmap:
 
 
 def _word_and_bit(positions_n: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-    """The word that holds each position, and the position's bit in it."""
+    """Return the word that holds each position, and the position's bit in it."""
     positions = positions_n.astype(np.int64, copy=False)
     return positions >> 6, np.uint64(1) << (positions & 63).astype(np.uint64)

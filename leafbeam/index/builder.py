@@ -168,7 +168,7 @@ class TrieBuilder:
         self._runs.spill(words_Pn, order_n)
 
     def _take_chunks(self) -> list[NDArray[np.uint64]]:
-        """The rows in memory as one array a word; a chunk's memory is freed as it is copied."""
+        """Return the rows in memory as one array a word; a chunk's memory is freed as it is copied."""
         words_Pn: list[NDArray[np.uint64]] = []
         empty = np.empty(0, np.uint64)
         for word in range(self._layout.num_words):
@@ -211,7 +211,7 @@ class _IdColumn:
         return 0 if self._dtype is None else self._dtype.itemsize
 
     def add(self, ids: NDArray[np.generic] | None, size: int, before: int) -> None:
-        """The ids of a chunk that follows `before` rows. Raises ItemIdError where they differ in kind from those."""
+        """Return the ids of a chunk that follows `before` rows. Raises ItemIdError where they differ in kind from those."""
         if before == 0:
             self._dtype = None if ids is None else ids.dtype
         elif size and (ids is None) != (self._dtype is None):
@@ -232,7 +232,7 @@ class _IdColumn:
         self._parts = [file.append(part) for part in self._parts if isinstance(part, np.ndarray)]
 
     def joined(self, num_items: int, allocate: Allocate) -> NDArray[np.generic] | None:
-        """All ids as one array; the parts are freed as they are copied."""
+        """Return all ids as one array; the parts are freed as they are copied."""
         if self._dtype is None:
             return None
         ids_N = allocate(num_items, self._dtype)

@@ -72,7 +72,7 @@ class SpillFile:
         return SpilledArray(descriptor=descriptor, offset=offset, length=len(array), dtype=array.dtype)
 
     def allocate(self, length: int, dtype: Any) -> NDArray[Any]:
-        """An array mapped from the file, whose disk space is reserved first; it may outlive `close`."""
+        """Return an array mapped from the file, whose disk space is reserved first; it may outlive `close`."""
         nbytes = length * np.dtype(dtype).itemsize
         if nbytes == 0:
             return np.empty(length, dtype)
@@ -107,7 +107,7 @@ class _Run:
     samples_SP: NDArray[np.uint64]
 
     def rank(self, key: tuple[int, ...], after: bool) -> int:
-        """How many rows are less than a key (`after`: or equal). Cost: a search among the samples, then on disk."""
+        """Return how many rows are less than a key (`after`: or equal). Cost: a search among the samples, then on disk."""
         begin, end = 0, len(self.rows)
         while begin < end:
             middle = (begin + end) // 2
@@ -143,7 +143,7 @@ class ExternalSort:
         self._runs.append(_Run(words_P=words_P, rows=self._file.append(rows_n), step=step, samples_SP=samples_SP))
 
     def blocks(self, max_rows: int) -> Iterator[Block]:
-        """All rows in ascending blocks of `max_rows` at most (more with a thousand runs), run by run inside a block."""
+        """Return all rows in ascending blocks of `max_rows` at most (more with a thousand runs), run by run inside a block."""
         begins = [0] * len(self._runs)
         for ends, equal in self._cuts(max_rows):
             sizes = [end - begin for begin, end in zip(begins, ends, strict=True)]
@@ -151,7 +151,7 @@ class ExternalSort:
             begins = ends
 
     def _cuts(self, max_rows: int) -> Iterator[tuple[list[int], bool]]:
-        """How many rows of each run lie before each cut, and whether all rows since the previous cut are equal.
+        """Return how many rows of each run lie before each cut, and whether all rows since the previous cut are equal.
 
         A run has fewer than `step` rows between neighbouring samples, so up to j samples between two keys mean at most
         (j + runs) x step rows. We cut before every stride-th sample; equal samples before the first of two such keys can make

@@ -60,7 +60,7 @@ def find_problem(
     end_code: int | None,
     version: str,
 ) -> str:
-    """What is wrong with the arrays, "" where nothing is. Lengths and dtypes have been checked (`Trie.load`).
+    """Return what is wrong with the arrays, "" where nothing is. Lengths and dtypes have been checked (`Trie.load`).
 
     The version is the hash of the arrays. Of each level: before_W counts the bits of words_W; every node of the level above
     begins a node; firsts are the set bits; codes are below the codebook's size, ascend under one parent, and are one number
@@ -130,7 +130,7 @@ def _end_problem(levels: Sequence[Level], num_leaves: int, end_code: int) -> str
 
 @njit(cache=True, nogil=True, _nrt=False)
 def _is_permutation(order_N, seen_W):
-    """Whether every number below N is there once; seen_W: zeros, a bit for each."""
+    """Return whether every number below N is there once; seen_W: zeros, a bit for each."""
     for index in range(order_N.size):
         row = np.int64(order_N[index])
         bit = np.uint64(1) << np.uint64(row & 63)
@@ -142,7 +142,7 @@ def _is_permutation(order_N, seen_W):
 
 @njit(cache=True, nogil=True, _nrt=False)
 def _is_ranked(words_W, before_W, above_W, num_nodes):
-    """Whether before_W counts the bits before each word, num_nodes of them in all, and every bit of above_W is set."""
+    """Return whether before_W counts the bits before each word, num_nodes of them in all, and every bit of above_W is set."""
     count = np.int64(0)
     for word in range(words_W.size):
         if before_W[word] != count or above_W[word] & ~words_W[word]:
@@ -153,7 +153,7 @@ def _is_ranked(words_W, before_W, above_W, num_nodes):
 
 @njit(cache=True, nogil=True, _nrt=False)
 def _first_bad_leaf(codes, width, size, firsts, words_W, above_W, num_leaves):
-    """The first leaf whose code is not below `size`, or not above the sibling's before (equal inside a node); -1: none.
+    """Return the first leaf whose code is not below `size`, or not above the sibling's before (equal inside a node); -1: none.
 
     firsts: of a listing, whose codes have an entry for each node; else empty, and codes have an entry for each leaf.
     """

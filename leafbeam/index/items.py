@@ -203,12 +203,12 @@ class ItemTable:
 
     @property
     def kind(self) -> str:
-        """The kind of the ids' dtype: "i", or "S" for UTF-8."""
+        """Return the kind of the ids' dtype: "i", or "S" for UTF-8."""
         return "i" if self.ids is None else self.ids.dtype.kind
 
     @property
     def ids_N(self) -> NDArray[np.generic]:
-        """The ids, or the row numbers."""
+        """Return the ids, or the row numbers."""
         return np.arange(self.num_items) if self.ids is None else self.ids
 
     @property
@@ -218,14 +218,14 @@ class ItemTable:
 
     @cached_property
     def ordinal_N(self) -> NDArray[np.uint32]:
-        """The ordinal of each row, computed at first use."""
+        """Return the ordinal of each row, computed at first use."""
         ordinal_N = np.empty(self.num_items, np.uint32)
         ordinal_N[self.order_N] = np.arange(self.num_items, dtype=np.uint32)
         return ordinal_N
 
     @cached_property
     def _by_hash(self) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
-        """The hashes of the ids, ascending, and the row of each: a radix sort at first use, 12 bytes an item."""
+        """Return the hashes of the ids, ascending, and the row of each: a radix sort at first use, 12 bytes an item."""
         assert self.ids is not None
         hashes_N = hash_ids(self.ids)
         rows_N = sort_rows([hashes_N], threads_for(len(hashes_N)))
@@ -241,7 +241,7 @@ class ItemTable:
         _raise_duplicates(np.sort(self.ids[candidates]))
 
     def rows_of(self, item_ids: ItemIds) -> NDArray[np.int64]:
-        """The row of each id, -1 where it is unknown. Cost: one binary search an id."""
+        """Return the row of each id, -1 where it is unknown. Cost: one binary search an id."""
         ids_n = as_id_array(item_ids)
         rows_n = np.full(ids_n.shape, -1, np.int64)
         if self.ids is None or self.num_items == 0:
@@ -271,7 +271,7 @@ class ItemTable:
             raise self.wrong_kind(name, decode_ids(ids_n[:1])[0].item())
 
     def wrong_kind(self, name: str, item_id: int | str) -> ItemIdError:
-        """The error for an id of the other kind. name: of the argument that holds it."""
+        """Return the error for an id of the other kind. name: the argument that holds the id."""
         example = self.ids_of(np.zeros(1, np.int64))[0].item()
         integers = "integers", "as numbers, or make the Semantic IDs with --text-ids"
         kind, fix = integers if self.kind == "i" else ("text", "as text")
@@ -281,24 +281,24 @@ class ItemTable:
         )
 
     def known_rows_of(self, item_ids: ItemIds) -> NDArray[np.int64]:
-        """The row of each id; ItemIdError where one is unknown."""
+        """Return the row of each id; ItemIdError where one is unknown."""
         rows = self.rows_of(item_ids)
         check_known(item_ids, rows, f"this index has {counted(self.num_items, 'item')} whose ids are {ID_KINDS[self.kind]}")
         return rows
 
     def ids_of(self, rows: NDArray[np.integer]) -> NDArray[np.generic]:
-        """The caller's id of each row, int64 or str."""
+        """Return the caller's id of each row, int64 or str."""
         return rows.astype(np.int64) if self.ids is None else decode_ids(self.ids[rows])
 
     def leaves_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The leaf of each row. Cost: one read an item, or a binary search where items share leaves."""
+        """Return the leaf of each row. Cost: one read an item, or a binary search where items share leaves."""
         ordinals, indptr = self.ordinal_N[rows], self.leaf_indptr
         if indptr is None:
             return ordinals.astype(np.int64)
         return np.searchsorted(indptr, ordinals.astype(indptr.dtype), side="right").astype(np.int64) - 1
 
     def ordinals_of_leaf(self, leaf: int) -> tuple[int, int]:
-        """The ordinals [begin, end) of a leaf's items."""
+        """Return the ordinals [begin, end) of a leaf's items."""
         indptr = self.leaf_indptr
         return (leaf, leaf + 1) if indptr is None else (int(indptr[leaf]), int(indptr[leaf + 1]))
 
@@ -338,7 +338,7 @@ def _raise_duplicates(sorted_ids: NDArray[np.generic]) -> None:
 
 
 def _is_ascending(ids_N: NDArray[np.generic]) -> bool:
-    """Whether each id is larger than the one before. Cost: one read, up to the first that is not."""
+    """Return whether each id is larger than the one before. Cost: one read, up to the first that is not."""
     for begin in range(0, len(ids_N) - 1, _SLICE):
         ids = ids_N[begin : begin + _SLICE + 1]
         if not bool(np.greater(ids[1:], ids[:-1]).all()):

@@ -18,22 +18,22 @@ MAX_ITEMS = 2**32 - 1
 
 
 def code_dtype(codebook_size: int) -> type[np.uint8] | type[np.uint16] | type[np.uint32]:
-    """The narrowest unsigned type that holds every code below `codebook_size`."""
+    """Return the narrowest unsigned type that holds every code below `codebook_size`."""
     return np.uint8 if codebook_size <= 1 << 8 else np.uint16 if codebook_size <= 1 << 16 else np.uint32
 
 
 def code_width(codebook_size: int) -> int:
-    """The bits of a packed code."""
+    """Return the bits of a packed code."""
     return max(1, (codebook_size - 1).bit_length())
 
 
 def packed_words(num_codes: int, width: int) -> int:
-    """The uint64 words of packed codes, and one more that a read of the last code may touch."""
+    """Return the uint64 words of packed codes, and one more that a read of the last code may touch."""
     return (num_codes * width + 63) // 64 + 1
 
 
 def check_sizes(codebook_sizes: Sequence[int]) -> tuple[int, ...]:
-    """The codebook sizes as ints; CodesError where they are not 1 to 65 sizes of 1 to 2^31 codes."""
+    """Return the codebook sizes as ints; CodesError where they are not 1 to 65 sizes of 1 to 2^31 codes."""
     try:
         sizes = tuple(index(size) for size in codebook_sizes)
     except TypeError:
@@ -51,7 +51,9 @@ def check_sizes(codebook_sizes: Sequence[int]) -> tuple[int, ...]:
 def check_codes(
     codes: NDArray[np.integer] | Sequence[Sequence[int]], codebook_sizes: Sequence[int]
 ) -> tuple[NDArray[np.integer], tuple[int, ...]]:
-    """The table as a 2-D integer array and the codebook sizes as ints; CodesError where they are not. Codes are not read."""
+    """Return the table as a 2-D integer array and the codebook sizes as ints; CodesError where they are not. Codes are not
+    read.
+    """
     sizes = check_sizes(codebook_sizes)
     try:
         table = np.asarray(codes)
@@ -113,23 +115,23 @@ class Level:
 
     @property
     def num_codes(self) -> int:
-        """The entries of the listing, or the leaves of the column."""
+        """Return the entries of the listing, or the leaves of the column."""
         return self.num_nodes if self.firsts is not None or self.boundary is None else self.boundary.size
 
     @property
     def plain_codes(self) -> NDArray[np.unsignedinteger]:
-        """The codes, unpacked where they are packed. Cost: none, or a copy."""
+        """Return the codes, unpacked where they are packed. Cost: none, or a copy."""
         return self._entries(np.arange(self.num_codes)).astype(code_dtype(self.size)) if self.width else self.codes
 
     def codes_at(self, leaves: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The code of this level on the path to each leaf. Cost: one or two reads a leaf."""
+        """Return the code of this level on the path to each leaf. Cost: one or two reads a leaf."""
         # Leaves of another type would make numpy copy all of `firsts`.
         firsts = self.firsts
         entries = leaves if firsts is None else np.searchsorted(firsts, leaves.astype(firsts.dtype), side="right") - 1
         return self._entries(entries).astype(np.int64)
 
     def find(self, lo: int, hi: int, code: int) -> tuple[int, int]:
-        """The range of the child of [lo, hi) that has this code; an empty range where there is none. Cost: two searches."""
+        """Return the range of the child of [lo, hi) that has this code; an empty range where there is none. Cost: two searches."""
         if self.firsts is not None:
             assert self.boundary is not None
             begin, end = self.boundary.rank(lo), self.boundary.rank(hi)
@@ -154,7 +156,7 @@ class Level:
         return values & np.uint64((1 << self.width) - 1)
 
     def packed(self) -> "Level":
-        """The same level with its codes packed, or itself where that saves nothing. Cost: one pass over the codes."""
+        """Return the same level with its codes packed, or itself where that saves nothing. Cost: one pass over the codes."""
         width = code_width(self.size)
         if self.width or width == 8 * self.codes.dtype.itemsize:
             return self

@@ -36,7 +36,7 @@ class SortedTable:
 
 
 def layout_of(num_nodes: int, num_leaves: int) -> str:
-    """The layout of a level (see `Level`): "leaves", a "listing" of few nodes, or a "column"."""
+    """Return the layout of a level (see `Level`): "leaves", a "listing" of few nodes, or a "column"."""
     return "leaves" if num_nodes == num_leaves else "listing" if num_nodes * 4 <= num_leaves else "column"
 
 
@@ -60,7 +60,7 @@ class LevelBuilder:
             self._level_of_bit[layout.word_L[level], top - int(layout.mask_L[level]).bit_length() : top] = level
 
     def append(self, words_Pn: Sequence[NDArray[np.uint64]], order_n: NDArray[np.uint32]) -> None:
-        """The next rows: word 0 of each in ascending order, the other words at `order_n`."""
+        """Return the next rows: word 0 of each in ascending order, the other words at `order_n`."""
         size = len(order_n)
         if size == 0:
             return
@@ -109,7 +109,7 @@ class LevelBuilder:
         return count_L1
 
     def finish(self, order_N: NDArray[np.uint32]) -> SortedTable:
-        """The levels of all rows that were appended. order_N: the caller's row at each position."""
+        """Return the levels of all rows that were appended. order_N: the caller's row at each position."""
         assert self.num_rows == len(self.lcp_N) == len(order_N)
         num_levels, num_leaves = len(self.sizes), self.num_leaves
         leaf_indptr, lcp_M = None, self.lcp_N
@@ -150,7 +150,7 @@ def build_levels(codes_NL: CodeTable, sizes: tuple[int, ...], num_threads: int |
 
 
 def build_from_words(words_PN: list[NDArray[np.uint64]], layout: WordLayout, sizes: Sequence[int], threads: int) -> SortedTable:
-    """The same for packed rows; word 0 is sorted in place."""
+    """Return the same for packed rows; word 0 is sorted in place."""
     order_N = sort_rows(words_PN, threads)
     builder = LevelBuilder(layout, sizes, len(order_N), threads)
     builder.append(words_PN, order_N)
@@ -160,7 +160,7 @@ def build_from_words(words_PN: list[NDArray[np.uint64]], layout: WordLayout, siz
 
 @njit(cache=True, nogil=True)
 def _gather_words(addresses_P, order_n, begin, end, buffer_PB):
-    """The words of the rows [begin, end): word 0 is in order, the others at order_n."""
+    """Return the words of the rows [begin, end): word 0 is in order, the others at order_n."""
     word_n = uint64_at(addresses_P[0], order_n.size)
     for row in range(begin, end):
         buffer_PB[0, row - begin] = word_n[row]
@@ -217,7 +217,7 @@ def _unpack(word_B, shift, mask, codes_B):
 
 @njit(cache=True, nogil=True)
 def _leaf_starts(lcp_N, num_levels, leaf_indptr, lcp_M):
-    """The rows that start a leaf and, last, N; and the LCP of each leaf and the leaf before."""
+    """Return the rows that start a leaf and, last, N; and the LCP of each leaf and the leaf before."""
     leaf = 0
     for row in range(lcp_N.size):
         if lcp_N[row] < num_levels:

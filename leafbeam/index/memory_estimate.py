@@ -38,7 +38,7 @@ class LevelEstimate:
 
     @classmethod
     def of(cls, size: int, num_nodes: int, num_leaves: int, packed: bool = False) -> "LevelEstimate":
-        """The bytes that `Trie.build` allocates for a level with so many nodes."""
+        """Return the bytes that `Trie.build` allocates for a level with so many nodes."""
         layout = layout_of(num_nodes, num_leaves)
         num_codes = num_nodes if layout == "listing" else num_leaves
         itemsize = np.dtype(code_dtype(size)).itemsize
@@ -215,7 +215,7 @@ class MemoryEstimate:
 
 
 def expected_nodes(num_items: int, capacity: int) -> float:
-    """How many of `capacity` prefixes N independent uniform draws are expected to hit: P (1 - (1 - 1/P)^N)."""
+    """Return how many of `capacity` prefixes N independent uniform draws are expected to hit: P (1 - (1 - 1/P)^N)."""
     if capacity == 1 or num_items == 0:
         return float(min(1, num_items))
     if capacity > _HUGE:

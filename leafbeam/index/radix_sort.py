@@ -61,7 +61,7 @@ def in_threads(task: Callable[[int, int], int | None], size: int, threads: int) 
 
 
 def _map(task: Callable[[Any], Any], parts: Iterable[Any], threads: int) -> list[Any]:
-    """The results of `task`, called by that many threads; by the caller's own where it is one."""
+    """Return the results of `task`, called by that many threads; by the caller's own where it is one."""
     if threads == 1:
         return [task(part) for part in parts]
     with ThreadPoolExecutor(threads) as pool:
@@ -74,14 +74,14 @@ def threads_for(num_rows: int, num_threads: int | None = None) -> int:
 
 
 def addresses_of(words_PN: Sequence[NDArray[np.uint64]]) -> NDArray[np.int64]:
-    """The address of each word's array, so that one compiled loop takes any number of them; the caller keeps them alive."""
+    """Return the address of each word's array, so that one compiled loop takes any number of them; the caller keeps them alive."""
     return np.array([word_N.ctypes.data for word_N in words_PN], np.int64)
 
 
 def pack_sort_keys(
     codes_NL: CodeTable, sizes: Sequence[int], layout: WordLayout, threads: int, first_row: int = 0
 ) -> list[NDArray[np.uint64]]:
-    """The words of all rows. Raises CodesError at the first code outside its codebook; first_row: its number of row 0."""
+    """Return the words of all rows. Raises CodesError at the first code outside its codebook; first_row: its number of row 0."""
     size = len(codes_NL)
     words_PN = [np.empty(size, np.uint64) for _ in range(layout.num_words)]
     addresses_P = addresses_of(words_PN)
@@ -121,7 +121,7 @@ def _pack(codes_nL, sizes_L, word_L, shift_L, addresses_P, start, size):
 
 
 def sort_rows(words_PN: list[NDArray[np.uint64]], threads: int) -> NDArray[np.uint32]:
-    """The caller's row at each position of the sorted table, stably; sorts word 0 in place. Memory: 20 bytes a row."""
+    """Return the caller's row at each position of the sorted table, stably; sorts word 0 in place. Memory: 20 bytes a row."""
     keys_N = words_PN[0]
     size = keys_N.size
     if size < 2:

@@ -110,7 +110,7 @@ def _length(sequence: TokenSequence, number: int) -> int:
 def _joined(
     sequences: Sequence[TokenSequence], indptr: NDArray[np.int64], first: int, vocabulary_size: int
 ) -> NDArray[np.uint32]:
-    """The checked tokens of some sequences; `first`: the number of the first, for messages."""
+    """Return the checked tokens of some sequences; `first`: the number of the first, for messages."""
     message = f"sequences {first:,} and on hold {{}}: expected whole numbers, in flat lists or arrays"
     if all(isinstance(sequence, np.ndarray) and sequence.ndim == 1 for sequence in sequences):
         arrays = [np.asarray(sequence) for sequence in sequences if len(sequence)]

@@ -65,7 +65,7 @@ def write(path: Path, kind: FileKind, header: dict[str, Any], tensors: Tensors) 
 
 
 def read(path: Path, kind: FileKind, *, mapped: bool = False) -> tuple[dict[str, Any], Tensors]:
-    """(header, arrays), in memory or mapped copy-on-write. Raises IndexFileError for a missing, damaged or newer file."""
+    """Return (header, arrays), in memory or mapped copy-on-write. Raises IndexFileError for a missing, damaged or newer file."""
     foreign = IndexFileError(f"{path} is not a leafbeam {kind.noun}: expected a safetensors file written by {kind.writer}")
     try:
         with open_regular(path) as file:
@@ -111,7 +111,7 @@ def read(path: Path, kind: FileKind, *, mapped: bool = False) -> tuple[dict[str,
 
 
 def expect(tensors: Tensors, name: str, dtype: type[np.generic], length: int) -> NDArray[Any]:
-    """The 1-D array of this name; KeyError or ValueError where it is missing or has another dtype or length."""
+    """Return the 1-D array of this name; KeyError or ValueError where it is missing or has another dtype or length."""
     array = tensors[name]
     if array.dtype != dtype or array.shape != (length,):
         raise ValueError(f"{name} is {array.dtype} {array.shape}: expected {np.dtype(dtype)} ({length},)")

@@ -37,11 +37,11 @@ class Segment:
 
     @property
     def num_items(self) -> int:
-        """The number of live items."""
+        """Return the number of live items."""
         return self.trie.num_items if self.live is None else len(self.live)
 
     def is_live(self, rows_n: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of these rows are alive; -1 is not."""
+        """Return which of these rows are alive; -1 is not."""
         alive = rows_n >= 0
         if self.live is not None:
             alive[alive] = self.live.ordinals.has(self.trie.items.ordinal_N[rows_n[alive]])

@@ -73,19 +73,19 @@ class CommitStore:
 
     @property
     def path(self) -> Path | None:
-        """The directory; None in memory or read-only."""
+        """Return the directory; None in memory or read-only."""
         return None if self._directory is None else self._directory.path
 
     @property
     def log_bytes(self) -> int:
-        """The length of the log; 0 in memory."""
+        """Return the length of the log; 0 in memory."""
         if self._journal is not None:
             return self._journal.log_bytes
         return 0 if self._directory is None else self._directory.log.end
 
     @property
     def versions_alive(self) -> int:
-        """The number of versions that are referenced, the current one included."""
+        """Return the number of versions that are referenced, the current one included."""
         return sum(version() is not None for version in self._versions)
 
     def persist(self, path: Path, *, sync: bool, journal: Journal | None = None) -> None:
@@ -192,7 +192,7 @@ class CommitStore:
         self.snapshot = snapshot
 
     def _catch_up(self, snapshot: Snapshot, next_base: NextBase | None, number: int) -> Snapshot:
-        """The snapshot with the commits up to `number` that it lacks, which also go into the next log."""
+        """Return the snapshot with the commits up to `number` that it lacks, which also go into the next log."""
         assert self._recent_commits is not None
         write_sets = [write_set for at, write_set in self._recent_commits if snapshot.number < at <= number]
         if write_sets and next_base is not None and self._journal is None:

@@ -24,13 +24,13 @@ read = files.open_regular  # a regular file, to be read
 
 
 def create(path: Path) -> int:
-    """A descriptor of a new file in append mode; a file or link of that name is removed, never followed."""
+    """Return a descriptor of a new file in append mode; a file or link of that name is removed, never followed."""
     remove(path)
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
 
 
 def open_own(path: Path, flags: int = 0) -> int:
-    """A descriptor in append mode of a regular file with one name, which this user or the directory's owner owns."""
+    """Return a descriptor in append mode of a regular file with one name, which this user or the directory's owner owns."""
     expected = f"{path.name} is not a regular file with one name that you or the directory's owner own: remove it, or copy it"
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | flags, 0o666)

@@ -339,7 +339,7 @@ class LiveIndex:
         return transaction.number
 
     def _start_compaction(self) -> threading.Thread:
-        """The running compaction, or a new one."""
+        """Return the running compaction, or a new one."""
         with self._compaction_lock:
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._compact, name="leafbeam-compaction")

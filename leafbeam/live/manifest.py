@@ -104,13 +104,13 @@ class Directory:
 
     @property
     def log(self) -> WriteAheadLog:
-        """The current log, open for writing."""
+        """Return the current log, open for writing."""
         assert self._log is not None
         return self._log
 
     @classmethod
     def create(cls, path: Path, trie: Trie, *, sync: bool, has_journal: bool = False) -> "Directory":
-        """A new directory with this base and an empty log, open for writing; also where `create` was interrupted.
+        """Return a new directory with this base and an empty log, open for writing; also where `create` was interrupted.
 
         Raises LogError if the path holds anything else or cannot be written, LockedError if another process creates it.
         """
@@ -140,7 +140,7 @@ class Directory:
 
     @classmethod
     def open(cls, path: Path, *, read_only: bool) -> "tuple[Directory, Trie, LogContents]":
-        """The current base and log. A writer takes the lock, and calls `resume` to write. Raises LogError, LockedError."""
+        """Return the current base and log. A writer takes the lock, and calls `resume` to write. Raises LogError, LockedError."""
         try:
             disk.read(path / _MANIFEST).close()
         except (FileNotFoundError, NotADirectoryError) as error:
@@ -270,7 +270,7 @@ class Directory:
 
 
 def take_lock(path: Path) -> int:
-    """A descriptor that holds the writer's lock. Raises LockedError with the process id of the holder, LogError."""
+    """Return a descriptor that holds the writer's lock. Raises LockedError with the process id of the holder, LogError."""
     while True:
         descriptor = -1
         try:
@@ -294,7 +294,7 @@ def take_lock(path: Path) -> int:
 
 
 def _holder(path: Path) -> str:
-    """The process that holds the lock, in words."""
+    """Return the process that holds the lock, in words."""
     with suppress(OSError), disk.read(path / _LOCK) as file:
         holder = file.read(20).decode("ascii", "replace")
         return "this process itself" if holder == str(os.getpid()) else f"process {holder or 'unknown'}"

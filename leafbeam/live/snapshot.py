@@ -30,7 +30,7 @@ class Snapshot:
 
     @classmethod
     def from_trie(cls, trie: Trie, number: int = 0) -> "Snapshot":
-        """A trie without changes. Cost: the sort for id look-ups, done here so that the first change is not slow."""
+        """Return a trie without changes. Cost: the sort for id look-ups, done here so that the first change is not slow."""
         _ = trie.items.ordinal_N
         if trie.num_items:
             trie.find(trie.items.ids_of(np.zeros(1, np.int64)))
@@ -44,13 +44,13 @@ class Snapshot:
 
     @cached_property
     def version(self) -> Version:
-        """What a search reads. An empty base is left out if there is a delta."""
+        """Return what a search reads. An empty base is left out if there is a delta."""
         segments = [self.base] if self.delta is None or self.base.trie.num_items else []
         segments += [] if self.delta is None else [self.delta]
         return Version(segments=tuple(segments), number=self.number)
 
     def apply(self, write_sets: Sequence[WriteSet], number: int) -> "Snapshot":
-        """The snapshot after these write sets, in order. Raises ValueError if they do not apply.
+        """Return the snapshot after these write sets, in order. Raises ValueError if they do not apply.
 
         Cost: a search for each removed id, one copy of the base's live bitmap if it loses items, a build of the delta if rows
         are added (15 ms at 100,000 rows); for several write sets also a sort of their ids.
@@ -106,7 +106,7 @@ class Snapshot:
         )
 
     def _find(self, item_ids: NDArray[np.generic]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(rows in the base, rows in the delta) of live items. Raises ValueError if one is in neither."""
+        """Return (rows in the base, rows in the delta) of live items. Raises ValueError if one is in neither."""
         rows = self.base.trie.find(item_ids)
         in_base = self.base.is_live(rows)
         rest = item_ids[~in_base]
@@ -121,7 +121,7 @@ class Snapshot:
 
 
 def _without(segment: Segment, rows: NDArray[np.int64]) -> Segment:
-    """The segment less some of its items."""
+    """Return the segment less some of its items."""
     if len(rows) == 0:
         return segment
     return Segment(trie=segment.trie, live=segment.live_filter.without(segment.trie.items.ordinal_N[rows]))

@@ -39,7 +39,7 @@ class WriteSet:
         return len(self.removed_R) + len(self.added_A)
 
     def encode(self) -> bytes:
-        """The payload of a log record (docs/reference/file-formats.md)."""
+        """Return the payload of a log record (docs/reference/file-formats.md)."""
         ids = concat_ids([self.removed_R, self.added_A])
         codes, kind = self.codes_AL, 1 if ids.dtype.kind == "i" else 2
         sizes = codes.shape[1], codes.dtype.itemsize, ids.dtype.itemsize, len(self.removed_R), len(self.added_A)
@@ -47,7 +47,7 @@ class WriteSet:
 
     @classmethod
     def decode(cls, payload: bytes, codebook_sizes: Sequence[int]) -> "WriteSet":
-        """The write set of a log record. Raises ValueError if the bytes do not fit an index with these codebooks."""
+        """Return the write set of a log record. Raises ValueError if the bytes do not fit an index with these codebooks."""
         if len(payload) < _HEADER.size:
             raise ValueError(f"{counted(len(payload), 'byte is', 'bytes are')} shorter than a header")
         kind, num_levels, code_bytes, id_bytes, num_removed, num_added = _HEADER.unpack_from(payload)
@@ -181,7 +181,7 @@ class Transaction:
                 self._removed[key] = None
 
     def _check_live(self, ids: NDArray[np.generic], keys: list[int | bytes]) -> list[bool]:
-        """Whether each id is live in the version. Raises ItemIdError if one is not live in the transaction."""
+        """Return whether each id is live in the version. Raises ItemIdError if one is not live in the transaction."""
         before, now = self._is_live(ids, keys)
         unknown = [key for key, is_live in zip(keys, now, strict=True) if not is_live]
         if unknown:
@@ -192,7 +192,7 @@ class Transaction:
         return before
 
     def _is_live(self, ids: NDArray[np.generic], keys: list[int | bytes]) -> tuple[list[bool], list[bool]]:
-        """(before, now): whether each id is live in the version, and in the transaction."""
+        """Return (before, now): whether each id is live in the version, and in the transaction."""
         before: list[bool] = self._version.knows(ids).tolist()
         if not self._removed and not self._added:
             return before, before
@@ -228,12 +228,12 @@ class Transaction:
 
 
 def codes_dtype(codebook_sizes: Sequence[int]) -> np.dtype[np.unsignedinteger]:
-    """The narrowest unsigned dtype for the codes of every level."""
+    """Return the narrowest unsigned dtype for the codes of every level."""
     return np.dtype(code_dtype(max(codebook_sizes)))
 
 
 def concat_ids(parts: Sequence[NDArray[np.generic]]) -> NDArray[np.generic]:
-    """The ids of all parts in order. Raises ValueError if non-empty parts differ in kind."""
+    """Return the ids of all parts in order. Raises ValueError if non-empty parts differ in kind."""
     filled = [part for part in parts if len(part)]
     if len({part.dtype.kind for part in filled}) > 1:
         raise ValueError("integers and strings among the item ids")

@@ -54,7 +54,7 @@ class LogContents:
 
     @property
     def number(self) -> int:
-        """The number of the last record."""
+        """Return the number of the last record."""
         return self.base_number + len(self.records)
 
     @classmethod
@@ -122,7 +122,7 @@ class WriteAheadLog:
 
     @classmethod
     def create(cls, path: Path, *, base_number: int, base_version: str, sync: bool) -> "WriteAheadLog":
-        """A new empty log, synced except for its name in the directory. Raises OSError."""
+        """Return a new empty log, synced except for its name in the directory. Raises OSError."""
         header = _HEADER.pack(_MAGIC, FORMAT_VERSION, base_number, int(base_version, 16))
         descriptor = disk.create(path)
         try:
@@ -221,7 +221,7 @@ class WriteAheadLog:
 
 
 def _read_header(path: Path, file: BinaryIO) -> tuple[int, str]:
-    """(number before the first record, version of the base). Raises LogError."""
+    """Return (number before the first record, version of the base). Raises LogError."""
     file.seek(0)
     data = file.read(_HEADER_SIZE)
     if len(data) < _HEADER_SIZE or not data.startswith((_MAGIC, _OLD_MAGIC)):
@@ -245,7 +245,7 @@ class _Head:
 
 
 def _head_at(file: BinaryIO, offset: int, size: int) -> _Head | None:
-    """The intact head of a record at an offset, if there is one, and its payload would end within the file."""
+    """Return the intact head of a record at an offset, if there is one, and its payload would end within the file."""
     file.seek(offset)
     head = file.read(_RECORD_SIZE)
     if len(head) < _RECORD_SIZE:
@@ -259,7 +259,7 @@ def _head_at(file: BinaryIO, offset: int, size: int) -> _Head | None:
 
 
 def _is_intact(file: BinaryIO, head: _Head) -> bool:
-    """Whether the payload behind a head is as it was written. Memory: 1 MiB, as any head may be followed by anything."""
+    """Return whether the payload behind a head is as it was written. Memory: 1 MiB, as any head may be followed by anything."""
     file.seek(head.offset + _RECORD_SIZE)
     crc, left = 0, head.length
     while left:
@@ -271,7 +271,7 @@ def _is_intact(file: BinaryIO, head: _Head) -> bool:
 
 
 def _record_at(file: BinaryIO, offset: int, size: int) -> LogRecord | None:
-    """The intact record at an offset, if there is one."""
+    """Return the intact record at an offset, if there is one."""
     head = _head_at(file, offset, size)
     if head is None or not _is_intact(file, head):
         return None
@@ -281,7 +281,7 @@ def _record_at(file: BinaryIO, offset: int, size: int) -> LogRecord | None:
 
 
 def _first_record_after(path: Path, file: BinaryIO, offset: int, size: int) -> _Head | None:
-    """The head of the first intact record behind an offset. Raises LogError if heads lead to too many bytes."""
+    """Return the head of the first intact record behind an offset. Raises LogError if heads lead to too many bytes."""
     begin, left = offset, max(_CHUNK, _MAX_HASHED * (size - offset))
     offset += 1
     while offset < size:

@@ -95,10 +95,10 @@ class LegalCodes(Generic[Array]):
 
     @property
     def row_C(self: LegalCodes[NDArray[np.int64]]) -> NDArray[np.int64]:
-        """The row of each code, for codes on the host."""
+        """Return the row of each code, for codes on the host."""
         return np.repeat(np.arange(self.num_rows), np.diff(self.indptr_R1))
 
     @property
     def count(self) -> int:
-        """C, all legal codes together."""
+        """Return C, the number of legal codes of all rows together."""
         return len(self.code_C)  # type: ignore[arg-type]

@@ -37,7 +37,7 @@ def _unpack(trie: Trie, device: torch.device | str) -> TrieArrays:
 
 
 def bind_filters(arrays: tuple[TrieArrays, ...], filters: Sequence[Sequence[RequestFilter]]) -> tuple[Tensor, ...]:
-    """For each segment, bool [B, M]: which leaves each request may reach."""
+    """Return for each segment a mask, bool (B, M), of the leaves that each request may reach."""
     alive: list[Tensor] = []
     for number, segment in enumerate(arrays):
         alive_BM = torch.ones(len(filters), len(segment.codes_ML), dtype=torch.bool)
@@ -54,7 +54,7 @@ def bind_filters(arrays: tuple[TrieArrays, ...], filters: Sequence[Sequence[Requ
 def children(
     arrays: tuple[TrieArrays, ...], level: int, lo_SBK: Tensor, hi_SBK: Tensor, filters: tuple[Tensor, ...]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Every legal child of every beam, ragged: (row_indptr, code_C, lo_SC, hi_SC).
+    """List the legal children of every beam: (row_indptr, code_C, lo_SC, hi_SC).
 
         for each beam, row by row, and each segment: the positions inside its range where a longer prefix starts, if a leaf
         under it is alive; a code found in two segments is one child with a range in each
@@ -81,7 +81,7 @@ def children(
 
 
 def _children_of(segment: TrieArrays, alive_M: Tensor, level: int, lo: int, hi: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(code, lo, hi) of the children of one range that have a leaf alive."""
+    """Return (code, lo, hi) of the children of one range that have a leaf alive."""
     firsts_C = lo + segment.starts_LM[level, lo:hi].nonzero().squeeze(1)
     lasts_C = torch.cat([firsts_C[1:], firsts_C.new_full((min(1, len(firsts_C)),), hi)])
     before_M1 = torch.nn.functional.pad(alive_M.cumsum(0), (1, 0))
@@ -101,7 +101,7 @@ def step(
     num_beams: int,
     scoring: Scoring,
 ) -> Beams[Tensor]:
-    """One round of constrained beam search: extend every live beam by every legal code, keep the best.
+    """Extend every live beam by every legal code and keep the best: one round of constrained beam search.
 
         for each request, each live beam, each child that the filter leaves alive:
             score = beam score + log_softmax(logits)[code]       over the level's codebook ("full") or the children ("allowed")

@@ -42,7 +42,7 @@ class Beams(Generic[Array]):
 
 
 def waiting(launch: Callable[..., tuple[Beams[Any], Any]], where: str = "at level") -> Callable[..., Beams[Any]]:
-    """`step` of a backend with `launch`: wait for the device, and raise LogitsError if a live row held NaN or +inf."""
+    """Return `step` of a backend with `launch`: it waits for the device, and raises LogitsError if a live row held NaN or +inf."""
 
     def step(arrays: Any, level: int, lo_SBK: Any, *rest: Any, num_beams: int, scoring: Scoring) -> Beams[Any]:
         beams, bad_row = launch(arrays, level, lo_SBK, *rest, num_beams=num_beams, scoring=scoring)
@@ -72,7 +72,7 @@ class RequestFilter:
 
     @classmethod
     def of(cls, trie: Trie, allowed: Filter | None, deny: ItemIds | None = None) -> RequestFilter:
-        """From a request's filter (of this trie) and deny list, of which unknown ids are ignored.
+        """Return what is left of a request's filter (of this trie) after its deny list; unknown ids in the list are ignored.
 
         Cost: a few searches for each denied item.
         """
@@ -93,20 +93,20 @@ class RequestFilter:
 
     @classmethod
     def none(cls) -> RequestFilter:
-        """Everything is allowed."""
+        """Return the filter that allows everything."""
         nothing = np.empty(0, np.int64)
         return cls(leaves=None, denied_D=nothing, filter=None, denied_ordinals=nothing)
 
     def may_reach(self, num_leaves: int) -> bool:
-        """Whether any leaf is left."""
+        """Return whether any leaf is left."""
         return (num_leaves if self.leaves is None else self.leaves.count) > len(self.denied_D)
 
     def num_leaves(self, lo_n: NDArray[np.int64], hi_n: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How many leaves of each range may be reached, with those that are denied one by one. Cost: two ranks a range."""
+        """Return how many leaves of each range may be reached, with those that are denied one by one. Cost: two ranks a range."""
         return hi_n - lo_n if self.leaves is None else self.leaves.ranks(hi_n) - self.leaves.ranks(lo_n)
 
     def sole_leaves(self, lo_n: NDArray[np.int64], hi_n: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The one leaf of each range that may be reached, -1 where there are several or none. Cost: two ranks a range.
+        """Return the one leaf of each range that may be reached, -1 where there are several or none. Cost: two ranks a range.
 
         A range whose other leaves are denied one by one counts as several.
         """
@@ -117,7 +117,7 @@ class RequestFilter:
         return np.array(leaves, np.int64)
 
     def allows(self, ordinals_n: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of these item ordinals may be shown."""
+        """Return which of these item ordinals may be shown."""
         allowed_n = np.ones(len(ordinals_n), np.bool_) if self.filter is None else self.filter.ordinals.has(ordinals_n)
         return allowed_n & ~np.isin(ordinals_n, self.denied_ordinals) if len(self.denied_ordinals) else allowed_n
 
@@ -128,7 +128,7 @@ def request_filters(
     filters: Filter | VersionFilter | Sequence[Filter | VersionFilter | None] | None,
     deny: Sequence[ItemIds | None] | None,
 ) -> list[tuple[RequestFilter, ...]]:
-    """For each request of a batch, one RequestFilter for each segment, from one shared filter or a list.
+    """Return one RequestFilter for each request of a batch and each segment, from one shared filter or a list.
 
     What is dead in the index stays so under every filter and under none. Raises ForeignFilterError, ItemIdError.
     """

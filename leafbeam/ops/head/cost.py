@@ -35,7 +35,7 @@ class Workload:
 
     @classmethod
     def expected(cls, rows: int, codes: int, hidden: int, legal: int) -> Workload:
-        """An estimate assuming independent rows, to avoid a device synchronisation."""
+        """Return an estimate assuming independent rows, to avoid a device synchronisation."""
         illegal = 1 - min(1.0, legal / max(1, rows * codes))  # the share of codes that a row may not take
         distinct = round(codes * (1 - illegal**rows))
         blocked = round(codes * (1 - illegal ** (rows * BLOCK)))
@@ -61,7 +61,7 @@ class HeadCosts:
     margin: float = 0.9
 
     def dense_at(self, rows: int) -> float:
-        """Nanoseconds per weight of a dense product, interpolated between the measured numbers of rows."""
+        """Return the nanoseconds per weight of a dense product, interpolated between the measured numbers of rows."""
         below = self.dense[0]
         for above in self.dense:
             if rows <= above[0]:
@@ -71,7 +71,7 @@ class HeadCosts:
         return below[1] * rows / below[0]
 
     def nanoseconds(self, work: Workload) -> Mapping[HeadPath, float]:
-        """The expected time of each path."""
+        """Return the expected time of each path."""
         per_weight = self.dense_at(work.rows)
         return {
             "dense": self.call + per_weight * work.codes * work.hidden,
@@ -85,7 +85,7 @@ class HeadCosts:
 
 
 def cheapest_path(costs: HeadCosts, work: Workload, normalize: Normalize) -> HeadPath:
-    """The path of the smallest expected time."""
+    """Return the path of the smallest expected time."""
     if normalize == "full":
         return "dense"
     expected = costs.nanoseconds(work)

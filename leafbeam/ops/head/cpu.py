@@ -31,7 +31,7 @@ def head(
     path: HeadPath | None = None,
     block: int = BLOCK,
 ) -> HeadLogits[NDArray[Any]]:
-    """The logits of each row's legal codes and its log-sum-exp; equals `leafbeam.ops.head.reference.head`.
+    """Return the logits of each row's legal codes and its log-sum-exp; equals `leafbeam.ops.head.reference.head`.
 
     hidden_RD, weight_VD: float32, numpy or torch on the CPU, with contiguous rows; a slice of a larger head works. costs:
     of this machine; None: the defaults. path: overrides the cheapest one ("full" is always dense). block: codes that "blocks"
@@ -74,7 +74,9 @@ def _choose_path(
     legal_codes: _HostCodes,
     normalize: Normalize,
 ) -> tuple[HeadPath, NDArray[np.bool_] | None]:
-    """The cheapest path, and the blocks that hold a legal code if they were counted, which is done only if it may matter."""
+    """Return the cheapest path, and the blocks that hold a legal code if they were counted, which is done only if it may
+    matter.
+    """
     num_codes, hidden = weight_VD.shape
     count, max_row = legal_codes.count, legal_codes.max_row
     dense = costs.dense_at(len(hidden_RD)) * num_codes * hidden
@@ -93,7 +95,7 @@ def _choose_path(
 
 
 def _mark_blocks(legal_codes: _HostCodes, num_codes: int, block: int) -> tuple[int, int, NDArray[np.bool_]]:
-    """(distinct legal codes, codes in blocks that hold one, these blocks)."""
+    """Return (distinct legal codes, codes in blocks that hold one, these blocks)."""
     legal_V, blocks = np.empty(num_codes, np.bool_), np.empty(-(-num_codes // block), np.bool_)
     distinct, active = kernels.mark_blocks(legal_codes.code_C, block, legal_V, blocks)
     return distinct, min(active * block, num_codes), blocks
@@ -132,7 +134,7 @@ def _block_products(
 
 
 def _floats(name: str, array: Any) -> NDArray[np.float32]:
-    """A float32 view of a numpy array or CPU tensor with contiguous rows, or an ArgumentError; never a copy."""
+    """Return a float32 view of a numpy array or CPU tensor with contiguous rows, or an ArgumentError; never a copy."""
     if not isinstance(array, np.ndarray):
         if getattr(array, "is_cuda", False) or "float32" not in str(array.dtype):
             raise ArgumentError(

@@ -10,7 +10,7 @@ from leafbeam.ops.head.types import HeadLogits, LegalCodes, Normalize, check_inp
 
 
 def head(hidden_RD: Tensor, weight_VD: Tensor, legal_codes: LegalCodes[Tensor], normalize: Normalize) -> HeadLogits[Tensor]:
-    """The logits of each row's legal codes and its log-sum-exp.
+    """Return the logits of each row's legal codes and its log-sum-exp.
 
         logits = hidden @ weight.T
         for each row: logits[its codes], and logsumexp over all codes ("full") or over these ("allowed")

@@ -43,7 +43,7 @@ def head(
     costs: HeadCosts | None = None,
     path: HeadPath | None = None,
 ) -> HeadLogits[Tensor]:
-    """The logits of each row's legal codes and its log-sum-exp; equals `leafbeam.ops.head.reference.head`.
+    """Return the logits of each row's legal codes and its log-sum-exp; equals `leafbeam.ops.head.reference.head`.
 
     hidden_RD, weight_VD: float32, bfloat16 or float16 on one device, with contiguous rows; a slice of a larger head works.
     Logits are summed in float32. costs: of this GPU; None: `DEVICE_COSTS`. path: overrides the cheapest one
@@ -101,7 +101,7 @@ class Product(NamedTuple):
 
 
 class BlockSums(NamedTuple):
-    """Of each row and block of codes the largest logit and the sum of exp(logit - largest): float32, (R, N)."""
+    """The largest logit of each row and block of codes, and the sum of exp(logit - largest), float32, (R, N)."""
 
     top_RN: Tensor
     sum_RN: Tensor

@@ -114,7 +114,7 @@ def _has_token(automaton: Automaton, code: int) -> bool:
 
 
 def roots(arrays: AutomatonBatch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(lo_SB1, hi_SB1): every request in the start state."""
+    """Return (lo_SB1, hi_SB1): every request in the start state."""
     lo = np.zeros((1, len(arrays.automata), 1), np.int64)
     return lo, lo + 1
 
@@ -147,7 +147,8 @@ def step(
     num_beams: int,
     scoring: Scoring,
 ) -> Beams[NDArray[Any]]:
-    """One round of constrained beam search, as `leafbeam.ops.constrain.reference.step`, over the children of an automaton.
+    """Run one round of constrained beam search, as `leafbeam.ops.constrain.reference.step` does, over the children of an
+    automaton.
 
     Cost: one read of the logits for "full", and of the legal ones; rows whose beam cannot be among the best are not read.
     Raises LogitsError where a row that was read holds NaN or +inf, ArgumentError for shapes that do not fit.
@@ -305,7 +306,7 @@ def num_text_codes(automaton: Automaton, end_codes: NDArray[np.int64], codes_T: 
 
 
 class LegalTable(NamedTuple):
-    """What is legal in each state, as kernels read it: see `TransitionTable`."""
+    """The legal codes of each state, as kernels read them (see `TransitionTable`)."""
 
     row_indptr: NDArray[np.int64]
     code_E: NDArray[np.int32]

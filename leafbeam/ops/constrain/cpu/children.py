@@ -36,7 +36,7 @@ class FilterAddresses(NamedTuple):
 
 
 class AllowedLeaves(NamedTuple):
-    """What one request may reach: the leaves of a filter, if it has one, less the denied ones (ascending)."""
+    """The leaves that one request may reach: those of its filter, if it has one, without the denied leaves (ascending)."""
 
     has_filter: bool
     words: NDArray[np.uint64]
@@ -45,13 +45,13 @@ class AllowedLeaves(NamedTuple):
 
 
 def code_at(level, index):
-    """The code at an index of a listing or column; packed codes (uint64 words) take `width` bits each."""
+    """Return the code at an index of a listing or column; packed codes (uint64 words) take `width` bits each."""
     raise NotImplementedError("compiled code only")
 
 
 @overload(code_at, jit_options={"_nrt": False})
 def _code_at(level, index):
-    """Compilation decides which of the two it is: plain codes cost no test."""
+    """Choose the way to read a code when the kernel is compiled, so that plain codes cost no test."""
 
     def packed(level, index):
         bits = bits_at(level.codes, index * level.width)
@@ -65,7 +65,7 @@ def _code_at(level, index):
 
 @njit(nogil=True, _nrt=False)
 def children_bounds(level, lo, hi):
-    """Where the children of [lo, hi) lie in `codes`: entries of the listing, or leaves of the column."""
+    """Return where the children of [lo, hi) lie in `codes`: entries of the listing, or leaves of the column."""
     if level.layout == LISTING:
         return rank(level.words, level.before, lo), rank(level.words, level.before, hi)
     return lo, hi
@@ -73,7 +73,7 @@ def children_bounds(level, lo, hi):
 
 @njit(nogil=True, _nrt=False)
 def child_range(level, index):
-    """The leaf range of the child at an index of the listing or column."""
+    """Return the leaf range of the child at an index of the listing or column."""
     if level.layout == LISTING:
         end = np.int64(level.firsts[index + 1]) if index + 1 < level.firsts.size else level.num_leaves
         return np.int64(level.firsts[index]), end
@@ -84,7 +84,7 @@ def child_range(level, index):
 
 @njit(nogil=True, _nrt=False)
 def first_at_least(values, begin, end, value):
-    """The first index of ascending values[begin:end] that is at least `value`; no branch that could be mispredicted."""
+    """Return the first index of ascending values[begin:end] that is at least `value`; no branch that could be mispredicted."""
     size = end - begin
     while size > 1:
         half = size >> 1
@@ -95,7 +95,7 @@ def first_at_least(values, begin, end, value):
 
 @njit(nogil=True, _nrt=False)
 def find_code(level, begin, end, code):
-    """The first of the (ascending) codes[begin:end] that is `code`, -1 where none is; searched as `first_at_least`."""
+    """Return the first of the (ascending) codes[begin:end] that is `code`, -1 where none is; searched as `first_at_least`."""
     stop, size = end, end - begin
     while size > 1:
         half = size >> 1
@@ -107,14 +107,14 @@ def find_code(level, begin, end, code):
 
 @njit(nogil=True, _nrt=False)
 def denied_in(denied_D, lo, hi):
-    """How many denied leaves lie in [lo, hi)."""
+    """Return how many denied leaves lie in [lo, hi)."""
     size = denied_D.size
     return first_at_least(denied_D, 0, size, hi) - first_at_least(denied_D, 0, size, lo)
 
 
 @njit(nogil=True, _nrt=False)
 def alive_in(allowed, lo, hi):
-    """How many leaves of [lo, hi) may be shown."""
+    """Return how many leaves of [lo, hi) may be shown."""
     count = hi - lo
     if allowed.has_filter:
         count = rank(allowed.words, allowed.before, hi) - rank(allowed.words, allowed.before, lo)
@@ -123,7 +123,7 @@ def alive_in(allowed, lo, hi):
 
 @njit(nogil=True, _nrt=False)
 def _collect_allowed(level, allowed, lo, hi, out_codes, out_indices):
-    """`collect` through a filter: one visit for each child that is alive, none for the others."""
+    """Collect the children of a range through a filter, with one visit for each child that is alive."""
     denied_D = allowed.denied_D
     count = 0
     leaf = next_set(allowed.words, lo, hi)
@@ -169,7 +169,7 @@ def _keep_alive(level, allowed, lo, hi, count, codes, indices):
 
 @njit(nogil=True, _nrt=False)
 def bits_between(words, word, begin, end):
-    """One word of a bitmap, without its bits outside [begin, end)."""
+    """Return one word of a bitmap without its bits outside [begin, end)."""
     bits = words[word]
     if word == begin >> 6:
         bits &= ~np.uint64(0) << np.uint64(begin & 63)
@@ -206,7 +206,7 @@ def collect(level, allowed, lo, hi, out_codes, out_indices):
 
 @njit(nogil=True, _nrt=False)
 def allowed_of(filters, request, num_leaves):
-    """The `AllowedLeaves` of one request of a batch's `FilterAddresses`."""
+    """Return the `AllowedLeaves` of one request of a batch's `FilterAddresses`."""
     has_filter = filters.words_B[request] != 0
     num_words = num_leaves // 64 + 1 if has_filter else 0
     words = uint64_at(filters.words_B[request], num_words)

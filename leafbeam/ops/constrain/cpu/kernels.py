@@ -56,7 +56,8 @@ _NO_CHILD = -(1 << 62)
 
 @njit(nogil=True, _nrt=False)
 def _scan_pays(row, chunks, min_logit, children, alive, leaves):
-    """Whether walking the chunks above the threshold is cheaper than collecting (at most `children` of) a range's children.
+    """Return whether walking the chunks above the threshold is cheaper than collecting (at most `children` of) a range's
+    children.
 
     A chunk costs about as much as 50 collected children; with a filter that leaves a share of 1/s, s times the survivors fail.
     """
@@ -70,7 +71,8 @@ def _scan_pays(row, chunks, min_logit, children, alive, leaves):
 
 @njit(nogil=True, _nrt=False)
 def _guess(row, chunks, children, alive, leaves, num_beams, scratch):
-    """A logit that about 3/2 K of a wide range's children beat; -inf where chunks are too few to tell, or children too few.
+    """Return a logit that about 3/2 K of a wide range's children beat; -inf where chunks are too few to tell, or children too
+    few.
 
     Were values spread evenly, j of n chunks having a maximum above it would mean that n ln(n / (n - j)) values are.
     """
@@ -87,7 +89,7 @@ def _guess(row, chunks, children, alive, leaves, num_beams, scratch):
 
 
 class Search(NamedTuple):
-    """What the search of one request works on: base and delta, and its candidates."""
+    """The search of one request: the levels of base and delta, the leaves allowed in them, and the candidates."""
 
     levels: tuple[LevelView, LevelView]
     allowed: tuple[AllowedLeaves, AllowedLeaves]
@@ -279,21 +281,21 @@ def _alive_ranges(allowed, ranges):
 
 @njit(nogil=True, _nrt=False)
 def _named(levels, filters):
-    """((base, delta) levels, (base, delta) filters) with names for their fields."""
+    """Return ((base, delta) levels, (base, delta) filters) with names for their fields."""
     views = LevelView(*levels[0]), LevelView(*levels[1])
     return views, (FilterAddresses(*filters[0]), FilterAddresses(*filters[1]))
 
 
 @njit(nogil=True, _nrt=False)
 def _allowed_in(levels, filters, request):
-    """The `AllowedLeaves` of a request in base and delta."""
+    """Return the `AllowedLeaves` of a request in base and delta."""
     base = allowed_of(filters[0], request, levels[0].num_leaves)
     return base, allowed_of(filters[1], request, levels[1].num_leaves)
 
 
 @njit(cache=True, nogil=True, _nrt=False)
 def children_of_rows(levels, lo_SBK, hi_SBK, filters, space, row_indptr, code_C, lo_SC, hi_SC):
-    """All rows' legal children; returns how many."""
+    """Write the legal children of all rows; returns how many there are."""
     count = 0
     levels, filters = _named(levels, filters)
     num_segments, batch_size, num_rows = lo_SBK.shape
@@ -316,7 +318,7 @@ def children_of_rows(levels, lo_SBK, hi_SBK, filters, space, row_indptr, code_C,
 
 
 class BestChildren(NamedTuple):
-    """What a round writes: (parent, code), (lo, hi), scores, and the number of valid beams of each request."""
+    """The output of a round: (parent, code), (lo, hi), scores, and the number of valid beams of each request."""
 
     parent_code: NDArray[np.int64]
     ranges: NDArray[np.int64]

@@ -33,7 +33,7 @@ _FAR = 32.0  # a reference further below the maximum than this would cost precis
 
 @intrinsic
 def _chunk_maximum(typing_context, row, start):
-    """The largest of the 64 values from `start`: one vector reduction, which a loop of constant length does not become."""
+    """Return the largest of the 64 values from `start`: one vector reduction, which a loop of constant length does not become."""
 
     def codegen(context, builder, signature, args):
         array = context.make_array(signature.args[0])(context, builder, args[0])
@@ -48,7 +48,7 @@ def _chunk_maximum(typing_context, row, start):
 
 @intrinsic
 def _chunk_above(typing_context, row, start, least):
-    """Which of the 64 values from `start` are at least `least`, one bit each: eight comparisons of vectors."""
+    """Return which of the 64 values from `start` are at least `least`, one bit each: eight comparisons of vectors."""
 
     def codegen(context, builder, signature, args):
         array = context.make_array(signature.args[0])(context, builder, args[0])
@@ -65,7 +65,7 @@ def _chunk_above(typing_context, row, start, least):
 
 @njit(nogil=True, _nrt=False)
 def codes_above(row_V, start, least):
-    """The codes of the chunk from `start` whose logit is at least `least`: bit i is code start + i."""
+    """Return the codes of the chunk from `start` whose logit is at least `least`: bit i is code start + i."""
     if start + CHUNK <= row_V.size:
         return _chunk_above(row_V, start, least)
     above = np.uint64(0)
@@ -95,7 +95,7 @@ def chunk_maxima(row_V, out_chunks):
 
 @njit(types.UniTuple(types.float32, 2)(types.float32), cache=True, fastmath={"contract"}, nogil=True, _nrt=False)
 def _split(x):
-    """(x - n ln 2, n + 1.5 * 2^23) for the integer n nearest to x / ln 2; n stands in the low bits of the second.
+    """Return (x - n ln 2, n + 1.5 * 2^23) for the integer n nearest to x / ln 2; n stands in the low bits of the second.
 
     A function of its own and compiled at once, because numba hands the flags of the first caller down, and with "reassoc"
     (x + magic) - magic becomes x.
@@ -107,7 +107,7 @@ def _split(x):
 
 @njit(fastmath={"reassoc", "contract", "nsz"}, nogil=True, _nrt=False)
 def sum_exp(row_V, top):
-    """sum(exp(row - top)), at least 1 where `top` is the row's maximum; NaN where the row holds one.
+    """Return sum(exp(row - top)): at least 1 if `top` is the maximum of the row, NaN if the row holds NaN.
 
     So no flag here may assume that there is no NaN.
     """
@@ -132,7 +132,7 @@ def _splat(vector, value):
 
 
 def _exp(builder, x, vector, integers):
-    """exp of a vector, as `sum_exp` has it; NaN stays NaN."""
+    """Emit exp of a vector, as `sum_exp` computes it; NaN stays NaN."""
     fused = ("contract",)  # multiply and add may become one instruction, where there is one; nothing is reordered
     x = builder.select(builder.fcmp_ordered("<", x, _splat(vector, _LEAST)), _splat(vector, _LEAST), x)
     shifted = builder.fadd(builder.fmul(x, _splat(vector, _LOG2_E), flags=fused), _splat(vector, _MAGIC), flags=fused)
@@ -147,7 +147,7 @@ def _exp(builder, x, vector, integers):
 
 @intrinsic
 def _sum_and_maxima(typing_context, row, num_chunks, reference, out_chunks):
-    """(max(row), sum(exp(row - reference))) of the first chunks of a row, whose maxima are written to `out_chunks`.
+    """Return (max(row), sum(exp(row - reference))) of the first chunks of a row, whose maxima are written to `out_chunks`.
 
     for each chunk: for each quarter: sums += exp(quarter - reference), best = max(best, quarter); out = max(best)
 
@@ -185,14 +185,15 @@ def _sum_and_maxima(typing_context, row, num_chunks, reference, out_chunks):
 
 
 def _reduction(builder, name, taken):
-    """LLVM's reduction of a vector to one float."""
+    """Return LLVM's function that reduces a vector to one float."""
     kind = ir.FunctionType(ir.FloatType(), taken)
     return cgutils.get_or_insert_function(builder.module, kind, f"llvm.vector.reduce.{name}.v{taken[-1].count}f32")
 
 
 @njit(nogil=True, _nrt=False)
 def log_sum_exp(row_V, out_chunks):
-    """(largest logit, log-sum-exp) of a row; NaN where it holds NaN or +inf; the maxima of its chunks are left in `out_chunks`.
+    """Return (largest logit, log-sum-exp) of a row; NaN where it holds NaN or +inf; the maxima of its chunks are left in
+    `out_chunks`.
 
     The log-sum-exp is never below the largest logit, in float32 either: no step can raise a score.
     """

@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 
 
 class Scratch(threading.local):
-    """Arrays of each thread by name and shape. Large fresh ones are pages that the system clears at every round."""
+    """The arrays of each thread, by name and shape. New large arrays would be pages that the system clears at every round."""
 
     def __init__(self) -> None:
         self._arrays: dict[tuple[str, tuple[int, ...]], NDArray[Any]] = {}
 
     def array(self, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        """An array that is not cleared, until this thread asks for the same one again."""
+        """Return an array with any content. The next call of this thread with the same name and shape returns it again."""
         kept = self._arrays.get((name, shape))
         if kept is None:
             kept = self._arrays[name, shape] = np.empty(shape, dtype)

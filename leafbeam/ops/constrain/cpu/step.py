@@ -25,7 +25,9 @@ from leafbeam.ops.constrain.types import Beams, RequestFilter, Scoring
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class VersionArrays:
-    """A version's levels: for each a (base, delta) pair of the fields of a `LevelView`; a sole segment stands for both."""
+    """The levels of a version: for each level the fields of a `LevelView` of base and delta. A version of one segment has it
+    twice.
+    """
 
     levels: tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...]
     sizes: tuple[int, ...]
@@ -76,7 +78,7 @@ def _addresses(filters: Sequence[RequestFilter], num_leaves: int) -> tuple[NDArr
 def children(
     arrays: VersionArrays, level: int, lo_SBK: NDArray[np.int64], hi_SBK: NDArray[np.int64], filters: FilterArrays
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Every legal child of every beam, ragged: see `leafbeam.ops.constrain.reference.children`, which this equals.
+    """List the legal children of every beam. The result equals that of `leafbeam.ops.constrain.reference.children`.
 
     Cost: a few reads a child; memory for min(range, codebook) children a row and segment at most.
     """
@@ -105,7 +107,7 @@ def step(
     num_beams: int,
     scoring: Scoring,
 ) -> Beams[NDArray[Any]]:
-    """One round of constrained beam search: see `leafbeam.ops.constrain.reference.step`, which this equals.
+    """Run one round of constrained beam search. The result equals that of `leafbeam.ops.constrain.reference.step`.
 
     Cost: one read of the logits for "full", plus a few reads for each child that beats the worst beam kept so far. A row
     whose beam score is already below that threshold is not read at all.
@@ -140,7 +142,9 @@ def step(
 
 
 def _children_space(arrays: VersionArrays, level: int) -> NDArray[np.int64]:
-    """Space for (codes, indices) of a row's children: of both segments, of the base alone, of the delta alone."""
+    """Return memory for the codes and indices of a row's children: those of both segments, of the base alone, of the delta
+    alone.
+    """
     num_lists = 1 if len(arrays.num_leaves_S) == 1 else 3
     shape = num_lists, 2, min(arrays.sizes[level], sum(arrays.num_leaves_S))
     return arrays.scratch.array("children", shape, np.int64)

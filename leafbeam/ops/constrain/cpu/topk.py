@@ -33,21 +33,21 @@ class Candidates(NamedTuple):
 
 
 def candidate_buffers(num_beams: int) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """Memory of the `Candidates` for `num_beams` beams: uint64 (2, C) and int64 (3, C)."""
+    """Allocate the `Candidates` of `num_beams` beams: uint64 (2, C) and int64 (3, C)."""
     capacity = 4 * num_beams + 64
     return np.empty((2, capacity), np.uint64), np.empty((3, capacity), np.int64)
 
 
 @njit(nogil=True, _nrt=False)
 def candidates_in(buffers):
-    """The `Candidates` in the arrays of `candidate_buffers`."""
+    """Return the `Candidates` in the arrays of `candidate_buffers`."""
     keys, numbers = buffers
     return Candidates(keys[0], keys[1], numbers[0], numbers[1], numbers[2])
 
 
 @njit(nogil=True, _nrt=False)
 def key_of(score, arrival):
-    """The sortable key of a candidate."""
+    """Return the sortable key of a candidate."""
     bits = np.int64(float_bits(score + np.float32(0.0)))  # + 0.0 makes -0.0 equal to 0.0
     if bits < 0:
         bits = ~bits
@@ -58,7 +58,7 @@ def key_of(score, arrival):
 
 @njit(nogil=True, _nrt=False)
 def score_of(key):
-    """The score in a key."""
+    """Return the score in a key."""
     bits = np.int64(key >> np.uint64(32))
     if bits & np.int64(0x80000000):
         bits &= np.int64(0x7FFFFFFF)
@@ -69,7 +69,7 @@ def score_of(key):
 
 @njit(nogil=True, _nrt=False)
 def arrival_of(key):
-    """The arrival in a key."""
+    """Return the arrival in a key."""
     return np.int64(0xFFFFFFFF) - np.int64(key & np.uint64(0xFFFFFFFF))
 
 
@@ -182,7 +182,7 @@ def offer(logits, positions, codes, indices, base, lse, parent, candidates, coun
 
 @njit(nogil=True, _nrt=False)
 def _kth_of_groups(logits, positions, base, lse, num_beams, scratch):
-    """A score just below one that at least K children reach: the K-th largest of the maxima of 2K groups of them."""
+    """Return a score just below one that at least K children reach: the K-th largest of the maxima of 2K groups of them."""
     groups = 2 * num_beams
     size = positions.size // groups
     for group in range(groups):

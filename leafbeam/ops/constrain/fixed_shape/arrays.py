@@ -74,12 +74,12 @@ class VersionArrays:
 
     @property
     def nbytes(self) -> int:
-        """Bytes allocated on the device, padding included."""
+        """Return the bytes allocated on the device, padding included."""
         return sum(self.parts.values())
 
     @property
     def parts(self) -> dict[str, int]:
-        """Bytes on the device by part: columns, boundaries, directories, listings."""
+        """Return the bytes on the device by part: columns, boundaries, directories, listings."""
         arrays = [(part, getattr(level, name)) for pair in self.levels for level in pair for part, name in _PARTS]
         return {part: sum(array.nbytes for at, array in arrays if at == part and array is not None) for part, _ in _PARTS}
 
@@ -92,7 +92,7 @@ class FilterArrays:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the device, including those of other filters in the same cache."""
+        """Return the bytes on the device, including those of other filters in the same cache."""
         arrays = {id(array): array for pair in self.levels for level in pair for array in vars(level).values()}
         return sum(array.nbytes for array in arrays.values() if array is not None)
 

@@ -20,12 +20,14 @@ MAX_CODES = 2**24
 
 
 def bucket(number: int, minimum: int = 1) -> int:
-    """The smallest power of two that is at least `number` and `minimum`; 0 for 0."""
+    """Return the smallest power of two that is at least `number` and `minimum`; 0 if `number` is 0."""
     return 0 if number == 0 else max(minimum, 1 << (number - 1).bit_length())
 
 
 def narrow_limit(size: int) -> int:
-    """The most children that a range lists without a mask of V bits; a mask then costs at most 4 bytes a child."""
+    """Return the largest number of children that a range lists without a mask of V bits; a mask then costs at most 4 bytes a
+    child.
+    """
     return max(64, 1 << (size // 32).bit_length() - 1) if size >= 32 else 64
 
 
@@ -47,22 +49,24 @@ class LevelCapacity:
 
     @property
     def words(self) -> int:
-        """The 32-bit words of a mask over the codes."""
+        """Return the 32-bit words of a mask over the codes."""
         return -(-self.size // 32)
 
     @property
     def lanes(self) -> int:
-        """The candidates of a row outside of masks."""
+        """Return the candidates of a row outside of masks."""
         return max(self.short, self.width)
 
     def rounded(self) -> LevelCapacity:
-        """Each size rounded up to a power of two. Short ranges have 8 or 32 lanes."""
+        """Return each size rounded up to a power of two. Short ranges have 8 or 32 lanes."""
         short = 0 if self.ranges and not self.short else 8 if self.short <= 4 else SHORT
         ranges, entries, width = bucket(self.ranges, 16), bucket(self.entries, 256), bucket(self.width, 16)
         return LevelCapacity(self.size, short, ranges, entries, width, bucket(self.wide, 4))
 
     def of_delta(self, leaves: int) -> LevelCapacity:
-        """Sizes for a delta of so many leaves over a base of this capacity: the same kinds of ranges, as many as fit."""
+        """Return the sizes of a delta with so many leaves over a base of this capacity: the same kinds of ranges, as many as
+        fit.
+        """
         limit = narrow_limit(self.size)
         return LevelCapacity(
             size=self.size,
@@ -82,16 +86,16 @@ class SegmentCapacity:
     levels: tuple[LevelCapacity, ...]
 
     def rounded(self) -> SegmentCapacity:
-        """Each size rounded up to a power of two."""
+        """Return each size rounded up to a power of two."""
         return SegmentCapacity(bucket(max(1, self.leaves), 1024), tuple(level.rounded() for level in self.levels))
 
     def union(self, other: SegmentCapacity) -> SegmentCapacity:
-        """The larger of each size."""
+        """Return the larger of each size."""
         levels = (LevelCapacity(*map(max, *map(astuple, pair))) for pair in zip(self.levels, other.levels, strict=True))
         return SegmentCapacity(max(self.leaves, other.leaves), tuple(levels))
 
     def of_delta(self, leaves: int) -> SegmentCapacity:
-        """Sizes for a delta of so many leaves over a base of this capacity."""
+        """Return the sizes of a delta with so many leaves over a base of this capacity."""
         leaves = bucket(leaves, 1024)
         return SegmentCapacity(leaves, tuple(level.of_delta(leaves) for level in self.levels))
 
@@ -104,7 +108,9 @@ class Capacity:
 
     @classmethod
     def of(cls, needs: Sequence[SegmentCapacity], delta_leaves: int = 0, like: Capacity | None = None) -> Capacity:
-        """Sizes for segments that need exactly `needs`, for a delta of `delta_leaves`, and no size smaller than in `like`."""
+        """Return sizes for segments that need exactly `needs` and for a delta of `delta_leaves`, none of them smaller than in
+        `like`.
+        """
         segments = [need.rounded() for need in needs]
         old = () if like is None else like.segments
         if len(segments) == 2 or delta_leaves or len(old) == 2:

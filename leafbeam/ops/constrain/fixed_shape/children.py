@@ -42,19 +42,19 @@ class Children(NamedTuple):
 
 
 def _bits_below(xp: ArrayNamespace, position: Any) -> Any:
-    """Words whose bits before `position` (0 to 31) are set."""
+    """Return words whose bits before `position` (0 to 31) are set."""
     return (1 << xp.word(position)) - 1
 
 
 def has_bit(xp: ArrayNamespace, words: Any, position: Any) -> Any:
-    """Whether bit `position % 32` of each word is set."""
+    """Return whether bit `position % 32` of each word is set."""
     return (words >> xp.word(position & 31)) & 1 != 0
 
 
 def children_of(
     xp: ArrayNamespace, level: LevelArrays, filters: LevelFilters, request_R: Any, lo_R: Any, hi_R: Any
 ) -> Children:
-    """The children of [lo, hi) in each row, under the filter of request `request_R`."""
+    """Return the children of [lo, hi) in each row, under the filter of request `request_R`."""
     capacity = level.capacity
     slot_R = xp.take(filters.slot_B, request_R)
     lanes = _short(xp, level, filters, request_R, slot_R, lo_R, hi_R) if capacity.short else None
@@ -76,7 +76,7 @@ def children_of(
 def _short(
     xp: ArrayNamespace, level: LevelArrays, filters: LevelFilters, request_R: Any, slot_R: Any, lo_R: Any, hi_R: Any
 ) -> Lanes:
-    """The leaves of each short range; a long range has none."""
+    """Return the leaves of each short range; a long range has none."""
     length_R = xp.where(hi_R - lo_R > SHORT, 0, hi_R - lo_R)
     inside_R = xp.where(length_R == SHORT, xp.full_word, _bits_below(xp, length_R & 31))
     word_R, shift_R = lo_R >> 5, xp.word(lo_R & 31)
@@ -118,7 +118,7 @@ def _listed(
     count_R: Any,
     dead_RD3: Any,
 ) -> Lanes:
-    """The entries of each listed range."""
+    """Return the entries of each listed range."""
     width = level.capacity.width
     lane_W = xp.arange(width, hi_R)
     inside_RW = lane_W < count_R[:, None]
@@ -137,7 +137,7 @@ def _listed(
 
 
 def _either(xp: ArrayNamespace, is_long_R: Any, listed: Lanes, short: Lanes, size: int) -> Lanes:
-    """Each row's lanes of its own kind of range."""
+    """Return each row's lanes of its own kind of range."""
     width = max(listed.code_RW.shape[1], short.code_RW.shape[1])
     padding = (size, 0, 0, False)
 
@@ -149,7 +149,7 @@ def _either(xp: ArrayNamespace, is_long_R: Any, listed: Lanes, short: Lanes, siz
 
 
 def _mask(xp: ArrayNamespace, filters: LevelFilters, slot_R: Any, mask_R: Any, dead_RD3: Any) -> Any:
-    """The legal codes of each wide range; 0 in other rows."""
+    """Return the legal codes of each wide range; 0 in other rows."""
     is_wide_R1 = (mask_R >= 0)[:, None]
     words_RH = xp.where(is_wide_R1, xp.take_words(filters.masks_FHW, slot_R, xp.where(mask_R >= 0, mask_R, 0)), 0)
     hit_RD = (dead_RD3[:, :, 1] == mask_R[:, None]) & is_wide_R1
@@ -157,7 +157,7 @@ def _mask(xp: ArrayNamespace, filters: LevelFilters, slot_R: Any, mask_R: Any, d
 
 
 def code_words(xp: ArrayNamespace, code_RN: Any, chosen_RN: Any, num_words: int) -> Any:
-    """Masks over the codes with the bits of the chosen codes, which differ within a row."""
+    """Return masks over the codes with the bits of the chosen codes, which differ within a row."""
     bit_RN = xp.where(chosen_RN, 1 << xp.word(code_RN & 31), 0)
     return xp.scatter_sum(xp.where(chosen_RN, code_RN >> 5, 0), bit_RN, num_words)
 
@@ -172,7 +172,7 @@ def ranges_of(
     code_BK: Any,
     live_BK: Any,
 ) -> tuple[Any, Any]:
-    """(lo_BK, hi_BK) of the child of row `row` with this code; (0, 0) where the segment has none that is alive."""
+    """Return (lo_BK, hi_BK) of the child of row `row` with this code; (0, 0) where the segment has none that is alive."""
     lo_BK = hi_BK = xp.where(live_BK, 0, 0)
     if children.lanes is not None:
         lanes = children.lanes

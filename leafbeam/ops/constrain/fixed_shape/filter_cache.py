@@ -38,7 +38,7 @@ class FilterCache:
         self._lock = threading.Lock()
 
     def for_version(self, arrays: VersionArrays) -> FilterCache:
-        """A cache for another version; the filters of unchanged segments are not copied again."""
+        """Return a cache for another version; the filters of unchanged segments are not copied again."""
         cache = FilterCache.__new__(FilterCache)
         cache._lock, cache._segments = self._lock, []
         for s, (layout, sizes) in enumerate(zip(arrays.layouts, arrays.capacity.segments, strict=True)):
@@ -48,7 +48,7 @@ class FilterCache:
         return cache
 
     def bind(self, filters: Sequence[tuple[RequestFilter, ...]]) -> FilterArrays:
-        """The filters of a batch: for each request one for each segment, missing ones allow everything. Thread-safe."""
+        """Return the filters of a batch: for each request one for each segment, missing ones allow everything. Thread-safe."""
         with self._lock:
             columns = [
                 segment.bind([parts[s] if s < len(parts) else None for parts in filters])
@@ -75,7 +75,7 @@ class _SegmentCache:
         self._stacks = {name: self._xp.asarray(stack, self._device) for name, stack in stacks.items()}
 
     def bind(self, requests: Sequence[RequestFilter | None]) -> tuple[LevelFilters, ...]:
-        """The filters of a batch at each level."""
+        """Return the filters of a batch at each level."""
         slot_B = self._rows([None if request is None else request.leaves for request in requests])
         slots = self._xp.asarray(slot_B, self._device)
         denied = {name: self._xp.asarray(array, self._device) for name, array in denied_arrays(self.layout, requests).items()}
@@ -92,7 +92,7 @@ class _SegmentCache:
         )
 
     def _rows(self, bitmaps: Sequence[Bitmap | None]) -> NDArray[np.int32]:
-        """The row of each bitmap; new ones replace those used longest ago."""
+        """Return the row of each bitmap; new ones replace those used longest ago."""
         distinct = {id(bitmap): bitmap for bitmap in bitmaps if bitmap is not None}
         if len(distinct) >= self.num_rows:
             self._grow(bucket(len(distinct) + 1))

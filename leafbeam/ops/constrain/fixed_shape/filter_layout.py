@@ -26,7 +26,7 @@ MIN_DENIED = 8  # a batch without a deny list runs the same compiled code as one
 
 
 def filter_words(segment: SegmentLayout, leaves: Bitmap | None, capacity: SegmentCapacity) -> dict[str, NDArray[np.uint32]]:
-    """A filter's words, padded to `capacity`; None allows everything.
+    """Return a filter's words, padded to `capacity`; None allows everything.
 
     leaves_W: a bit for each leaf. listed_W{t}, masks_HW{t}: for each level t with long ranges, a bit for each entry and, for
     its wide ranges, a bit for each code. Cost: 1 to 3 ns for each entry, and a pass over the leaves' words.
@@ -63,7 +63,7 @@ def _set_alive(words_W, before_W, lo_G, hi_G, indptr_G1, mask_G, firsts_E, codes
 
 
 def denied_arrays(segment: SegmentLayout, requests: Sequence[RequestFilter | None]) -> dict[str, NDArray[np.int32]]:
-    """A batch's denied leaves and the listed children that are dead without them, padded with -1 to a power of two.
+    """Return a batch's denied leaves and the listed children that are dead without them, padded with -1 to a power of two.
 
     denied_BD: leaves. dead_BD3{t}: (entry, mask or -1, code) for each level t.
     """
@@ -82,7 +82,7 @@ def denied_arrays(segment: SegmentLayout, requests: Sequence[RequestFilter | Non
 
 
 def _dead_children(level: LevelLayout, leaves: Bitmap | None, denied_D: NDArray[np.int64]) -> NDArray[np.int32]:
-    """(entry, mask or -1, code) of the listed children all of whose allowed leaves are denied (ascending leaves).
+    """Return (entry, mask or -1, code) of the listed children all of whose allowed leaves are denied (ascending leaves).
 
     At most one for each denied leaf. Cost: two binary searches for each denied leaf.
     """

@@ -87,7 +87,7 @@ class LevelLayout:
         )
 
     def arrays(self, capacity: LevelCapacity, leaves: int) -> dict[str, NDArray[np.generic]]:
-        """The device arrays, padded to `capacity`; parts of size 0 are left out.
+        """Return the device arrays, padded to `capacity`; parts of size 0 are left out.
 
         column_M: the code at each leaf. boundary_W: uint32 words. directory_M: int32, the long range that starts in each block
         of 32 leaves. ranges_G3: int32 (first entry, entries, mask or -1). codes_E, firsts_E: of the entries.
@@ -133,14 +133,14 @@ class SegmentLayout:
 
     @property
     def needs(self) -> SegmentCapacity:
-        """The exact sizes."""
+        """Return the exact sizes."""
         return SegmentCapacity(self.trie.num_leaves, tuple(level.needs for level in self.levels))
 
 
 def lay_out(
     index: Trie | Version, delta_leaves: int, known: tuple[SegmentLayout, ...], minimum: Capacity | None
 ) -> tuple[tuple[SegmentLayout, ...], Capacity]:
-    """(layouts, capacity) of a version's segments; layouts of segments that are among `known` are reused.
+    """Return (layouts, capacity) of a version's segments; layouts of segments that are among `known` are reused.
 
     The capacity holds the segments and a delta of `delta_leaves`, and is at least `minimum`. If it has space for a delta that
     the version does not have, an empty delta is appended. Raises ArgumentError for more than 2^31 leaves.
@@ -158,7 +158,7 @@ def lay_out(
 
 
 def window_words(bitmap: Bitmap, leaves: int) -> NDArray[np.uint32]:
-    """The bitmap as uint32 words for `leaves` positions, with one more word that a read of a 32-bit window may touch."""
+    """Return the bitmap as uint32 words for `leaves` positions, with one more word that a read of a 32-bit window may touch."""
     words_W = np.zeros(leaves // 32 + 2, np.uint32)
     words = bitmap.words_W.view(np.dtype("<u4"))[: -(-bitmap.size // 32)]
     words_W[: len(words)] = words
@@ -166,7 +166,7 @@ def window_words(bitmap: Bitmap, leaves: int) -> NDArray[np.uint32]:
 
 
 def _ranks(level: Level, leaves_n: NDArray[np.integer]) -> NDArray[np.integer]:
-    """How many nodes of the level start before each leaf."""
+    """Return how many nodes of the level start before each leaf."""
     return leaves_n if level.boundary is None else level.boundary.ranks(leaves_n)
 
 

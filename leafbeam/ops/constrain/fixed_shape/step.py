@@ -49,7 +49,7 @@ def extend(
     num_beams: int,
     scoring: Scoring,
 ) -> tuple[Beams[Any], Any]:
-    """One step: (beams, bool [B, P]: rows that were live and held NaN or +inf, treated as dead).
+    """Run one step; returns (beams, bool [B, P]: rows that were live and held NaN or +inf, which are treated as dead).
 
     levels, filters: of one level, one for each segment: `arrays.levels[t]`, `filters.levels[t]`. For use inside a traced or
     compiled function: another version or filter of the same capacity compiles nothing.
@@ -80,7 +80,7 @@ def extend(
 def padded_beams(
     xp: ArrayNamespace, num_beams: int, scores_BK: Any, parent_BK: Any, code_BK: Any, lo_SBK: Any, hi_SBK: Any
 ) -> Beams[Any]:
-    """The selected beams, with dead slots emptied and appended up to `num_beams`."""
+    """Return the selected beams, with dead slots emptied and appended up to `num_beams`."""
     live_BK, missing = scores_BK > NEG_INF, num_beams - scores_BK.shape[1]
     parent, code, lo, hi = (
         xp.pad(xp.where(live_BK, numbers, 0), missing, 0) for numbers in (parent_BK, code_BK, lo_SBK, hi_SBK)
@@ -90,20 +90,22 @@ def padded_beams(
 
 
 def first_bad_row(xp: ArrayNamespace, bad: Any) -> Any:
-    """1 + the first bad row (request x P + beam), 0 for none; a scalar that stays on the device and may be traced."""
+    """Return 1 + the number of the first bad row (request x P + beam), or 0; a scalar that stays on the device and may be
+    traced.
+    """
     bad_R = bad.reshape(-1)
     rest = xp.max(xp.where(bad_R, len(bad_R) - xp.arange(len(bad_R), bad_R), 0), 0)
     return xp.where(rest > 0, len(bad_R) + 1 - rest, 0)
 
 
 def run(xp: ArrayNamespace, levels: Any, filters: Any, *state: Any, num_beams: int, scoring: Scoring) -> tuple[Beams[Any], Any]:
-    """`extend` of (lo_SBK, hi_SBK, scores_BK, logits_BKV), with the first bad row instead of all of them."""
+    """Run `extend`, and return the first bad row in place of all of them."""
     beams, bad_BP = extend(xp, levels, filters, *state, num_beams=num_beams, scoring=scoring)
     return beams, first_bad_row(xp, bad_BP)
 
 
 def launcher(run: Callable[..., tuple[Beams[Any], Any]]) -> Callable[..., tuple[Beams[Any], Any]]:
-    """`launch` of a backend (see `ConstrainBackend`); JAX compiles it once for each shape, number of beams and scoring."""
+    """Return `launch` of a backend (see `ConstrainBackend`). JAX compiles it once for each shape, number of beams and scoring."""
 
     def launch(
         arrays: Any,
@@ -136,7 +138,7 @@ def add_log_probs(xp: ArrayNamespace, base: Any, values: Any, lse: Any, legal: A
 
 
 def is_bad(lse_R: Any) -> Any:
-    """Which log-sum-exps come from rows that held NaN or +inf."""
+    """Return which log-sum-exps come from rows that held NaN or +inf."""
     return ~(lse_R < -NEG_INF)
 
 
@@ -149,7 +151,7 @@ def _narrow_candidates(
     num_beams: int,
     full: bool,
 ) -> Candidates:
-    """Every child, [B, P x W]."""
+    """Return every child, [B, P x W]."""
     lanes = [one.lanes for one in children if one.lanes is not None]
     code_RW, legal_RW = (lanes[0].code_RW, lanes[0].legal_RW) if len(lanes) == 1 else _merged(xp, *lanes)
     legal_RW = legal_RW & (base_R > NEG_INF)[:, None]
@@ -166,7 +168,7 @@ def _narrow_candidates(
 
 
 def _merged(xp: ArrayNamespace, base: Lanes, delta: Lanes) -> tuple[Any, Any]:
-    """(codes, legal) of both segments' lanes, ascending by code; a child of both is legal once.
+    """Return (codes, legal) of both segments' lanes, ascending by code; a child of both is legal once.
 
     A lane's position is its own plus the number of the other's lanes before it: two sorted lists merged without a loop.
     """
@@ -191,7 +193,7 @@ def _dense_candidates(
     num_beams: int,
     full: bool,
 ) -> Candidates:
-    """The children in each request's best chunks, [B, K x 32].
+    """Return the children in each request's best chunks, [B, K x 32].
 
     The K best chunks by (maximum desc, row, chunk) hold the K best children by (score desc, row, code): a child outside them
     has K chunks before its own, and the largest of each of these comes before it.

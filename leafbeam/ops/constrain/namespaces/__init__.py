@@ -42,17 +42,17 @@ class ArrayNamespace:
         return self.at(array_RN, self.arange(len(array_RN), index_RM)[:, None], index_RM)
 
     def arange(self, size: int, like: Any) -> Any:
-        """The numbers 0 to size - 1 on the device of `like`."""
+        """Return the numbers 0 to size - 1 on the device of `like`."""
 
     def word(self, numbers: Any) -> Any:
         """Non-negative numbers as words."""
         return numbers
 
     def popcount(self, words: Any) -> Any:
-        """The set bits of each word, a number."""
+        """Return the set bits of each word, a number."""
 
     def unpack_bits(self, bytes_RH: Any) -> Any:
-        """Each row's bits as booleans [R, 8 H]: first the lowest bits of all uint8, last the highest."""
+        """Return each row's bits as booleans [R, 8 H]: first the lowest bits of all uint8, last the highest."""
 
     def where(self, condition: Any, chosen: Any, other: Any) -> Any:
         return self.library.where(condition, chosen, other)
@@ -67,13 +67,13 @@ class ArrayNamespace:
         """Of each row: -inf if all are -inf, NaN or +inf if one is NaN or +inf."""
 
     def top_k(self, values_RN: Any, count: int) -> Any:
-        """(values, positions) of each row's largest, descending; equal values in order of position."""
+        """Return (values, positions) of each row's largest, descending; equal values in order of position."""
 
     def sort(self, numbers_RN: Any) -> Any:
-        """Each row, ascending."""
+        """Return each row, ascending."""
 
     def search_sorted(self, sorted_N: Any, numbers: Any) -> Any:
-        """The first position whose stored integer is not smaller than the number."""
+        """Return the first position whose stored integer is not smaller than the number."""
 
     def scatter(self, index_RN: Any, values_RN: Any, size: int, fill: float) -> Any:
         """[R, size] of `fill` with the values at their indices, which differ within a row."""
@@ -90,18 +90,18 @@ class ArrayNamespace:
     def float32(self, array: Any) -> Any: ...
 
     def barrier(self, *arrays: Any) -> tuple[Any, ...]:
-        """The same arrays; a compiler computes each once instead of again for every use."""
+        """Return the same arrays; a compiler computes each once instead of again for every use."""
         return arrays
 
     def device(self, device: Any) -> Any:
-        """A device of the library by its name; None is the default."""
+        """Return a device of the library by its name; None is the default."""
         return device
 
     def asarray(self, array: NDArray[Any], device: Any) -> Any:
-        """A copy of a numpy array on a device."""
+        """Return a copy of a numpy array on a device."""
 
     def inputs(self, numbers: Sequence[Any], scores: Any, logits: Any, device: Any) -> Any:
-        """(*numbers, scores, logits) as a compiled function takes them: on the device, as numbers and float32."""
+        """Return (*numbers, scores, logits) as a compiled function takes them: on the device, as numbers and float32."""
 
     def set_rows(self, stacks: dict[str, Any], rows_n: Any, fresh: dict[str, Any]) -> Any:
         """Copies of the stacks with some rows replaced, the same rows in all."""

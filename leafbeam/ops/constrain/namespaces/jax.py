@@ -103,12 +103,12 @@ class JaxNamespace(ArrayNamespace):
 
 
 def _as_dtype(array: Any, dtype: Any) -> Array:
-    """The array itself if it has the dtype: a conversion that changes nothing costs 20 µs."""
+    """Return the array itself if it has the dtype: a conversion that changes nothing costs 20 µs."""
     return array if isinstance(array, jax.Array) and array.dtype == dtype else jnp.asarray(array, dtype)
 
 
 def _ordered(bits: Array) -> Array:
-    """The bits of floats as integers of the same order; its own inverse."""
+    """Return the bits of floats as integers of the same order; its own inverse."""
     return bits ^ ((bits >> 31) & jnp.int32(0x7FFFFFFF))
 
 

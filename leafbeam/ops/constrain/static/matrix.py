@@ -51,13 +51,14 @@ class TransitionMatrix:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of STATIC's own arrays."""
+        """Return the bytes of STATIC's own arrays."""
         dense = sum(mask.nbytes for mask in self.masks) + (0 if self.node_of_P is None else self.node_of_P.nbytes)
         return self.edges_E2.nbytes + self.indptr_S1.nbytes + dense
 
     @classmethod
     def of_sorted(cls, codes_LM: NDArray[np.integer], codebook_sizes: Sequence[int], dense_levels: int = 2) -> TransitionMatrix:
-        """From sorted, distinct SIDs, one row a level. Cost: a pass over the table for each level, and its arrays' memory.
+        """Build the matrix of sorted, distinct SIDs, one row a level. Cost: a pass over the table for each level, and its
+        arrays' memory.
 
         dense_levels: d, reduced to L if it is larger. Raises ArgumentError where the dense levels would need 2^31 entries.
         """
@@ -103,7 +104,7 @@ class TransitionMatrix:
 
 
 def _aligned(shape: tuple[int, ...], dtype: type[Any]) -> NDArray[Any]:
-    """Zeros that begin at a multiple of 64 bytes, which JAX can use in place."""
+    """Return zeros that begin at a multiple of 64 bytes, which JAX can use in place."""
     nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
     raw = np.zeros(nbytes + 64, np.uint8)
     begin = -raw.ctypes.data % 64
@@ -111,7 +112,7 @@ def _aligned(shape: tuple[int, ...], dtype: type[Any]) -> NDArray[Any]:
 
 
 def _first_changes(codes_LM: NDArray[np.integer]) -> NDArray[np.int8]:
-    """The first level at which each SID differs from the one before; -1 for the first."""
+    """Return the first level at which each SID differs from the one before; -1 for the first."""
     levels, size = codes_LM.shape
     change_M = np.full(size, -1, np.int8)
     for begin in range(1, size, _CHUNK):
@@ -122,7 +123,7 @@ def _first_changes(codes_LM: NDArray[np.integer]) -> NDArray[np.int8]:
 
 
 def prefix_numbers(codes_LM: NDArray[np.integer], leaves_n: NDArray[np.integer], sizes: Sequence[int]) -> NDArray[np.int32]:
-    """The prefix of each leaf as a number, the first code most significant."""
+    """Return the prefix of each leaf as a number, the first code most significant."""
     prefix_n = np.zeros(len(leaves_n), np.int64)
     for level, size in enumerate(sizes):
         prefix_n = prefix_n * size + codes_LM[level, leaves_n]
@@ -132,7 +133,7 @@ def prefix_numbers(codes_LM: NDArray[np.integer], leaves_n: NDArray[np.integer],
 def _edges(
     codes_LM: NDArray[np.integer], change_M: NDArray[np.int8], d: int, first_node: list[int], num_edges: int, padding: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """(edges_E2, indptr_S1), filled in place and in chunks: 10^8 SIDs need little beside the arrays themselves."""
+    """Return (edges_E2, indptr_S1), filled in place and in chunks: 10^8 SIDs need little beside the arrays themselves."""
     levels, size = codes_LM.shape
     edges_E2 = _aligned((num_edges + padding, 2), np.int32)
     indptr_S1 = _aligned((first_node[-1] + 1,), np.int32)
@@ -153,7 +154,7 @@ def _edges(
 
 
 def _max_branches(change_M: NDArray[np.int8], levels: int) -> list[int]:
-    """The most children of a node of each depth, at least 1 so that a slice has a width."""
+    """Return the most children of a node of each depth, at least 1 so that a slice has a width."""
     largest: list[int] = []
     for level in range(levels):
         longest, open_since = 0, 0  # children of the node that is still open where a chunk begins

@@ -27,7 +27,7 @@ from leafbeam.ops.constrain.types import Beams, RequestFilter, Scoring, waiting
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LevelTables:
-    """What the step reads at one level; None where the level has no such part. Levels share edges_E2 and indptr_S1.
+    """The arrays that the step reads at one level; None where the level has no such part. Levels share edges_E2 and indptr_S1.
 
     mask_PH, node_of_P: the level is dense, and the last dense one. edges_E2, indptr_S1: the level is sparse.
     leaves_in, leaves_out: the first leaf of each node before and after the level; prefixes_in, prefixes_out: their prefixes if
@@ -147,12 +147,12 @@ def bind_filters(arrays: StaticArrays, filters: Sequence[tuple[RequestFilter, ..
 
 
 def dense_lookup(xp: ArrayNamespace, tables: LevelTables, node_R: Any) -> Any:
-    """bool [R, V]: the legal codes of each row at a dense level."""
+    """Return the legal codes of each row at a dense level, bool (R, V)."""
     return xp.unpack_bits(xp.at(tables.mask_PH, node_R))[:, : tables.size]
 
 
 def transition(xp: ArrayNamespace, tables: LevelTables, node_R: Any, width: int | None = None) -> Transitions:
-    """Algorithm 2, phases 1 to 3: a slice of F edges (or `width`) from each node's first."""
+    """Run phases 1 to 3 of Algorithm 2: read a slice of F edges (or `width`) from the first edge of each node."""
     lane_F = xp.arange(width or tables.max_branch, node_R)
     begin_R = xp.take(tables.indptr_S1, node_R)
     count_R = xp.take(tables.indptr_S1, node_R + 1) - begin_R
@@ -161,7 +161,9 @@ def transition(xp: ArrayNamespace, tables: LevelTables, node_R: Any, width: int 
 
 
 def project(xp: ArrayNamespace, moves: Transitions, values_RF: Any, size: int) -> Any:
-    """Algorithm 2, phase 4, as in Appendix E: [R, V] with the values of the legal slots at their codes, -inf elsewhere."""
+    """Run phase 4 of Algorithm 2, as in Appendix E: return (R, V) with the values of the legal slots at their codes, -inf
+    elsewhere.
+    """
     width = moves.code_RF.shape[1]
     column_RF = xp.where(moves.legal_RF, moves.code_RF, size + xp.arange(width, moves.code_RF))  # others: dropped columns
     return xp.scatter(column_RF, values_RF, size + width, NEG_INF)[:, :size]
@@ -170,7 +172,7 @@ def project(xp: ArrayNamespace, moves: Transitions, values_RF: Any, size: int) -
 def next_nodes(
     xp: ArrayNamespace, tables: LevelTables, node_R: Any, moves: Transitions | None, row_BK: Any, code_BK: Any
 ) -> Any:
-    """The node that each selected (row, code) leads to; moves: what `transition` gave at a sparse level."""
+    """Return the node that each selected (row, code) leads to; moves: what `transition` gave at a sparse level."""
     if moves is None:
         prefix_BK = xp.take(node_R, row_BK) * tables.size + code_BK
         return prefix_BK if tables.node_of_P is None else xp.take(tables.node_of_P, prefix_BK)
@@ -191,7 +193,7 @@ def run(
     num_beams: int,
     scoring: Scoring,
 ) -> tuple[Beams[Any], Any]:
-    """Algorithm 1 between leaf ranges: (beams, what `first_bad_row` says of them).
+    """Run Algorithm 1 between leaf ranges; returns the beams and the result of `first_bad_row`.
 
     A row of NaN or +inf is treated as dead. "allowed" normalises over the legal codes, which the paper does not.
     """

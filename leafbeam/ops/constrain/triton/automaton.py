@@ -142,7 +142,7 @@ def launch(
     num_beams: int,
     scoring: Scoring,
 ) -> tuple[Beams[Tensor], Tensor]:
-    """(beams, bad): a round that does not wait for the device, from tensors on it; can be captured.
+    """Return (beams, bad): a round that does not wait for the device, from tensors on it; can be captured.
 
     bad: int64, 0, or the number + 1 of a row that held NaN or +inf. Raises ArgumentError and LogitsError, before any launch.
     """
@@ -195,7 +195,7 @@ class StateCodes(NamedTuple):
 
 @triton.jit
 def _legal(c, lane):
-    """(code, whether it is legal) of these of a state's codes: entries of its row or of its mask, and then the end code."""
+    """Return (code, whether it is legal) of these of a state's codes: entries of its row or of its mask, and then the end code."""
     in_row = (c.mask < 0) & (lane < c.count)
     in_mask = (c.mask >= 0) & (lane < c.tokens)
     code = tl.load(c.tables.code_E + c.begin + lane, mask=in_row, other=0).to(tl.int64)

@@ -82,7 +82,7 @@ class ChildLists(NamedTuple):
 
 @triton.jit
 def key_of(score, tie):
-    """The sortable key of a score; of equal scores the smaller `tie` wins."""
+    """Return the sortable key of a score; of equal scores the smaller `tie` wins."""
     bits = (score + 0.0).to(tl.int32, bitcast=True)  # + 0.0 makes -0.0 equal to 0.0
     bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return (bits.to(tl.int64) << 32) | (_TIES - tie)
@@ -90,7 +90,7 @@ def key_of(score, tie):
 
 @triton.jit
 def _legal(c, lane):
-    """(code, whether it may be taken) of these children of a beam: those in the base, then those in the delta."""
+    """Return (code, whether it may be taken) of these children of a beam: those in the base, then those in the delta."""
     in_base = lane < c.count
     code, begin, end = child(c.segments[0], c.lo, c.hi, c.first + lane, c.first + c.count, in_base, c.FORM_0)
     legal = in_base & (alive_in(c.segments[0], c.request, begin, end, in_base, c.FORM_0) > 0)
@@ -125,7 +125,7 @@ def _added(base, change):
 
 @triton.jit
 def _key_at(logits, code, legal, base, lse, parent, size):
-    """The keys of a beam's legal codes, `NO_KEY` for the others."""
+    """Return the keys of a beam's legal codes, `NO_KEY` for the others."""
     value = tl.load(logits + code, mask=legal, other=float("-inf")).to(tl.float32)
     score = _added(base, value - lse)
     return tl.where(value > float("-inf"), key_of(score, parent * size + code), _NOTHING)
@@ -133,7 +133,8 @@ def _key_at(logits, code, legal, base, lse, parent, size):
 
 @triton.jit
 def _merge(best, keys, scratch, num_beams, P: tl.constexpr):
-    """The `num_beams` largest of two vectors of keys, through P places of memory -> (best, how many, the min_key of them).
+    """Return (the `num_beams` largest of two vectors of keys, how many there are, the smallest of them), through P elements of
+    memory.
 
     The threshold is searched between the smallest and the largest key until exactly so many lie above it.
     """
@@ -172,7 +173,9 @@ def _keep(best, kept, min_key, keys, scratch, num_beams, P: tl.constexpr):
 
 @triton.jit
 def start_row(r):
-    """(request, parent, flat row) of this program: p works on beam p // B of request p % B, so the best beams come first."""
+    """Return (request, parent, flat row) of this program: p works on beam p // B of request p % B, so the best beams come
+    first.
+    """
     program = tl.program_id(0).to(tl.int64)
     request = program % r.batch_size
     parent = program // r.batch_size
@@ -276,7 +279,8 @@ def row_kernel(
 
 @triton.jit
 def best_of_request(r, request, P: tl.constexpr, ROWS: tl.constexpr, ENTRIES: tl.constexpr, CHUNK: tl.constexpr):
-    """(slot, whether it is live, parent, code) of the best keys of all rows; writes their scores, parents, codes and number.
+    """Return (slot, whether it is live, parent, code) of the best keys of all rows; writes their scores, parents, codes and
+    number.
 
     Leaves `min_key_B` as the next round needs it.
     """

@@ -39,7 +39,7 @@ _LISTING, _COLUMN = tl.constexpr(LISTING), tl.constexpr(COLUMN)
 
 
 def form_of(layout: int, width: int, filtered: bool) -> int:
-    """What a kernel is compiled for."""
+    """Return the number for which a kernel is compiled: layout, filtering and width."""
     return layout | filtered << 2 | width << 3
 
 
@@ -53,7 +53,7 @@ def _popcount(word):
 
 @triton.jit
 def _rank(words, before, position, valid):
-    """How many positions of a bitmap lie before `position`; 0 where not `valid`."""
+    """Return how many positions of a bitmap lie before `position`; 0 where not `valid`."""
     word = tl.load(words + (position >> 6), mask=valid, other=0)
     directory = tl.load(before + (position >> 6), mask=valid, other=0).to(tl.int64)
     one = word * 0 + 1
@@ -73,7 +73,7 @@ def _halve(rest, bits, position, WIDTH: tl.constexpr):
 
 @triton.jit
 def _select(words, before, first_word, last_word, number, valid):
-    """The position of bit `number` (from 0) of a bitmap, which lies between two words (single values)."""
+    """Return the position of bit `number` (from 0) of a bitmap, which lies between two words (single values)."""
     word = number * 0 + first_word
     size = last_word - first_word + 1
     while size > 1:
@@ -95,7 +95,7 @@ def _select(words, before, first_word, last_word, number, valid):
 
 @triton.jit
 def _code_at(codes, index, valid, FORM: tl.constexpr):
-    """The code at a index of a listing or column; packed codes take `width` bits each of uint64 words."""
+    """Return the code at a index of a listing or column; packed codes take `width` bits each of uint64 words."""
     width: tl.constexpr = FORM >> 3
     if width == 0:
         code = tl.load(codes + index, mask=valid, other=0).to(tl.int64)
@@ -111,7 +111,7 @@ def _code_at(codes, index, valid, FORM: tl.constexpr):
 
 @triton.jit
 def num_children(segment, lo, hi, FORM: tl.constexpr):
-    """(number of the first child of [lo, hi) among the level's nodes, how many there are), of one range."""
+    """Return (number of the first child of [lo, hi) among the level's nodes, how many there are), of one range."""
     first, count = lo, hi - lo
     if FORM & 3 <= _COLUMN:
         is_range = lo < hi
@@ -122,7 +122,7 @@ def num_children(segment, lo, hi, FORM: tl.constexpr):
 
 @triton.jit
 def child(segment, lo, hi, node, stop, valid, FORM: tl.constexpr):
-    """(code, first leaf, leaf after the last) of nodes below `stop`, the number after the last child of [lo, hi)."""
+    """Return (code, first leaf, leaf after the last) of nodes below `stop`, the number after the last child of [lo, hi)."""
     follows = valid & (node + 1 < stop)
     begin, index, end = node, node, node + 1
     if FORM & 3 == _LISTING:
@@ -138,7 +138,7 @@ def child(segment, lo, hi, node, stop, valid, FORM: tl.constexpr):
 
 @triton.jit
 def first_at_least(codes, begin, end, code, valid, FORM: tl.constexpr):
-    """The first index of each lane's ascending codes[begin:end] that is at least its `code`; FORM 0: plain codes."""
+    """Return the first index of each lane's ascending codes[begin:end] that is at least its `code`; FORM 0: plain codes."""
     index = begin
     size = tl.where(valid, end - begin, 0)
     while tl.max(size, 0) > 1:
@@ -153,7 +153,7 @@ def first_at_least(codes, begin, end, code, valid, FORM: tl.constexpr):
 
 @triton.jit
 def find(segment, lo, hi, code, valid, FORM: tl.constexpr):
-    """The range of each lane's child of [lo, hi) that has its `code`; (0, 0) where there is none. Cost: two searches."""
+    """Return the range of each lane's child of [lo, hi) that has its `code`; (0, 0) where there is none. Cost: two searches."""
     lo += code * 0  # lanes, where it was one value
     hi += code * 0
     valid = valid & (lo < hi)
@@ -175,7 +175,7 @@ def find(segment, lo, hi, code, valid, FORM: tl.constexpr):
 
 @triton.jit
 def _denied_before(denied, begin, end, leaf):
-    """The first index of the ascending denied[begin:end] (single values) that is at least `leaf`."""
+    """Return the first index of the ascending denied[begin:end] (single values) that is at least `leaf`."""
     index = leaf * 0 + begin
     size = end - begin
     while size > 1:
@@ -187,7 +187,7 @@ def _denied_before(denied, begin, end, leaf):
 
 @triton.jit
 def alive_in(segment, request, lo, hi, valid, FORM: tl.constexpr):
-    """How many leaves of [lo, hi) a request may be shown: two rank look-ups, and two searches where it denies some."""
+    """Return how many leaves of [lo, hi) a request may be shown: two rank look-ups, and two searches where it denies some."""
     count = tl.where(valid, hi - lo, 0)
     if FORM & 4:
         address = tl.load(segment.filter_words_B + request)

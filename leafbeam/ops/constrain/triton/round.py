@@ -55,12 +55,12 @@ class Round(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """How many rows the request kernel reads side by side."""
+        """Return how many rows the request kernel reads side by side."""
         return int(triton.next_power_of_2(min(self.num_rows, 128)))
 
     @property
     def beams(self) -> Beams[Tensor]:
-        """The new beams."""
+        """Return the new beams."""
         return Beams(
             scores=self.out_scores_BK,
             parent=self.out_parent_BK,

@@ -159,7 +159,8 @@ def launch(
     num_beams: int,
     scoring: Scoring,
 ) -> tuple[Beams[Tensor], Tensor]:
-    """(beams, bad): a round that does not wait for the device; can be captured. See `leafbeam.ops.constrain.reference.step`.
+    """Return (beams, bad): a round that does not wait for the device; can be captured. See
+    `leafbeam.ops.constrain.reference.step`.
 
     Takes tensors on the device (numpy arrays are copied there): int64, float32; logits may be half precision. A row of NaN or
     +inf is left out of the search; one whose beam score is too low is not read. bad: int64, 0, or the number + 1 of such a row
@@ -205,7 +206,7 @@ def children(
     hi_SBK: Tensor | NDArray[np.int64],
     filters: FilterArrays,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Every legal child of every beam, ragged: see `leafbeam.ops.constrain.reference.children`, which this equals.
+    """List the legal children of every beam. The result equals that of `leafbeam.ops.constrain.reference.children`.
 
     Cost: each child is met twice (to count, to write), and one wait for the device to learn how many there are.
     """
@@ -246,7 +247,7 @@ def children(
 
 
 def _segments(arrays: VersionArrays, level: int, filters: FilterArrays) -> tuple[tuple[Segment, ...], tuple[int, int]]:
-    """What the kernels read of each segment, and what they are compiled for; one segment stands for both."""
+    """Return what the kernels read of each segment, and the forms for which they are compiled; one segment stands for both."""
     levels = arrays.levels[level]
     segments = tuple(Segment(*one.tensors, *filter) for one, filter in zip(levels, filters.segments, strict=True))
     forms = [form_of(one.layout, one.width, filters.filtered) for one in levels]
@@ -254,5 +255,5 @@ def _segments(arrays: VersionArrays, level: int, filters: FilterArrays) -> tuple
 
 
 def _on(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    """A copy on the device, or the array itself where that is this machine's memory and it may be shared."""
+    """Return a copy on the device, or the array itself where that is this machine's memory and it may be shared."""
     return torch.from_numpy(array if array.flags.writeable else array.copy()).to(device)
