@@ -71,7 +71,7 @@ def append_sequences(
 
 
 def _with_states(dfa: ByteDFA, at: int, count: int) -> ByteDFA:
-    """Return the same byte automaton with states that no byte reaches or leaves, so that those from `at` on have other numbers."""
+    """Insert states that no byte reaches or leaves, so that the states of a byte automaton from `at` on move up."""
     class_256, edge_indptr, label_E, next_E = dfa.edges
     indptr = np.insert(edge_indptr, [at + 1] * count, edge_indptr[at])
     moved_E = np.where(next_E < at, next_E, next_E + count).astype(np.int32)

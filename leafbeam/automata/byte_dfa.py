@@ -103,7 +103,7 @@ class ByteDFA:
         return state >= 0 and bool(self.accepting_X[state])
 
     def forced_bytes(self, state: int) -> bytes:
-        """Return the bytes that every string from a state on begins with: those before the first state with a choice or an end."""
+        """Return the bytes with which every string from a state begins: those before the first choice or end."""
         class_256, edge_indptr, label_E, next_E = self.edges
         forced = bytearray()
         while len(forced) < self.num_states and state >= 0 and not self.accepting_X[state]:

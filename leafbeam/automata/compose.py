@@ -93,7 +93,7 @@ def _sparse_rows(
 
 @njit(cache=True)
 def _token_edges(num_states, moves, nodes, buffers):
-    """Return (from, to): the distinct pairs of states that some token joins, from every state that tokens reach from state 0."""
+    """Return (from, to): the distinct pairs of states that a token joins, from every state that tokens reach from state 0."""
     class_256, indptr, byte_F, next_F, row_X, table_TC = moves
     child_P, end_P, byte_P, lo_P, own_end_P, hi_P, _ = nodes
     node_Z, state_Z, live_2K = buffers

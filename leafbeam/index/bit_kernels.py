@@ -53,7 +53,7 @@ def widened(typing_context, value):
 
 @intrinsic
 def stored_as(typing_context, like, value):
-    """Return a float32 as it is where `like` is one, or the bits of the nearest bfloat16, where it is an int16; NaN stays NaN."""
+    """Return a float32 as it is if `like` is one, or the bits of the nearest bfloat16 if it is an int16; NaN stays NaN."""
     is_narrow = like != types.float32
 
     def codegen(context, builder, signature, args):

@@ -131,7 +131,7 @@ class Level:
         return self._entries(entries).astype(np.int64)
 
     def find(self, lo: int, hi: int, code: int) -> tuple[int, int]:
-        """Return the range of the child of [lo, hi) that has this code; an empty range where there is none. Cost: two searches."""
+        """Return the range of the child of [lo, hi) with this code, or an empty range. Cost: two searches."""
         if self.firsts is not None:
             assert self.boundary is not None
             begin, end = self.boundary.rank(lo), self.boundary.rank(hi)

@@ -74,14 +74,14 @@ def threads_for(num_rows: int, num_threads: int | None = None) -> int:
 
 
 def addresses_of(words_PN: Sequence[NDArray[np.uint64]]) -> NDArray[np.int64]:
-    """Return the address of each word's array, so that one compiled loop takes any number of them; the caller keeps them alive."""
+    """Return the addresses of the words' arrays, so that one compiled loop takes any number. The caller keeps the arrays."""
     return np.array([word_N.ctypes.data for word_N in words_PN], np.int64)
 
 
 def pack_sort_keys(
     codes_NL: CodeTable, sizes: Sequence[int], layout: WordLayout, threads: int, first_row: int = 0
 ) -> list[NDArray[np.uint64]]:
-    """Return the words of all rows. Raises CodesError at the first code outside its codebook; first_row: its number of row 0."""
+    """Return the words of all rows. Raises CodesError for a code outside its codebook. first_row: the number of row 0."""
     size = len(codes_NL)
     words_PN = [np.empty(size, np.uint64) for _ in range(layout.num_words)]
     addresses_P = addresses_of(words_PN)

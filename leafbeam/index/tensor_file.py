@@ -65,7 +65,7 @@ def write(path: Path, kind: FileKind, header: dict[str, Any], tensors: Tensors) 
 
 
 def read(path: Path, kind: FileKind, *, mapped: bool = False) -> tuple[dict[str, Any], Tensors]:
-    """Return (header, arrays), in memory or mapped copy-on-write. Raises IndexFileError for a missing, damaged or newer file."""
+    """Read (header, arrays), into memory or mapped copy-on-write. Raises IndexFileError for a file that cannot be read."""
     foreign = IndexFileError(f"{path} is not a leafbeam {kind.noun}: expected a safetensors file written by {kind.writer}")
     try:
         with open_regular(path) as file:

@@ -140,7 +140,7 @@ class Directory:
 
     @classmethod
     def open(cls, path: Path, *, read_only: bool) -> "tuple[Directory, Trie, LogContents]":
-        """Return the current base and log. A writer takes the lock, and calls `resume` to write. Raises LogError, LockedError."""
+        """Read the current base and log. A writer takes the lock, and calls `resume` to write. Raises LogError, LockedError."""
         try:
             disk.read(path / _MANIFEST).close()
         except (FileNotFoundError, NotADirectoryError) as error:

@@ -42,7 +42,7 @@ class Beams(Generic[Array]):
 
 
 def waiting(launch: Callable[..., tuple[Beams[Any], Any]], where: str = "at level") -> Callable[..., Beams[Any]]:
-    """Return `step` of a backend with `launch`: it waits for the device, and raises LogitsError if a live row held NaN or +inf."""
+    """Return `step` of a backend with `launch`: it waits for the device and raises LogitsError if a row held NaN or +inf."""
 
     def step(arrays: Any, level: int, lo_SBK: Any, *rest: Any, num_beams: int, scoring: Scoring) -> Beams[Any]:
         beams, bad_row = launch(arrays, level, lo_SBK, *rest, num_beams=num_beams, scoring=scoring)
@@ -102,7 +102,7 @@ class RequestFilter:
         return (num_leaves if self.leaves is None else self.leaves.count) > len(self.denied_D)
 
     def num_leaves(self, lo_n: NDArray[np.int64], hi_n: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return how many leaves of each range may be reached, with those that are denied one by one. Cost: two ranks a range."""
+        """Return how many leaves of each range the filter allows; the deny list is not counted. Cost: two ranks a range."""
         return hi_n - lo_n if self.leaves is None else self.leaves.ranks(hi_n) - self.leaves.ranks(lo_n)
 
     def sole_leaves(self, lo_n: NDArray[np.int64], hi_n: NDArray[np.int64]) -> NDArray[np.int64]:

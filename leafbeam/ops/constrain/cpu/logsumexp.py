@@ -33,7 +33,7 @@ _FAR = 32.0  # a reference further below the maximum than this would cost precis
 
 @intrinsic
 def _chunk_maximum(typing_context, row, start):
-    """Return the largest of the 64 values from `start`: one vector reduction, which a loop of constant length does not become."""
+    """Return the largest of the 64 values from `start`, by a vector reduction; numba does not compile a loop to one."""
 
     def codegen(context, builder, signature, args):
         array = context.make_array(signature.args[0])(context, builder, args[0])

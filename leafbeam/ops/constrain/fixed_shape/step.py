@@ -105,7 +105,7 @@ def run(xp: ArrayNamespace, levels: Any, filters: Any, *state: Any, num_beams: i
 
 
 def launcher(run: Callable[..., tuple[Beams[Any], Any]]) -> Callable[..., tuple[Beams[Any], Any]]:
-    """Return `launch` of a backend (see `ConstrainBackend`). JAX compiles it once for each shape, number of beams and scoring."""
+    """Return `launch` of a `ConstrainBackend`. JAX compiles it once for each shape, number of beams and scoring."""
 
     def launch(
         arrays: Any,

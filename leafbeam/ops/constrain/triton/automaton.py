@@ -195,7 +195,7 @@ class StateCodes(NamedTuple):
 
 @triton.jit
 def _legal(c, lane):
-    """Return (code, whether it is legal) of these of a state's codes: entries of its row or of its mask, and then the end code."""
+    """Return (code, whether it is legal) of candidates of a state: entries of its row or of its mask, then the end code."""
     in_row = (c.mask < 0) & (lane < c.count)
     in_mask = (c.mask >= 0) & (lane < c.tokens)
     code = tl.load(c.tables.code_E + c.begin + lane, mask=in_row, other=0).to(tl.int64)
