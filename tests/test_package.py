@@ -124,7 +124,9 @@ def test_workflows_run_targets_that_exist_with_few_rights() -> None:
             assert "@" in step.get("uses", "@"), step
             assert "${{" not in step.get("run", ""), "what a tag or branch is called must not reach a shell as code"
     used = {line for workflow in WORKFLOWS.values() for step in steps(workflow) for line in (step.get("run", "").split("\n"))}
-    assert {"make check", "make test", "make docs", "make package sbom"} <= used
+    assert {".ci/run", "make test", "make docs", "make package sbom"} <= used
+    run = (ROOT / ".ci/run").read_text(encoding="utf-8")
+    assert re.findall(r"^make (.*)$", run, re.MULTILINE) == ["check docs", "test-all"]
 
 
 def test_a_release_is_published_without_a_token() -> None:
