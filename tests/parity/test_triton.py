@@ -61,6 +61,7 @@ def test_the_interpreted_kernels_give_the_beams_of_the_oracle(name: str, shape: 
     check_case(name, shape, "triton", scoring, num_requests=1, max_beams=max_beams)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", LISTED)
 @pytest.mark.parametrize(
     ("name", "shape"), [("duplicate-sids", "whole"), ("uniform-filter-0.5", "changed"), ("odd-codebooks", "whole-packed")]
@@ -90,6 +91,7 @@ def two_rounds(version: Version, requests: list[tuple[RequestFilter, ...]], size
     return [found.lo, found.hi, found.scores, rng.standard_normal((len(requests), beams, size), np.float32)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["whole", "changed-packed"])
 def test_different_filters_in_one_batch_and_beams_that_share_a_threshold(shape: str) -> None:
     case = CASES["wide-level"]
@@ -110,6 +112,7 @@ def test_different_filters_in_one_batch_and_beams_that_share_a_threshold(shape: 
     np.testing.assert_allclose(ours.scores.numpy(), theirs.scores, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["whole", "whole-packed", "changed", "changed-packed"])
 def test_children_are_the_references(shape: str) -> None:
     case = CASES["uniform-filter-0.5"]

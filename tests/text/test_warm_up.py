@@ -32,6 +32,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 def test_no_text_after_the_start_compiles_a_kernel():
     assert printed_alone(__name__, "compiled_late") == "[]"
 
