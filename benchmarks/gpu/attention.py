@@ -15,7 +15,7 @@ from torch import Tensor
 
 from benchmarks.gpu.timing import Measured, attempt, poisoned, relative_error, times
 from benchmarks.micro.attention import QWEN3_06B, Shape, bytes_of
-from benchmarks.peers import paged_attention
+from benchmarks.peers import in_place_kernel, paged_attention
 from benchmarks.peers.in_place_reorder import by_parent, two_passes
 from benchmarks.peers.paged_beams import PagedBeams
 from benchmarks.peers.per_beam_attention import TreeBeams
@@ -107,11 +107,11 @@ def _follow(device: torch.device, shape: Shape) -> dict[str, Any]:
     ascending = drawn.gather(1, by_parent(drawn)).contiguous()
     expected, found = slots.cpu(), slots.clone()
     two_passes(expected, ascending.cpu())
-    triton.follow_in_place(found, ascending)
+    in_place_kernel.follow_in_place(found, ascending)
     assert torch.equal(found.cpu(), expected), "the kernel does not move slots as the two passes do"
     at = drawn[..., None, None, None].expand_as(slots)
     wrong = slots.clone()
-    triton.follow_in_place(wrong, drawn)
+    in_place_kernel.follow_in_place(wrong, drawn)
     share = float((wrong != slots.gather(1, at)).flatten(2).any(2).float().mean())
     rows = (ascending + torch.arange(2, device=device)[:, None] * shape.beams).flatten()
 
@@ -119,7 +119,7 @@ def _follow(device: torch.device, shape: Shape) -> dict[str, Any]:
         return torch.cat((slots.flatten(0, 1).index_select(0, rows).unflatten(0, drawn.shape), slots[:, :, :1]), 2)
 
     microseconds = {
-        "in place": times([partial(triton.follow_in_place, found, ascending)] * 2, device)["p50"],
+        "in place": times([partial(in_place_kernel.follow_in_place, found, ascending)] * 2, device)["p50"],
         "copied": times([copied] * 2, device)["p50"],  # into another buffer, with space for the next code
     }
     return {"parity": "ok", "share_of_slots_destroyed_by_parents_out_of_order": round(share, 4), "us": microseconds}

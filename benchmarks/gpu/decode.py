@@ -31,7 +31,7 @@ from leafbeam.engine.graphs.static_decode import Bucket, StaticDecode
 from leafbeam.engine.worker import Stream, worker_stream
 from leafbeam.index import Trie, Version
 from leafbeam.model import AnyModel, EncoderDecoder, EncoderDecoderConfig, ModelConfig, Transformer, Vocabulary
-from leafbeam.model.static_runner import StaticRunner
+from leafbeam.model.static_model import StaticModel
 from leafbeam.ops.attention import reference, triton
 from leafbeam.ops.backend import IndexBindings
 from leafbeam.ops.constrain import Scoring
@@ -120,7 +120,7 @@ class Case:
         """The same search as a graph."""
         sizes, on_gpu = self.sizes, self.device.type == "cuda"
         index: Any = (DeviceIndex if on_gpu else TorchIndex)(self.version, self.device)
-        runner = StaticRunner.of(self.model, triton.attention() if on_gpu else reference.attention())
+        runner = StaticModel(self.model, triton.attention() if on_gpu else reference.attention())
         bucket = Bucket(batch=sizes.requests, length=sizes.tokens, num_beams=sizes.beams, scoring=self.scoring)
         decode = StaticDecode(runner, index, bucket, index.filters(sizes.requests))
         capturer = (CudaCapturer if on_gpu else RunAgain)(self.device)

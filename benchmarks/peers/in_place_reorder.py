@@ -5,8 +5,8 @@
 
 The second pass reads earlier slots, which the first must have left alone. It has if parents are ascending: slot s = p[k] < k
 has p[s] <= p[k] = s. Other parents destroy slots that are still to be read, so beams are sorted by parent first (`by_parent`)
-and parents that are not ascending are refused. leafbeam moves slots a tile at once (`ops.attention.triton.follow_in_place`);
-captured decodes keep them where they are and follow a table of ancestors (`ops.attention.reference.extend_ancestors`).
+and parents that are not ascending are refused. `in_place_kernel` moves slots a tile at once on a GPU. leafbeam keeps them where
+they are and follows a table of ancestors (`ops.attention.reference.extend_ancestors`).
 
 Shapes: B requests, K beams, X elements of a slot.
 """

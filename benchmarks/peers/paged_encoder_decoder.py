@@ -21,6 +21,7 @@ from benchmarks.peers.paged_kernels import paged_kernels
 from leafbeam.model import DecodeSession, EncoderDecoder
 from leafbeam.model.encoder_decoder import EncoderDecoderRunner
 from leafbeam.model.session import checked_lengths
+from leafbeam.model.torch_runner import RunnerOptions
 
 __all__ = ["PagedEncoderDecoderRunner", "start"]
 
@@ -28,8 +29,8 @@ __all__ = ["PagedEncoderDecoderRunner", "start"]
 class PagedEncoderDecoderRunner(EncoderDecoderRunner):
     """Cross-attention through block tables; float32 on a CPU."""
 
-    def __init__(self, model: EncoderDecoder, encoded_BTD: Tensor, lengths_B: Tensor) -> None:
-        super().__init__(model, encoded_BTD, lengths_B)
+    def __init__(self, model: EncoderDecoder, tokens_BT: Tensor, lengths_B: Tensor, options: RunnerOptions) -> None:
+        super().__init__(model, tokens_BT, lengths_B, options)
         config = model.config
         self._heads, self._size = config.num_heads, config.d_kv
         self._paged = paged_kernels(self._heads, 1, self._size, PAGE)
@@ -70,5 +71,6 @@ class PagedEncoderDecoderRunner(EncoderDecoderRunner):
 def start(model: EncoderDecoder, tokens_BT: Tensor, lengths_B: Tensor | None = None) -> DecodeSession:
     """As `EncoderDecoder.start`, float32 on a CPU, with this runner."""
     lengths_B = checked_lengths(tokens_BT, lengths_B, model.config, model.vocabulary.num_levels)
-    runner = PagedEncoderDecoderRunner(model, model._encode(tokens_BT, lengths_B, lambda x: x), lengths_B)
+    options = model._options(tokens_BT, lengths_B, model.vocabulary)
+    runner = PagedEncoderDecoderRunner(model, tokens_BT, lengths_B, options)
     return DecodeSession(runner, model.vocabulary, lengths_B)

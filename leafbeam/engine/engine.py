@@ -44,7 +44,7 @@ from leafbeam.index import Trie, Version
 from leafbeam.live import RequestKey
 from leafbeam.model import EncoderDecoder, PromptStore, Transformer, load_for_decoding
 from leafbeam.model.cpu.threads import torch_threads
-from leafbeam.model.static_runner import check_static
+from leafbeam.model.static_model import check_static
 from leafbeam.ops import openmp
 from leafbeam.ops.attention.costs import AttentionCosts
 from leafbeam.retrieve import Event, ItemMemory, LiveMemory

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from leafbeam.errors import ArgumentError, CheckpointError, counted
 from leafbeam.model.qwen3 import RMSNorm
+from leafbeam.model.session import has_padding
+from leafbeam.model.torch_runner import RunnerOptions, TorchRunner, attention_on
 from leafbeam.model.vocabulary import AnyVocabulary
 from leafbeam.model.weights import Config, TensorNames, read_config, read_tensors, write_checkpoint
 
@@ -83,6 +85,23 @@ class SidModel(nn.Module, Generic[Config]):
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits (..., vocab_size) of every token from hidden states (..., D)."""
         return F.linear(hidden, self.head_weight)
+
+    @abstractmethod
+    def run_prompts(self, tokens_BT: Tensor, lengths_B: Tensor, options: RunnerOptions) -> TorchRunner:
+        """Run checked prompts (B, T), padded on the right to lengths_B, by the torch modules."""
+
+    def _options(
+        self, tokens_BT: Tensor, lengths_B: Tensor, vocabulary: AnyVocabulary, *, hidden: bool = False
+    ) -> RunnerOptions:
+        """Return the options of a search without a graph. hidden: return hidden states in the place of logits."""
+        weight = self.head_weight
+
+        def head(hidden_D: Tensor, level: int) -> Tensor:
+            return hidden_D if hidden else F.linear(hidden_D, vocabulary.level_rows(weight, level))
+
+        is_padded = has_padding(lengths_B, tokens_BT.shape[1])
+        attention = attention_on(weight)
+        return RunnerOptions(head=head, attention=attention, num_levels=vocabulary.num_levels, is_padded=is_padded)
 
     @classmethod
     def from_pretrained(

@@ -4,23 +4,24 @@ Shapes: B requests, T tokens of a prompt, S codes of a target or beam, K beams, 
 E values of a head, D hidden, V codes of a level.
 """
 
+from __future__ import annotations
+
 from math import sqrt
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from leafbeam.errors import ArgumentError
 from leafbeam.model.base import SidModel
 from leafbeam.model.config import EncoderDecoderConfig
-from leafbeam.model.kv_cache import PromptCache, new_beam_cache, padded_prefixes
 from leafbeam.model.qwen3 import Dropout, make_dropout
-from leafbeam.model.session import DecodeSession, check_prompts, checked_lengths
+from leafbeam.model.session import DecodeSession, check_prompts, checked_lengths, has_padding
 from leafbeam.model.t5 import T5Decoder, T5Encoder, attend_codes
+from leafbeam.model.torch_runner import RunnerOptions, TorchRunner
 from leafbeam.model.vocabulary import AnyVocabulary
 from leafbeam.model.weights import TensorNames
+from leafbeam.ops.attention.reference import codes_of
 
 
 class EncoderDecoder(SidModel[EncoderDecoderConfig]):
@@ -91,14 +92,18 @@ class EncoderDecoder(SidModel[EncoderDecoderConfig]):
         if targets_BS.ndim != 2 or len(targets_BS) != len(tokens_BT):
             raise ArgumentError(f"targets must be tokens of shape ({len(tokens_BT)}, S), got {tuple(targets_BS.shape)}")
         drop = make_dropout(self.config.dropout if self.training else 0.0, dropout)
-        prompts = self.decoder.prompt_keys_values(self._encode(tokens_BT, lengths_B, drop))
+        is_padded = lengths_B is not None and has_padding(lengths_B, tokens_BT.shape[1])
+        prompts = self.decoder.prompt_keys_values(self.encode(tokens_BT, lengths_B if is_padded else None, drop))
         valid = None
         if lengths_B is not None:
             positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
             valid = (positions_T < lengths_B.to(tokens_BT.device)[:, None])[:, None, None]
 
+        slot_S = torch.arange(targets_BS.shape[1] + 1, device=tokens_BT.device)
+        bias_HSS = self.decoder.bias(slot_S, slot_S)
+
         def self_attention(_: int, query_BSHE: Tensor, key_BSHE: Tensor, value_BSHE: Tensor) -> Tensor:
-            return attend_codes(self.decoder.bias, query_BSHE[:, None], key_BSHE[:, None], value_BSHE[:, None])[:, 0]
+            return attend_codes(bias_HSS, query_BSHE[:, None], key_BSHE[:, None], value_BSHE[:, None])[:, 0]
 
         def cross_attention(layer: int, query_BSHE: Tensor) -> Tensor:
             query, key, value = (x.transpose(1, 2) for x in (query_BSHE, *prompts[layer]))
@@ -115,56 +120,60 @@ class EncoderDecoder(SidModel[EncoderDecoderConfig]):
         Cost: one pass of the encoder. Prompts that leave no positions for a whole SID raise ArgumentError.
         """
         lengths_B = checked_lengths(tokens_BT, lengths_B, self.config, self.vocabulary.num_levels)
-        encoded_BTD = self._encode(tokens_BT, lengths_B, lambda x: x)
-        return DecodeSession(EncoderDecoderRunner(self, encoded_BTD, lengths_B), self.vocabulary, lengths_B)
+        runner = self.run_prompts(tokens_BT, lengths_B, self._options(tokens_BT, lengths_B, self.vocabulary))
+        return DecodeSession(runner, self.vocabulary, lengths_B)
 
-    def _encode(self, tokens_BT: Tensor, lengths_B: Tensor | None, drop: Dropout) -> Tensor:
-        if lengths_B is not None:
-            lengths_B = lengths_B.to(tokens_BT.device) if bool((lengths_B < tokens_BT.shape[1]).any()) else None
+    def run_prompts(self, tokens_BT: Tensor, lengths_B: Tensor, options: RunnerOptions) -> EncoderDecoderRunner:
+        return EncoderDecoderRunner(self, tokens_BT, lengths_B, options)
+
+    def encode(self, tokens_BT: Tensor, lengths_B: Tensor | None, drop: Dropout = lambda x: x) -> Tensor:
+        """Return the encoder's hidden states (B, T, D). lengths_B: None if no prompt is padded."""
+        lengths_B = None if lengths_B is None else lengths_B.to(tokens_BT.device)
         return self.encoder(self.shared(tokens_BT), lengths_B, drop)
 
 
-class EncoderDecoderRunner:
-    """A `Runner`. prompt: keys and values of the cross-attention. beams: those of the start token and of the codes."""
+class EncoderDecoderRunner(TorchRunner):
+    """The runner of an encoder-decoder. prompt: the cross-attention's. beams: of the start token and of the codes."""
 
-    def __init__(self, model: EncoderDecoder, encoded_BTD: Tensor, lengths_B: Tensor) -> None:
-        self._decoder, self._embedding, self._head = model.decoder, model.shared, model.head
+    def __init__(self, model: EncoderDecoder, tokens_BT: Tensor, lengths_B: Tensor, options: RunnerOptions) -> None:
+        super().__init__(lengths_B, len(model.decoder.block), options.num_levels, options)
+        self._decoder, self._embedding = model.decoder, model.shared
         self._start_B1 = torch.full((len(lengths_B), 1), model.config.decoder_start_token_id, device=lengths_B.device)
-        self.prompt = PromptCache(lengths_B if bool((lengths_B < encoded_BTD.shape[1]).any()) else None)
+        encoded_BTD = model.encode(tokens_BT, lengths_B if options.is_padded else None)
         for keys_values in model.decoder.prompt_keys_values(encoded_BTD):
             self.prompt.append(*keys_values)
-        self.restart()
-
-    def restart(self) -> None:
-        self.beams = new_beam_cache(len(self._decoder.block), self._start_B1.device)
 
     def root_logits(self) -> Tensor:
-        return self._head(self._run(self._start_B1)[:, 0], 0)
+        return self._options.head(self._run_start()[:, 0], 0)
 
     def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int, *, keep: bool = True) -> list[Tensor]:
-        if self.beams.keys[0] is None:  # a caller that knows the logits of level 0 may start with its codes
-            self._run(self._start_B1)
-        _, num_beams, num_codes = tokens_BKC.shape
-        self.beams.follow(parents_BK, num_codes, keep=keep)
-        hidden_BND = self._run(self.beams.to_slots(tokens_BKC).flatten(1, 2))
-        hidden_BKCD = self.beams.to_beams(hidden_BND.unflatten(1, (num_beams, num_codes)))
-        return [self._head(hidden_BKCD[:, :, code], level + 1 + code) for code in range(num_codes)]
+        if self.beams.is_empty:  # a caller that knows the logits of level 0 may start with its codes
+            self._run_start()
+        return super().extend(tokens_BKC, parents_BK, level, keep=keep)
 
-    def run_prefixes(self, tokens_RC: Tensor, counts_B: NDArray[np.int64]) -> Tensor:
-        tokens_BKC, at_R = padded_prefixes(tokens_RC, counts_B)
-        beams, self.beams = self.beams, new_beam_cache(len(self._decoder.block), tokens_RC.device)
-        logits_BKV = self.extend(tokens_BKC, tokens_BKC.new_zeros(tokens_BKC.shape[:2]), 0)[-1]
-        self.beams = beams
-        return logits_BKV.flatten(0, 1)[at_R]
+    def _run_start(self) -> Tensor:
+        self.beams.follow(torch.zeros_like(self._start_B1), 1)
+        return self._run(self._start_B1, 0)
 
-    def _run(self, tokens_BN: Tensor) -> Tensor:
+    def _run(self, tokens_BN: Tensor, level: int) -> Tensor:
+        slot_S = torch.arange(self.beams.ancestors_BKS.shape[2], device=tokens_BN.device)
+        self._bias_HMS = self._decoder.bias(slot_S[-self.beams.shape[1] :], slot_S)
         return self._decoder(self._embedding(tokens_BN), self._attend_codes, self._attend_prompt)
 
     def _attend_codes(self, layer: int, query_BNHE: Tensor, key_BNHE: Tensor, value_BNHE: Tensor) -> Tensor:
-        keys_BKSHE, values_BKSHE = self.beams.extend(layer, key_BNHE, value_BNHE)
+        slots, ancestors_BKS = self.beams.extend(layer, key_BNHE, value_BNHE), self.beams.ancestors_BKS
+        if self.beams.shape[1] == 1:
+            bias_HS = self._bias_HMS[:, 0].contiguous()
+            return self._attention.over_codes(_unscaled(query_BNHE), *slots, ancestors_BKS, bias_HS)
+        keys_BKSHE, values_BKSHE = (codes_of(side_BKSHE, ancestors_BKS) for side_BKSHE in slots)
         query_BKCHE = query_BNHE.unflatten(1, self.beams.shape)
-        return attend_codes(self._decoder.bias, query_BKCHE, keys_BKSHE, values_BKSHE).flatten(1, 2)
+        return attend_codes(self._bias_HMS, query_BKCHE, keys_BKSHE, values_BKSHE).flatten(1, 2)
 
     def _attend_prompt(self, layer: int, query_BNHE: Tensor) -> Tensor:
-        unscaled = query_BNHE * query_BNHE.shape[-1] ** 0.5  # prefix_attention divides by it, T5 does not
-        return self.prompt.attend(layer, unscaled)[0]
+        prompt = self.prompt.keys[layer], self.prompt.values[layer], self.prompt.lengths_B
+        return self._attention.over_prompt(_unscaled(query_BNHE), *prompt)
+
+
+def _unscaled(query_BNHE: Tensor) -> Tensor:
+    """Return queries that attention divides by what it scales by: T5 does not scale."""
+    return query_BNHE * query_BNHE.shape[-1] ** 0.5

@@ -1,13 +1,10 @@
-"""Keys and values of a search: the prompt's once per request, the codes' once per beam.
+"""Keys and values of a search: the prompt's once per request, those of codes where they were written, those of texts.
 
 Reading the prompt's once for all beams saves a factor of K in memory traffic (xGR, section 5).
 
 Shapes: B requests, T tokens of a prompt, K beams, C new codes of each beam, N = K x C, S codes of a beam so far, H query heads,
 G key heads, E values of a head.
 """
-
-from collections.abc import Callable
-from importlib import import_module
 
 import numpy as np
 import torch
@@ -16,8 +13,9 @@ from torch import Tensor
 
 from leafbeam.model.config import ModelConfig
 from leafbeam.model.qwen3 import causal
-from leafbeam.ops.attention.reference import prefix_attention
-from leafbeam.ops.backend import is_installed
+from leafbeam.ops.attention.reference import extend_ancestors, prefix_attention
+
+_FEW_CODES = 8  # of a beam: slots for so many are allocated at once
 
 
 def token_bytes(config: ModelConfig, itemsize: int = 4) -> int:
@@ -65,115 +63,72 @@ class PromptCache:
         return prefix_attention(query_BNHE, self.keys[layer], self.values[layer], self.lengths_B)
 
 
-def new_beam_cache(num_layers: int, device: torch.device) -> "BeamCache":
-    """On a GPU with Triton slots move within one buffer; elsewhere they are copied into another."""
-    if device.type == "cuda" and is_installed("triton"):
-        return InPlaceBeamCache(num_layers, import_module("leafbeam.ops.attention.triton").follow_in_place)
-    return BeamCache(num_layers)
+class CodeCache:
+    """Keys and values of the beams' codes, per layer, in slots that stay where they were written.
 
+    A table of ancestors gives the slots of each beam's codes, so beams that change their parents move nothing.
 
-class BeamCache:
-    """Keys and values of the beams' codes, per layer; `extend` copies the parents' slots and adds the new ones.
-
-    `to_slots` and `to_beams` bring what beams have (B, K, ...) into the order of their slots, and back: here the same.
+    Args:
+        num_layers: The number of layers.
+        max_codes: The most codes that a beam can have.
+        beams: The most beams that are expected, for which slots are allocated once. A search with more allocates again.
     """
 
-    def __init__(self, num_layers: int) -> None:
+    def __init__(self, num_layers: int, max_codes: int, beams: int = 0) -> None:
         self.keys: list[Tensor | None] = [None] * num_layers  # per layer, (B, K, S, G, E)
         self.values: list[Tensor | None] = [None] * num_layers
         self.shape = (1, 1)  # beams and new codes of each
-        self._parents_BK: Tensor | None = None
-        self._keep = True
+        self._max_codes, self._beams = max_codes, beams
+        self._ancestors_BKS: Tensor | None = None  # of the codes with those that `extend` adds
+        self._kept_BKS: Tensor | None = None  # of those that the next `follow` extends
 
     @property
     def nbytes(self) -> int:
         """Bytes of keys and values of all beams."""
         return sum(tensor.nbytes for tensor in (*self.keys, *self.values) if tensor is not None)
 
-    def follow(self, parents_BK: Tensor, num_codes: int, *, keep: bool = True) -> None:
-        """The next `extend` adds num_codes to each beam k, the child of beam parents_BK[:, k]; K may change.
+    @property
+    def is_empty(self) -> bool:
+        """Whether no codes are kept."""
+        return self._kept_BKS is None
 
-        keep: False leaves the parents' slots as they are, for another `follow` of the same parents.
+    @property
+    def ancestors_BKS(self) -> Tensor:
+        """The slot of each code of each beam, int64: code s of beam k is in slot [ancestors[k, s], s]."""
+        assert self._ancestors_BKS is not None, "follow() comes before extend()"
+        return self._ancestors_BKS
+
+    def follow(self, parents_BK: Tensor, num_codes: int, *, keep: bool = True) -> None:
+        """Let the next `extend` add num_codes to each beam k, the child of beam parents_BK[:, k]; K may change.
+
+        keep: False leaves the parents as they are, for another `follow` of the same parents.
         """
-        self._parents_BK, self.shape, self._keep = parents_BK, (parents_BK.shape[1], num_codes), keep
-
-    def to_slots(self, of_beams_BK: Tensor) -> Tensor:
-        return of_beams_BK
-
-    def to_beams(self, of_slots_BK: Tensor) -> Tensor:
-        return of_slots_BK
+        self.shape = parents_BK.shape[1], num_codes
+        self._ancestors_BKS = extend_ancestors(self._kept_BKS, parents_BK, num_codes)
+        if keep:
+            self._kept_BKS = self._ancestors_BKS
 
     def extend(self, layer: int, key_BNGE: Tensor, value_BNGE: Tensor) -> tuple[Tensor, Tensor]:
-        """Add C codes of every beam (adjacent; beams in the order of slots) -> keys and values (B, K, S, G, E) of all codes."""
-        keys, values = self._extended(self.keys[layer], key_BNGE), self._extended(self.values[layer], value_BNGE)
-        if self._keep:
-            self.keys[layer], self.values[layer] = keys, values
-        return keys, values
+        """Write C codes of every beam, which are adjacent, and return keys and values (B, at least K, S, G, E) of all slots."""
+        return self._written(self.keys, layer, key_BNGE), self._written(self.values, layer, value_BNGE)
 
-    def _extended(self, slots_BKSGE: Tensor | None, new_BNGE: Tensor) -> Tensor:
-        new_BKCGE, parents_BK = new_BNGE.unflatten(1, self.shape), self._parents_BK
-        if slots_BKSGE is None:
-            return new_BKCGE
-        assert parents_BK is not None, "follow() comes before the second extend()"
-        requests, before = slots_BKSGE.shape[:2]
-        rows_BK = parents_BK + torch.arange(requests, device=parents_BK.device)[:, None] * before
-        parents_BKSGE = slots_BKSGE.flatten(0, 1).index_select(0, rows_BK.flatten()).unflatten(0, parents_BK.shape)
-        return torch.cat((parents_BKSGE, new_BKCGE), 2)
+    def _written(self, layers: list[Tensor | None], layer: int, new_BNGE: Tensor) -> Tensor:
+        (beams, num_codes), codes = self.shape, self.ancestors_BKS.shape[2]
+        slots_BKSGE = layers[layer]
+        if slots_BKSGE is None or slots_BKSGE.shape[1] < beams or slots_BKSGE.shape[2] < codes:
+            layers[layer] = slots_BKSGE = self._larger(slots_BKSGE, new_BNGE, beams, codes)
+        slots_BKSGE[:, :beams, codes - num_codes : codes] = new_BNGE.unflatten(1, self.shape)
+        return slots_BKSGE[:, :, :codes]
 
-
-class InPlaceBeamCache(BeamCache):
-    """The same in one buffer a layer, without a second one: slots stand in an order in which parents ascend (xGR, section 5.1).
-
-    move(slots_BKX, parents_BK): `follow_in_place` of an attention backend. A buffer that is full of codes is doubled.
-    """
-
-    def __init__(self, num_layers: int, move: Callable[[Tensor, Tensor], None]) -> None:
-        super().__init__(num_layers)
-        self._move = move
-        self._before, self._codes = 0, 1  # of a beam: in the buffers, and with those that `extend` adds
-        self._beam_BK: Tensor | None = None  # whose slot each is, and the slot of each beam; None: the same
-        self._slot_BK: Tensor | None = None
-
-    def follow(self, parents_BK: Tensor, num_codes: int, *, keep: bool = True) -> None:
-        assert keep, "slots move in place: the parents' are gone"
-        self._before = 0 if self.keys[0] is None else self._codes
-        self._codes, self.shape = self._before + num_codes, (parents_BK.shape[1], num_codes)
-        slots_BK = parents_BK if self._slot_BK is None else self._slot_BK.gather(1, parents_BK)
-        self._parents_BK, self._beam_BK = slots_BK.sort(dim=1, stable=True)
-        self._slot_BK = self._beam_BK.argsort(dim=1)
-
-    def to_slots(self, of_beams_BK: Tensor) -> Tensor:
-        return of_beams_BK if self._beam_BK is None else _taken(of_beams_BK, self._beam_BK)
-
-    def to_beams(self, of_slots_BK: Tensor) -> Tensor:
-        return of_slots_BK if self._slot_BK is None else _taken(of_slots_BK, self._slot_BK)
-
-    def extend(self, layer: int, key_BNGE: Tensor, value_BNGE: Tensor) -> tuple[Tensor, Tensor]:
-        found: list[Tensor] = []
-        for layers, new_BNGE in ((self.keys, key_BNGE), (self.values, value_BNGE)):
-            layers[layer] = buffer_BKSGE = self._with_space(layers[layer], new_BNGE)
-            if self._before and self._parents_BK is not None:
-                self._move(buffer_BKSGE[:, :, : self._before], self._parents_BK)
-            codes_BKSGE = buffer_BKSGE[:, : self.shape[0], : self._codes]
-            codes_BKSGE[:, :, self._before :] = new_BNGE.unflatten(1, self.shape)
-            found.append(codes_BKSGE)
-        return found[0], found[1]
-
-    def _with_space(self, buffer_BKSGE: Tensor | None, new_BNGE: Tensor) -> Tensor:
-        """The buffer, or a larger one with the same codes."""
-        beams, codes = (0, 0) if buffer_BKSGE is None else buffer_BKSGE.shape[1:3]
-        if buffer_BKSGE is not None and self.shape[0] <= beams and self._codes <= codes:
-            return buffer_BKSGE
-        beams, codes = max(beams, self.shape[0]), max(codes, 1 << (self._codes - 1).bit_length())
-        larger = new_BNGE.new_empty(len(new_BNGE), beams, codes, *new_BNGE.shape[2:])
-        if buffer_BKSGE is not None:
-            larger[:, : buffer_BKSGE.shape[1], : self._before] = buffer_BKSGE[:, :, : self._before]
-        return larger
-
-
-def _taken(values_BK: Tensor, at_BK: Tensor) -> Tensor:
-    """values[b, at[b, k]] along the second axis."""
-    return values_BK.gather(1, at_BK.view(*at_BK.shape, *[1] * (values_BK.ndim - 2)).expand(-1, -1, *values_BK.shape[2:]))
+    def _larger(self, slots_BKSGE: Tensor | None, like_BNGE: Tensor, beams: int, codes: int) -> Tensor:
+        """Return slots for so many beams and codes, with the content of the present ones."""
+        held = (0, 0) if slots_BKSGE is None else slots_BKSGE.shape[1:3]
+        beams, codes = max(beams, held[0], self._beams), max(codes, held[1])
+        codes = min(self._max_codes, max(_FEW_CODES, 1 << (codes - 1).bit_length()))
+        larger_BKSGE = like_BNGE.new_empty(len(like_BNGE), beams, codes, *like_BNGE.shape[2:])
+        if slots_BKSGE is not None:
+            larger_BKSGE[:, : held[0], : held[1]] = slots_BKSGE
+        return larger_BKSGE
 
 
 def padded_prefixes(tokens_RC: Tensor, counts_B: NDArray[np.int64]) -> tuple[Tensor, Tensor]:

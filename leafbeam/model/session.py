@@ -4,6 +4,7 @@ Shapes: B requests, K beams, C new codes of each beam, or the codes of a prefix,
 level.
 """
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,7 +15,6 @@ from torch import Tensor
 from leafbeam.errors import ArgumentError, counted
 from leafbeam.model.config import EncoderDecoderConfig, ModelConfig
 from leafbeam.model.cpu.rows import are_below
-from leafbeam.model.vocabulary import AnyVocabulary
 from leafbeam.ops.backend import to_numpy
 
 
@@ -58,6 +58,18 @@ class Runner(Protocol):
         ...
 
 
+class DecodedLevels(Protocol):
+    """The part of a vocabulary that a session reads."""
+
+    @property
+    def num_levels(self) -> int: ...
+
+    @property
+    def codebook_sizes(self) -> Sequence[int]: ...
+
+    def tokens_at(self, codes: Tensor, level: int) -> Tensor: ...
+
+
 class DecodeSession:
     """The decoding steps of one batch of prompts: equals running the model on `prompt + codes` of every beam, to 1e-5.
 
@@ -65,8 +77,12 @@ class DecodeSession:
     B x K tokens. Its methods are what `BeamSearch.run` takes.
     """
 
-    def __init__(self, runner: Runner, vocabulary: AnyVocabulary, lengths_B: Tensor) -> None:
+    def __init__(
+        self, runner: Runner, vocabulary: DecodedLevels, lengths_B: Tensor, *, are_checked: bool | None = None
+    ) -> None:
+        """are_checked: whether to look at codes and parents; None: on a CPU, because elsewhere it would wait for the device."""
         self._runner, self._vocabulary, self._lengths_B = runner, vocabulary, lengths_B
+        self._are_checked = lengths_B.device.type == "cpu" if are_checked is None else are_checked
         self._restart()
 
     def __repr__(self) -> str:
@@ -158,9 +174,9 @@ class DecodeSession:
         return self._runner.run_prefixes(torch.stack(tokens, 1), np.bincount(requests, minlength=num_requests))
 
     def _check_codes(self, codes: Tensor, level: int) -> None:
-        """Raise ArgumentError for codes outside a level; elsewhere than on a CPU the check would wait for the device."""
+        """Raise ArgumentError for codes outside a level."""
         size = self._vocabulary.codebook_sizes[level]
-        if codes.numel() and codes.device.type == "cpu" and not _are_below(codes, size):
+        if self._are_checked and codes.numel() and not _are_below(codes, size):
             raise ArgumentError(f"level {level} has the codes 0 to {size - 1:,}, got one outside")
 
     def _restart(self) -> None:
@@ -188,7 +204,7 @@ class DecodeSession:
                 "None) starts anew"
             )
         self._check_codes(codes_BK, level)
-        if shape.numel() and device.type == "cpu" and not _are_below(parents_BK, num_beams):
+        if self._are_checked and shape.numel() and not _are_below(parents_BK, num_beams):
             raise ArgumentError(f"the step before had the beams 0 to {num_beams - 1:,}, got a parent outside")
         return codes_BK, parents_BK
 
@@ -250,3 +266,8 @@ def checked_lengths(
                 "an empty history is the prompt [bos]"
             )
     return lengths_B.to(tokens_BT.device, torch.int64)
+
+
+def has_padding(lengths_B: Tensor, num_tokens: int) -> bool:
+    """Return whether any prompt is shorter than num_tokens; True for lengths on a device, which would have to be waited for."""
+    return lengths_B.device.type != "cpu" or bool((lengths_B < num_tokens).any())

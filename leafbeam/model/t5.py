@@ -265,12 +265,12 @@ class T5Decoder(nn.Module):
         return dropout(self.final_layer_norm(hidden_BSD)) * self.scale
 
 
-def attend_codes(bias: RelativeBias, query_BKMHE: Tensor, key_BKSHE: Tensor, value_BKSHE: Tensor) -> Tensor:
+def attend_codes(bias_HMS: Tensor, query_BKMHE: Tensor, key_BKSHE: Tensor, value_BKSHE: Tensor) -> Tensor:
     """Causal attention of a beam's last M codes over its S -> (B, K, M, H, E); the softmax in float32."""
     num_new, num_slots = query_BKMHE.shape[2], key_BKSHE.shape[2]
     slot_S = torch.arange(num_slots, device=query_BKMHE.device)
     query_M = slot_S[num_slots - num_new :]
-    bias_HMS = bias(query_M, slot_S).masked_fill(slot_S > query_M[:, None], -torch.inf)
+    bias_HMS = bias_HMS.masked_fill(slot_S > query_M[:, None], -torch.inf)
     query, key, value = (x.transpose(2, 3) for x in (query_BKMHE, key_BKSHE, value_BKSHE))
     weights = (torch.matmul(query, key.transpose(3, 4)).float() + bias_HMS).softmax(-1)
     return torch.matmul(weights.to(value.dtype), value).transpose(2, 3)

@@ -6,15 +6,11 @@ Shapes: B requests, T tokens of each, K beams, C new codes of each beam, N = K x
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
 from copy import deepcopy
 from os import PathLike
 from typing import cast
 
-import numpy as np
 import torch
-import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from leafbeam.errors import ArgumentError
@@ -22,14 +18,13 @@ from leafbeam.model.base import SidModel
 from leafbeam.model.config import ModelConfig
 from leafbeam.model.cpu.runner import CpuRunner
 from leafbeam.model.cpu.workspace import Workspace
-from leafbeam.model.kv_cache import PromptCache, TextCache, new_beam_cache, padded_prefixes
 from leafbeam.model.prompt_store import PromptStore
 from leafbeam.model.qwen3 import Layer, Qwen3, causal, make_dropout
 from leafbeam.model.session import DecodeSession, Runner, check_prompts, checked_lengths
 from leafbeam.model.text_session import TextRunner, TextSession
+from leafbeam.model.torch_runner import DecoderRunner, RunnerOptions
 from leafbeam.model.vocabulary import AnyVocabulary, TextTokens
 from leafbeam.model.weights import TensorNames
-from leafbeam.ops.attention.reference import causal_suffix_attention, merge, suffix_attention
 from leafbeam.ops.linear import onednn
 
 log = logging.getLogger("leafbeam.model")
@@ -237,12 +232,13 @@ class Transformer(SidModel[ModelConfig]):
                 "leave them out"
             )
         else:
-
-            def head_of(hidden_D: Tensor, level: int) -> Tensor:
-                return hidden_D if hidden else F.linear(hidden_D, vocabulary.level_rows(weight, level))
-
-            runner = TorchRunner(self.model, head_of, tokens_BT, lengths_B)
+            options = self._options(tokens_BT, lengths_B, vocabulary, hidden=hidden)
+            runner = self.run_prompts(tokens_BT, lengths_B, options)
         return DecodeSession(runner, vocabulary, lengths_B)
+
+    def run_prompts(self, tokens_BT: Tensor, lengths_B: Tensor, options: RunnerOptions) -> DecoderRunner:
+        """Prefill prompts with the torch modules; arguments are not checked."""
+        return DecoderRunner(self.model, tokens_BT, lengths_B, options)
 
     @torch.inference_mode()
     def start_texts(
@@ -258,72 +254,5 @@ class Transformer(SidModel[ModelConfig]):
             prompts = tokens_BT, lengths_B
             runner: TextRunner = CpuRunner(self.model, None, vocabulary, *prompts, beams=num_texts, products=self._products)
         else:
-            runner = TorchRunner(self.model, lambda hidden_D, _: hidden_D, tokens_BT, lengths_B)
+            runner = self.run_prompts(tokens_BT, lengths_B, self._options(tokens_BT, lengths_B, vocabulary, hidden=True))
         return TextSession(runner, len(lengths_B), num_texts, self.config.vocab_size, max_tokens)
-
-
-class TorchRunner:
-    """The model's torch modules, on any device and in any dtype."""
-
-    def __init__(self, body: Qwen3, head: Callable[[Tensor, int], Tensor], tokens_BT: Tensor, lengths_B: Tensor) -> None:
-        self._body, self._head, self._lengths_B = body, head, lengths_B
-        num_tokens = tokens_BT.shape[1]
-        self.prompt = PromptCache(lengths_B if bool((lengths_B < num_tokens).any()) else None)
-        hidden_BTD = body(tokens_BT, torch.arange(num_tokens, device=tokens_BT.device), self.prompt.prefill)
-        self._last_BD = hidden_BTD[torch.arange(len(lengths_B), device=lengths_B.device), lengths_B - 1]
-        self.restart()
-
-    def restart(self) -> None:
-        self.beams = new_beam_cache(len(self.prompt.keys), self._lengths_B.device)
-        self._texts = TextCache(len(self.prompt.keys))
-
-    def root_logits(self) -> Tensor:
-        return self._head(self._last_BD, 0)
-
-    def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int, *, keep: bool = True) -> list[Tensor]:
-        _, num_beams, num_codes = tokens_BKC.shape
-        self.beams.follow(parents_BK, num_codes, keep=keep)
-        positions_BN = (self._lengths_B + level)[:, None]
-        if num_codes > 1:
-            positions_BN = positions_BN + torch.arange(num_codes, device=tokens_BKC.device).repeat(num_beams)
-        hidden_BND = self._body(self.beams.to_slots(tokens_BKC).flatten(1, 2), positions_BN, self._attend)
-        hidden_BKCD = self.beams.to_beams(hidden_BND.unflatten(1, (num_beams, num_codes)))
-        return [self._head(hidden_BKCD[:, :, code], level + 1 + code) for code in range(num_codes)]
-
-    def run_prefixes(self, tokens_RC: Tensor, counts_B: NDArray[np.int64]) -> Tensor:
-        tokens_BKC, at_R = padded_prefixes(tokens_RC, counts_B)
-        beams, self.beams = self.beams, new_beam_cache(len(self.prompt.keys), tokens_RC.device)
-        logits_BKV = self.extend(tokens_BKC, tokens_BKC.new_zeros(tokens_BKC.shape[:2]), 0)[-1]
-        self.beams = beams
-        return logits_BKV.flatten(0, 1)[at_R]
-
-    def append(self, tokens: Sequence[Sequence[int]], levels: Sequence[int]) -> Tensor:
-        """See `TextRunner`. Padded to the most new tokens of a text; what padding writes is behind the text's own slots."""
-        device, count = self._lengths_B.device, max(map(len, tokens))
-        padded_BKC = torch.tensor([[*row, *[0] * (count - len(row))] for row in tokens], device=device)
-        padded_BKC = padded_BKC.view(len(self._lengths_B), -1, count)
-        slot_BKC = torch.tensor(levels, device=device).view(padded_BKC.shape[:2])[..., None] + torch.arange(
-            count, device=device
-        )
-        self._texts.place(slot_BKC, max(levels) + count)
-        positions_BN = self._lengths_B[:, None] + slot_BKC.flatten(1)
-        hidden_BND = self._body(padded_BKC.flatten(1), positions_BN, self._attend_texts)
-        last_R = torch.tensor([max(0, len(row) - 1) for row in tokens], device=device)
-        return hidden_BND.unflatten(1, slot_BKC.shape[1:]).flatten(0, 1)[torch.arange(len(tokens), device=device), last_R]
-
-    def _attend_texts(self, layer: int, query_BNHE: Tensor, key_BNGE: Tensor, value_BNGE: Tensor) -> Tensor:
-        keys_BKSGE, values_BKSGE = self._texts.extend(layer, key_BNGE, value_BNGE)
-        slot_BKC = self._texts.slot_BKC
-        query_BKCHE = query_BNHE.unflatten(1, slot_BKC.shape[1:])
-        values, lse = causal_suffix_attention(query_BKCHE, keys_BKSGE, values_BKSGE, slot_BKC)
-        return merge(*self.prompt.attend(layer, query_BNHE), values.flatten(1, 2), lse.flatten(1, 2))
-
-    def _attend(self, layer: int, query_BNHE: Tensor, key_BNGE: Tensor, value_BNGE: Tensor) -> Tensor:
-        """One softmax over the prompt and the beam's own codes, up to each new one."""
-        keys_BKSGE, values_BKSGE = self.beams.extend(layer, key_BNGE, value_BNGE)
-        prefix = self.prompt.attend(layer, query_BNHE)
-        if self.beams.shape[1] == 1:
-            return merge(*prefix, *suffix_attention(query_BNHE, keys_BKSGE, values_BKSGE))
-        query_BKCHE = query_BNHE.unflatten(1, self.beams.shape)
-        values, lse = causal_suffix_attention(query_BKCHE, keys_BKSGE, values_BKSGE)
-        return merge(*prefix, values.flatten(1, 2), lse.flatten(1, 2))

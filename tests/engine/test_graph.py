@@ -25,7 +25,7 @@ from leafbeam.engine.graphs.static_decode import Bucket, StaticDecode
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Segment, Version
 from leafbeam.model import Vocabulary
-from leafbeam.model.static_runner import StaticRunner
+from leafbeam.model.static_model import StaticModel
 from leafbeam.ops.attention import reference
 from leafbeam.ops.constrain import Scoring
 from leafbeam.serve import create_app
@@ -81,7 +81,7 @@ class Rack:
         self.counts = Counts()
         self.model = new_model(7, Vocabulary(codebook_sizes=SIZES), num_hidden_layers=1)
         self.graphs = Graphs(
-            StaticRunner.of(self.model),
+            StaticModel(self.model),
             version,
             [
                 bucket

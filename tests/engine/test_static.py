@@ -25,7 +25,7 @@ from leafbeam.model import (
     TokenTable,
     Vocabulary,
 )
-from leafbeam.model.static_runner import StaticRunner
+from leafbeam.model.static_model import StaticModel
 from leafbeam.ops.attention import reference
 from leafbeam.ops.attention import triton as attention_kernels
 from leafbeam.ops.attention.types import Attention
@@ -50,7 +50,7 @@ def new_decode(
     model: AnyModel, version: Version, bucket: Bucket, kind: Any = TorchIndex, attention: Attention | None = None, **room: int
 ) -> StaticDecode:
     index = kind(version, "cpu", **room)
-    return StaticDecode(StaticRunner.of(model, attention), index, bucket, index.filters(bucket.batch))
+    return StaticDecode(StaticModel(model, attention), index, bucket, index.filters(bucket.batch))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -88,7 +88,7 @@ def test_an_encoder_decoder_finds_what_beam_search_finds_again_and_again(scoring
 def test_a_decoder_of_experts_is_refused() -> None:
     model = new_encoder_decoder(4, Vocabulary(codebook_sizes=SIZES), num_experts=2)
     with pytest.raises(ArgumentError, match="a decoder of 2 experts cannot be captured"):
-        StaticRunner.of(model)
+        StaticModel(model)
 
 
 @pytest.mark.parametrize("scoring", ["full", "allowed"])
@@ -157,7 +157,7 @@ def test_sequences_that_ended_stay_as_they_are(scoring: Any) -> None:
     model = new_model(8, vocabulary)
     index = TorchIndex(version, "cpu")
     bucket = Bucket(batch=2, length=10, num_beams=20, scoring=scoring)
-    decode = StaticDecode(StaticRunner.of(model), index, bucket, index.filters(2), end_code=end)
+    decode = StaticDecode(StaticModel(model), index, bucket, index.filters(2), end_code=end)
     tokens_BT, lengths_B = vocabulary.prompts([codes[:2], codes[:3]])
     asked = Asked(tokens_BT=tokens_BT, lengths_B=lengths_B, filters=[None, None], deny=[None, [3, 4]])
     same(decoded(decode, version, asked), searched(model, version, asked, 20, scoring))
@@ -190,7 +190,7 @@ def without_contents(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and type(value).__module__.startswith("leafbeam.ops"):
         return dataclasses.replace(value, **{name: without_contents(inner) for name, inner in vars(value).items()})
     if type(value).__module__.startswith(
-        ("leafbeam.engine", "leafbeam.model.static_runner", "benchmarks.serving.torch_index")
+        ("leafbeam.engine", "leafbeam.model.static_model", "benchmarks.serving.torch_index")
     ) and hasattr(value, "__dict__"):
         for name, inner in vars(value).items():
             setattr(value, name, without_contents(inner))
@@ -244,9 +244,7 @@ def test_a_version_of_equal_sizes_takes_the_place_of_the_last(kind: Any) -> None
     first = new_version(rng, 90, 12)
     second, other = shifted(first), Version(segments=first.segments[:1])
     index = kind(first, "cpu")
-    decode = StaticDecode(
-        StaticRunner.of(model), index, Bucket(batch=2, length=8, num_beams=3, scoring="full"), index.filters(2)
-    )
+    decode = StaticDecode(StaticModel(model), index, Bucket(batch=2, length=8, num_beams=3, scoring="full"), index.filters(2))
     arrays = index.prepare(second)
     asked = Asked.drawn(rng, first, vocabulary, 2, 8)
     same(decoded(decode, first, asked), searched(model, first, asked, 3, "full"))

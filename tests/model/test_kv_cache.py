@@ -1,89 +1,93 @@
-"""Slots that move within one buffer hold what copied ones hold, in an order in which parents ascend."""
+"""Slots of codes that stay where they were written hold, through the table of ancestors, what copies of the parents' would."""
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from leafbeam.model import AnyModel, Vocabulary, kv_cache
-from leafbeam.model.kv_cache import BeamCache, InPlaceBeamCache, new_beam_cache
+from leafbeam.model import AnyModel, Vocabulary, torch_runner
+from leafbeam.model.kv_cache import CodeCache
 from leafbeam.ops.attention import reference, triton
+from leafbeam.ops.attention.reference import codes_of
 from tests.fixtures.static_runs import SIZES, new_encoder_decoder, new_model
 
-# (beams, new codes of each)
-ROUNDS = [(1, 1), (5, 1), (9, 2), (4, 1), (9, 3), (20, 1), (20, 1), (2, 2)]
+# (beams, new codes of each, whether they are kept)
+ROUNDS = [(1, 1, True), (5, 1, True), (9, 2, False), (9, 2, True), (4, 1, True), (9, 3, True), (20, 1, False), (2, 2, True)]
 
 
-@pytest.mark.parametrize("move", [reference.follow_in_place, triton.follow_in_place])
-def test_moved_slots_equal_copied_ones(move: Callable[[Tensor, Tensor], None]) -> None:
-    rounds = ROUNDS if move is reference.follow_in_place else ROUNDS[:4]
+def copied(kept: Tensor | None, new: Tensor, parents: Tensor) -> Tensor:
+    """The parents' codes, and the new ones, in a copy."""
+    return new if kept is None else torch.cat((torch.stack([kept[b, parents[b]] for b in range(len(parents))]), new), 2)
+
+
+@pytest.mark.parametrize("expected_beams", [0, 4, 30])
+def test_ancestors_find_what_copies_of_the_parents_hold(expected_beams: int) -> None:
     generator = torch.Generator().manual_seed(3)
-    copies, moved = BeamCache(2), InPlaceBeamCache(2, move)
-    beams, codes = 1, 0
-    for num_beams, num_codes in rounds:
+    cache, kept = CodeCache(2, 11, expected_beams), [[None, None], [None, None]]
+    beams = 1
+    for num_beams, num_codes, keep in ROUNDS:
         parents = torch.randint(0, beams, (2, num_beams), generator=generator)
-        copies.follow(parents, num_codes)
-        moved.follow(parents, num_codes)
-        beams, codes = num_beams, codes + num_codes
+        cache.follow(parents, num_codes, keep=keep)
         for layer in range(2):
             new = [torch.randn(2, num_beams, num_codes, 2, 3, generator=generator) for _ in range(2)]
-            expected = copies.extend(layer, *(one.flatten(1, 2) for one in new))
-            found = moved.extend(layer, *(moved.to_slots(one).flatten(1, 2) for one in new))
-            for slots, wanted in zip(found, expected, strict=True):
-                assert slots.shape == (2, beams, codes, 2, 3)
-                assert torch.equal(moved.to_beams(slots), wanted)
-    assert moved.shape == copies.shape
+            slots = cache.extend(layer, *(one.flatten(1, 2) for one in new))
+            expected: list[Any] = [copied(*pair, parents) for pair in zip(kept[layer], new, strict=True)]
+            for found, wanted in zip(slots, expected, strict=True):
+                assert torch.equal(codes_of(found, cache.ancestors_BKS), wanted)
+            kept[layer] = expected if keep else kept[layer]
+        beams = num_beams if keep else beams
 
 
 def test_a_buffer_is_made_anew_only_where_it_is_too_small() -> None:
-    cache = InPlaceBeamCache(1, reference.follow_in_place)
+    cache = CodeCache(1, 20, 6)
     views: list[Tensor] = []  # a buffer's address is its own while it is held
-    for num_beams in (3, 6, 6, 6, 6, 2):
+    for num_beams in (3, 6, 6, 6, 6, 2, 6, 6, 6, 7):
         cache.follow(torch.zeros(1, num_beams, dtype=torch.int64), 1)
         keys, _ = cache.extend(0, *[torch.zeros(1, num_beams, 1, 2)] * 2)
         views.append(keys)
     buffers = [keys.untyped_storage().data_ptr() for keys in views]
-    assert len(set(buffers)) == 4  # of 3 beams; of 6 and 2, 4, 8 codes
-    assert buffers[2] == buffers[3]
-    assert buffers[4] == buffers[5]
-    assert cache.nbytes == 2 * 6 * 8 * 2 * 4
+    assert len(set(buffers[:8])) == 1
+    assert len(set(buffers)) == 3  # 16 codes in place of 8; 7 beams
+    assert cache.nbytes == 2 * 7 * 16 * 2 * 4
 
 
 @pytest.mark.parametrize("kind", [new_model, new_encoder_decoder])
-def test_a_session_that_moves_slots_gives_the_logits_of_one_that_copies(
-    kind: Callable[[int, Any], AnyModel], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = kind(2, Vocabulary(codebook_sizes=SIZES)).double()
-    draw = partial(torch.randint, generator=torch.Generator().manual_seed(1))
-    tokens, lengths = draw(3, 20, (2, 5)), torch.tensor([5, 2])
-    codes, parents = [draw(0, 5, (2, beams)) for beams in (4, 6)], [torch.zeros(2, 4).long(), draw(0, 4, (2, 6))]
-    forced = draw(0, 5, (2, 4, 2))
+def test_a_session_with_kernels_gives_the_logits_of_plain_torch(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU runs without a graph: Triton's attention, under its interpreter."""
+    model: AnyModel = kind(2, Vocabulary(codebook_sizes=SIZES))
+    generator = torch.Generator().manual_seed(1)
+    tokens, lengths = torch.randint(3, 20, (2, 5), generator=generator), torch.tensor([5, 2])
+    codes = [torch.randint(0, 5, (2, beams), generator=generator) for beams in (4, 6)]
+    parents = [torch.zeros(2, 4, dtype=torch.int64), torch.randint(0, 4, (2, 6), generator=generator)]
+    forced = torch.randint(0, 5, (2, 4, 2), generator=generator)
+    monkeypatch.setattr(type(model), "takes_workspace", False, raising=False)
 
     def logits() -> list[Tensor]:
         session = model.start(tokens, lengths)
         found = [session.step_fn(), *map(session.step_fn, codes, parents)]
         session.step_fn()
-        return [*found, *session.suffix_fn(forced, parents[0])]
+        return [*found, session.prefix_fn(forced[0], [0, 0, 0, 1]), *session.suffix_fn(forced, parents[0])]
 
     expected = logits()
-    made: list[InPlaceBeamCache] = []
-
-    def in_place(layers: int, device: torch.device) -> InPlaceBeamCache:
-        made.append(InPlaceBeamCache(layers, reference.follow_in_place))
-        return made[-1]
-
-    for module in ("transformer", "encoder_decoder"):
-        monkeypatch.setattr(f"leafbeam.model.{module}.new_beam_cache", in_place)
-    for found, wanted in zip(logits(), expected, strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)  # norms are computed in float32
-    assert made
+    with monkeypatch.context() as patch:
+        patch.setattr("leafbeam.model.base.attention_on", lambda weight: triton.attention())
+        for found, wanted in zip(logits(), expected, strict=True):
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_slots_move_on_a_gpu_with_triton_and_are_copied_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert type(new_beam_cache(1, torch.device("cpu"))) is BeamCache
-    assert type(new_beam_cache(1, torch.device("cuda"))) is InPlaceBeamCache
-    monkeypatch.setattr(kv_cache, "is_installed", lambda package: False)
-    assert type(new_beam_cache(1, torch.device("cuda"))) is BeamCache
+def test_kernels_run_on_a_gpu_with_triton_in_their_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Weight:
+        def __init__(self, device: str, dtype: torch.dtype) -> None:
+            self.device, self.dtype = torch.device(device), dtype
+
+    def is_triton(device: str, dtype: torch.dtype) -> bool:
+        attention = torch_runner.attention_on(Weight(device, dtype))  # type: ignore[arg-type]
+        assert attention == reference.attention() or attention.over_codes is triton.attend_codes
+        return attention.over_codes is triton.attend_codes
+
+    assert is_triton("cuda", torch.bfloat16)
+    assert not is_triton("cuda", torch.float64)
+    assert not is_triton("cpu", torch.float32)
+    monkeypatch.setattr(torch_runner, "is_installed", lambda package: False)
+    assert not is_triton("cuda", torch.bfloat16)

@@ -110,12 +110,13 @@ def head() -> None:
 
 
 def attention() -> None:
-    from benchmarks.peers import paged_attention
+    from benchmarks.peers import in_place_kernel, paged_attention
     from benchmarks.peers.paged_beams import PagedBeams
     from leafbeam.ops.attention import triton
 
     kernels_of(triton)
     kernels_of(paged_attention)
+    kernels_of(in_place_kernel)
     for dtype, per, codes in ((torch.bfloat16, 2, 3), (torch.float32, 8, 1)):
         requests, beams, groups, size, tokens = 2, 70, 4, 128, 1000
         query = torch.zeros(requests, beams, groups * per, size, dtype=dtype)
@@ -127,7 +128,7 @@ def attention() -> None:
         if codes == 3:  # an encoder-decoder's two kinds
             triton.attend_prompt(query, key, key.transpose(2, 3).contiguous(), lengths)
             triton.attend_codes(query, slots, slots, ancestors, torch.zeros(groups * per, codes, dtype=dtype))
-        triton.follow_in_place(slots, ancestors[:, :, 0].contiguous())
+        in_place_kernel.follow_in_place(slots, ancestors[:, :, 0].contiguous())
         pages = PagedBeams.of(key[:1], key[:1].transpose(2, 3), slots[:1, :2], slots[:1, :2])
         paged_attention.attend(pages, query[:1, :2])
 

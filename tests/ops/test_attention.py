@@ -128,32 +128,6 @@ def test_ancestors_find_the_same_slots_as_moving_them() -> None:
         assert torch.equal(followed, moved)
 
 
-@pytest.mark.parametrize(("beams", "slots"), [(1, 1), (7, 9), (600, 600)])
-def test_slots_follow_ascending_parents_within_one_buffer(beams: int, slots: int) -> None:
-    """600 beams are three tiles: their parents are before, within and behind the own tile."""
-    generator = torch.Generator().manual_seed(beams)
-    buffer = torch.randn(2, slots, 3, 2, 3, generator=generator)
-    parents = torch.randint(0, beams, (2, beams), generator=generator).sort(dim=1).values
-    parents[1] = parents[1] // 3  # all from the first ones
-    moved, expected = buffer.clone(), buffer.clone()
-    triton.follow_in_place(moved[:, :, :2], parents)
-    reference.follow_in_place(expected[:, :, :2], parents)
-    assert torch.equal(moved, expected)
-    assert torch.equal(expected[0, :beams, :2], buffer[0, parents[0], :2])
-    assert torch.equal(expected[:, :, 2], buffer[:, :, 2])
-
-
-def test_slots_and_parents_that_do_not_fit_are_refused() -> None:
-    slots = torch.zeros(2, 3, 2, 2, 4)
-    parents = torch.zeros(2, 3, dtype=torch.int64)
-    for bad in ((slots, parents.int()), (slots, parents[:1]), (slots, torch.zeros(2, 4, dtype=torch.int64)),
-                (slots[..., :2], parents), (slots, parents.T.contiguous().T)):  # fmt: skip
-        with pytest.raises(ArgumentError, match=r"slots"):
-            triton.follow_in_place(*bad)
-    triton.follow_in_place(slots[:, :, :0], parents)
-    triton.follow_in_place(slots, parents[:, :0])
-
-
 def test_inputs_that_do_not_fit_are_refused_before_a_launch() -> None:
     query, key, value, slots = draw(6, (2, 3, 4, 16), (2, 2, 16, 9), (2, 2, 9, 16), (2, 3, 2, 2, 16))
     lengths = torch.tensor([9, 9])

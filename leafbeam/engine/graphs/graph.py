@@ -20,7 +20,7 @@ from leafbeam.engine.graphs.static_decode import Bucket, FinalBeams, StaticDecod
 from leafbeam.engine.settings import Settings
 from leafbeam.index import Version
 from leafbeam.model import EncoderDecoder, Transformer
-from leafbeam.model.static_runner import StaticRunner
+from leafbeam.model.static_model import StaticModel
 from leafbeam.ops.attention.costs import AttentionCosts
 from leafbeam.ops.attention.types import Attention
 from leafbeam.ops.constrain import Scoring
@@ -101,12 +101,12 @@ class Graphs:
 
     buckets: tried from the largest on, first those of scoring "full", each captured where it fits the rest of the budget:
     buffers and filters, and the memory that all decodes of a worker share while they run. max_bytes: of all workers together,
-    the index aside. bind: an index on the runner's device. capturer: makes one for each worker.
+    the index aside. bind: an index on the model's device. capturer: makes one for each worker.
     """
 
     def __init__(
         self,
-        runner: StaticRunner,
+        model: StaticModel,
         version: Version,
         buckets: Sequence[Bucket],
         *,
@@ -116,7 +116,7 @@ class Graphs:
         max_bytes: int,
         counts: Counts,
     ) -> None:
-        self._runner, self._bind, self._counts = runner, bind, counts
+        self._model, self._bind, self._counts = model, bind, counts
         self._buckets = sorted(buckets, key=_priority, reverse=True)
         self._capturer, self._num_workers, self._bytes_per_worker = capturer, workers, max_bytes // workers
         self._lock = threading.Condition()
@@ -254,7 +254,7 @@ class Graphs:
 
     def _capture(self, worker: _WorkerGraphs, index: DeviceIndex, bucket: Bucket, end_code: int | None) -> None:
         filters = worker.filters.get(bucket.batch) or index.filters(bucket.batch)
-        decode = StaticDecode(self._runner, index, bucket, filters, end_code=end_code)
+        decode = StaticDecode(self._model, index, bucket, filters, end_code=end_code)
         added = decode.nbytes + (0 if bucket.batch in worker.filters else filters.nbytes)
         added += max(0, decode.work_bytes - worker.work_bytes)
         if worker.nbytes + added > self._bytes_per_worker:
@@ -290,7 +290,7 @@ def graphs_for(
         attention = import_module("leafbeam.ops.attention.triton").attention(costs)
     sizes: dict[str, int] = {"longest": longest, "num_beams": settings.num_beams}
     return Graphs(
-        StaticRunner.of(model, attention),
+        StaticModel(model, attention),
         version,
         [bucket for scoring in get_args(Scoring) for bucket in buckets_of(settings.capacity, **sizes, scoring=scoring)],
         bind=lambda version: index(version, model.device),

@@ -15,7 +15,7 @@ from leafbeam.decode.config import SearchConfig
 from leafbeam.decode.constraint import TrieConstraint, decode, raise_first_bad
 from leafbeam.decode.model_calls import ModelCalls
 from leafbeam.engine.graphs.device_index import DeviceFilters, DeviceIndex, Requests
-from leafbeam.model.static_runner import StaticRunner
+from leafbeam.model.static_model import StaticModel
 from leafbeam.ops.constrain import Beams, Scoring
 
 # ((lo_SBK, hi_SBK), scores_BK, num_valid_B) of n requests on the host, best first: arguments of `collect_items`.
@@ -56,11 +56,11 @@ class StaticDecode:
     """
 
     def __init__(
-        self, runner: StaticRunner, index: DeviceIndex, bucket: Bucket, filters: DeviceFilters, *, end_code: int | None = None
+        self, model: StaticModel, index: DeviceIndex, bucket: Bucket, filters: DeviceFilters, *, end_code: int | None = None
     ) -> None:
-        self.bucket, self._runner, self._index, self._filters = bucket, runner, index, filters
-        self._config = SearchConfig.fixed(runner.vocabulary.codebook_sizes, end_code, bucket.num_beams, bucket.scoring)
-        shape, device, whole = (bucket.batch, bucket.num_beams), runner.device, torch.int64
+        self.bucket, self._model, self._index, self._filters = bucket, model, index, filters
+        self._config = SearchConfig.fixed(model.codebook_sizes, end_code, bucket.num_beams, bucket.scoring)
+        shape, device, whole = (bucket.batch, bucket.num_beams), model.device, torch.int64
         self.tokens_BT = torch.zeros(bucket.batch, bucket.length, dtype=whole, device=device)
         self.lengths_B = torch.ones(bucket.batch, dtype=whole, device=device)
         self.hi_SB = torch.zeros(index.num_segments, bucket.batch, dtype=whole, device=device)
@@ -87,7 +87,7 @@ class StaticDecode:
         """About what `run` needs in between: keys and values, activations of the prefill, scores and logits of a round."""
         bucket = self.bucket
         logits = 2 * 4 * bucket.batch * bucket.num_beams * max(self._config.code_sizes)
-        return self._runner.work_bytes(bucket.batch, bucket.length, bucket.num_beams) + logits
+        return self._model.work_bytes(bucket.batch, bucket.length, bucket.num_beams) + logits
 
     def load(
         self, tokens_BT: NDArray[np.int64], lengths_B: NDArray[np.int64], hi_SB: NDArray[np.int64], requests: Requests
@@ -108,13 +108,9 @@ class StaticDecode:
     @torch.inference_mode()
     def run(self) -> None:
         """From input to output buffers; can be captured."""
-        session = self._runner.start(self.tokens_BT, self.lengths_B, self.bucket.num_beams)
-
-        def step_fn(codes_BK: Tensor | None, parents_BK: Tensor | None) -> Tensor:
-            return session.root_logits_BV if codes_BK is None or parents_BK is None else session.extend(codes_BK, parents_BK)
-
+        session = self._model.start(self.tokens_BT, self.lengths_B, self.bucket.num_beams)
         constraint = TrieConstraint(self._config, self.hi_SB, self._launch)
-        beams = decode(constraint, ModelCalls(step_fn), watch=False).beams
+        beams = decode(constraint, ModelCalls(session.step_fn), watch=False).beams
         self.scores_BK.copy_(beams.scores)
         self.ranges_2SBK[0].copy_(beams.lo)
         self.ranges_2SBK[1].copy_(beams.hi)

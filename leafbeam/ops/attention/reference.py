@@ -17,7 +17,7 @@ def attend(
     query_BKHE: Tensor,
     key_BGET: Tensor,
     value_BGTE: Tensor,
-    lengths_B: Tensor,
+    lengths_B: Tensor | None,
     suffix_key_BKSGE: Tensor,
     suffix_value_BKSGE: Tensor,
     ancestors_BKS: Tensor | None = None,
@@ -29,7 +29,7 @@ def attend(
     )
 
 
-def attend_prompt(query_BKHE: Tensor, key_BGET: Tensor, value_BGTE: Tensor, lengths_B: Tensor) -> Tensor:
+def attend_prompt(query_BKHE: Tensor, key_BGET: Tensor, value_BGTE: Tensor, lengths_B: Tensor | None) -> Tensor:
     """Attention over the prompt alone -> (B, K, H, E)."""
     return prefix_attention(query_BKHE, key_BGET, value_BGTE, lengths_B)[0]
 
@@ -80,8 +80,7 @@ def suffix_attention(
     added to the scores.
     """
     if ancestors_BKS is not None:
-        at_BKS11 = ancestors_BKS[..., None, None].expand(*ancestors_BKS.shape, *key_BKSGE.shape[3:])
-        key_BKSGE, value_BKSGE = key_BKSGE.gather(1, at_BKS11), value_BKSGE.gather(1, at_BKS11)
+        key_BKSGE, value_BKSGE = codes_of(key_BKSGE, ancestors_BKS), codes_of(value_BKSGE, ancestors_BKS)
     groups, size = key_BKSGE.shape[3:]
     query_BKGRE = query_BKHE.unflatten(2, (groups, -1)) * size**-0.5
     # With so few keys a beam, multiplying and summing is faster than matrix products.
@@ -121,22 +120,23 @@ def merge(values_BKHE: Tensor, lse_BKH: Tensor, other_values_BKHE: Tensor, other
     return torch.lerp(values_BKHE, other_values_BKHE, share_BKH[..., None].to(values_BKHE.dtype))
 
 
-def follow_in_place(slots_BKX: Tensor, parents_BK: Tensor) -> None:
-    """slots[:, k] = slots[:, parents[:, k]], for ascending parents; slots beyond the parents are left as they are."""
-    at_BK = parents_BK.view(*parents_BK.shape, *[1] * (slots_BKX.ndim - 2))
-    slots_BKX[:, : parents_BK.shape[1]] = slots_BKX.gather(1, at_BK.expand(-1, -1, *slots_BKX.shape[2:]))
+def codes_of(slots_BKSGE: Tensor, ancestors_BKS: Tensor) -> Tensor:
+    """Return each beam's codes: slots[b, ancestors[b, k, s], s] for every b, k and s."""
+    request_B, code_S = (torch.arange(size, device=ancestors_BKS.device) for size in ancestors_BKS.shape[::2])
+    return slots_BKSGE[request_B[:, None, None], ancestors_BKS, code_S]
 
 
-def extend_ancestors(ancestors_BKS: Tensor | None, parents_BK: Tensor) -> Tensor:
-    """ancestors[b, k] = ancestors[b, parents[b, k]] + [k], with no ancestors before the first code.
+def extend_ancestors(ancestors_BKS: Tensor | None, parents_BK: Tensor, num_codes: int = 1) -> Tensor:
+    """ancestors[b, k] = ancestors[b, parents[b, k]] + [k] * num_codes, with no ancestors before the first code.
 
-    The table says which beam wrote each of a beam's codes, so that suffix slots never move. Cost: S + 1 numbers a beam.
+    The table says which beam wrote each of a beam's codes, so that suffix slots never move. Cost: S + C numbers a beam.
 
     >>> extend_ancestors(extend_ancestors(None, torch.tensor([[0, 0, 0]])), torch.tensor([[2, 0]]))[0].tolist()
     [[2, 0], [0, 1]]
     """
-    own_BK1 = torch.arange(parents_BK.shape[1], device=parents_BK.device).expand_as(parents_BK)[..., None]
+    own_K = torch.arange(parents_BK.shape[1], device=parents_BK.device)
+    own_BKC = own_K[None, :, None].expand(*parents_BK.shape, num_codes)
     if ancestors_BKS is None:
-        return own_BK1.contiguous()  # the kernels need it contiguous
+        return own_BKC.contiguous()  # the kernels need it contiguous
     before_BKS = ancestors_BKS.gather(1, parents_BK[..., None].expand(-1, -1, ancestors_BKS.shape[2]))
-    return torch.cat((before_BKS, own_BK1), 2)
+    return torch.cat((before_BKS, own_BKC), 2)

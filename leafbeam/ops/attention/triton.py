@@ -23,7 +23,6 @@ from leafbeam.ops.attention.types import Attention
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _LN_2 = tl.constexpr(0.6931471805599453)
-_BEAMS, _MOVED = 256, 16  # beams and elements of each that a program of `follow_in_place` moves at once
 
 
 def attention(costs: AttentionCosts | None = None) -> Attention:
@@ -74,32 +73,6 @@ def attend_codes(query_BKHE: Tensor, key_BKSGE: Tensor, value_BKSGE: Tensor, anc
     if bias_HS.shape != expected or not bias_HS.is_contiguous():
         raise ArgumentError(f"the bias is {tuple(bias_HS.shape)}: expected contiguous {expected}")
     return _over_codes(query_BKHE, key_BKSGE.shape[3], _Codes(key_BKSGE, value_BKSGE, ancestors_BKS, bias_HS), None)
-
-
-def follow_in_place(slots_BKX: Tensor, parents_BK: Tensor) -> None:
-    """slots[:, k] = slots[:, parents[:, k]] within one buffer, for ascending int64 parents; the host reads none of them.
-
-    Equals `ops.attention.reference.follow_in_place`. Other parents destroy slots that are still to be read (xGR, section 5.1).
-    slots_BKX: contiguous behind [B, at least K]. Cost: one launch; each slot that changes is read and written once.
-    """
-    if slots_BKX.numel() == 0 or parents_BK.numel() == 0:
-        return
-    if not slots_BKX[0, 0].is_contiguous() or not parents_BK.is_contiguous() or parents_BK.dtype != torch.int64:
-        raise ArgumentError("slots must be contiguous behind their first two axes, and parents contiguous int64")
-    beams, width = parents_BK.shape[1], slots_BKX[0, 0].numel()
-    if beams > slots_BKX.shape[1] or len(parents_BK) != len(slots_BKX):
-        shapes = f"parents {tuple(parents_BK.shape)} and slots {tuple(slots_BKX.shape)}"
-        raise ArgumentError(f"{shapes} do not fit: expected (B, K) and (B, at least K, ...)")
-    follow_kernel[(len(slots_BKX), triton.cdiv(width, _MOVED))](
-        slots_BKX,
-        parents_BK,
-        *slots_BKX.stride()[:2],
-        beams,
-        width,
-        BEAMS=min(_BEAMS, triton.next_power_of_2(beams)),
-        BLOCK=_MOVED,
-        num_warps=4,
-    )
 
 
 class _Parts(NamedTuple):
@@ -381,29 +354,3 @@ def suffix_kernel(
         values, lse = _merged(values, lse, split_values, part)
     head = (request * beams + beam) * GROUPS * R + group * R + r
     tl.store(out_BKHE + head[:, None] * E + e[None, :], values, mask=inside)
-
-
-@triton.jit
-def follow_kernel(slots_BKX, parents_BK, slot_b, slot_k, beams, width, BEAMS: tl.constexpr, BLOCK: tl.constexpr):
-    """Two passes over tiles of BEAMS slots, by program (b, i) for elements i x BLOCK and following:
-
-        from the first tile to the last: slots whose parent is a later slot take its content
-        from the last tile to the first: slots whose parent is an earlier slot take its content
-
-    A tile is read before it is written. With ascending parents the first pass leaves alone what the second reads: slot
-    s = parent[k] < k has parent[s] <= s.
-    """
-    request = tl.program_id(0).to(tl.int64)
-    x = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    base = slots_BKX + request * slot_b + x[None, :]
-    tiles = tl.cdiv(beams, BEAMS)
-    i = tl.program_id(0) * 0
-    while i < 2 * tiles:
-        slot = (tl.minimum(i, 2 * tiles - 1 - i) * BEAMS + tl.arange(0, BEAMS)).to(tl.int64)
-        parent = tl.load(parents_BK + request * beams + slot, mask=slot < beams, other=0)
-        moves = ((parent > slot) & (i < tiles)) | ((parent < slot) & (i >= tiles))
-        mask = ((slot < beams) & moves)[:, None] & (x < width)[None, :]
-        content = tl.load(base + parent[:, None] * slot_k, mask=mask, other=0.0)
-        tl.debug_barrier()
-        tl.store(base + slot[:, None] * slot_k, content, mask=mask)
-        i += 1
