@@ -39,9 +39,9 @@ log = logging.getLogger("leafbeam.catalog")
 class Catalog:
     """Items with attributes in a DuckDB table, rules over them as filters, and a live index, which change together.
 
-    A request reads `rules`, an immutable RuleSet with the version of the index to which it belongs, and never the table. All
-    items are evaluated by `open`, `reload`, `refresh` and, for rules with a refresh interval, by a background thread; `insert`,
-    `delete`, `replace` and `update` evaluate the rules for the changed items only. Readers never wait.
+    A request reads `rules`, an immutable RuleSet with the version of the index to which it belongs, and never the table. The
+    rules are evaluated over all items by `open`, `reload`, `refresh` and, for rules with a refresh interval, by a background
+    thread; `insert`, `delete`, `replace` and `update` evaluate them for the changed items only. Readers never wait.
 
     Rules are configuration and become SQL; names and ids of a request never do. `index` is the live index. `open` and
     `in_memory` make a catalog.

@@ -41,14 +41,22 @@ class Shop:
 def make_shop(*, num_items: int = 20_000, num_users: int = 20_000, repeats: float = 0.0, seed: int = 0) -> Shop:
     """Generate a shop and its users' history; the same arguments give the same tables on every machine.
 
-    The last day is always `TODAY`: compare with the newest `first_seen` of the catalog, not with the clock. About a second
-    for the default sizes. repeats: the share of interactions that take an item again, as in logs of music or groceries.
+    The last day is always `TODAY`: compare it with the newest `first_seen` of the catalog, not with the clock. The default
+    sizes take about a second.
 
-    Raises ArgumentError for less than one user, a share of 1 or more, or a number of items that the assortment cannot fill.
+    Args:
+        num_items: The number of items.
+        num_users: The number of users.
+        repeats: The share of interactions that take an item again, as in logs of music or groceries.
+        seed: The seed of everything random.
 
-    >>> shop = make_shop(num_items=300, num_users=100, seed=1)
-    >>> shop.items.num_rows
-    300
+    Raises:
+        ArgumentError: If there are no users, the share is 1 or more, or the assortment cannot fill the number of items.
+
+    Examples:
+        >>> shop = make_shop(num_items=300, num_users=100, seed=1)
+        >>> shop.items.num_rows
+        300
     """
     if num_users < 1 or seed < 0:
         raise ArgumentError(f"num_users={num_users}, seed={seed}: a shop needs at least one user and a seed of at least 0")

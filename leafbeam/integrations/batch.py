@@ -31,9 +31,15 @@ Progress = Callable[["PartitionResult", int, int], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServingFiles:
-    """The files of an engine, made absolute: a model's directory, an index, an item memory, a catalog and files of rules.
+    """The files of an engine, made absolute.
 
-    index, verify: see `CatalogFiles`.
+    Args:
+        model: The directory of the model.
+        index: As for `CatalogFiles`.
+        catalog: As for `CatalogFiles`.
+        rules: The files of rules.
+        verify: As for `CatalogFiles`.
+        memory: As for `CatalogFiles`.
     """
 
     model: str
@@ -53,7 +59,7 @@ class ServingFiles:
 
     @property
     def catalog_files(self) -> CatalogFiles:
-        """All but the model."""
+        """Return all files but the model."""
         return CatalogFiles(index=self.index, catalog=self.catalog, rules=self.rules, verify=self.verify, memory=self.memory)
 
 
@@ -61,8 +67,17 @@ class ServingFiles:
 class RequestTemplate:
     """The request of every user: fields of `Request`, and the columns for the others.
 
-    user_column: user ids, copied to the output. history_column: lists of item ids, oldest first; null is an empty history.
-    deny_column: None, or lists of item ids that must not be returned. keep_history: whether items of the history may be.
+    Args:
+        num_items: As for `Request`.
+        num_beams: As for `Request`.
+        scoring: As for `Request`.
+        rules: As for `Request`.
+        filter: As for `Request`.
+        channel: As for `Request`.
+        user_column: The column of the user ids, which are copied to the output.
+        history_column: The column of lists of item ids, oldest first; null is an empty history.
+        deny_column: The column of lists of item ids that must not be returned, if any.
+        keep_history: As for `Request`.
     """
 
     num_items: int = 10
@@ -82,11 +97,15 @@ class RequestTemplate:
 
     @property
     def columns(self) -> list[str]:
-        """The columns to read."""
+        """Return the columns to read."""
         return [name for name in (self.user_column, self.history_column, self.deny_column) if name is not None]
 
     def request(self, history: tuple[ItemId, ...] = (), deny: tuple[ItemId, ...] = (), user: UserId | None = None) -> Request:
-        """The request of one user. Raises RequestError."""
+        """Return the request of one user.
+
+        Raises:
+            RequestError: If a value is invalid.
+        """
         return Request(
             history=history,
             user=user,
@@ -140,12 +159,19 @@ class JobPlan:
 class BatchJob:
     """Recommendations for all users of a table.
 
-    users: a Parquet file, or a directory of them, read in the order of their names. out: a directory that Parquet readers read
-    as one table. partition_rows: the most users of a partition. device, max_batch: of the engine.
+    Args:
+        files: The files of the engine.
+        users: A Parquet file, or a directory of them, which is read in the order of their names.
+        out: A directory that Parquet readers read as one table.
+        request: The request of every user.
+        partition_rows: The largest number of users of a partition.
+        device: The device of the engine.
+        max_batch: The largest batch of the engine.
 
-    >>> files = ServingFiles(model="runs/shop/model", index="runs/shop/index.leafbeam")
-    >>> BatchJob(files=files, users="users.parquet", out="out.parquet").request.num_items
-    10
+    Examples:
+        >>> files = ServingFiles(model="runs/shop/model", index="runs/shop/index.leafbeam")
+        >>> BatchJob(files=files, users="users.parquet", out="out.parquet").request.num_items
+        10
     """
 
     files: ServingFiles
@@ -165,8 +191,10 @@ class BatchJob:
     def plan(self) -> JobPlan:
         """Split the users into partitions, and create the output directory or check that it belongs to this job.
 
-        Its manifest holds digests of the model, index, rules, request and users. Raises DataError if they are another job's,
-        or if the users cannot be read.
+        Its manifest holds digests of the model, index, rules, request and users.
+
+        Raises:
+            DataError: If the directory is another job's, or the users cannot be read.
         """
         files, out = self._files(), Path(self.out)
         partitions = self._partitions(files)
@@ -293,7 +321,9 @@ class PartitionRunner:
 def recommend_users(job: BatchJob, *, progress: Progress | None = None) -> list[PartitionResult]:
     """Run the pending partitions of a job in this process.
 
-    progress: called after each partition with its result, the number of finished partitions, and the number of all.
+    Args:
+        job: The job.
+        progress: Called after each partition with its result, the number of finished partitions, and the number of all.
     """
     plan = job.plan()
     finished = len(plan.partitions) - len(plan.pending)

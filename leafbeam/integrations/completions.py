@@ -21,10 +21,17 @@ class OpenAIServer(HttpLogprobs):
     It is exact or fails: a query whose tokens are not all among the `num_logprobs` most likely is an InferenceError
     ("missing_tokens"), so `num_logprobs` should be the vocabulary's size, or as many as the server allows.
 
-    model: its name there. num_logprobs: the field `logprobs`. token_ids: the text of each token, by which servers name tokens
-    that do not follow vLLM's `return_tokens_as_token_ids`; texts must be distinct.
+    Args:
+        url: The server's address.
+        model: The name under which it serves the model.
+        num_logprobs: The value of the field `logprobs`.
+        token_ids: The text of each token, by which servers name tokens that do not follow vLLM's `return_tokens_as_token_ids`;
+            texts must be distinct.
+        options: How to talk to the server.
+        transport: Sends the requests, for tests.
 
-    Raises ArgumentError.
+    Raises:
+        ArgumentError: If an argument is invalid.
     """
 
     path = "/v1/completions"
@@ -55,6 +62,7 @@ class OpenAIServer(HttpLogprobs):
         }
 
     def read(self, answer: Any, queries: Sequence[TokenQuery]) -> list[Logprobs | InferenceError]:
+        """Return the log-probabilities of each query in an answer."""
         if not isinstance(answer, dict):
             raise InferenceError(f"the server's answer is {str(answer)[:80]}: expected an object with `choices`")
         choices = by_index(answer.get("choices"), len(queries))

@@ -26,10 +26,16 @@ _BUSY = (429, 503)
 class HttpOptions:
     """How a client talks to its server.
 
-    timeout_s: for the whole of an answer, with its retries. retries: more attempts where the server was not reached, hung up
-    or was busy (429, 503; it may name a pause); never after a timeout, because the server may still compute the answer.
-    Asking twice changes nothing on the server. max_connections: requests at once. max_prompts: prompts of one request.
-    max_bytes: of an answer. headers: such as {"Authorization": "Bearer ..."}. extra: fields to add to every request body.
+    Args:
+        timeout_s: The seconds of a whole answer, with its retries.
+        retries: The number of further attempts if the server was not reached, hung up or was busy (429, 503; it may name a
+            pause). There is none after a timeout, because the server may still compute the answer. Asking twice changes nothing
+            on the server.
+        max_connections: The largest number of requests at once.
+        max_prompts: The largest number of prompts of one request.
+        max_bytes: The largest size of an answer.
+        headers: Headers of each request, such as {"Authorization": "Bearer ..."}.
+        extra: Fields to add to every request body.
     """
 
     timeout_s: float = 60.0

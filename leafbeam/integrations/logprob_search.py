@@ -34,9 +34,11 @@ from leafbeam.ops.constrain.cpu.ragged import TrieChildren, extend_ragged
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LogprobSearchResult(SearchResult):
-    """Ranked items. failures: for each request that the engine failed, why; such a request has no items at all.
+    """Ranked items, and the requests that failed.
 
-    num_queries: prefixes that the engine was asked about.
+    Attributes:
+        failures: For each request that the engine failed, why; such a request has no items at all.
+        num_queries: The number of prefixes that were sent to the engine.
     """
 
     failures: Mapping[int, InferenceError]
@@ -44,7 +46,7 @@ class LogprobSearchResult(SearchResult):
 
     @property
     def is_complete(self) -> bool:
-        """Whether every request was answered."""
+        """Return whether every request was answered."""
         return not self.failures
 
 
@@ -54,18 +56,21 @@ class LogprobBeamSearch(ItemSearch):
     It returns what `BeamSearch` does on the same weights, up to rounding. The engine reads each prompt once if it caches
     prefixes; every level is one batch of one-token requests.
 
-    model: `VllmModel`, `VllmServer`, `SglangServer`, `OpenAIServer`, or an object of your own (`LogprobModel`).
-    code_tokens: for each level the token of code 0, of code 1, ...; or a leafbeam vocabulary; or `CodeTokens`, such as `tokens`
-        of another search. None for an index of sequences (`Trie.from_sequences`), whose codes are tokens.
-    eos_token_id: the model's end token; needed for an index of sequences alone.
-    num_beams: one number, or one for each level; the last is the number of items of an answer.
-    scoring: what a token's probability is normalised over. "vocabulary": all tokens of the model, as vLLM's own beam search
-        has it; "allowed": the legal tokens; "full": the tokens of the level, for which all of them are asked. "allowed" and
-        "full" are those of `BeamSearch`. With "allowed", beams without a choice are not asked about.
+    Args:
+        index: A trie, or a version of a live index.
+        model: `VllmModel`, `VllmServer`, `SglangServer`, `OpenAIServer`, or an object of your own (`LogprobModel`).
+        code_tokens: For each level the token of code 0, of code 1, and so on; or a leafbeam vocabulary; or `CodeTokens`, such
+            as `tokens` of another search. None is for an index of sequences (`Trie.from_sequences`), whose codes are tokens.
+        eos_token_id: The model's end token; only an index of sequences needs it.
+        num_beams: One number, or one for each level; the last is the number of items of an answer.
+        scoring: What a token's probability is normalised over. "vocabulary" takes all tokens of the model, as vLLM's own beam
+            search does; "allowed" the legal tokens; "full" the tokens of the level, all of which are requested. "allowed" and
+            "full" are those of `BeamSearch`. With "allowed", no request is made for beams without a choice.
 
-    >>> search = LogprobBeamSearch(index, VllmServer("http://localhost:8000", model="m"), code_tokens=tokens, num_beams=50)
-    >>> result = search.run(prompts, filters=[fresh, None])
-    >>> result.item_ids[0][:10], result.scores[0, :10]
+    Examples:
+        >>> search = LogprobBeamSearch(index, VllmServer("http://localhost:8000", model="m"), code_tokens=tokens, num_beams=50)
+        >>> result = search.run(prompts, filters=[fresh, None])
+        >>> result.item_ids[0][:10], result.scores[0, :10]
     """
 
     def __init__(
@@ -99,11 +104,20 @@ class LogprobBeamSearch(ItemSearch):
     ) -> LogprobSearchResult:
         """Decode a batch of prompts (tokens), each with its own filter and its own denied items.
 
-        filters, deny: as for `BeamSearch.run`. allow_partial: where the engine fails a request, answer the others and name it
-        in `failures`; otherwise its InferenceError is raised. An item is returned only if all of its scores came.
+        The engine is called once per level, with a query for each beam that has a choice (with "allowed"; otherwise for each
+        beam). An item is returned only if all of its scores arrived.
 
-        Cost: a call of the engine a level, with a query for each beam that has a choice (with "allowed"; else for each beam).
-        Raises ArgumentError, ForeignFilterError, InferenceError.
+        Args:
+            prompts: The tokens of each prompt.
+            filters: As for `BeamSearch.run`.
+            deny: As for `BeamSearch.run`.
+            allow_partial: If true and the engine fails a request, the others are answered and `failures` names it; otherwise
+                its InferenceError is raised.
+
+        Raises:
+            ArgumentError: If the arguments do not fit each other.
+            ForeignFilterError: If a filter was made for another index.
+            InferenceError: If the engine fails.
         """
         requests = check_batch(self.version, len(prompts), filters, deny)
         rounds = _Rounds(self, [_checked(prompt, number) for number, prompt in enumerate(prompts)], allow_partial)

@@ -27,7 +27,12 @@ _OPEN_BATCHES = 32
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class TokenQuery:
-    """prefix: the tokens of a prompt and what was generated. tokens_C: int64, distinct tokens that may come next."""
+    """A prefix and the tokens that may follow it.
+
+    Attributes:
+        prefix: The tokens of a prompt and of the generated text.
+        tokens_C: int64, distinct tokens that may come next.
+    """
 
     prefix: Sequence[int]
     tokens_C: NDArray[np.int64]
@@ -37,9 +42,9 @@ class LogprobModel(Protocol):
     """A causal language model in an inference engine: `VllmModel`, `VllmServer`, `SglangServer`, `OpenAIServer`, or yours."""
 
     def logprobs(self, queries: Sequence[TokenQuery]) -> Answers:
-        """For each query log p(token | prefix) of its tokens, float32 [C], over the model's whole vocabulary.
+        """Return for each query log p(token | prefix) of its tokens, float32 [C], over the model's whole vocabulary.
 
-        -inf for a token that the engine excludes. An InferenceError in the place of an answer fails that query alone.
+        A token that the engine excludes has -inf. An InferenceError in place of an answer fails that query alone.
         """
         ...
 

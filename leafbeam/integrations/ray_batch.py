@@ -45,11 +45,19 @@ def recommend_users_on_ray(
 ) -> list[PartitionResult]:
     """Run the pending partitions of a job on a Ray cluster, with the output of `recommend_users`.
 
-    address: of the cluster; None takes RAY_ADDRESS, then a cluster on this machine, then starts one. workers: the most
-    engines; None fills the cluster's CPUs, or its GPUs if workers use any. A worker that dies is replaced and its partition
-    repeated; a partition that fails ends the job with its error, and a later call resumes it.
+    A worker that dies is replaced and its partition repeated. A partition that fails ends the job with its error, and a later
+    call resumes it.
 
-    Raises what `BatchJob.plan` and `PartitionRunner.run` raise, wherever it happened.
+    Args:
+        job: The job.
+        address: The address of the cluster; None takes RAY_ADDRESS, then a cluster on this machine, then starts one.
+        workers: The largest number of engines; None fills the cluster's CPUs, or its GPUs if workers use any.
+        cpus_per_worker: The number of CPUs of each engine.
+        gpus_per_worker: The number of GPUs of each engine.
+        progress: As for `recommend_users`.
+
+    Raises:
+        LeafbeamError: What `BatchJob.plan` and `PartitionRunner.run` raise, wherever it happened.
     """
     if cpus_per_worker <= 0 or gpus_per_worker < 0 or (workers is not None and workers < 1):
         raise ArgumentError(

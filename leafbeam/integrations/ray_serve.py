@@ -36,10 +36,18 @@ _OWNERS = ("files", "settings")  # fields that hold the other classes' fields
 class DeploymentConfig:
     """The replicas of an application.
 
-    files: deploying the application again with other files rolls them out (see `Recommender`). settings: of each replica's
-    engine. device: "cuda" goes with num_gpus. min_replicas, max_replicas: if they differ, Ray keeps about target_ongoing
-    requests on each replica. num_cpus, num_gpus: of one replica. health_period_s: seconds between health checks. grace_s:
-    seconds that an engine that is replaced or stopped may still answer accepted requests.
+    Args:
+        files: The files of the engines; deploying the application again with other files rolls them out (see `Recommender`).
+        settings: The settings of each replica's engine.
+        device: The device of the model; "cuda" goes with num_gpus.
+        min_replicas: The smallest number of replicas.
+        max_replicas: The largest number of replicas. If it differs from min_replicas, Ray keeps about target_ongoing requests
+            on each replica.
+        target_ongoing: The number of requests on each replica.
+        num_cpus: The number of CPUs of one replica.
+        num_gpus: The number of GPUs of one replica.
+        health_period_s: The seconds between health checks.
+        grace_s: The seconds in which an engine that is replaced or stopped may still answer accepted requests.
     """
 
     files: ServingFiles
@@ -64,7 +72,9 @@ class DeploymentConfig:
 
     @classmethod
     def of(cls, args: Mapping[str, Any]) -> "DeploymentConfig":
-        """From the flat arguments of `serve run` or a Serve config file: fields of ServingFiles, Settings and this class."""
+        """Return the config of flat arguments of `serve run` or a Serve config file: fields of ServingFiles, Settings and this
+        class.
+        """
         owners: tuple[type, ...] = (ServingFiles, Settings, cls)
         kinds = [{field.name: field.type for field in fields(owner) if field.name not in _OWNERS} for owner in owners]
         for name in args:
@@ -197,13 +207,17 @@ class Recommender:
 
 
 def application(args: Mapping[str, Any] | DeploymentConfig) -> serve.Application:
-    """The application, for `serve.run`, `serve run` and Serve config files.
+    """Return the application, for `serve.run`, `serve run` and Serve config files.
 
-    args: a DeploymentConfig, or the fields of ServingFiles, Settings and DeploymentConfig in one flat mapping. The engines
-    reject requests with 429; Ray queues what exceeds a replica's capacity, and rejects with 503 what exceeds twice that.
+    The engines reject requests with 429; Ray queues what exceeds a replica's capacity, and rejects with 503 what exceeds twice
+    that.
 
-    >>> config = DeploymentConfig(files=files, min_replicas=2, max_replicas=8)
-    >>> serve.run(application(config), route_prefix="/")   # doctest: +SKIP
+    Args:
+        args: A DeploymentConfig, or the fields of ServingFiles, Settings and DeploymentConfig in one flat mapping.
+
+    Examples:
+        >>> config = DeploymentConfig(files=files, min_replicas=2, max_replicas=8)
+        >>> serve.run(application(config), route_prefix="/")   # doctest: +SKIP
     """
     config = args if isinstance(args, DeploymentConfig) else DeploymentConfig.of(args)
     # A little more than an engine holds, so that the engine rejects, with its reason.

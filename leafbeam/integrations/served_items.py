@@ -31,7 +31,11 @@ RULES, DENY = "leafbeam_rules", "leafbeam_deny"
 class ServedItems:
     """The items of one version of an index, for sampling in another engine.
 
-    code_tokens, eos_token_id: as for `TrieLogitsProcessor`. filters: by the names under which requests ask for them.
+    Args:
+        index: A trie, or a version of a live index.
+        eos_token_id: As for `TrieLogitsProcessor`.
+        code_tokens: As for `TrieLogitsProcessor`.
+        filters: The filters by the names under which requests ask for them.
     """
 
     index: Trie | Version
@@ -57,14 +61,22 @@ class ServedItems:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of a whole item (the longest with its end, in an index of sequences): the `max_tokens` of a request."""
+        """Return the number of tokens of a whole item (of the longest with its end, in an index of sequences): the `max_tokens`
+        of a request.
+        """
         return self.version.num_levels
 
     def request_filter(self, extra_args: Mapping[str, Any] | None) -> tuple[RequestFilter, ...] | None:
-        """What a request may be shown: `leafbeam_rules`, names of filters that must all allow an item, and `leafbeam_deny`,
-        item ids; None for a request that names neither, which samples text. An empty list of rules allows every item.
+        """Return the items that a request may be shown; None for a request that names no rules and no denied items, which
+        samples text.
 
-        Raises ArgumentError, ItemIdError.
+        Args:
+            extra_args: The arguments of the request: `leafbeam_rules`, names of filters that must all allow an item, and
+                `leafbeam_deny`, item ids. An empty list of rules allows every item.
+
+        Raises:
+            ArgumentError: If an argument has the wrong type, or a rule is unknown.
+            ItemIdError: If an id is of the wrong kind.
         """
         arguments = dict(extra_args or {})
         unknown = [name for name in arguments if name.startswith("leafbeam") and name not in (RULES, DENY)]
@@ -79,20 +91,26 @@ class ServedItems:
         return check_batch(self.version, 1, self.filter_of(rules), [deny or None])[0]
 
     def filter_of(self, rules: Sequence[str]) -> Any:
-        """The items that all these filters allow, None for no rules. Raises ArgumentError for an unknown name."""
+        """Return the items that all these filters allow, None for no rules.
+
+        Raises:
+            ArgumentError: If a name is unknown.
+        """
         missing = [rule for rule in rules if rule not in self.filters]
         if missing:
             raise ArgumentError(f"{RULES} names {missing[0]!r}: expected some of {sorted(self.filters)}")
         return reduce(and_, (self.filters[rule] for rule in rules)) if rules else None
 
     def legal_tokens(self, request: tuple[RequestFilter, ...]) -> LegalTokens:
-        """The legal tokens of one request after each prefix."""
+        """Return the legal tokens of one request after each prefix."""
         return LegalTokens(self.version, self.tokens, self.eos_token_id, [request], self._arrays)
 
     def item_ids(self, generated: Sequence[int], extra_args: Mapping[str, Any] | None = None) -> NDArray[Any]:
-        """The allowed items that have the generated tokens, end token included or not; none where these are no whole item.
+        """Return the allowed items that have the generated tokens; none if these are not a whole item.
 
-        extra_args: of the request that generated them.
+        Args:
+            generated: The tokens, with or without the end token.
+            extra_args: The arguments of the request that generated them.
         """
         request = self.request_filter(extra_args) or self.request_filter({RULES: []})
         assert request is not None

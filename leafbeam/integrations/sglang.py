@@ -14,10 +14,16 @@ from leafbeam.integrations.logprobs import Logprobs, TokenQuery, answer_to
 
 
 class SglangServer(HttpLogprobs):
-    """SGLang's HTTP server. Each prompt is asked its own tokens, any number of them; the radix cache reads prompts once.
+    """SGLang's HTTP server. Each prompt is sent with its own tokens, any number of them; the radix cache reads prompts once.
 
-    >>> model = SglangServer("http://localhost:30000")                                           # doctest: +SKIP
-    >>> LogprobBeamSearch(index, model, code_tokens=tokens, num_beams=50).run(prompts)           # doctest: +SKIP
+    Args:
+        url: The server's address.
+        options: How to talk to the server.
+        transport: Sends the requests, for tests.
+
+    Examples:
+        >>> model = SglangServer("http://localhost:30000")                                           # doctest: +SKIP
+        >>> LogprobBeamSearch(index, model, code_tokens=tokens, num_beams=50).run(prompts)           # doctest: +SKIP
     """
 
     path = "/generate"
@@ -33,6 +39,7 @@ class SglangServer(HttpLogprobs):
         }
 
     def read(self, answer: Any, queries: Sequence[TokenQuery]) -> list[Logprobs | InferenceError]:
+        """Return the log-probabilities of each query in an answer."""
         found: list[Any] = answer if isinstance(answer, list) else [answer]
         if len(found) != len(queries):
             reason = "duplicate" if len(found) > len(queries) else "missing_answer"

@@ -28,31 +28,38 @@ class TrieLogitsProcessor:
     """A logits processor with which `generate` returns only items of the index that each request's filter allows.
 
     Each call gets whole sequences. The leaf ranges of a row follow from its prefix in the previous call, whatever the order of
-    the beams, and only the scores of legal tokens are read.
+    the beams, and only the scores of legal tokens are read. One object serves one `generate` at a time, any number in turn.
 
-    index: a trie, or a version of a catalog, which this object holds.
-    code_tokens: for each level the token of code 0, of code 1, ...; or a leafbeam vocabulary; or `CodeTokens`, such as
-        `tokens` of another processor. None for an index of sequences (`Trie.from_sequences`), whose codes are tokens.
-    eos_token_id: the model's end token, no code's token. After the last level it is the only legal one.
-    prompt_length: columns of the prompts passed to `generate`, with padding: `input_ids.shape[1]` (encoder-decoder models: 1,
-        the start token). Prompts of different lengths are padded on the left.
-    filters, deny: as for `BeamSearch.run`: one filter for all requests or one for each; item ids for each. A request's beams
-        and return sequences share them. A request with nothing allowed ends at once and has an empty result.
-    scoring: what a legal token's score is normalised over. "full": the tokens of its level, "allowed": the legal ones (both
-        as in `BeamSearch`); "vocabulary": unchanged, under beam search normalised over all tokens of the model. Greedy
-        decoding and sampling give the same items under all three.
-    in_place: write into the scores that `generate` passes, which saves a tensor. Safe under beam search; without beams it
-        would also change what `output_logits=True` returns.
+    `num_tokens` is the number of tokens of a whole item (of the longest with its end, in an index of sequences): the
+    `max_new_tokens`.
 
-    num_tokens: tokens of a whole item (the longest with its end, in an index of sequences): the `max_new_tokens`.
+    Args:
+        index: A trie, or a version of a catalog, which this object holds.
+        code_tokens: For each level the token of code 0, of code 1, and so on; or a leafbeam vocabulary; or `CodeTokens`, such
+            as `tokens` of another processor. None is for an index of sequences (`Trie.from_sequences`), whose codes are tokens.
+        eos_token_id: The model's end token, which must not be the token of a code. After the last level it is the only legal
+            one.
+        prompt_length: The number of columns of the prompts passed to `generate`, with padding: `input_ids.shape[1]` (1 for
+            encoder-decoder models, the start token). Prompts of different lengths are padded on the left.
+        filters: As for `BeamSearch.run`: one filter for all requests or one for each. A request's beams and return sequences
+            share it. A request with nothing allowed ends at once and has an empty result.
+        deny: Item ids for each request, as for `BeamSearch.run`.
+        scoring: What a legal token's score is normalised over. "full" takes the tokens of its level and "allowed" the legal
+            ones (both as in `BeamSearch`); "vocabulary" leaves scores unchanged, which under beam search are normalised over
+            all tokens of the model. Greedy decoding and sampling give the same items under all three.
+        in_place: If true, it writes into the scores that `generate` passes, which saves a tensor. This is safe under beam
+            search; without beams it would also change what `output_logits=True` returns.
 
-    One object serves one `generate` at a time, any number in turn.
-    Raises ArgumentError, FilterError, ForeignFilterError.
+    Raises:
+        ArgumentError: If the tokens do not fit the index, or another argument is invalid.
+        FilterError: If there is another number of filters than of requests.
+        ForeignFilterError: If a filter was made for another index.
 
-    >>> legal = TrieLogitsProcessor(index, code_tokens=tokens, eos_token_id=2, prompt_length=inputs.input_ids.shape[1])
-    >>> sequences = model.generate(**inputs, logits_processor=[legal], num_beams=20, num_return_sequences=20,
-    ...                            max_new_tokens=legal.num_tokens, length_penalty=0.0)
-    >>> legal.results(sequences, num_return_sequences=20).item_ids
+    Examples:
+        >>> legal = TrieLogitsProcessor(index, code_tokens=tokens, eos_token_id=2, prompt_length=inputs.input_ids.shape[1])
+        >>> sequences = model.generate(**inputs, logits_processor=[legal], num_beams=20, num_return_sequences=20,
+        ...                            max_new_tokens=legal.num_tokens, length_penalty=0.0)
+        >>> legal.results(sequences, num_return_sequences=20).item_ids
     """
 
     def __init__(
@@ -136,11 +143,17 @@ class TrieLogitsProcessor:
         return token != self.eos_token_id and occurs(self.version, self.tokens, token)
 
     def results(self, sequences: Tensor, scores: Tensor | None = None, *, num_return_sequences: int = 1) -> SearchResult:
-        """The items in the output of `generate`, best first, as `BeamSearch.run` returns them.
+        """Return the items in the output of `generate`, best first, as `BeamSearch.run` returns them.
 
-        sequences: (B x num_return_sequences, T), with the prompts. scores: its `sequences_scores`; without them the scores are
-        NaN. Beams without an item (fewer legal items than beams) and repeated items are left out: see `num_valid`.
-        Raises ArgumentError, also if `max_new_tokens` was too small for whole items.
+        Beams without an item (fewer legal items than beams) and repeated items are left out (see `num_valid`).
+
+        Args:
+            sequences: Shape (B x num_return_sequences, T), with the prompts.
+            scores: The `sequences_scores` of `generate`; without them the scores are NaN.
+            num_return_sequences: The number of sequences of each request.
+
+        Raises:
+            ArgumentError: If the shapes do not fit, or `max_new_tokens` was too small for whole items.
         """
         width = num_return_sequences
         batch_size = len(sequences) // max(1, width)
@@ -280,13 +293,14 @@ def prefix_allowed_tokens_fn(
     filters: BatchFilters = None,
     deny: DenyLists = None,
 ) -> Callable[[int, Tensor], list[int]]:
-    """A function (request number, whole sequence) -> legal tokens; `TrieLogitsProcessor` does the same much faster.
+    """Return a function (request number, whole sequence) -> legal tokens; `TrieLogitsProcessor` does the same much faster.
 
-    Arguments as for `TrieLogitsProcessor`. The tokens ascend by code; [eos_token_id] if an item is complete or no token is
-    legal, because transformers raises on an empty list. Cost: a look-up for one of the last few thousand prefixes, else a
-    search and the listing of its children.
+    The arguments are those of `TrieLogitsProcessor`. The tokens ascend by code; they are [eos_token_id] if an item is complete
+    or no token is legal, because transformers raises on an empty list. A call costs a look-up for one of the last few thousand
+    prefixes, otherwise a search and the listing of its children.
 
-    >>> model.generate(**inputs, num_beams=20, prefix_allowed_tokens_fn=prefix_allowed_tokens_fn(index, ...))
+    Examples:
+        >>> model.generate(**inputs, num_beams=20, prefix_allowed_tokens_fn=prefix_allowed_tokens_fn(index, ...))
     """
     version = Version.of(index)
     tokens = CodeTokens.for_index(code_tokens, version, eos_token_id)

@@ -32,13 +32,19 @@ _REQUESTS_A_BATCH = 32
 class VllmModel:
     """A `vllm.LLM` of this process, for one search at a time.
 
-    Queries of more than 128 tokens are asked in slices, or for all log-probabilities, in a batch of their own, where that is
-    cheaper and the engine allows it (`LLM(max_logprobs=-1)`). lora_request: of the adapter to use, as for `LLM.generate`.
+    Queries of more than 128 tokens are sent in slices, or for all log-probabilities, in a batch of their own, where that is
+    cheaper and the engine allows it (`LLM(max_logprobs=-1)`).
 
-    Raises ArgumentError for an engine that returns logits in the place of log-probabilities.
+    Args:
+        llm: The engine.
+        lora_request: The adapter to use, as for `LLM.generate`.
 
-    >>> model = VllmModel(LLM("Qwen3-sid", enable_prefix_caching=True))                          # doctest: +SKIP
-    >>> LogprobBeamSearch(index, model, code_tokens=tokens, num_beams=50).run(prompts)           # doctest: +SKIP
+    Raises:
+        ArgumentError: If the engine returns logits in place of log-probabilities.
+
+    Examples:
+        >>> model = VllmModel(LLM("Qwen3-sid", enable_prefix_caching=True))                          # doctest: +SKIP
+        >>> LogprobBeamSearch(index, model, code_tokens=tokens, num_beams=50).run(prompts)           # doctest: +SKIP
     """
 
     def __init__(self, llm: Any, *, lora_request: Any = None) -> None:
@@ -56,7 +62,11 @@ class VllmModel:
         return f"VllmModel({counted(self.vocabulary_size, 'token')})"
 
     def logprobs(self, queries: Sequence[TokenQuery]) -> Answers:
-        """See `LogprobModel`. Raises InferenceError where vLLM refuses the batch."""
+        """Return the log-probabilities of each query (see `LogprobModel`).
+
+        Raises:
+            InferenceError: If vLLM refuses the batch.
+        """
         refused = [self._refusal(query) for query in queries]
         asked = [query for query, failure in zip(queries, refused, strict=True) if failure is None]
         whole = self._whole(asked)
@@ -123,11 +133,17 @@ def _read(query: TokenQuery, output: Any) -> Logprobs | InferenceError:
 class VllmServer(OpenAIServer):
     """vLLM's OpenAI-compatible server, through `POST /v1/completions` with `logprob_token_ids`.
 
-    model: the name that it serves. max_token_ids: the tokens of one request; a query of more is asked in slices, in several
-        requests at once. A server that refuses so many is asked again with as many as its refusal names.
+    Args:
+        url: The server's address.
+        model: The name under which it serves the model.
+        max_token_ids: The largest number of tokens of one request; a longer query is sent in slices, in several requests at
+            once. If the server refuses so many, the query is sent again with as many as its refusal allows.
+        options: How to talk to the server.
+        transport: Sends the requests, for tests.
 
-    >>> model = VllmServer("http://localhost:8000", model="Qwen3-sid")                           # doctest: +SKIP
-    >>> LogprobBeamSearch(index, model, code_tokens=tokens, num_beams=50).run(prompts)           # doctest: +SKIP
+    Examples:
+        >>> model = VllmServer("http://localhost:8000", model="Qwen3-sid")                           # doctest: +SKIP
+        >>> LogprobBeamSearch(index, model, code_tokens=tokens, num_beams=50).run(prompts)           # doctest: +SKIP
     """
 
     def __init__(

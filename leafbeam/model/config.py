@@ -32,13 +32,14 @@ _FEED_FORWARD_ALIASES = {"gated-gelu_new": "gated-gelu", "gated-swish": "gated-s
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Sizes of a Qwen3 decoder; the defaults are a small model for training on a CPU.
+    """The sizes of a Qwen3 decoder; the defaults are a small model for training on a CPU.
 
-    Fields are those of Qwen3's config.json, except `dropout`: the share of values dropped in training after the embedding and
-    after every attention and feed-forward block.
+    The fields are those of Qwen3's config.json, except `dropout`: the share of values that are dropped in training after the
+    embedding and after every attention and feed-forward block.
 
-    >>> ModelConfig(vocab_size=779).head_dim
-    32
+    Examples:
+        >>> ModelConfig(vocab_size=779).head_dim
+        32
     """
 
     vocab_size: int
@@ -64,11 +65,13 @@ class ModelConfig:
 
     @property
     def group_size(self) -> int:
-        """How many query heads share one key head."""
+        """Return the number of query heads per key head."""
         return self.num_attention_heads // self.num_key_value_heads
 
     def to_hf(self) -> dict[str, Any]:
-        """The fields of config.json; transformers 4.51 and later reads them (rope_theta is written in both of its forms)."""
+        """Return the fields of config.json, which transformers 4.51 and later reads (rope_theta is written in both of its
+        forms).
+        """
         named = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "dropout"}
         return named | {
             "architectures": ["Qwen3ForCausalLM"],
@@ -84,7 +87,11 @@ class ModelConfig:
 
     @classmethod
     def from_hf(cls, hf: Mapping[str, Any], *, dropout: float = 0.0) -> "ModelConfig":
-        """The config of a parsed config.json; CheckpointError names a field that is missing or not implemented."""
+        """Return the config of a parsed config.json.
+
+        Raises:
+            CheckpointError: If a field is missing or not implemented.
+        """
         if hf.get("model_type") != "qwen3":
             raise CheckpointError(
                 f"config.json has model_type {hf.get('model_type')!r}, and a Transformer reads 'qwen3': load_model reads T5 too"
@@ -106,18 +113,18 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderDecoderConfig:
-    """Sizes of an encoder-decoder: T5's and TIGER's; with experts in the decoder, OneRec's.
+    """The sizes of an encoder-decoder: those of T5 and TIGER; with experts in the decoder, of OneRec.
 
-    Fields are those of T5's config.json, except the last six.
+    The fields are those of T5's config.json, except dropout, max_position_embeddings and the four fields of experts, which are
+    named as in Mixtral and Qwen3-MoE: num_experts is the number of feed-forward networks of each decoder layer, 0 for a dense
+    layer; num_experts_per_tok the number of experts per token; norm_topk_prob says whether their weights are normalised to sum
+    to 1 (not in OneRec); router_aux_loss_coef is the weight of the load-balancing loss in training. max_position_embeddings is
+    the longest prompt plus one SID, as in `ModelConfig`: T5's relative positions have no limit, so this is the length with
+    which the model was trained.
 
-    max_position_embeddings: the longest prompt plus one SID, as in `ModelConfig`; T5's relative positions have no limit of
-    their own, so this is the length that the model was trained on.
-    num_experts: feed-forward networks of each decoder layer, 0 for a dense layer. num_experts_per_tok: experts per token.
-    norm_topk_prob: whether their weights are normalised to sum to 1 (not in OneRec). router_aux_loss_coef: the weight of the
-    load-balancing loss in training. The four are named as in Mixtral and Qwen3-MoE.
-
-    >>> EncoderDecoderConfig(vocab_size=1027).inner_size
-    384
+    Examples:
+        >>> EncoderDecoderConfig(vocab_size=1027).inner_size
+        384
     """
 
     vocab_size: int
@@ -165,16 +172,16 @@ class EncoderDecoderConfig:
 
     @property
     def inner_size(self) -> int:
-        """Values of all heads together; T5 does not tie them to d_model."""
+        """Return the width of all heads together, which T5 does not tie to d_model."""
         return self.num_heads * self.d_kv
 
     @property
     def is_gated(self) -> bool:
-        """Whether one projection of the feed-forward network gates the other."""
+        """Return whether one projection of the feed-forward network gates the other."""
         return self.feed_forward_proj.startswith("gated-")
 
     def to_hf(self) -> dict[str, Any]:
-        """The fields of config.json; without experts, transformers' T5ForConditionalGeneration reads them."""
+        """Return the fields of config.json; without experts, transformers' T5ForConditionalGeneration reads them."""
         named = {field.name: getattr(self, field.name) for field in fields(self)}
         named |= {"n_positions": named.pop("max_position_embeddings"), "dropout_rate": named.pop("dropout")}
         named |= {"is_encoder_decoder": True, "use_cache": True}
@@ -186,7 +193,15 @@ class EncoderDecoderConfig:
 
     @classmethod
     def from_hf(cls, hf: Mapping[str, Any], *, dropout: float | None = None) -> "EncoderDecoderConfig":
-        """As `ModelConfig.from_hf`. dropout: None takes the file's dropout_rate."""
+        """Return the config of a parsed config.json.
+
+        Args:
+            hf: The fields.
+            dropout: The dropout; None takes the file's dropout_rate.
+
+        Raises:
+            CheckpointError: If a field is missing or not implemented.
+        """
         if hf.get("model_type") not in ("t5", "leafbeam_t5_moe"):
             raise CheckpointError(
                 f"config.json has model_type {hf.get('model_type')!r}, and an EncoderDecoder reads 't5': "

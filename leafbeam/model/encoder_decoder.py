@@ -28,16 +28,22 @@ class EncoderDecoder(SidModel[EncoderDecoderConfig]):
     """An encoder over the history and a decoder over the levels of one SID: TIGER with T5's layers, OneRec with experts.
 
     The encoder runs once per request; all beams share the keys and values of the decoder's cross-attention. Initial weights
-    follow T5, drawn from `generator` (None: one seeded with 0). Sources: Raffel et al., 2020 (T5); Rajput et al., 2023 (TIGER);
-    Deng et al., 2025 (OneRec).
+    follow T5. Sources: Raffel et al., 2020 (T5); Rajput et al., 2023 (TIGER); Deng et al., 2025 (OneRec).
 
-    >>> from leafbeam.model import Vocabulary
-    >>> vocabulary = Vocabulary(codebook_sizes=(256, 256, 256, 8))
-    >>> model = EncoderDecoder(EncoderDecoderConfig(vocab_size=vocabulary.size), vocabulary)
-    >>> tokens_BT, lengths_B = vocabulary.prompts([[[17, 4, 99, 0], [3, 250, 12, 1]]])
-    >>> hidden_BSD = model(torch.from_numpy(tokens_BT), torch.zeros(1, 0, dtype=torch.int64))
-    >>> model.head(hidden_BSD[:, -1], level=0).shape
-    torch.Size([1, 256])
+    Args:
+        config: The sizes.
+        vocabulary: The tokens.
+        generator: As for `Transformer`.
+        device: As for `Transformer`.
+
+    Examples:
+        >>> from leafbeam.model import Vocabulary
+        >>> vocabulary = Vocabulary(codebook_sizes=(256, 256, 256, 8))
+        >>> model = EncoderDecoder(EncoderDecoderConfig(vocab_size=vocabulary.size), vocabulary)
+        >>> tokens_BT, lengths_B = vocabulary.prompts([[[17, 4, 99, 0], [3, 250, 12, 1]]])
+        >>> hidden_BSD = model(torch.from_numpy(tokens_BT), torch.zeros(1, 0, dtype=torch.int64))
+        >>> model.head(hidden_BSD[:, -1], level=0).shape
+        torch.Size([1, 256])
     """
 
     config_type = EncoderDecoderConfig
@@ -82,11 +88,14 @@ class EncoderDecoder(SidModel[EncoderDecoderConfig]):
         dropout: torch.Generator | None = None,
         balance: list[Tensor] | None = None,
     ) -> Tensor:
-        """Hidden states (B, S + 1, D) of the decoder: after the start token, then after each target token.
+        """Return hidden states (B, S + 1, D) of the decoder: after the start token, then after each target token.
 
-        tokens_BT: the prompts, padded on the right to lengths_B (None: not padded). targets_BS: tokens of the first S codes of
-        each SID; `head(hidden[:, s], level=s)` gives the logits of code s. dropout: see `Transformer.forward`. balance: a list
-        to which every layer of experts appends its load-balancing loss (see `Experts`).
+        Args:
+            tokens_BT: The prompts, padded on the right.
+            targets_BS: The tokens of the first S codes of each SID; `head(hidden[:, s], level=s)` gives the logits of code s.
+            lengths_B: The length of each prompt; None: no prompt is padded.
+            dropout: As for `Transformer.forward`.
+            balance: A list to which every layer of experts appends its load-balancing loss (see `Experts`).
         """
         check_prompts(tokens_BT, lengths_B, self.config)
         if targets_BS.ndim != 2 or len(targets_BS) != len(tokens_BT):
@@ -115,9 +124,14 @@ class EncoderDecoder(SidModel[EncoderDecoderConfig]):
 
     @torch.inference_mode()
     def start(self, tokens_BT: Tensor, lengths_B: Tensor | None = None) -> DecodeSession:
-        """Encode prompts (B, T) int64, padded on the right to lengths_B, and open a decoding session, without gradients.
+        """Encode prompts and open a decoding session, without gradients. This costs one pass of the encoder.
 
-        Cost: one pass of the encoder. Prompts that leave no positions for a whole SID raise ArgumentError.
+        Args:
+            tokens_BT: The prompts (B, T), int64, padded on the right.
+            lengths_B: The length of each prompt; None: no prompt is padded.
+
+        Raises:
+            ArgumentError: If a prompt leaves no positions for a whole SID.
         """
         lengths_B = checked_lengths(tokens_BT, lengths_B, self.config, self.vocabulary.num_levels)
         runner = self.run_prompts(tokens_BT, lengths_B, self._options(tokens_BT, lengths_B, self.vocabulary))

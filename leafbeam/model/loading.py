@@ -48,9 +48,10 @@ def load_model(
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
 ) -> AnyModel:
-    """The model in a directory, of the architecture that the model_type in its config.json names.
+    """Load the model in a directory, of the architecture that the model_type in its config.json names.
 
-    Raises CheckpointError for another model_type, and as `Transformer.from_pretrained` and `new_model`.
+    Raises:
+        CheckpointError: If the model_type is another one, or a file is missing, damaged or does not fit.
     """
     require_device(str(device))
     kinds: dict[str, type[AnyModel]] = {"qwen3": Transformer, "t5": EncoderDecoder, "leafbeam_t5_moe": EncoderDecoder}
@@ -64,8 +65,10 @@ def load_model(
 
 
 def load_for_decoding(directory: str | PathLike[str], *, device: torch.device | str = "cpu") -> AnyModel:
-    """`load_model`; on a CPU to compute in float32, with matrices of bfloat16 as they are (`Transformer.store_bfloat16`), and
-    those of float32 as products are fastest with (`Transformer.pack`).
+    """Load a model as `load_model` does, in the form that decodes fastest.
+
+    On a CPU it computes in float32. Matrices of bfloat16 stay so (`Transformer.store_bfloat16`), and those of float32 get the
+    layout with which products are fastest (`Transformer.pack`).
     """
     if torch.device(device).type != "cpu":
         return load_model(directory, device=device)
@@ -74,10 +77,15 @@ def load_for_decoding(directory: str | PathLike[str], *, device: torch.device | 
 
 
 def qwen3_config(size: Qwen3Size, *, vocab_size: int = _QWEN3_ROWS) -> ModelConfig:
-    """The config of a dense Qwen3. vocab_size: more than the published model's where SID tokens were added.
+    """Return the config of a dense Qwen3.
 
-    >>> qwen3_config("1.7B").hidden_size
-    2048
+    Args:
+        size: The name of its size, such as "0.6B".
+        vocab_size: The number of tokens; more than the published model's if SID tokens were added.
+
+    Examples:
+        >>> qwen3_config("1.7B").hidden_size
+        2048
     """
     sizes = {"0.6B": (1024, 3072, 28, 16), "1.7B": (2048, 6144, 28, 16), "4B": (2560, 9728, 36, 32)}
     if size not in sizes:
@@ -98,14 +106,14 @@ def qwen3_config(size: Qwen3Size, *, vocab_size: int = _QWEN3_ROWS) -> ModelConf
 
 
 def qwen3_vocabulary(codebook_sizes: Sequence[int]) -> TokenTable:
-    """SID tokens after Qwen3's text tokens, as `tokenizer.add_tokens` numbers them; its `size` is the vocab_size to use."""
+    """Return SID tokens after the text tokens of Qwen3, as `tokenizer.add_tokens` numbers them; `size` is the vocab_size."""
     needed = _QWEN3_TEXT + sum(codebook_sizes)
     rows = _QWEN3_ROWS if needed <= _QWEN3_ROWS else -(-needed // 128) * 128
     return TokenTable.behind(_QWEN3_TEXT, codebook_sizes, size=rows, pad=_PAD, bos=_BOS, eos=_EOS)
 
 
 def tiger_config(vocabulary: Vocabulary, *, max_items: int = 20) -> EncoderDecoderConfig:
-    """The sizes in the TIGER paper: 4 + 4 layers, 6 heads of 64, 128 hidden, 1,024 inner, dropout 0.1, ReLU."""
+    """Return the sizes of the TIGER paper: 4 + 4 layers, 6 heads of 64, 128 hidden, 1,024 inner, dropout 0.1, ReLU."""
     return EncoderDecoderConfig(
         vocab_size=vocabulary.size,
         d_model=128,

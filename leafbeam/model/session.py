@@ -71,10 +71,10 @@ class DecodedLevels(Protocol):
 
 
 class DecodeSession:
-    """The decoding steps of one batch of prompts: equals running the model on `prompt + codes` of every beam, to 1e-5.
+    """The decoding steps of one batch of prompts. It equals running the model on `prompt + codes` of every beam, to 1e-5.
 
-    Made by `Transformer.start` or `EncoderDecoder.start`, which prefill the prompts; each `step_fn` then costs one pass over
-    B x K tokens. Its methods are what `BeamSearch.run` takes.
+    `Transformer.start` and `EncoderDecoder.start` make it, and prefill the prompts; each `step_fn` then costs one pass over B x
+    K tokens. Its methods are what `BeamSearch.run` takes.
     """
 
     def __init__(
@@ -98,12 +98,17 @@ class DecodeSession:
 
     @torch.inference_mode()
     def step_fn(self, codes_BK: Any = None, parents_BK: Any = None) -> Tensor:
-        """Logits of the next level's codes, for every beam.
+        """Return the logits of the next level's codes for every beam, (B, K, V).
 
-        (None, None) starts the prompts anew and returns level 0's logits (B, V). After that, codes_BK is the code that each
-        beam took and parents_BK the beam of the step before that it extends (integers, torch or numpy); the result is
-        (B, K, V). K may change from step to step. Dead beams may carry any legal code and parent. Raises ArgumentError for
-        codes outside the level, parents that do not exist, and a step after the last level.
+        (None, None) starts the prompts anew and returns level 0's logits (B, V).
+
+        Args:
+            codes_BK: The code that each beam took (integers, torch or numpy). K may change from step to step. Dead beams may
+                have any legal code and parent.
+            parents_BK: The beam of the previous step that it extends.
+
+        Raises:
+            ArgumentError: If a code is outside the level, a parent does not exist, or the last level is done.
         """
         if codes_BK is None and parents_BK is None:
             self._restart()
@@ -115,10 +120,17 @@ class DecodeSession:
 
     @torch.inference_mode()
     def last_step_fn(self, codes_BJ: Any, parents_BJ: Any) -> Tensor:
-        """Logits (B, J, V) of the last level, for some of its beams.
+        """Return the logits (B, J, V) of the last level, for some of its beams.
 
-        The session stays before the last level, so that a second call brings the logits of other beams; those of the first may
-        be overwritten by it. Raises ArgumentError at another level, and for a device other than a CPU.
+        The session stays before the last level, so that a second call returns the logits of other beams; it may overwrite those
+        of the first.
+
+        Args:
+            codes_BJ: As for `step_fn`.
+            parents_BJ: As for `step_fn`.
+
+        Raises:
+            ArgumentError: If the session is at another level, or on a device other than a CPU.
         """
         if self._lengths_B.device.type != "cpu" or self._level != self._vocabulary.num_levels - 2:
             place = f"level {self._level + 1} of {self._vocabulary.num_levels} on {self._lengths_B.device.type}"
@@ -127,10 +139,10 @@ class DecodeSession:
 
     @torch.inference_mode()
     def suffix_fn(self, codes_BKT: Any, parents_BK: Any) -> list[Tensor]:
-        """Logits (B, K, V) of the next T levels, for beams whose next T codes are known.
+        """Return the logits (B, K, V) of the next T levels, for beams whose next T codes are known.
 
-        Equals T calls of `step_fn` in which every beam continues itself, for one pass over B x K x T tokens; `step_fn` and
-        `suffix_fn` go on from there.
+        This equals T calls of `step_fn` in which every beam continues itself, for one pass over B x K x T tokens; `step_fn` and
+        `suffix_fn` continue from there.
         """
         codes_BKT = _integers("codes", codes_BKT, self._lengths_B.device)
         if codes_BKT.ndim != 3 or codes_BKT.shape[2] < 1:

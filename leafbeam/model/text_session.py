@@ -28,11 +28,11 @@ class TextRunner(Protocol):
 
 
 class TextSession:
-    """K texts after each of B prompts: equals running the model on prompt + text of every one, to 1e-5.
+    """K texts after each of B prompts. It equals running the model on prompt + text of every one, to 1e-5.
 
-    Made by `Transformer.start_texts`, which prefills the prompts. A call runs only what is new of each text, from the first
+    `Transformer.start_texts` makes it, and prefills the prompts. A call runs only what is new of each text, from the first
     token that differs from what ran before: texts may grow by different numbers of tokens, and change their last ones.
-    max_tokens: of a text.
+    `max_tokens` is the largest number of tokens of a text.
     """
 
     def __init__(self, runner: TextRunner, num_prompts: int, num_texts: int, vocab_size: int, max_tokens: int) -> None:
@@ -44,10 +44,15 @@ class TextSession:
 
     @torch.inference_mode()
     def hidden_after(self, texts: Sequence[Sequence[int] | None]) -> Tensor:
-        """Hidden states (R, D) after each text, the K of a request adjacent; any for None, a text that waits.
+        """Return the hidden states (R, D) after each text, the K texts of a request one after another.
 
-        Cost: one pass over the tokens that are new. Raises ArgumentError for a wrong number of texts, for tokens that the model
-        does not have, and for too many of them.
+        This costs one pass over the tokens that are new.
+
+        Args:
+            texts: The tokens of each text; None for a text that waits, whose hidden state is arbitrary.
+
+        Raises:
+            ArgumentError: If there is another number of texts, a token that the model does not have, or too many tokens.
         """
         if len(texts) != len(self._texts):
             raise ArgumentError(

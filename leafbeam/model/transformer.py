@@ -31,18 +31,25 @@ log = logging.getLogger("leafbeam.model")
 
 
 class Transformer(SidModel[ModelConfig]):
-    """A decoder-only transformer over Semantic IDs: Qwen3's architecture and parameter names, any size.
+    """A decoder-only transformer over Semantic IDs, with Qwen3's architecture and parameter names, of any size.
 
-    Initial weights come from `generator` (None: one seeded with 0), never from torch's global state. vocab_size may exceed
-    vocabulary.size (large models pad their embedding); a smaller one raises ArgumentError.
+    Args:
+        config: The sizes. Its vocab_size may exceed vocabulary.size, because large models pad their embedding.
+        vocabulary: The tokens.
+        generator: The source of the initial weights, never torch's global state; None is a generator that is seeded with 0.
+        device: The device of the weights.
 
-    >>> from leafbeam.model import Vocabulary
-    >>> vocabulary = Vocabulary(codebook_sizes=(256, 256, 256, 8))
-    >>> model = Transformer(ModelConfig(vocab_size=vocabulary.size), vocabulary)
-    >>> tokens_BT, lengths_B = vocabulary.prompts([[[17, 4, 99, 0], [3, 250, 12, 1]]])
-    >>> hidden_BTD = model(torch.from_numpy(tokens_BT))
-    >>> model.head(hidden_BTD[:, -1], level=0).shape
-    torch.Size([1, 256])
+    Raises:
+        ArgumentError: If vocab_size is smaller than vocabulary.size.
+
+    Examples:
+        >>> from leafbeam.model import Vocabulary
+        >>> vocabulary = Vocabulary(codebook_sizes=(256, 256, 256, 8))
+        >>> model = Transformer(ModelConfig(vocab_size=vocabulary.size), vocabulary)
+        >>> tokens_BT, lengths_B = vocabulary.prompts([[[17, 4, 99, 0], [3, 250, 12, 1]]])
+        >>> hidden_BTD = model(torch.from_numpy(tokens_BT))
+        >>> model.head(hidden_BTD[:, -1], level=0).shape
+        torch.Size([1, 256])
     """
 
     config_type = ModelConfig
@@ -70,10 +77,15 @@ class Transformer(SidModel[ModelConfig]):
         return self.config.initializer_range
 
     def forward(self, tokens_BT: Tensor, lengths_B: Tensor | None = None, *, dropout: torch.Generator | None = None) -> Tensor:
-        """Hidden states (B, T, D) under causal attention, after the final norm; zeros for padding behind lengths_B.
+        """Return hidden states (B, T, D) under causal attention, after the final norm.
 
-        dropout: the generator that a model in training mode with config.dropout > 0 needs (ArgumentError). ArgumentError after
-        `pack`, too.
+        Args:
+            tokens_BT: The tokens, padded on the right.
+            lengths_B: The length of each row; the hidden states of the padding after it are zeros. None: no row is padded.
+            dropout: The generator that a model in training mode with config.dropout > 0 needs.
+
+        Raises:
+            ArgumentError: If dropout needs a generator, or `pack` has been called.
         """
         if self._num_packed:
             raise ArgumentError("this model's matrices are packed, for decoding: read it with load_model to call it itself")
@@ -87,16 +99,17 @@ class Transformer(SidModel[ModelConfig]):
 
     @property
     def takes_workspace(self) -> bool:
-        """Whether `start` takes a workspace and a store: on a CPU in float32."""
+        """Return whether `start` takes a workspace and a store: on a CPU in float32."""
         return self.head_weight.device.type == "cpu" and self.head_weight.dtype == torch.float32
 
     @torch.no_grad()
     def store_bfloat16(self) -> Transformer:
-        """Keep the layers' matrices as bfloat16 where all of their values are such, for decoding on a CPU; returns the model.
+        """Keep the layers' matrices as bfloat16 if all of their values are bfloat16 numbers, for decoding on a CPU; return the
+        model.
 
         Checkpoints that were trained in bfloat16 have such values, also once they are read as float32. The computation stays in
         float32, so results differ by the order of sums alone. Passes of up to 256 rows read half the bytes: one text is twice
-        as fast. Cost: one pass over the weights. Not for training.
+        as fast. This costs one pass over the weights, and is not for training.
         """
         for module in self._matrices():
             weight = module.weight
@@ -111,13 +124,16 @@ class Transformer(SidModel[ModelConfig]):
 
     @torch.no_grad()
     def with_bfloat16_products(self) -> Transformer:
-        """A copy for decoding on a CPU that multiplies the layers' matrices in bfloat16; the head's stay in float32.
+        """Return a copy for decoding on a CPU that multiplies the layers' matrices in bfloat16; the head's stay in float32.
 
         Matrices, the rows that they multiply and the products are rounded to 8 bits of precision, and so are queries, keys and
         values where prompts attend to themselves; softmax, norms, sums and the beams' attention are in float32. A large model
-        is several times as fast where the processor has such products (AMX, AVX-512 BF16), and slower elsewhere:
-        `Settings.precision` measures. The copy's matrices are packed (`pack`). Cost: two passes over the matrices, and half
-        their memory; the rest is shared with this model. Raises ArgumentError for a model that is not in float32 on a CPU.
+        is several times as fast if the processor has such products (AMX, AVX-512 BF16), and slower elsewhere:
+        `Settings.precision` measures it. The copy's matrices are packed (`pack`). This costs two passes over the matrices, and
+        half their memory; the rest is shared with this model.
+
+        Raises:
+            ArgumentError: If the model is not in float32 on a CPU.
         """
         if not self.takes_workspace:
             place = f"{self.head_weight.dtype} on {self.device}"
@@ -130,13 +146,14 @@ class Transformer(SidModel[ModelConfig]):
 
     @torch.no_grad()
     def pack(self) -> Transformer:
-        """Keep the layers' matrices in oneDNN's layout where products are faster so, for decoding on a CPU; returns the model.
+        """Keep the layers' matrices in oneDNN's layout where products are faster with it, for decoding on a CPU; return the
+        model.
 
-        Those of queries, keys and values become one, which takes the place of the queries'. Rounds of 4 to 64 beams gain most;
-        results differ by the order of sums alone. Large matrices are packed that have the dtype of their products, so none of
-        `store_bfloat16`; `leafbeam.ops.linear.onednn` measures each shape with torch's number of threads. Cost: one pass over
-        the weights, in place, and 0.3 s for a shape that is new to the process. Not for training, nor for calls of the model
-        itself.
+        The matrices of queries, keys and values become one, which takes the place of the queries'. Rounds of 4 to 64 beams gain
+        most; results differ by the order of sums alone. Large matrices are packed if they have the dtype of their products, so
+        none of `store_bfloat16`; `leafbeam.ops.linear.onednn` measures each shape with torch's number of threads. This costs
+        one pass over the weights, in place, and 0.3 s for a shape that is new to the process. It is not for training, nor for
+        calls of the model itself.
         """
         if not self.takes_workspace:
             return self
@@ -190,9 +207,10 @@ class Transformer(SidModel[ModelConfig]):
         return [module for module in self.model.layers.modules() if isinstance(module, nn.Linear)]
 
     def level_heads(self) -> list[Tensor]:
-        """For each level the head's rows of its codes (V, D), without gradients: what `BeamSearch.run` takes as `head`.
+        """Return for each level the head's rows of its codes (V, D), without gradients, as `BeamSearch.run` takes them as
+        `head`.
 
-        Views where a level's tokens are consecutive, else copies.
+        They are views if a level's tokens are consecutive, otherwise copies.
         """
         weight = self.head_weight.detach()
         return [self.vocabulary.level_rows(weight, level) for level in range(self.vocabulary.num_levels)]
@@ -209,15 +227,22 @@ class Transformer(SidModel[ModelConfig]):
         vocabulary: AnyVocabulary | None = None,
         hidden: bool = False,
     ) -> DecodeSession:
-        """Prefill prompts (B, T) int64, padded on the right to lengths_B, and open a decoding session, without gradients.
+        """Prefill prompts and open a decoding session, without gradients.
 
-        Cost: one pass over the tokens. On a CPU in float32 it runs packed rows (`CpuRunner`), elsewhere the torch modules.
+        This costs one pass over the tokens. On a CPU in float32 it runs packed rows (`CpuRunner`), elsewhere the torch modules.
 
-        workspace: buffers to reuse; a session is void once they serve another. store: prefixes of prompts that it holds are not
-        computed again. Both raise ArgumentError except on a CPU in float32. beams: the expected number, to allocate memory for
-        their codes once. vocabulary: what is decoded, such as `TextTokens`; None: the model's SIDs. hidden: return hidden
-        states (..., D) in the place of logits, for a search that multiplies the head itself. Prompts that leave no positions
-        for a whole SID raise ArgumentError.
+        Args:
+            tokens_BT: The prompts (B, T), int64, padded on the right.
+            lengths_B: The length of each prompt; None: no prompt is padded.
+            workspace: Buffers to reuse; a session is void once they serve another. They need a CPU and float32.
+            store: Prefixes of prompts that are not computed again. It needs a CPU and float32.
+            beams: The expected number of beams, to allocate memory for their codes once.
+            vocabulary: The tokens to decode, such as `TextTokens`; None takes the model's SIDs.
+            hidden: If true, the session returns hidden states (..., D) in place of logits, for a search that multiplies the
+                head itself.
+
+        Raises:
+            ArgumentError: If a prompt leaves no positions for a whole SID, or an argument needs another device.
         """
         vocabulary = vocabulary or self.vocabulary
         lengths_B = checked_lengths(tokens_BT, lengths_B, self.config, vocabulary.num_levels)
@@ -244,9 +269,17 @@ class Transformer(SidModel[ModelConfig]):
     def start_texts(
         self, tokens_BT: Tensor, lengths_B: Tensor | None = None, *, num_texts: int = 1, max_tokens: int = 256
     ) -> TextSession:
-        """Prefill prompts as `start` does, for `num_texts` texts after each that grow independently of each other.
+        """Prefill prompts as `start` does, for texts that grow independently of each other. This costs one pass over the
+        tokens.
 
-        max_tokens: of a text. Cost: one pass over the tokens. Raises ArgumentError for prompts that leave no positions.
+        Args:
+            tokens_BT: As for `start`.
+            lengths_B: As for `start`.
+            num_texts: The number of texts after each prompt.
+            max_tokens: The largest number of tokens of a text.
+
+        Raises:
+            ArgumentError: If a prompt leaves no positions.
         """
         vocabulary = TextTokens(size=self.config.vocab_size, num_tokens=max_tokens + 1)  # the last is never run
         lengths_B = checked_lengths(tokens_BT, lengths_B, self.config, vocabulary.num_levels)

@@ -29,7 +29,13 @@ UserId = int | str | np.integer | None
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptTokens:
-    """The tokens of a prompt around its history: before it, between two items, after it."""
+    """The tokens of a prompt around its history.
+
+    Args:
+        before: The tokens before the history.
+        between: The tokens between two items.
+        after: The tokens after the history.
+    """
 
     before: tuple[int, ...] = ()
     between: tuple[int, ...] = ()
@@ -196,12 +202,15 @@ class Vocabulary(_SidTokens):
 
     A level's rows of any [size, D] matrix are one slice, so the head of a level multiplies a view.
 
-    num_specials: tokens before level 0; at least 3 (pad=0, bos=1, eos=2), more are the caller's own.
-    num_users: tokens that user ids are hashed to (TIGER has 2,000), after one token for an unknown user; every prompt then has
-    one of them after `bos`. 0: prompts carry no user.
+    Args:
+        codebook_sizes: The number of codes of each level.
+        num_specials: The number of tokens before level 0; at least 3 (pad=0, bos=1, eos=2), further ones are the caller's own.
+        num_users: The number of tokens to which user ids are hashed (TIGER has 2,000), after one token for an unknown user;
+            every prompt then has one of them after `bos`. With 0 prompts have no user.
 
-    >>> Vocabulary(codebook_sizes=(256, 256, 8)).level_slice(1)
-    slice(259, 515, None)
+    Examples:
+        >>> Vocabulary(codebook_sizes=(256, 256, 8)).level_slice(1)
+        slice(259, 515, None)
     """
 
     codebook_sizes: tuple[int, ...]
@@ -222,29 +231,37 @@ class Vocabulary(_SidTokens):
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
-        """The first token of each level."""
+        """Return the first token of each level."""
         return tuple(accumulate(self.codebook_sizes[:-1], initial=self.num_specials))
 
     @property
     def size(self) -> int:
-        """How many tokens there are: a model needs a vocab_size of at least this."""
+        """Return the number of tokens: a model needs a vocab_size of at least this."""
         return self.num_specials + sum(self.codebook_sizes) + (self.num_users + 1 if self.num_users else 0)
 
     @property
     def no_user(self) -> int:
-        """The token for an unknown user; ArgumentError without user tokens."""
+        """Return the token for an unknown user.
+
+        Raises:
+            ArgumentError: If there are no user tokens.
+        """
         if not self.num_users:
             super().user_tokens([])
         return self.num_specials + sum(self.codebook_sizes)
 
     def user_tokens(self, users: Sequence[UserId] | npt.NDArray[Any]) -> Int64Array:
-        """The int64 token of each user id; None is `no_user`. Raises ArgumentError without user tokens, or for another type.
+        """Return the int64 token of each user id; None is `no_user`.
 
         An id is hashed (BLAKE2b of its text, so that 7 and "7" are one user), so several users share a token, and a user that
         was not in training gets one too. (TIGER, implementation details, after Weinberger et al., 2009.)
 
-        >>> Vocabulary(codebook_sizes=(4, 4), num_users=10).user_tokens(["ann", "bob", None]).tolist()
-        [19, 14, 11]
+        Raises:
+            ArgumentError: If there are no user tokens, or an id has another type.
+
+        Examples:
+            >>> Vocabulary(codebook_sizes=(4, 4), num_users=10).user_tokens(["ann", "bob", None]).tolist()
+            [19, 14, 11]
         """
         first = self.no_user
         return np.array([first if user is None else first + 1 + _user_hash(user) % self.num_users for user in users], np.int64)
@@ -254,18 +271,25 @@ class Vocabulary(_SidTokens):
         return tuple(np.arange(first, first + size) for first, size in zip(self.offsets, self.codebook_sizes, strict=True))
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON object that `vocabulary_from_dict` reads."""
+        """Return the JSON object that `vocabulary_from_dict` reads."""
         users = {"num_users": self.num_users} if self.num_users else {}
         return {"kind": "ranges", "codebook_sizes": list(self.codebook_sizes), "num_specials": self.num_specials} | users
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TokenTable(_SidTokens):
-    """SID tokens anywhere inside the vocabulary of a large language model: `Vocabulary` with a look-up for the offset.
+    """SID tokens anywhere inside the vocabulary of a large language model: `Vocabulary` with a look-up instead of an offset.
 
-    tokens_per_level: for each level, the token of code 0, of code 1, ... Distinct within a level; levels may share some.
-    size: the model's vocab_size. pad, bos, eos: the language model's own. prompt: the tokens around a history, as in the
-    model's training; None: `bos` before it. It has no user tokens.
+    It has no user tokens.
+
+    Args:
+        tokens_per_level: For each level, the token of code 0, of code 1, and so on. They are distinct within a level; levels
+            may share some.
+        size: The model's vocab_size.
+        pad: The language model's own padding token.
+        bos: The language model's own token at the beginning.
+        eos: The language model's own token at the end.
+        prompt: The tokens around a history, as in the model's training; None puts `bos` before it.
     """
 
     tokens_per_level: tuple[tuple[int, ...], ...]
@@ -309,7 +333,7 @@ class TokenTable(_SidTokens):
 
     @classmethod
     def behind(cls, first: int, codebook_sizes: Sequence[int], *, size: int, pad: int, bos: int, eos: int) -> TokenTable:
-        """Codebooks end to end from token `first` on, where a tokenizer puts added tokens."""
+        """Return codebooks end to end from token `first` on, which is where a tokenizer puts added tokens."""
         begins = accumulate(codebook_sizes, initial=first)
         levels = tuple(tuple(range(begin, begin + codes)) for begin, codes in zip(begins, codebook_sizes, strict=False))
         return cls(tokens_per_level=levels, size=size, pad=pad, bos=bos, eos=eos)
@@ -319,7 +343,7 @@ class TokenTable(_SidTokens):
         return tuple(np.array(level, np.int64) for level in self.tokens_per_level)
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON object that `vocabulary_from_dict` reads."""
+        """Return the JSON object that `vocabulary_from_dict` reads."""
         levels = [list(level) for level in self.tokens_per_level]
         specials = {"pad": self.pad, "bos": self.bos, "eos": self.eos}
         prompt = {} if self.prompt is None else {"prompt": {name: list(part) for name, part in asdict(self.prompt).items()}}

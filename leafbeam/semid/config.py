@@ -13,15 +13,16 @@ Gradient = Literal["straight-through", "rotation"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmbeddingConfig:
-    """What an item's vector is made of: text, co-occurrence, or both.
+    """The parts of an item's vector: text, co-occurrence, or both.
 
-    text: "tfidf" (nothing to download), "none", or the name or directory of a sentence-transformers model.
-    text_columns: columns of the item table to read; None reads every column of words.
-    text_dims: dimensions of the TF-IDF vectors after the SVD.
-    behaviour_dims: dimensions of the co-occurrence vectors; 0 leaves them out.
-    window: two items of a session co-occur if they are at most this many positions apart.
-    behaviour_weight: length of the co-occurrence part relative to a text part of length 1.
-    neighbours: items without co-occurrence get the mean of this many nearest items by text; 0 leaves zeros.
+    Args:
+        text: "tfidf" (nothing to download), "none", or the name or directory of a sentence-transformers model.
+        text_columns: The columns of the item table to read; None reads every column of words.
+        text_dims: The dimensions of the TF-IDF vectors after the SVD.
+        behaviour_dims: The dimensions of the co-occurrence vectors; 0 leaves them out.
+        window: The largest number of positions between two items of a session that co-occur.
+        behaviour_weight: The length of the co-occurrence part relative to a text part of length 1.
+        neighbours: The number of nearest items by text whose mean an item without co-occurrence gets; 0 leaves zeros.
     """
 
     text: str = "tfidf"
@@ -82,13 +83,15 @@ class RqVaeConfig:
 class QuantiserConfig:
     """How vectors become codes.
 
-    codebook_sizes: one number a level. None: by the number of items, one large level, which trains faster and recommends better
-    than levels of equal size (two beyond 200,000 items); four levels of 256 for an RQ-VAE.
-    method: "kmeans" quantises the vectors, "rqvae" a learned latent space.
-    collision_strategy: for items with equal codes. "spread" and "level" add a level: "spread" of `spread_codes` codes, each of
-    one item or of few and unlike ones; "level" numbers the items of each SID (TIGER). "free", "hungarian" and "sinkhorn" move
-    items to free codes of the last level (`assign_free_codes`); "none" lets them share a SID. None: "spread", but "level" for
-    an RQ-VAE or codebook_sizes of your own.
+    Args:
+        codebook_sizes: The number of codes of each level. None decides by the number of items: one large level, which trains
+            faster and recommends better than levels of equal size (two beyond 200,000 items); four levels of 256 for an RQ-VAE.
+        collision_strategy: The treatment of items with equal codes. "spread" and "level" add a level: "spread" of
+            `spread_codes` codes, each for one item or for a few dissimilar ones; "level" numbers the items of each SID (TIGER).
+            "free", "hungarian" and "sinkhorn" move items to free codes of the last level (`assign_free_codes`); "none" lets
+            them share a SID. None is "spread", or "level" for an RQ-VAE or codebook_sizes of your own.
+        method: "kmeans" quantises the vectors, "rqvae" a learned latent space.
+        rqvae: The settings of an RQ-VAE.
     """
 
     codebook_sizes: tuple[int, ...] | None = None
@@ -107,14 +110,15 @@ class QuantiserConfig:
 
     @property
     def default_collision_strategy(self) -> CollisionStrategy:
-        """What `collision_strategy=None` stands for."""
+        """Return the strategy for which `collision_strategy=None` stands."""
         return "spread" if self.codebook_sizes is None and self.method == "kmeans" else "level"
 
     def sizes_for(self, num_items: int) -> tuple[int, ...]:
-        """The codebook sizes for so many items.
+        """Return the codebook sizes for a number of items.
 
-        >>> QuantiserConfig().sizes_for(12_000)
-        (2048,)
+        Examples:
+            >>> QuantiserConfig().sizes_for(12_000)
+            (2048,)
         """
         if self.codebook_sizes is not None:
             return self.codebook_sizes

@@ -26,7 +26,15 @@ from leafbeam.semid.vectors import check_vectors
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SidFit:
-    """The SIDs, the quantiser that made them, the encoder of new items, the vectors of their codes, and the report."""
+    """The result of `fit_sids`.
+
+    Attributes:
+        table: The SID of each item.
+        quantiser: The quantiser that made the SIDs.
+        encoder: Turns new items into vectors.
+        code_vectors: The vectors of the codes.
+        report: The figures of the fit.
+    """
 
     table: SidTable
     quantiser: Quantiser
@@ -45,18 +53,28 @@ def fit_sids(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> SidFit:
-    """Semantic IDs of the rows of `items` (with a column item_id): embed, quantise, resolve collisions, report.
+    """Compute Semantic IDs of the rows of a table: embed, quantise, resolve collisions, report.
 
-    sessions: the training part of a split (`split.train`); nothing else of the log is read. None leaves co-occurrence out.
-    vectors: a matrix (N, D) of your own in the order of `items`, in place of an embedding (`load_vectors`).
-    progress: called with the current step and the share of it that is done.
+    12,000 items take about 30 seconds on one core. The same input and seed give the same codes.
 
-    12,000 items take some 30 seconds on one core. The same input and seed give the same codes.
-    Raises DataError for unusable input, ArgumentError for settings out of range, CodesError where no free code is left.
+    Args:
+        items: The items, with a column item_id.
+        sessions: The training part of a split (`split.train`); nothing else of the log is read. None leaves co-occurrence out.
+        embedding: How items become vectors.
+        vectors: In place of an embedding, a matrix (N, D) of your own in the order of `items` (see `load_vectors`).
+        quantiser: How vectors become codes.
+        seed: The seed of everything random.
+        progress: Called with the current step and the share of it that is done.
 
-    >>> items = pa.table({"item_id": [1, 2, 3], "title": ["red shoe", "red boot", "green tea"]})
-    >>> fit_sids(items, None, quantiser=QuantiserConfig(codebook_sizes=(2, 2))).table.codes.shape
-    (3, 3)
+    Raises:
+        DataError: If the input is unusable.
+        ArgumentError: If a setting is out of range.
+        CodesError: If no free code is left.
+
+    Examples:
+        >>> items = pa.table({"item_id": [1, 2, 3], "title": ["red shoe", "red boot", "green tea"]})
+        >>> fit_sids(items, None, quantiser=QuantiserConfig(codebook_sizes=(2, 2))).table.codes.shape
+        (3, 3)
     """
     config = quantiser or QuantiserConfig()
     if "item_id" not in items.column_names or len(items) == 0:

@@ -20,14 +20,19 @@ _MINIBATCH_ROWS = 200_000  # from this many rows on k-means uses mini-batches
 class ResidualKMeans(Quantiser):
     """A `Quantiser` whose centroids are k-means centroids of the vectors and their residuals.
 
-    Similar vectors share their first codes. k-means runs on one thread, so the same vectors and seed give the same bits.
-    `fit` costs about 20 * N * D * sum(codebook_sizes) multiplications: 15 seconds for 12,000 items, 384 dimensions and
-    3 x 256 codes on one core; from 200,000 items on it uses mini-batches. (Residual quantisation: TIGER, section 3.1; with
-    k-means: OneRec, QARM.)
+    Similar vectors share their first codes. k-means runs on one thread, so the same vectors and seed give the same bits. `fit`
+    costs about 20 * N * D * sum(codebook_sizes) multiplications: 15 seconds for 12,000 items, 384 dimensions and 3 x 256 codes
+    on one core; from 200,000 items on it uses mini-batches. (Residual quantisation: TIGER, section 3.1; with k-means: OneRec,
+    QARM.)
 
-    >>> vectors = np.random.default_rng(0).normal(size=(50, 4))
-    >>> ResidualKMeans(codebook_sizes=(4, 4), seed=0).fit(vectors).encode(vectors).shape
-    (50, 2)
+    Args:
+        codebook_sizes: The number of codes of each level.
+        seed: The seed of k-means.
+
+    Examples:
+        >>> vectors = np.random.default_rng(0).normal(size=(50, 4))
+        >>> ResidualKMeans(codebook_sizes=(4, 4), seed=0).fit(vectors).encode(vectors).shape
+        (50, 2)
     """
 
     format = "leafbeam residual k-means"
@@ -37,23 +42,35 @@ class ResidualKMeans(Quantiser):
         super().__init__(codebook_sizes=codebook_sizes, seed=seed)
 
     def fit(self, vectors_ND: NDArray[np.floating], progress: Progress | None = None) -> Self:
+        """Learn the centroids of vectors in memory, and return this quantiser.
+
+        Raises:
+            DataError: If the vectors are empty or constant.
+        """
         return self._fit(check_vectors(np.asarray(vectors_ND), "the matrix of vectors"), None, progress)
 
     def fit_blocks(
         self, blocks: Iterable[NDArray[np.float32]], progress: Progress | None = None, *, sample: int = 20_000
     ) -> Self:
-        """Learn the centroids of vectors that do not fit in memory; returns itself.
+        """Learn the centroids of vectors that do not fit in memory, and return this quantiser.
 
-        blocks: read once for each level and once more (`VectorBlocks`, or a list of arrays). Each level starts from k-means
-        on a uniform sample of `sample` vectors, and is then refined by mini-batches over every block.
-        Memory: one block, the sample, and k-means on it; independent of N.
-        Cost: about N * D * sum over levels of (level + 1) * V multiplications. Raises DataError for empty or constant vectors.
+        Each level starts from k-means on a uniform sample, and is then refined by mini-batches over every block. The memory is
+        that of one block, the sample, and k-means on it, and does not depend on N. This costs about N * D * sum over levels of
+        (level + 1) * V multiplications.
+
+        Args:
+            blocks: A `VectorBlocks`, or a list of arrays, which is read once for each level and once more.
+            progress: Called with the share that is done.
+            sample: The number of vectors of the sample.
+
+        Raises:
+            DataError: If the vectors are empty or constant.
         """
         drawn_nD = _sample_rows(blocks, sample, np.random.default_rng(self.seed))
         return self._fit(check_vectors(drawn_nD, "the blocks of vectors"), blocks, progress)
 
     def encode_blocks(self, blocks: Iterable[NDArray[np.float32]]) -> Iterator[NDArray[np.int64]]:
-        """The codes of each block, (n, L), one block in memory at a time."""
+        """Yield the codes of each block, (n, L), with one block in memory at a time."""
         return (self.encode(block_nD) for block_nD in blocks)
 
     def _fit(

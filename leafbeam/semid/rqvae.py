@@ -25,17 +25,23 @@ _BLOCK = 8192  # rows encoded at once
 class RqVae(Quantiser):
     """A `Quantiser` in the latent space of an autoencoder; the codes are moving averages of the latents assigned to them.
 
-    latent = encoder(vector);  codes = residual quantisation of latent;  vector' = decoder(sum of the codes)
-    loss = |vector - vector'|^2 + commitment * sum over levels of |residual - its code|^2
+        latent = encoder(vector);  codes = residual quantisation of latent;  vector' = decoder(sum of the codes)
+        loss = |vector - vector'|^2 + commitment * sum over levels of |residual - its code|^2
 
-    The defaults are TIGER's 4 levels of 256 codes. On one thread and one seed the codes are the same bits. Cost of `fit`:
-    about 6 * steps * batch * hidden * (D + latent) multiplications. `revived` counts the dead codes that were moved.
-    (TIGER, section 3.1; moving averages: van den Oord et al., 2017; dead codes: Zeghidour et al., 2021.)
+    On one thread and with one seed the codes are the same bits. `fit` costs about 6 * steps * batch * hidden * (D + latent)
+    multiplications. `revived` counts the dead codes that were moved. (TIGER, section 3.1; moving averages: van den Oord et al.,
+    2017; dead codes: Zeghidour et al., 2021.)
 
-    >>> vectors = np.random.default_rng(0).normal(size=(64, 4))
-    >>> config = RqVaeConfig(steps=8, batch=32, latent=3, hidden=8)
-    >>> RqVae(codebook_sizes=(4, 4), config=config).fit(vectors).encode(vectors).shape
-    (64, 2)
+    Args:
+        codebook_sizes: The number of codes of each level; by default TIGER's 4 levels of 256.
+        seed: The seed of everything random.
+        config: The sizes of the autoencoder and its training.
+
+    Examples:
+        >>> vectors = np.random.default_rng(0).normal(size=(64, 4))
+        >>> config = RqVaeConfig(steps=8, batch=32, latent=3, hidden=8)
+        >>> RqVae(codebook_sizes=(4, 4), config=config).fit(vectors).encode(vectors).shape
+        (64, 2)
     """
 
     format = "leafbeam rq-vae"
@@ -57,6 +63,7 @@ class RqVae(Quantiser):
         return len(self._mean_D)
 
     def fit(self, vectors_ND: NDArray[np.floating], progress: Progress | None = None) -> Self:
+        """Train the autoencoder and its codes, and return this quantiser."""
         vectors = torch.from_numpy(check_vectors(np.asarray(vectors_ND), "the matrix of vectors"))
         config, generator = self.config, torch.Generator().manual_seed(self.seed)
         self._mean_D = vectors.mean(dim=0)

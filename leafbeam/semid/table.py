@@ -24,13 +24,20 @@ _SIZES, _DIGEST = b"leafbeam.codebook_sizes", b"leafbeam.digest"  # entries of t
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SidTable:
-    """The SID of each item: written by `leafbeam fit-sids`, read by training and index building.
+    """The SID of each item, which `leafbeam fit-sids` writes, and training and index building read.
 
-    item_ids: int64 or text (N,), unique. codes: int64 (N, L); the code of level t lies in [0, codebook_sizes[t]).
-    Raises CodesError for codes that do not fit, ItemIdError for ids that do not, or a repeated one.
+    Args:
+        item_ids: int64 or text (N,), unique.
+        codes: int64 (N, L); the code of level t lies in [0, codebook_sizes[t]).
+        codebook_sizes: The number of codes of each level.
 
-    >>> SidTable(item_ids=np.array(["a", "b"]), codes=np.array([[0, 1], [2, 0]]), codebook_sizes=(3, 2)).num_levels
-    2
+    Raises:
+        CodesError: If the codes do not fit.
+        ItemIdError: If the ids do not fit, or one is repeated.
+
+    Examples:
+        >>> SidTable(item_ids=np.array(["a", "b"]), codes=np.array([[0, 1], [2, 0]]), codebook_sizes=(3, 2)).num_levels
+        2
     """
 
     item_ids: NDArray[np.int64] | NDArray[np.str_]
@@ -59,12 +66,15 @@ class SidTable:
 
     @property
     def digest(self) -> str:
-        """Sixteen hex digits that change with any id, code or codebook size."""
+        """Return sixteen hex digits that change with any id, code or codebook size."""
         sizes = np.array(self.codebook_sizes)
         return digest({"item_ids": as_id_array(self.item_ids), "codes": self.codes, "codebook_sizes": sizes})
 
     def save(self, path: str | Path) -> None:
-        """Write one Parquet file: item_id, code_0 .. code_{L-1}; the codebook sizes and the digest in the schema's metadata."""
+        """Write one Parquet file with the columns item_id, code_0 .. code_{L-1}.
+
+        The codebook sizes and the digest are in the schema's metadata.
+        """
         columns = {f"code_{level}": pa.array(self.codes[:, level]) for level in range(self.num_levels)}
         ids = pa.array(self.item_ids.tolist(), pa.int64() if self.item_ids.dtype.kind == "i" else pa.string())
         table = pa.table({"item_id": ids, **columns})
@@ -75,9 +85,12 @@ class SidTable:
 
     @classmethod
     def load(cls, path: str | Path) -> "SidTable":
-        """Read what `save` wrote. Raises CheckpointError for a missing or damaged file, or one that `save` did not write.
+        """Read what `save` wrote. This costs one read, and one pass over ids and codes.
 
-        An older file has no digest and is not checked. Cost: one read, and one pass over ids and codes.
+        A file of an older version has no digest and is not checked.
+
+        Raises:
+            CheckpointError: If the file is missing or damaged, or `save` did not write it.
         """
         try:
             with open_parquet(Path(path)) as file:

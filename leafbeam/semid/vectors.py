@@ -78,10 +78,15 @@ def check_vectors(
 
 
 def load_vectors(path: str | Path, item_ids: NDArray[np.generic]) -> NDArray[np.float32]:
-    """Read a user's own vectors, one row for each of `item_ids` in their order: float32 (N, D).
+    """Read a user's own vectors, one row for each item id: float32 (N, D).
 
-    `.npy`: rows in that order. `.parquet` or a directory of such files: columns item_id and one of lists, rows in any order.
-    Raises DataError for another shape, a missing item, or NaN.
+    Args:
+        path: A `.npy` file with the rows in the order of the ids; or a `.parquet` file, or a directory of such files, with a
+            column item_id and one of lists, with the rows in any order.
+        item_ids: The ids.
+
+    Raises:
+        DataError: If the shape is another one, an item is missing, or a value is NaN.
     """
     path = Path(path)
     is_array = ending_of(path, (".npy",)) != ""
@@ -127,13 +132,19 @@ def _rows_of(table: pa.Table, item_ids: NDArray[np.generic], path: Path) -> NDAr
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VectorBlocks:
-    """A matrix (N, D) in one or more `.npy` files, read `rows` rows at a time as float32 (`ResidualKMeans.fit_blocks`).
+    """A matrix (N, D) in one or more `.npy` files, read `rows` rows at a time as float32 (see `ResidualKMeans.fit_blocks`).
 
     The files are memory-mapped and may be of any floating type. Each iteration starts from the first row.
 
-    >>> np.save("vectors.npy", np.random.default_rng(0).normal(size=(10, 4)))
-    >>> [block.shape for block in VectorBlocks.open("vectors.npy", rows=8)]
-    [(8, 4), (2, 4)]
+    Args:
+        paths: The files.
+        shape: (N, D).
+        rows: The number of rows of a block.
+
+    Examples:
+        >>> np.save("vectors.npy", np.random.default_rng(0).normal(size=(10, 4)))
+        >>> [block.shape for block in VectorBlocks.open("vectors.npy", rows=8)]
+        [(8, 4), (2, 4)]
     """
 
     paths: tuple[Path, ...]
@@ -142,7 +153,11 @@ class VectorBlocks:
 
     @classmethod
     def open(cls, paths: str | Path | Sequence[str | Path], *, rows: int = 65_536) -> "VectorBlocks":
-        """Read the files' headers. Raises DataError for a missing file, other shapes than (n, D), or no vectors."""
+        """Read the headers of the files.
+
+        Raises:
+            DataError: If a file is missing, a shape is not (n, D), or there are no vectors.
+        """
         if rows < 1:
             raise ArgumentError(f"rows={rows}: at least 1")
         files = tuple(Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths))

@@ -93,17 +93,33 @@ def evaluate(
 ) -> EvaluationReport:
     """Rank the whole catalog for each user by constrained beam search, and report the rank of the held-out item.
 
-    Two rankings a user, from the last `max_items` items (None: as in training) before the held-out item: one that may list
-    items of the history, and one that may not. Every other item of `trie` may be listed, and an item beyond the `num_beams`
-    best SIDs is a miss. Items of equal score rank before the held-out one.
+    There are two rankings for each user: one that may list items of the history, and one that may not. Every other item of
+    `trie` may be listed, and an item beyond the `num_beams` best SIDs is a miss. Items of equal score rank before the held-out
+    one.
 
-    sample: number of users, drawn by `seed`; None: all. baselines: other methods by name, each a function from histories to
-    scores of all items of the log; popularity in the training part is always among them. memory: an item memory of the
-    training part, whose rows are those of the log: its ranking is reported too, alone and fused. unconstrained_users: how many
-    are also searched without the trie, to measure invalid SIDs and time. threads: of the model. progress: called with (users
-    done, all users).
+    Args:
+        model: The model.
+        trie: The index of the items.
+        log: The log.
+        split: Its parts.
+        part: The part whose items are held out.
+        num_beams: The number of beams.
+        scoring: As for `BeamSearch`.
+        max_items: The number of last items before the held-out item that the model reads; None takes as many as in training.
+        sample: The number of users, drawn by `seed`; None takes all.
+        seed: The seed of the sample.
+        baselines: Other methods by name, each a function from histories to scores of all items of the log. Popularity in the
+            training part is always among them.
+        memory: An item memory of the training part, whose rows are those of the log. Its ranking is reported too, alone and
+            together with the model.
+        unconstrained_users: The number of users that are also searched without the trie, to measure invalid SIDs and time.
+        batch_users: The number of users in a batch.
+        threads: The number of CPU threads of the model.
+        progress: Called with the number of users done and of all users.
 
-    Raises ItemIdError where the trie lacks an item of the log, ArgumentError where trie and model differ in their levels.
+    Raises:
+        ItemIdError: If the trie lacks an item of the log.
+        ArgumentError: If trie and model differ in their levels.
     """
     start = time.perf_counter()
     if trie.codebook_sizes != model.vocabulary.codebook_sizes:

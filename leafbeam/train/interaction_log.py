@@ -44,7 +44,14 @@ Unseen = Literal["keep", "drop"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Columns:
-    """Column names of the user's own tables: of the interactions, and the item id in the table of items."""
+    """The column names of the user's own tables.
+
+    Args:
+        user: The user's id in the interactions.
+        item: The item's id in the interactions.
+        timestamp: The time in the interactions.
+        item_of_items: The item's id in the table of items.
+    """
 
     user: str = "user_id"
     item: str = "item_id"
@@ -95,9 +102,12 @@ class LogReport:
 class InteractionLog:
     """All interactions of all users, and the items.
 
-    item_ids: int64 or text (N,); position n is row n of `items` and number n in `histories.items_E`.
-    user_ids: int64 or text (U,) in order of first appearance; position u is user u of `histories`.
-    items: a table of N rows, `item_id` first, then the items' attributes (null where unknown).
+    Attributes:
+        item_ids: int64 or text (N,); position n is row n of `items` and number n in `histories.items_E`.
+        user_ids: int64 or text (U,) in order of first appearance; position u is user u of `histories`.
+        histories: The items of each user.
+        items: A table of N rows, `item_id` first, then the items' attributes (null where unknown).
+        report: The counts of what was changed.
     """
 
     item_ids: NDArray[np.int64] | NDArray[np.str_]
@@ -139,18 +149,27 @@ def load_log(
     encoding: str = "utf-8",
     headerless: bool = False,
 ) -> InteractionLog:
-    """Read a table of interactions (user, item, time) and, if there is one, a table of items; options as of `log_from_tables`.
+    """Read a table of interactions (user, item, time) and, if there is one, a table of items.
 
-    path: a directory with `interactions.parquet`, `.csv` or `.csv.gz` and optionally `items.*`; or name the two files.
-    In CSV, ids that are all plain whole numbers become int64; other ids ("007") stay text. delimiter, encoding: of CSV.
-    items_delimiter: of the table of items, if it has another one. headerless: interactions are lines of user, item, rating and
-    perhaps time, as cornac has them. Raises DataError.
+    In CSV, ids that are all plain whole numbers become int64; other ids ("007") stay text. A column of items may hold lists, a
+    user's items from the oldest on, with order="file" or with lists of as many times. Tables may also be JSON, files of RecBole
+    (.inter, .item) and directories that Hugging Face's datasets saved; a table of items may be RecTools' (id, feature, value).
 
-    A column of items may hold lists, a user's items from the oldest on, with order="file" or with lists of as many times.
-    Tables may also be JSON, files of RecBole (.inter, .item) and directories that Hugging Face's datasets saved; a table of
-    items may be RecTools' (id, feature, value).
+    Args:
+        path: A directory with `interactions.parquet`, `.csv` or `.csv.gz` and optionally `items.*`.
+        interactions: In place of a directory, the file of interactions.
+        items: The file of items.
+        columns: As for `log_from_tables`, like the following options that are not described here.
+        delimiter: The delimiter of CSV.
+        items_delimiter: The delimiter of the table of items, if it has another one.
+        encoding: The encoding of CSV.
+        headerless: If true, interactions are lines of user, item, rating and perhaps time, as cornac has them.
 
-    >>> load_log(interactions="clicks.csv", items="goods.csv", columns=Columns(user="who", item="sku", item_of_items="sku"))
+    Raises:
+        DataError: If a file is unusable; otherwise as for `log_from_tables`.
+
+    Examples:
+        >>> load_log(interactions="clicks.csv", items="goods.csv", columns=Columns(user="who", item="sku", item_of_items="sku"))
     """
     items_delimiter = delimiter if items_delimiter is None else items_delimiter
     for name, character in (("delimiter", delimiter), ("items_delimiter", items_delimiter)):
@@ -217,26 +236,34 @@ def log_from_tables(
     k_core: int = 0,
     text_ids: bool = False,
 ) -> InteractionLog:
-    """Make a log from two tables in memory. Cost: a sort of the rows.
+    """Make a log from two tables in memory. This costs a sort of the rows.
 
-    Times are numbers of `time_unit` since 1970, datetimes, dates or ISO 8601 text. Rules, each counted in `report`:
+    Times are numbers of `time_unit` since 1970, datetimes, dates or ISO 8601 text. `report` counts what each rule did:
 
-    * a column of lists of items is a row for each item (see `load_log`);
-    * each user's rows are sorted by time; equal times keep the file's order (order="file" keeps the file's order altogether,
-      and needs no column of times: without one, a row's number is its time);
-    * ids keep their type (text_ids=True makes all of them text);
-    * a time in the future or before 1980 is kept and counted; if *every* time is in the future, or before 1980 in another unit
-      than seconds, the unit is wrong: an error;
-    * rows with the same user, item and time are one interaction (duplicates="keep": all of them are kept);
-    * an item that the item table lacks is added with null attributes (unlisted="drop" drops its rows, "refuse" raises);
-    * an item without interactions is kept (unseen="drop" drops it);
-    * an item without text is kept: its embedding is co-occurrence alone;
-    * a user with one interaction is kept: it trains, and is not evaluated (`leave_one_out`);
-    * k_core=k drops users and items with fewer than k interactions until none is left; only the surviving items stay,
-      whatever `unseen` says.
+    * A column of lists of items is a row for each item (see `load_log`).
+    * Each user's rows are sorted by time; equal times keep the file's order.
+    * A time in the future or before 1980 is kept and counted. If *every* time is in the future, or before 1980 in another unit
+      than seconds, the unit is wrong, which is an error.
+    * An item without text is kept: its embedding is co-occurrence alone.
+    * A user with one interaction is kept: it trains, and is not evaluated (`leave_one_out`).
 
-    Raises DataError for missing columns, empty ids, ids with control characters, ids of two types, an item listed twice, times
-    that are empty, not finite, unreadable, all in the future or all too early, and for a log that is empty, also after k_core.
+    Args:
+        interactions: The interactions.
+        items: The items.
+        columns: The names of the columns.
+        time_unit: The unit of times that are numbers.
+        duplicates: "drop" counts rows with the same user, item and time as one interaction; "keep" keeps all of them.
+        order: "file" keeps the file's order altogether and needs no column of times: without one, a row's number is its time.
+        unlisted: "keep" adds an item that the item table lacks, with null attributes; "drop" drops its rows; "refuse" raises.
+        unseen: "keep" keeps an item without interactions; "drop" drops it.
+        k_core: If not 0, users and items with fewer interactions are dropped until none is left; only the remaining items stay,
+            whatever `unseen` says.
+        text_ids: If true, all ids become text; otherwise they keep their type.
+
+    Raises:
+        DataError: If a column is missing; an id is empty, has control characters, or has another type than others; an item is
+            listed twice; times are empty, not finite, unreadable, all in the future or all too early; or the log is empty, also
+            after k_core.
     """
     columns = columns or Columns()
     check_choice("time_unit", time_unit, TimeUnit)

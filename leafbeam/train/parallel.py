@@ -21,11 +21,17 @@ class DataParallel:
     """One of `size` processes that train one model together (gloo on CPUs, nccl on GPUs); `DataParallel()` is a single process.
 
     Every process takes every `size`-th window of each batch. With dropout 0 the weights equal those of a single process up to
-    rounding. shard: each process keeps only its part of the weights and of AdamW's moments (torch's `fully_shard`, a decoder
-    layer by layer, an encoder-decoder as a whole).
+    rounding.
 
-    >>> # torchrun --nproc-per-node 2 this.py
-    >>> train(log, split, sids, recipe, "runs/beauty", parallel=DataParallel.join())
+    Args:
+        rank: The number of this process.
+        size: The number of processes.
+        shard: If true, each process keeps only its part of the weights and of AdamW's moments (torch's `fully_shard`, a decoder
+            layer by layer, an encoder-decoder as a whole).
+
+    Examples:
+        >>> # torchrun --nproc-per-node 2 this.py
+        >>> train(log, split, sids, recipe, "runs/beauty", parallel=DataParallel.join())
     """
 
     rank: int = 0
@@ -34,7 +40,11 @@ class DataParallel:
 
     @classmethod
     def join(cls, *, shard: bool = False) -> "DataParallel":
-        """This process of the default group. Raises ArgumentError without `torch.distributed.init_process_group`."""
+        """Return this process of the default group.
+
+        Raises:
+            ArgumentError: If `torch.distributed.init_process_group` was not called.
+        """
         if not _in_group():
             raise ArgumentError("there is no process group: use torchrun and torch.distributed.init_process_group first")
         return cls(rank=dist.get_rank(), size=dist.get_world_size(), shard=shard)
@@ -52,11 +62,11 @@ class DataParallel:
         fully_shard(model, mesh=mesh)
 
     def backward(self, loss: Tensor) -> None:
-        """Backpropagate this process's part of the loss; sharded gradients are averaged by torch, so the loss is scaled."""
+        """Backpropagate this process's part of the loss. torch averages sharded gradients, so the loss is scaled."""
         (loss * self.size if self.shard else loss).backward()
 
     def local_rows(self, rows: NDArray[Number]) -> tuple[NDArray[Number], float]:
-        """This process's rows of a batch and their share of it; one row of weight 0 where it has none."""
+        """Return this process's rows of a batch and their share of it; one row of weight 0 if it has none."""
         local = rows[self.rank :: self.size]
         return (local, len(local) / len(rows)) if len(local) else (rows[:1], 0.0)
 
@@ -71,14 +81,14 @@ class DataParallel:
             gradient.copy_(summed.view_as(gradient))
 
     def sum(self, value: Tensor) -> Tensor:
-        """A scalar summed over the processes."""
+        """Return the sum of a scalar over the processes."""
         total = value.detach().clone()
         if self.size > 1:
             dist.all_reduce(total)
         return total
 
     def max_seconds(self, seconds: float, device: torch.device) -> float:
-        """The maximum over the processes, so that all of them agree on the share of a budget in minutes."""
+        """Return the maximum over the processes, so that all of them agree on the share of a budget in minutes."""
         if self.size == 1:
             return seconds
         value = torch.tensor(seconds, dtype=torch.float64, device=device)

@@ -209,7 +209,11 @@ class Recipe:
 
     @classmethod
     def from_json(cls, text: str) -> "Recipe":
-        """Return the recipe that `to_json` wrote. Raises CheckpointError for any other text."""
+        """Return the recipe that `to_json` wrote.
+
+        Raises:
+            CheckpointError: If the text is another one.
+        """
         try:
             settings: dict[str, Any] = json.loads(text)
             settings["budget"] = Budget(**settings["budget"])
@@ -229,11 +233,18 @@ class Recipe:
 def preset(
     name: PresetName, *, budget: Budget | None = None, seed: int = 0, architecture: Architecture = "decoder-only"
 ) -> Recipe:
-    """Return a named recipe, optionally with another budget, seed or architecture (`dataclasses.replace` for the rest).
+    """Return a named recipe; change other settings with `dataclasses.replace`.
 
-    tiny: one layer of width 64 and one minute, to try things out. small: two layers of width 128 and ten minutes on a CPU core
-    (`Recipe()`). base: four layers of width 256 and 40 epochs with early stopping, for a GPU. Raises ArgumentError for another
-    name.
+    Args:
+        name: "tiny" has one layer of width 64 and takes one minute, to try things out. "small" has two layers of width 128 and
+            takes ten minutes on a CPU core (`Recipe()`). "base" has four layers of width 256 and 40 epochs with early stopping,
+            for a GPU.
+        budget: Another budget.
+        seed: Another seed.
+        architecture: Another architecture.
+
+    Raises:
+        ArgumentError: If there is no such recipe.
     """
     if name not in get_args(PresetName):
         raise ArgumentError(f"preset {name!r}: choose one of {', '.join(map(repr, get_args(PresetName)))}")

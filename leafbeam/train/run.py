@@ -48,18 +48,35 @@ def train(
 ) -> AnyModel:
     """Train a model on the training part of a split, and save it.
 
-    Writes `directory/model` (readable by transformers and `load_model`), `directory/training.json`, and every minute and at the
-    end `directory/checkpoint`, from which resume=True continues, also with a larger budget. directory=None writes nothing.
-    parallel: this one of several processes; rank 0 writes. With `recipe.validations`, recall on the validation items of a
-    sample of users selects the best weights, and training ends when it no longer rises; a split without validation items
-    (`Split.with_valid`) is trained to the end of the budget. Test items are never read.
+    It writes `directory/model` (which transformers and `load_model` can read), `directory/training.json`, and every minute and
+    at the end `directory/checkpoint`. With `recipe.validations`, recall on the validation items of a sample of users selects
+    the best weights, and training ends when it no longer rises; a split without validation items (`Split.with_valid`) is
+    trained to the end of the budget. Test items are never read.
 
-    code_vectors: of `fit_sids`, where the embeddings of the codes begin; None: at random.
-    on_baselines: called at the start with Recall@10 of popularity and of `baselines` on the same users.
-    reserved_s: the seconds that the caller needs, before or after, of a budget in minutes. Such a budget also pays for the
-    baselines, which get a tenth of it (of one process: from then on validation has fewer users, at least 200), for preparations
-    and the last validation, but updates and the validations between them get at least half of it. clock: monotonic seconds.
-    Raises ItemIdError where an item has no SID, CheckpointError, TrainingError.
+    A budget in minutes also pays for the baselines, which get a tenth of it (of one process: from then on validation has fewer
+    users, at least 200), for preparations and the last validation, but updates and the validations between them get at least
+    half of it.
+
+    Args:
+        log: The log.
+        split: Its parts.
+        sids: The SID of each item.
+        recipe: The settings of training.
+        directory: Where to write; None writes nothing.
+        progress: Called with the state of training.
+        resume: If true, training continues from the checkpoint, also with a larger budget.
+        device: The device of training.
+        parallel: This one of several processes; rank 0 writes.
+        baselines: Other methods by name, to compare with.
+        on_baselines: Called at the start with Recall@10 of popularity and of `baselines` on the same users.
+        code_vectors: Those of `fit_sids`, at which the embeddings of the codes begin; None begins at random.
+        reserved_s: The seconds that the caller needs, before or after, of a budget in minutes.
+        clock: Returns seconds; it must be monotonic.
+
+    Raises:
+        ItemIdError: If an item has no SID.
+        CheckpointError: If the checkpoint is damaged or of another recipe.
+        TrainingError: If training fails, such as by a loss that is not finite.
     """
     began, recipe, parallel = clock(), recipe or Recipe(), parallel or DataParallel()
     minutes = recipe.budget.minutes if parallel.size == 1 else None  # several processes validate the same users

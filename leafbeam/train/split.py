@@ -32,8 +32,12 @@ class SplitReport:
 class Split:
     """A log in three parts. All arrays are indexed by the users of the log.
 
-    train: each user's history without the held-out items (never empty).
-    valid_U, test_U: int32, the held-out items; -1 for users that are too short. valid_times_U: when valid_U was taken.
+    Attributes:
+        train: Each user's history without the held-out items (never empty).
+        valid_U: int32, the held-out validation items; -1 for users that are too short.
+        test_U: int32, the held-out test items; -1 for users that are too short.
+        valid_times_U: The times of the validation items.
+        report: The counts of the split.
     """
 
     train: Histories
@@ -43,21 +47,24 @@ class Split:
     report: SplitReport
 
     def valid_users(self) -> NDArray[np.int64]:
-        """The users with a validation item; their prompts are `train.select(users)`, the answers `valid_U[users]`."""
+        """Return the users with a validation item; their prompts are `train.select(users)`, the answers `valid_U[users]`."""
         return np.flatnonzero(self.valid_U >= 0)
 
     def test_users(self) -> NDArray[np.int64]:
-        """The users with a test item; their prompts are `before_test().select(users)`, the answers `test_U[users]`."""
+        """Return the users with a test item; their prompts are `before_test().select(users)`, the answers `test_U[users]`."""
         return np.flatnonzero(self.test_U >= 0)
 
     def with_valid(self) -> "Split":
-        """The same test items; validation items become training items (many published rows do so without saying)."""
+        """Return a split with the same test items, in which validation items are training items.
+
+        Many published results are of such a split without saying so.
+        """
         train = self.before_test()
         report = replace(self.report, train_interactions=len(train.items_E), valid_interactions=0)
         return replace(self, train=train, valid_U=np.full_like(self.valid_U, -1), report=report)
 
     def before_test(self) -> Histories:
-        """Each user's history before the test item: training items, then the validation item."""
+        """Return each user's history before the test item: training items, then the validation item."""
         has_valid_U = self.valid_U >= 0
         ends_U = self.train.indptr_U1[1:][has_valid_U]
         return Histories(
