@@ -240,12 +240,13 @@ class ServerError(LeafbeamError, RuntimeError):
     Args:
         message: What happened.
         status: The status of HTTP; None without an answer.
-        code: The class of the server's error, such as "UnknownRuleError"; without one, "unreachable", "cut" (the connection
-            ended early), "late", "malformed" or "stale" (the answer to another request).
-        reason: The name under which the server's metrics count it.
-        request_id: The id of the request, as in the server's log.
-        retry_after_s: The number of seconds after which to try again.
+        code: The class of the server's error, such as "UnknownRuleError"; without an answer "unreachable", "cut" (the
+            connection ended early), "late", "malformed" or "stale" (the answer to another request).
+        reason: The reason under which the server's metrics count it.
+        request_id: The id of the request in the server's log.
+        retry_after_s: The seconds after which to try again.
         lines: What is wrong with each line of a batch, by its number from 1.
+        body: The first bytes of an answer that is not one of leafbeam.
     """
 
     def __init__(
@@ -258,10 +259,11 @@ class ServerError(LeafbeamError, RuntimeError):
         request_id: str = "",
         retry_after_s: float | None = None,
         lines: Mapping[int, str] | None = None,
+        body: bytes = b"",
     ) -> None:
         super().__init__(message)
         self.status, self.code, self.reason, self.request_id = status, code, reason, request_id
-        self.retry_after_s, self.lines = retry_after_s, dict(lines or {})
+        self.retry_after_s, self.lines, self.body = retry_after_s, dict(lines or {}), body
 
 
 class AccessDeniedError(ServerError):

@@ -32,7 +32,7 @@ from leafbeam.engine import COUNTERS, Engine, Settings
 from leafbeam.model import ModelConfig, Transformer, Vocabulary
 from leafbeam.serve import Metrics
 from leafbeam.serve.catalog_schema import ItemBody, RollbackBody, RuleBody, SnapshotBody
-from leafbeam.serve.conversions import request_of
+from leafbeam.serve.items import request_of
 from leafbeam.serve.schema import RecommendAnswer, RecommendBody
 from tests import prose
 

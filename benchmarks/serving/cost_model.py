@@ -10,7 +10,7 @@ reach.
 
 from dataclasses import dataclass
 
-from leafbeam.engine.capacity import BatchSize
+from leafbeam.engine.batcher import BatchSize
 
 __all__ = ["H200", "ONE_REC", "Device", "ModelShape"]
 

@@ -21,7 +21,7 @@ from benchmarks.serving.engines import check_same_sets, one_thread, shape_of
 from benchmarks.serving.load_run import LoadRun
 from benchmarks.serving.production import large_run
 from leafbeam.decode import BeamSearch, SearchResult
-from leafbeam.engine.last_rounds import LastRounds, RoundKind
+from leafbeam.engine.decoder import LastRounds, RoundKind
 from leafbeam.model import Workspace
 
 __all__ = ["measure", "measure_rows", "runs"]

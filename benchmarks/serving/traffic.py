@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.serving.cost_model import H200, ONE_REC
 from benchmarks.serving.traffic_simulation import Balancer, Clients, Outcome, simulate
-from leafbeam.engine.capacity import BatchSize
+from leafbeam.engine.batcher import BatchSize
 from leafbeam.engine.settings import Settings
 
 __all__ = ["TIMED", "month", "runs"]

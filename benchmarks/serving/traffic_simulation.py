@@ -19,8 +19,7 @@ from itertools import count
 from random import Random
 from typing import Literal
 
-from leafbeam.engine.batcher import Batch, Batcher, QueueEntry, RequestSize
-from leafbeam.engine.capacity import BatchSize
+from leafbeam.engine.batcher import Batch, Batcher, BatchSize, QueueEntry, RequestSize
 from leafbeam.engine.latency_model import LatencyModel
 from leafbeam.engine.settings import Settings
 from leafbeam.errors import OverloadedError

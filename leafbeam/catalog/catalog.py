@@ -16,12 +16,11 @@ import numpy as np
 import pyarrow as pa
 
 from leafbeam.catalog.active_rules import ActiveRules, ChangeRecord
-from leafbeam.catalog.durations import parse_duration
 from leafbeam.catalog.evaluator import Evaluation, Evaluator, LastEvaluation
 from leafbeam.catalog.expression import Expression
 from leafbeam.catalog.items_table import ItemsTable, TableOptions
 from leafbeam.catalog.refresh import BackgroundWorker, Schedule
-from leafbeam.catalog.rule_config import LISTED, LoadReport, Rule, RuleSource, RuleStatus, read_rules
+from leafbeam.catalog.rule_config import LISTED, LoadReport, Rule, RuleSource, RuleStatus, parse_duration, read_rules
 from leafbeam.catalog.rule_set import RuleFilters, RuleSet, advance_filters, reuse_equal
 from leafbeam.catalog.sources import CsvOptions, ItemSource
 from leafbeam.catalog.time_limit import DEFAULT_S

@@ -2,7 +2,7 @@
 
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
-# Evaluated annotations would keep types of DuckDB alive at the exit of Python, where its bindings report them as leaked.
+
 from __future__ import annotations
 
 import os
@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 import duckdb
+import pyarrow as pa
 
-from leafbeam.catalog.session_lock import SessionLock
+from leafbeam.catalog.locks import SessionLock, UseLock
 from leafbeam.catalog.sessions import ReadSession, WriteSession, check_table
 from leafbeam.catalog.sources import CsvOptions, ItemSource, copy_items
 from leafbeam.catalog.time_limit import DEFAULT_S, TimeLimit
-from leafbeam.catalog.use_lock import UseLock
 from leafbeam.errors import CatalogInUseWarning, DataError
 from leafbeam.files import replacing
 from leafbeam.tables import CsvFormat
@@ -338,3 +338,18 @@ class ItemsTable:
                     hint = f" (waited {self.wait_s:g} s for another process to close it)" if locked else ""
                     raise DataError(f"cannot open {self.path} as a DuckDB file{hint}: {error}", may_pass=True) from error
             time.sleep(0.05)
+
+
+def title_column(schema: pa.Schema) -> str | None:
+    """The column `title`, else `name`, in any case, else the first of text; None where no column is text.
+
+    >>> title_column(pa.schema({"item_id": pa.string(), "kind": pa.string(), "Name": pa.string()}))
+    'Name'
+    """
+    names = [field.name for field in schema if field.name != "item_id" and _is_text(field.type)]
+    known = {name.lower(): name for name in reversed(names)}
+    return known.get("title") or known.get("name") or next(iter(names), None)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)

@@ -7,7 +7,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from leafbeam import __version__
-from leafbeam.cli import demo, doctor, evaluate, generate, import_run, index, items, keys, serve, sids, top, train
+from leafbeam.cli import demo, doctor, evaluate, generate, import_run, index, items, keys, recommend, serve, sids, top, train
 from leafbeam.cli.console import stderr
 from leafbeam.errors import AccessDeniedError, LeafbeamError
 
@@ -75,7 +75,7 @@ app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("build")(index.build)
 app.command("import")(import_run.import_run)
-app.command("recommend")(serve.recommend)
+app.command("recommend")(recommend.recommend)
 app.command("serve")(serve.serve)
 app.add_typer(items.app, name="items")
 app.add_typer(keys.app, name="keys")

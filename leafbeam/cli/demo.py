@@ -56,7 +56,7 @@ def demo(
         )
     require(
         "`leafbeam demo`",
-        *("duckdb", "msgspec", "prometheus_client", "pyarrow", "scipy", "sklearn", "starlette", "torch", "uvicorn"),
+        *("duckdb", "httpx", "msgspec", "prometheus_client", "pyarrow", "scipy", "sklearn", "starlette", "torch", "uvicorn"),
         extra="train,serve",
     )
     from leafbeam.demo.pipeline import Demo

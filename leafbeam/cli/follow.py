@@ -139,7 +139,7 @@ def _follow(feed: "Feed", following: Following, *, wait_s: float) -> None:
     from leafbeam.client import Client, Retries
     from leafbeam.feeds import Followed, follow
 
-    began, so_far = time.perf_counter(), Followed()
+    began, so_far = time.perf_counter(), Followed.nothing()
 
     def note(followed: "Followed") -> None:
         nonlocal so_far

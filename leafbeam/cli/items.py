@@ -79,10 +79,11 @@ def import_items(
     """
     _require(url)
     from leafbeam.cli.item_writer import items_of
+    from leafbeam.ingest import ChangeAnswer
     from leafbeam.tables import CsvFormat, describe, read_rows
 
     began, form = time.perf_counter(), CsvFormat(delimiter=delimiter_of(delimiter), encoding=encoding)
-    inserted = updated = 0
+    counts = ChangeAnswer.nothing()
     values: Counter[str] = Counter()
     nameless: set[str] = set()
     with items_of(run, url) as writer:
@@ -91,17 +92,17 @@ def import_items(
             nameless |= {name for row in batch.rows for name in row if _NAMELESS.fullmatch(name) and name not in types}
             rows = [{name: value for name, value in row.items() if name not in nameless} for row in batch.rows]
             try:
-                counts = writer.send("put", rows)
+                counts = counts.plus(writer.send("put", rows))
             except BatchError as error:
                 lines = {batch.line_of(number - 1): problem for number, problem in error.lines.items()}
                 raise BatchError(lines, len(batch.rows)) from error
-            inserted, updated = inserted + counts.inserted, updated + counts.updated
             for row in rows:
                 values.update(row.keys())
-    if not inserted + updated:
+    num_items = counts.inserted + counts.updated
+    if not num_items:
         raise ArgumentError(f"{file} has no items")
     console = stdout()
-    empty = {name: inserted + updated - count for name, count in values.items()}
+    empty = {name: num_items - count for name, count in values.items()}
     shown = describe({name: types.get(name, "") for name in values}, empty)
     console.print(f"Read as: {shown}", style="dim", soft_wrap=True, markup=False)
     if nameless:
@@ -109,7 +110,7 @@ def import_items(
             f"Left out: {', '.join(sorted(nameless))}. Such a column has no name in the file, and the catalog does not have it."
         )
         console.print(shown, style="yellow", soft_wrap=True, markup=False)
-    done(console, f"{counted(inserted, 'item')} added, {updated:,} replaced", since=began)
+    done(console, f"{counted(counts.inserted, 'item')} added, {counts.updated:,} replaced", since=began)
 
 
 def _require(url: str | None) -> None:

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin
 
@@ -26,21 +26,33 @@ def option(flags: str, text: str, group: str | None = None, *, default: str | No
     return typer.Option(*flags.split(), help=text, rich_help_panel=group, show_default=shown, metavar=metavar)
 
 
-def with_options(shared: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The fields of a dataclass as options of a command, which gets them as its last argument.
+def with_options(*groups: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the fields of dataclasses as options, and pass it the dataclasses as its last arguments.
 
-    shared: the dataclass; its fields have typer's annotations, and defaults.
+    Args:
+        groups: The dataclasses, in the order of the arguments. Their fields have typer's annotations, and maybe defaults.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        *own, last = inspect.signature(command).parameters.values()
+        parameters = list(inspect.signature(command).parameters.values())
+        own, last = parameters[: -len(groups)], parameters[-len(groups) :]
         added = [
-            inspect.Parameter(field.name, last.kind, default=field.default, annotation=field.type) for field in fields(shared)
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if field.default is MISSING else field.default,
+                annotation=field.type,
+            )
+            for group in groups
+            for field in fields(group)
         ]
 
         def run(**values: Any) -> None:
-            options = shared(**{parameter.name: values.pop(parameter.name) for parameter in added})
-            command(**values, **{last.name: options})
+            options = {
+                parameter.name: group(**{field.name: values.pop(field.name) for field in fields(group)})
+                for parameter, group in zip(last, groups, strict=True)
+            }
+            command(**values, **options)
 
         return _declared(run, command, [*own, *added])
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from leafbeam.catalog.titles import title_column
+from leafbeam.catalog.items_table import title_column
 from leafbeam.cli.run import RunDirectory
 from leafbeam.cli.sources import Source
 from leafbeam.demo.display import item_facts, item_title

@@ -9,8 +9,10 @@ from leafbeam.errors import CheckpointError, DataError
 from leafbeam.files import read_text, write_json
 
 if TYPE_CHECKING:
+    from leafbeam.engine import CatalogFiles
     from leafbeam.semid import ItemEncoder, SidTable
 
+ENGINE_FILES = ("model", "trie", "catalog", "rules")  # without which a run cannot answer
 _SAMPLE = 1000  # of the items whose codes are compared
 _MAX_SHOWN = 10
 _OF_A_RUN = ("source.json", "index.leafbeam")
@@ -74,6 +76,14 @@ class RunDirectory:
         except CheckpointError as error:
             return str(error)
         return encoder
+
+    def catalog_files(self, *, verify: bool) -> "CatalogFiles":
+        """Return the files to answer from, with the changes that clients have made since `build`."""
+        from leafbeam.engine import CatalogFiles
+
+        return CatalogFiles(
+            index=self.index, catalog=self.catalog, rules=self.rule_files, verify=verify, memory=self.fitted_memory
+        )
 
     @property
     def fitted_memory(self) -> Path | None:

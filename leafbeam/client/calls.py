@@ -1,10 +1,10 @@
 """Calls: one request to each route of a server, and how its answer is read. Nothing here sends anything.
 
-Each function is a method of `Client` and `AsyncClient`. Its name is the operationId of the OpenAPI document.
+Each function is a method of `Client` and `AsyncClient`, under the name that the OpenAPI document has as its operationId.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote, urlencode
 from uuid import uuid4
@@ -27,6 +27,7 @@ from leafbeam.serve.catalog_schema import (
     SnapshotAnswer,
     SnapshotBody,
 )
+from leafbeam.serve.operations import BY_NAME
 from leafbeam.serve.schema import (
     Health,
     InteractionBody,
@@ -40,7 +41,7 @@ from leafbeam.serve.schema import (
     SlowBatchesAnswer,
 )
 
-JSON, JSON_LINES = "application/json", "application/x-ndjson"
+JSON_LINES = "application/x-ndjson"
 Scoring = Literal["full", "allowed"]
 Channel = Literal["model", "memory", "fused"]
 T = TypeVar("T")
@@ -51,22 +52,22 @@ class Call(Generic[T]):
     """A request, and how its answer is read.
 
     Args:
-        method: The method of HTTP.
+        method: The HTTP method.
         target: The path and the query, percent-encoded.
-        answer: The type of the answer's JSON; `str` for text.
-        body: The body; None without one.
+        answer: The type of the answer's JSON; `str` for text, `bytes` for what came.
+        body: The body of the request.
         content_type: The type of the body.
-        key: The value of the header Idempotency-Key.
-        repeatable: Whether the call may be sent again if the answer was lost, because it only reads, changes nothing the second
-            time, or has a key.
-        statuses: The statuses that have an answer.
+        key: The header Idempotency-Key.
+        repeatable: Whether it may be sent again if the answer was lost: it only reads, changes nothing the second time, or has
+            a key.
+        statuses: The statuses of an answer.
     """
 
     method: str
     target: str
     answer: type[T]
     body: bytes | None = field(default=None, repr=False)
-    content_type: str = JSON
+    content_type: str = "application/json"
     key: str | None = None
     repeatable: bool = True
     statuses: frozenset[int] = frozenset([200])
@@ -105,7 +106,7 @@ def recommend(
         explain=explain,
         deadline_ms=deadline_ms,
     )
-    return Call(method="POST", target="/v1/recommend", answer=RecommendAnswer, body=_encode(_without_defaults(body)))
+    return _call("recommend", RecommendAnswer, body=_encode(_without_defaults(body)))
 
 
 def count_interactions(interactions: Iterable[InteractionBody], *, key: str | None = None) -> Call[InteractionsAnswer]:
@@ -114,7 +115,7 @@ def count_interactions(interactions: Iterable[InteractionBody], *, key: str | No
     For `key` see `put_items`.
     """
     body = _encode(InteractionsBody(interactions=list(interactions)))
-    return Call(method="POST", target="/v1/interactions", answer=InteractionsAnswer, body=body, key=key or new_key())
+    return _call("count_interactions", InteractionsAnswer, body=body, key=key or new_key())
 
 
 def put_items(items: Iterable[Mapping[str, Any]], *, key: str | None = None) -> Call[ChangeAnswer]:
@@ -129,7 +130,12 @@ def put_items(items: Iterable[Mapping[str, Any]], *, key: str | None = None) -> 
     Raises:
         InvalidRequestError: If an item is wrong; its `lines` say what is wrong with each item.
     """
-    return _change("PUT", "/v1/items", encode_lines(items), key)
+    return put_lines(encode_lines(items), key)
+
+
+def put_lines(lines: bytes, key: str | None = None) -> Call[ChangeAnswer]:
+    """Insert or replace items that are encoded already. Arguments as of `put_items`."""
+    return _change("put_items", lines, key)
 
 
 def patch_items(items: Iterable[Mapping[str, Any]], *, key: str | None = None) -> Call[ChangeAnswer]:
@@ -137,7 +143,7 @@ def patch_items(items: Iterable[Mapping[str, Any]], *, key: str | None = None) -
 
     Otherwise like `put_items`.
     """
-    return _change("PATCH", "/v1/items", encode_lines(items), key)
+    return _change("patch_items", encode_lines(items), key)
 
 
 def delete_items(item_ids: Iterable[ItemId], *, missing_ok: bool = False, key: str | None = None) -> Call[ChangeAnswer]:
@@ -148,13 +154,13 @@ def delete_items(item_ids: Iterable[ItemId], *, missing_ok: bool = False, key: s
         missing_ok: If true, ids that the server does not have are ignored.
         key: As for `put_items`.
     """
-    target = "/v1/items?missing=ignore" if missing_ok else "/v1/items"
-    return _change("DELETE", target, encode_lines({"item_id": item_id} for item_id in item_ids), key)
+    body = encode_lines({"item_id": item_id} for item_id in item_ids)
+    return _change("delete_items", body, key, query="missing=ignore" if missing_ok else "")
 
 
 def delete_item(item_id: ItemId, *, key: str | None = None) -> Call[ChangeAnswer]:
     """Remove an item: `DELETE /v1/items/{item_id}`. For `key` see `put_items`."""
-    return _change("DELETE", f"/v1/items/{_part('item_id', item_id)}", None, key)
+    return _change("delete_item", None, key, item_id=item_id)
 
 
 def find_items(
@@ -170,9 +176,10 @@ def find_items(
     if filter is not None:
         values["filter"] = filter
     try:
-        return _get(f"/v1/items?{urlencode(values, doseq=True)}", FoundItems)
+        query = urlencode(values, doseq=True)
     except UnicodeEncodeError:
         raise ArgumentError("query, ids, rules and filter must be valid Unicode") from None
+    return _call("find_items", FoundItems, query=query)
 
 
 def get_item(item_id: ItemId) -> Call[ItemAnswer]:
@@ -181,44 +188,43 @@ def get_item(item_id: ItemId) -> Call[ItemAnswer]:
     Raises:
         NotFoundError: If there is no such item.
     """
-    return _get(f"/v1/items/{_part('item_id', item_id)}", ItemAnswer)
+    return _call("get_item", ItemAnswer, item_id=item_id)
 
 
 def get_catalog() -> Call[CatalogAnswer]:
     """Get the size, the columns and the snapshots of the catalog, and whether it can be changed: `GET /v1/catalog`."""
-    return _get("/v1/catalog", CatalogAnswer)
+    return _call("get_catalog", CatalogAnswer)
 
 
 def reload_catalog() -> Call[RulesAnswer]:
     """Read the table of items again and evaluate all rules, as SIGHUP does: `POST /v1/catalog/reload`."""
-    return Call(method="POST", target="/v1/catalog/reload", answer=RulesAnswer)
+    return _call("reload_catalog", RulesAnswer)
 
 
 def compact_catalog() -> Call[CatalogAnswer]:
     """Merge all changes in the background: `POST /v1/catalog/compact`."""
-    return Call(method="POST", target="/v1/catalog/compact", answer=CatalogAnswer)
+    return _call("compact_catalog", CatalogAnswer)
 
 
 def save_snapshot(name: str) -> Call[SnapshotAnswer]:
     """Save all items under a name: `POST /v1/catalog/snapshot`. It is not sent again if its answer is lost."""
-    body = _encode(SnapshotBody(name=name))
-    return Call(method="POST", target="/v1/catalog/snapshot", answer=SnapshotAnswer, body=body, repeatable=False)
+    return _call("save_snapshot", SnapshotAnswer, body=_encode(SnapshotBody(name=name)), repeatable=False)
 
 
 def roll_back(snapshot: str | None = None, *, key: str | None = None) -> Call[ChangeAnswer]:
     """Return to a snapshot, by default the newest: `POST /v1/catalog/rollback`. For `key` see `put_items`."""
-    return _change("POST", "/v1/catalog/rollback", _encode(RollbackBody(snapshot=snapshot)), key, JSON)
+    body = _encode(RollbackBody(snapshot=snapshot))
+    return _call("roll_back", ChangeAnswer, body=body, key=key or new_key())
 
 
 def delete_snapshot(name: str) -> Call[CatalogAnswer]:
     """Remove a snapshot: `DELETE /v1/catalog/snapshots/{name}`. It is not sent again if its answer is lost."""
-    target = f"/v1/catalog/snapshots/{_part('name', name)}"
-    return Call(method="DELETE", target=target, answer=CatalogAnswer, repeatable=False)
+    return _call("delete_snapshot", CatalogAnswer, repeatable=False, name=name)
 
 
 def list_rules() -> Call[RulesAnswer]:
     """List all rules in force: `GET /v1/rules`."""
-    return _get("/v1/rules", RulesAnswer)
+    return _call("list_rules", RulesAnswer)
 
 
 def get_rule(name: str) -> Call[RuleAnswer]:
@@ -227,7 +233,7 @@ def get_rule(name: str) -> Call[RuleAnswer]:
     Raises:
         NotFoundError: If there is no such rule.
     """
-    return _get(f"/v1/rules/{_part('name', name)}", RuleAnswer)
+    return _call("get_rule", RuleAnswer, name=name)
 
 
 def put_rule(name: str, where: str, *, refresh: str | None = None) -> Call[RuleAnswer]:
@@ -238,38 +244,37 @@ def put_rule(name: str, where: str, *, refresh: str | None = None) -> Call[RuleA
         where: An SQL predicate over the columns.
         refresh: How often the rule is evaluated again, such as "60s".
     """
-    body = _encode(RuleBody(where=where, refresh=refresh))
-    return Call(method="PUT", target=f"/v1/rules/{_part('name', name)}", answer=RuleAnswer, body=body)
+    return _call("put_rule", RuleAnswer, body=_encode(RuleBody(where=where, refresh=refresh)), name=name)
 
 
 def delete_rule(name: str) -> Call[RuleAnswer]:
     """Remove a rule that `put_rule` made: `DELETE /v1/rules/{name}`. It is not sent again if its answer is lost."""
-    return Call(method="DELETE", target=f"/v1/rules/{_part('name', name)}", answer=RuleAnswer, repeatable=False)
+    return _call("delete_rule", RuleAnswer, repeatable=False, name=name)
 
 
 def list_slow_batches() -> Call[SlowBatchesAnswer]:
     """List the last batches that took more than five times the median: `GET /v1/slow-batches`."""
-    return _get("/v1/slow-batches", SlowBatchesAnswer)
+    return _call("list_slow_batches", SlowBatchesAnswer)
 
 
 def list_models() -> Call[ModelsAnswer]:
     """List the names that OpenAI's clients may send as `model`: `GET /v1/models`."""
-    return _get("/v1/models", ModelsAnswer)
+    return _call("list_models", ModelsAnswer)
 
 
 def get_health() -> Call[Health]:
     """Ask whether the process is up: `GET /healthz`."""
-    return _get("/healthz", Health)
+    return _call("get_health", Health)
 
 
 def get_readiness() -> Call[Readiness]:
     """Ask whether the server answers requests now, and why not: `GET /readyz`. A server that is not ready is not an error."""
-    return Call(method="GET", target="/readyz", answer=Readiness, statuses=frozenset([200, 503]))
+    return replace(_call("get_readiness", Readiness), statuses=frozenset([200, 503]))
 
 
 def get_metrics() -> Call[str]:
     """Get the metrics as text for Prometheus: `GET /metrics`."""
-    return _get("/metrics", str)
+    return _call("get_metrics", str)
 
 
 def new_key() -> str:
@@ -291,12 +296,30 @@ def encode_line(item: Mapping[str, Any], number: int) -> bytes:
     return _encode(item, f"item {number:,}")
 
 
-def _get(target: str, answer: type[T]) -> Call[T]:
-    return Call(method="GET", target=target, answer=answer)
+def _call(
+    operation_name: str,
+    answer: type[T],
+    /,
+    *,
+    body: bytes | None = None,
+    key: str | None = None,
+    query: str = "",
+    repeatable: bool = True,
+    **values: ItemId,
+) -> Call[T]:
+    """Return a request to an operation of the server. query: percent-encoded. values: those of its path, by their names."""
+    operation = BY_NAME[operation_name]
+    path = operation.path.format(**{name: _part(name, value) for name, value in values.items()})
+    target = f"{path}?{query}" if query else path
+    return Call(method=operation.method, target=target, answer=answer, body=body, key=key, repeatable=repeatable)
 
 
-def _change(method: str, target: str, body: bytes | None, key: str | None, kind: str = JSON_LINES) -> Call[ChangeAnswer]:
-    return Call(method=method, target=target, answer=ChangeAnswer, body=body, content_type=kind, key=key or new_key())
+def _change(
+    operation_name: str, body: bytes | None, key: str | None, /, *, query: str = "", **values: ItemId
+) -> Call[ChangeAnswer]:
+    """Return a change of items, whose body is JSON lines."""
+    call = _call(operation_name, ChangeAnswer, body=body, key=key or new_key(), query=query, **values)
+    return replace(call, content_type=JSON_LINES)
 
 
 def _names(argument: str, names: Sequence[str]) -> list[str]:

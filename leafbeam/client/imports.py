@@ -4,31 +4,21 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from leafbeam.client.calls import JSON_LINES, Call, encode_line, new_key
+from leafbeam.client.calls import Call, encode_line, new_key, put_lines
 from leafbeam.errors import ArgumentError, BatchError, ServerError
 from leafbeam.serve.catalog_schema import ChangeAnswer
 
 _MAX_CHUNK_ITEMS = 10_000  # that a server takes
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImportedItems:
-    """What an import has done so far.
+class ImportedItems(ChangeAnswer, frozen=True, kw_only=True):
+    """The counts of an import so far, and its key, with which it can be run again."""
 
-    Attributes:
-        inserted: The number of new items.
-        updated: The number of replaced items.
-        number: The number of the newest version that has the items.
-        key: The idempotency key of the import.
-    """
-
-    inserted: int = 0
-    updated: int = 0
-    number: int = 0
-    key: str = ""
+    key: str
 
     @property
     def num_items(self) -> int:
+        """Return how many items are in place."""
         return self.inserted + self.updated
 
 
@@ -65,23 +55,16 @@ def import_items(
     """
     if not 1 <= chunk_items <= _MAX_CHUNK_ITEMS or chunk_bytes < 1:
         raise ArgumentError(f"chunk_items must be from 1 to {_MAX_CHUNK_ITEMS:,} and chunk_bytes at least 1")
-    done = ImportedItems(key=key or new_key())
+    done = ImportedItems.nothing(key=key or new_key())
     for chunk in _chunks(items, chunk_items, chunk_bytes):
         body = b"\n".join(chunk.lines)
         # A chunk's key has its place and size: another division into chunks is another request.
         name = f"{done.key}-{chunk.first}-{len(chunk.lines)}"
         try:
-            counts = yield Call(
-                method="PUT", target="/v1/items", answer=ChangeAnswer, body=body, content_type=JSON_LINES, key=name
-            )
+            counts = yield put_lines(body, name)
         except ServerError as error:
             raise _moved(error, chunk, done.key) from error
-        done = ImportedItems(
-            inserted=done.inserted + counts.inserted,
-            updated=done.updated + counts.updated,
-            number=counts.number,
-            key=done.key,
-        )
+        done = done.plus(counts)
         if on_chunk is not None:
             on_chunk(done)
     return done

@@ -121,6 +121,8 @@ def attempts(
 
 def _read(call: Call[T], reply: Reply, request_id: str) -> T:
     try:
+        if call.answer is bytes:
+            return reply.body  # pyright: ignore[reportReturnType]: T is bytes
         if call.answer is str:
             return reply.body.decode()  # pyright: ignore[reportReturnType]: T is str
         return msgspec.json.decode(reply.body, type=call.answer)
@@ -157,6 +159,7 @@ def _failure(call: Call[Any], reply: Reply, request_id: str) -> ServerError:
         request_id=reply.headers.get(REQUEST_ID, request_id),
         retry_after_s=_retry_after_s(reply, detail) if kind is ServerBusyError else None,
         lines=_lines(detail.get("lines")),
+        body=reply.body[:500],
     )
 
 

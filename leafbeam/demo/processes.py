@@ -9,15 +9,18 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from leafbeam.errors import DemoError
+import httpx
+
+from leafbeam.client.calls import Call
+from leafbeam.client.retries import Retries
+from leafbeam.client.transport import BlockingTransport
+from leafbeam.errors import DemoError, NoAnswerError, ServerError
 
 COMMAND = (sys.executable, "-m", "leafbeam")
 ADDRESS = re.compile(r"http://[^\s;]+:\d+")
@@ -45,7 +48,7 @@ def run_command(arguments: Sequence[str]) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """HTTP status, JSON body, and the latency seen by the client in milliseconds."""
+    """The status and the JSON body of an answer, and the latency seen by the client in milliseconds."""
 
     status: int
     body: dict[str, Any]
@@ -61,38 +64,39 @@ class Response:
 
     @property
     def message(self) -> str:
-        """The error message, or the whole body where there is none."""
-        error = self.body.get("error")
-        return str(error["message"] if isinstance(error, dict) else self.body)
+        """Return the message of a failure."""
+        return str(self.body["error"])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Server:
     """`leafbeam serve` in a child process."""
 
     address: str
     child: "subprocess.Popen[bytes]"
     log: Path
+    transport: BlockingTransport = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        transport = BlockingTransport(httpx.Client(), self.address, headers={}, retries=Retries(attempts=2))
+        object.__setattr__(self, "transport", transport)
 
     def request(self, path: str, body: dict[str, Any] | None = None) -> Response:
-        """GET `path`, or POST `body` to it. Any status is a response; DemoError where the server does not answer."""
-        data = None if body is None else json.dumps(body).encode()
-        headers = {"content-type": "application/json"} if data else {}
-        start = time.perf_counter()
+        """GET `path`, or POST `body` to it. Raises DemoError if the server does not answer; a failure is an answer."""
+        call = Call(
+            method="GET" if body is None else "POST",
+            target=path,
+            answer=dict[str, Any],
+            body=None if body is None else json.dumps(body).encode(),
+        )
+        start, status, content = time.perf_counter(), 200, dict[str, Any]()
         try:
-            call = urllib.request.Request(self.address + path, data=data, headers=headers)
-            with urllib.request.urlopen(call, timeout=30) as reply:
-                status, text = reply.status, reply.read()
-        except urllib.error.HTTPError as error:
-            status, text = error.code, error.read()
-        except OSError as error:
+            content = self.transport.run(call)
+        except NoAnswerError as error:
             raise DemoError(f"the server at {self.address} does not answer ({error}); its log is {self.log}") from error
-        milliseconds = 1e3 * (time.perf_counter() - start)
-        try:
-            content = json.loads(text)
-        except ValueError:
-            content = {"text": text.decode(errors="replace")}
-        return Response(status=status, body=content, milliseconds=milliseconds)
+        except ServerError as error:
+            status, content = error.status or 0, {"error": str(error)}
+        return Response(status=status, body=content, milliseconds=1e3 * (time.perf_counter() - start))
 
     def reload(self) -> None:
         """Make the server read rules and items again (SIGHUP)."""
@@ -125,9 +129,10 @@ def running_server(run: Path) -> Generator[Server]:
         )
     try:
         server = Server(address=_wait_for_address(child, log, run), child=child, log=log)
-        if (response := server.request("/readyz")).status != 200:
-            raise DemoError(f"the server is up but not ready: {response.body}")
-        yield server
+        with closing(server.transport):
+            if (response := server.request("/readyz")).status != 200:
+                raise DemoError(f"the server is up but not ready: {response.message}")
+            yield server
     finally:
         child.terminate()
         try:

@@ -1,8 +1,9 @@
 """CatalogFiles: the files of a catalog. Needs no torch, so that a command that only changes items does not import it."""
 
 import os
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from leafbeam.catalog import Catalog, RuleSource
@@ -46,6 +47,20 @@ class CatalogFiles:
             raise ArgumentError("learn=True counts interactions in an item memory: pass its file as memory=")
         if (self.rules is not None or self.refresh is not None) and self.catalog is None:
             raise ArgumentError("rules need a catalog to evaluate them over: pass its DuckDB file as catalog=")
+
+    def absolute(self) -> "CatalogFiles":
+        """Return the same files by their absolute paths, as text, for another process."""
+        rules = self.rules
+        if rules is not None:
+            sources = [rules] if isinstance(rules, str | os.PathLike | Mapping) else rules
+            rules = tuple(source if isinstance(source, Mapping) else os.path.abspath(source) for source in sources)
+        return replace(
+            self,
+            index=self.index if isinstance(self.index, LiveIndex) else os.path.abspath(self.index),
+            catalog=None if self.catalog is None else os.path.abspath(self.catalog),
+            rules=rules,
+            memory=None if self.memory is None else os.path.abspath(self.memory),
+        )
 
     def open(self, opened: ExitStack) -> Catalog | Trie:
         """Open the catalog, or only the index if there is no catalog; `opened` closes it.

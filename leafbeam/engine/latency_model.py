@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.engine.capacity import BatchSize
+from leafbeam.engine.batcher import BatchSize
 from leafbeam.errors import ArgumentError
 from leafbeam.jit import njit
 

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from leafbeam.engine.batcher import Batch, Batcher, QueueEntry, RequestSize
-from leafbeam.engine.capacity import BatchSize
+from leafbeam.engine.batcher import Batch, Batcher, BatchSize, QueueEntry, RequestSize
 from leafbeam.engine.counts import Counts
 from leafbeam.engine.latency_model import LatencyFit, LatencyModel
 from leafbeam.engine.request import PendingRequest

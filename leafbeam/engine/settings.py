@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from leafbeam.engine.capacity import Capacity
+from leafbeam.engine.batcher import Capacity
 from leafbeam.errors import ArgumentError
 
 Precision = Literal["float32", "bfloat16"]

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from leafbeam.catalog import Catalog
 from leafbeam.decode import SearchResult
-from leafbeam.engine.capacity import BatchSize
+from leafbeam.engine.batcher import BatchSize
 from leafbeam.engine.decoder import Decoder
 from leafbeam.engine.precision import PrecisionReport, compare_precisions
 from leafbeam.engine.prepare import RequestPreparer

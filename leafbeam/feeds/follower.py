@@ -2,11 +2,13 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
-from leafbeam.client import ChangeAnswer, Client, ImportedItems
+from msgspec import structs
+
+from leafbeam.client import ChangeAnswer, Client
 from leafbeam.client.calls import encode_lines
 from leafbeam.errors import FeedError, InvalidRequestError
 from leafbeam.feeds.batch import Batch, Feed, ItemChange, Operation
@@ -16,32 +18,18 @@ log = logging.getLogger("leafbeam.feeds")
 _ORDER: tuple[Operation, ...] = ("put", "patch", "delete")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Followed:
-    """What a follower has done since it began.
+class Followed(ChangeAnswer, frozen=True, kw_only=True):
+    """The counts of all changes that a follower made since it began.
 
-    Attributes:
-        inserted: The number of new items.
-        updated: The number of changed items.
-        deleted: The number of removed items.
-        ignored: The number of deletions of items that the server did not have.
-        skipped: The number of bad changes.
-        batches: The number of batches.
-        end: Where the last batch ended.
+    Args:
+        skipped: The bad changes that were left out.
+        batches: The batches that were committed to the feed.
+        end: The position in the feed behind the last batch.
     """
 
-    inserted: int = 0
-    updated: int = 0
-    deleted: int = 0
-    ignored: int = 0
     skipped: int = 0
     batches: int = 0
-    end: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-    def plus(self, counts: ChangeAnswer | ImportedItems) -> "Followed":
-        """Return the sum of these counts and those of a change."""
-        names = ("inserted", "updated", "deleted", "ignored")
-        return replace(self, **{name: getattr(self, name) + getattr(counts, name, 0) for name in names})
+    end: Mapping[str, Any] = {}
 
 
 def follow(
@@ -72,7 +60,7 @@ def follow(
         ServerError: If the server fails.
     """
     is_text = client.get_catalog().item_ids == "text"
-    done = Followed()
+    done = Followed.nothing()
     while True:
         batch = feed.read(wait_s)
         if batch is None:
@@ -81,7 +69,7 @@ def follow(
             continue
         done = _make(feed.name, batch, client, done, is_text=is_text, skip_bad=skip_bad)
         feed.commit(batch)
-        done = replace(done, batches=done.batches + 1, end=batch.end)
+        done = structs.replace(done, batches=done.batches + 1, end=batch.end)
         if on_batch is not None:
             on_batch(done)
 
@@ -105,7 +93,7 @@ def _make(name: str, batch: Batch, client: Client, done: Followed, *, is_text: b
     return done
 
 
-def _send(client: Client, operation: Operation, rows: Sequence[Mapping[str, Any]], key: str) -> ChangeAnswer | ImportedItems:
+def _send(client: Client, operation: Operation, rows: Sequence[Mapping[str, Any]], key: str) -> ChangeAnswer:
     """The digest is of the content, which is another once bad changes are left out."""
     key = f"{key}-{operation}-{blake2b(encode_lines(rows), digest_size=8).hexdigest()}"
     if operation == "put":
@@ -126,7 +114,7 @@ def _skip(name: str, bad: Mapping[str, str], done: Followed, *, skip_bad: bool) 
         )
     for place, problem in bad.items():
         log.warning("%s: skipped %s: %s", name, place, problem)
-    return replace(done, skipped=done.skipped + len(bad))
+    return structs.replace(done, skipped=done.skipped + len(bad))
 
 
 def _latest(changes: Iterable[ItemChange], *, is_text: bool) -> list[ItemChange]:

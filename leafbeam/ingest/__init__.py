@@ -3,10 +3,9 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name when it is first used
-    from leafbeam.ingest.change_answer import ChangeAnswer
+    from leafbeam.ingest.answers import ChangeAnswer, SnapshotAnswer
     from leafbeam.ingest.lines import MAX_LINES, ItemLine, Lines
     from leafbeam.ingest.live_directory import INDEX, RULES, LiveDirectory, check_origin, set_aside
-    from leafbeam.ingest.snapshots import SnapshotInfo
     from leafbeam.ingest.writer import CatalogWriter
 
 __all__ = [
@@ -18,7 +17,7 @@ __all__ = [
     "ItemLine",
     "Lines",
     "LiveDirectory",
-    "SnapshotInfo",
+    "SnapshotAnswer",
     "check_origin",
     "set_aside",
 ]

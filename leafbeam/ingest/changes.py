@@ -15,8 +15,8 @@ from leafbeam.catalog import CatalogTransaction
 from leafbeam.errors import ArgumentError, DataError, counted, short_repr
 from leafbeam.ids import ID_KINDS, kind_of_id
 from leafbeam.index import Version
+from leafbeam.ingest.answers import ChangeAnswer
 from leafbeam.ingest.attributes import table_of
-from leafbeam.ingest.change_answer import ChangeAnswer
 from leafbeam.ingest.lines import ItemLine, Lines, problem_of_new_id
 from leafbeam.retrieve import ItemMemory
 

@@ -2,29 +2,21 @@
 
 import re
 import shutil
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+
+from msgspec.structs import asdict
 
 from leafbeam.catalog import Catalog
 from leafbeam.errors import ArgumentError, ConflictError, LogError
 from leafbeam.files import read_json, replacing, write_json
 from leafbeam.index import Trie
+from leafbeam.ingest.answers import SnapshotAnswer
 from leafbeam.live import disk
 
 MAX_SNAPSHOTS = 32
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _PART = ".part"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SnapshotInfo:
-    """One snapshot. index_version: of the index that it was made of. created: in UTC."""
-
-    name: str
-    num_items: int
-    index_version: str
-    created: str
 
 
 class Snapshots:
@@ -35,14 +27,14 @@ class Snapshots:
         for part in directory.glob(f"*{_PART}"):  # of a process that was killed
             shutil.rmtree(part, ignore_errors=True)
 
-    def list(self) -> list[SnapshotInfo]:
+    def list(self) -> list[SnapshotAnswer]:
         """All snapshots, the oldest first. Raises LogError for a damaged one."""
         if not self._directory.is_dir():
             return []
         paths = [path for path in self._directory.iterdir() if not path.name.endswith(_PART)]
         return sorted((self._read(path) for path in paths), key=lambda info: (info.created, info.name))
 
-    def make(self, name: str, catalog: Catalog) -> SnapshotInfo:
+    def make(self, name: str, catalog: Catalog) -> SnapshotAnswer:
         """Save a catalog. Raises ArgumentError for a bad name, ConflictError for one that is taken, LogError."""
         path = self._path(name)
         if path.exists():
@@ -55,7 +47,7 @@ class Snapshots:
                 part.mkdir()
                 version = catalog.save(part / "index.leafbeam", part / "items.parquet")
                 created = datetime.now(UTC).isoformat(timespec="milliseconds")
-                info = SnapshotInfo(name=name, num_items=version.num_items, index_version=version.name, created=created)
+                info = SnapshotAnswer(name=name, num_items=version.num_items, index_version=version.name, created=created)
                 write_json(part / "snapshot.json", asdict(info))
         except OSError as error:
             raise LogError(f"cannot write the snapshot {name!r}: {error.strerror or error}") from error
@@ -97,8 +89,8 @@ class Snapshots:
             )
         return self._directory / name
 
-    def _read(self, path: Path) -> SnapshotInfo:
+    def _read(self, path: Path) -> SnapshotAnswer:
         try:
-            return SnapshotInfo(**read_json(path / "snapshot.json"))
+            return SnapshotAnswer(**read_json(path / "snapshot.json"))
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise LogError(f"{path} is not a snapshot ({error}): remove it") from error

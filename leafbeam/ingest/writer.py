@@ -12,12 +12,12 @@ from msgspec.structs import asdict
 from leafbeam.catalog import Catalog, RuleStatus
 from leafbeam.errors import ConflictError, DataError, LeafbeamError, LogError, UnknownRuleError
 from leafbeam.index import Trie, Version
-from leafbeam.ingest.change_answer import ChangeAnswer
+from leafbeam.ingest.answers import ChangeAnswer, SnapshotAnswer
 from leafbeam.ingest.changes import Change, ChangePlanner, Operation
 from leafbeam.ingest.lines import Lines
 from leafbeam.ingest.live_directory import LiveDirectory
 from leafbeam.ingest.request_log import RequestLog
-from leafbeam.ingest.snapshots import SnapshotInfo, Snapshots
+from leafbeam.ingest.snapshots import Snapshots
 from leafbeam.ingest.texts import MemoryTexts
 from leafbeam.live import RequestKey
 from leafbeam.live.transaction import WriteSet
@@ -77,7 +77,7 @@ class CatalogWriter:
         """Remove items and their attributes. missing_ok: an item that is not there is ignored. Raises as `put`."""
         return self._change("delete", lines, request, missing_ok=missing_ok)
 
-    def snapshot(self, name: str) -> SnapshotInfo:
+    def snapshot(self, name: str) -> SnapshotAnswer:
         """Save all items and attributes under a name. Raises ArgumentError, ConflictError, LogError, DataError."""
         with self._writing():
             return self._snapshots.make(name, self.catalog)
@@ -109,7 +109,7 @@ class CatalogWriter:
         self.catalog.compact()
 
     @property
-    def snapshots(self) -> list[SnapshotInfo]:
+    def snapshots(self) -> list[SnapshotAnswer]:
         """All snapshots, the oldest first."""
         return self._snapshots.list()
 

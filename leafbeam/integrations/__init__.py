@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from leafbeam.integrations.batch import BatchJob, RequestTemplate, ServingFiles, recommend_users
+    from leafbeam.integrations.batch import BatchJob, UserColumns, recommend_users
     from leafbeam.integrations.completions import OpenAIServer
     from leafbeam.integrations.constraint_processor import ConstraintLogitsProcessor, ItemConstraint
     from leafbeam.integrations.custom_generate import CUSTOM_GENERATE
@@ -29,12 +29,11 @@ __all__ = [
     "LogprobModel",
     "LogprobSearchResult",
     "OpenAIServer",
-    "RequestTemplate",
     "ServedItems",
-    "ServingFiles",
     "SglangServer",
     "TokenQuery",
     "TrieLogitsProcessor",
+    "UserColumns",
     "VllmModel",
     "VllmServer",
     "application",

@@ -7,8 +7,8 @@ file exists. `ray_batch` runs the same partitions on many machines.
 import json
 import os
 import time
-from collections.abc import Callable, Generator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from leafbeam.engine import CatalogFiles, Channel, Engine, ItemId, Limits, Request, Result, Scoring, Settings, UserId
+from leafbeam.engine import CatalogFiles, Engine, Limits, Request, Result, Settings
 from leafbeam.errors import ArgumentError, DataError, ItemIdError, RequestError
 from leafbeam.files import replacing, write_json
 from leafbeam.index import Trie
@@ -30,94 +30,23 @@ Progress = Callable[["PartitionResult", int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ServingFiles:
-    """The files of an engine, made absolute.
+class UserColumns:
+    """The columns of a table of users.
 
     Args:
-        model: The directory of the model.
-        index: As for `CatalogFiles`.
-        catalog: As for `CatalogFiles`.
-        rules: The files of rules.
-        verify: As for `CatalogFiles`.
-        memory: As for `CatalogFiles`.
+        user: The column of user ids, which are copied to the output.
+        history: The column with lists of item ids, oldest first; null is an empty history.
+        deny: The column with lists of item ids that must not be returned; None without one.
     """
 
-    model: str
-    index: str
-    catalog: str | None = None
-    rules: str | tuple[str, ...] | None = None
-    verify: bool = True
-    memory: str | None = None
-
-    def __post_init__(self) -> None:
-        rules = (self.rules,) if isinstance(self.rules, str) else self.rules
-        object.__setattr__(self, "rules", None if rules is None else tuple(map(os.path.abspath, rules)))
-        for name in ("model", "index", "catalog", "memory"):
-            if (path := getattr(self, name)) is not None:
-                object.__setattr__(self, name, os.path.abspath(path))
-        _ = self.catalog_files  # raises ArgumentError
+    user: str = "user_id"
+    history: str = "history"
+    deny: str | None = None
 
     @property
-    def catalog_files(self) -> CatalogFiles:
-        """Return all files but the model."""
-        return CatalogFiles(index=self.index, catalog=self.catalog, rules=self.rules, verify=self.verify, memory=self.memory)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RequestTemplate:
-    """The request of every user: fields of `Request`, and the columns for the others.
-
-    Args:
-        num_items: As for `Request`.
-        num_beams: As for `Request`.
-        scoring: As for `Request`.
-        rules: As for `Request`.
-        filter: As for `Request`.
-        channel: As for `Request`.
-        user_column: The column of the user ids, which are copied to the output.
-        history_column: The column of lists of item ids, oldest first; null is an empty history.
-        deny_column: The column of lists of item ids that must not be returned, if any.
-        keep_history: As for `Request`.
-    """
-
-    num_items: int = 10
-    num_beams: int | None = None
-    scoring: Scoring = "full"
-    rules: tuple[str, ...] = ()
-    filter: str | None = None
-    channel: Channel | None = None
-    user_column: str = "user_id"
-    history_column: str = "history"
-    deny_column: str | None = None
-    keep_history: bool = False
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rules", tuple(self.rules))
-        self.request()
-
-    @property
-    def columns(self) -> list[str]:
+    def names(self) -> list[str]:
         """Return the columns to read."""
-        return [name for name in (self.user_column, self.history_column, self.deny_column) if name is not None]
-
-    def request(self, history: tuple[ItemId, ...] = (), deny: tuple[ItemId, ...] = (), user: UserId | None = None) -> Request:
-        """Return the request of one user.
-
-        Raises:
-            RequestError: If a value is invalid.
-        """
-        return Request(
-            history=history,
-            user=user,
-            deny_item_ids=deny,
-            keep_history=self.keep_history,
-            num_items=self.num_items,
-            num_beams=self.num_beams,
-            scoring=self.scoring,
-            rules=self.rules,
-            filter=self.filter,
-            channel=self.channel,
-        )
+        return [name for name in (self.user, self.history, self.deny) if name is not None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,36 +86,44 @@ class JobPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchJob:
-    """Recommendations for all users of a table.
+    """Recommendations for all users of a table. All paths are made absolute.
 
     Args:
-        files: The files of the engine.
-        users: A Parquet file, or a directory of them, which is read in the order of their names.
-        out: A directory that Parquet readers read as one table.
-        request: The request of every user.
+        model: The directory of the model.
+        files: The index, the catalog, its rules and the item memory.
+        users: A Parquet file, or a directory of them, read in the order of their names.
+        out: The directory to write, which Parquet readers read as one table.
+        request: The request of every user; its user, history and denied items come from the table.
+        columns: The columns of the table.
         partition_rows: The largest number of users of a partition.
-        device: The device of the engine.
-        max_batch: The largest batch of the engine.
+        device: The device of the model.
+        max_batch: The largest number of requests that the engine runs together.
 
-    Examples:
-        >>> files = ServingFiles(model="runs/shop/model", index="runs/shop/index.leafbeam")
-        >>> BatchJob(files=files, users="users.parquet", out="out.parquet").request.num_items
+    Example:
+        >>> files = CatalogFiles(index="runs/shop/index.leafbeam")
+        >>> job = BatchJob(model="runs/shop/model", files=files, users="users.parquet", out="out.parquet")
+        >>> job.request.num_items
         10
     """
 
-    files: ServingFiles
+    model: str
+    files: CatalogFiles
     users: str
     out: str
-    request: RequestTemplate = RequestTemplate()
+    request: Request = field(default_factory=Request)
+    columns: UserColumns = UserColumns()
     partition_rows: int = 4096
     device: str = "cpu"
     max_batch: int = 64
 
     def __post_init__(self) -> None:
-        for name in ("users", "out"):
+        object.__setattr__(self, "files", self.files.absolute())
+        for name in ("model", "users", "out"):
             object.__setattr__(self, name, os.path.abspath(getattr(self, name)))
         if self.partition_rows < 1 or self.max_batch < 1:
             raise ArgumentError(f"partition_rows={self.partition_rows} and max_batch={self.max_batch} must be at least 1")
+        if self.request.history or self.request.deny_item_ids or self.request.user is not None:
+            raise ArgumentError("request: leave out user, history and deny_item_ids, which come from the table of users")
 
     def plan(self) -> JobPlan:
         """Split the users into partitions, and create the output directory or check that it belongs to this job.
@@ -229,29 +166,29 @@ class BatchJob:
         return partitions
 
     def _check_columns(self, file: Path, schema: Any) -> None:
-        for name in self.request.columns:
+        for name in self.columns.names:
             if name not in schema.names:
-                options = "--user-column and --history-column, in Python user_column, history_column and deny_column"
+                options = "--user-column and --history-column, in Python UserColumns"
                 raise DataError(
                     f"{file} has no column {name!r}; it has {', '.join(schema.names)}: name its columns ({options})"
                 )
             kind: Any = schema.field(name).type
             is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
             is_id = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string)
-            if name != self.request.user_column and not (is_list and any(check(kind.value_type) for check in is_id)):
+            if name != self.columns.user and not (is_list and any(check(kind.value_type) for check in is_id)):
                 raise DataError(f"{file}: column {name!r} holds {kind}; expected lists of item ids, integers or text")
 
     def _manifest(self, files: list[Path], num_partitions: int) -> dict[str, Any]:
-        model = Path(self.files.model)
+        model, memory, rules = Path(self.model), self.files.memory, self.files.rules
         if not model.is_dir():
             raise DataError(f"{model} is not a model's directory")
         return {
             "format": _FORMAT,
             "model": _digest(sorted(path for path in model.iterdir() if path.suffix in (".json", ".safetensors"))),
-            "index": _version_of(Path(self.files.index)),
-            "rules_text": None if self.files.rules is None else _digest([Path(path) for path in self.files.rules]),
-            "memory": None if self.files.memory is None else _digest([Path(self.files.memory)]),
-            "request": asdict(self.request) | {"rules": list(self.request.rules)},
+            "index": _version_of(self.files.index),
+            "rules_text": _digest(map(_source_of_rules, rules)) if isinstance(rules, tuple) else None,  # as `absolute` makes it
+            "memory": None if memory is None else _digest([Path(memory)]),
+            "request": json.loads(json.dumps(asdict(self.request) | {"columns": asdict(self.columns)})),
             "partition_rows": self.partition_rows,
             "partitions": num_partitions,
             "users": {file.name: _footer_digest(file) for file in files},
@@ -264,22 +201,21 @@ class PartitionRunner:
     def __init__(self, job: BatchJob) -> None:
         self._job = job
         limits = replace(Limits(), max_history=_NO_LIMIT, max_deny=_NO_LIMIT)
-        limits.check(job.request.request())
+        limits.check(job.request)
         settings = Settings(max_batch=job.max_batch)
-        files = job.files
-        self._engine = Engine.load(files.model, files.catalog_files, device=job.device, limits=limits, settings=settings)
+        self._engine = Engine.load(job.model, job.files, device=job.device, limits=limits, settings=settings)
 
     def run(self, partition: Partition) -> PartitionResult:
         """Read, answer, write. Raises DataError that names file and row, and what a whole batch raises (UnknownRuleError)."""
         began = time.monotonic()
-        template = self._job.request
+        request, columns = self._job.request, self._job.columns
         with open_parquet(Path(partition.file)) as file:
-            table = file.read_row_group(partition.row_group, columns=template.columns)
+            table = file.read_row_group(partition.row_group, columns=columns.names)
         table = table.slice(partition.first, partition.rows)
-        users = table.column(template.user_column)
+        users = table.column(columns.user)
         nulls = [None] * len(users)
-        histories = table.column(template.history_column).to_pylist()
-        denied = nulls if template.deny_column is None else table.column(template.deny_column).to_pylist()
+        histories = table.column(columns.history).to_pylist()
+        denied = nulls if columns.deny is None else table.column(columns.deny).to_pylist()
         user_ids = users.to_pylist() if self._engine.model.vocabulary.num_users else nulls
         row = partition.first
 
@@ -287,7 +223,7 @@ class PartitionRunner:
             nonlocal row
             for history, deny, user in zip(histories, denied, user_ids, strict=True):
                 row += 1
-                yield template.request(tuple(history or ()), tuple(deny or ()), user)
+                yield replace(request, history=tuple(history or ()), deny_item_ids=tuple(deny or ()), user=user)
 
         try:
             results = self._engine.recommend(requests())  # checks each request before it takes the next one
@@ -299,7 +235,7 @@ class PartitionRunner:
         return PartitionResult(
             number=partition.number,
             users=len(results),
-            short_answers=sum(result.num_valid < template.num_items for result in results),
+            short_answers=sum(result.num_valid < request.num_items for result in results),
             unknown_items=sum(len(result.ignored_history) for result in results),
             seconds=time.monotonic() - began,
         )
@@ -308,7 +244,7 @@ class PartitionRunner:
         """One row a user: items, best first."""
         kind = pa.string() if self._engine.trie.item_ids.dtype.kind == "U" else pa.int64()
         columns: dict[str, Any] = {
-            self._job.request.user_column: users,
+            self._job.columns.user: users,
             "item_ids": pa.array([list(result.item_ids) for result in results], pa.list_(kind)),
             "scores": pa.array([list(result.scores) for result in results], pa.list_(pa.float32())),
             "num_history_used": pa.array([result.num_history_used for result in results], pa.int32()),
@@ -338,9 +274,11 @@ def recommend_users(job: BatchJob, *, progress: Progress | None = None) -> list[
     return results
 
 
-def _version_of(index: Path) -> str:
-    if not index.is_dir():
-        return Trie.load(index, verify=False).version
+def _version_of(index: str | os.PathLike[str] | LiveIndex) -> str:
+    if isinstance(index, LiveIndex):
+        return index.version().name
+    if not Path(index).is_dir():
+        return Trie.load(os.fspath(index), verify=False).version
     with LiveIndex.open(index, read_only=True) as live:
         return live.version().name
 
@@ -359,13 +297,21 @@ def _compare(path: Path, manifest: dict[str, Any]) -> None:
         )
 
 
-def _digest(paths: list[Path]) -> str:
+def _digest(sources: Iterable[Path | bytes]) -> str:
+    """Return a digest of files, with their names, and of other content."""
     digest = blake2b(digest_size=16)
-    for path in paths:
-        digest.update(path.name.encode() + b"\0")
-        with path.open("rb") as file:
+    for source in sources:
+        if isinstance(source, bytes):
+            digest.update(source)
+            continue
+        digest.update(source.name.encode() + b"\0")
+        with source.open("rb") as file:
             file_digest(file, lambda: digest)
     return digest.hexdigest()
+
+
+def _source_of_rules(source: Any) -> Path | bytes:
+    return json.dumps(source).encode() if isinstance(source, Mapping) else Path(source)
 
 
 def _footer_digest(file: Path) -> str:

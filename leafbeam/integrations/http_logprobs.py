@@ -1,25 +1,29 @@
-"""Log-probabilities from an HTTP server: deadlines, retries, and answers of which nothing is believed."""
+"""Log-probabilities from an HTTP server. Its answers are checked in every part before they are used."""
 
 from __future__ import annotations
 
 import json
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from leafbeam.errors import ArgumentError, InferenceError, counted
+from leafbeam.errors import ArgumentError, InferenceError, NoAnswerError, ServerError, counted
 from leafbeam.extras import optional_imports
 from leafbeam.integrations.logprobs import Answers, Logprobs, TokenQuery, batches_of, in_slices
 from leafbeam.json_reader import DoubledKeyError
 from leafbeam.json_reader import parse_json as parse_strictly
 
-with optional_imports("clients of inference servers"):
+with optional_imports("clients of inference servers", "client"):
     import httpx
 
-_BUSY = (429, 503)
+    from leafbeam.client.calls import Call
+    from leafbeam.client.retries import Retries
+    from leafbeam.client.transport import BlockingTransport
+
+# Why there is no answer: the reason of an InferenceError by the code of a NoAnswerError.
+_REASONS = {"unreachable": "unreachable", "cut": "unreachable", "late": "timeout"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +56,12 @@ class HttpOptions:
 
 
 class HttpLogprobs(ABC):
-    """A server that tells log-probabilities of next tokens; close it, or use it in a `with`. Threads may share one.
+    """A server that returns log-probabilities of next tokens; close it, or use it in a `with`. Threads may share one.
 
-    url: where the server listens ("http://localhost:8000"), without a route.
+    Args:
+        url: The address of the server, such as "http://localhost:8000", without a route.
+        options: Deadlines, retries and bounds.
+        transport: Sends the requests, in place of a network.
     """
 
     path: str
@@ -65,13 +72,13 @@ class HttpLogprobs(ABC):
         self.url, self.options = url, options or HttpOptions()
         count = self.options.max_connections
         limits = httpx.Limits(max_connections=count, max_keepalive_connections=count)
-        try:
-            self._endpoint = httpx.URL(f"{url.rstrip('/')}{self.path}")
-        except httpx.InvalidURL as error:
-            raise ArgumentError(f"url is {url!r}: {error}") from None
-        if self._endpoint.scheme not in ("http", "https") or not self._endpoint.host:
-            raise ArgumentError(f"url is {url!r}: expected http://HOST:PORT")
-        self._client = httpx.Client(headers=dict(self.options.headers), limits=limits, transport=transport)
+        self._transport = BlockingTransport(
+            httpx.Client(limits=limits, transport=transport),
+            url,
+            headers=self.options.headers,
+            retries=Retries(deadline_s=self.options.timeout_s, attempts=self.options.retries + 1),
+            max_bytes=self.options.max_bytes,
+        )
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="logprobs")
 
     def __repr__(self) -> str:
@@ -86,15 +93,15 @@ class HttpLogprobs(ABC):
     def close(self) -> None:
         """Close the connections. A search that still runs fails."""
         self._pool.shutdown(cancel_futures=True)
-        self._client.close()
+        self._transport.close()
 
     @abstractmethod
     def _body(self, queries: Sequence[TokenQuery]) -> dict[str, Any]:
-        """The JSON object that asks for these queries."""
+        """Return the JSON object that asks for these queries."""
 
     @abstractmethod
     def read(self, answer: Any, queries: Sequence[TokenQuery]) -> list[Logprobs | InferenceError]:
-        """What a JSON answer says of each query. Raises InferenceError where it says nothing of any."""
+        """Return what a JSON answer says of each query. Raises InferenceError if it says nothing of any."""
 
     def logprobs(self, queries: Sequence[TokenQuery]) -> Answers:
         """See `LogprobModel`. Requests that fail take their queries' answers with them, and no others."""
@@ -127,61 +134,23 @@ class HttpLogprobs(ABC):
             return [error] * len(queries)
 
     def _post(self, body: bytes) -> bytes:
-        """The answer of the first attempt that has one. Raises InferenceError."""
-        until = time.monotonic() + self.options.timeout_s
-        for attempt in range(self.options.retries + 1):
-            pause = 0.1 * 2**attempt
-            try:
-                status, retry_after, answer = self._attempt(body, until)
-                if status == 200:
-                    return answer
-                said = answer[:500].decode("utf-8", "replace")
-                failure = InferenceError(f"{self._endpoint} answered {status}: {said}{self._remedy(said)}", reason="refused")
-                if status not in _BUSY:
-                    raise failure
-                pause = max(pause, retry_after)
-            except httpx.TimeoutException:
-                raise self._late() from None
-            except httpx.TransportError as error:
-                failure = InferenceError(f"{self._endpoint} cannot be reached: {error}", reason="unreachable")
-            if attempt == self.options.retries or time.monotonic() + pause >= until:
-                raise failure
-            time.sleep(pause)
-        raise AssertionError
-
-    def _attempt(self, body: bytes, until: float) -> tuple[int, float, bytes]:
-        """(status, seconds to wait, body). Raises httpx.TransportError, InferenceError for a late or endless body."""
-        headers, timeout = {"Content-Type": "application/json"}, max(until - time.monotonic(), 1e-3)
-        chunks, size = [], 0
-        with self._client.stream("POST", self._endpoint, content=body, headers=headers, timeout=timeout) as response:
-            try:
-                for chunk in response.iter_bytes():
-                    chunks.append(chunk)
-                    size += len(chunk)
-                    if size > self.options.max_bytes:
-                        raise InferenceError(f"{self._endpoint} answered more than max_bytes, {self.options.max_bytes:,}")
-                    if time.monotonic() > until:  # the client's own timeout is for each chunk
-                        raise self._late()
-            except httpx.DecodingError as error:
-                raise InferenceError(f"the body of {self._endpoint} cannot be decoded: {error}") from error
-            return response.status_code, _seconds(response.headers.get("Retry-After", "")), b"".join(chunks)
+        """Return the answer of the first attempt that has one. Raises InferenceError."""
+        try:
+            return self._transport.run(Call(method="POST", target=self.path, answer=bytes, body=body))
+        except NoAnswerError as error:
+            raise InferenceError(f"{self.url}: {error}", reason=_REASONS.get(error.code, "malformed")) from None
+        except ServerError as error:
+            said = error.body.decode("utf-8", "replace")
+            message = f"{self.url}{self.path} answered {error.status}: {said}{self._remedy(said)}"
+            raise InferenceError(message, reason="refused") from None
 
     def _remedy(self, said: str) -> str:
         """Return what to change in this client after a refusal that says this; nothing where that is not known."""
         return ""
 
-    def _late(self) -> InferenceError:
-        seconds = f"{self.options.timeout_s:g}"
-        return InferenceError(f"{self._endpoint} gave no whole answer within timeout_s={seconds}", reason="timeout")
-
-
-def _seconds(text: str) -> float:
-    """A Retry-After in seconds; 0 for a date."""
-    return min(float(text), 3600.0) if text.isdecimal() else 0.0
-
 
 def parse_json(body: bytes) -> Any:
-    """The JSON of an answer. Raises InferenceError, also where an object has a key twice."""
+    """Return the JSON of an answer. Raises InferenceError, also where an object has a key twice."""
     try:
         return parse_strictly(body)
     except DoubledKeyError as error:
@@ -191,7 +160,10 @@ def parse_json(body: bytes) -> Any:
 
 
 def by_index(choices: Any, count: int) -> list[dict[str, Any] | InferenceError]:
-    """The choice of each prompt, by its `index`; an error where there is none, or more than one. Raises InferenceError."""
+    """Return the choice of each prompt, by its `index`; an error where there is none, or more than one.
+
+    Raises InferenceError if the choices cannot be read.
+    """
     if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
         raise InferenceError(f"the server's answer has the choices {str(choices)[:80]}: expected a list of objects")
     found: list[dict[str, Any] | InferenceError] = [

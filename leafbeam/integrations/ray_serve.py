@@ -7,16 +7,16 @@ Each replica is one engine with the HTTP interface of `leafbeam serve`. All mach
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from itertools import chain
-from typing import Any
+from typing import Any, get_args
 
-from leafbeam.engine import Engine, Settings
+from leafbeam.engine import CatalogFiles, Engine, Settings
 from leafbeam.errors import ArgumentError, LeafbeamError, UnavailableError
 from leafbeam.extras import optional_imports
-from leafbeam.integrations.batch import ServingFiles
 from leafbeam.model import AnyModel, load_for_decoding
 from leafbeam.serve import ServerConfig, create_app
 
@@ -36,21 +36,25 @@ _OWNERS = ("files", "settings")  # fields that hold the other classes' fields
 class DeploymentConfig:
     """The replicas of an application.
 
+    All paths are made absolute.
+
     Args:
-        files: The files of the engines; deploying the application again with other files rolls them out (see `Recommender`).
+        model: The directory of the model.
+        files: The index, the catalog, its rules and the item memory. To deploy the application again with other files rolls
+            them out (see `Recommender`).
         settings: The settings of each replica's engine.
         device: The device of the model; "cuda" goes with num_gpus.
         min_replicas: The smallest number of replicas.
-        max_replicas: The largest number of replicas. If it differs from min_replicas, Ray keeps about target_ongoing requests
-            on each replica.
-        target_ongoing: The number of requests on each replica.
-        num_cpus: The number of CPUs of one replica.
-        num_gpus: The number of GPUs of one replica.
-        health_period_s: The seconds between health checks.
-        grace_s: The seconds in which an engine that is replaced or stopped may still answer accepted requests.
+        max_replicas: The largest number of replicas.
+        target_ongoing: The number of requests that Ray keeps on each replica, if the number of replicas may change.
+        num_cpus: The CPUs of one replica.
+        num_gpus: The GPUs of one replica.
+        health_period_s: The seconds between two health checks.
+        grace_s: The seconds for which an engine that is replaced or stopped may still answer accepted requests.
     """
 
-    files: ServingFiles
+    model: str
+    files: CatalogFiles
     settings: Settings = field(default_factory=Settings)
     device: str = "cpu"
     min_replicas: int = 1
@@ -62,6 +66,8 @@ class DeploymentConfig:
     grace_s: float = 30.0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "model", os.path.abspath(self.model))
+        object.__setattr__(self, "files", self.files.absolute())
         if not 1 <= self.min_replicas <= self.max_replicas:
             raise ArgumentError(f"min_replicas={self.min_replicas} must be from 1 to max_replicas={self.max_replicas}")
         for name in ("target_ongoing", "num_cpus", "health_period_s", "grace_s"):
@@ -72,10 +78,11 @@ class DeploymentConfig:
 
     @classmethod
     def of(cls, args: Mapping[str, Any]) -> "DeploymentConfig":
-        """Return the config of flat arguments of `serve run` or a Serve config file: fields of ServingFiles, Settings and this
-        class.
+        """Return the config of the flat arguments of `serve run` or of a Serve config file.
+
+        They are fields of CatalogFiles, of Settings and of this class.
         """
-        owners: tuple[type, ...] = (ServingFiles, Settings, cls)
+        owners: tuple[type, ...] = (CatalogFiles, Settings, cls)
         kinds = [{field.name: field.type for field in fields(owner) if field.name not in _OWNERS} for owner in owners]
         for name in args:
             if not any(name in own for own in kinds):
@@ -83,13 +90,13 @@ class DeploymentConfig:
         if missing := [name for name in ("model", "index") if name not in args]:
             raise ArgumentError(f"{' and '.join(missing)} missing: pass the path")
         files, settings, own = ({name: _typed(name, args[name], own[name]) for name in own if name in args} for own in kinds)
-        return cls(files=ServingFiles(**files), settings=Settings(**settings), **own)
+        return cls(files=CatalogFiles(**files), settings=Settings(**settings), **own)
 
 
 class _ServedEngine:
     """An engine with its HTTP interface, which counts the requests inside."""
 
-    def __init__(self, engine: Engine, files: ServingFiles, grace_s: float) -> None:
+    def __init__(self, engine: Engine, files: Mapping[str, Any], grace_s: float) -> None:
         self.engine, self.files, self._grace_s = engine, files, grace_s
         self.app: ASGIApp = create_app(engine, config=ServerConfig(grace_s=grace_s))
         self._num_inside = 0
@@ -133,28 +140,32 @@ class Recommender:
         self._retiring: set[asyncio.Task[None]] = set()
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
-        """Load other files. Ray calls it after construction and whenever the user_config (fields of ServingFiles) changes."""
+        """Load other files. Ray calls it after construction and whenever the user_config changes.
+
+        Args:
+            user_config: `model`, the directory of the model, and fields of CatalogFiles.
+        """
         try:
-            files = ServingFiles(**user_config)
-            model, engine = await asyncio.to_thread(self._load, files)
-        except (LeafbeamError, OSError, TypeError) as error:
+            path, files = user_config["model"], {name: value for name, value in user_config.items() if name != "model"}
+            model, engine = await asyncio.to_thread(self._load, path, CatalogFiles(**files))
+        except (LeafbeamError, OSError, TypeError, KeyError) as error:
             if self._served is None:
                 raise
             # A replica that fails here would be replaced by one that fails too.
             self._fault = f"{type(error).__name__}: {error}"
             log.error("the new files cannot be served, the former ones still are: %s", self._fault)
             return
-        former, self._served = self._served, _ServedEngine(engine, files, self._grace_s)
-        self._model, self._fault = (files.model, model), None
+        former, self._served = self._served, _ServedEngine(engine, user_config, self._grace_s)
+        self._model, self._fault = (path, model), None
         if former is not None:
             task = asyncio.create_task(former.retire())
             self._retiring.add(task)
             task.add_done_callback(self._retiring.discard)
 
-    def _load(self, files: ServingFiles) -> tuple[AnyModel, Engine]:
-        is_same = self._model is not None and self._model[0] == files.model
-        model = self._model[1] if self._model is not None and is_same else load_for_decoding(files.model, device=self._device)
-        engine = Engine.load(model, files.catalog_files, settings=self._settings)
+    def _load(self, path: str, files: CatalogFiles) -> tuple[AnyModel, Engine]:
+        is_same = self._model is not None and self._model[0] == path
+        model = self._model[1] if self._model is not None and is_same else load_for_decoding(path, device=self._device)
+        engine = Engine.load(model, files, settings=self._settings)
         try:
             engine.start()
         except BaseException:
@@ -171,8 +182,8 @@ class Recommender:
         """For other deployments: the JSON of POST /v1/recommend in and out. Raises what `Engine.submit` raises."""
         import msgspec
 
-        from leafbeam.serve.conversions import recommend_answer, request_of
         from leafbeam.serve.errors import BodyError, describe
+        from leafbeam.serve.items import recommend_answer, request_of
         from leafbeam.serve.schema import RecommendBody
 
         try:
@@ -188,7 +199,7 @@ class Recommender:
         """The files served, and the error of later ones."""
         with self._current() as served:
             version = served.engine.version.name
-            return {"files": asdict(served.files), "index_version": version, "fault": self._fault}
+            return {"files": dict(served.files), "index_version": version, "fault": self._fault}
 
     async def check_health(self) -> None:
         """Raise UnavailableError if the device hangs or a worker has ended; Ray then replaces the replica."""
@@ -207,16 +218,16 @@ class Recommender:
 
 
 def application(args: Mapping[str, Any] | DeploymentConfig) -> serve.Application:
-    """Return the application, for `serve.run`, `serve run` and Serve config files.
+    """The application, for `serve.run`, `serve run` and Serve config files.
 
-    The engines reject requests with 429; Ray queues what exceeds a replica's capacity, and rejects with 503 what exceeds twice
+    The engines reject requests with 429. Ray queues what exceeds a replica's capacity, and rejects with 503 what exceeds twice
     that.
 
     Args:
-        args: A DeploymentConfig, or the fields of ServingFiles, Settings and DeploymentConfig in one flat mapping.
+        args: A DeploymentConfig, or the fields of CatalogFiles, Settings and DeploymentConfig in one flat mapping.
 
-    Examples:
-        >>> config = DeploymentConfig(files=files, min_replicas=2, max_replicas=8)
+    Example:
+        >>> config = DeploymentConfig(model=model, files=files, min_replicas=2, max_replicas=8)
         >>> serve.run(application(config), route_prefix="/")   # doctest: +SKIP
     """
     config = args if isinstance(args, DeploymentConfig) else DeploymentConfig.of(args)
@@ -233,7 +244,7 @@ def application(args: Mapping[str, Any] | DeploymentConfig) -> serve.Application
         autoscaling_config=None if fixed else scaling,
         max_ongoing_requests=max_ongoing,
         max_queued_requests=2 * max_ongoing,
-        user_config=asdict(config.files),
+        user_config={"model": config.model, **asdict(config.files)},
         health_check_period_s=config.health_period_s,
         graceful_shutdown_timeout_s=config.grace_s,
         ray_actor_options={"num_cpus": config.num_cpus, "num_gpus": config.num_gpus},
@@ -260,7 +271,7 @@ async def _through(app: ASGIApp, http: HttpRequest) -> Response:
 
 def _typed(name: str, value: Any, kind: Any) -> Any:
     """A text argument of a command line as the type of its field."""
-    if not isinstance(value, str) or kind in (str, "str", str | None):
+    if not isinstance(value, str) or kind is str or str in get_args(kind):
         return value
     if kind is bool and value in ("true", "false"):
         return value == "true"

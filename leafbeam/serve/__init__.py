@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name when it is first used
     from leafbeam.serve.access import Access
     from leafbeam.serve.app import create_app
-    from leafbeam.serve.changes import ChangeFiles
     from leafbeam.serve.config import ServerConfig
     from leafbeam.serve.connection_limits import ConnectionLimits
     from leafbeam.serve.exposure import Exposure
@@ -17,7 +16,6 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
 
 __all__ = [
     "Access",
-    "ChangeFiles",
     "ConnectionLimits",
     "Exposure",
     "Key",

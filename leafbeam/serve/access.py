@@ -1,12 +1,13 @@
-"""Access: which requests a server answers to whom."""
+"""Access: which requests a server answers to whom, and which sites' pages may read the answers (CORS)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Literal
 from urllib.parse import urlsplit
 
 from starlette._utils import get_route_path  # as routes are matched; another way to cut the path could miss a scope
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as AsgiScope
@@ -15,7 +16,9 @@ from leafbeam.errors import OverloadedError, RequestError
 from leafbeam.serve.errors import BodyError, error_response
 from leafbeam.serve.exposure import is_loopback
 from leafbeam.serve.keys import KeyFile, Scope
-from leafbeam.serve.operations import Need, need_of
+from leafbeam.serve.observation import HEADER
+from leafbeam.serve.operations import Need
+from leafbeam.serve.routing import need_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,3 +102,34 @@ def _forbidden(message: str) -> BodyError:
 def _need_of(scope: AsgiScope) -> Need | None:
     """Return what a request needs; an application that is mounted in another has the path of the mount before its own."""
     return need_of(scope["method"], get_route_path(scope))
+
+
+_EXPOSED = ("retry-after", HEADER)
+
+
+def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """Return an application whose answers pages of these sites may read; the application itself without sites."""
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
+        allow_headers=["authorization", "content-type", "idempotency-key", HEADER],
+        expose_headers=_EXPOSED,
+    )
+
+
+def cors_head(origin: str | None, origins: Sequence[str]) -> bytes:
+    """Return the lines of an answer's head by which a page of `origin` may read it; nothing for another site.
+
+    Args:
+        origin: The header `Origin` of the request, or None if it has not been read: a server for a single site then
+            means that one.
+        origins: The sites whose pages may read answers.
+    """
+    site = origins[0] if origin is None and len(origins) == 1 else origin
+    if site is None or site not in origins:
+        return b""
+    lines = (f"access-control-allow-origin: {site}", f"access-control-expose-headers: {', '.join(_EXPOSED)}", "vary: Origin")
+    return "".join(f"{line}\r\n" for line in lines).encode()

@@ -20,25 +20,20 @@ from starlette.routing import Route
 from leafbeam.engine import Engine
 from leafbeam.errors import ArgumentError
 from leafbeam.ingest import CatalogWriter
-from leafbeam.serve.access import Access, AccessMiddleware
-from leafbeam.serve.body import Bounds
-from leafbeam.serve.bounded_executor import BoundedExecutor
+from leafbeam.serve.access import Access, AccessMiddleware, with_cors
 from leafbeam.serve.catalog_routes import CatalogRoutes
 from leafbeam.serve.completions import CompletionRoutes
 from leafbeam.serve.config import ServerConfig
-from leafbeam.serve.conversions import slow_batch_answer
-from leafbeam.serve.cors import with_cors
 from leafbeam.serve.errors import UnexpectedErrorMiddleware, http_error
-from leafbeam.serve.exchange import json_response
+from leafbeam.serve.exchange import Bounds, json_response
+from leafbeam.serve.executors import BoundedExecutor, in_own_thread
 from leafbeam.serve.item_search import ItemSearchRoute
-from leafbeam.serve.items import item_routes
+from leafbeam.serve.items import item_routes, slow_batch_answer
 from leafbeam.serve.metrics import Metrics
-from leafbeam.serve.observation import Observation, ObservationMiddleware
+from leafbeam.serve.observation import Observation, ObservationMiddleware, RequestIdMiddleware
 from leafbeam.serve.openapi import document_of, page_of
-from leafbeam.serve.operations import routes_of
-from leafbeam.serve.own_thread import in_own_thread
 from leafbeam.serve.page import playground_routes
-from leafbeam.serve.request_id import RequestIdMiddleware
+from leafbeam.serve.routing import routes_of
 from leafbeam.serve.schema import Health, Readiness, SlowBatchesAnswer
 from leafbeam.text import TextService
 

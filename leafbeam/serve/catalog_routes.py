@@ -1,34 +1,21 @@
 """Routes that change and show a catalog: items, snapshots, rules. A batch is one change, made as a whole or not at all."""
 
-from collections.abc import Awaitable, Callable
-from dataclasses import asdict
+from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
 from leafbeam.catalog import Catalog
 from leafbeam.engine import Engine
-from leafbeam.errors import (
-    AttributesError,
-    BatchError,
-    DataError,
-    LeafbeamError,
-    LockedError,
-    LogError,
-    UnknownRuleError,
-    short_repr,
-)
+from leafbeam.errors import BatchError, DataError, short_repr
 from leafbeam.ids import is_possible, parse_id
 from leafbeam.ingest import CatalogWriter, Lines
 from leafbeam.ingest.lines import JsonError
-from leafbeam.serve.body import Bounds, decode_body, read_body
-from leafbeam.serve.bounded_executor import BoundedExecutor
 from leafbeam.serve.catalog_schema import (
     CatalogAnswer,
     ItemAnswer,
@@ -36,21 +23,20 @@ from leafbeam.serve.catalog_schema import (
     RuleAnswer,
     RuleBody,
     RulesAnswer,
-    SnapshotAnswer,
     SnapshotBody,
 )
-from leafbeam.serve.errors import BodyError, error_response, unavailable_error
-from leafbeam.serve.exchange import json_response, key_of
+from leafbeam.serve.errors import BodyError, answering, catalog_error_response
+from leafbeam.serve.exchange import Bounds, decode_body, json_response, key_of, read_body
+from leafbeam.serve.executors import BoundedExecutor
 from leafbeam.serve.item_search import attributes_of
-from leafbeam.serve.metrics import CLIENT_CLOSED_REQUEST, Metrics
-from leafbeam.serve.operations import routes_of
+from leafbeam.serve.metrics import Metrics
+from leafbeam.serve.routing import routes_of
 
 _READERS: dict[str, Callable[[bytes], Lines]] = {
     "application/x-ndjson": Lines.of_json_lines,
     "application/jsonl": Lines.of_json_lines,
     "application/json": Lines.of_json,
 }
-T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
 
 
@@ -92,7 +78,7 @@ class CatalogRoutes:
             "put_rule": self._put_rule,
             "delete_rule": self._delete_rule,
         }
-        return routes_of({name: _answered(answer) for name, answer in handlers.items()})
+        return routes_of({name: answering(answer, catalog_error_response) for name, answer in handlers.items()})
 
     async def _put(self, http: HttpRequest) -> Response:
         return await self._change(http, lambda writer: writer.put)
@@ -167,7 +153,7 @@ class CatalogRoutes:
             text_columns=() if isinstance(encoder, str) else encoder.columns,
             writable=not isinstance(writer, str),
             reason=encoder if isinstance(encoder, str) else None,
-            snapshots=() if isinstance(writer, str) else tuple(SnapshotAnswer(**asdict(info)) for info in writer.snapshots),
+            snapshots=() if isinstance(writer, str) else tuple(writer.snapshots),
         )
         return json_response(answer)
 
@@ -181,7 +167,7 @@ class CatalogRoutes:
 
     async def _snapshot(self, http: HttpRequest) -> Response:
         writer, body = self._writable(), await self._body(http, SnapshotBody)
-        return json_response(SnapshotAnswer(**asdict(await self._writes.run(lambda: writer.snapshot(body.name)))))
+        return json_response(await self._writes.run(lambda: writer.snapshot(body.name)))
 
     async def _rollback(self, http: HttpRequest) -> Response:
         writer, body = self._writable(), await self._body(http, RollbackBody)
@@ -249,26 +235,3 @@ def _rule_answer(catalog: Catalog, name: str) -> RuleAnswer:
         raise BodyError(f"there is no rule {name[:80]!r}; the rules are: {names}", status=HTTPStatus.NOT_FOUND)
     fields = {field: getattr(status, field) for field in ("name", "num_items", "error", "age_s")}
     return RuleAnswer(**fields, where=definition.where, refresh_s=status.refresh)
-
-
-def _answered(answer: Callable[[HttpRequest], Awaitable[Response]]) -> Callable[[HttpRequest], Awaitable[Response]]:
-    """A route whose errors are answers."""
-
-    async def route(http: HttpRequest) -> Response:
-        try:
-            return await answer(http)
-        except ClientDisconnect:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
-        except UnknownRuleError as error:
-            return error_response(http, BodyError(str(error), status=HTTPStatus.NOT_FOUND))
-        except AttributesError as error:
-            return error_response(http, error)
-        except (DataError, LogError, OSError) as error:  # a table in use, or a disk that takes no more
-            failure = unavailable_error(http, error)
-            if isinstance(error, LockedError):
-                return error_response(http, LockedError("another program writes these items, one writer at a time: wait"))
-            return error_response(http, failure)
-        except LeafbeamError as error:
-            return error_response(http, error)
-
-    return route

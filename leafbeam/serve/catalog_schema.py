@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from leafbeam.ingest.change_answer import ChangeAnswer
+from leafbeam.ingest.answers import ChangeAnswer, SnapshotAnswer
 from leafbeam.serve.schema import Id, ItemId
 
 MAX_ITEMS = 256  # that a search finds, and ids that it looks up
@@ -55,15 +55,6 @@ class FoundItems(Struct, frozen=True, kw_only=True):
         Meta(description="The column that is searched: `title`, else `name`, else the first of text; null: ids alone."),
     ]
     index_version: str
-
-
-class SnapshotAnswer(Struct, frozen=True, kw_only=True):
-    """A saved state of all items and attributes."""
-
-    name: str
-    num_items: int
-    index_version: str
-    created: Annotated[str, Meta(description="When, in UTC.")]
 
 
 class CatalogAnswer(Struct, frozen=True, kw_only=True):

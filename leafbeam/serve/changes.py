@@ -1,4 +1,4 @@
-"""ChangeFiles: where a server keeps the changes that its clients make."""
+"""A catalog with the changes that clients make over HTTP, and who may make them."""
 
 import logging
 import os
@@ -14,12 +14,13 @@ from leafbeam.errors import ArgumentError, LockedError
 from leafbeam.index import Trie
 from leafbeam.ingest import INDEX, RULES, CatalogWriter, LiveDirectory, check_origin
 from leafbeam.retrieve import ItemMemory, LiveMemory
-from leafbeam.semid import ItemEncoder
 from leafbeam.serve.keys import KeyFile
 
 if TYPE_CHECKING:
+    from leafbeam.semid import ItemEncoder
     from leafbeam.serve.access import Access  # imports starlette, which a command without a server does without
 
+Changes = Literal["auto", "on", "off"]
 log = logging.getLogger("leafbeam.serve")
 
 # To open the catalog's file takes several times as long as a change. Other programs get it at the latest after this.
@@ -33,77 +34,87 @@ NOT_LOCAL = (
 
 @dataclass(frozen=True, kw_only=True)
 class ChangedCatalog:
-    """A catalog with the changes of clients. writer: makes more of them; or why there is none."""
+    """A catalog with the changes of clients.
+
+    Args:
+        source: The catalog, or its index alone.
+        memory: The item memory.
+        writer: Makes more changes; or says why no changes are taken.
+    """
 
     source: Catalog | Trie
     memory: ItemMemory | LiveMemory | None
     writer: CatalogWriter | str
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChangeFiles:
-    """A directory of changes (see LiveDirectory), and who may make them.
+def access_of(changes: Changes, host: str, keys: KeyFile | None) -> "Access":
+    """Return who may change the catalog of a server that is bound to this address. keys: of clients."""
+    from leafbeam.serve.access import Access
+    from leafbeam.serve.exposure import is_loopback
 
-    encoder: gives new items codes; or why there is none. changes: "on" takes them from everyone who reaches the server; "auto"
-    from this machine alone, and serves what the directory holds where another process writes it or this one may not; "off"
-    takes none.
+    if keys is not None:
+        return Access(keys=keys)
+    if changes == "off":
+        return Access(changes="off", reason="this server was started with --changes off")
+    if changes == "on":
+        return Access(changes="open")
+    return Access(changes="local") if is_loopback(host) else Access(changes="off", reason=NOT_LOCAL)
+
+
+def open_changed(
+    files: CatalogFiles, directory: Path, opened: ExitStack, *, encoder: "ItemEncoder | str", changes: Changes = "auto"
+) -> ChangedCatalog:
+    """Open the files of a catalog with the changes that clients made so far.
+
+    Args:
+        files: The catalog's files. The index must be a file.
+        directory: The directory of the changes (see LiveDirectory).
+        opened: Closes what is opened here.
+        encoder: Gives new items codes; or says why there is none.
+        changes: "on" raises an error where another process writes the directory; "auto" then serves what it holds, and also
+            where this process may not write it; "off" takes no changes.
+
+    Raises:
+        LockedError: If another process writes the directory, with "on".
+        ConflictError: If the index was built again since the changes began.
+        LeafbeamError: What `CatalogFiles.open` raises.
     """
+    files, live = _open_directory(replace(files, data_may_fail=True), directory, opened, changes)  # clients wrote the data
+    memory, source = files.open_memory(opened), files.open(opened)
+    if isinstance(live, str):
+        return ChangedCatalog(source=source, memory=memory, writer=live)
+    assert isinstance(source, Catalog)  # `_open_directory` takes no others
+    writer = CatalogWriter(source, live, encoder=encoder, memory=memory)
+    return ChangedCatalog(source=source, memory=memory, writer=writer)
 
-    directory: Path
-    encoder: ItemEncoder | str
-    changes: Literal["auto", "on", "off"] = "auto"
 
-    def access(self, host: str, keys: KeyFile | None = None) -> "Access":
-        """Who may change the catalog of a server that is bound to this address. keys: of clients."""
-        from leafbeam.serve.access import Access
-        from leafbeam.serve.exposure import is_loopback
-
-        if keys is not None:
-            return Access(keys=keys)
-        if self.changes == "off":
-            return Access(changes="off", reason="this server was started with --changes off")
-        if self.changes == "on":
-            return Access(changes="open")
-        return Access(changes="local") if is_loopback(host) else Access(changes="off", reason=NOT_LOCAL)
-
-    def open(self, files: CatalogFiles, opened: ExitStack) -> ChangedCatalog:
-        """Open the files with the changes so far, to be closed by `opened`.
-
-        Raises LockedError ("on"), ConflictError if the index was built again since, and what `CatalogFiles.open` raises.
-        """
-        files, live = self._open_directory(replace(files, data_may_fail=True), opened)  # clients have written the data
-        memory, source = files.open_memory(opened), files.open(opened)
-        if isinstance(live, str):
-            return ChangedCatalog(source=source, memory=memory, writer=live)
-        assert isinstance(source, Catalog)  # `_open_directory` takes no others
-        writer = CatalogWriter(source, live, encoder=self.encoder, memory=memory)
-        return ChangedCatalog(source=source, memory=memory, writer=writer)
-
-    def _open_directory(self, files: CatalogFiles, opened: ExitStack) -> tuple[CatalogFiles, LiveDirectory | str]:
-        """The files with the changes so far, and the directory to be closed by `opened`, or why it takes none."""
-        if not isinstance(files.index, str | os.PathLike):
-            raise ArgumentError("changes are those of an index file: pass its path as index=")
-        if files.catalog is None:
-            raise ArgumentError("changes need a catalog: pass its DuckDB file as catalog=")
-        rules, index = self.directory / RULES, self.directory / INDEX
-        reason = detail = "this server was started with --changes off" if self.changes == "off" else None  # clients see reason
-        if reason is None and self.changes == "auto" and not _is_writable(self.directory):
-            reason, detail = "the server may not write its directory", f"this user may not write {self.directory}"
-        if reason is None:
-            try:
-                live = opened.enter_context(LiveDirectory.open(self.directory, files.index, verify=files.verify))
-                return replace(files, index=live.index, rules=_joined(files.rules, live.rules_file), hold_s=_HOLD_S), live
-            except LockedError as error:
-                if self.changes == "on":
-                    raise
-                reason = "another server or command has these items open, one writer at a time: send changes there"
-                detail = f"another server or command has {self.directory} open: send changes there ({error})"
-        if self.changes == "auto":
-            log.warning("changes are not taken: %s", detail)
-        check_origin(self.directory, Path(files.index))
-        if rules.exists():
-            files = replace(files, rules=_joined(files.rules, rules))
-        return (replace(files, index=index) if (index / "manifest.json").exists() else files), reason
+def _open_directory(
+    files: CatalogFiles, directory: Path, opened: ExitStack, changes: Changes
+) -> tuple[CatalogFiles, LiveDirectory | str]:
+    """Return the files with the changes so far, and the directory to be closed by `opened`, or why it takes none."""
+    if not isinstance(files.index, str | os.PathLike):
+        raise ArgumentError("changes are those of an index file: pass its path as index=")
+    if files.catalog is None:
+        raise ArgumentError("changes need a catalog: pass its DuckDB file as catalog=")
+    rules, index = directory / RULES, directory / INDEX
+    reason = detail = "this server was started with --changes off" if changes == "off" else None  # clients see the reason
+    if reason is None and changes == "auto" and not _is_writable(directory):
+        reason, detail = "the server may not write its directory", f"this user may not write {directory}"
+    if reason is None:
+        try:
+            live = opened.enter_context(LiveDirectory.open(directory, files.index, verify=files.verify))
+            return replace(files, index=live.index, rules=_joined(files.rules, live.rules_file), hold_s=_HOLD_S), live
+        except LockedError as error:
+            if changes == "on":
+                raise
+            reason = "another server or command has these items open, one writer at a time: send changes there"
+            detail = f"another server or command has {directory} open: send changes there ({error})"
+    if changes == "auto":
+        log.warning("changes are not taken: %s", detail)
+    check_origin(directory, Path(files.index))
+    if rules.exists():
+        files = replace(files, rules=_joined(files.rules, rules))
+    return (replace(files, index=index) if (index / "manifest.json").exists() else files), reason
 
 
 def _joined(rules: RuleSource, more: Path) -> RuleSource:

@@ -3,14 +3,13 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
-from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
@@ -20,7 +19,6 @@ from leafbeam.engine import Engine, Result
 from leafbeam.engine.request import short_repr
 from leafbeam.errors import ArgumentError, AutomatonError, counted
 from leafbeam.serve import exchange
-from leafbeam.serve.body import Bounds, decode_body, read_body
 from leafbeam.serve.completion_schema import (
     ChatAnswer,
     ChatBody,
@@ -34,11 +32,11 @@ from leafbeam.serve.completion_schema import (
     TextOptions,
     Usage,
 )
-from leafbeam.serve.errors import BodyError, openai_error, openai_error_response
-from leafbeam.serve.exchange import json_response, result_of
+from leafbeam.serve.errors import BodyError, Handler, answering, openai_error, openai_error_response
+from leafbeam.serve.exchange import Bounds, decode_body, json_response, read_body, result_of
 from leafbeam.serve.items import result_for
-from leafbeam.serve.metrics import CLIENT_CLOSED_REQUEST, Metrics, num_tokens
-from leafbeam.serve.operations import routes_of
+from leafbeam.serve.metrics import Metrics, num_tokens
+from leafbeam.serve.routing import routes_of
 from leafbeam.serve.schema import ModelEntry, ModelsAnswer
 from leafbeam.serve.text_events import EventStream, TextEvents
 from leafbeam.text import Generation, TextGenerator, TextRequest, TextService
@@ -63,23 +61,19 @@ class CompletionRoutes:
 
     @property
     def routes(self) -> list[Route]:
-        guarded = {"complete": self._guarded(self._complete), "chat": self._guarded(self._chat)}
-        return routes_of({**guarded, "list_models": self._models})
+        counted_routes = {"complete": self._counted(self._complete), "chat": self._counted(self._chat)}
+        return routes_of({**counted_routes, "list_models": self._models})
 
     async def _models(self, http: HttpRequest) -> Response:
         return json_response(ModelsAnswer(data=[ModelEntry(id=name, created=self._started) for name in self._names]))
 
-    def _guarded(self, handler: Callable[[HttpRequest], Awaitable[Response]]) -> Callable[[HttpRequest], Awaitable[Response]]:
-        """Failures in OpenAI's shape, and the metrics of every request."""
+    def _counted(self, handler: Handler) -> Handler:
+        """Return a route that answers failures in OpenAI's shape, and counts every request."""
+        answered = answering(handler, openai_error_response)
 
         async def respond(http: HttpRequest) -> Response:
             began = time.perf_counter()
-            try:
-                response = await handler(http)
-            except ClientDisconnect:
-                response = Response(status_code=CLIENT_CLOSED_REQUEST)
-            except Exception as error:
-                response = openai_error_response(http, error)
+            response = await answered(http)
             self._metrics.observe_completion(response.status_code, time.perf_counter() - began)
             return response
 

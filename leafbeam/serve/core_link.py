@@ -9,7 +9,7 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from leafbeam.errors import OverloadedError
-from leafbeam.serve.body import EARLY, EarlyBody
+from leafbeam.serve.exchange import EARLY, EarlyBody
 from leafbeam.serve.frames import (
     PART_BYTES,
     ROOM_BYTES,

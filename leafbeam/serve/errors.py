@@ -6,12 +6,13 @@ Clients of OpenAI get the shapes that they read.
 import logging
 import math
 import re
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -22,19 +23,23 @@ from leafbeam.errors import (
     AutomatonError,
     BatchError,
     ConflictError,
+    DataError,
     ItemIdError,
     LeafbeamError,
     LockedError,
+    LogError,
     OverloadedError,
     RequestError,
     RuleError,
     UnavailableError,
     short_repr,
 )
-from leafbeam.serve.request_id import request_id_of
+from leafbeam.serve.observation import request_id_of
 from leafbeam.serve.schema import ErrorAnswer, ErrorDetail, OpenAIError, OpenAIErrorDetail
 
 log = logging.getLogger("leafbeam.serve")
+CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that disconnected before the answer
+Handler = Callable[[Request], Awaitable[Response]]
 OPENAI_PATHS = frozenset(["/v1/completions", "/v1/chat/completions", "/v1/models"])
 
 
@@ -66,8 +71,30 @@ def _status_of(error: Exception) -> int:
     return next((status for kind, status in kinds.items() if isinstance(error, kind)), HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
-def error_response(request: Request, error: LeafbeamError) -> Response:
-    """The answer to a request that failed; a fault of the server is logged."""
+def answering(handler: Handler, respond: "Callable[[Request, Exception], Response] | None" = None) -> Handler:
+    """Return a route whose errors are answers.
+
+    Args:
+        handler: Answers a request, or raises.
+        respond: Turns an error into an answer. Default: `error_response`.
+    """
+    respond = respond or error_response
+
+    async def route(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except ClientDisconnect:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        except Exception as error:
+            return respond(request, error)
+
+    return route
+
+
+def error_response(request: Request, error: Exception) -> Response:
+    """Return the answer to a request that failed; a fault of the server is logged."""
+    if not isinstance(error, LeafbeamError):
+        return _unexpected(request.scope, error)
     status, details = _status_of(error), dict[str, Any]()
     if isinstance(error, OverloadedError):  # `Retry-After` is in whole seconds, the body in milliseconds
         details = {"reason": error.reason, "retry_after_ms": math.ceil(1e3 * error.retry_after_s)}
@@ -77,8 +104,17 @@ def error_response(request: Request, error: LeafbeamError) -> Response:
     return _answer(request.scope, status, name, str(error), _headers(request, error, status), details)
 
 
-def unavailable_error(request: Request, error: LeafbeamError | OSError) -> UnavailableError:
-    """For a client, of a catalog that cannot be used now: the log alone has the error's text, which may hold paths."""
+def catalog_error_response(request: Request, error: Exception) -> Response:
+    """Return the answer to a request that failed on a catalog: a table in use or a full disk is no fault of the request."""
+    if isinstance(error, DataError | LogError | OSError) and not isinstance(error, AttributesError):
+        unavailable = _unavailable_error(request, error)
+        is_locked = isinstance(error, LockedError)
+        error = LockedError("another program writes these items, one writer at a time: wait") if is_locked else unavailable
+    return error_response(request, error)
+
+
+def _unavailable_error(request: Request, error: LeafbeamError | OSError) -> UnavailableError:
+    """Return the error for a client of a catalog that cannot be used now; the log alone has the text, which may hold paths."""
     request_id = request_id_of(request.scope)
     log.error("a change or look-up of the catalog failed (request %s): %s", request_id, error)
     cause: BaseException | None = error
@@ -173,10 +209,14 @@ class UnexpectedErrorMiddleware:
         except Exception as error:
             if started or scope["type"] != "http":
                 raise
-            _log_failure(scope, error)
-            message = "the server failed; its log says why"
-            failure = _answer(scope, HTTPStatus.INTERNAL_SERVER_ERROR, type(error).__name__, message)
-            await failure(scope, receive, send)
+            await _unexpected(scope, error)(scope, receive, send)
+
+
+def _unexpected(scope: Scope, error: Exception) -> Response:
+    """Return the answer to a request that failed with an error that is not one of leafbeam, and log it."""
+    _log_failure(scope, error)
+    message = "the server failed; its log says why"
+    return _answer(scope, HTTPStatus.INTERNAL_SERVER_ERROR, type(error).__name__, message)
 
 
 def _log_failure(scope: Scope, error: Exception) -> None:

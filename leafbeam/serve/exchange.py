@@ -1,25 +1,155 @@
-"""One HTTP exchange: the key of a repeated request, the wait for a result, the JSON of an answer."""
+"""One HTTP exchange: the body read within its bounds and parsed, the wait for a result, the JSON of an answer."""
 
 import asyncio
+import codecs
+import time
 from concurrent.futures import Future
 from contextlib import suppress
-from functools import partial
+from dataclasses import dataclass
 from hashlib import blake2b
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from leafbeam.engine import Engine, Request, Result
-from leafbeam.errors import RequestError, UnavailableError
-from leafbeam.live import RequestKey
-from leafbeam.serve.body import EarlyBody
-from leafbeam.serve.errors import BodyError
+from leafbeam.errors import ArgumentError, UnavailableError, counted
+from leafbeam.json_reader import DoubledKeyError, check_keys
+from leafbeam.serve.errors import BodyError, describe
+from leafbeam.serve.schema import RecommendBody
 
-_INLINE_IDS = 512  # more ids are looked up in a thread; for fewer, changing threads takes longer
+if TYPE_CHECKING:
+    from leafbeam.live import RequestKey
+
+EARLY = "leafbeam.early"
+RECOMMEND_PATH = "/v1/recommend"
+_RECOMMEND = msgspec.json.Decoder(RecommendBody)
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """The bounds of one request: the bytes of its body, the seconds for the body, and the seconds for the answer."""
+
+    max_body_bytes: int = 1 << 20
+    max_body_s: float = 10.0
+    answer_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.max_body_bytes < 1 or min(self.max_body_s, self.answer_s) <= 0:
+            raise ArgumentError("max_body_bytes, max_body_s and answer_s must be above 0")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EarlyBody:
+    """The part of a request that an HTTP worker has already read, in its scope under `EARLY`.
+
+    refusal: why there is no body. arrived: when it was there, by `time.monotonic`, which all processes of a machine share.
+    gone: done once the client has disconnected.
+    """
+
+    body: bytes
+    refusal: BodyError | None
+    arrived: float
+    gone: "asyncio.Future[None]"
+
+    @classmethod
+    def of(cls, http: HttpRequest) -> "EarlyBody | None":
+        return http.scope.get(EARLY)
+
+    def read(self) -> bytes:
+        if self.refusal is not None:
+            raise self.refusal
+        return self.body
+
+    def seconds_ago(self) -> float:
+        return max(0.0, time.monotonic() - self.arrived)
+
+
+async def read_body(http: HttpRequest, bounds: Bounds) -> bytes:
+    """Return the whole body. Raises BodyError as soon as the body is too long or too slow, without storing it, and for
+    a body that is compressed or not UTF-8.
+    """
+    if (early := EarlyBody.of(http)) is not None:
+        return early.read()
+    _check_encoding(http)
+    max_bytes, max_s = bounds.max_body_bytes, bounds.max_body_s
+    length = http.headers.get("content-length", "")
+    if length.isdigit() and int(length[:20]) > max_bytes:
+        raise _too_long(max_bytes)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(max_s):
+            async for chunk in http.stream():
+                body += chunk
+                if len(body) > max_bytes:
+                    raise _too_long(max_bytes)
+    except TimeoutError:
+        message = f"the body did not arrive within {max_s:g} s"
+        raise BodyError(message, status=HTTPStatus.REQUEST_TIMEOUT, reason="body_too_slow") from None
+    return _utf8(bytes(body), http.headers.get("content-type", ""))
+
+
+def _check_encoding(http: HttpRequest) -> None:
+    """Raise BodyError if the body is compressed."""
+    transfer = http.headers.get("transfer-encoding", "").lower().removesuffix("chunked").rstrip(" ,")
+    encoding = http.headers.get("content-encoding", "").strip() or transfer
+    if encoding.lower() not in ("", "identity"):
+        message = f"the body is compressed ({encoding[:40]}), which this server does not read: send it without Content-Encoding"
+        raise BodyError(message, status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
+
+
+def _utf8(body: bytes, content_type: str) -> bytes:
+    """Return a body of JSON without its byte order mark. Raises BodyError if it is not UTF-8."""
+    if "json" not in content_type.lower():
+        return body
+    if body.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in body[:2]:
+        raise BodyError("the body is UTF-16 or UTF-32: send UTF-8", status=HTTPStatus.BAD_REQUEST)
+    try:
+        if not body.isascii():
+            body.decode()
+    except UnicodeDecodeError as error:
+        message = f"the body must be UTF-8, but its byte {error.start:,} is 0x{body[error.start]:02x}: encode it as UTF-8"
+        raise BodyError(message, status=HTTPStatus.BAD_REQUEST) from None
+    return body.removeprefix(codecs.BOM_UTF8)
+
+
+def _too_long(max_bytes: int) -> BodyError:
+    message = f"the body may have up to {counted(max_bytes, 'byte')}: send less"
+    return BodyError(message, status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE, reason="body_too_long")
+
+
+def decode_body(body: bytes, content_type: str, decoder: "msgspec.json.Decoder[S]", max_values: int | None = None) -> S:
+    """The content of a body. The first mistake ends the parsing: no body takes more than a few milliseconds."""
+    kind = content_type.partition(";")[0].strip().lower()
+    is_json = kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+    if not body or not is_json:
+        raise BodyError("the body: expected a JSON object, sent with Content-Type: application/json")
+    if max_values is not None and body.count(b",") > max_values:
+        raise BodyError(f"the body may hold up to {counted(max_values, 'value')}: send fewer ids")
+    try:
+        content = decoder.decode(body)
+        check_keys(body, len(_FIELDS.decode(body)))
+        return content
+    except DoubledKeyError as error:
+        raise BodyError(f"the body: {error}", status=HTTPStatus.BAD_REQUEST, param=error.path) from None
+    except msgspec.ValidationError as error:
+        message = describe(error, decoder.type)
+        param = message.partition(": ")[0]
+        raise BodyError(message, param=None if param == "the body" else param) from None
+    except (ValueError, RecursionError) as error:  # a DecodeError and a UnicodeDecodeError are ValueErrors
+        reason = str(error) if isinstance(error, msgspec.DecodeError) else "it cannot be parsed"
+        raise BodyError(f"the body must be JSON, but: {reason}", status=HTTPStatus.BAD_REQUEST) from None
+
+
+def decode_recommend(body: bytes, content_type: str, max_values: int) -> RecommendBody:
+    """The body of `POST /v1/recommend`. Raises BodyError."""
+    return decode_body(body, content_type, _RECOMMEND, max_values)
+
+
 _MAX_KEY = 255
 T = TypeVar("T")
 
@@ -28,8 +158,10 @@ def json_response(value: Any, status: int = HTTPStatus.OK) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
-def key_of(http: HttpRequest, body: bytes) -> RequestKey | None:
-    """The header Idempotency-Key, if it is there, with a digest of the whole request."""
+def key_of(http: HttpRequest, body: bytes) -> "RequestKey | None":
+    """Return the header Idempotency-Key, if it is there, with a digest of the whole request."""
+    from leafbeam.live import RequestKey  # HTTP processes import this module, and do without the index
+
     key = http.headers.get("idempotency-key")
     if key is None:
         return None
@@ -84,19 +216,3 @@ async def result_of(future: "Future[T]", gone: "asyncio.Future[None]", answer_s:
     if gone.done():
         raise ClientDisconnect
     raise UnavailableError(f"no answer within {answer_s:g} s", reason="no_answer")
-
-
-async def recommend(engine: Engine, request: Request, arrived: float, gone: "asyncio.Future[None]", answer_s: float) -> Result:
-    """Submit a request to an engine and wait for its result, as `result_of` does."""
-    blocks = engine.settings.overlap and len(request.history) + len(request.deny_item_ids) > _INLINE_IDS
-    max_s = engine.limits.max_deadline_s
-    if request.deadline_s is not None and not 0 < request.deadline_s <= max_s:  # in the words of HTTP
-        reason = "deadline_past" if request.deadline_s <= 0 else "over_a_limit"
-        engine.counts.add("refused", reason)
-        message = f"deadline_ms must be above 0 and at most {1000 * max_s:,}, not {1e3 * request.deadline_s:,.15g}"
-        raise RequestError(message, reason=reason)
-    submit = partial(engine.submit, request, arrived=arrived)
-    await asyncio.sleep(0)  # until the end of a connection that was closed behind its request has been read
-    if gone.done():
-        raise ClientDisconnect
-    return await result_of(await asyncio.to_thread(submit) if blocks else submit(), gone, answer_s)

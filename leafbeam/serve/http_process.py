@@ -23,14 +23,14 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope, Send
 
 from leafbeam.errors import DataError, OverloadedError
-from leafbeam.serve.body import RECOMMEND_PATH, Bounds, decode_recommend, read_body
+from leafbeam.serve.access import with_cors
 from leafbeam.serve.connection import server_config
-from leafbeam.serve.cors import with_cors
 from leafbeam.serve.errors import OPENAI_PATHS, BodyError, error_response, openai_error_response
+from leafbeam.serve.exchange import RECOMMEND_PATH, Bounds, decode_recommend, read_body
 from leafbeam.serve.frames import ROOM_BYTES, Drain, FrameReader, FromCore, Head, Open, Ready, Refusal, Refused, Setup
 from leafbeam.serve.keys import KeyFile
 from leafbeam.serve.log_format import configure_log
-from leafbeam.serve.request_id import RequestIdMiddleware
+from leafbeam.serve.observation import RequestIdMiddleware
 from leafbeam.serve.schema import RecommendBody
 from leafbeam.serve.worker_link import WorkerLink
 

@@ -16,10 +16,10 @@ from starlette.types import ASGIApp
 
 from leafbeam.errors import UnavailableError
 from leafbeam.serve.core_link import CoreLink
+from leafbeam.serve.executors import in_own_thread
 from leafbeam.serve.frames import Drain, Setup
 from leafbeam.serve.gate import Gate
 from leafbeam.serve.metrics import Metrics
-from leafbeam.serve.own_thread import in_own_thread
 
 log = logging.getLogger("leafbeam.serve")
 

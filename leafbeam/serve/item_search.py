@@ -13,16 +13,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from leafbeam.catalog import Expression
-from leafbeam.catalog.titles import title_column
+from leafbeam.catalog.items_table import title_column
 from leafbeam.engine import Engine, ItemId
-from leafbeam.errors import DataError, LeafbeamError, counted, short_repr
+from leafbeam.errors import counted, short_repr
 from leafbeam.ids import is_possible, parse_id
 from leafbeam.index import Version
 from leafbeam.index.items import decode_ids
-from leafbeam.serve.bounded_executor import BoundedExecutor
 from leafbeam.serve.catalog_schema import MAX_CHARACTERS, MAX_ITEMS, FoundItem, FoundItems
-from leafbeam.serve.errors import BodyError, error_response, unavailable_error
-from leafbeam.serve.operations import routes_of
+from leafbeam.serve.errors import BodyError, answering, catalog_error_response
+from leafbeam.serve.executors import BoundedExecutor
+from leafbeam.serve.routing import routes_of
 from leafbeam.tables.as_json import rows_of
 
 _MAX_BYTES = 4 << 20  # of the attributes in an answer, as Arrow has them
@@ -37,16 +37,10 @@ class ItemSearchRoute:
 
     @property
     def route(self) -> Route:
-        return routes_of({"find_items": self._answer})[0]
+        return routes_of({"find_items": answering(self._answer, catalog_error_response)})[0]
 
     async def _answer(self, http: HttpRequest) -> Response:
-        try:
-            content = await self._found(http)
-            return Response(content, media_type="application/json")
-        except DataError as error:
-            return error_response(http, unavailable_error(http, error))
-        except LeafbeamError as error:
-            return error_response(http, error)
+        return Response(await self._found(http), media_type="application/json")
 
     async def _found(self, http: HttpRequest) -> bytes:
         catalog, values = self._engine.catalog, http.query_params

@@ -1,7 +1,10 @@
 """`POST /v1/recommend` and `POST /v1/interactions`: the routes of an engine."""
 
+import asyncio
 import time
+from functools import partial
 from http import HTTPStatus
+from typing import Any
 
 import msgspec
 from starlette.requests import ClientDisconnect
@@ -9,25 +12,43 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from leafbeam.engine import Engine, Limits, Request, Result
-from leafbeam.errors import LeafbeamError, RequestError
-from leafbeam.serve import exchange
-from leafbeam.serve.body import Bounds, EarlyBody, decode_body, decode_recommend, read_body
-from leafbeam.serve.bounded_executor import BoundedExecutor
-from leafbeam.serve.conversions import recommend_answer, request_of
-from leafbeam.serve.errors import error_response
-from leafbeam.serve.exchange import json_response, key_of
-from leafbeam.serve.metrics import CLIENT_CLOSED_REQUEST, Metrics
+from leafbeam.decode import BeamLevel
+from leafbeam.engine import Engine, Limits, Request, Result, SlowBatch
+from leafbeam.errors import RequestError
+from leafbeam.serve.errors import answering
+from leafbeam.serve.exchange import (
+    Bounds,
+    EarlyBody,
+    decode_body,
+    decode_recommend,
+    departure,
+    json_response,
+    key_of,
+    read_body,
+    result_of,
+)
+from leafbeam.serve.executors import BoundedExecutor
+from leafbeam.serve.metrics import Metrics
 from leafbeam.serve.observation import note_answer
-from leafbeam.serve.operations import routes_of
-from leafbeam.serve.schema import InteractionsAnswer, InteractionsBody
+from leafbeam.serve.routing import routes_of
+from leafbeam.serve.schema import (
+    InteractionsAnswer,
+    InteractionsBody,
+    LevelAnswer,
+    ReasonAnswer,
+    RecommendAnswer,
+    RecommendBody,
+    SlowBatchAnswer,
+    TimingsAnswer,
+)
 
 PARSED = "leafbeam.parsed"  # in a scope: the request in the body, if it has been read already
+_INLINE_IDS = 512  # more ids are looked up in a thread; for fewer, changing threads takes longer
 _INTERACTIONS_DECODER = msgspec.json.Decoder(InteractionsBody)
 
 
 def item_routes(engine: Engine, metrics: Metrics, bounds: Bounds, counting: BoundedExecutor) -> list[Route]:
-    """The routes that answer with items, and that count interactions. counting: writes these to disk."""
+    """Return the routes that answer with items, and that count interactions. counting: writes these to disk."""
 
     async def answer(http: HttpRequest) -> Response:
         """Read, parse once, submit, wait."""
@@ -48,13 +69,7 @@ def item_routes(engine: Engine, metrics: Metrics, bounds: Bounds, counting: Boun
         """Return the answer, or the response of an error, counted and timed."""
         began, status = time.perf_counter(), int(HTTPStatus.INTERNAL_SERVER_ERROR)
         try:
-            response = await answer(http)
-            status = response.status_code
-        except ClientDisconnect:
-            status = CLIENT_CLOSED_REQUEST
-            response = Response(status_code=status)
-        except LeafbeamError as error:  # not in a handler of the app, which takes longer
-            response = error_response(http, error)
+            response = await answered(http)
             status = response.status_code
         finally:
             metrics.observe(status, time.perf_counter() - began)
@@ -62,31 +77,46 @@ def item_routes(engine: Engine, metrics: Metrics, bounds: Bounds, counting: Boun
 
     async def interactions(http: HttpRequest) -> Response:
         """Count interactions; the write to disk waits in a thread."""
-        try:
-            body, kind = await read_body(http, bounds), http.headers.get("content-type", "")
-            content = decode_body(body, kind, _INTERACTIONS_DECODER, max_values(engine.limits))
-            events, request = [(one.history, one.item_id) for one in content.interactions], key_of(http, body)
-            return json_response(InteractionsAnswer(pairs=await counting.run(lambda: engine.observe(events, request))))
-        except ClientDisconnect:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
-        except LeafbeamError as error:
-            return error_response(http, error)
+        body, kind = await read_body(http, bounds), http.headers.get("content-type", "")
+        content = decode_body(body, kind, _INTERACTIONS_DECODER, max_values(engine.limits))
+        events, request = [(one.history, one.item_id) for one in content.interactions], key_of(http, body)
+        return json_response(InteractionsAnswer(pairs=await counting.run(lambda: engine.observe(events, request))))
 
-    return routes_of({"recommend": recommend, "count_interactions": interactions})
+    answered = answering(answer)
+    return routes_of({"recommend": recommend, "count_interactions": answering(interactions)})
 
 
 async def result_for(
     http: HttpRequest, request: Request, arrived: float, engine: Engine, metrics: Metrics, bounds: Bounds
 ) -> Result:
-    """The engine's result for the client of `http`, noted in the metrics and in its trace. Raises as `exchange.recommend`."""
-    gone = exchange.departure(http)
+    """Return the engine's result for the client of `http`, noted in the metrics and in its trace.
+
+    Raises what `Engine.submit` and `result_of` raise.
+    """
+    gone = departure(http)
     try:
-        result = await exchange.recommend(engine, request, arrived, gone, bounds.answer_s)
+        result = await _submit(engine, request, arrived, gone, bounds.answer_s)
     finally:
         gone.cancel()
     metrics.observe_result(result, request.num_items)
     note_answer(http.scope, request, result, seconds=engine.clock() - arrived)
     return result
+
+
+async def _submit(engine: Engine, request: Request, arrived: float, gone: "asyncio.Future[None]", answer_s: float) -> Result:
+    """Submit a request to an engine, and wait for its result as `result_of` does."""
+    blocks = engine.settings.overlap and len(request.history) + len(request.deny_item_ids) > _INLINE_IDS
+    max_s = engine.limits.max_deadline_s
+    if request.deadline_s is not None and not 0 < request.deadline_s <= max_s:  # in the words of HTTP
+        reason = "deadline_past" if request.deadline_s <= 0 else "over_a_limit"
+        engine.counts.add("refused", reason)
+        message = f"deadline_ms must be above 0 and at most {1000 * max_s:,}, not {1e3 * request.deadline_s:,.15g}"
+        raise RequestError(message, reason=reason)
+    submit = partial(engine.submit, request, arrived=arrived)
+    await asyncio.sleep(0)  # until the end of a connection that was closed behind its request has been read
+    if gone.done():
+        raise ClientDisconnect
+    return await result_of(await asyncio.to_thread(submit) if blocks else submit(), gone, answer_s)
 
 
 def parse_body(body: bytes, content_type: str, limits: Limits) -> Request:
@@ -97,3 +127,46 @@ def parse_body(body: bytes, content_type: str, limits: Limits) -> Request:
 def max_values(limits: Limits) -> int:
     """The most values that the body of a request for items may hold."""
     return 4 * (limits.max_history + limits.max_deny + limits.max_rules) + 64  # ids may hold commas
+
+
+def request_of(body: RecommendBody) -> Request:
+    """The engine's request. Raises RequestError for a value out of range."""
+    values: dict[str, Any] = {name: getattr(body, name) for name in body.__struct_fields__ if name != "deadline_ms"}
+    return Request(**values, deadline_s=None if body.deadline_ms is None else body.deadline_ms / 1e3)
+
+
+def recommend_answer(result: Result, *, explain: bool = False) -> RecommendAnswer:
+    """The answer to a request."""
+    timings = TimingsAnswer(**{name: 1e3 * getattr(result.timings, name) for name in TimingsAnswer.__struct_fields__})
+    reasons = tuple(ReasonAnswer(channel=why.channel, item_id=why.item_id, score=why.score) for why in result.reasons)
+    levels = tuple(map(_level_answer, result.levels)) if explain else msgspec.UNSET
+    renamed: dict[str, Any] = {"timings_ms": timings, "reasons": reasons, "levels": levels}
+    renamed["ignored_deny_item_ids"] = result.ignored_deny
+    return RecommendAnswer(
+        **renamed, **{name: getattr(result, name) for name in RecommendAnswer.__struct_fields__ if name not in renamed}
+    )
+
+
+def slow_batch_answer(batch: SlowBatch) -> SlowBatchAnswer:
+    """A slow batch as JSON."""
+    size, use = batch.size, batch.use
+    return SlowBatchAnswer(
+        ended_at=batch.ended_at,
+        worker=batch.worker,
+        seconds=batch.seconds,
+        median_s=batch.median_s,
+        requests=size.requests,
+        tokens=size.tokens,
+        num_beams=size.num_beams,
+        prefill_s=batch.prefill_s,
+        rounds_s=batch.rounds_s,
+        constrain_s=batch.constrain_s,
+        cpu_s=use.cpu_s,
+        waits=use.waits,
+        preempted=use.preempted,
+        faults=use.faults,
+    )
+
+
+def _level_answer(level: BeamLevel) -> LevelAnswer:
+    return LevelAnswer(**{name: getattr(level, name).tolist() for name in LevelAnswer.__struct_fields__})

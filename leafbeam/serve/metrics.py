@@ -8,10 +8,9 @@ from prometheus_client.registry import Collector
 
 from leafbeam.catalog import Catalog, LoadReport
 from leafbeam.engine import COUNTERS, Engine, Result
+from leafbeam.serve.errors import CLIENT_CLOSED_REQUEST
 from leafbeam.text import TextService
 from leafbeam.text.worker import Texts
-
-CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that disconnected before the answer
 
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 _STAGES = ("prepare", "queue", "prefill", "rounds", "constrain", "postprocess", "total")

@@ -1,19 +1,54 @@
-"""Observation: the log lines and the spans of requests."""
+"""Observation: the id of each request, the log lines and the spans."""
 
 import logging
 import os
+import re
 import time
 from dataclasses import dataclass
-from typing import Any, Protocol
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any, Protocol
 
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from leafbeam.engine import Request, Result
 from leafbeam.serve.config import LogRequests
-from leafbeam.serve.request_id import request_id_of
+
+if TYPE_CHECKING:
+    from leafbeam.engine import Request, Result  # HTTP processes import this module, and do without the engine
+
+HEADER = "x-request-id"
+_ID_KEY = "leafbeam.request_id"
+_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+class RequestIdMiddleware:
+    """Answers with the header X-Request-Id: that of the request if it is letters, digits, `.`, `_` and `-`, or a new one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        sent = Headers(scope=scope).get(HEADER, "")
+        request_id = scope[_ID_KEY] = sent if _ID.fullmatch(sent) else token_hex(8)
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[HEADER] = request_id
+            await send(message)
+
+        await self._app(scope, receive, answer)
+
+
+def request_id_of(scope: Scope) -> str:
+    """The id of a request; "-" outside the middleware."""
+    return scope.get(_ID_KEY, "-")
+
 
 log = logging.getLogger("leafbeam.requests")
-_KEY = "leafbeam.answered"
+_ANSWERED_KEY = "leafbeam.answered"
 _PROBES = frozenset(["/healthz", "/readyz", "/metrics"])  # asked every few seconds
 _METHODS = frozenset(["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
 
@@ -22,8 +57,8 @@ _METHODS = frozenset(["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 class Answered:
     """A request and its result. arrived_ns: when its body was there, in ns since 1970."""
 
-    request: Request
-    result: Result
+    request: "Request"
+    result: "Result"
     arrived_ns: int
 
 
@@ -98,7 +133,7 @@ class ObservationMiddleware:
                 status=status,
                 seconds=time.perf_counter() - began,
                 request_id=request_id_of(scope),
-                answered=scope.get(_KEY),
+                answered=scope.get(_ANSWERED_KEY),
             )
             if self._traces is not None:
                 self._traces.end(span, exchange)
@@ -106,9 +141,9 @@ class ObservationMiddleware:
                 _write_line(exchange, histories=self._log == "histories")
 
 
-def note_answer(scope: Scope, request: Request, result: Result, *, seconds: float) -> None:
+def note_answer(scope: Scope, request: "Request", result: "Result", *, seconds: float) -> None:
     """Keep an answer until it is logged and traced. seconds: since the request's body was there. Cost: under 1 us."""
-    scope[_KEY] = Answered(request=request, result=result, arrived_ns=time.time_ns() - int(1e9 * seconds))
+    scope[_ANSWERED_KEY] = Answered(request=request, result=result, arrived_ns=time.time_ns() - int(1e9 * seconds))
 
 
 def traces_from_environment() -> bool:

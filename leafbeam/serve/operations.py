@@ -1,12 +1,11 @@
-"""Operations: the list of all HTTP routes, from which handlers, the scopes of keys and the OpenAPI document are derived."""
+"""Operations: the list of all HTTP routes. Handlers, scopes of keys, the OpenAPI document and the clients' calls follow it.
 
-import re
-from collections.abc import Callable, Mapping
+Clients read it too, so this module needs nothing but msgspec.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, Literal
-
-from starlette.routing import Route, compile_path
 
 from leafbeam.serve.catalog_schema import MAX_CHARACTERS, MAX_ITEMS
 from leafbeam.serve.keys import Scope
@@ -113,11 +112,6 @@ class Operation:
     failures: Mapping[str, str] = field(default_factory=lambda: _CHANGED)
     failure: str = "ErrorAnswer"
     done: str = "Done"
-
-    @property
-    def route_path(self) -> str:
-        """Return the path in the form that Starlette expects; the id of an item may contain slashes."""
-        return self.path.replace("{item_id}", "{item_id:path}")
 
 
 def _asked(name: str, path: str, summary: str, answer: str, body: tuple[str, ...], **more: Any) -> Operation:
@@ -267,38 +261,4 @@ OPERATIONS = (
     ),
     _read("get_metrics", "/metrics", "Return the metrics for Prometheus", "text/plain", part="all"),
 )
-_OPEN = ("/", "/healthz", "/readyz")
-_PAGE = "/playground/"
-
-
-def routes_of(handlers: Mapping[str, Callable[..., Any]]) -> list[Route]:
-    """Return the routes of handlers, which are named by their operations, in the same order."""
-    by_name = {operation.name: operation for operation in OPERATIONS}
-    found = [(by_name[name], handler) for name, handler in handlers.items()]
-    return [Route(operation.route_path, handler, methods=[operation.method]) for operation, handler in found]
-
-
-def need_of(method: str, path: str) -> Need | None:
-    """Return the scope that a request needs, or None for health checks and the files of the page.
-
-    "learn" is for counting interactions, which a server does only with --learn. A method that a path lacks needs the scope of
-    the last operation of that path; an unknown path needs "read".
-    """
-    if path in _OPEN or path.startswith(_PAGE):
-        return None
-    method = "GET" if method == "HEAD" else method
-    if (method, path) in (known := _needs_of_fixed_paths()):  # nearly every request, and faster than the patterns
-        return known[method, path]
-    operations = [operation for pattern, operation in _patterns() if pattern.match(path)]
-    asked = [operation for operation in operations if operation.method == method]
-    return (asked or operations[-1:])[0].need if operations else "read"
-
-
-@cache
-def _needs_of_fixed_paths() -> dict[tuple[str, str], Need | None]:
-    return {(operation.method, operation.path): operation.need for operation in OPERATIONS if "{" not in operation.path}
-
-
-@cache
-def _patterns() -> list[tuple[re.Pattern[str], Operation]]:
-    return [(compile_path(operation.route_path)[0], operation) for operation in OPERATIONS]
+BY_NAME = {operation.name: operation for operation in OPERATIONS}

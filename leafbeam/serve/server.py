@@ -11,7 +11,9 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -23,9 +25,10 @@ from leafbeam.ingest import CatalogWriter
 from leafbeam.model import load_for_decoding
 from leafbeam.serve.access import Access
 from leafbeam.serve.app import NO_WRITER, create_app
-from leafbeam.serve.changes import NOT_LOCAL, ChangeFiles
+from leafbeam.serve.changes import NOT_LOCAL, access_of, open_changed
 from leafbeam.serve.config import ServerConfig
 from leafbeam.serve.connection import BACKLOG, server_config
+from leafbeam.serve.executors import in_own_thread
 from leafbeam.serve.exposure import is_loopback
 from leafbeam.serve.frames import Setup
 from leafbeam.serve.gate import Gate
@@ -34,10 +37,13 @@ from leafbeam.serve.items import max_values
 from leafbeam.serve.log_format import current_format
 from leafbeam.serve.metrics import Metrics
 from leafbeam.serve.observation import Observation
-from leafbeam.serve.own_thread import in_own_thread
 from leafbeam.text import TextService
 
+if TYPE_CHECKING:
+    from leafbeam.semid import ItemEncoder
+
 log = logging.getLogger("leafbeam.serve")
+NO_ENCODER = "this server has no encoder for new items"
 
 # Workers take the interpreter again after every kernel. At Python's default of 5 ms, the event loop would hold it long enough
 # under a flood of requests to double the duration of a batch.
@@ -304,7 +310,8 @@ def serve(
     *,
     config: ServerConfig | None = None,
     text: TextService | None = None,
-    changes: ChangeFiles | None = None,
+    changes: Path | None = None,
+    encoder: "ItemEncoder | str" = NO_ENCODER,
     on_ready: Callable[[str], None] = _print_line,
 ) -> None:
     """Load an engine (see `Engine.load`) and serve it until SIGTERM or Ctrl-C (see `Server`).
@@ -316,8 +323,10 @@ def serve(
         catalog: The catalog or its files.
         config: All settings but the files (run, text_model), which the arguments replace, and those of CatalogFiles.
         text: A language model to serve too.
-        changes: The directory of clients' changes of the catalog; it goes with CatalogFiles.
-        on_ready: As for `Server`.
+        changes: The directory of clients' changes of the catalog; it goes with CatalogFiles. `config.changes` says who makes
+            them.
+        encoder: Gives new items codes; or says why there is none.
+        on_ready: As of `Server`.
 
     Raises:
         LeafbeamError: What Engine.load, LiveDirectory.open and Server raise.
@@ -334,8 +343,8 @@ def serve(
         engine, writer, access = None, NO_WRITER, Access(keys=keys) if keys is not None else None
         if model is not None and catalog is not None:
             if changes is not None and isinstance(catalog, CatalogFiles):
-                access = changes.access(config.host, keys)
-                changed = changes.open(catalog, opened)
+                access = access_of(config.changes, config.host, keys)
+                changed = open_changed(catalog, changes, opened, encoder=encoder, changes=config.changes)
                 writer = changed.writer
                 model = load_for_decoding(model, device=config.device) if isinstance(model, str | os.PathLike) else model
                 engine = Engine(model, changed.source, memory=changed.memory, limits=config.limits, settings=config.engine)

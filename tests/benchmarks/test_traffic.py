@@ -1,7 +1,7 @@
 import pytest
 
 from benchmarks.serving.traffic_simulation import Clients, simulate
-from leafbeam.engine.capacity import BatchSize
+from leafbeam.engine.batcher import BatchSize
 from leafbeam.engine.settings import Settings
 
 

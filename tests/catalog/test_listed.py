@@ -14,7 +14,7 @@ import duckdb
 import pytest
 
 from leafbeam.catalog import Catalog
-from leafbeam.catalog.use_lock import UseLock
+from leafbeam.catalog.locks import UseLock
 from leafbeam.errors import CatalogInUseWarning, UnknownRuleError
 from tests.catalog.shop import IDS, NUM_ITEMS, TRIE, change, items, names
 
@@ -124,7 +124,7 @@ def test_a_failed_reload_keeps_what_was_shown(path: Path) -> None:
 
 
 def test_changes_of_a_catalog_that_another_process_has_open_warn_by_name(path: Path) -> None:
-    code = "import sys; from pathlib import Path; from leafbeam.catalog.use_lock import UseLock\n"
+    code = "import sys; from pathlib import Path; from leafbeam.catalog.locks import UseLock\n"
     code += "lock = UseLock(Path(sys.argv[1])); print('open', flush=True); sys.stdin.readline()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with Catalog.open(path, TRIE, RULES) as catalog:
@@ -159,7 +159,7 @@ def test_a_catalog_of_the_same_process_counts_until_it_is_closed(path: Path) -> 
 @pytest.mark.parametrize("num_others", [1, 3])
 def test_processes_that_look_for_each_other_at_the_same_time_all_see_the_others(path: Path, num_others: int) -> None:
     """A6: looking drops no share of the lock, however the looks of several processes meet."""
-    code = "import sys; from pathlib import Path; from leafbeam.catalog.use_lock import UseLock\n"
+    code = "import sys; from pathlib import Path; from leafbeam.catalog.locks import UseLock\n"
     code += "lock = UseLock(Path(sys.argv[1])); print('open', flush=True); sys.stdin.readline()\n"
     code += "print(sum(not lock.is_shared() for _ in range(2000)), flush=True); sys.stdin.readline()"
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -196,7 +196,7 @@ def test_a_directory_that_another_program_keeps_locked_delays_nothing_for_long(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A6: the careful answer, and a catalog that opens without the lock."""
-    monkeypatch.setattr("leafbeam.catalog.use_lock._WAIT_S", 0.01)
+    monkeypatch.setattr("leafbeam.catalog.locks._WAIT_S", 0.01)
     lock, descriptor = UseLock(path), os.open(path.parent, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     assert lock.is_shared()

@@ -11,9 +11,9 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from leafbeam.catalog import Catalog, session_lock
+from leafbeam.catalog import Catalog, locks
 from leafbeam.catalog.items_table import ItemsTable
-from leafbeam.catalog.session_lock import SessionLock
+from leafbeam.catalog.locks import SessionLock
 from leafbeam.errors import DataError
 from leafbeam.index import Trie
 from tests.fixtures.open_files import is_open
@@ -126,7 +126,7 @@ def test_a_lock_waits_for_its_timeout_once(monkeypatch: pytest.MonkeyPatch, entr
         return predicate()
 
     with monkeypatch.context() as patch:
-        patch.setattr(session_lock, "time", SimpleNamespace(monotonic=lambda: next(times)))
+        patch.setattr(locks, "time", SimpleNamespace(monotonic=lambda: next(times)))
         patch.setattr(vars(lock)["_ended"], "wait_for", wait_for)
         with lock.alone(5.0) as is_alone:
             assert is_alone

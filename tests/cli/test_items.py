@@ -25,7 +25,8 @@ from leafbeam.errors import DataError
 from leafbeam.ingest import set_aside
 from leafbeam.model import load_model
 from leafbeam.retrieve import ItemMemory
-from leafbeam.serve import Access, ChangeFiles
+from leafbeam.serve import Access
+from leafbeam.serve.changes import open_changed
 from leafbeam.tables import read_rows, read_table
 from tests.fixtures.items_run import IDS, TITLES, call, ids_of, served
 from tests.serve.running import thread
@@ -63,7 +64,7 @@ def test_an_item_put_with_text_alone_is_found_through_texts_like_its_own_and_by_
     ItemMemory.fit(sorted(IDS), np.array([0]), np.empty(0, np.int64), texts=TITLES).save(paths.memory)
     with ExitStack() as opened:
         files = CatalogFiles(index=paths.trie, catalog=paths.catalog, rules=paths.rules, memory=paths.memory)
-        changed = ChangeFiles(directory=paths.live, encoder=paths.load_encoder()).open(files, opened)
+        changed = open_changed(files, paths.live, opened, encoder=paths.load_encoder())
         engine = Engine(load_model(paths.model), changed.source, memory=changed.memory)
         server = opened.enter_context(thread(engine, writer=changed.writer, access=Access(changes="local")))
         with httpx.Client(base_url=server.url, timeout=120) as client:

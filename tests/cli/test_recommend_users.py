@@ -5,7 +5,6 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from leafbeam.integrations.batch import ServingFiles
 from tests.fixtures.command_line import call
 from tests.integrations.batches import make_shop, make_users
 
@@ -14,10 +13,8 @@ from tests.integrations.batches import make_shop, make_users
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run directory with what `build` would have left there."""
     run = tmp_path_factory.mktemp("run")
-    files: ServingFiles = make_shop(run)
-    Path(files.index).rename(run / "index.leafbeam")
-    assert files.catalog is not None
-    Path(files.catalog).rename(run / "catalog.duckdb")
+    make_shop(run)
+    (run / "items.duckdb").rename(run / "catalog.duckdb")
     make_users(run / "users.parquet")
     return run
 

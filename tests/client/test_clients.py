@@ -6,6 +6,7 @@ import inspect
 import json
 import subprocess
 import sys
+import typing
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +22,7 @@ from leafbeam.retrieve import ItemMemory
 from leafbeam.serve import Access, KeyFile
 from leafbeam.serve.keys import add_key
 from leafbeam.serve.openapi import document_of
+from leafbeam.serve.operations import BY_NAME
 from leafbeam.serve.schema import RecommendBody
 from tests.client.both import FAST, KINDS
 from tests.client.scripted_server import Act, Seen, scripted
@@ -36,6 +38,11 @@ def url(first_shop: Any) -> Iterator[str]:
         yield server.url
 
 
+def answer_of(name: str) -> str:
+    """Return the name of the type that a call is declared to be answered with."""
+    return typing.get_type_hints(getattr(calls, name))["return"].__args__[0].__name__
+
+
 def test_every_route_of_the_document_has_a_method_of_its_name():
     paths = document_of(Limits(), has_text=True)["paths"]
     names = {route["operationId"]: (path, method) for path, methods in paths.items() for method, route in methods.items()}
@@ -45,12 +52,11 @@ def test_every_route_of_the_document_has_a_method_of_its_name():
                 inspect.signature(getattr(calls, name)).parameters.keys()
             )
         path, method = names[name]
+        assert BY_NAME[name].answer in (answer_of(name), "text/plain"), name
         assert f"`{method.upper()} {path}`" in getattr(calls, name).__doc__, name
     assert {"complete", "chat"} <= names.keys()
     assert inspect.signature(calls.recommend).parameters.keys() == set(RecommendBody.__struct_fields__)
-    assert set(vars(Client)) - {"_run", "_send", "__enter__", "__exit__"} == (
-        set(vars(AsyncClient)) - {"_run", "_send", "__aenter__", "__aexit__"}
-    )
+    assert set(vars(Client)) - {"__enter__", "__exit__"} == set(vars(AsyncClient)) - {"__aenter__", "__aexit__"}
 
 
 @both

@@ -137,7 +137,7 @@ def test_a_wrong_body_is_named_and_the_client_goes_on(kind, act):
 
 
 def test_an_endless_body_is_cut_off(kind, monkeypatch):
-    monkeypatch.setattr("leafbeam.client.clients._MAX_ANSWER_BYTES", 1 << 20)
+    monkeypatch.setattr("leafbeam.client.transport.MAX_ANSWER_BYTES", 1 << 20)
     long = http(200, b" " * (2 << 20))
     with (
         scripted(long) as server,

@@ -155,6 +155,7 @@ def test_a_server_that_breaks_a_rule_is_caught(tmp_path: Path):
             tour.show_answers()
         with pytest.raises(DemoError, match=r"3 violations of .* in 3 items"):
             tour.check_users(3)
+        server.transport.close()
         broken_server.shutdown()
 
 
@@ -228,6 +229,7 @@ def test_a_server_that_ends_by_itself_is_reported(tmp_path: Path):
         server = Server(address="http://127.0.0.1:1", child=child, log=tmp_path / "log")
         with pytest.raises(DemoError, match="exit code 3"):
             server.wait()
+        server.transport.close()
 
 
 SLOW_SERVER = """
@@ -238,6 +240,7 @@ class Ready(BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
         self.end_headers()
+        self.wfile.write(b"{}")
 
 run = pathlib.Path(sys.argv[sys.argv.index("--run") + 1])
 print("kernels are compiled", flush=True)

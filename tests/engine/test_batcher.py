@@ -2,8 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leafbeam.engine.batcher import Batcher, QueueEntry, RequestSize
-from leafbeam.engine.capacity import BatchSize, Capacity
+from leafbeam.engine.batcher import Batcher, BatchSize, Capacity, QueueEntry, RequestSize
 from leafbeam.errors import ArgumentError, OverloadedError
 
 

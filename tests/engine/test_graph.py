@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 from benchmarks.serving.torch_index import TorchIndex
 from leafbeam.decode.results import check_batch, collect_items, root_ranges
 from leafbeam.engine import Counts, Engine, Request, Settings
-from leafbeam.engine.capacity import Capacity
+from leafbeam.engine.batcher import Capacity
 from leafbeam.engine.graphs.graph import CudaCapturer, Graphs, buckets_of, graphs_for
 from leafbeam.engine.graphs.static_decode import Bucket, StaticDecode
 from leafbeam.errors import ArgumentError

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from leafbeam.engine import Engine, Request, Settings
-from leafbeam.engine.last_rounds import LastRounds, RoundKind
+from leafbeam.engine.decoder import LastRounds, RoundKind
 from leafbeam.model import DecodeSession, Transformer
 from tests.engine.conftest import Shop
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from leafbeam.engine.capacity import BatchSize
+from leafbeam.engine.batcher import BatchSize
 from leafbeam.engine.latency_model import LatencyModel
 from leafbeam.errors import ArgumentError
 

@@ -8,8 +8,7 @@ from itertools import count
 import numpy as np
 import pytest
 
-from leafbeam.engine.batcher import Batcher, RequestSize
-from leafbeam.engine.capacity import BatchSize, Capacity
+from leafbeam.engine.batcher import Batcher, BatchSize, Capacity, RequestSize
 from leafbeam.engine.latency_model import LatencyModel
 from leafbeam.errors import OverloadedError
 

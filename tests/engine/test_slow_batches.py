@@ -5,7 +5,7 @@ import time
 import pytest
 
 from leafbeam.engine import Engine, Request, Settings, SlowBatch
-from leafbeam.engine.capacity import BatchSize
+from leafbeam.engine.batcher import BatchSize
 from leafbeam.engine.decoder import Decoder
 from leafbeam.engine.slow_batches import SlowBatches, ThreadUse
 

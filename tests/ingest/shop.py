@@ -10,7 +10,7 @@ import numpy as np
 
 from leafbeam.catalog import Catalog
 from leafbeam.ingest import CatalogWriter, Lines, LiveDirectory
-from leafbeam.ingest.change_answer import ChangeAnswer
+from leafbeam.ingest.answers import ChangeAnswer
 from leafbeam.live import RequestKey
 from leafbeam.retrieve import ItemMemory
 from leafbeam.semid import ItemEncoder

@@ -8,16 +8,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from leafbeam.engine import Engine, Request
+from leafbeam.engine import CatalogFiles, Engine, Request
 from leafbeam.index import Trie
-from leafbeam.integrations.batch import BatchJob, RequestTemplate, ServingFiles
+from leafbeam.integrations.batch import BatchJob
 from leafbeam.model import ModelConfig, Transformer, Vocabulary
 
 SIZES = (6, 5, 4)
 NUM_USERS = 40
 
 
-def make_shop(directory: Path, *, seed: int = 0, items: int = 50, user_tokens: int = 0) -> ServingFiles:
+def make_shop(directory: Path, *, seed: int = 0, items: int = 50, user_tokens: int = 0) -> CatalogFiles:
     """A model, an index, a catalog in which every third item is new, and a rule for those."""
     directory.mkdir(parents=True, exist_ok=True)
     vocabulary = Vocabulary(codebook_sizes=SIZES, num_users=user_tokens)
@@ -40,8 +40,7 @@ def make_shop(directory: Path, *, seed: int = 0, items: int = 50, user_tokens: i
         connection.execute("CREATE TABLE items (item_id VARCHAR PRIMARY KEY, new BOOLEAN)")
         connection.executemany("INSERT INTO items VALUES (?, ?)", [(one, row % 3 == 0) for row, one in enumerate(ids.tolist())])
     (directory / "rules.toml").write_text('[rules]\nfresh = "new"\n')
-    return ServingFiles(
-        model=str(directory / "model"),
+    return CatalogFiles(
         index=str(directory / "index.leafbeam"),
         catalog=str(directory / "items.duckdb"),
         rules=str(directory / "rules.toml"),
@@ -60,17 +59,23 @@ def make_users(path: Path, *, users: int = NUM_USERS, row_group_size: int = 16) 
     return histories
 
 
-def job_of(files: ServingFiles, directory: Path, out: str = "out.parquet", **fields: object) -> BatchJob:
-    template = RequestTemplate(num_items=5, num_beams=8, rules=("fresh",))
-    settings: dict[str, object] = {"request": template, "partition_rows": 6}
+def model_of(files: CatalogFiles) -> str:
+    """Return the model that `make_shop` has put beside the index."""
+    return str(Path(str(files.index)).parent / "model")
+
+
+def job_of(files: CatalogFiles, directory: Path, out: str = "out.parquet", **fields: object) -> BatchJob:
+    request = Request(num_items=5, num_beams=8, rules=("fresh",))
+    settings: dict[str, object] = {"request": request, "partition_rows": 6}
     users, where = str(directory / "users.parquet"), str(directory / out)
-    return BatchJob(files=files, users=users, out=where, **(settings | fields))  # type: ignore[arg-type]
+    settings |= {"model": model_of(files), "files": files} | fields
+    return BatchJob(users=users, out=where, **settings)  # type: ignore[arg-type]
 
 
 def check_output(job: BatchJob, histories: list[list[str] | None]) -> None:
     """The output is one row a user, in their order, and what the engine answers each of them alone."""
     table = pq.read_table(job.out)
-    engine = Engine.load(job.files.model, job.files.catalog_files)
+    engine = Engine.load(job.model, job.files)
     assert table.column("user_id").to_pylist() == list(range(1000, 1000 + len(histories)))
     for row, history in enumerate(histories):
         alone = engine.recommend(job.request.request(tuple(history or ()), user=1000 + row))

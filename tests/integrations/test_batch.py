@@ -13,24 +13,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from leafbeam.engine import CatalogFiles, Request
 from leafbeam.errors import ArgumentError, DataError, RequestError, UnknownRuleError
 from leafbeam.integrations.batch import (
     BatchJob,
     PartitionResult,
     PartitionRunner,
-    RequestTemplate,
-    ServingFiles,
+    UserColumns,
     recommend_users,
 )
-from tests.integrations.batches import NUM_USERS, check_output, job_of, make_shop, make_users
+from tests.integrations.batches import NUM_USERS, check_output, job_of, make_shop, make_users, model_of
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> ServingFiles:
+def files(tmp_path_factory: pytest.TempPathFactory) -> CatalogFiles:
     return make_shop(tmp_path_factory.mktemp("shop"))
 
 
-def test_every_user_gets_the_engines_answer_in_one_file_a_partition(files: ServingFiles, tmp_path: Path):
+def test_every_user_gets_the_engines_answer_in_one_file_a_partition(files: CatalogFiles, tmp_path: Path):
     histories = make_users(tmp_path / "users.parquet")
     job = job_of(files, tmp_path)
     seen: list[tuple[int, int]] = []
@@ -57,7 +57,7 @@ def test_a_model_with_user_tokens_reads_the_user(tmp_path: Path):
         recommend_users(dataclasses.replace(job, out=str(tmp_path / "other")))
 
 
-def test_a_directory_of_files_is_one_table(files: ServingFiles, tmp_path: Path):
+def test_a_directory_of_files_is_one_table(files: CatalogFiles, tmp_path: Path):
     (tmp_path / "users.parquet").mkdir()
     first = make_users(tmp_path / "users.parquet" / "a.parquet")
     table = pq.read_table(tmp_path / "users.parquet" / "a.parquet")
@@ -69,12 +69,14 @@ def test_a_directory_of_files_is_one_table(files: ServingFiles, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_a_killed_job_resumes_where_it_was(files: ServingFiles, tmp_path: Path):
+def test_a_killed_job_resumes_where_it_was(files: CatalogFiles, tmp_path: Path):
     histories = make_users(tmp_path / "users.parquet", users=120)
     job = job_of(files, tmp_path, partition_rows=1)
     code = (
-        "import sys, json; from leafbeam.integrations.batch import *; given = json.loads(sys.argv[1]); "
-        "given['files'] = ServingFiles(**given['files']); given['request'] = RequestTemplate(**given['request']); "
+        "import sys, json; from leafbeam.engine import CatalogFiles, Request; from leafbeam.integrations.batch import *; "
+        "given = json.loads(sys.argv[1]); "
+        "given['files'] = CatalogFiles(**given['files']); given['request'] = Request(**given['request']); "
+        "given['columns'] = UserColumns(**given['columns']); "
         "recommend_users(BatchJob(**given))"
     )
     words = [sys.executable, "-c", code, json.dumps(dataclasses.asdict(job))]
@@ -95,7 +97,7 @@ def test_a_killed_job_resumes_where_it_was(files: ServingFiles, tmp_path: Path):
     check_output(job, histories)
 
 
-def test_answers_of_different_jobs_are_not_mixed(files: ServingFiles, tmp_path: Path):
+def test_answers_of_different_jobs_are_not_mixed(files: CatalogFiles, tmp_path: Path):
     make_users(tmp_path / "users.parquet")
     job = job_of(files, tmp_path)
     recommend_users(job)
@@ -110,10 +112,10 @@ def test_answers_of_different_jobs_are_not_mixed(files: ServingFiles, tmp_path: 
     ):
         with pytest.raises(DataError, match=named):
             recommend_users(dataclasses.replace(job, **change))
-    weights = Path(other.model) / "model.safetensors"
+    weights = Path(model_of(other)) / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\0\0")
     with pytest.raises(DataError, match="different model"):
-        recommend_users(dataclasses.replace(job, files=dataclasses.replace(files, model=other.model)))
+        recommend_users(dataclasses.replace(job, model=model_of(other)))
     make_users(tmp_path / "users.parquet", users=39)
     with pytest.raises(DataError, match="different users"):
         recommend_users(job)
@@ -131,7 +133,7 @@ def write(path: Path, **columns: object) -> None:
     pq.write_table(pa.table(columns), path)
 
 
-def test_invalid_tables_of_users_are_rejected_by_name(files: ServingFiles, tmp_path: Path):
+def test_invalid_tables_of_users_are_rejected_by_name(files: CatalogFiles, tmp_path: Path):
     users = tmp_path / "users.parquet"
     job = job_of(files, tmp_path)
     with pytest.raises(DataError, match="neither a Parquet file nor a directory"):
@@ -159,7 +161,7 @@ def test_invalid_tables_of_users_are_rejected_by_name(files: ServingFiles, tmp_p
         recommend_users(dataclasses.replace(job, out=str(tmp_path / "later"), partition_rows=3))
 
 
-def test_a_damaged_row_group_is_named(files: ServingFiles, tmp_path: Path):
+def test_a_damaged_row_group_is_named(files: CatalogFiles, tmp_path: Path):
     users = tmp_path / "users.parquet"
     make_users(users)
     data = bytearray(users.read_bytes())
@@ -169,36 +171,36 @@ def test_a_damaged_row_group_is_named(files: ServingFiles, tmp_path: Path):
         recommend_users(job_of(files, tmp_path))
 
 
-def test_denied_items_come_from_a_column(files: ServingFiles, tmp_path: Path):
+def test_denied_items_come_from_a_column(files: CatalogFiles, tmp_path: Path):
     users = tmp_path / "users.parquet"
     write(users, user_id=["u"], history=[["item001"]])
-    template = RequestTemplate(num_items=5)
-    recommend_users(job_of(files, tmp_path, "one", request=template))
+    request = Request(num_items=5)
+    recommend_users(job_of(files, tmp_path, "one", request=request))
     (best,) = pq.read_table(tmp_path / "one").column("item_ids").to_pylist()
     write(users, user_id=["u"], history=[["item001"]], seen=[best[:3]])
-    recommend_users(job_of(files, tmp_path, "two", request=dataclasses.replace(template, deny_column="seen")))
+    recommend_users(job_of(files, tmp_path, "two", request=request, columns=UserColumns(deny="seen")))
     table = pq.read_table(tmp_path / "two")
     assert table.column("user_id").to_pylist() == ["u"]
     assert table.column("item_ids").to_pylist()[0][:2] == best[3:5]
 
 
-def test_invalid_settings_are_rejected(files: ServingFiles, tmp_path: Path):
+def test_invalid_settings_are_rejected(files: CatalogFiles, tmp_path: Path):
     make_users(tmp_path / "users.parquet")
-    with pytest.raises(RequestError, match="num_items"):
-        RequestTemplate(num_items=0)
+    with pytest.raises(ArgumentError, match="come from the table"):
+        job_of(files, tmp_path, request=Request(history=("item001",)))
     with pytest.raises(ArgumentError, match="at least 1"):
         job_of(files, tmp_path, partition_rows=0)
     with pytest.raises(ArgumentError, match="rules need a catalog"):
-        ServingFiles(model="m", index="i", rules="r")
+        CatalogFiles(index="i", rules="r")
     with pytest.raises(RequestError, match="num_items must be from 1 to 256"):
-        recommend_users(job_of(files, tmp_path, request=RequestTemplate(num_items=10_000)))
+        recommend_users(job_of(files, tmp_path, request=Request(num_items=10_000)))
     with pytest.raises(UnknownRuleError, match="fresh"):
-        recommend_users(job_of(files, tmp_path, "other", request=RequestTemplate(rules=("stale",))))
+        recommend_users(job_of(files, tmp_path, "other", request=Request(rules=("stale",))))
 
 
-def test_a_partition_says_how_many_users_got_fewer_items(files: ServingFiles, tmp_path: Path):
+def test_a_partition_says_how_many_users_got_fewer_items(files: CatalogFiles, tmp_path: Path):
     make_users(tmp_path / "users.parquet")
-    job: BatchJob = job_of(files, tmp_path, request=RequestTemplate(num_items=30, rules=("fresh",)))
+    job: BatchJob = job_of(files, tmp_path, request=Request(num_items=30, rules=("fresh",)))
     plan = job.plan()
     done: PartitionResult = PartitionRunner(job).run(plan.pending[0])
     assert done.short_answers == done.users == 6

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from leafbeam.engine import Engine, Request, Settings
+from leafbeam.engine import CatalogFiles, Engine, Request, Settings
 from leafbeam.errors import ArgumentError, DataError, IndexFileError, RequestError, UnavailableError, UnknownRuleError
-from leafbeam.integrations.batch import PartitionResult, PartitionRunner, RequestTemplate, ServingFiles
-from tests.integrations.batches import NUM_USERS, check_output, job_of, make_shop, make_users
+from leafbeam.integrations.batch import PartitionResult, PartitionRunner
+from tests.integrations.batches import NUM_USERS, check_output, job_of, make_shop, make_users, model_of
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'leafbeam[ray]'", exc_type=ImportError)
 # What Ray, opencensus and pydantic warn of in their own code is theirs to mend.
@@ -54,11 +54,11 @@ def cluster() -> Generator[Any]:
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> ServingFiles:
+def files(tmp_path_factory: pytest.TempPathFactory) -> CatalogFiles:
     return make_shop(tmp_path_factory.mktemp("shop"))
 
 
-def test_a_batch_job_on_ray_writes_what_one_process_writes(cluster: Any, files: ServingFiles, tmp_path: Path):
+def test_a_batch_job_on_ray_writes_what_one_process_writes(cluster: Any, files: CatalogFiles, tmp_path: Path):
     from leafbeam.integrations.ray_batch import recommend_users_on_ray
 
     histories = make_users(tmp_path / "users.parquet")
@@ -83,7 +83,7 @@ def test_a_batch_job_on_ray_writes_what_one_process_writes(cluster: Any, files: 
     other = dataclasses.replace(job, request=dataclasses.replace(job.request, num_items=6))
     with pytest.raises(DataError, match="different request"):
         recommend_users_on_ray(other)
-    unknown = dataclasses.replace(job, out=str(tmp_path / "unknown"), request=RequestTemplate(rules=("stale",)))
+    unknown = dataclasses.replace(job, out=str(tmp_path / "unknown"), request=Request(rules=("stale",)))
     with pytest.raises(UnknownRuleError, match="stale"):
         recommend_users_on_ray(unknown, workers=1, cpus_per_worker=0.5)
     with pytest.raises(ArgumentError, match=r"too few for one worker .*: expected CPUs: 64, GPUs: 0"):
@@ -103,19 +103,21 @@ def ask(url: str, body: Any = None) -> tuple[int, Any, dict[str, str]]:
             return error.code, json.loads(error.read()), dict(error.headers)
 
 
-def test_an_application_answers_rejects_and_rolls_a_catalog_out(cluster: Any, files: ServingFiles, tmp_path: Path):
+def test_an_application_answers_rejects_and_rolls_a_catalog_out(cluster: Any, files: CatalogFiles, tmp_path: Path):
     from ray import serve
 
     from leafbeam.integrations.ray_serve import DeploymentConfig, application
 
     settings = Settings(num_beams=8, max_queue=1, max_batch=1, workers=1)
-    config = DeploymentConfig(files=files, settings=settings, min_replicas=1, max_replicas=1, num_cpus=0.5, grace_s=5.0)
+    config = DeploymentConfig(
+        model=model_of(files), files=files, settings=settings, min_replicas=1, max_replicas=1, num_cpus=0.5, grace_s=5.0
+    )
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     handle = serve.run(application(config), name="shop", route_prefix="/shop")
     url = f"http://127.0.0.1:{port}/shop"
-    engine = Engine.load(files.model, files.catalog_files, settings=Settings(num_beams=8))
+    engine = Engine.load(model_of(files), files, settings=Settings(num_beams=8))
     body = {"history": ["item001", "item002"], "num_items": 5, "rules": ["fresh"]}
     (alone,) = engine.recommend([Request(history=("item001", "item002"), num_items=5, rules=("fresh",))])
 
@@ -136,7 +138,7 @@ def test_an_application_answers_rejects_and_rolls_a_catalog_out(cluster: Any, fi
     assert (refused[0]["type"], refused[0]["reason"]) == ("OverloadedError", "queue_full")
     assert int(refused[1]["retry-after"]) >= 1
 
-    newer = dataclasses.replace(make_shop(tmp_path / "newer", seed=9, items=70), model=files.model)
+    newer = make_shop(tmp_path / "newer", seed=9, items=70)
     versions: list[str] = []
     with ThreadPoolExecutor(1) as pool:
         over = False
@@ -154,7 +156,7 @@ def test_an_application_answers_rejects_and_rolls_a_catalog_out(cluster: Any, fi
         finally:
             over = True
         buying.result()
-    new_version = Engine.load(newer.model, newer.catalog_files).trie.version
+    new_version = Engine.load(model_of(files), newer).trie.version
     assert (after["index_version"], after["fault"]) == (new_version, None)
     assert versions[0] == engine.trie.version
     assert set(versions) <= {engine.trie.version, new_version}
@@ -162,11 +164,14 @@ def test_an_application_answers_rejects_and_rolls_a_catalog_out(cluster: Any, fi
     serve.shutdown()
 
 
-def test_a_replica_takes_new_files_while_it_answers(cluster: Any, files: ServingFiles, tmp_path: Path):
+def test_a_replica_takes_new_files_while_it_answers(cluster: Any, files: CatalogFiles, tmp_path: Path):
     from leafbeam.integrations.ray_serve import Recommender
 
-    newer = dataclasses.replace(make_shop(tmp_path / "newer", seed=9, items=70), model=files.model)
-    broken = dataclasses.replace(files, index=str(tmp_path / "nowhere.leafbeam"))
+    newer = make_shop(tmp_path / "newer", seed=9, items=70)
+    served, replaced, broken = (
+        {"model": model_of(files), **dataclasses.asdict(catalog)}
+        for catalog in (files, newer, dataclasses.replace(files, index=str(tmp_path / "nowhere.leafbeam")))
+    )
     body = {"history": ["item001"], "num_items": 3}
 
     async def replica() -> list[str]:
@@ -174,8 +179,8 @@ def test_a_replica_takes_new_files_while_it_answers(cluster: Any, files: Serving
         with pytest.raises(UnavailableError, match="no files yet"):
             await one.status()
         with pytest.raises(IndexFileError, match="nowhere"):
-            await one.reconfigure(dataclasses.asdict(broken))
-        await one.reconfigure(dataclasses.asdict(files))
+            await one.reconfigure(broken)
+        await one.reconfigure(served)
         first = one._served
         assert first is not None
         over, versions = False, list[str]()
@@ -186,8 +191,8 @@ def test_a_replica_takes_new_files_while_it_answers(cluster: Any, files: Serving
 
         customers = [asyncio.create_task(customer()) for _ in range(3)]
         await asyncio.sleep(0.2)
-        await one.reconfigure(dataclasses.asdict(newer))
-        await one.reconfigure(dataclasses.asdict(broken))
+        await one.reconfigure(replaced)
+        await one.reconfigure(broken)
         await asyncio.sleep(0.2)
         over = True
         await asyncio.gather(*customers)
@@ -199,7 +204,7 @@ def test_a_replica_takes_new_files_while_it_answers(cluster: Any, files: Serving
         assert one._served is not None
         assert one._served.engine.model is first.engine.model  # the same weights
         await one.check_health()
-        await one.reconfigure(dataclasses.asdict(files))
+        await one.reconfigure(served)
         assert (await one.status())["fault"] is None
         one._served.engine.stop()
         with pytest.raises(UnavailableError):
@@ -213,11 +218,11 @@ def test_a_replica_takes_new_files_while_it_answers(cluster: Any, files: Serving
     assert len(set(versions[changed + 3 :])) == 1  # one answer of each customer may still have been on its way
 
 
-def test_arguments_of_a_deployment(cluster: Any, files: ServingFiles):
+def test_arguments_of_a_deployment(cluster: Any, files: CatalogFiles):
     from leafbeam.integrations.ray_serve import DeploymentConfig
 
     words = {
-        "model": files.model,
+        "model": model_of(files),
         "index": files.index,
         "num_beams": "40",
         "slo_s": "0.2",
@@ -238,4 +243,4 @@ def test_arguments_of_a_deployment(cluster: Any, files: ServingFiles):
         with pytest.raises(ArgumentError, match=message):
             DeploymentConfig.of(words | change)
     with pytest.raises(ArgumentError, match="index missing"):
-        DeploymentConfig.of({"model": files.model})
+        DeploymentConfig.of({"model": model_of(files)})

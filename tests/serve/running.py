@@ -19,7 +19,8 @@ import httpx
 from leafbeam.engine import CatalogFiles, Engine
 from leafbeam.ingest import CatalogWriter
 from leafbeam.model import load_model
-from leafbeam.serve import ChangeFiles, Server, ServerConfig
+from leafbeam.serve import Server, ServerConfig
+from leafbeam.serve.changes import open_changed
 
 URL = "/v1/recommend"
 PATIENCE = 20
@@ -80,9 +81,8 @@ def opened(shop: Any, changes: Any = "auto") -> Generator[tuple[Engine, CatalogW
     model, index, catalog, rules = shop.files
     memory = shop.memory if shop.memory.exists() else None
     with ExitStack() as stack:
-        place = ChangeFiles(directory=shop.directory / "live", encoder="there is no encoder here", changes=changes)
         files = CatalogFiles(index=index, catalog=catalog, rules=rules, memory=memory, learn=memory is not None)
-        changed = place.open(files, stack)
+        changed = open_changed(files, shop.directory / "live", stack, encoder="there is no encoder here", changes=changes)
         yield Engine(load_model(model), changed.source, memory=changed.memory), changed.writer
 
 

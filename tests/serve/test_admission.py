@@ -7,10 +7,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from leafbeam.engine import Request, Settings
-from leafbeam.engine.capacity import BatchSize
+from leafbeam.engine.batcher import BatchSize
 from leafbeam.engine.prepare import RequestPreparer
 from leafbeam.errors import OverloadedError
-from leafbeam.serve import body as body_module
+from leafbeam.serve import exchange
 from leafbeam.serve.app import create_app
 from tests.waiting import held
 
@@ -45,9 +45,9 @@ def test_a_body_is_parsed_once(saturated, monkeypatch, is_saturated):
     client, _, waiting = saturated
     if not is_saturated:
         waiting[1].cancel()
-    parsed, decode = [], body_module._RECOMMEND.decode
+    parsed, decode = [], exchange._RECOMMEND.decode
     decoder = SimpleNamespace(decode=lambda content: parsed.append(content) or decode(content))
-    monkeypatch.setattr(body_module, "_RECOMMEND", decoder)
+    monkeypatch.setattr(exchange, "_RECOMMEND", decoder)
     status = client.post(URL, json={"history": [1001], "rules": ["cheep"]}).status_code
     assert status == (429 if is_saturated else 422)
     assert len(parsed) == 1

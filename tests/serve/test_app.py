@@ -9,7 +9,7 @@ import torch
 from starlette.testclient import TestClient
 
 from leafbeam.engine import Limits, Request, Settings
-from leafbeam.engine.capacity import BatchSize
+from leafbeam.engine.batcher import BatchSize
 from leafbeam.engine.slow_batches import ThreadUse
 from leafbeam.serve import ServerConfig, create_app
 from tests.serve.metric_of import metric

@@ -17,7 +17,7 @@ import leafbeam
 from leafbeam.cli.app import app
 from leafbeam.serve import Access, KeyFile, create_app
 from leafbeam.serve.keys import add_key
-from leafbeam.serve.operations import need_of
+from leafbeam.serve.routing import need_of
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -23,8 +23,7 @@ class Recorder:
         self.is_on, self.files = False, dict[str, None]()
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
-        path = Path(frame.f_code.co_filename)
-        if self.is_on and event == "call" and path.is_relative_to(PACKAGE):
+        if self.is_on and event == "call" and (path := Path(frame.f_code.co_filename)).is_relative_to(PACKAGE):
             self.files[path.relative_to(PACKAGE.parent).as_posix()] = None
 
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from leafbeam.decode.config import end_code_of
-from leafbeam.engine.capacity import Capacity
+from leafbeam.engine.batcher import Capacity
 from leafbeam.engine.counts import Counts
 from leafbeam.engine.graphs.device_index import DeviceFilters, DeviceIndex, Requests
 from leafbeam.engine.graphs.static_decode import Bucket, FinalBeams, StaticDecode

@@ -16,13 +16,12 @@ from leafbeam.catalog import Catalog
 from leafbeam.engine import Engine
 from leafbeam.index import Trie
 from leafbeam.model import ModelConfig, Transformer, Vocabulary
-from leafbeam.serve.bounded_executor import BoundedExecutor
 from leafbeam.serve.catalog_schema import MAX_ITEMS
 from leafbeam.serve.connection import BoundedConnection
 from leafbeam.serve.connection_limits import ConnectionLimits
-from leafbeam.serve.conversions import request_of
+from leafbeam.serve.executors import BoundedExecutor
 from leafbeam.serve.item_search import ItemSearchRoute
-from leafbeam.serve.items import parse_body
+from leafbeam.serve.items import parse_body, request_of
 from leafbeam.serve.schema import RecommendBody
 
 LIMITS = ConnectionLimits(max_header_bytes=2048, header_s=1000, max_connections=4)

@@ -11,8 +11,8 @@ import numpy as np
 from leafbeam.automata.byte_dfa import ByteDFA
 from leafbeam.automata.ecma_pattern import rust_pattern
 from leafbeam.automata.json_schema import schema_language
-from leafbeam.serve.body import decode_body
 from leafbeam.serve.completion_schema import ChatBody, CompletionBody, ItemCompletionBody, TextOptions
+from leafbeam.serve.exchange import decode_body
 from leafbeam.text import ChatTemplate, TextTokenizer
 from leafbeam.text.constraints import constraint_from_json
 

@@ -15,7 +15,8 @@ from leafbeam.index import Trie
 from leafbeam.model import ModelConfig, Transformer, Vocabulary, load_model
 from leafbeam.retrieve import ItemMemory
 from leafbeam.semid import ItemEncoder, QuantiserConfig, fit_sids
-from leafbeam.serve import ChangeFiles, Server
+from leafbeam.serve import Server
+from leafbeam.serve.changes import open_changed
 from tests.serve.running import thread
 
 RULES = """[rules]
@@ -42,7 +43,7 @@ class Files:
 def running(files: Files, *, changes: Any = "auto", **options: Any) -> Iterator[Server]:
     """A server of files, as `serve` puts it together."""
     with ExitStack() as opened:
-        changed = ChangeFiles(directory=files.changes, encoder=files.encoder, changes=changes).open(files.catalog, opened)
+        changed = open_changed(files.catalog, files.changes, opened, encoder=files.encoder, changes=changes)
         engine = Engine(load_model(files.model), changed.source, memory=changed.memory)
         opened.callback(engine.close)
         yield opened.enter_context(thread(engine, writer=changed.writer, **options))

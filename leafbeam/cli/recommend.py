@@ -1,0 +1,182 @@
+"""`leafbeam recommend`: the next items after a history, or after those of a table of users."""
+
+import gc
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from leafbeam.cli.console import Bar, done, next_step, stdout
+from leafbeam.cli.options import (
+    DEFAULT_RUN,
+    DeviceOption,
+    NoVerifyOption,
+    RunOption,
+    ScoringOption,
+    option,
+    split_names,
+    with_options,
+)
+from leafbeam.cli.run import ENGINE_FILES, RunDirectory
+from leafbeam.errors import ArgumentError, counted
+from leafbeam.extras import require, require_device
+
+if TYPE_CHECKING:
+    from leafbeam.engine import Request
+    from leafbeam.integrations.batch import BatchJob, PartitionResult
+
+TABLE = "A table of users"
+Channel = Literal["model", "memory", "fused"]
+_HISTORY_HELP = (
+    "Item ids, oldest first, with commas between them. An id with a comma, or with blanks around it, goes into double quotes, "
+    'as in A7,"B,8"; a double quote inside those is written twice.'
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestOptions:
+    """The options that say what to recommend."""
+
+    history: Annotated[str | None, option("--history", _HISTORY_HELP)] = None
+    user: Annotated[str, option("--user", "A user of the log, in place of --history.")] = ""
+    rules: Annotated[str, option("--rules", "Names of rules that every item must pass, with commas.")] = ""
+    deny: Annotated[str, option("--deny", "Item ids to exclude, as for --history.")] = ""
+    keep_history: Annotated[bool, option("--keep-history", "Return items of the history too.")] = False
+    num_items: Annotated[int, option("--items", "The largest number of items to return.")] = 10
+    num_beams: Annotated[int | None, option("--beams", "The number of beams of the search.", default="20")] = None
+    scoring: ScoringOption = "full"
+    channel: Annotated[
+        Channel | None,
+        option(
+            "--channel",
+            "The ranking to use: that of the model, of the item memory, or of both.",
+            metavar="model|memory|fused",
+            default="fused, without a memory model",
+        ),
+    ] = None
+
+    def request(self, **fields: Any) -> "Request":
+        """Return the request of the options; `fields` are its ids."""
+        from leafbeam.engine import Request
+
+        shared = {name: getattr(self, name) for name in ("keep_history", "num_items", "num_beams", "scoring", "channel")}
+        return Request(rules=split_names(self.rules), **shared, **fields)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableOptions:
+    """The options of a table of users and of a cluster."""
+
+    users: Annotated[Path | None, option("--users", "Parquet file or directory, in place of --history.", TABLE)] = None
+    out: Annotated[Path | None, option("--out", "The directory to write Parquet into.", TABLE)] = None
+    user_column: Annotated[str, option("--user-column", "The column of user ids.", TABLE)] = "user_id"
+    history_column: Annotated[str, option("--history-column", "The column of lists of item ids.", TABLE)] = "history"
+    on_ray: Annotated[bool, option("--ray", "Run on a Ray cluster.", TABLE)] = False
+    ray_address: Annotated[
+        str | None, option("--ray-address", "The address of the Ray cluster.", TABLE, default="RAY_ADDRESS, or here")
+    ] = None
+    workers: Annotated[
+        int | None,
+        option("--workers", "The number of engines on the Ray cluster (with --ray).", TABLE, default="as many as fit"),
+    ] = None
+
+
+@with_options(RequestOptions, TableOptions)
+def recommend(
+    run: RunOption = DEFAULT_RUN,
+    device: DeviceOption = "cpu",
+    no_verify: NoVerifyOption = False,
+    *,
+    wish: RequestOptions,
+    table: TableOptions,
+) -> None:
+    """Recommend the next items after a history, under rules, as a table with titles.
+
+    With --users, recommend for every user of a table; an interrupted call continues where it stopped.
+    """
+    _check(wish, table)
+    paths = RunDirectory(run)
+    paths.check(*ENGINE_FILES, *(["source"] if wish.user else []))
+    require("`leafbeam recommend`", "duckdb", "pyarrow", "torch")
+    if table.on_ray:
+        require("`leafbeam recommend --ray`", "ray")
+    else:
+        require_device(device)
+    if table.users is not None and table.out is not None:
+        from leafbeam.integrations.batch import BatchJob, UserColumns
+
+        job = BatchJob(
+            model=str(paths.model),
+            files=paths.catalog_files(verify=not no_verify),
+            users=str(table.users),
+            out=str(table.out),
+            request=wish.request(),
+            columns=UserColumns(user=table.user_column, history=table.history_column),
+            device=device,
+        )
+        _recommend_table(job, table)
+        return
+    gc.disable()  # imports make a million lasting objects: looking through them takes a sixth of this command
+    try:
+        from leafbeam.cli import output
+        from leafbeam.engine import Engine
+    finally:
+        gc.enable()
+
+    with closing(Engine.load(paths.model, paths.catalog_files(verify=not no_verify), device=device)) as engine:
+        history = output.history_of(paths, wish.user) if wish.user else output.parse_ids(wish.history or "", engine.trie)
+        deny = tuple(output.parse_ids(wish.deny, engine.trie))
+        request = wish.request(history=tuple(history), user=wish.user or None, deny_item_ids=deny)
+        output.show(stdout(), engine, request, engine.recommend(request))
+    next_step(stdout(), "leafbeam", "serve", "--run", run)
+
+
+def _check(wish: RequestOptions, table: TableOptions) -> None:
+    """Raise ArgumentError for options that do not go together."""
+    if [wish.history is not None, bool(wish.user), table.users is not None].count(True) != 1:
+        raise ArgumentError("expected one of --history A,B,C, --user U or --users TABLE")
+    if (table.users is None) != (table.out is None):
+        raise ArgumentError("--users and --out go together: the table to read and the directory to write")
+    if table.users is None and (table.on_ray or table.workers is not None or table.ray_address is not None):
+        raise ArgumentError("--ray, --ray-address and --workers go with --users")
+    if table.users is not None and wish.deny:
+        raise ArgumentError("--deny goes with --history and --user, not with --users")
+
+
+def _recommend_table(job: "BatchJob", table: TableOptions) -> None:
+    """Recommend for every user of a table; partitions that an earlier call finished are kept."""
+    console, began = stdout(), time.perf_counter()
+    with Bar("recommending") as bar:
+
+        def show(partition: "PartitionResult", finished: int, total: int) -> None:
+            bar.show("recommending", finished / total, f"{finished:,} of {counted(total, 'partition')}")
+
+        if table.on_ray:
+            from leafbeam.integrations.ray_batch import recommend_users_on_ray
+
+            gpus = 1.0 if job.device.startswith("cuda") else 0.0
+            partitions = recommend_users_on_ray(
+                job, address=table.ray_address, workers=table.workers, gpus_per_worker=gpus, progress=show
+            )
+        else:
+            from leafbeam.integrations.batch import recommend_users
+
+            partitions = recommend_users(job, progress=show)
+    if not partitions:
+        console.print(f"Nothing was left to do: {job.out} is complete.")
+        return
+    if unknown := sum(partition.unknown_items for partition in partitions):
+        console.print(f"{counted(unknown, 'id of histories is', 'ids of histories are')} not in the index and left out.")
+    if short := sum(partition.short_answers for partition in partitions):
+        console.print(
+            f"{counted(short, 'user has', 'users have')} fewer than {counted(job.request.num_items, 'item')}: "
+            "no other items are allowed."
+        )
+    total = sum(partition.users for partition in partitions)
+    rate = total / (time.perf_counter() - began)
+    done(
+        console,
+        f"{job.out}: {counted(total, 'user')} in {counted(len(partitions), 'partition')}, {rate:,.0f} a second",
+        since=began,
+    )
