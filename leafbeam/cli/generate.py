@@ -1,37 +1,59 @@
-"""`leafbeam generate`."""
+"""`leafbeam generate`: texts of a language model that obey a constraint."""
 
 import json
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from leafbeam.cli.console import stderr
-from leafbeam.cli.options import ScoringOption, option
+from leafbeam.cli.options import ScoringOption, option, with_options
 from leafbeam.errors import ArgumentError, counted
 from leafbeam.extras import require
 
 if TYPE_CHECKING:
     from leafbeam.automata import Automaton
-    from leafbeam.text import TextGenerator
+    from leafbeam.text import Sampling, TextGenerator
 
 MAX_ROWS = 100_000  # texts of one call
 CONSTRAINT = "Constraint, exactly one"
 SAMPLING = "Sampling"
 
 
-def generate(
-    model: Annotated[Path, option("--model", "A directory of Hugging Face: Qwen3 with tokenizer.json.")],
-    prompt: Annotated[list[str] | None, option("--prompt", "A prompt; repeatable.", default="lines of stdin")] = None,
-    schema: Annotated[Path | None, option("--schema", "A file with a JSON Schema.", CONSTRAINT)] = None,
-    regex: Annotated[str | None, option("--regex", "A regular expression that the whole text must match.", CONSTRAINT)] = None,
-    choice: Annotated[list[str] | None, option("--choice", "One of these texts; repeatable.", CONSTRAINT)] = None,
-    template: Annotated[Path | None, option("--template", "A file with a JSON list of parts.", CONSTRAINT)] = None,
-    rows: Annotated[Path | None, option("--rows", "JSON lines of prompts with constraints of their own.", CONSTRAINT)] = None,
+@dataclass(frozen=True, kw_only=True)
+class ConstraintOptions:
+    """The options that say what a text must obey; exactly one is given."""
+
+    schema: Annotated[Path | None, option("--schema", "A file with a JSON Schema.", CONSTRAINT)] = None
+    regex: Annotated[str | None, option("--regex", "A regular expression that the whole text must match.", CONSTRAINT)] = None
+    choice: Annotated[list[str] | None, option("--choice", "One of these texts; repeatable.", CONSTRAINT)] = None
+    template: Annotated[Path | None, option("--template", "A file with a JSON list of parts.", CONSTRAINT)] = None
+    rows: Annotated[Path | None, option("--rows", "JSON lines of prompts with constraints of their own.", CONSTRAINT)] = None
+
+    def read(self, prompts: list[str] | None) -> tuple[list[str], list[str]]:
+        """Return the prompts and the constraint of each. Raises ArgumentError unless exactly one option is given."""
+        constraints = (self.schema, self.regex, self.choice, self.template, self.rows)
+        if sum(constraint is not None for constraint in constraints) != 1 or (self.rows and prompts):
+            raise ArgumentError("name exactly one of --schema, --regex, --choice, --template and --rows, which has prompts too")
+        require("`leafbeam generate`", "outlines_core")
+        from leafbeam.cli.text_constraints import constraint_of, prompts_and_constraints
+
+        if self.rows is not None:
+            return prompts_and_constraints(self.rows)
+        constraint = constraint_of(self.schema, self.regex, self.choice, self.template)
+        prompts = prompts or [line for line in sys.stdin.read().splitlines() if line]
+        return prompts, [constraint] * len(prompts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """The options of the search for a text."""
+
     max_tokens: Annotated[
         int | None,
         option(
@@ -39,102 +61,153 @@ def generate(
             "The most tokens of a text, its end included.",
             default="256, or what the model has positions for",
         ),
-    ] = None,
-    num_beams: Annotated[int, option("--beams", "The number of beams of an exact search; 1 is greedy.")] = 1,
-    num_texts: Annotated[int, option("--texts", "The number of texts for each prompt, from the beams or sampled.")] = 1,
-    scoring: ScoringOption = "allowed",
+    ] = None
+    num_beams: Annotated[int, option("--beams", "The number of beams of an exact search; 1 is greedy.")] = 1
+    num_texts: Annotated[int, option("--texts", "The number of texts for each prompt, from the beams or sampled.")] = 1
+    scoring: ScoringOption = "allowed"
+    retokenize: Annotated[
+        bool, option("--retokenize", "Append forced text at once, in the tokenizer's own tokens: fewer calls, other texts.")
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """The options by which texts are drawn instead of searched."""
+
     temperature: Annotated[
         float | None, option("--temperature", "Sample texts at this temperature, such as 0.7.", SAMPLING, default="no sampling")
-    ] = None,
+    ] = None
     top_k: Annotated[
         int | None, option("--top-k", "Sample only among this many of the likeliest tokens.", SAMPLING, default="all")
-    ] = None,
+    ] = None
     top_p: Annotated[
         float | None,
         option("--top-p", "Sample only among the likeliest tokens with this total probability.", SAMPLING, default="all"),
-    ] = None,
-    seed: Annotated[int, option("--seed", "The seed of sampling; the same seed gives the same texts.", SAMPLING)] = 0,
+    ] = None
+    seed: Annotated[int, option("--seed", "The seed of sampling; the same seed gives the same texts.", SAMPLING)] = 0
+
+    @property
+    def sampling(self) -> "Sampling | None":
+        """Return how texts are drawn; None for a search."""
+        from leafbeam.text import Sampling
+
+        if self.temperature is None:
+            return None
+        return Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
+
+
+@with_options(SearchOptions, ConstraintOptions, SamplingOptions)
+def generate(
+    model: Annotated[Path, option("--model", "A directory of Hugging Face: Qwen3 with tokenizer.json.")],
+    prompt: Annotated[list[str] | None, option("--prompt", "A prompt; repeatable.", default="lines of stdin")] = None,
     stream: Annotated[bool, option("--stream", "Print the text of one prompt while it is written.")] = False,
-    retokenize: Annotated[
-        bool, option("--retokenize", "Append forced text at once, in the tokenizer's own tokens: fewer calls, other texts.")
-    ] = False,
     as_json: Annotated[
         bool, option("--json", "A JSON line for each text: score, tokens, whether it is whole, calls of the model in all.")
     ] = False,
+    *,
+    search: SearchOptions,
+    constraint: ConstraintOptions,
+    draw: SamplingOptions,
 ) -> None:
     """Write texts of a language model that obey a JSON Schema, a regular expression, a list of choices or a template of parts.
 
     Every text obeys. One that is cut off by --max-tokens is printed too, named on stderr, and the exit code is 1.
     """
-    if temperature is None and (top_k, top_p) != (None, None):
-        raise ArgumentError("--top-k and --top-p go with --temperature, which draws texts")
-    if temperature is not None and num_beams != 1:
-        raise ArgumentError("--temperature draws and --beams searches: name one of them")
-    if temperature is None and not 1 <= num_texts <= num_beams:
-        raise ArgumentError(f"--texts {num_texts}: expected 1 to --beams, {num_beams}; or --temperature, to draw them")
-    if sum(one is not None for one in (schema, regex, choice, template, rows)) != 1 or (rows and prompt):
-        raise ArgumentError("name exactly one of --schema, --regex, --choice, --template and --rows, which has prompts too")
-    require("`leafbeam generate`", "outlines_core")
-    from leafbeam.cli.text_constraints import constraint_of, prompts_and_constraints
-
-    if rows is None:
-        constraint = constraint_of(schema, regex, choice, template)
-        prompts = prompt or [line for line in sys.stdin.read().splitlines() if line]
-        constraints = [constraint] * len(prompts)
-    else:
-        prompts, constraints = prompts_and_constraints(rows)
-    if (count := len(prompts) * max(num_beams, num_texts)) > MAX_ROWS:
+    _check(search, draw)
+    prompts, constraints = constraint.read(prompt)
+    if (count := len(prompts) * max(search.num_beams, search.num_texts)) > MAX_ROWS:
         raise ArgumentError(
             f"{counted(count, 'text')}: expected at most {MAX_ROWS:,}; lower --beams or --texts, or name fewer prompts"
         )
-    if stream and (len(prompts) != 1 or num_texts != 1 or num_beams != 1 or as_json):
+    if stream and (len(prompts) != 1 or search.num_texts != 1 or search.num_beams != 1 or as_json):
         raise ArgumentError("--stream writes one text of one prompt, without --beams and --json")
     require("`leafbeam generate`", "torch", "tokenizers", "outlines_core", extra="torch,automata")
-    from leafbeam.text import Sampling, TextGenerator
+    from leafbeam.text import TextGenerator
 
-    sampling = None if temperature is None else Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
     generator = TextGenerator.load(model)
     automata = _compiled(constraints, generator)
     token_rows = [generator.tokens_of(prompt) for prompt in prompts]
-    if max_tokens is None and token_rows:
-        max_tokens = generator.default_max_tokens(token_rows)
-    cut = 0
-    if stream:
-        written = generator.stream(
-            token_rows[0], automata[0], max_tokens=max_tokens, sampling=sampling, seed=seed, retokenize=retokenize
-        )
-        for piece in written:
-            print(piece, end="", flush=True)
-        print()
-        cut += not written.generation.finished
-    else:
-        with _enough_memory(count):
-            result = generator.generate(
-                token_rows,
-                automata,
-                max_tokens=max_tokens,
-                num_beams=num_beams,
-                scoring=scoring,
-                sampling=sampling,
-                num_samples=1 if sampling is None else num_texts,
-                seed=seed,
-                retokenize=retokenize,
-            )
-        calls = {"model_calls": result.model_calls, "calls_saved": result.calls_saved}
-        for number, texts in enumerate(result.texts):
-            for text in texts[:num_texts]:
-                cut += not text.finished
-                print(json.dumps({"prompt": number, **asdict(text), **calls}, ensure_ascii=False) if as_json else text.text)
-    if cut:
-        more = max_tokens is not None and generator.has_positions_for(token_rows, max_tokens + 1)
-        advice = "raise --max-tokens" if more else "the model has no more positions, shorten the prompt"
-        after = "" if max_tokens is None else f" after {counted(max_tokens, 'token')}"
-        stderr().print(f"{counted(cut, 'text was', 'texts were')} cut off{after}: {advice}")
+    if search.max_tokens is None and token_rows:
+        search = replace(search, max_tokens=generator.default_max_tokens(token_rows))
+    write = _stream if stream else partial(_print_texts, as_json=as_json)
+    if num_cut := write(generator, token_rows, automata, search, draw):
+        _report_cut(generator, token_rows, num_cut, search.max_tokens)
         raise typer.Exit(1)
 
 
+def _check(search: SearchOptions, draw: SamplingOptions) -> None:
+    """Raise ArgumentError for options that do not go together."""
+    num_beams, num_texts = search.num_beams, search.num_texts
+    if draw.temperature is None and (draw.top_k, draw.top_p) != (None, None):
+        raise ArgumentError("--top-k and --top-p go with --temperature, which draws texts")
+    if draw.temperature is not None and num_beams != 1:
+        raise ArgumentError("--temperature draws and --beams searches: name one of them")
+    if draw.temperature is None and not 1 <= num_texts <= num_beams:
+        raise ArgumentError(f"--texts {num_texts}: expected 1 to --beams, {num_beams}; or --temperature, to draw them")
+
+
+def _stream(
+    generator: "TextGenerator",
+    token_rows: Sequence[Sequence[int]],
+    automata: "Sequence[Automaton]",
+    search: SearchOptions,
+    draw: SamplingOptions,
+) -> int:
+    """Print the text of one prompt while it is written, and return 1 if it was cut off."""
+    written = generator.stream(
+        token_rows[0],
+        automata[0],
+        max_tokens=search.max_tokens,
+        sampling=draw.sampling,
+        seed=draw.seed,
+        retokenize=search.retokenize,
+    )
+    for piece in written:
+        print(piece, end="", flush=True)
+    print()
+    return int(not written.generation.finished)
+
+
+def _print_texts(
+    generator: "TextGenerator",
+    token_rows: Sequence[Sequence[int]],
+    automata: "Sequence[Automaton]",
+    search: SearchOptions,
+    draw: SamplingOptions,
+    *,
+    as_json: bool,
+) -> int:
+    """Print the texts of all prompts, and return how many were cut off."""
+    sampling = draw.sampling
+    with _enough_memory(len(token_rows) * max(search.num_beams, search.num_texts)):
+        result = generator.generate(
+            token_rows,
+            automata,
+            max_tokens=search.max_tokens,
+            num_beams=search.num_beams,
+            scoring=search.scoring,
+            sampling=sampling,
+            num_samples=1 if sampling is None else search.num_texts,
+            seed=draw.seed,
+            retokenize=search.retokenize,
+        )
+    calls = {"model_calls": result.model_calls, "calls_saved": result.calls_saved}
+    rows = [(number, text) for number, texts in enumerate(result.texts) for text in texts[: search.num_texts]]
+    for number, text in rows:
+        print(json.dumps({"prompt": number, **asdict(text), **calls}, ensure_ascii=False) if as_json else text.text)
+    return sum(not text.finished for _, text in rows)
+
+
+def _report_cut(generator: "TextGenerator", token_rows: Sequence[Sequence[int]], num_cut: int, max_tokens: int | None) -> None:
+    """Say that texts were cut off, and what to do."""
+    more = max_tokens is not None and generator.has_positions_for(token_rows, max_tokens + 1)
+    advice = "raise --max-tokens" if more else "the model has no more positions, shorten the prompt"
+    after = "" if max_tokens is None else f" after {counted(max_tokens, 'token')}"
+    stderr().print(f"{counted(num_cut, 'text was', 'texts were')} cut off{after}: {advice}")
+
+
 def _compiled(constraints: Sequence[str], generator: "TextGenerator") -> "list[Automaton]":
-    """The automata, in bounded time and memory: the determinisation of some short patterns has no end."""
+    """Return the automata, in bounded time and memory: the determinisation of some short patterns has no end."""
     from leafbeam.text import CompileLimits
     from leafbeam.text.compiler import ConstraintCompiler
 

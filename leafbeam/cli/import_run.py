@@ -4,12 +4,22 @@
 # pyright: reportUnknownParameterType=false
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from leafbeam.cli.console import done, show_types, stdout
-from leafbeam.cli.options import DEFAULT_RUN, Format, Order, RunOption, TimeUnit, delimiter_of, option, split_names
+from leafbeam.cli.options import (
+    DEFAULT_RUN,
+    Format,
+    Order,
+    RunOption,
+    TimeUnit,
+    delimiter_of,
+    option,
+    split_names,
+    with_options,
+)
 from leafbeam.cli.parse import parse_sizes
 from leafbeam.cli.run import RunDirectory
 from leafbeam.cli.sources import Source
@@ -21,55 +31,112 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
     from numpy.typing import NDArray
+    from rich.console import Console
 
     from leafbeam.cli.foreign_sids import ForeignSids
     from leafbeam.model import AnyModel
-    from leafbeam.tables import SourceTable
+    from leafbeam.semid import SidTable
+    from leafbeam.tables import CsvFormat, SourceTable
     from leafbeam.train import InteractionLog
 
 MODEL = "The model's tokens and prompts"
 LOG = "Interactions, to evaluate or train"
 
 
-def import_run(
-    sids: Annotated[Path, option("--sids", "A table of codes, a JSON index of tokens, a tensor or array.")],
-    model: Annotated[Path | None, option("--model", "A Hugging Face directory: Qwen3 or T5.")] = None,
-    items: Annotated[Path | None, option("--items", "The items' attributes: Parquet, CSV or JSON.")] = None,
-    run: RunOption = DEFAULT_RUN,
-    item_column: Annotated[str, option("--item-column", "The column of item ids; codes may have item_id.")] = "item_id",
-    text_ids: Annotated[bool, option("--text-ids", "Read all ids as text: “0”, not 0.")] = False,
+@dataclass(frozen=True, kw_only=True)
+class CodesOptions:
+    """The options that say how the tables of codes and of items are read."""
+
+    item_column: Annotated[str, option("--item-column", "The column of item ids; codes may have item_id.")] = "item_id"
+    text_ids: Annotated[bool, option("--text-ids", "Read all ids as text: “0”, not 0.")] = False
     sizes: Annotated[
         str | None,
         option("--codebook-sizes", "The number of codes of each level.", default="the model's; else by the largest codes"),
-    ] = None,
-    transposed: Annotated[
-        bool, option("--transposed", "A matrix of codes has a row for each level, not for each item.")
-    ] = False,
+    ] = None
+    transposed: Annotated[bool, option("--transposed", "A matrix of codes has a row for each level, not for each item.")] = (
+        False
+    )
+    delimiter: Annotated[str, option("--delimiter", "The delimiter of CSV: one character, or tab.")] = ","
+    encoding: Annotated[str, option("--encoding", "The encoding of CSV, such as latin-1 or utf-16.")] = "utf-8"
+
+    @property
+    def form(self) -> "CsvFormat":
+        """Return the format of CSV."""
+        from leafbeam.tables import CsvFormat
+
+        return CsvFormat(delimiter=delimiter_of(self.delimiter), encoding=self.encoding)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenOptions:
+    """The options that say which tokens of a model are codes, and what its prompts are."""
+
     tokens: Annotated[
         str | None, option("--tokens", "Names of a table's tokens: '<a_*>,<b_*>'.", MODEL, default="as in a JSON index")
-    ] = None,
+    ] = None
     first_token: Annotated[
         int | None, option("--first-token", "The token of the first code, if tokens have no names.", MODEL)
-    ] = None,
-    prompt: Annotated[
-        str | None, option("--prompt", "The text of a prompt, with {history}.", MODEL, default="{history}")
-    ] = None,
-    separator: Annotated[str, option("--separator", "The text between two items of a history.", MODEL)] = "",
-    data: Annotated[Path | None, option("--data", "The directory or file of interactions.", LOG)] = None,
-    kind: Annotated[Format, option("--format", "The format of the data, as in `fit-sids`.", LOG, metavar="NAME")] = "tables",
-    user_column: Annotated[str, option("--user-column", "The column of the user of an interaction.", LOG)] = "user_id",
-    time_column: Annotated[str, option("--time-column", "The column of the time of an interaction.", LOG)] = "timestamp",
-    time_unit: Annotated[
-        TimeUnit, option("--time-unit", "The unit of times that are numbers.", LOG, metavar="s|ms|us|ns")
-    ] = "s",
+    ] = None
+    prompt: Annotated[str | None, option("--prompt", "The text of a prompt, with {history}.", MODEL, default="{history}")] = (
+        None
+    )
+    separator: Annotated[str, option("--separator", "The text between two items of a history.", MODEL)] = ""
+
+    def check(self, model: Path | None) -> None:
+        """Raise ArgumentError for options that do not go together."""
+        if self.tokens is not None and self.first_token is not None:
+            raise ArgumentError("expected one of --tokens and --first-token: the names of tokens, or where they begin")
+        for name, value in vars(self).items():
+            if model is None and value not in (None, ""):
+                raise ArgumentError(f"--{name.replace('_', '-')} goes with --model")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogOptions:
+    """The options of a log of interactions."""
+
+    data: Annotated[Path | None, option("--data", "The directory or file of interactions.", LOG)] = None
+    kind: Annotated[Format, option("--format", "The format of the data, as in `fit-sids`.", LOG, metavar="NAME")] = "tables"
+    user_column: Annotated[str, option("--user-column", "The column of the user of an interaction.", LOG)] = "user_id"
+    time_column: Annotated[str, option("--time-column", "The column of the time of an interaction.", LOG)] = "timestamp"
+    time_unit: Annotated[TimeUnit, option("--time-unit", "The unit of times that are numbers.", LOG, metavar="s|ms|us|ns")] = (
+        "s"
+    )
     order: Annotated[
         Order,
         option(
             "--order", "The order of interactions: by time, or that of the file, which needs no times.", LOG, metavar="NAME"
         ),
-    ] = "time",
-    delimiter: Annotated[str, option("--delimiter", "The delimiter of CSV: one character, or tab.")] = ",",
-    encoding: Annotated[str, option("--encoding", "The encoding of CSV, such as latin-1 or utf-16.")] = "utf-8",
+    ] = "time"
+
+    def source(self, codes: CodesOptions) -> Source:
+        """Return the files of the log, and how they are read."""
+        if self.kind != "tables":
+            return Source(path=self.data, kind=self.kind)
+        form = codes.form
+        return Source(
+            path=self.data,
+            user_column=self.user_column,
+            item_column=codes.item_column,
+            time_column=self.time_column,
+            time_unit=self.time_unit,
+            order=self.order,
+            text_ids=codes.text_ids,
+            delimiter=form.delimiter,
+            encoding=form.encoding,
+        )
+
+
+@with_options(CodesOptions, TokenOptions, LogOptions)
+def import_run(
+    sids: Annotated[Path, option("--sids", "A table of codes, a JSON index of tokens, a tensor or array.")],
+    model: Annotated[Path | None, option("--model", "A Hugging Face directory: Qwen3 or T5.")] = None,
+    items: Annotated[Path | None, option("--items", "The items' attributes: Parquet, CSV or JSON.")] = None,
+    run: RunOption = DEFAULT_RUN,
+    *,
+    codes: CodesOptions,
+    tokens: TokenOptions,
+    interactions: LogOptions,
 ) -> None:
     """Make a run of Semantic IDs, items and a model from elsewhere, ready to serve.
 
@@ -78,60 +145,37 @@ def import_run(
     paths = RunDirectory(run)
     if model is not None and paths.model.exists():
         raise ConflictError(f"{paths.model} exists: name another --run, or remove that one")
-    if tokens is not None and first_token is not None:
-        raise ArgumentError("expected one of --tokens and --first-token: the names of tokens, or where they begin")
-    for flag, value in (("--tokens", tokens), ("--first-token", first_token), ("--prompt", prompt), ("--separator", separator)):
-        if model is None and value not in (None, ""):
-            raise ArgumentError(f"{flag} goes with --model")
-    given_sizes = None if sizes is None else parse_sizes(sizes)
+    tokens.check(model)
+    sizes = None if codes.sizes is None else parse_sizes(codes.sizes)
     require("`leafbeam import`", "duckdb", "pyarrow", *([] if model is None else ["torch"]))
-    import numpy as np
-    import pyarrow.parquet as pq
-
     from leafbeam.cli.foreign_sids import read_sids
     from leafbeam.cli.index import build_run
     from leafbeam.semid import SidTable
     from leafbeam.semid.table import numpy_ids
-    from leafbeam.tables import CsvFormat, read_table
+    from leafbeam.tables import read_table
     from leafbeam.train.item_join import with_items
 
     console, began = stdout(), time.perf_counter()
-    form = CsvFormat(delimiter=delimiter_of(delimiter), encoding=encoding)
-    found = read_sids(sids, id_column=item_column, form=form, transposed=transposed)
-    if given_sizes is not None and len(given_sizes) == 1:
-        given_sizes *= found.numbers_NL.shape[1]
-    found = found.without_offsets(given_sizes)
-    source = Source(path=data, kind=kind)
-    if kind == "tables":
-        source = replace(source, user_column=user_column, item_column=item_column, time_column=time_column)
-        source = replace(source, time_unit=time_unit, order=order, text_ids=text_ids)
-        source = replace(source, delimiter=form.delimiter, encoding=form.encoding)
-    log = None if data is None else source.read()
-    offered = None if items is None else read_table(items, ids=(item_column,), form=form)
-    table, without_sid = _items(found, offered, log, item_column, text_ids=text_ids)
+    found = read_sids(sids, id_column=codes.item_column, form=codes.form, transposed=codes.transposed)
+    if sizes is not None and len(sizes) == 1:
+        sizes *= found.numbers_NL.shape[1]
+    found = found.without_offsets(sizes)
+    source = interactions.source(codes)
+    log = None if source.path is None else source.read()
+    offered = None if items is None else read_table(items, ids=(codes.item_column,), form=codes.form)
+    table, without_sid = _items(found, offered, log, codes.item_column, text_ids=codes.text_ids)
     if log is not None:
         with_items(log, table)  # its mistakes are said now, not by `evaluate`
-    loaded, codes_NL, not_applied = None, found.numbers_NL, ""
-    if model is not None:
-        names = found.names if tokens is None else split_names(tokens)
-        prompts = {"prompt": prompt, "separator": separator}
-        loaded, codes_NL = _load(model, found, given_sizes, names, first_token, prompts)
-        given_sizes = loaded.vocabulary.codebook_sizes
-        not_applied = _settings_not_applied(model, loaded)
-    codebook_sizes = given_sizes or found.codebook_sizes or tuple((found.numbers_NL.max(axis=0) + 1).tolist())
-    sid_table = SidTable(item_ids=numpy_ids(table["item_id"]), codes=codes_NL, codebook_sizes=codebook_sizes)
+    loaded, codes_NL = (None, found.numbers_NL) if model is None else _load(model, found, sizes, tokens)
+    not_applied = ""
+    if model is not None and loaded is not None:
+        sizes, not_applied = loaded.vocabulary.codebook_sizes, _settings_not_applied(model, loaded)
+    sizes = sizes or found.codebook_sizes or tuple((found.numbers_NL.max(axis=0) + 1).tolist())
+    sid_table = SidTable(item_ids=numpy_ids(table["item_id"]), codes=codes_NL, codebook_sizes=sizes)
 
-    if paths.sids.exists() and SidTable.load(paths.sids).digest != sid_table.digest:
-        raise ConflictError(f"{paths.sids} has other Semantic IDs: name another --run, or remove that one")
-    run.mkdir(parents=True, exist_ok=True)
-    with replacing(paths.items) as part:
-        pq.write_table(table, part, write_page_checksum=True)
-    replace(source, listed=paths.items).save(paths.source)
-    if loaded is not None:
-        loaded.save_pretrained(paths.model)
-        around = loaded.vocabulary.prompt_tokens
-        prompts_shown = " ".join(map(str, [*around.before, "HISTORY", *around.after]))
-        done(console, f"{paths.model}: {type(loaded).__name__}; prompts are the tokens {prompts_shown}", since=began)
+    _write(paths, table, source, sid_table)
+    if model is not None and loaded is not None:
+        _save_model(console, loaded, paths, began)
         if not_applied:
             console.print(
                 f"the generation config of {model} sets {not_applied}: leafbeam's search does not apply it, so `generate` of "
@@ -141,12 +185,46 @@ def import_run(
             )
     sid_table.save(paths.sids)
     show_types(console, table)
-    distinct = counted(len(np.unique(sid_table.codes, axis=0)), "SID")
-    levels = " x ".join(map(str, codebook_sizes))
-    done(console, f"{paths.sids}: {counted(len(sid_table), 'item')} with {distinct} of {levels}", since=began)
+    figures = _show_codes(console, found, sid_table, without_sid, f"{paths.sids}: ", began)
+    paths.add_to_report("import", {"sids": str(sids), "model": None if model is None else str(model), **figures})
+    build_run(run, False, [])
+
+
+def _write(paths: RunDirectory, table: "pa.Table", source: Source, sid_table: "SidTable") -> None:
+    """Write the items and the source of a run. Raises ConflictError if the run has other Semantic IDs."""
+    import pyarrow.parquet as pq
+
+    from leafbeam.semid import SidTable
+
+    if paths.sids.exists() and SidTable.load(paths.sids).digest != sid_table.digest:
+        raise ConflictError(f"{paths.sids} has other Semantic IDs: name another --run, or remove that one")
+    paths.path.mkdir(parents=True, exist_ok=True)
+    with replacing(paths.items) as part:
+        pq.write_table(table, part, write_page_checksum=True)
+    replace(source, listed=paths.items).save(paths.source)
+
+
+def _save_model(console: "Console", model: "AnyModel", paths: RunDirectory, began: float) -> None:
+    """Write the model into the run."""
+    model.save_pretrained(paths.model)
+    around = model.vocabulary.prompt_tokens
+    prompts_shown = " ".join(map(str, [*around.before, "HISTORY", *around.after]))
+    done(console, f"{paths.model}: {type(model).__name__}; prompts are the tokens {prompts_shown}", since=began)
+
+
+def _show_codes(
+    console: "Console", found: "ForeignSids", sid_table: "SidTable", without_sid: int, place: str, began: float
+) -> dict[str, int]:
+    """Print how many items have Semantic IDs, and what is unusual about them; return these counts."""
+    import numpy as np
+
+    codes_NL = sid_table.codes
+    distinct = counted(len(np.unique(codes_NL, axis=0)), "SID")
+    levels = " x ".join(map(str, sid_table.codebook_sizes))
+    done(console, f"{place}{counted(len(sid_table), 'item')} with {distinct} of {levels}", since=began)
     for note in found.notes:
         console.print(f"{found.source}: {note}", style="yellow", soft_wrap=True)
-    shared = np.unique(sid_table.codes, axis=0, return_counts=True)[1]
+    shared = np.unique(codes_NL, axis=0, return_counts=True)[1]
     unlike = int((codes_NL != found.numbers_NL).any(axis=1).sum())
     counts = (
         (without_sid, "item without a SID left out", "items without a SID left out"),
@@ -155,9 +233,7 @@ def import_run(
     )
     if notes := [counted(*count) for count in counts if count[0]]:
         console.print(", ".join(notes), style="dim", soft_wrap=True)
-    figures = {plural.replace(" ", "_").replace("'", ""): count for count, _, plural in counts}
-    paths.add_to_report("import", {"sids": str(sids), "model": None if model is None else str(model), **figures})
-    build_run(run, False, [])
+    return {plural.replace(" ", "_").replace("'", ""): count for count, _, plural in counts}
 
 
 def _settings_not_applied(directory: Path, model: "AnyModel") -> str:
@@ -178,7 +254,7 @@ def _settings_not_applied(directory: Path, model: "AnyModel") -> str:
 def _items(
     found: "ForeignSids", items: "SourceTable | None", log: "InteractionLog | None", item_column: str, *, text_ids: bool
 ) -> tuple["pa.Table", int]:
-    """The items of the SIDs with attributes, of a file or of the log; and how many items of it have no SID."""
+    """Return the items of the SIDs with attributes, of a file or of the log, and how many items of it have no SID."""
     import pyarrow as pa
 
     from leafbeam.tables import SourceTable
@@ -192,19 +268,16 @@ def _items(
 
 
 def _load(
-    directory: Path,
-    found: "ForeignSids",
-    sizes: tuple[int, ...] | None,
-    names: tuple[str, ...],
-    first_token: int | None,
-    prompts: dict[str, Any],
+    directory: Path, found: "ForeignSids", sizes: tuple[int, ...] | None, tokens: TokenOptions
 ) -> "tuple[AnyModel, NDArray[np.int64]]":
-    """The model, and the codes (N, L) that its tokens have. prompts: `prompt` and `separator` of `named_vocabulary`."""
+    """Return the model, and the codes (N, L) that its tokens have."""
     import numpy as np
 
     from leafbeam.model import load_model
     from leafbeam.model.token_names import families, named_vocabulary, offset_vocabulary, read_codebooks, read_token_ids
 
+    names = found.names if tokens.tokens is None else split_names(tokens.tokens)
+    prompts, first_token = {"prompt": tokens.prompt, "separator": tokens.separator}, tokens.first_token
     codes_NL = found.numbers_NL
     num_levels = codes_NL.shape[1]
     if (directory / "leafbeam.json").exists():

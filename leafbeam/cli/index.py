@@ -3,13 +3,14 @@
 import shutil
 import time
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from leafbeam.cli.console import Bar, done, next_step, stdout
-from leafbeam.cli.options import DEFAULT_RUN, RunOption, option
+from leafbeam.cli.options import DEFAULT_RUN, RunOption, option, with_options
 from leafbeam.cli.parse import parse_bytes, parse_plan, parse_sizes
 from leafbeam.cli.run import RunDirectory
 from leafbeam.cli.sources import Source
@@ -27,6 +28,31 @@ EMPTY_RULES = """# A rule is an SQL predicate over the table `items` of catalog.
 TABLE = "With TABLE"
 
 
+@dataclass(frozen=True, kw_only=True)
+class TableOptions:
+    """The options of the index of a table of codes."""
+
+    out: Annotated[Path | None, option("--out", "The file of the index.", TABLE, default="TABLE.leafbeam")] = None
+    item_column: Annotated[str, option("--item-column", "The column of item ids.", TABLE)] = "item_id"
+    sizes: Annotated[
+        str | None,
+        option(
+            "--codebook-sizes",
+            "The number of codes of each level, or one number for all levels.",
+            TABLE,
+            default="as in the table",
+        ),
+    ] = None
+    packed: Annotated[bool, option("--packed", "Codes take as many bits as they need (2,048: 11, not 16).", TABLE)] = False
+    memory_limit: Annotated[
+        str, option("--memory-limit", "The memory for sorting; with more rows, they are sorted on disk.", TABLE)
+    ] = "4GiB"
+    scratch: Annotated[
+        Path | None, option("--scratch", "The directory for sorting on disk.", TABLE, default="the temporary folder")
+    ] = None
+
+
+@with_options(TableOptions)
 def build(
     table: Annotated[
         Path | None,
@@ -37,28 +63,12 @@ def build(
         list[str] | None, option("--rule", "Count the items of another rule; repeatable.", metavar="NAME=SQL")
     ] = None,
     force: Annotated[bool, option("--force", "Replace an existing catalog.duckdb, or --out.")] = False,
-    out: Annotated[Path | None, option("--out", "The file of the index.", TABLE, default="TABLE.leafbeam")] = None,
-    item_column: Annotated[str, option("--item-column", "The column of item ids.", TABLE)] = "item_id",
-    sizes: Annotated[
-        str | None,
-        option(
-            "--codebook-sizes",
-            "The number of codes of each level, or one number for all levels.",
-            TABLE,
-            default="as in the table",
-        ),
-    ] = None,
-    packed: Annotated[bool, option("--packed", "Codes take as many bits as they need (2,048: 11, not 16).", TABLE)] = False,
-    memory_limit: Annotated[
-        str, option("--memory-limit", "The memory for sorting; with more rows, they are sorted on disk.", TABLE)
-    ] = "4GiB",
-    scratch: Annotated[
-        Path | None, option("--scratch", "The directory for sorting on disk.", TABLE, default="the temporary folder")
-    ] = None,
+    *,
+    codes: TableOptions,
 ) -> None:
     """Build the index and the catalog of a run and evaluate its rules; or the index of a table of codes (TABLE)."""
     if table is None:
-        if out is not None or sizes is not None or scratch is not None or packed:
+        if codes.out is not None or codes.sizes is not None or codes.scratch is not None or codes.packed:
             raise ArgumentError(
                 "--out, --codebook-sizes, --scratch and --packed go with a TABLE: name the Parquet file to build"
             )
@@ -66,23 +76,23 @@ def build(
         return
     if rule:
         raise ArgumentError("--rule goes with a run, which has a catalog of attributes: a TABLE has codes alone")
-    target = table.with_suffix(".leafbeam") if out is None else out
+    target = table.with_suffix(".leafbeam") if codes.out is None else codes.out
     if not table.exists():
         raise DataError(f"{table} does not exist: expected a Parquet file, or a directory of them")
     if target.exists() and not force:
         raise ArgumentError(f"{target} exists: pass --force to replace it, or another --out")
-    limit = parse_bytes(memory_limit)
-    codebook_sizes = None if sizes is None else parse_sizes(sizes)
+    limit = parse_bytes(codes.memory_limit)
+    codebook_sizes = None if codes.sizes is None else parse_sizes(codes.sizes)
     require("`leafbeam build`", "pyarrow")
     from leafbeam.cli.codes import CodesTable
     from leafbeam.index.builder import TrieBuilder
 
-    source = CodesTable.open(table, codebook_sizes, id_column=item_column)
+    source = CodesTable.open(table, codebook_sizes, id_column=codes.item_column)
     target.parent.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
     with (
         Bar("reading") as bar,
-        TrieBuilder(source.codebook_sizes, memory_limit=limit, folder=scratch, packed=packed) as builder,
+        TrieBuilder(source.codebook_sizes, memory_limit=limit, folder=codes.scratch, packed=codes.packed) as builder,
     ):
         for codes_nL, item_ids in source.batches():
             builder.add(codes_nL, item_ids)

@@ -1,14 +1,24 @@
 """`leafbeam fit-sids`."""
 
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 
 from leafbeam.cli.console import Bar, done, next_step, show_types, stdout
-from leafbeam.cli.options import DEFAULT_RUN, Format, Order, RunOption, TimeUnit, delimiter_of, option, split_names
+from leafbeam.cli.options import (
+    DEFAULT_RUN,
+    Format,
+    Order,
+    RunOption,
+    TimeUnit,
+    delimiter_of,
+    option,
+    split_names,
+    with_options,
+)
 from leafbeam.cli.parse import parse_sizes
 from leafbeam.cli.run import RunDirectory
 from leafbeam.cli.sources import Source
@@ -35,27 +45,22 @@ IRREGULAR = {
 PLOT_FORMATS = (".pdf", ".png", ".svg")
 
 
-def fit_sids(
-    data: Annotated[Path | None, option("--data", "The directory or file of interactions.", default="the run's")] = None,
-    items: Annotated[
-        Path | None, option("--items --metadata", "The file of items, if it is not in the directory of --data.")
-    ] = None,
-    run: RunOption = DEFAULT_RUN,
-    kind: Annotated[
-        Format | None, option("--format", "tables, amazon, movielens, cornac.", default="tables", metavar="NAME")
-    ] = None,
+@dataclass(frozen=True, kw_only=True)
+class TableOptions:
+    """The options of a log in tables; those that are None stay as the run has them."""
+
     user_column: Annotated[
         str | None, option("--user-column", "The column of the user of an interaction.", TABLES, default="user_id")
-    ] = None,
+    ] = None
     item_column: Annotated[
         str | None, option("--item-column", "The column of the item of an interaction.", TABLES, default="item_id")
-    ] = None,
+    ] = None
     time_column: Annotated[
         str | None, option("--time-column", "The column of the time of an interaction.", TABLES, default="timestamp")
-    ] = None,
+    ] = None
     time_unit: Annotated[
         TimeUnit | None, option("--time-unit", "The unit of times that are numbers.", TABLES, default="s", metavar="s|ms|us|ns")
-    ] = None,
+    ] = None
     order: Annotated[
         Order | None,
         option(
@@ -65,10 +70,10 @@ def fit_sids(
             default="time",
             metavar="NAME",
         ),
-    ] = None,
+    ] = None
     id_column: Annotated[
         str | None, option("--id-column", "The column of item ids in the table of items.", TABLES, default="as --item-column")
-    ] = None,
+    ] = None
     text_columns: Annotated[
         str | None,
         option(
@@ -77,30 +82,46 @@ def fit_sids(
             TABLES,
             default="every column of words",
         ),
-    ] = None,
-    text_ids: Annotated[bool, option("--text-ids", "Read all ids as text: “0”, not 0.", TABLES)] = False,
+    ] = None
+    text_ids: Annotated[bool, option("--text-ids", "Read all ids as text: “0”, not 0.", TABLES)] = False
     delimiter: Annotated[
         str | None, option("--delimiter", "The delimiter of CSV: one character, or tab.", TABLES, default=",")
-    ] = None,
+    ] = None
     items_delimiter: Annotated[
         str | None, option("--items-delimiter", "The delimiter of the CSV file of items.", TABLES, default="as --delimiter")
-    ] = None,
+    ] = None
     encoding: Annotated[
         str | None, option("--encoding", "The encoding of CSV, such as latin-1 or utf-16.", TABLES, default="utf-8")
-    ] = None,
+    ] = None
     k_core: Annotated[
         int | None, option("--core", "Keep only users and items with at least this many rows.", TABLES, default="all")
-    ] = None,
-    text: Annotated[str, option("--text", "tfidf, none, or a sentence model's name.", VECTORS)] = "tfidf",
-    no_behaviour: Annotated[bool, option("--no-behaviour", "Do not use which items occur together.", VECTORS)] = False,
+    ] = None
+
+    def changes(self) -> dict[str, Any]:
+        """Return the fields of a source that these options change."""
+        words = {
+            "text_columns": self.text_columns and split_names(self.text_columns),
+            "text_ids": self.text_ids or None,
+            "delimiter": self.delimiter and delimiter_of(self.delimiter),
+            "items_delimiter": self.items_delimiter and delimiter_of(self.items_delimiter),
+        }
+        return {name: value for name, value in {**vars(self), **words}.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class VectorOptions:
+    """The options of the items' vectors, and of the codes that these get."""
+
+    text: Annotated[str, option("--text", "tfidf, none, or a sentence model's name.", VECTORS)] = "tfidf"
+    no_behaviour: Annotated[bool, option("--no-behaviour", "Do not use which items occur together.", VECTORS)] = False
     vectors: Annotated[
         Path | None,
         option("--vectors", "A file of your own item vectors (.npy, .parquet), in place of text and behaviour.", VECTORS),
-    ] = None,
-    method: Annotated[Method, option("--quantiser", "kmeans or rqvae.", VECTORS, metavar="NAME")] = "kmeans",
+    ] = None
+    method: Annotated[Method, option("--quantiser", "kmeans or rqvae.", VECTORS, metavar="NAME")] = "kmeans"
     codebooks: Annotated[
         str | None, option("--codebooks", "The number of codes of each level.", VECTORS, default="by the items")
-    ] = None,
+    ] = None
     collision_strategy: Annotated[
         CollisionStrategy | None,
         option(
@@ -110,42 +131,51 @@ def fit_sids(
             default="spread; level if --codebooks",
             metavar="NAME",
         ),
+    ] = None
+    plot: Annotated[Path | None, option("--plot", "Plot the report into a file (.png, .svg).", VECTORS)] = None
+    seed: Annotated[int, option("--seed", "The random seed; the same seed gives the same codes.", VECTORS)] = 0
+
+    @property
+    def quantiser(self) -> QuantiserConfig:
+        """Return the settings of the quantiser."""
+        sizes = None if self.codebooks is None else parse_sizes(self.codebooks, "--codebooks")
+        return QuantiserConfig(codebook_sizes=sizes, collision_strategy=self.collision_strategy, method=self.method)
+
+    def embedding(self, source: Source) -> EmbeddingConfig:
+        """Return the settings of the vectors of a log's items."""
+        dims = {"behaviour_dims": 0} if self.no_behaviour else {}
+        return EmbeddingConfig(text=self.text, text_columns=source.text_columns, **dims)
+
+
+@with_options(TableOptions, VectorOptions)
+def fit_sids(
+    data: Annotated[Path | None, option("--data", "The directory or file of interactions.", default="the run's")] = None,
+    items: Annotated[
+        Path | None, option("--items --metadata", "The file of items, if it is not in the directory of --data.")
     ] = None,
-    plot: Annotated[Path | None, option("--plot", "Plot the report into a file (.png, .svg).", VECTORS)] = None,
-    seed: Annotated[int, option("--seed", "The random seed; the same seed gives the same codes.", VECTORS)] = 0,
+    run: RunOption = DEFAULT_RUN,
+    kind: Annotated[
+        Format | None, option("--format", "tables, amazon, movielens, cornac.", default="tables", metavar="NAME")
+    ] = None,
+    *,
+    tables: TableOptions,
+    making: VectorOptions,
 ) -> None:
     """Read a log, and give every item a Semantic ID by its text and its training interactions."""
-    sizes = None if codebooks is None else parse_sizes(codebooks, "--codebooks")
-    quantiser = QuantiserConfig(codebook_sizes=sizes, collision_strategy=collision_strategy, method=method)
-    if plot is not None:
-        check_plot(plot)
+    quantiser = making.quantiser
+    if making.plot is not None:
+        check_plot(making.plot)
     require("`leafbeam fit-sids`", "pyarrow", "scipy", "sklearn", "torch", extra="train")
     paths = RunDirectory(run)
     remembered = Source.load(paths.source) if data is None and paths.source.exists() else Source(path=data or run)
-    given: dict[str, Any] = {
-        "kind": kind,
-        "items": items,
-        "k_core": k_core,
-        "user_column": user_column,
-        "item_column": item_column,
-        "time_column": time_column,
-        "id_column": id_column,
-        "text_columns": text_columns and split_names(text_columns),
-        "time_unit": time_unit,
-        "order": order,
-        "text_ids": text_ids or None,
-        "delimiter": delimiter and delimiter_of(delimiter),
-        "items_delimiter": items_delimiter and delimiter_of(items_delimiter),
-        "encoding": encoding,
-    }
-    source = replace(remembered, **{name: value for name, value in given.items() if value is not None})
-    embedding = EmbeddingConfig(text=text, text_columns=source.text_columns, **({"behaviour_dims": 0} if no_behaviour else {}))
+    given = {name: value for name, value in {"kind": kind, "items": items}.items() if value is not None}
+    source = replace(remembered, **given, **tables.changes())
+    embedding = making.embedding(source)
     if source.path is None or not source.path.exists():
         raise DataError(f"there is no {source.path}: pass the log's directory or file with --data")
     from leafbeam.train import leave_one_out
 
-    console = stdout()
-    began = time.perf_counter()
+    console, began = stdout(), time.perf_counter()
     log = source.read()
     split = leave_one_out(log)
     source.save(paths.source)
@@ -161,18 +191,18 @@ def fit_sids(
     from leafbeam.semid import load_vectors
 
     began = time.perf_counter()
-    own_vectors = None if vectors is None else load_vectors(vectors, log.item_ids)
+    own_vectors = None if making.vectors is None else load_vectors(making.vectors, log.item_ids)
     with Bar("reading") as bar:
         fitted = fit(
             log.items,
-            None if no_behaviour else split.train,
+            None if making.no_behaviour else split.train,
             embedding=embedding if own_vectors is None else None,
             vectors=own_vectors,
             quantiser=quantiser,
-            seed=seed,
+            seed=making.seed,
             progress=bar.show,
         )
-    _save(console, fitted, paths, plot)
+    _save(console, fitted, paths, making.plot)
     sids = counted(fitted.report.distinct_after, "SID")
     levels = " x ".join(str(size) for size in fitted.table.codebook_sizes)
     done(console, f"{paths.sids}: {counted(len(fitted.table), 'item')} with {sids} of {levels}", since=began)

@@ -2,7 +2,8 @@
 
 import os
 import time
-from typing import Annotated, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
 
 from rich.console import Group
 from rich.live import Live
@@ -13,6 +14,9 @@ from leafbeam.cli.console import stdout
 from leafbeam.cli.options import option
 from leafbeam.errors import ArgumentError, DataError, ServerError
 from leafbeam.extras import require
+
+if TYPE_CHECKING:
+    from leafbeam.client.readings import Rates
 
 KEY = "LEAFBEAM_KEY"  # of the environment
 _MAX_REFUSALS = 5
@@ -39,23 +43,20 @@ def top(
             time.sleep(interval)
             stdout().print(view(url, Rates.between(before, read())))
             return
-        with Live(Text(f"{url}: reading ..."), console=stdout(), auto_refresh=False) as live:
-            try:
-                while True:
-                    time.sleep(interval)
-                    try:
-                        after = read()
-                    except (ServerError, DataError) as error:  # it may come back
-                        live.update(Text(str(error), style="red"), refresh=True)
-                        continue
-                    live.update(view(url, Rates.between(before, after)), refresh=True)
-                    before = after
-            except KeyboardInterrupt:
-                return
+        with Live(Text(f"{url}: reading ..."), console=stdout(), auto_refresh=False) as live, suppress(KeyboardInterrupt):
+            while True:
+                time.sleep(interval)
+                try:
+                    after = read()
+                except (ServerError, DataError) as error:  # it may come back
+                    live.update(Text(str(error), style="red"), refresh=True)
+                    continue
+                live.update(view(url, Rates.between(before, after)), refresh=True)
+                before = after
 
 
-def view(url: str, rates: Any) -> Group:
-    """Rates as a table."""
+def view(url: str, rates: "Rates") -> Group:
+    """Return the rates as a table."""
     now = rates.now
     is_ready = now.value("ready") > 0
     table = Table(show_header=False, box=None, padding=(0, 2))

@@ -2,16 +2,24 @@
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
 from leafbeam.cli.console import Bar, done, next_step, stdout, working
-from leafbeam.cli.options import DEFAULT_RUN, ConfigOption, DeviceOption, PrintConfigOption, RunOption, SetOption, option
+from leafbeam.cli.options import (
+    DEFAULT_RUN,
+    ConfigOption,
+    DeviceOption,
+    PrintConfigOption,
+    RunOption,
+    SetOption,
+    option,
+    with_options,
+)
 from leafbeam.cli.run import RunDirectory
 from leafbeam.cli.sources import Source
 from leafbeam.cli.stopwatch import Stopwatch
@@ -20,8 +28,10 @@ from leafbeam.errors import ArgumentError, counted
 from leafbeam.extras import require, require_device
 
 if TYPE_CHECKING:
+    from leafbeam.model import AnyModel
     from leafbeam.retrieve import ItemMemory
-    from leafbeam.train import Recipe, TrainStats
+    from leafbeam.semid import SidTable
+    from leafbeam.train import Budget, InteractionLog, Recipe, Split, TrainStats
 
 MODEL = "Model"
 PresetName = Literal["tiny", "small", "base"]
@@ -30,30 +40,34 @@ Shape = Literal["decoder-only", "encoder-decoder"]
 _MEMORY_SHARE, _FUSION_SHARE = 0.1, 0.05
 
 
-def train(
-    run: RunOption = DEFAULT_RUN,
+@dataclass(frozen=True, kw_only=True)
+class BudgetOptions:
+    """The options that limit a training."""
+
+    minutes: Annotated[
+        float | None, option("--minutes", "End the whole command after about this many minutes.", default="the preset's: 10")
+    ] = None
+    epochs: Annotated[float | None, option("--epochs", "Stop after this many passes over the log.")] = None
+    steps: Annotated[int | None, option("--steps", "Stop after this many updates.")] = None
+    resume: Annotated[bool, option("--resume", "Continue from the checkpoint; the budget may be larger than before.")] = False
+
+    def budget(self) -> "Budget | None":
+        """Return the limits; None for those of the preset."""
+        from leafbeam.train import Budget
+
+        if self.minutes is None and self.epochs is None and self.steps is None:
+            return None
+        return Budget(minutes=self.minutes, epochs=self.epochs, steps=self.steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """The options of the model, and of the recipe as a whole."""
+
     size: Annotated[
         PresetName,
         option("--preset", "The size of the model, with training that suits it: tiny, small or base.", metavar="NAME"),
-    ] = "small",
-    minutes: Annotated[
-        float | None, option("--minutes", "End the whole command after about this many minutes.", default="the preset's: 10")
-    ] = None,
-    epochs: Annotated[float | None, option("--epochs", "Stop after this many passes over the log.")] = None,
-    steps: Annotated[int | None, option("--steps", "Stop after this many updates.")] = None,
-    resume: Annotated[bool, option("--resume", "Continue from the checkpoint; the budget may be larger than before.")] = False,
-    fit_on: Annotated[
-        Literal["train", "train+valid"],
-        option(
-            "--fit-on",
-            "The interactions to train on: train, or train+valid for the last training before a test.",
-            metavar="PARTS",
-        ),
-    ] = "train",
-    seed: Annotated[
-        int | None, option("--seed", "The seed of the initial weights, the order of the data and dropout.", default="0")
-    ] = None,
-    device: DeviceOption = "cpu",
+    ] = "small"
     architecture: Annotated[
         Shape | None,
         option(
@@ -63,19 +77,56 @@ def train(
             metavar="NAME",
             default="decoder-only",
         ),
-    ] = None,
+    ] = None
     layers: Annotated[
         int | None,
         option(
             "--layers", "The number of layers; an encoder-decoder has this many in each half.", MODEL, default="the preset's"
         ),
-    ] = None,
+    ] = None
     width: Annotated[
         int | None, option("--width", "The hidden size of the model, a multiple of 32.", MODEL, default="the preset's")
-    ] = None,
-    config: ConfigOption = None,
-    words: SetOption = None,
+    ] = None
+    seed: Annotated[
+        int | None, option("--seed", "The seed of the initial weights, the order of the data and dropout.", default="0")
+    ] = None
+    config: ConfigOption = None
+    words: SetOption = None
+
+    def __post_init__(self) -> None:
+        if self.width is not None and (self.width % 32 or self.width < 32):
+            raise ArgumentError(f"--width {self.width}: expected a multiple of 32, the size of an attention head")
+
+    def recipe(self, budget: "Budget | None") -> "Recipe":
+        """Return the preset's recipe with the settings of a file, of words and of options."""
+        from leafbeam.train import preset
+
+        start = preset(self.size)
+        changes: dict[str, Any] = {"budget": budget, "seed": self.seed, "architecture": self.architecture}
+        changes["num_hidden_layers"] = self.layers
+        if self.width is not None:
+            heads = self.width // start.head_dim
+            changes |= {"hidden_size": self.width, "intermediate_size": 3 * self.width}
+            changes |= {"num_attention_heads": heads, "num_key_value_heads": heads}
+        return load_config(start, self.config, self.words or (), **changes)
+
+
+@with_options(BudgetOptions, ModelOptions)
+def train(
+    run: RunOption = DEFAULT_RUN,
+    fit_on: Annotated[
+        Literal["train", "train+valid"],
+        option(
+            "--fit-on",
+            "The interactions to train on: train, or train+valid for the last training before a test.",
+            metavar="PARTS",
+        ),
+    ] = "train",
+    device: DeviceOption = "cpu",
     print_config: PrintConfigOption = False,
+    *,
+    limits: BudgetOptions,
+    options: ModelOptions,
 ) -> None:
     """Train a model on the training part of the log: everything but each user's last two items.
 
@@ -89,34 +140,24 @@ def train(
     are never cut short, so the command can take longer than a very small number of minutes; it then says how long each step
     took. With --resume, the minutes of earlier training count too.
     """
-    watch = Stopwatch()
-    if width is not None and (width % 32 or width < 32):
-        raise ArgumentError(f"--width {width}: expected a multiple of 32, the size of an attention head")
-    paths = RunDirectory(run)
+    watch, paths = Stopwatch(), RunDirectory(run)
     if not print_config:
         paths.check("sids", "source")
     require("`leafbeam train`", "pyarrow", "torch", extra="train")
-    from leafbeam.index import Trie
-    from leafbeam.retrieve import ItemMemory
-    from leafbeam.semid import CodeVectors, SidTable, text_columns
-    from leafbeam.train import Budget, leave_one_out
-    from leafbeam.train import train as fit
-    from leafbeam.train.baselines import memory_scores, transition_baselines
-    from leafbeam.train.evaluation import fit_fusion
-    from leafbeam.train.fusion import fit_memory, tune_memory
-
-    limits = {"minutes": minutes, "epochs": epochs, "steps": steps}
-    budget = Budget(**limits) if any(limit is not None for limit in limits.values()) else None  # pyright: ignore[reportArgumentType]
-    changes: dict[str, Any] = {"budget": budget, "seed": seed, "architecture": architecture, "num_hidden_layers": layers}
-    recipe = _recipe(size, width, config, words or (), changes)
+    recipe = options.recipe(limits.budget())
     if print_config:
         typer.echo(to_toml(recipe), nl=False)
         return
+    import leafbeam.train.evaluation  # noqa: F401  # torch is loaded here, so that its seconds count as those of modules
+    from leafbeam.retrieve import ItemMemory
+    from leafbeam.semid import SidTable, text_columns
+    from leafbeam.train import leave_one_out
+    from leafbeam.train.fusion import fit_memory, tune_memory
+
     require_device(device)
     budget_s = None if recipe.budget.minutes is None else 60 * recipe.budget.minutes
     watch.end("modules")
-    sids = SidTable.load(paths.sids)
-    source = Source.load(paths.source)
+    sids, source = SidTable.load(paths.sids), Source.load(paths.source)
     log = source.read()
     split = leave_one_out(log) if fit_on == "train" else leave_one_out(log).with_valid()
     columns = source.text_columns or text_columns(log.items)
@@ -127,30 +168,69 @@ def train(
         memory_s = watch.end("item memory")  # fitting the memory on the whole log, after training, will take as long
         train_memory = tune_memory(untuned, split, seconds=None if budget_s is None else _MEMORY_SHARE * budget_s)
     watch.end("settings of the memory")
+    material = _Material(log=log, split=split, sids=sids, memory=train_memory, budget_s=budget_s)
+    reserved_s = watch.total + memory_s + _FUSION_SHARE * (budget_s or 0.0)
+    model = _fit_model(material, recipe, paths, device=device, fit_on=fit_on, resume=limits.resume, reserved_s=reserved_s)
+    watch.end("training with baselines and validation")
+    _fit_memory(material, model, paths, learns=fit_on == "train")
+    watch.end("weight of the memory")
+    if budget_s is not None and watch.total > 1.05 * budget_s:
+        stdout().print(
+            f"The command took {watch.total / 60:.1f} minutes in place of {budget_s / 60:g}: {watch}. Training gets at least "
+            "half of the minutes; loading modules and the log, compiling kernels and the last validation are never cut short.",
+            soft_wrap=True,
+        )
+    next_step(stdout(), "leafbeam", "evaluate", "--run", run)
 
-    console, began = stdout(), time.perf_counter()
+
+@dataclass(frozen=True, kw_only=True)
+class _Material:
+    """All that a training learns from: the log, its parts, the codes of the items, the item memory; and the command's seconds."""
+
+    log: "InteractionLog"
+    split: "Split"
+    sids: "SidTable"
+    memory: "ItemMemory"
+    budget_s: float | None
+
+
+def _fit_model(
+    material: _Material,
+    recipe: "Recipe",
+    paths: RunDirectory,
+    *,
+    device: str,
+    fit_on: str,
+    resume: bool,
+    reserved_s: float,
+) -> "AnyModel":
+    """Train the model and report its figures. reserved_s: the part of the budget that other steps take."""
+    from leafbeam.semid import CodeVectors
+    from leafbeam.train import train as fit
+    from leafbeam.train.baselines import memory_scores, transition_baselines
+
+    console, began, split, memory = stdout(), time.perf_counter(), material.split, material.memory
     try:
         with Bar("training") as bar:
             shown = _Shown(console=console, bar=bar)
             model = fit(
-                log,
+                material.log,
                 split,
-                sids,
+                material.sids,
                 recipe,
-                run,
+                paths.path,
                 progress=shown.show,
                 resume=resume,
                 device=device,
-                baselines={**transition_baselines(train_memory, split.train), "memory": memory_scores(train_memory)},
+                baselines={**transition_baselines(memory, split.train), "memory": memory_scores(memory)},
                 on_baselines=shown.show_baselines,
-                code_vectors=CodeVectors.load(paths.quantiser, sids),
-                reserved_s=watch.total + memory_s + _FUSION_SHARE * (budget_s or 0.0),
+                code_vectors=CodeVectors.load(paths.quantiser, material.sids),
+                reserved_s=reserved_s,
             )
     except KeyboardInterrupt:
         console.print("Stopped; the checkpoint is kept.")
         next_step(console, "leafbeam", *sys.argv[1:], *([] if resume else ["--resume"]))
         raise typer.Exit(130) from None
-    watch.end("training with baselines and validation")
     if shown.latest is None:
         console.print(
             f"Nothing was left to train: the checkpoint had used up {recipe.budget}, or its recall no longer rose. "
@@ -161,38 +241,25 @@ def train(
         interactions = split.report.train_interactions
         done(console, f"{paths.model}: {_training_in_words(figures, interactions)}", since=began)
         paths.add_to_report("train", figures)
-    began = time.perf_counter()
-    memory = train_memory.with_transitions(log.histories.indptr_U1, log.histories.items_E)
-    if fit_on == "train":
+    return model
+
+
+def _fit_memory(material: _Material, model: "AnyModel", paths: RunDirectory, *, learns: bool) -> None:
+    """Fit the item memory on the whole log, and save it. learns: whether its weight beside the model is learnt."""
+    from leafbeam.index import Trie
+    from leafbeam.retrieve import ItemMemory
+    from leafbeam.train.evaluation import fit_fusion
+
+    began, log, sids = time.perf_counter(), material.log, material.sids
+    memory = material.memory.with_transitions(log.histories.indptr_U1, log.histories.items_E)
+    if learns:
         with working("item memory: its weight beside the model's, learnt on validation users"):
             trie = Trie.build(sids.codes, sids.codebook_sizes, sids.item_ids)
-            fusion_s = None if budget_s is None else _FUSION_SHARE * budget_s
-            memory.fusion = fit_fusion(model, trie, log, split, train_memory, seconds=fusion_s)
+            fusion_s = None if material.budget_s is None else _FUSION_SHARE * material.budget_s
+            memory.fusion = fit_fusion(model, trie, log, material.split, material.memory, seconds=fusion_s)
     elif paths.memory.exists():  # no user is left to learn from: those of the run on the training part stay
         memory.fusion = ItemMemory.load(paths.memory).fusion
     _save(memory, paths, began)
-    watch.end("weight of the memory")
-    if budget_s is not None and watch.total > 1.05 * budget_s:
-        console.print(
-            f"The command took {watch.total / 60:.1f} minutes in place of {budget_s / 60:g}: {watch}. Training gets at least "
-            "half of the minutes; loading modules and the log, compiling kernels and the last validation are never cut short.",
-            soft_wrap=True,
-        )
-    next_step(console, "leafbeam", "evaluate", "--run", run)
-
-
-def _recipe(
-    size: PresetName, width: int | None, path: Path | None, words: Sequence[str], options: Mapping[str, Any]
-) -> "Recipe":
-    """Return a preset's recipe with the settings of a file, of words and of options."""
-    from leafbeam.train import preset
-
-    start, changes = preset(size), dict(options)
-    if width is not None:
-        heads = width // start.head_dim
-        changes |= {"hidden_size": width, "intermediate_size": 3 * width}
-        changes |= {"num_attention_heads": heads, "num_key_value_heads": heads}
-    return load_config(start, path, words, **changes)
 
 
 @dataclass(kw_only=True)

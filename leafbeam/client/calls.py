@@ -160,7 +160,7 @@ def delete_items(item_ids: Iterable[ItemId], *, missing_ok: bool = False, key: s
 
 def delete_item(item_id: ItemId, *, key: str | None = None) -> Call[ChangeAnswer]:
     """Remove an item: `DELETE /v1/items/{item_id}`. For `key` see `put_items`."""
-    return _change("delete_item", None, key, item_id=item_id)
+    return _change("delete_item", None, key, {"item_id": item_id})
 
 
 def find_items(
@@ -188,7 +188,7 @@ def get_item(item_id: ItemId) -> Call[ItemAnswer]:
     Raises:
         NotFoundError: If there is no such item.
     """
-    return _call("get_item", ItemAnswer, item_id=item_id)
+    return _call("get_item", ItemAnswer, {"item_id": item_id})
 
 
 def get_catalog() -> Call[CatalogAnswer]:
@@ -219,7 +219,7 @@ def roll_back(snapshot: str | None = None, *, key: str | None = None) -> Call[Ch
 
 def delete_snapshot(name: str) -> Call[CatalogAnswer]:
     """Remove a snapshot: `DELETE /v1/catalog/snapshots/{name}`. It is not sent again if its answer is lost."""
-    return _call("delete_snapshot", CatalogAnswer, repeatable=False, name=name)
+    return _call("delete_snapshot", CatalogAnswer, {"name": name}, repeatable=False)
 
 
 def list_rules() -> Call[RulesAnswer]:
@@ -233,7 +233,7 @@ def get_rule(name: str) -> Call[RuleAnswer]:
     Raises:
         NotFoundError: If there is no such rule.
     """
-    return _call("get_rule", RuleAnswer, name=name)
+    return _call("get_rule", RuleAnswer, {"name": name})
 
 
 def put_rule(name: str, where: str, *, refresh: str | None = None) -> Call[RuleAnswer]:
@@ -244,12 +244,12 @@ def put_rule(name: str, where: str, *, refresh: str | None = None) -> Call[RuleA
         where: An SQL predicate over the columns.
         refresh: How often the rule is evaluated again, such as "60s".
     """
-    return _call("put_rule", RuleAnswer, body=_encode(RuleBody(where=where, refresh=refresh)), name=name)
+    return _call("put_rule", RuleAnswer, {"name": name}, body=_encode(RuleBody(where=where, refresh=refresh)))
 
 
 def delete_rule(name: str) -> Call[RuleAnswer]:
     """Remove a rule that `put_rule` made: `DELETE /v1/rules/{name}`. It is not sent again if its answer is lost."""
-    return _call("delete_rule", RuleAnswer, repeatable=False, name=name)
+    return _call("delete_rule", RuleAnswer, {"name": name}, repeatable=False)
 
 
 def list_slow_batches() -> Call[SlowBatchesAnswer]:
@@ -297,28 +297,27 @@ def encode_line(item: Mapping[str, Any], number: int) -> bytes:
 
 
 def _call(
-    operation_name: str,
+    name: str,
     answer: type[T],
-    /,
+    values: Mapping[str, ItemId] | None = None,
     *,
     body: bytes | None = None,
     key: str | None = None,
     query: str = "",
     repeatable: bool = True,
-    **values: ItemId,
 ) -> Call[T]:
     """Return a request to an operation of the server. query: percent-encoded. values: those of its path, by their names."""
-    operation = BY_NAME[operation_name]
-    path = operation.path.format(**{name: _part(name, value) for name, value in values.items()})
+    operation = BY_NAME[name]
+    path = operation.path.format(**{name: _part(name, value) for name, value in (values or {}).items()})
     target = f"{path}?{query}" if query else path
     return Call(method=operation.method, target=target, answer=answer, body=body, key=key, repeatable=repeatable)
 
 
 def _change(
-    operation_name: str, body: bytes | None, key: str | None, /, *, query: str = "", **values: ItemId
+    name: str, body: bytes | None, key: str | None, values: Mapping[str, ItemId] | None = None, *, query: str = ""
 ) -> Call[ChangeAnswer]:
     """Return a change of items, whose body is JSON lines."""
-    call = _call(operation_name, ChangeAnswer, body=body, key=key or new_key(), query=query, **values)
+    call = _call(name, ChangeAnswer, values, body=body, key=key or new_key(), query=query)
     return replace(call, content_type=JSON_LINES)
 
 

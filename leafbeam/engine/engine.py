@@ -308,7 +308,6 @@ class Engine:
                     self.scheduler,
                     decoder,
                     self._results.deliver,
-                    self.counts,
                     self.clock,
                     slow_batches=self.slow_batches,
                     threads=self.threads,
@@ -447,15 +446,18 @@ class Engine:
                     continue
                 batcher.enqueue(waiting, replace(waiting.size, deadline=math.inf))
             while (batch := batcher.next_batch(0.0)[0]) is not None:
-                with self._offline_lock:
-                    self._choose_precision()
-                    try:
-                        output = self._offline_decoder.run(batch.requests)
-                    except LogitsError as error:
-                        if error.request is None:
-                            raise
-                        position = pending.index(batch.requests[error.request])
-                        raise error.renamed(f"request {position}", position) from None
-                for row, answered in enumerate(batch.requests):
-                    results[answered] = self._results.result(answered, row, len(batch.requests), output)
+                results |= zip(batch.requests, self._answer(batch.requests, pending), strict=True)
         return [results[answered] for answered in pending]
+
+    def _answer(self, batch: Sequence[PendingRequest], pending: Sequence[PendingRequest]) -> list[Result]:
+        """Return the results of a batch, decoded in this thread. pending: all requests, by whose positions errors name one."""
+        with self._offline_lock:
+            self._choose_precision()
+            try:
+                output = self._offline_decoder.run(batch)
+            except LogitsError as error:
+                if error.request is None:
+                    raise
+                position = pending.index(batch[error.request])
+                raise error.renamed(f"request {position}", position) from None
+        return [self._results.result(answered, row, len(batch), output) for row, answered in enumerate(batch)]

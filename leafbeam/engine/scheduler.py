@@ -47,7 +47,7 @@ class Scheduler:
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float], counts: Counts) -> None:
-        self._settings, self._clock, self._counts = settings, clock, counts
+        self._settings, self._clock, self.counts = settings, clock, counts
         self._latency = LatencyModel()
         self._batcher: Batcher[PendingRequest] = Batcher(
             settings.capacity,
@@ -162,7 +162,7 @@ class Scheduler:
                     continue
             self._fail_expired(expired)
             if batch is not None:
-                self._counts.add("batches", batch.closed)
+                self.counts.add("batches", batch.closed)
                 return batch
 
     def batch_done(self, worker: int, seconds: float | None) -> None:
@@ -201,7 +201,7 @@ class Scheduler:
         """A request was cancelled; entry None: it had left the queue."""
         with self._lock:
             was_waiting = entry is not None and self._batcher.remove(entry)
-        self._counts.add("cancelled", "waiting" if was_waiting else "running")
+        self.counts.add("cancelled", "waiting" if was_waiting else "running")
 
     def _seconds_until_free(self, now: float) -> float:
         """Predicted seconds until a worker is idle."""
@@ -242,7 +242,7 @@ class Scheduler:
                     continue
             self._fail_expired(expired)
             for worker, requests in hung.items():
-                self._counts.add("batch_faults", "wedged")
+                self.counts.add("batch_faults", "wedged")
                 log.error(
                     "worker %d has been in one batch of %d requests for more than %g s: they fail, and the engine is not ready "
                     "until the worker returns",
@@ -266,4 +266,4 @@ class Scheduler:
     def _fail(self, requests: Iterable[PendingRequest], reason: str, error: Callable[[], Exception]) -> None:
         for pending in requests:
             if pending.complete(error()):
-                self._counts.add("shed", reason)
+                self.counts.add("shed", reason)

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from leafbeam.engine.counts import Counts
 from leafbeam.engine.decoder import BatchAbandoned, BatchOutput, Decoder, is_out_of_memory
 from leafbeam.engine.request import PendingRequest
 from leafbeam.engine.scheduler import Scheduler
@@ -46,9 +45,15 @@ class Worker(threading.Thread):
     of memory is retried once in two halves; a half that runs out again fails with UnavailableError. A batch whose requests were
     all cancelled ends before its next decode step.
 
-    deliver: takes the requests and their output; called in this thread, which ends once the scheduler has no more batches.
-    slow_batches: is told of every batch. threads: of its matrix products; None: torch's own number. stream: of its batches, see
-    `worker_stream`.
+    Args:
+        number: The number of the worker.
+        scheduler: Hands out batches. The thread ends once it has no more.
+        decoder: Decodes them.
+        deliver: Takes the requests and their output; it is called in this thread.
+        clock: The time in seconds, monotonic.
+        slow_batches: Observes every batch.
+        threads: The number of threads of matrix products; None for torch's own.
+        stream: Opens the stream of the batches (see `worker_stream`).
     """
 
     def __init__(
@@ -57,7 +62,6 @@ class Worker(threading.Thread):
         scheduler: Scheduler,
         decoder: Decoder,
         deliver: Callable[[Sequence[PendingRequest], BatchOutput], None],
-        counts: Counts,
         clock: Callable[[], float],
         *,
         slow_batches: SlowBatches,
@@ -66,7 +70,7 @@ class Worker(threading.Thread):
     ) -> None:
         super().__init__(name=f"leafbeam-worker-{number}", daemon=True)
         self._number, self._scheduler, self._decoder = number, scheduler, decoder
-        self._deliver, self._counts, self._clock = deliver, counts, clock
+        self._deliver, self._counts, self._clock = deliver, scheduler.counts, clock
         self._slow_batches, self._threads, self._stream = slow_batches, threads, stream
         self._output: BatchOutput | None = None
 

@@ -105,7 +105,6 @@ class Schedule:
                     self.scheduler,
                     decoder,
                     results.deliver,
-                    self.engine_counts,
                     world.clock,
                     slow_batches=SlowBatches(),
                 )
