@@ -4,28 +4,25 @@
 # pyright: reportUnknownParameterType=false
 import logging
 import os
-import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
 import numpy as np
 import pyarrow as pa
 
-from leafbeam.catalog.active_rules import ActiveRules, ChangeRecord
-from leafbeam.catalog.evaluator import Evaluation, Evaluator, LastEvaluation
+from leafbeam.catalog.active_rules import ActiveRules
+from leafbeam.catalog.catalog_rules import CatalogRules
 from leafbeam.catalog.expression import Expression
 from leafbeam.catalog.items_table import ItemsTable, TableOptions
-from leafbeam.catalog.refresh import BackgroundWorker, Schedule
-from leafbeam.catalog.rule_config import LISTED, LoadReport, Rule, RuleSource, RuleStatus, parse_duration, read_rules
-from leafbeam.catalog.rule_set import RuleFilters, RuleSet, advance_filters, reuse_equal
+from leafbeam.catalog.rule_config import LoadReport, RuleSource, RuleStatus, parse_duration
+from leafbeam.catalog.rule_set import RuleSet
 from leafbeam.catalog.sources import CsvOptions, ItemSource
 from leafbeam.catalog.time_limit import DEFAULT_S
 from leafbeam.catalog.transaction import Attributes, CatalogTransaction
-from leafbeam.errors import CodesError, LeafbeamError, RuleError, UnknownRuleError, counted
+from leafbeam.errors import CodesError, counted
 from leafbeam.index import Trie, Version, VersionFilter
 from leafbeam.index.items import ItemIds
 from leafbeam.live import LiveIndex
@@ -73,23 +70,24 @@ class Catalog:
         data_may_fail: bool = False,
         load: bool = True,
     ) -> None:
-        self._table, self._evaluator = table, Evaluator(table)
-        self._source, self._clock, self._data_may_fail = rules, clock, data_may_fail
-        self._evaluation_lock = threading.RLock()  # one evaluation at a time; taken before the write lock, never after
-        self._added_rules: dict[str, Rule] = {}
-        self._evaluations: dict[str, LastEvaluation] = {}
-        self._read_other_rows: frozenset[str] = frozenset()  # rules that are evaluated over all items after each change
-        self._schedule = Schedule()
-        self._refresher = BackgroundWorker(self._refresh_in_background, "leafbeam-refresh") if background else None
-        self._owns_index = isinstance(index, Trie)
+        self._table, self._owns_index = table, isinstance(index, Trie)
         try:
-            self._refresh = None if refresh is None else parse_duration(refresh, "refresh")
+            interval = None if refresh is None else parse_duration(refresh, "refresh")
             self.index = LiveIndex.create(None, index) if isinstance(index, Trie) else index
             self._active = ActiveRules(self.index, RuleSet.empty(self.index.version()))
+            self._rules = CatalogRules(
+                table,
+                self._active,
+                rules,
+                refresh=interval,
+                clock=clock,
+                background=background,
+                data_may_fail=data_may_fail,
+            )
             if load:
-                self._load(first=True)
+                self._rules.load(first=True)
             else:
-                self._evaluator.check()
+                self._rules.evaluator.check()
         except BaseException:
             table.close()
             raise
@@ -256,14 +254,7 @@ class Catalog:
             items: A source that replaces the table first.
             csv: As for `create`.
         """
-        with self._evaluation_lock:
-            before, began = self.rules.report, time.perf_counter()
-            try:
-                if items is not None:
-                    self._table.refill(items, **csv)
-                return self._load(first=False)
-            except LeafbeamError as error:
-                return replace(before, seconds=time.perf_counter() - began, error=str(error))
+        return self._rules.reload(items, **csv)
 
     def add_rule(self, name: str, where: str, refresh: str | None = None) -> None:
         """Add or replace a rule, which outlives reloads.
@@ -277,14 +268,7 @@ class Catalog:
             RuleError: If the rule is invalid.
             DataError: If the file is unusable.
         """
-        rule = Rule.of(name, where if refresh is None else {"where": where, "refresh": refresh}, refresh=self._refresh)
-        with self._evaluation_lock, self._active.recording() as (rules, record):
-            began = self._clock()
-            evaluation = self._evaluator.evaluate([rule], rules.version)
-            if name in evaluation.errors:
-                raise evaluation.errors[name]
-            self._added_rules[name] = rule
-            self._install(evaluation, {**rules.definitions, name: rule}, record, began, kept=rules.filters)
+        self._rules.add(name, where, refresh)
 
     def remove_rule(self, name: str) -> None:
         """Remove a rule. A rule that the rules file has returns at the next reload.
@@ -292,13 +276,7 @@ class Catalog:
         Raises:
             UnknownRuleError: If there is no such rule.
         """
-        with self._evaluation_lock, self._active.recording() as (rules, record):
-            if name not in rules.definitions and name not in rules.filters:
-                raise UnknownRuleError(f"there is no rule {name[:80]!r} to remove: {', '.join(rules.filters) or 'none'}")
-            self._added_rules.pop(name, None)
-            definitions = {other: rule for other, rule in rules.definitions.items() if other != name}
-            kept = [other for other in rules.filters if other != name]
-            self._install(Evaluation(version=rules.version), definitions, record, self._clock(), kept=kept)
+        self._rules.remove(name)
 
     def refresh(self, *names: str) -> tuple[RuleStatus, ...]:
         """Evaluate the named rules (or all) now; a rule that fails keeps its last good filter.
@@ -306,38 +284,18 @@ class Catalog:
         Raises:
             UnknownRuleError: If there is no such rule.
         """
-        for name in names:
-            if name not in self.rules.definitions:
-                raise UnknownRuleError(f"there is no rule {name[:80]!r} to refresh: {', '.join(self.rules.definitions)}")
-        for name in names or tuple(self.rules.definitions):
-            self._refresh_one(name)
-        return tuple(status for status in self.rules.report.rules if not names or status.name in names)
+        return self._rules.refresh(*names)
 
     def refresh_due(self) -> float | None:
         """Evaluate each rule that is due, as the background thread does, and return the seconds until the next one is due, if
         any.
         """
-        for _ in self.rules.definitions:
-            with self._evaluation_lock:
-                if (name := self._schedule.next_due(self._clock())) is None:
-                    break
-                self._refresh_one(name)
-        with self._evaluation_lock:
-            return self._schedule.wait(self._clock())
-
-    def _refresh_in_background(self) -> float | None:
-        try:
-            return self.refresh_due()
-        except Exception:  # the thread has to go on
-            if not self._table.is_stopped:
-                log.exception("rules could not be refreshed; the next attempt is in a second")
-            return 1.0
+        return self._rules.refresh_due()
 
     @property
     def status(self) -> tuple[RuleStatus, ...]:
         """Return the status of each rule."""
-        filters, definitions = (rules := self.rules).filters, rules.definitions
-        return tuple(self._status_of(name, filters, definitions) for name in dict.fromkeys([*filters, *definitions]))
+        return self._rules.status
 
     # Items.
 
@@ -365,7 +323,7 @@ class Catalog:
                 yield transaction
                 self._table.warn_if_shared(stacklevel=4)
                 changed_ids = transaction.changed_ids()
-                matches = self._evaluator.write(
+                matches = self._rules.evaluator.write(
                     transaction.tables(),
                     changed_ids,
                     list(rules.definitions.values()),
@@ -375,8 +333,8 @@ class Catalog:
             no_match = np.zeros(len(changed_ids), np.bool_)
             self._active.advance(changed_ids, {name: matches.bits.get(name, no_match) for name in rules.filters.by_segment})
             for name, error in matches.errors.items():
-                self._record_evaluation(name, error)
-        self._refresh_read_other_rows(self._read_other_rows)
+                self._rules.record(name, error)
+        self._rules.after_change()
 
     def insert(self, codes: Codes, item_ids: ItemIds, attributes: Attributes | None = None) -> int:
         """Add items, which the next `rules` and `version()` have.
@@ -469,7 +427,7 @@ class Catalog:
         """
         if trie.codebook_sizes != (own := self.version().codebook_sizes):
             raise CodesError(f"the codebooks of the saved items are {trie.codebook_sizes}, those of the index {own}")
-        with self._evaluation_lock, self._active.write_lock:
+        with self._rules.lock, self._active.write_lock:
             version = self.index.version()
             old_ids = version.filter_of([None] * len(version.segments)).item_ids()
             is_known_N = version.knows(trie.item_ids) if len(old_ids) else np.zeros(trie.num_items, np.bool_)
@@ -493,19 +451,18 @@ class Catalog:
 
         The next evaluation joins again.
         """
-        with self._evaluation_lock, self._active.write_lock:
+        with self._rules.lock, self._active.write_lock:
             self._table.warn_if_shared(stacklevel=4)
-            num_purged = self._evaluator.purge(self.version())
-        self._refresh_read_other_rows(self._read_other_rows)
+            num_purged = self._rules.evaluator.purge(self.version())
+        self._rules.after_change()
         return num_purged
 
     def close(self) -> None:
         """Stop evaluations and the background thread, and close the file. Rule sets that are referenced stay valid."""
         self._table.stop()
-        if self._evaluation_lock.acquire(timeout=_CLOSE_S):  # the end of Python aborts while a thread is inside DuckDB
-            self._evaluation_lock.release()
-        if self._refresher is not None:
-            self._refresher.close()
+        if self._rules.lock.acquire(timeout=_CLOSE_S):  # the end of Python aborts while a thread is inside DuckDB
+            self._rules.lock.release()
+        self._rules.close()
         self._table.close()
         if self._owns_index:
             self.index.close()
@@ -518,119 +475,3 @@ class Catalog:
 
     def __repr__(self) -> str:
         return f"Catalog({self._table.name!r}, {counted(len(self.version()), 'item')}, rules: {len(self.rules.filters)})"
-
-    def _load(self, *, first: bool) -> LoadReport:
-        """Evaluate all rules. The first load raises the first error, a later one keeps the last good filters."""
-        began, started = self._clock(), time.perf_counter()
-        definitions, errors = read_rules(self._source, refresh=self._refresh)
-        definitions |= self._added_rules
-        with self._active.recording() as (rules, record):
-            evaluation = self._evaluator.evaluate(list(definitions.values()), rules.version, count=True)
-            errors = {name: error for name, error in errors.items() if name not in self._added_rules}
-            evaluation = replace(evaluation, errors={**evaluation.errors, **errors})
-            if first:
-                evaluation.check(data_may_fail=self._data_may_fail)
-            assert evaluation.num_items is not None
-            assert evaluation.num_known is not None
-            report = LoadReport(
-                num_items=evaluation.num_items,
-                not_in_index=evaluation.num_items - evaluation.num_known,
-                not_in_catalog=rules.version.num_items - evaluation.num_known,
-                rules=(),
-                seconds=time.perf_counter() - started,
-                examples=evaluation.examples,
-            )
-            return self._install(evaluation, definitions, record, began, kept=[*definitions, *evaluation.errors], load=report)
-
-    def _refresh_read_other_rows(self, names: Iterable[str]) -> None:
-        """After a change of items, evaluate rules whose result for an unchanged item may differ now."""
-        for name in sorted(names):
-            self._refresh_one(name)
-
-    def _refresh_one(self, name: str) -> None:
-        with self._evaluation_lock, self._active.recording() as (rules, record):
-            rule = rules.definitions.get(name)
-            if rule is None:
-                return
-            began = self._clock()
-            try:
-                evaluation = self._evaluator.evaluate([rule], rules.version)
-            except LeafbeamError as error:
-                reason = RuleError(f"rule {name!r} cannot be evaluated: {error}")
-                evaluation = Evaluation(version=rules.version, errors={name: reason})
-            self._install(evaluation, rules.definitions, record, began, kept=rules.filters)
-            self._schedule.evaluated(name, began, self._clock())
-
-    def _install(
-        self,
-        evaluation: Evaluation,
-        definitions: Mapping[str, Rule],
-        record: ChangeRecord,
-        began: float,
-        *,
-        kept: Iterable[str],
-        load: LoadReport | None = None,
-    ) -> LoadReport:
-        """Make evaluated filters current, beside those of `kept`. record: changes since. load: the report of a whole load."""
-        with self._active.write_lock:
-            now, current = self.rules, self.rules.filters.by_segment
-            changed_ids = self._active.live_ids(record)
-            matches = self._evaluator.evaluate_rows(
-                changed_ids, [definitions[name] for name in evaluation.filters if name != LISTED]
-            )
-            evaluated = advance_filters(evaluation.filters, evaluation.version, now.version, changed_ids, matches.bits)
-            by_segment = {name: current[name] for name in (LISTED, *kept) if name in current}
-            by_segment |= {name: reuse_equal(found, current.get(name)) for name, found in evaluated.items()}
-            is_new = {name for name, found in by_segment.items() if found is not current.get(name)}
-            generation = now.generation + (load is not None or bool(is_new) or by_segment.keys() != current.keys())
-            filters = RuleFilters(now.version, by_segment)
-            errors = {**evaluation.errors, **matches.errors}
-            statuses = {} if load is not None else {status.name: status for status in now.report.rules}
-            for name in {**evaluation.seconds, **errors}:
-                seconds = evaluation.seconds.get(name, 0.0)
-                self._record_evaluation(name, errors.get(name), at=began, seconds=seconds, quiet=load is not None)
-                statuses[name] = self._status_of(name, filters, definitions)
-            known = definitions.keys() | filters.keys()
-            self._evaluations = {name: last for name, last in self._evaluations.items() if name in known}
-            known |= errors.keys()
-            report = replace(load or now.report, rules=tuple(status for name, status in statuses.items() if name in known))
-            self._active.rules = RuleSet(
-                filters=filters,
-                definitions=definitions,
-                report=report,
-                generation=generation,
-                rule_generations={name: generation if name in is_new else now.rule_generations[name] for name in by_segment},
-            )
-            before, found = self._read_other_rows, evaluation.reads_other_rows
-            self._read_other_rows = frozenset((before - evaluation.filters.keys() | found) & definitions.keys())
-        self._refresh_read_other_rows(found - before if len(changed_ids) else ())  # their writers did not know of these rules
-        self._schedule.plan(definitions.values(), self._clock())
-        if self._refresher is not None and self._schedule.wait(0.0) is not None:
-            self._refresher.wake()
-        return report
-
-    def _status_of(self, name: str, filters: RuleFilters, definitions: Mapping[str, Rule]) -> RuleStatus:
-        last = self._evaluations.get(name, LastEvaluation())
-        return RuleStatus(
-            name=name,
-            num_items=len(filters[name]) if name in filters else 0,
-            error=last.error,
-            kept=last.error is not None and name in filters,
-            age_s=None if last.succeeded_at is None else self._clock() - last.succeeded_at,
-            seconds=last.seconds,
-            refresh=definitions[name].refresh if name in definitions else None,
-        )
-
-    def _record_evaluation(
-        self, name: str, error: RuleError | None, *, at: float | None = None, seconds: float = 0.0, quiet: bool = False
-    ) -> None:
-        """Keep the result of an evaluation; unless quiet, log when a rule begins to fail or succeeds again."""
-        before = self._evaluations.get(name, LastEvaluation())
-        if error is None:
-            self._evaluations[name] = LastEvaluation(succeeded_at=at, seconds=seconds)
-            if before.error is not None and not quiet:
-                log.info("rule %s can be evaluated again", name)
-            return
-        self._evaluations[name] = replace(before, error=str(error))
-        if before.error is None and not quiet and not self._table.is_stopped:
-            log.warning("%s\nrule %s keeps its last good filter until it can be evaluated again", error, name)

@@ -4,11 +4,15 @@ import os
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from leafbeam.cli.run import RunDirectory
 from leafbeam.errors import BatchError, InvalidRequestError, LockedError
 from leafbeam.ingest import ChangeAnswer, Lines
+
+if TYPE_CHECKING:
+    from leafbeam.client import Client
+    from leafbeam.ingest import CatalogWriter
 
 Operation = Literal["put", "delete"]
 KEY = "LEAFBEAM_KEY"  # of the environment
@@ -42,7 +46,7 @@ def items_of(run: Path, url: str | None, *, makes_codes: bool = True) -> Generat
 
 
 class _RunItems:
-    def __init__(self, writer: Any, columns: Mapping[str, str], text_ids: bool) -> None:
+    def __init__(self, writer: "CatalogWriter", columns: Mapping[str, str], text_ids: bool) -> None:
         self._writer, self.columns, self.text_ids = writer, columns, text_ids
 
     def send(self, operation: Operation, rows: Sequence[Mapping[str, Any]], *, missing_ok: bool = False) -> ChangeAnswer:
@@ -81,7 +85,7 @@ def _run_items(paths: RunDirectory, *, makes_codes: bool) -> Generator[_RunItems
 
 
 class _ServedItems:
-    def __init__(self, client: Any, columns: Mapping[str, str], text_ids: bool) -> None:
+    def __init__(self, client: "Client", columns: Mapping[str, str], text_ids: bool) -> None:
         self._client, self.columns, self.text_ids = client, columns, text_ids
 
     def send(self, operation: Operation, rows: Sequence[Mapping[str, Any]], *, missing_ok: bool = False) -> ChangeAnswer:

@@ -185,7 +185,7 @@ def train(
 
 @dataclass(frozen=True, kw_only=True)
 class _Material:
-    """All that a training learns from: the log, its parts, the codes of the items, the item memory; and the command's seconds."""
+    """All that a training learns from: the log, its parts, the codes of the items, the item memory; and its seconds."""
 
     log: "InteractionLog"
     split: "Split"

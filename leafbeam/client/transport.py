@@ -7,7 +7,7 @@ import random
 import secrets
 import time
 from collections.abc import Generator, Mapping
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
 from leafbeam.errors import ArgumentError, ServerError
@@ -21,16 +21,34 @@ from leafbeam.client.retries import REQUEST_ID, Fault, Outcome, Pause, Reply, Re
 
 MAX_ANSWER_BYTES = 256 << 20
 T = TypeVar("T")
+HttpT = TypeVar("HttpT")
 Script = Generator[Call[Any], Any, T]  # several calls, of which each waits for the answer to the one before
 
 
-class _Transport:
-    """The part that both transports share: an address, the headers of requests, their ids, and the steps of a call."""
+class _Transport(Generic[HttpT]):
+    """Sends calls over the connections of httpx.
+
+    Args:
+        http: The connections.
+        url: The address of the server.
+        headers: The headers of every request.
+        retries: The deadline and the attempts of each call.
+        max_bytes: The largest number of bytes of an answer. Default: 256 MiB.
+
+    Raises:
+        ArgumentError: For an invalid address.
+    """
 
     def __init__(
-        self, url: str, *, headers: Mapping[str, str], retries: Retries | None = None, max_bytes: int | None = None
+        self,
+        http: HttpT,
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        retries: Retries | None = None,
+        max_bytes: int | None = None,
     ) -> None:
-        self.url, self.retries = url.rstrip("/"), retries or Retries()
+        self._http, self.url, self.retries = http, url.rstrip("/"), retries or Retries()
         self._prefix, self._numbers = f"{secrets.token_hex(8)}-", itertools.count(1)
         self._max_bytes = MAX_ANSWER_BYTES if max_bytes is None else max_bytes
         try:
@@ -82,23 +100,8 @@ class _Transport:
         return _Answer(send, self.url, self._prefix, self._max_bytes)
 
 
-class BlockingTransport(_Transport):
-    """Sends calls over blocking sockets; threads may share it.
-
-    Args:
-        http: The connections.
-        url: The address of the server.
-        headers: The headers of every request.
-        retries: The deadline and the attempts of each call.
-        max_bytes: The largest number of bytes of an answer. Default: 256 MiB.
-
-    Raises:
-        ArgumentError: For an invalid address.
-    """
-
-    def __init__(self, http: httpx.Client, url: str, **options: Any) -> None:
-        super().__init__(url, **options)
-        self._http = http
+class BlockingTransport(_Transport[httpx.Client]):
+    """Sends calls over blocking sockets; threads may share it. Arguments as of `_Transport`."""
 
     def close(self) -> None:
         """Close the connections."""
@@ -124,12 +127,8 @@ class BlockingTransport(_Transport):
         return answer.outcome
 
 
-class AsyncTransport(_Transport):
-    """Sends calls over asyncio. Arguments as of `BlockingTransport`."""
-
-    def __init__(self, http: httpx.AsyncClient, url: str, **options: Any) -> None:
-        super().__init__(url, **options)
-        self._http = http
+class AsyncTransport(_Transport[httpx.AsyncClient]):
+    """Sends calls over asyncio. Arguments as of `_Transport`."""
 
     async def close(self) -> None:
         """Close the connections."""

@@ -7,11 +7,10 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
     from leafbeam.engine.counts import COUNTERS, Counts
     from leafbeam.engine.decoder import Model
     from leafbeam.engine.engine import Engine
-    from leafbeam.engine.limits import Limits
     from leafbeam.engine.precision import PrecisionReport
     from leafbeam.engine.request import Channel, ItemId, Request, Result, Scoring, Timings, UserId
-    from leafbeam.engine.settings import Precision, Settings
-    from leafbeam.engine.slow_batches import SlowBatch
+    from leafbeam.engine.settings import Limits, Precision, Settings
+    from leafbeam.engine.worker import SlowBatch
 
 __all__ = [
     "COUNTERS",

@@ -20,16 +20,14 @@ from leafbeam.engine.channels import MemoryChannel
 from leafbeam.engine.counts import Counts
 from leafbeam.engine.decoder import Decoder, Model
 from leafbeam.engine.graphs.graph import Graphs, graphs_for
-from leafbeam.engine.limits import Limits
 from leafbeam.engine.precision import PrecisionReport
 from leafbeam.engine.prepare import RequestPreparer
 from leafbeam.engine.request import PendingRequest, Request, Result
 from leafbeam.engine.results import ResultWriter
 from leafbeam.engine.scheduler import Scheduler
-from leafbeam.engine.settings import Precision, Settings
-from leafbeam.engine.slow_batches import SlowBatch, SlowBatches
+from leafbeam.engine.settings import Limits, Precision, Settings
 from leafbeam.engine.warm_up import calibrate, change_a_copy, choose_threads, measure_precision, run_filtered, warm_up_requests
-from leafbeam.engine.worker import Worker, worker_stream
+from leafbeam.engine.worker import SlowBatch, SlowBatches, Worker, worker_stream
 from leafbeam.errors import (
     ArgumentError,
     CheckpointError,

@@ -13,9 +13,8 @@ from leafbeam.catalog.conflict import conflict_with_exclusions
 from leafbeam.decode.config import beams_under
 from leafbeam.engine.batcher import RequestSize
 from leafbeam.engine.decoder import Model
-from leafbeam.engine.limits import Limits
 from leafbeam.engine.request import ItemId, PendingRequest, Request
-from leafbeam.engine.settings import Settings
+from leafbeam.engine.settings import Limits, Settings
 from leafbeam.errors import CheckpointError, RequestError, UnknownRuleError, counted
 from leafbeam.ids import first_of_other_kind, is_possible
 from leafbeam.index import Version, VersionFilter

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request as HttpRequest
@@ -18,6 +18,7 @@ from leafbeam.ingest import CatalogWriter, Lines
 from leafbeam.ingest.lines import JsonError
 from leafbeam.serve.catalog_schema import (
     CatalogAnswer,
+    ChangeAnswer,
     ItemAnswer,
     RollbackBody,
     RuleAnswer,
@@ -92,7 +93,7 @@ class CatalogRoutes:
             raise BodyError(f"missing must be 'error' or 'ignore', not {missing[:40]!r}")
         return await self._change(http, lambda writer: partial(writer.delete, missing_ok=missing == "ignore"))
 
-    async def _change(self, http: HttpRequest, method: Callable[[CatalogWriter], Callable[..., Any]]) -> Response:
+    async def _change(self, http: HttpRequest, method: Callable[[CatalogWriter], Callable[..., ChangeAnswer]]) -> Response:
         """Read the lines of a body, and make one change of them."""
         change = method(self._writable())
         kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -104,7 +105,7 @@ class CatalogRoutes:
         body = await read_body(http, self._bounds)
         request = key_of(http, body)
 
-        def make() -> Any:
+        def make() -> ChangeAnswer:
             try:
                 lines = reader(body)
             except DataError as error:  # of the client's body, not of the server's files

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 # These modules import nothing heavy, because the command line reads its options from them even if it does not serve.
 from leafbeam.catalog.rule_config import MAX_RULE_S, parse_duration
-from leafbeam.engine.limits import Limits
-from leafbeam.engine.settings import Settings
+from leafbeam.engine.settings import Limits, Settings
 from leafbeam.errors import ArgumentError
 from leafbeam.serve.connection_limits import ConnectionLimits
 from leafbeam.serve.exposure import Exposure

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from leafbeam.catalog import Catalog
+from leafbeam.catalog.catalog_rules import CatalogRules
 from leafbeam.index import Trie
 
 IDS = ["b1", "b2", "d1", "d2", "f1"]
@@ -81,8 +82,8 @@ def test_rules_are_right_after_each_of_many_changes_and_a_compaction(catalog: Ca
 def test_only_rules_that_read_other_rows_are_evaluated_anew(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     """A4: what a rule reads is known from its plan, through views and macros too."""
     evaluated: list[str] = []
-    refresh = Catalog._refresh_one
-    monkeypatch.setattr(Catalog, "_refresh_one", lambda self, name: (evaluated.append(name), refresh(self, name)))
+    refresh = CatalogRules.refresh_one
+    monkeypatch.setattr(CatalogRules, "refresh_one", lambda self, name: (evaluated.append(name), refresh(self, name)))
     catalog.update(["f1"], [{"brand": "b", "price": 500}])
     assert sorted(evaluated) == sorted(set(RULES) - {"of_the_row", "of_another_table"})
     evaluated.clear()
@@ -107,17 +108,17 @@ def test_a_rule_that_fails_over_the_new_rows_keeps_its_filter_and_is_reported(ca
 
 def test_a_change_during_the_first_evaluation_of_a_rule_is_not_lost(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     """A4"""
-    evaluate = catalog._evaluator.evaluate
+    evaluate = catalog._rules.evaluator.evaluate
 
     def and_change(*args: Any, **options: Any) -> Any:
         result = evaluate(*args, **options)
-        monkeypatch.setattr(catalog._evaluator, "evaluate", evaluate)
+        monkeypatch.setattr(catalog._rules.evaluator, "evaluate", evaluate)
         thread = threading.Thread(target=lambda: catalog._active.write_lock.acquire() and catalog._active.write_lock.release())
         thread.start()
         thread.join(20)
         catalog.insert([[0, 2]], ["a0"], [{"brand": "b", "price": 1}])
         return result
 
-    monkeypatch.setattr(catalog._evaluator, "evaluate", and_change)
+    monkeypatch.setattr(catalog._rules.evaluator, "evaluate", and_change)
     catalog.add_rule("late", RULES["first_of_brand"])
     assert allowed(catalog)["late"] == ["a0", "d1", "f1"]

@@ -7,7 +7,7 @@ import pytest
 from leafbeam.engine import Engine, Request, Settings, SlowBatch
 from leafbeam.engine.batcher import BatchSize
 from leafbeam.engine.decoder import Decoder
-from leafbeam.engine.slow_batches import SlowBatches, ThreadUse
+from leafbeam.engine.worker import SlowBatches, ThreadUse
 
 SIZE = BatchSize.of(2, 8, 20)
 IDLE = ThreadUse(cpu_s=0.0)

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from leafbeam.engine import Limits, Request, Settings
 from leafbeam.engine.batcher import BatchSize
-from leafbeam.engine.slow_batches import ThreadUse
+from leafbeam.engine.worker import ThreadUse
 from leafbeam.serve import ServerConfig, create_app
 from tests.serve.metric_of import metric
 from tests.waiting import held, interrupted

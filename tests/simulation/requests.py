@@ -22,7 +22,7 @@ from leafbeam.engine.decoder import BatchAbandoned, BatchOutput
 from leafbeam.engine.request import PendingRequest, Request
 from leafbeam.engine.results import ResultWriter
 from leafbeam.engine.settings import Settings
-from leafbeam.engine.slow_batches import SlowBatches
+from leafbeam.engine.worker import SlowBatches
 from leafbeam.errors import OverloadedError, UnavailableError
 from leafbeam.index import Trie, Version
 from tests.simulation.threads import LATENCY_S, World
