@@ -277,16 +277,16 @@ def _load(
     from leafbeam.model.token_names import families, named_vocabulary, offset_vocabulary, read_codebooks, read_token_ids
 
     names = found.names if tokens.tokens is None else split_names(tokens.tokens)
-    prompts, first_token = {"prompt": tokens.prompt, "separator": tokens.separator}, tokens.first_token
+    prompt, separator, first_token = tokens.prompt, tokens.separator, tokens.first_token
     codes_NL = found.numbers_NL
     num_levels = codes_NL.shape[1]
     if (directory / "leafbeam.json").exists():
-        if first_token is not None or any(prompts.values()):
+        if first_token is not None or prompt or separator:
             raise ArgumentError(f"{directory} has a leafbeam.json, which says its tokens and prompts: leave these options out")
         model = load_model(directory)
     elif first_token is not None:
         sizes = sizes or found.codebook_sizes
-        if not sizes or any(prompts.values()):
+        if not sizes or prompt or separator:
             raise ArgumentError("--first-token needs --codebook-sizes, the codes of each level, and has no --prompt of text")
         model = load_model(directory, vocabulary=offset_vocabulary(directory, first_token, sizes))
     elif names:
@@ -301,7 +301,7 @@ def _load(
                 f"the tokenizer of {directory} has no token {token}, of item {short_repr(found.item_ids[row].item())}: are the "
                 "SIDs those that the model was trained on?"
             )
-        model = load_model(directory, vocabulary=named_vocabulary(directory, codebooks, **prompts))
+        model = load_model(directory, vocabulary=named_vocabulary(directory, codebooks, prompt=prompt, separator=separator))
     else:
         known = ", ".join(families(read_token_ids(directory))) or "none"
         raise ArgumentError(

@@ -1,5 +1,6 @@
 """`leafbeam train`."""
 
+import importlib
 import sys
 import time
 from collections.abc import Mapping
@@ -148,13 +149,13 @@ def train(
     if print_config:
         typer.echo(to_toml(recipe), nl=False)
         return
-    import leafbeam.train.evaluation  # noqa: F401  # torch is loaded here, so that its seconds count as those of modules
     from leafbeam.retrieve import ItemMemory
     from leafbeam.semid import SidTable, text_columns
     from leafbeam.train import leave_one_out
     from leafbeam.train.fusion import fit_memory, tune_memory
 
     require_device(device)
+    importlib.import_module("leafbeam.train.evaluation")  # with torch, whose seconds count as those of modules
     budget_s = None if recipe.budget.minutes is None else 60 * recipe.budget.minutes
     watch.end("modules")
     sids, source = SidTable.load(paths.sids), Source.load(paths.source)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from leafbeam.serve.config import LogRequests
-
 if TYPE_CHECKING:
-    from leafbeam.engine import Request, Result  # HTTP processes import this module, and do without the engine
+    # HTTP processes import this module, and do without the engine.
+    from leafbeam.engine import Request, Result
+    from leafbeam.serve.config import LogRequests
 
 HEADER = "x-request-id"
 _ID_KEY = "leafbeam.request_id"
@@ -97,7 +97,7 @@ class Observation:
         traces: Makes the spans; None makes none.
     """
 
-    log: LogRequests = "off"
+    log: "LogRequests" = "off"
     traces: Tracer | None = None
 
     @property

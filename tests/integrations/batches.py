@@ -1,5 +1,6 @@
 """A small shop on disk and a table of its users, for the tests of batch jobs and of Ray."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
@@ -78,7 +79,7 @@ def check_output(job: BatchJob, histories: list[list[str] | None]) -> None:
     engine = Engine.load(job.model, job.files)
     assert table.column("user_id").to_pylist() == list(range(1000, 1000 + len(histories)))
     for row, history in enumerate(histories):
-        alone = engine.recommend(job.request.request(tuple(history or ()), user=1000 + row))
+        alone = engine.recommend(replace(job.request, history=tuple(history or ()), user=1000 + row))
         assert table.column("item_ids")[row].as_py() == list(alone.item_ids)
         np.testing.assert_allclose(table.column("scores")[row].as_py(), alone.scores, atol=1e-5)
         assert table.column("num_history_used")[row].as_py() == alone.num_history_used
