@@ -1,5 +1,7 @@
 """CatalogRules: the rules of a catalog, when they are evaluated, and the results in force."""
 
+# pyarrow carries no types.
+# pyright: reportUnknownParameterType=false
 import logging
 import threading
 import time

@@ -341,7 +341,7 @@ class ItemsTable:
 
 
 def title_column(schema: pa.Schema) -> str | None:
-    """The column `title`, else `name`, in any case, else the first of text; None where no column is text.
+    """Return the column `title`, else `name`, in any case, else the first of text; None where no column is text.
 
     >>> title_column(pa.schema({"item_id": pa.string(), "kind": pa.string(), "Name": pa.string()}))
     'Name'

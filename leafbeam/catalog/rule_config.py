@@ -113,13 +113,16 @@ class Rule:
 
 
 def _nesting(where: str) -> int:
-    """How many brackets of a predicate are inside each other, those in quoted text left out."""
+    """Return how many brackets of a predicate are inside each other, those in quoted text left out."""
     steps = [1 if bracket in "([{" else -1 for bracket in re.findall(r"[][(){}]", re.sub(r"'[^']*'", "", where))]
     return max(accumulate(steps), default=0)
 
 
 def _forbidden_function(where: str) -> str | None:
-    """A function that a predicate calls for rows, and must not. None too where DuckDB cannot parse it, which it says later."""
+    """Return a function that a predicate calls for rows, and must not.
+
+    None too where DuckDB cannot parse it, which it says later.
+    """
     if "from" not in where.lower():
         return None
     import duckdb  # rules are written down without it
@@ -136,7 +139,7 @@ def _forbidden_function(where: str) -> str | None:
 
 
 def _table_functions(node: Any) -> Iterable[str]:
-    """The table functions in a part of what json_serialize_sql returns."""
+    """Return the table functions in a part of what json_serialize_sql returns."""
     if isinstance(node, dict):
         if node.get("type") == "TABLE_FUNCTION":
             yield str(node["function"]["function_name"]).lower()
@@ -294,7 +297,7 @@ def _definitions(source: RuleSource) -> Mapping[str, object]:
 
 
 def _parsed(path: Path, text: str) -> dict[str, object]:
-    """The document of a TOML or JSON file. Raises RuleError, ValueError, RecursionError."""
+    """Return the document of a TOML or JSON file. Raises RuleError, ValueError, RecursionError."""
     if path.suffix == ".json":
         document = parse_json(text)
         return document if isinstance(document, dict) else {"": document}

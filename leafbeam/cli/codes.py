@@ -100,7 +100,7 @@ class CodesTable:
         return f"{counted(self.num_rows, 'row')} in {counted(len(self.files), 'file')}, {counted(self.num_levels, 'level')}"
 
     def largest_codes(self) -> dict[str, int | None]:
-        """The largest code of each column by the files' own statistics; None where a file has none. Reads no rows."""
+        """Return the largest code of each column by the files' own statistics; None where a file has none. Reads no rows."""
         largest: dict[str, int | None] = dict.fromkeys(self.columns, 0)
         for file in self.files:
             with open_parquet(file) as parquet:
@@ -128,7 +128,7 @@ class CodesTable:
 
 
 def found_id_column(names: Sequence[str], id_column: str) -> str:
-    """The column of item ids: the one named, or `item_id`, which tables of codes have whatever a log calls its items."""
+    """Return the column of item ids: the one named, or `item_id`, which tables of codes have whatever a log calls its items."""
     return id_column if id_column in names else _ITEM_ID
 
 
@@ -189,7 +189,7 @@ def _code_columns(file: Path, schema: Any, id_column: str) -> tuple[str, ...]:
 
 
 def _list_levels(file: Path, parquet: pq.ParquetFile, codebook_sizes: Sequence[int] | None) -> int:
-    """The length of the lists: by their type, by the codebook sizes given or in the metadata, or by the first row."""
+    """Return the length of the lists: by their type, by the codebook sizes given or in the metadata, or by the first row."""
     schema = parquet.schema_arrow
     kind = schema.field("codes").type
     if pa.types.is_fixed_size_list(kind):

@@ -16,13 +16,13 @@ PIPE_WIDTH = 120
 
 
 def stdout() -> Console:
-    """The console for answers; 120 columns wide where it is a file or a pipe."""
+    """Return the console for answers; 120 columns wide where it is a file or a pipe."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
 
 
 def stderr() -> Console:
-    """The console for errors and progress, so that answers can be piped."""
+    """Return the console for errors and progress, so that answers can be piped."""
     return Console(stderr=True, highlight=False)
 
 

@@ -93,7 +93,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def _version_of(module: str) -> str | None:
-    """The installed version of a package by its import name, which is not imported; None where it is missing."""
+    """Return the installed version of a package by its import name, which is not imported; None where it is missing."""
     try:
         return importlib.metadata.version(_DISTRIBUTIONS.get(module, module.replace("_", "-")))
     except importlib.metadata.PackageNotFoundError:
@@ -169,7 +169,7 @@ def _blas() -> str:
 
 
 def _devices() -> Iterator[Finding]:
-    """The GPUs that torch sees. torch is imported here, so that a broken one is a finding."""
+    """Yield the GPUs that torch sees. torch is imported here, so that a broken one is a finding."""
     has_nvidia = Path("/dev/nvidiactl").exists()
     if importlib.util.find_spec("torch") is None:
         mend = "pip install 'leafbeam[torch]', for models and GPUs"
@@ -205,7 +205,7 @@ def _devices() -> Iterator[Finding]:
 
 
 def _self_test() -> Iterator[Finding]:
-    """A search on each backend that is installed, compared with an enumeration of all items."""
+    """Yield a search on each backend that is installed, compared with an enumeration of all items."""
     groups: list[tuple[str, ...]] = [("cpu",)]
     if importlib.util.find_spec("torch") is not None:
         groups.append(("torch", "reference", "static"))

@@ -48,7 +48,7 @@ class Following:
         return SourceColumns(item_id=self.item_id, names=split_names(self.columns) or None)
 
     def library_properties(self) -> dict[str, str]:
-        """The properties of the file, then those of the command line."""
+        """Return the properties of the file, then those of the command line."""
         lines = [] if self.config is None else read_text(self.config).splitlines()
         lines = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
         found: dict[str, str] = {}

@@ -57,7 +57,7 @@ class ForeignSids:
             raise DataError(f"{self.source} holds no codes: expected at least one item of at least one level")
 
     def first_item(self, mask_N: NDArray[np.bool_]) -> str:
-        """The first item of a mask, for messages."""
+        """Return the first item of a mask, for messages."""
         return short_repr(self.item_ids[int(mask_N.argmax())].item())
 
     def without_offsets(self, codebook_sizes: Sequence[int] | None) -> "ForeignSids":
@@ -293,7 +293,7 @@ def _checked_ids(path: Path, item_ids: list[Any], is_text_file: bool) -> NDArray
 
 
 def _parsed(code: Any, where: str, parsed: dict[str, tuple[str, int]]) -> tuple[str, int]:
-    """The name and number of a token; of a number, no name."""
+    """Return the name and number of a token; of a number, no name."""
     if isinstance(code, int) and not isinstance(code, bool) and 0 <= code <= _MAX_NUMBER:
         return "", code
     if isinstance(code, str):

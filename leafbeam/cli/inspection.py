@@ -16,14 +16,14 @@ from leafbeam.index.memory_estimate import MemoryEstimate
 
 
 def print_trie(path: Path) -> None:
-    """An index as one JSON object."""
+    """Print an index as one JSON object."""
     trie = Trie.load(path)
     file = {"path": str(path), "version": trie.version, "file_bytes": path.stat().st_size}
     print(json.dumps({**file, **MemoryEstimate.of(trie).as_json()}))
 
 
 def show_trie(console: Console, path: Path) -> None:
-    """An index: bytes by part, nodes of each level, STATIC's memory for the same nodes, and the entropy bound."""
+    """Print an index: bytes by part, nodes of each level, STATIC's memory for the same nodes, and the entropy bound."""
     trie = Trie.load(path)
     plan = MemoryEstimate.of(trie)
     console.print(_bytes_table(f"{path}  ·  index version {trie.version}", plan, path.stat().st_size))
@@ -34,7 +34,7 @@ def show_trie(console: Console, path: Path) -> None:
 
 
 def show_table(console: Console, path: Path) -> None:
-    """A Parquet table: of SIDs where `fit-sids` wrote it, else of codes to build an index from."""
+    """Print a Parquet table: of SIDs where `fit-sids` wrote it, else of codes to build an index from."""
     require("`leafbeam inspect` of a table", "pyarrow")
     from leafbeam.cli.codes import CodesTable
     from leafbeam.semid import SidTable
@@ -59,7 +59,7 @@ def show_table(console: Console, path: Path) -> None:
 
 
 def show_directory(console: Console, path: Path) -> None:
-    """A model's directory, a live index, a directory of tables, or everything in a run's."""
+    """Print a model's directory, a live index, a directory of tables, or everything in a run's."""
     run = RunDirectory(path)
     if (path / "config.json").exists():
         _show_model(console, path)
@@ -79,7 +79,7 @@ def show_directory(console: Console, path: Path) -> None:
 
 
 def _show_codes(console: Console, path: Path, summary: str, largest: dict[str, int | None], *, sizes_known: bool) -> None:
-    """A table of codes, or a directory of them: rows, levels, the largest codes. Reads no rows."""
+    """Print a table of codes, or a directory of them: rows, levels, the largest codes. Reads no rows."""
     console.print(f"{path}: {summary}", soft_wrap=True)
     table = Table("column")
     table.add_column("largest code", justify="right")
@@ -91,7 +91,7 @@ def _show_codes(console: Console, path: Path, summary: str, largest: dict[str, i
 
 
 def _show_live_index(console: Console, path: Path) -> None:
-    """A live index: its current counts, which a writer may be changing, and its base."""
+    """Print a live index: its current counts, which a writer may be changing, and its base."""
     from leafbeam.live import LiveIndex
     from leafbeam.live.journal import journal_path
     from leafbeam.live.manifest import Manifest
@@ -119,7 +119,7 @@ def _show_live_index(console: Console, path: Path) -> None:
 
 
 def _show_model(console: Console, path: Path) -> None:
-    """A model: its shape, its vocabulary, its parameters."""
+    """Print a model: its shape, its vocabulary, its parameters."""
     require("`leafbeam inspect` of a model", "torch")
     from leafbeam.model import EncoderDecoderConfig, load_model
 
@@ -145,7 +145,7 @@ def _show_model(console: Console, path: Path) -> None:
 
 
 def show_plan(console: Console, num_items: int, sizes: tuple[int, ...], *, as_json: bool) -> None:
-    """The estimate for uniform Semantic IDs: bytes by part, and the bounds; or one JSON object."""
+    """Print the estimate for uniform Semantic IDs: bytes by part, and the bounds; or one JSON object."""
     plan = MemoryEstimate.uniform(num_items, sizes)
     if as_json:
         print(json.dumps(plan.as_json()))

@@ -52,7 +52,7 @@ class Machine:
 
 
 def _groups(root: Path) -> list[Path]:
-    """The directories of this process's control groups, up to their roots; the limit of each one counts."""
+    """Return the directories of this process's control groups, up to their roots; the limit of each one counts."""
     found: list[Path] = []
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()

@@ -17,7 +17,7 @@ DEFAULT_RUN = Path("runs/shop")
 
 
 def option(flags: str, text: str, group: str | None = None, *, default: str | None = None, metavar: str | None = None) -> Any:
-    """An option of a command.
+    """Return an option of a command.
 
     flags: its names with spaces between them. text: its help. group: its panel in `--help`, None the first. default: in words,
     where the value in the code (None) says nothing.

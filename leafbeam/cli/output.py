@@ -57,7 +57,7 @@ def parse_ids(text: str, trie: Trie) -> list[ItemId]:
 
 
 def history_of(paths: RunDirectory, user: str) -> list[ItemId]:
-    """All items of a user of the log, oldest first. Raises ItemIdError for a user who is not in the log."""
+    """Return all items of a user of the log, oldest first. Raises ItemIdError for a user who is not in the log."""
     log = Source.load(paths.source).read()
     row = np.flatnonzero(log.user_ids.astype(np.str_) == user)
     if len(row) == 0:
@@ -69,7 +69,7 @@ def history_of(paths: RunDirectory, user: str) -> list[ItemId]:
 
 
 def describe(row: dict[str, Any], column: str | None) -> Text:
-    """An item in two lines: its title, of a column; price, stock and day, else all other columns that have a value."""
+    """Return an item in two lines: its title, of a column; price, stock and day, else all other columns that have a value."""
     known = {name: value for name, value in row.items() if name != "item_id" and value is not None}
     title = item_title({**row, "title": None if column is None else known.pop(column, None)})
     facts = item_facts(row) or textwrap.shorten(" · ".join(f"{name} {value}" for name, value in known.items()), 100)

@@ -17,7 +17,7 @@ def parse_sizes(text: str, option: str = "--codebook-sizes") -> tuple[int, ...]:
 
 
 def parse_bytes(text: str) -> int:
-    """A number of bytes: `4GiB`, `512 MB` or `1000000`."""
+    """Return a number of bytes: `4GiB`, `512 MB` or `1000000`."""
     match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,6})?) ?(?:([kmgt])(i?)b?|b)?", text.strip().lower())
     if match is None:
         raise ArgumentError(f"--memory-limit {text}: expected a number of bytes, such as 4GiB, 512MB or 1000000000")
@@ -26,7 +26,7 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_plan(text: str) -> tuple[int, tuple[int, ...]]:
-    """A number of items and the codebook sizes: `N,V,L` or `N,V1xV2x...`."""
+    """Return a number of items and the codebook sizes: `N,V,L` or `N,V1xV2x...`."""
     words = [word.strip() for word in text.split(",")]
     if len(words) not in (2, 3):
         raise ArgumentError(f"--plan {text}: {_PLAN}")

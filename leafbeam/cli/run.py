@@ -50,7 +50,7 @@ class RunDirectory:
 
     @property
     def index(self) -> Path:
-        """The index to answer from: that of the changes since `build`, if there are any. Raises ConflictError."""
+        """Return the index to answer from: that of the changes since `build`, if there are any. Raises ConflictError."""
         from leafbeam.ingest import INDEX, check_origin
 
         check_origin(self.live, self.trie)
@@ -87,7 +87,7 @@ class RunDirectory:
 
     @property
     def fitted_memory(self) -> Path | None:
-        """The item memory; None where the run has none (one of an older leafbeam)."""
+        """Return the item memory; None where the run has none (one of an older leafbeam)."""
         return self.memory if self.memory.exists() else None
 
     def check(self, *names: str) -> None:
@@ -111,7 +111,7 @@ class RunDirectory:
         write_json(self.report, report)
 
     def read_report(self) -> dict[str, Any]:
-        """The figures of all steps so far; empty before the first."""
+        """Return the figures of all steps so far; empty before the first."""
         if not self.report.exists():
             return {}
         try:  # JSON has no NaN; old reports may hold one, which is read as null
@@ -136,5 +136,5 @@ def check_sids(sids: "SidTable", trie: Path) -> None:
 
 
 def _finite(text: str) -> float | None:
-    """A number of JSON; None for one that no float64 can hold, such as 1e999."""
+    """Return a number of JSON; None for one that no float64 can hold, such as 1e999."""
     return number if isfinite(number := float(text)) else None

@@ -96,7 +96,7 @@ class _Model:
 
 
 def item_scores(codes_NL: NDArray[np.int64], tables: list[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """The log probability of every item, without a search."""
+    """Return the log probability of every item, without a search."""
     before_N, scores_N = np.zeros(len(codes_NL), np.int64), np.zeros(len(codes_NL))
     for table, codes_N in zip(tables, codes_NL.T, strict=True):
         log_softmax = table - np.log(np.exp(table).sum(axis=1, keepdims=True))

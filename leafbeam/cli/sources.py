@@ -66,7 +66,7 @@ class Source:
                 raise ArgumentError(f"{flag} goes with --format tables; {self.kind} has columns and units of its own")
 
     def read(self) -> InteractionLog:
-        """The log. Raises DataError where it cannot be read, or the run was imported without one."""
+        """Return the log. Raises DataError where it cannot be read, or the run was imported without one."""
         log = self._read_log()
         if self.listed is None:
             return log
@@ -75,7 +75,7 @@ class Source:
         return with_items(log, self._read_listed())
 
     def read_items(self) -> pa.Table:
-        """The items with their attributes, `item_id` first. Raises DataError."""
+        """Return the items with their attributes, `item_id` first. Raises DataError."""
         return self.read().items if self.listed is None else self._read_listed()
 
     def _read_listed(self) -> pa.Table:
@@ -121,7 +121,7 @@ class Source:
 
     @property
     def directory(self) -> Path | None:
-        """The directory of the log, which may hold a rules.toml too; None without a log."""
+        """Return the directory of the log, which may hold a rules.toml too; None without a log."""
         return self.path if self.path is None or self.path.is_dir() else self.path.parent
 
     def save(self, path: Path) -> None:

@@ -13,7 +13,7 @@ _EXPECTED = 'expected an object with a prompt and a constraint, as {"prompt": "O
 
 
 def constraint_of(schema: Path | None, regex: str | None, choices: Sequence[str] | None, template: Path | None) -> str:
-    """The one of the four that is not None, for `constraint_from_json`. Raises DataError, AutomatonError."""
+    """Return the one of the four that is not None, for `constraint_from_json`. Raises DataError, AutomatonError."""
     if regex is not None:
         return json.dumps({"regex": regex})
     if schema is not None:
@@ -31,7 +31,7 @@ def constraint_of(schema: Path | None, regex: str | None, choices: Sequence[str]
 
 
 def prompts_and_constraints(path: Path) -> tuple[list[str], list[str]]:
-    """The prompt and the constraint of each line of a file. Raises DataError with the line's number."""
+    """Return the prompt and the constraint of each line of a file. Raises DataError with the line's number."""
     prompts, constraints = list[str](), list[str]()
     for number, line in enumerate(_read(path, "JSON lines").splitlines(), 1):
         if not line.strip():

@@ -328,7 +328,7 @@ def _names(argument: str, names: Sequence[str]) -> list[str]:
 
 
 def _part(argument: str, value: ItemId) -> str:
-    """A value as one part of a path."""
+    """Return a value as one part of a path."""
     text = str(value)
     if not text:
         raise ArgumentError(f"{argument} must not be empty")
@@ -339,7 +339,7 @@ def _part(argument: str, value: ItemId) -> str:
 
 
 def _without_defaults(body: RecommendBody) -> dict[str, Any]:
-    """The fields that say something: a server need not know the others."""
+    """Return the fields that say something: a server need not know the others."""
     fields, plain = msgspec.structs.asdict(body), RecommendBody()
     return {name: value for name, value in fields.items() if value != getattr(plain, name)}
 

@@ -84,7 +84,7 @@ def _chunks(items: Iterable[Mapping[str, Any]], max_items: int, max_bytes: int) 
 
 
 def _moved(error: ServerError, chunk: _Chunk, key: str) -> ServerError:
-    """The error of a chunk as one of the import."""
+    """Return the error of a chunk as one of the import."""
     fields = {name: value for name, value in vars(error).items() if not name.startswith("_")}
     fields["lines"] = {chunk.first + number: problem for number, problem in error.lines.items()}
     what = str(BatchError(fields["lines"], len(chunk.lines))) if error.lines else str(error)

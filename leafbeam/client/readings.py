@@ -23,7 +23,7 @@ class Reading:
 
     @classmethod
     def parse(cls, text: str, at: float) -> "Reading":
-        """A reading of text in Prometheus' format. Raises DataError."""
+        """Return a reading of text in Prometheus' format. Raises DataError."""
         samples: dict[str, dict[Labels, float]] = {}
         try:
             for family in text_string_to_metric_families(text):
@@ -36,7 +36,7 @@ class Reading:
         return cls(at=at, samples=samples)
 
     def series(self, name: str, label: str = "", **labels: str) -> dict[str, float]:
-        """The values of a metric by one of its labels ("" for none), of the series with these labels, added up."""
+        """Return the values of a metric by one of its labels ("" for none), of the series with these labels, added up."""
         found: dict[str, float] = {}
         for have, value in self.samples.get(f"leafbeam_{name}", {}).items():
             if have >= labels.items():
@@ -45,7 +45,7 @@ class Reading:
         return found
 
     def value(self, name: str) -> float:
-        """The value of a metric, over all of its labels; 0 if the server has none."""
+        """Return the value of a metric, over all of its labels; 0 if the server has none."""
         return sum(self.series(name).values())
 
     @property
@@ -69,7 +69,7 @@ class Rates:
 
     @classmethod
     def between(cls, before: Reading, after: Reading) -> "Rates":
-        """The rates between two readings. A counter that fell is one of a server that started again: it began at 0."""
+        """Return the rates between two readings. A counter that fell is one of a server that started again: it began at 0."""
         seconds = after.at - before.at
         if not seconds > 0:
             raise ArgumentError(f"the second reading must come after the first, not {-seconds:g} s before it")
@@ -103,7 +103,7 @@ class Rates:
 
 
 def quantile(buckets: Mapping[str, float], share: float) -> float | None:
-    """A quantile of a histogram whose buckets count all values up to their bound; None if it is empty.
+    """Return a quantile of a histogram whose buckets count all values up to their bound; None if it is empty.
 
     Between two bounds values count as evenly spread; beyond the last finite bound, that bound is returned (as Prometheus'
     `histogram_quantile` does).

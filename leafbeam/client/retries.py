@@ -98,7 +98,7 @@ Steps = Generator[Send | Pause, Outcome, T]
 def attempts(
     call: Call[T], retries: Retries, *, clock: Callable[[], float], random: Callable[[], float], new_id: Callable[[], str]
 ) -> Steps[T]:
-    """The steps of a call, until its answer. random: a number from 0 to 1. Raises ServerError."""
+    """Return the steps of a call, until its answer. random: a number from 0 to 1. Raises ServerError."""
     until = clock() + retries.deadline_s
     for attempt in itertools.count():
         request_id, left_s = new_id(), until - clock()
@@ -144,7 +144,7 @@ def _no_answer(call: Call[Any], fault: Fault, request_id: str, status: int | Non
 
 
 def _failure(call: Call[Any], reply: Reply, request_id: str) -> ServerError:
-    """The error of an answer that is a failure, of leafbeam or of a proxy before it."""
+    """Return the error of an answer that is a failure, of leafbeam or of a proxy before it."""
     status = reply.status
     kind = _KINDS.get(status, InvalidRequestError if 400 <= status < 500 else ServerError)
     detail = _detail(reply.body)
@@ -173,7 +173,7 @@ def _detail(body: bytes) -> dict[str, Any]:
 
 
 def _retry_after_s(reply: Reply, detail: dict[str, Any]) -> float | None:
-    """The pause that the server asks for, from its body in milliseconds or from the header in seconds."""
+    """Return the pause that the server asks for, from its body in milliseconds or from the header in seconds."""
     in_ms = detail.get("retry_after_ms")
     if isinstance(in_ms, int | float) and not isinstance(in_ms, bool) and 0 <= in_ms < math.inf:
         return min(in_ms / 1e3, _MAX_WAIT_S)

@@ -42,7 +42,7 @@ def print_side_by_side(console: Console, lists: Sequence[ItemList]) -> None:
 
 
 def item_title(row: dict[str, Any]) -> str:
-    """The title of a row of the item table, after its brand unless the title contains it."""
+    """Return the title of a row of the item table, after its brand unless the title contains it."""
     title = _plain(row.get("title")) or f"item {row['item_id']}"
     brand = _plain(row.get("brand"))
     return title if brand.lower() in UNKNOWN_BRANDS or brand.lower() in title.lower() else f"{brand} {title}"

@@ -143,7 +143,7 @@ def running_server(run: Path) -> Generator[Server]:
 
 
 def _wait_for_address(child: "subprocess.Popen[bytes]", log: Path, run: Path) -> str:
-    """The address that the server prints once it is ready; it chose a free port itself."""
+    """Return the address that the server prints once it is ready; it chose a free port itself."""
     deadline = time.monotonic() + READY_SECONDS
     while time.monotonic() < deadline and child.poll() is None:
         if found := ADDRESS.search(log.read_text(encoding="utf-8", errors="replace")):

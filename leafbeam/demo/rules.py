@@ -23,7 +23,7 @@ class Rule:
 
 
 def supported_rules(items: pa.Table) -> tuple[Rule, ...]:
-    """The demo's rules for the columns `stock`, `price`, and `first_seen` or `first_review`, as far as `items` has them.
+    """Return the demo's rules for the columns `stock`, `price`, and `first_seen` or `first_review`, as far as `items` has them.
 
     "This week" counts back from the newest day of the catalog, not from today, so the rule means the same on any day. Where
     only the first review is known, the newest 5 % are "new".
@@ -47,7 +47,7 @@ def supported_rules(items: pa.Table) -> tuple[Rule, ...]:
 
 
 def _wider(rule: Rule) -> Rule | None:
-    """The same bound further out, with which the playground makes a slider."""
+    """Return the same bound further out, with which the playground makes a slider."""
     if rule.name == "under_20":
         return Rule(name="under_50", predicate=rule.predicate.replace("20", "50"), title="under 50")
     if rule.name == "new_this_week":

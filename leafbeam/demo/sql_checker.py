@@ -20,18 +20,18 @@ class SqlChecker:
         self._connection.unregister("source")
 
     def rows(self, item_ids: Sequence[Any]) -> list[dict[str, Any]]:
-        """The rows of some items, in the given order. Raises KeyError where an item does not exist."""
+        """Return the rows of some items, in the given order. Raises KeyError where an item does not exist."""
         found = {row["item_id"]: row for row in self._select("TRUE", item_ids)}
         return [found[item_id] for item_id in item_ids]
 
     def count_violations(self, predicates: Sequence[str], item_ids: Sequence[Any]) -> int:
-        """How many of the items (repeated ones counted each time) violate a predicate or do not exist; NULL violates."""
+        """Return how many of the items (repeated ones counted each time) violate a predicate or do not exist; NULL violates."""
         conjunction = " AND ".join(f"coalesce(({predicate}), FALSE)" for predicate in predicates) or "TRUE"
         allowed = {row["item_id"] for row in self._select(conjunction, item_ids)}
         return sum(item_id not in allowed for item_id in item_ids)
 
     def count_allowed(self, predicates: Sequence[str]) -> int:
-        """How many items of the table satisfy all predicates."""
+        """Return how many items of the table satisfy all predicates."""
         conjunction = " AND ".join(f"({predicate})" for predicate in predicates) or "TRUE"
         ((count,),) = self._connection.execute(f"SELECT count(*) FROM items WHERE {conjunction}").fetchall()
         return int(count)

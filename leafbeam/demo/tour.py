@@ -62,14 +62,14 @@ class Tour:
 
     @property
     def requests(self) -> list[tuple[Rule, ...]]:
-        """The rules of each request: none; those on price and stock; those on age. Empty ones are left out."""
+        """Return the rules of each request: none; those on price and stock; those on age. Empty ones are left out."""
         new = tuple(rule for rule in self.rules if rule.name.startswith("new"))
         other = tuple(rule for rule in self.rules if rule not in new)
         return [(), *(rules for rules in (other, new) if rules)]
 
     @property
     def fragment(self) -> str:
-        """The end of the address at which the server's page shows this user under the first rules."""
+        """Return the end of the address at which the server's page shows this user under the first rules."""
         items = [("item", item) for item in self._history(self.user)]
         return "/#" + urlencode([*items, *(("rule", rule.name) for rule in self.requests[1])])
 
@@ -180,7 +180,7 @@ class Tour:
         }
 
     def _new_rule(self) -> Rule:
-        """A lower price if items have prices, else the negation of the last rule."""
+        """Return a lower price if items have prices, else the negation of the last rule."""
         price = next((rule for rule in self.rules if rule.name == "under_20"), None)
         if price is None:
             return Rule(name="not_new", predicate=f"NOT ({self.rules[-1].predicate})", title="not new")

@@ -23,7 +23,7 @@ class BatchSize:
 
     @classmethod
     def of(cls, requests: int, tokens: int, num_beams: int) -> "BatchSize":
-        """A batch of `requests` prompts with `tokens` tokens each."""
+        """Return a batch of `requests` prompts with `tokens` tokens each."""
         return cls(requests=requests, tokens=requests * tokens, longest=tokens, num_beams=num_beams)
 
     @property
@@ -37,7 +37,7 @@ class BatchSize:
         return self.requests * self.num_beams
 
     def with_prompt(self, tokens: int) -> "BatchSize":
-        """The size after adding one prompt."""
+        """Return the size after adding one prompt."""
         longest = max(self.longest, tokens)
         return BatchSize(requests=self.requests + 1, tokens=self.tokens + tokens, longest=longest, num_beams=self.num_beams)
 
@@ -59,11 +59,11 @@ class Capacity:
                 raise ArgumentError(f"{name} of a batch must be an integer of at least 1, not {value!r}")
 
     def holds(self, size: BatchSize) -> bool:
-        """Whether a batch of this size is within the bounds."""
+        """Return whether a batch of this size is within the bounds."""
         return size.requests <= self.requests and size.padded_tokens <= self.tokens and size.beam_rows <= self.beam_rows
 
     def max_requests(self, tokens: int, num_beams: int) -> int:
-        """How many requests of equal size fit into one batch; at least 1."""
+        """Return how many requests of equal size fit into one batch; at least 1."""
         return max(1, min(self.requests, self.tokens // max(1, tokens), self.beam_rows // max(1, num_beams)))
 
 
@@ -224,7 +224,7 @@ class Batcher(Generic[RequestT]):
         return [entry.request for entry in expired]
 
     def closes_at(self, now: float) -> float:
-        """When a batch will close if nothing else happens; `now` or earlier: one is closed; inf: the queue is empty."""
+        """Return when a batch will close if nothing else happens; `now` or earlier: one is closed; inf: the queue is empty."""
         times = [math.inf]
         for group in self._groups.values():
             entries, size, full = self._fill(group, now)
@@ -235,7 +235,7 @@ class Batcher(Generic[RequestT]):
         return min(times)
 
     def expires_at(self) -> float:
-        """When the first queued request can no longer meet its deadline."""
+        """Return when the first queued request can no longer meet its deadline."""
         return min((group[0].latest for group in self._groups.values()), default=math.inf)
 
     def clear(self) -> list[RequestT]:
@@ -259,7 +259,7 @@ class Batcher(Generic[RequestT]):
         return "full" if full else None
 
     def _latest_start(self, entries: list[QueueEntry[RequestT]], size: BatchSize) -> float:
-        """When a batch must start so that none of its requests is late."""
+        """Return when a batch must start so that none of its requests is late."""
         together = min(entry.size.deadline for entry in entries) - self._p95(size)
         return min(entries[0].latest, together) if len(entries) > 1 else entries[0].latest
 

@@ -80,7 +80,7 @@ class MemoryChannel:
         )
 
     def _bind(self, version: Version) -> BoundMemory:
-        """The binding to a version; that of the latest version is kept."""
+        """Return the binding to a version; that of the latest version is kept."""
         with self._lock:
             if self._bound.version is not version:
                 self._bound = BoundMemory(self.memory, version, like=self._bound)

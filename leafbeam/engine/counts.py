@@ -64,10 +64,10 @@ class Counts:
             by_reason[reason] = by_reason.get(reason, 0) + number
 
     def of(self, counter: str) -> dict[str, int]:
-        """A copy of a counter's values by reason."""
+        """Return a copy of a counter's values by reason."""
         with self._lock:
             return dict(self._counts[counter])
 
     def total(self, counter: str) -> int:
-        """The sum of a counter over all reasons."""
+        """Return the sum of a counter over all reasons."""
         return sum(self.of(counter).values())

@@ -183,7 +183,7 @@ class Decoder:
         lengths_B: NDArray[np.int64],
         started: float,
     ) -> BatchOutput | None:
-        """The search as one graph, timed as rounds; None if no graph fits."""
+        """Return the search as one graph, timed as rounds; None if no graph fits."""
         first = requests[0]
         version, num_beams, scoring = first.version, first.size.num_beams, first.request.scoring
         hi_SB = root_ranges(version, filters)[1][:, :, 0]
@@ -200,7 +200,7 @@ class Decoder:
 
 
 def _beams(num_levels: int, requests: Sequence[PendingRequest]) -> list[int]:
-    """The beams of each level: in the last one as many as items are wanted, or shown, or ranked with the memory's."""
+    """Return the beams of each level: in the last one as many as items are wanted, or shown, or ranked with the memory's."""
     wanted = [
         one.request.num_items if one.channel == "model" and not one.request.explain else one.num_beams for one in requests
     ]
@@ -213,7 +213,7 @@ def _check_abandoned(requests: Sequence[PendingRequest]) -> None:
 
 
 def _of_waiting(requests: Sequence[PendingRequest], codes: Any, parents: Any) -> tuple[Any, Any]:
-    """The model's input, in which all beams of a request that nobody waits for are alike. Unchanged on a device."""
+    """Return the model's input, in which all beams of a request that nobody waits for are alike. Unchanged on a device."""
     done = [row for row, pending in enumerate(requests) if pending.is_done]
     if not done or not isinstance(codes, torch.Tensor) or codes.device.type != "cpu":
         return codes, parents
@@ -223,7 +223,7 @@ def _of_waiting(requests: Sequence[PendingRequest], codes: Any, parents: Any) ->
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory of any device ran out (torch's CPU allocator says so in its message only)."""
+    """Return whether memory of any device ran out (torch's CPU allocator says so in its message only)."""
     is_cpu = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
     return is_cpu or isinstance(error, MemoryError | torch.OutOfMemoryError)
 
@@ -284,7 +284,7 @@ class LastRounds:
 
 
 def _cheapest(kind: RoundKind, needed: Sequence[int]) -> int | None:
-    """The beams of a first call with which recent batches would have run the fewest rows, a second call counted as rows."""
+    """Return the beams of a first call that would have run the fewest rows in recent batches; a second call counts as rows."""
 
     def rows(first: int) -> float:
         second = sum(_CALL_ROWS + kind.batch * (count - first) for count in needed if count > first)

@@ -51,7 +51,7 @@ class LatencyModel:
 
     @property
     def fit(self) -> LatencyFit:
-        """The current coefficients."""
+        """Return the current coefficients."""
         seconds: dict[str, float] = dict(zip(_TERMS, self._weights, strict=True))
         return LatencyFit(seconds=seconds, spread=math.exp(self._log_spread), observed=self._observed)
 
@@ -128,7 +128,7 @@ def learn(
 
 
 def _features(size: BatchSize) -> tuple[float, float, float, float, float, float]:
-    """The terms of the model, scaled to similar magnitudes."""
+    """Return the terms of the model, scaled to similar magnitudes."""
     requests, tokens, longest = size.requests, size.tokens, size.longest
     rows = requests * size.num_beams
     return 1.0, tokens / 1e3, (requests * longest - tokens) / 1e3, rows / 1e3, tokens * longest / 1e6, rows * longest / 1e6

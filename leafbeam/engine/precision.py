@@ -29,7 +29,7 @@ class PrecisionReport:
 
     @property
     def is_faster(self) -> bool:
-        """Whether bfloat16 is faster by a tenth or more, by the geometric mean of the batches."""
+        """Return whether bfloat16 is faster by a tenth or more, by the geometric mean of the batches."""
         return statistics.geometric_mean(self.speedups) >= _GAIN
 
     def __str__(self) -> str:

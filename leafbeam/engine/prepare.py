@@ -53,7 +53,7 @@ class RequestPreparer:
 
     @property
     def version(self) -> Version:
-        """The version of the index that the next request will be answered from."""
+        """Return the version of the index that the next request will be answered from."""
         return self._index if isinstance(self._index, Version) else self._index.version()
 
     def num_tokens(self, num_items: int) -> int:
@@ -61,7 +61,7 @@ class RequestPreparer:
         return self._vocabulary.prompt_length(num_items)
 
     def num_beams(self, request: Request) -> int:
-        """The beams of a request's last level: a beam finds one item."""
+        """Return the beams of a request's last level: a beam finds one item."""
         return max(request.num_beams or self._settings.num_beams, request.num_items)
 
     def size(
@@ -72,7 +72,7 @@ class RequestPreparer:
         version: Version | None = None,
         widest: int | None = None,
     ) -> RequestSize:
-        """The request's size. By default from counts alone, without a look-up: for the admission check.
+        """Return the request's size. By default from counts alone, without a look-up: for the admission check.
 
         widest: the beams of all levels but the last; None: as many as there.
         """

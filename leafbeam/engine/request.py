@@ -216,7 +216,7 @@ class PendingRequest:
 
     @property
     def is_done(self) -> bool:
-        """Whether it was answered, refused or cancelled."""
+        """Return whether it was answered, refused or cancelled."""
         return self.future.done()
 
     def complete(self, outcome: Result | Exception) -> bool:

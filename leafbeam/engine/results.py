@@ -78,7 +78,7 @@ class ResultWriter:
         return replace(result, levels=tuple(level.row(row) for level in search.levels)) if search.levels else result
 
     def memory_result(self, pending: PendingRequest) -> Result:
-        """The answer of the memory alone, in the caller's thread."""
+        """Return the answer of the memory alone, in the caller's thread."""
         assert self._memory is not None
         started = self._clock()
         items = self._memory.rank(pending)

@@ -73,12 +73,12 @@ class Scheduler:
 
     @property
     def is_open(self) -> bool:
-        """Whether requests are admitted."""
+        """Return whether requests are admitted."""
         return self._state == "open"
 
     @property
     def unhealthy_reason(self) -> str | None:
-        """Why requests should go to another server; None while healthy."""
+        """Return why requests should go to another server; None while healthy."""
         with self._lock:
             if self._state != "open":
                 return {"new": "it was not started", "draining": "it is stopping", "closed": "it has stopped"}[self._state]
@@ -88,7 +88,7 @@ class Scheduler:
 
     @property
     def load(self) -> Load:
-        """What is queued and running now."""
+        """Return what is queued and running now."""
         with self._lock:
             sizes = [running.batch.size for running in self._running.values()]
             return Load(
@@ -102,7 +102,7 @@ class Scheduler:
 
     @property
     def latency_fit(self) -> LatencyFit:
-        """The state of the latency model."""
+        """Return the state of the latency model."""
         with self._lock:
             return self._latency.fit
 
@@ -113,7 +113,7 @@ class Scheduler:
 
     @property
     def is_saturated(self) -> bool:
-        """Whether requests are queued or no worker is idle; read without the lock."""
+        """Return whether requests are queued or no worker is idle; read without the lock."""
         return len(self._batcher) > 0 or len(self._running) >= self._settings.workers
 
     def check_admission(self, size: RequestSize) -> None:
@@ -166,7 +166,7 @@ class Scheduler:
                 return batch
 
     def batch_done(self, worker: int, seconds: float | None) -> None:
-        """A worker's batch ended. seconds: its duration, None if it is no measure of the machine."""
+        """Take the end of a worker's batch. seconds: its duration; None if it does not measure the machine."""
         with self._lock:
             ended = self._running.pop(worker)
             if seconds is not None and not ended.hung:
@@ -198,7 +198,7 @@ class Scheduler:
         self._watch.notify_all()
 
     def _cancelled(self, entry: QueueEntry[PendingRequest] | None) -> None:
-        """A request was cancelled; entry None: it had left the queue."""
+        """Count a cancelled request, and drop it from the queue. entry: None if it had left the queue."""
         with self._lock:
             was_waiting = entry is not None and self._batcher.remove(entry)
         self.counts.add("cancelled", "waiting" if was_waiting else "running")

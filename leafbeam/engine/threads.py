@@ -48,7 +48,7 @@ def measure_threads(
 
 
 def _seconds(batch: Callable[[], object], counts: Sequence[int], clock: Callable[[], float]) -> dict[int, float]:
-    """The median of some runs with each count; the first, which starts threads, is dropped if there are others."""
+    """Return the median of some runs with each count; the first, which starts threads, is dropped if there are others."""
     times: dict[int, list[float]] = {count: [] for count in counts}
     begun = clock()
     for _ in range(_RUNS):

@@ -56,7 +56,7 @@ def change_a_copy(catalog: Catalog) -> None:
 def choose_threads(
     preparer: RequestPreparer, settings: Settings, decoder: Decoder, most: int, clock: Callable[[], float]
 ) -> ThreadTimes:
-    """The number of threads that batches of one request and full ones run best with."""
+    """Return the number of threads that batches of one request and full ones run best with."""
     request = Request(history=_live_item(preparer.version), num_items=1, num_beams=settings.num_beams)
     pending = preparer.prepare(request, clock())
     full = settings.capacity.max_requests(pending.size.tokens, settings.num_beams)
@@ -112,7 +112,7 @@ def calibrate(
 
 
 def _live_item(version: Version) -> tuple[ItemId, ...]:
-    """The id of an item that is not deleted, if there is one."""
+    """Return the id of an item that is not deleted, if there is one."""
     for segment in version.segments:
         if segment.num_items:
             leaf = 0 if segment.live is None else int(segment.live.ordinals.positions()[0])

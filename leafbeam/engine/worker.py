@@ -51,7 +51,7 @@ class ThreadUse:
         return cls(cpu_s=cpu_s, waits=use.ru_nvcsw, preempted=use.ru_nivcsw, faults=use.ru_majflt + use.ru_minflt)
 
     def since(self, before: "ThreadUse") -> "ThreadUse":
-        """What was used in between."""
+        """Return what was used in between."""
         return ThreadUse(
             cpu_s=self.cpu_s - before.cpu_s,
             waits=self.waits - before.waits,
@@ -93,7 +93,7 @@ class SlowBatches:
 
     @property
     def kept(self) -> tuple[SlowBatch, ...]:
-        """The last 64, the oldest first."""
+        """Return the last 64, the oldest first."""
         with self._lock:
             return tuple(self._kept)
 
@@ -131,9 +131,9 @@ Stream = Callable[[], AbstractContextManager[Any]]
 
 
 def worker_stream(device: torch.device) -> Stream:
-    """What a worker opens around a batch: on CUDA a stream of its own, so that batches of workers overlap (xGR, section 7).
+    """Return what a worker opens around a batch, which is on CUDA a stream of its own: batches of workers then overlap.
 
-    Waits for the device once: the weights were written on another stream.
+    This is section 7 of xGR. It waits for the device once, because the weights were written on another stream.
     """
     if device.type != "cuda":
         return nullcontext

@@ -23,10 +23,11 @@ _ERRORS = (ValueError, TypeError, KeyError, AttributeError, OverflowError, Decim
 
 
 def read_envelope(value: bytes, key: bytes | None, columns: SourceColumns) -> tuple[Operation, dict[str, Any]]:
-    """The change in a message's value. key: of the message, which names a deleted row whose contents the database did not log.
+    """Return the change in a message's value.
 
     A row that was created, read or updated is put; where the database left out a large column that did not change, the others
-    are patched. Times, dates and decimals are converted if the envelope has its schema. Raises DataError.
+    are patched. Times, dates and decimals are converted if the envelope has its schema. The key of the message names a deleted
+    row whose contents the database did not log. Raises DataError.
     """
     schema, payload = _payload_of(value, "value")
     operation = payload.get("op")
@@ -81,7 +82,7 @@ def _kinds_of(schema: Any) -> dict[str, tuple[str, Mapping[str, Any]]]:
 
 
 def _converted(name: str, content: Any, kind: tuple[str, Mapping[str, Any]] | None) -> Any:
-    """A value as the server reads it: times as ISO 8601, exact numbers as text."""
+    """Return a value as the server reads it: times as ISO 8601, exact numbers as text."""
     converter = None if kind is None or content is None else _CONVERTERS.get(kind[0])
     if converter is None or kind is None:
         return content

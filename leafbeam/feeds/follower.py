@@ -94,7 +94,7 @@ def _make(name: str, batch: Batch, client: Client, done: Followed, *, is_text: b
 
 
 def _send(client: Client, operation: Operation, rows: Sequence[Mapping[str, Any]], key: str) -> ChangeAnswer:
-    """The digest is of the content, which is another once bad changes are left out."""
+    """Return the digest is of the content, which is another once bad changes are left out."""
     key = f"{key}-{operation}-{blake2b(encode_lines(rows), digest_size=8).hexdigest()}"
     if operation == "put":
         return client.import_items(rows, key=key)

@@ -103,7 +103,7 @@ class KafkaFeed:
         self._consumer.close()
 
     def _open(self) -> dict[int, int]:
-        """Where each partition goes on, after the batches that were under way have been read again."""
+        """Return where each partition goes on, after the batches that were under way have been read again."""
         partitions = sorted(self._partitions())
         wanted = [TopicPartition(self._topic, partition) for partition in partitions]
         committed = self._ask(lambda: self._consumer.committed(wanted, timeout=self._timeout_s))
@@ -135,7 +135,7 @@ class KafkaFeed:
         return positions
 
     def _reread(self, partition: int, begin: int, until: int) -> list[Message]:
-        """The messages of one partition from `begin` to before `until`; some may have been compacted away since."""
+        """Return the messages of one partition from `begin` to before `until`; some may have been compacted away since."""
         self._assign({partition: begin})
         messages: list[Message] = []
         give_up = time.monotonic() + self._timeout_s
@@ -168,7 +168,7 @@ class KafkaFeed:
             self._positions |= positions
 
     def _poll(self, wait_s: float) -> list[Message]:
-        """The messages that are there, or the first ones that come."""
+        """Return the messages that are there, or the first ones that come."""
         first = self._ask(lambda: self._consumer.poll(wait_s))
         if first is None:
             return []
@@ -202,14 +202,14 @@ class KafkaFeed:
         return Batch(changes=tuple(changes), bad=bad, key=key, end=end)
 
     def _partitions(self) -> set[int]:
-        """The topic's partitions. Raises FeedError without a broker or a topic."""
+        """Return the topic's partitions. Raises FeedError without a broker or a topic."""
         found = self._ask(lambda: self._consumer.list_topics(self._topic, timeout=self._timeout_s)).topics[self._topic]
         if found.error is not None or not found.partitions:
             raise FeedError(f"{self.name}: the brokers at {self._servers} have no such topic ({found.error}): check its name")
         return set(found.partitions)
 
     def _bounds(self, partition: int) -> tuple[int, int]:
-        """The first offset that the topic still has, and the next one."""
+        """Return the first offset that the topic still has, and the next one."""
         wanted = TopicPartition(self._topic, partition)
         # None if a broker does not answer in time, whatever its types say.
         bounds: Any = self._ask(lambda: self._consumer.get_watermark_offsets(wanted, timeout=self._timeout_s))
@@ -222,7 +222,7 @@ class KafkaFeed:
             self._check(found.error)
 
     def _ask(self, call: Callable[[], T]) -> T:
-        """The answer of the brokers. Raises FeedError."""
+        """Return the answer of the brokers. Raises FeedError."""
         try:
             return call()
         except KafkaException as error:

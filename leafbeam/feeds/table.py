@@ -83,7 +83,7 @@ class Position:
 
     @classmethod
     def load(cls, path: Path) -> "Position | None":
-        """What `save` wrote; None without a file. Raises FeedError."""
+        """Return what `save` wrote; None without a file. Raises FeedError."""
         try:
             content = read_json(path)
             if content.pop("format") != _FORMAT:
@@ -235,7 +235,10 @@ class _Differences:
 
     @classmethod
     def between(cls, before: pa.Table | None, after: pa.Table, item_id: str) -> "_Differences":
-        """What makes `before` (None: nothing) to `after`. Raises DataError for ids that are missing or twice, duckdb.Error."""
+        """Return what makes `before` (None: nothing) to `after`.
+
+        Raises DataError for ids that are missing or twice, duckdb.Error.
+        """
         for table in (after,) if before is None else (before, after):
             if item_id not in table.schema.names:
                 raise DataError(f"it has no column {item_id!r}; it has: {', '.join(table.schema.names) or 'none'}")

@@ -110,7 +110,7 @@ class Change:
         return [self.item_ids[row] for row in rows.tolist()]
 
     def _new_codes(self, version: Version, live_n: NDArray[np.bool_]) -> list[list[int] | None]:
-        """The codes of items that are new or have others; None for those that stay."""
+        """Return the codes of items that are new or have others; None for those that stay."""
         codes, live = list(self.codes), np.flatnonzero(live_n)
         for row, before in zip(live.tolist(), version.codes_of(self._ids(live)).tolist() if len(live) else (), strict=True):
             if codes[row] == before:
@@ -128,8 +128,17 @@ class ChangePlanner:
         self._encoder, self._memory = encoder, memory
 
     def plan(self, operation: Operation, lines: Lines, version: Version, schema: pa.Schema, *, missing_ok: bool) -> Change:
-        """The change of some lines. missing_ok: an item to delete may not be there. Raises BatchError, which names every bad
-        line.
+        """Return the change of some lines.
+
+        Args:
+            operation: The kind of change.
+            lines: The items.
+            version: The version of the index that the change is made on.
+            schema: The columns of the table.
+            missing_ok: Whether an item to delete may be missing.
+
+        Raises:
+            BatchError: If a line is wrong; it names every bad line.
         """
         kinds = {"index": version.id_kind, "catalog": _kind_of_column(schema)}
         kinds["item memory"] = None if self._memory is None else self._memory.id_kind
@@ -183,7 +192,7 @@ class ChangePlanner:
     def _encode(
         self, items: Sequence[ItemLine], live: Mapping[int | str, bool], version: Version, groups: Sequence[AttributeGroup]
     ) -> tuple[list[list[int] | None], dict[int, str]]:
-        """The codes of all items; and what is wrong with lines, by number."""
+        """Return the codes of all items; and what is wrong with lines, by number."""
         codes: list[list[int] | None] = [item.codes for item in items]
         new = np.array(
             [row for row, item in enumerate(items) if item.codes is None and item.vector is None and not live[item.item_id]]
@@ -224,7 +233,7 @@ def _problem_of_kind(item: ItemLine, kinds: Mapping[str, str | None]) -> str | N
 
 
 def _kind_of_column(schema: pa.Schema) -> str | None:
-    """The kind of ids that the table's `item_id` holds; None where it tells nothing."""
+    """Return the kind of ids that the table's `item_id` holds; None where it tells nothing."""
     column = schema.field("item_id").type
     column = column.value_type if pa.types.is_dictionary(column) else column
     if pa.types.is_integer(column):
@@ -243,7 +252,10 @@ def _problem_of_columns(item: ItemLine, known: set[str]) -> str | None:
 def _groups_of(
     operation: Operation, attributes: Sequence[Mapping[str, Any]], schema: pa.Schema
 ) -> tuple[tuple[AttributeGroup, ...], dict[int, str]]:
-    """The items with the same columns, and what is wrong with items, by row. Raises ArgumentError for too many groups."""
+    """Return the items with the same columns, and what is wrong with items, by row.
+
+    Raises ArgumentError for too many groups.
+    """
     if operation == "delete":
         return (), {}
     columns = tuple(name for name in schema.names if name != "item_id")

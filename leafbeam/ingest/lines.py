@@ -72,7 +72,7 @@ class Lines:
 
     @classmethod
     def of_json_lines(cls, body: bytes) -> "Lines":
-        """The objects of a body, one a line; empty lines are left out."""
+        """Return the objects of a body, one a line; empty lines are left out."""
         _check_values(body)
         return cls(_decoded(body))
 
@@ -144,7 +144,7 @@ def _check_values(body: bytes) -> None:
 
 
 def _item_of(number: int, content: Any) -> ItemLine | str:
-    """The item of a line, or what is wrong with it."""
+    """Return the item of a line, or what is wrong with it."""
     if isinstance(content, _NoJson):
         return content
     if not isinstance(content, Mapping):

@@ -138,7 +138,7 @@ def set_aside(path: Path) -> Path | None:
 
 
 def _version_of(trie: Path) -> str:
-    """The version in an index file's header."""
+    """Return the version in an index file's header."""
     return Trie.load(trie, verify=False).version
 
 

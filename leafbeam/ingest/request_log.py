@@ -59,12 +59,12 @@ class RequestLog:
 
     @property
     def commits(self) -> Sequence[Commit]:
-        """The commits of the changes that were made."""
+        """Return the commits of the changes that were made."""
         return self._commits.made
 
     @property
     def log_bytes(self) -> int:
-        """The length of the file in bytes."""
+        """Return the length of the file in bytes."""
         return self._log.end
 
     def find(self, request: RequestKey | None) -> Json | None:

@@ -28,7 +28,7 @@ class Snapshots:
             shutil.rmtree(part, ignore_errors=True)
 
     def list(self) -> list[SnapshotAnswer]:
-        """All snapshots, the oldest first. Raises LogError for a damaged one."""
+        """Return all snapshots, the oldest first. Raises LogError for a damaged one."""
         if not self._directory.is_dir():
             return []
         paths = [path for path in self._directory.iterdir() if not path.name.endswith(_PART)]
@@ -54,14 +54,17 @@ class Snapshots:
         return info
 
     def newest(self) -> str:
-        """The name of the newest. Raises ArgumentError if there is none."""
+        """Return the name of the newest. Raises ArgumentError if there is none."""
         snapshots = self.list()
         if not snapshots:
             raise ArgumentError("there is no snapshot to go back to: make one first")
         return snapshots[-1].name
 
     def load(self, name: str) -> tuple[Trie, Path]:
-        """The index, and the Parquet file of attributes. Raises ArgumentError if there is no such snapshot, IndexFileError."""
+        """Return the index, and the Parquet file of attributes.
+
+        Raises ArgumentError if there is no such snapshot, IndexFileError.
+        """
         path = self._path(name)
         if not path.is_dir():
             names = ", ".join(info.name for info in self.list()) or "none"

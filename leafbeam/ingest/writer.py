@@ -110,7 +110,7 @@ class CatalogWriter:
 
     @property
     def snapshots(self) -> list[SnapshotAnswer]:
-        """All snapshots, the oldest first."""
+        """Return all snapshots, the oldest first."""
         return self._snapshots.list()
 
     def put_rule(self, name: str, where: str, refresh: str | None = None) -> RuleStatus:
@@ -146,7 +146,7 @@ class CatalogWriter:
             self.catalog.reload()
 
     def rule(self, name: str) -> RuleStatus:
-        """The status of a rule. Raises UnknownRuleError."""
+        """Return the status of a rule. Raises UnknownRuleError."""
         found = next((status for status in self.catalog.status if status.name == name), None)
         if found is None:
             names = ", ".join(sorted(self.catalog.rules.filters)) or "none"
@@ -186,7 +186,7 @@ class CatalogWriter:
 
     @contextmanager
     def _writing(self) -> Generator[RequestLog]:
-        """The lock of changes, and the log of requests; a change that is decided and not made is made first."""
+        """Yield the lock of changes, and the log of requests; a change that is decided and not made is made first."""
         with self._lock:
             requests = self._live.persist()
             self._make_pending(requests)

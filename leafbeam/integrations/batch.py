@@ -61,7 +61,7 @@ class Partition:
 
     @property
     def output(self) -> str:
-        """The name of its output file."""
+        """Return the name of its output file."""
         return f"part-{self.number:06d}.parquet"
 
 
@@ -315,7 +315,7 @@ def _source_of_rules(source: Any) -> Path | bytes:
 
 
 def _footer_digest(file: Path) -> str:
-    """A digest of a Parquet file's size and footer, which holds statistics of every column."""
+    """Return a digest of a Parquet file's size and footer, which holds statistics of every column."""
     with file.open("rb") as open_file:
         size = open_file.seek(-8, os.SEEK_END) + 8
         length = int.from_bytes(open_file.read(4), "little")

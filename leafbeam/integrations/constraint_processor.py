@@ -161,9 +161,9 @@ class ConstraintLogitsProcessor:
         return out
 
     def results(self, sequences: Tensor) -> tuple[ConstrainedRow, ...]:
-        """What each row of the output of `generate` holds. Raises ArgumentError for rows that are not those of the prompts.
+        """Return what each row of the output of `generate` holds.
 
-        Under beam search a prompt with fewer texts than beams has rows that are not `finished`, or that repeat.
+        Raises ArgumentError for rows that are not those of the prompts.
         """
         generated = self._generated(sequences)
         found: list[ConstrainedRow] = []
@@ -213,7 +213,7 @@ class ConstraintLogitsProcessor:
 
 
 def automaton_of(constraint: TextConstraint, tokenizer: TextTokenizer | None) -> Automaton:
-    """The automaton of a constraint over a tokenizer's tokens. Raises ArgumentError without one, AutomatonError."""
+    """Return the automaton of a constraint over a tokenizer's tokens. Raises ArgumentError without one, AutomatonError."""
     if isinstance(constraint, Automaton):
         return constraint
     if tokenizer is None:
@@ -271,7 +271,7 @@ class _AutomatonRule:
         return has_end and state >= 0 and self._automaton.accepts(state), ()
 
     def _state(self, tokens_T: NDArray[np.int64]) -> int:
-        """The state after these tokens, -1 where they are illegal."""
+        """Return the state after these tokens, -1 where they are illegal."""
         if not len(tokens_T):
             return 0
         state = self._states.get(tokens_T[:-1].tobytes())

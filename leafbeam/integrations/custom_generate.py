@@ -158,7 +158,7 @@ def _check_settings(settings: Mapping[str, Any], *, is_own: bool) -> None:
 def _search_items(
     calls: _CachedModel, items: Sequence[ItemConstraint], batch_size: int, beams: int, scoring: Scoring
 ) -> tuple[SearchResult, list[list[NDArray[np.int64]]]]:
-    """The items, and the tokens of each."""
+    """Return the items, and the tokens of each."""
     served = items[0].items
     if len(items) != batch_size or any(one.items is not served for one in items):
         raise ArgumentError(
@@ -178,7 +178,7 @@ def _search_items(
 
 
 def _until(tokens_L: NDArray[np.int64], served: ServedItems) -> NDArray[np.int64]:
-    """An item's tokens up to its end token, if it has one."""
+    """Return an item's tokens up to its end token, if it has one."""
     (ends,) = np.nonzero(tokens_L == served.eos_token_id)
     return tokens_L[: ends[0] + 1] if len(ends) else tokens_L
 

@@ -30,7 +30,7 @@ from leafbeam.ops.constrain.levels import LevelView
 
 @njit(nogil=True, _nrt=False)
 def _slot_of(table, tokens_RL, rows, depth, tokens_t, request):
-    """The slot of the row with this request and these first `depth` tokens, or the empty slot for it."""
+    """Return the slot of the row with this request and these first `depth` tokens, or the empty slot for it."""
     state = np.uint64(request) + np.uint64(0x9E3779B97F4A7C15)
     for i in range(depth):
         state = (state ^ np.uint64(tokens_t[i])) * np.uint64(0x9E3779B97F4A7C15)
@@ -49,7 +49,7 @@ def _slot_of(table, tokens_RL, rows, depth, tokens_t, request):
 
 @njit(nogil=True, _nrt=False)
 def _allowed_child_range(level, filters, request, lo, hi, code):
-    """The range of the child of [lo, hi) with this code, (0, 0) if it has no leaf that the filter allows."""
+    """Return the range of the child of [lo, hi) with this code, (0, 0) if it has no leaf that the filter allows."""
     if lo < hi and code >= 0:
         level = LevelView(*level)
         begin, end = children_bounds(level, lo, hi)

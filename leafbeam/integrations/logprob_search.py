@@ -135,7 +135,7 @@ class _Rounds:
         self.num_queries = 0
 
     def step_fn(self, codes_BK: Any, parents_BK: Any) -> NDArray[np.int64]:
-        """The codes of each beam so far, int64 (B, K, T): what stands for logits until the legal children are known."""
+        """Return the codes of each beam so far, int64 (B, K, T): what stands for logits until the legal children are known."""
         if codes_BK is not None:
             before_BKT = np.take_along_axis(self._codes_BKT, parents_BK[:, :, None], 1)
             self._codes_BKT = np.concatenate([before_BKT, codes_BK[:, :, None]], 2)
@@ -192,7 +192,7 @@ class _Rounds:
         return log_p_C
 
     def _asked_tokens(self, level: int, token_C: NDArray[np.int64]) -> NDArray[np.int64]:
-        """All of the level's, ascending, for "full", else the legal ones."""
+        """Return all of the level's, ascending, for "full", else the legal ones."""
         return self._search.tokens.levels[level].sorted_2K[0] if self._search.scoring == "full" else token_C
 
     def _prefix(self, row: int, num_rows: int, codes_BKT: NDArray[np.int64]) -> list[int]:

@@ -50,7 +50,7 @@ class LogprobModel(Protocol):
 
 
 def answer_to(query: TokenQuery, tokens: Sequence[Any], logprobs: Sequence[Any]) -> Logprobs:
-    """The log-probabilities of a query from those of an engine, which may return more tokens than it was asked for.
+    """Return the log-probabilities of a query from those of an engine, which may return more tokens than it was asked for.
 
     Raises InferenceError where a token is missing or has two values, or where a value is no log-probability.
     """
@@ -102,7 +102,7 @@ def _numbers(values: Sequence[Any], kinds: str, what: str) -> NDArray[Any]:
 
 
 def answers_of(model: LogprobModel, queries: Sequence[TokenQuery]) -> Answers:
-    """What a model says, checked: for each query as many log-probabilities as tokens. Raises InferenceError."""
+    """Return what a model says, checked: for each query as many log-probabilities as tokens. Raises InferenceError."""
     answers = model.logprobs(queries) if queries else []
     if len(answers) != len(queries):
         raise InferenceError(

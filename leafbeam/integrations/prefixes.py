@@ -89,7 +89,7 @@ class PrefixTracker:
         return advance_rows(level, self.filters, sorted_2K, *sequences, self.rows_per_request, *state)
 
     def legal_R(self, depth: int) -> NDArray[np.bool_]:
-        """Which rows are legal prefixes."""
+        """Return which rows are legal prefixes."""
         ranges_2SR = self.ranges_D2SR[depth]
         return np.logical_or.reduce(ranges_2SR[0] < ranges_2SR[1])
 
@@ -127,11 +127,11 @@ class LegalTokens:
         self._children = lru_cache(maxsize=_MAX_PREFIXES)(self._list)
 
     def after(self, request: int, generated: Sequence[int]) -> list[int]:
-        """The tokens that may follow, ascending by code; [eos_token_id] if an item is complete or nothing is legal."""
+        """Return the tokens that may follow, ascending by code; [eos_token_id] if an item is complete or nothing is legal."""
         return self._children(request, *generated)[2].copy()
 
     def ranges(self, request: int, generated: Sequence[int]) -> NDArray[np.int64] | None:
-        """The leaf ranges (lo and hi, by segment) of a prefix; None where it is not one of an allowed item."""
+        """Return the leaf ranges (lo and hi, by segment) of a prefix; None where it is not one of an allowed item."""
         if not generated:
             return np.stack(self._roots[request])[:, :, 0, 0]
         if len(generated) > self._version.num_levels:

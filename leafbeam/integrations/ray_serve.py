@@ -174,7 +174,7 @@ class Recommender:
         return model, engine
 
     async def __call__(self, http: HttpRequest) -> Response:
-        """The HTTP interface of `leafbeam serve`: POST /v1/recommend, /readyz, /metrics, /docs."""
+        """Return the HTTP interface of `leafbeam serve`: POST /v1/recommend, /readyz, /metrics, /docs."""
         with self._current() as served:
             return await _through(served.app, http)
 
@@ -196,7 +196,7 @@ class Recommender:
             return msgspec.json.decode(msgspec.json.encode(answer))
 
     async def status(self) -> dict[str, Any]:
-        """The files served, and the error of later ones."""
+        """Return the files served, and the error of later ones."""
         with self._current() as served:
             version = served.engine.version.name
             return {"files": dict(served.files), "index_version": version, "fault": self._fault}
@@ -218,7 +218,7 @@ class Recommender:
 
 
 def application(args: Mapping[str, Any] | DeploymentConfig) -> serve.Application:
-    """The application, for `serve.run`, `serve run` and Serve config files.
+    """Return the application, for `serve.run`, `serve run` and Serve config files.
 
     The engines reject requests with 429. Ray queues what exceeds a replica's capacity, and rejects with 503 what exceeds twice
     that.
@@ -253,7 +253,7 @@ def application(args: Mapping[str, Any] | DeploymentConfig) -> serve.Application
 
 
 async def _through(app: ASGIApp, http: HttpRequest) -> Response:
-    """The answer of an ASGI application as one object, not streamed."""
+    """Return the answer of an ASGI application as one object, not streamed."""
     status, headers, body = 500, list[tuple[bytes, bytes]](), bytearray()
 
     async def send(message: Message) -> None:
@@ -270,7 +270,7 @@ async def _through(app: ASGIApp, http: HttpRequest) -> Response:
 
 
 def _typed(name: str, value: Any, kind: Any) -> Any:
-    """A text argument of a command line as the type of its field."""
+    """Return a text argument of a command line as the type of its field."""
     if not isinstance(value, str) or kind is str or str in get_args(kind):
         return value
     if kind is bool and value in ("true", "false"):

@@ -96,7 +96,7 @@ class TrieLogitsProcessor:
         self.num_tokens = self.version.num_levels
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """The scores of the legal tokens of each row, -inf for all others.
+        """Return the scores of the legal tokens of each row, -inf for all others.
 
         input_ids (R, T) integers, scores (R, W) floating point, on any device. No row is all -inf: one that has ended, or whose
         legal tokens other processors have excluded, has its end token at -1e20. Raises ArgumentError, LogitsError.
@@ -190,7 +190,7 @@ class TrieLogitsProcessor:
         return collect_items(self.version, requests, (ranges_2SBK[0], ranges_2SBK[1]), scores_BK, num_valid_B, width)
 
     def _shape_error(self, input_ids: Tensor, scores: Tensor) -> ArgumentError:
-        """The error for arguments of a call that do not fit."""
+        """Return the error for arguments of a call that do not fit."""
         check_sequences(input_ids, self.prompt_length)
         rows = len(input_ids)
         if rows % self._batch:
@@ -280,7 +280,7 @@ def _distinct(tokens_RL: NDArray[np.int64], legal_R: NDArray[np.bool_], width: i
 
 
 def _num_requests(filters: BatchFilters, deny: DenyLists) -> int:
-    """The length of the lists; 1 if neither is a list."""
+    """Return the length of the lists; 1 if neither is a list."""
     return next((len(values) for values in (filters, deny) if isinstance(values, Sequence)), 1)
 
 

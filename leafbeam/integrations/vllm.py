@@ -78,14 +78,14 @@ class VllmModel:
         return [failure or next(answers) for failure in refused]
 
     def _whole(self, queries: Sequence[TokenQuery]) -> list[bool]:
-        """Which queries to ask for all log-probabilities: none where too few requests are saved for a batch of their own."""
+        """Return which queries to ask for all log-probabilities: none if a batch of their own would save too few requests."""
         more = [-(-len(query.tokens_C) // MAX_TOKENS) - 1 for query in queries]  # requests, in slices
         wide = [self.returns_all and self.vocabulary_size <= _TOKENS_A_REQUEST * number for number in more]
         saved = sum(number for number, is_wide in zip(more, wide, strict=True) if is_wide)
         return wide if all(wide) or saved > _REQUESTS_A_BATCH else [False] * len(wide)
 
     def _refusal(self, query: TokenQuery) -> InferenceError | None:
-        """What vLLM would refuse, with the whole batch."""
+        """Return what vLLM would refuse, with the whole batch."""
         if len(query.prefix) >= self.max_tokens:
             message = (
                 f"a prompt and its item have {counted(len(query.prefix) + 1, 'token')}: the engine reads {self.max_tokens:,}"

@@ -37,7 +37,7 @@ class ItemLogitsProcessor(LogitsProcessor):
 
     @classmethod
     def served_items(cls) -> ServedItems:
-        """The items to sample from; called once in a process."""
+        """Return the items to sample from; called once in a process."""
         raise NotImplementedError("write a subclass of ItemLogitsProcessor with a classmethod `served_items`")
 
     @classmethod

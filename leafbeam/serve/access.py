@@ -65,7 +65,7 @@ def _check_key(keys: KeyFile, http: HttpRequest, scope: Scope) -> None:
 
 
 def _is_local(http: HttpRequest) -> bool:
-    """Whether a program on this machine asks; a page of another site could have its name lead to this machine."""
+    """Return whether a program on this machine asks; a page of another site could have its name lead to this machine."""
     host, origin = http.headers.get("host", ""), http.headers.get("origin")
     return is_loopback(_hostname(host)) and origin in (None, f"{http.url.scheme}://{host}")
 

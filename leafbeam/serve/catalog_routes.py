@@ -214,7 +214,7 @@ class CatalogRoutes:
         return self._writer
 
     def _id_of(self, http: HttpRequest) -> int | str:
-        """The item id of a path, in the index's own type."""
+        """Return the item id of a path, in the index's own type."""
         text: str = http.path_params["item_id"]
         item_id = parse_id(text, self._engine.version.id_kind)
         if item_id is None or not is_possible(item_id, 1 << 10):
@@ -227,7 +227,7 @@ def _no_item(item_id: int | str) -> BodyError:
 
 
 def _rule_answer(catalog: Catalog, name: str) -> RuleAnswer:
-    """The state of a rule. Raises BodyError, 404, for one that is not there."""
+    """Return the state of a rule. Raises BodyError, 404, for one that is not there."""
     rules = catalog.rules
     status = next((status for status in catalog.status if status.name == name), None)
     definition = rules.definitions.get(name)

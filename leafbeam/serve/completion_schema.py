@@ -126,7 +126,7 @@ class TextOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def constraint(self) -> str:
-        """The constraint in JSON, for `constraint_from_json`. Raises BodyError for several, or an unknown format."""
+        """Return the constraint in JSON, for `constraint_from_json`. Raises BodyError for several, or an unknown format."""
         found: list[dict[str, Any]] = []
         if self.guided_regex is not None:
             found.append({"regex": self.guided_regex})
@@ -159,7 +159,7 @@ class CompletionBody(TextOptions, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """Each prompt, a text or tokens. Raises BodyError for a list that mixes them."""
+        """Return each prompt, a text or tokens. Raises BodyError for a list that mixes them."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         tokens = [part for part in self.prompt if isinstance(part, int)]
@@ -183,7 +183,7 @@ class Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The message as chat templates read it."""
+        """Return the message as chat templates read it."""
         content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
         return {"role": self.role, "content": content, **({} if self.name is None else {"name": self.name})}
 
@@ -222,7 +222,7 @@ class ItemCompletionBody(Struct, frozen=True, kw_only=True, forbid_unknown_field
     stream: bool | None = None
 
     def to_request(self) -> Request:
-        """The engine's request. Raises BodyError, RequestError."""
+        """Return the engine's request. Raises BodyError, RequestError."""
         if self.stream:
             raise BodyError("stream: items are known at the end of the search, leave it out", param="stream")
         if self.temperature:

@@ -103,7 +103,7 @@ class CompletionRoutes:
         return await self._generate(http, text, plan, lambda: [text.tokenize_chat(messages)])
 
     def _service(self, body: bytes, kind: str) -> TextService | None:
-        """The language model that a body names; None for the recommender. Raises BodyError for another name."""
+        """Return the language model that a body names; None for the recommender. Raises BodyError for another name."""
         name = decode_body(body, kind, _MODEL).model
         if self._text is not None and name == self._text.name:
             return self._text

@@ -93,7 +93,7 @@ class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright
         super().connection_lost(exc)
 
     def eof_received(self) -> None:
-        """The client sends no more: what it has sent needs no answer, from now on and not only in the next turn of the loop."""
+        """End the request of a client that sends nothing more, at once and not only in the next turn of the loop."""
         cycle: Any = self.cycle
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True

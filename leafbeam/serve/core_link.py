@@ -165,7 +165,7 @@ class _Exchange:
         self._wake.set()
 
     def leave(self) -> None:
-        """The client has disconnected."""
+        """Note that the client has disconnected."""
         self._has_left = True
         if not self._gone.done():
             self._gone.set_result(None)

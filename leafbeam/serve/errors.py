@@ -126,13 +126,13 @@ def _unavailable_error(request: Request, error: LeafbeamError | OSError) -> Unav
 
 
 def openai_error_response(request: Request, error: Exception) -> Response:
-    """The same in the shape of OpenAI's errors."""
+    """Return the same in the shape of OpenAI's errors."""
     status, body = openai_error(error)
     return Response(msgspec.json.encode(body), status, _headers(request, error, status), "application/json")
 
 
 def _headers(request: Request, error: Exception, status: int) -> dict[str, str]:
-    """The headers of the answer to a failed request; a fault of the server is logged."""
+    """Return the headers of the answer to a failed request; a fault of the server is logged."""
     headers: dict[str, str] = {}
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:
         _log_failure(request.scope, error)
@@ -165,7 +165,7 @@ def openai_error(error: Exception) -> tuple[int, OpenAIError]:
 
 
 async def http_error(request: Request, error: Exception) -> Response:
-    """The answer of an app to starlette's errors, such as an unknown path."""
+    """Return the answer of an app to starlette's errors, such as an unknown path."""
     assert isinstance(error, HTTPException)
     path = request.scope["path"][:100]  # that of `request.url` lacks its first part if it begins with two slashes
     message = f"{request.method} {path}: {error.detail}"
@@ -183,7 +183,7 @@ async def http_error(request: Request, error: Exception) -> Response:
 
 
 def _methods_at(request: Request) -> list[str]:
-    """The methods of all routes at a path; starlette's own error names those of the first."""
+    """Return the methods of all routes at a path; starlette's own error names those of the first."""
     at_path = [
         route for route in request.app.routes if isinstance(route, Route) and route.matches(request.scope)[0] != Match.NONE
     ]
@@ -220,7 +220,7 @@ def _unexpected(scope: Scope, error: Exception) -> Response:
 
 
 def _log_failure(scope: Scope, error: Exception) -> None:
-    """The route and not the path, which could hold an item's id or a line break."""
+    """Log the failure of a request, by its route: the path could hold an item's id or a line break."""
     request_id, route = request_id_of(scope), getattr(scope.get("route"), "path_format", "unknown")
     fields = {"request_id": request_id}
     log.error("%s %s failed (request %s)", scope["method"], route, request_id, exc_info=error, extra={"fields": fields})
@@ -239,7 +239,7 @@ def _answer(
 
 
 def encodable(message: str) -> str:
-    """A message that UTF-8 can encode: a name or id may hold half a surrogate pair."""
+    """Return a message that UTF-8 can encode: a name or id may hold half a surrogate pair."""
     return message.encode("utf-8", "backslashreplace").decode()
 
 

@@ -123,7 +123,7 @@ def _too_long(max_bytes: int) -> BodyError:
 
 
 def decode_body(body: bytes, content_type: str, decoder: "msgspec.json.Decoder[S]", max_values: int | None = None) -> S:
-    """The content of a body. The first mistake ends the parsing: no body takes more than a few milliseconds."""
+    """Return the content of a body. The first mistake ends the parsing: no body takes more than a few milliseconds."""
     kind = content_type.partition(";")[0].strip().lower()
     is_json = kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
     if not body or not is_json:
@@ -146,7 +146,7 @@ def decode_body(body: bytes, content_type: str, decoder: "msgspec.json.Decoder[S
 
 
 def decode_recommend(body: bytes, content_type: str, max_values: int) -> RecommendBody:
-    """The body of `POST /v1/recommend`. Raises BodyError."""
+    """Return the body of `POST /v1/recommend`. Raises BodyError."""
     return decode_body(body, content_type, _RECOMMEND, max_values)
 
 

@@ -55,7 +55,7 @@ class Head(Struct, frozen=True, array_like=True):
         return cls(*(scope[name] for name in cls.__struct_fields__))
 
     def scope(self) -> dict[str, Any]:
-        """A scope of ASGI."""
+        """Return a scope of ASGI."""
         fields = {name: getattr(self, name) for name in self.__struct_fields__}
         return {**fields, "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "root_path": "", "state": {}}
 
@@ -187,7 +187,7 @@ FromCore = Setup | Pull | Answer | More | Abort | Declined | Drain | Beat
 
 
 def encode(frame: "FromWorker | FromCore") -> bytes:
-    """A frame, as it is sent."""
+    """Return a frame, as it is sent."""
     content = _ENCODER.encode(frame)
     return len(content).to_bytes(_LENGTH_BYTES, "big") + content
 
@@ -205,7 +205,7 @@ class FrameReader(Generic[F]):
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[F]:
-        """The frames that are complete with these bytes. Raises FrameError."""
+        """Return the frames that are complete with these bytes. Raises FrameError."""
         buffer, frames, start = self._buffer, list[F](), 0
         buffer += data
         while len(buffer) >= start + _LENGTH_BYTES:

@@ -27,7 +27,10 @@ class Gate:
         self._engine, self._access, self._metrics = engine, access, metrics
 
     def check(self, opened: Open) -> Request | None:
-        """The parsed request, for the application; None for what is not looked at here, or wrong. Raises OverloadedError."""
+        """Return the parsed request, for the application; None for what is not looked at here, or wrong.
+
+        Raises OverloadedError.
+        """
         if opened.arrived is None or opened.refusal is not None or not self._engine.scheduler.is_saturated:
             return None
         http = HttpRequest(opened.head.scope())

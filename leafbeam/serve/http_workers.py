@@ -73,7 +73,7 @@ class HttpWorkers:
 
     @property
     def pids(self) -> list[int]:
-        """The numbers of their processes."""
+        """Return the numbers of their processes."""
         return [self._workers[number].process.pid for number in sorted(self._workers)]
 
     @property

@@ -92,7 +92,7 @@ class ItemSearchRoute:
 
 
 def attributes_of(table: pa.Table) -> list[dict[str, Any]]:
-    """The rows of a table for an answer. Raises BodyError for too many bytes."""
+    """Return the rows of a table for an answer. Raises BodyError for too many bytes."""
     if table.nbytes > _MAX_BYTES:
         message = (
             f"the attributes of {counted(table.num_rows, 'item')} have {counted(table.nbytes, 'byte')}: "
@@ -131,7 +131,7 @@ def _limit_of(text: str) -> int:
 
 
 def _id_of(text: str, version: Version) -> ItemId:
-    """An id of the query in the index's own type. Raises BodyError."""
+    """Return an id of the query in the index's own type. Raises BodyError."""
     item_id = parse_id(text, version.id_kind)
     if item_id is None:
         raise BodyError(f"id must be a whole number of 64 bits, as the item ids of this index are, not {text[:80]!r}")

@@ -120,23 +120,23 @@ async def _submit(engine: Engine, request: Request, arrived: float, gone: "async
 
 
 def parse_body(body: bytes, content_type: str, limits: Limits) -> Request:
-    """The request in a body. Raises BodyError for what is not JSON or has wrong types, RequestError for wrong values."""
+    """Return the request in a body. Raises BodyError for what is not JSON or has wrong types, RequestError for wrong values."""
     return request_of(decode_recommend(body, content_type, max_values(limits)))
 
 
 def max_values(limits: Limits) -> int:
-    """The most values that the body of a request for items may hold."""
+    """Return the most values that the body of a request for items may hold."""
     return 4 * (limits.max_history + limits.max_deny + limits.max_rules) + 64  # ids may hold commas
 
 
 def request_of(body: RecommendBody) -> Request:
-    """The engine's request. Raises RequestError for a value out of range."""
+    """Return the engine's request. Raises RequestError for a value out of range."""
     values: dict[str, Any] = {name: getattr(body, name) for name in body.__struct_fields__ if name != "deadline_ms"}
     return Request(**values, deadline_s=None if body.deadline_ms is None else body.deadline_ms / 1e3)
 
 
 def recommend_answer(result: Result, *, explain: bool = False) -> RecommendAnswer:
-    """The answer to a request."""
+    """Return the answer to a request."""
     timings = TimingsAnswer(**{name: 1e3 * getattr(result.timings, name) for name in TimingsAnswer.__struct_fields__})
     reasons = tuple(ReasonAnswer(channel=why.channel, item_id=why.item_id, score=why.score) for why in result.reasons)
     levels = tuple(map(_level_answer, result.levels)) if explain else msgspec.UNSET
@@ -148,7 +148,7 @@ def recommend_answer(result: Result, *, explain: bool = False) -> RecommendAnswe
 
 
 def slow_batch_answer(batch: SlowBatch) -> SlowBatchAnswer:
-    """A slow batch as JSON."""
+    """Return a slow batch as JSON."""
     size, use = batch.size, batch.use
     return SlowBatchAnswer(
         ended_at=batch.ended_at,

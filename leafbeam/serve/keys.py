@@ -125,12 +125,12 @@ def _by_hash(keys: Sequence[Key]) -> dict[str, Key]:
 
 
 def digest_of(secret: str) -> str:
-    """The hash of a key."""
+    """Return the hash of a key."""
     return sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def read_keys(path: Path) -> tuple[Key, ...]:
-    """The keys of a file. Raises DataError."""
+    """Return the keys of a file. Raises DataError."""
     try:
         entries = read_json(path)["keys"]
         if not isinstance(entries, list) or len(entries) > _MAX_KEYS:

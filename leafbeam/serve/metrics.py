@@ -117,12 +117,12 @@ class Metrics:
         self._http_workers.set_function(num_alive)
 
     def page(self) -> bytes:
-        """All metrics as text for Prometheus."""
+        """Return all metrics as text for Prometheus."""
         return generate_latest(self._registry)
 
 
 def num_tokens(texts: Texts) -> int:
-    """The tokens of some texts, their ends included."""
+    """Return the tokens of some texts, their ends included."""
     return sum(len(one.tokens) + one.finished for generations in texts for one in generations)
 
 

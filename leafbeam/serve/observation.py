@@ -43,7 +43,7 @@ class RequestIdMiddleware:
 
 
 def request_id_of(scope: Scope) -> str:
-    """The id of a request; "-" outside the middleware."""
+    """Return the id of a request; "-" outside the middleware."""
     return scope.get(_ID_KEY, "-")
 
 

@@ -112,7 +112,10 @@ def _described(operation: Operation, bodies: Mapping[str, bool], *, has_keys: bo
 
 
 def _components(limits: Limits | None, types: list[type]) -> dict[str, Any]:
-    """The schemas of the OpenAPI document: of these types, and of what every server has. limits: of the engine, if any."""
+    """Return the schemas of the OpenAPI document: of these types, and of what every server has.
+
+    limits: of the engine, if any.
+    """
     _, schemas = msgspec.json.schema_components([*types, ErrorAnswer, Health, Readiness], ref_template=_REF)
     for schema in schemas.values():
         if "description" in schema:
@@ -143,7 +146,7 @@ def _content(*answers: str) -> dict[str, Any]:
 
 
 def page_of(document: dict[str, Any]) -> str:
-    """The document as HTML: routes, an example call, and the fields of every schema."""
+    """Return the document as HTML: routes, an example call, and the fields of every schema."""
     schemas = document["components"]["schemas"]
     path, body = ("recommend", "RecommendBody") if "RecommendBody" in schemas else ("completions", "CompletionBody")
     example = json.dumps(schemas[body]["example"])
@@ -175,13 +178,13 @@ def _text(text: str) -> str:
 
 
 def _kinds(schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """The alternatives of a field; the bounds of 64-bit integers are left out."""
+    """Return the alternatives of a field; the bounds of 64-bit integers are left out."""
     alternatives = schema.get("anyOf", [schema])
     return [{key: value for key, value in one.items() if key not in ("minimum", "maximum")} for one in alternatives]
 
 
 def type_of(schema: dict[str, Any], link: str = "{0}") -> str:
-    """A field's type, bounds and default in one line. link: how the name of another schema is written."""
+    """Return a field's type, bounds and default in one line. link: how the name of another schema is written."""
     if "$ref" in schema:
         return link.format(schema["$ref"].rsplit("/", 1)[1])
     kinds = [

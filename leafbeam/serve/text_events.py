@@ -29,7 +29,7 @@ class TextEvents:
         self._send((prompt, pieces))
 
     def follow(self, job: TextJob) -> None:
-        """The job that `put` was given to; its end ends the pieces."""
+        """Follow the job that `put` was given to; its end ends the pieces."""
         self._job = job
         job.texts.add_done_callback(lambda _: self._send(None))
 
@@ -55,13 +55,13 @@ class TextEvents:
             raise
 
     async def pieces(self) -> AsyncGenerator[_Piece]:
-        """Each prompt's number with new pieces of its texts, until the end."""
+        """Yield each prompt's number with new pieces of its texts, until the end."""
         while (piece := self._head.pop() if self._head else await self._queue.get()) is not None:
             yield piece
 
     @property
     def texts(self) -> Texts:
-        """The whole texts, after the end. Raises the job's error."""
+        """Return the whole texts, after the end. Raises the job's error."""
         assert self._job is not None
         return self._job.texts.result(timeout=0)
 
