@@ -11,12 +11,14 @@ from leafbeam.extras import require
 
 
 def make_shop(
-    out: Annotated[Path, option("--out", "Directory for items.parquet, interactions.parquet, rules.toml.")],
-    items: Annotated[int, option("--items", "Number of items.")] = 20_000,
-    users: Annotated[int, option("--users", "Number of users.")] = 20_000,
-    repeats: Annotated[float, option("--repeats", "Share of interactions that take an item again (0.5: like music).")] = 0.0,
-    seed: Annotated[int, option("--seed", "The same seed gives the same shop.")] = 0,
-    force: Annotated[bool, option("--force", "Replace existing tables.")] = False,
+    out: Annotated[Path, option("--out", "The directory to write items.parquet, interactions.parquet and rules.toml into.")],
+    items: Annotated[int, option("--items", "The number of items.")] = 20_000,
+    users: Annotated[int, option("--users", "The number of users.")] = 20_000,
+    repeats: Annotated[
+        float, option("--repeats", "The share of interactions that take an item again; 0.5 is like music.")
+    ] = 0.0,
+    seed: Annotated[int, option("--seed", "The random seed; the same seed gives the same shop.")] = 0,
+    force: Annotated[bool, option("--force", "Replace tables that exist.")] = False,
 ) -> None:
     """Generate a synthetic shop: items with attributes, and users whose purchases follow learnable patterns."""
     existing = [path for name in ("items", "interactions") if (path := out / f"{name}.parquet").exists()]
@@ -38,18 +40,23 @@ def make_shop(
 
 def demo(
     data: Annotated[
-        Path | None, option("--data", "Your own interactions.* and items.*, with the default columns.", default="a shop")
+        Path | None,
+        option("--data", "The directory of your own interactions.* and items.*, with the default columns.", default="a shop"),
     ] = None,
-    minutes: Annotated[float | None, option("--minutes", "Training time.", default="2 for the shop, 6 for your data")] = None,
-    runs: Annotated[Path, option("--runs", "Parent of the run directory.")] = Path("runs"),
-    items: Annotated[int, option("--items", "Items of the shop.")] = 20_000,
-    users: Annotated[int, option("--users", "Users of the shop.")] = 20_000,
-    seed: Annotated[int, option("--seed", "Seed of the shop, the Semantic IDs and the training.")] = 0,
-    open_page: Annotated[bool, option("--open", "End with the server running, and its page in a browser.")] = False,
+    minutes: Annotated[
+        float | None, option("--minutes", "The minutes of training.", default="2 for the shop, 6 for your data")
+    ] = None,
+    runs: Annotated[Path, option("--runs", "The directory in which the run directory is made.")] = Path("runs"),
+    items: Annotated[int, option("--items", "The number of items of the shop.")] = 20_000,
+    users: Annotated[int, option("--users", "The number of users of the shop.")] = 20_000,
+    seed: Annotated[int, option("--seed", "The random seed of the shop, the Semantic IDs and the training.")] = 0,
+    open_page: Annotated[
+        bool, option("--open", "Leave the server running at the end, and open its page in a browser.")
+    ] = False,
 ) -> None:
     """Run every step from a log to recommendations that obey rules, and show the results."""
     if data is not None and not data.is_dir():
-        what = f"{data} is no directory" if data.exists() else f"there is no directory {data}"
+        what = f"{data} is not a directory" if data.exists() else f"there is no directory {data}"
         raise DataError(
             f"{what}: the demo takes one with interactions.parquet and items.parquet (or .csv); for tables of other names and "
             "columns begin with `leafbeam fit-sids --data FILE --items FILE`"

@@ -28,14 +28,14 @@ class Following:
 
     url: Annotated[str, option("--url", "The address of the run's server; LEAFBEAM_KEY has its key.")] = "http://127.0.0.1:8000"
     item_id: Annotated[str, option("--item-id", "The column of the item ids.")] = "item_id"
-    columns: Annotated[str, option("--columns", "The other columns to take: a,b,c.", default="all")] = ""
+    columns: Annotated[str, option("--columns", "The other columns to take, separated by commas.", default="all")] = ""
     once: Annotated[bool, option("--once", "End when there are no more changes.")] = False
     skip_bad: Annotated[bool, option("--skip-bad", "Leave out changes that cannot be made, and count them.")] = False
     from_now: Annotated[bool, option("--from-now", "At the first start, take only changes from now on.")] = False
-    batch: Annotated[int, option("--batch", "The most changes of one request to the server.")] = 1000
-    properties: Annotated[list[str] | None, option("--set", "A property of the library: NAME=VALUE.", metavar="NAME=VALUE")] = (
-        None
-    )
+    batch: Annotated[int, option("--batch", "The largest number of changes of one request to the server.")] = 1000
+    properties: Annotated[
+        list[str] | None, option("--set", "Set a property of the library: NAME=VALUE; repeatable.", metavar="NAME=VALUE")
+    ] = None
     config: Annotated[Path | None, option("--config", "A file with a property NAME=VALUE a line, such as passwords.")] = None
 
     @property
@@ -64,7 +64,7 @@ class Following:
 def kafka(
     topic: Annotated[str, typer.Argument(help="The topic that Debezium writes, such as shop.public.items.")],
     group: Annotated[str, option("--group", "The consumer group whose offsets are kept; one for each catalog.")],
-    servers: Annotated[str, option("--servers", "Kafka's brokers: HOST:PORT,HOST:PORT.")] = "localhost:9092",
+    servers: Annotated[str, option("--servers", "The addresses of Kafka's brokers: HOST:PORT,HOST:PORT.")] = "localhost:9092",
     *,
     following: Following,
 ) -> None:
@@ -110,7 +110,7 @@ def delta(
 def iceberg(
     table: Annotated[str, typer.Argument(help="The table, such as shop.items.")],
     position: PositionOption,
-    catalog: Annotated[str, option("--catalog", "The catalog in pyiceberg's configuration.")] = "default",
+    catalog: Annotated[str, option("--catalog", "The name of the catalog in pyiceberg's configuration.")] = "default",
     every: EveryOption = 10.0,
     *,
     following: Following,

@@ -29,11 +29,15 @@ SAMPLING = "Sampling"
 class ConstraintOptions:
     """The options that say what a text must obey; exactly one is given."""
 
-    schema: Annotated[Path | None, option("--schema", "A file with a JSON Schema.", CONSTRAINT)] = None
-    regex: Annotated[str | None, option("--regex", "A regular expression that the whole text must match.", CONSTRAINT)] = None
-    choice: Annotated[list[str] | None, option("--choice", "One of these texts; repeatable.", CONSTRAINT)] = None
-    template: Annotated[Path | None, option("--template", "A file with a JSON list of parts.", CONSTRAINT)] = None
-    rows: Annotated[Path | None, option("--rows", "JSON lines of prompts with constraints of their own.", CONSTRAINT)] = None
+    schema: Annotated[Path | None, option("--schema", "The file of a JSON Schema that the text must satisfy.", CONSTRAINT)] = (
+        None
+    )
+    regex: Annotated[str | None, option("--regex", "The regular expression that the whole text must match.", CONSTRAINT)] = None
+    choice: Annotated[list[str] | None, option("--choice", "A text that the answer may be; repeatable.", CONSTRAINT)] = None
+    template: Annotated[Path | None, option("--template", "The file of a template, a JSON list of parts.", CONSTRAINT)] = None
+    rows: Annotated[
+        Path | None, option("--rows", "The file of JSON lines with prompts and constraints of their own.", CONSTRAINT)
+    ] = None
 
     def read(self, prompts: list[str] | None) -> tuple[list[str], list[str]]:
         """Return the prompts and the constraint of each. Raises ArgumentError unless exactly one option is given."""
@@ -58,7 +62,7 @@ class SearchOptions:
         int | None,
         option(
             "--max-tokens",
-            "The most tokens of a text, its end included.",
+            "The largest number of tokens of a text, its end included.",
             default="256, or what the model has positions for",
         ),
     ] = None
@@ -98,11 +102,17 @@ class SamplingOptions:
 
 @with_options(SearchOptions, ConstraintOptions, SamplingOptions)
 def generate(
-    model: Annotated[Path, option("--model", "A directory of Hugging Face: Qwen3 with tokenizer.json.")],
-    prompt: Annotated[list[str] | None, option("--prompt", "A prompt; repeatable.", default="lines of stdin")] = None,
+    model: Annotated[Path, option("--model", "The Hugging Face directory of the model, a Qwen3 with tokenizer.json.")],
+    prompt: Annotated[
+        list[str] | None, option("--prompt", "The prompt of a text; repeatable.", default="lines of stdin")
+    ] = None,
     stream: Annotated[bool, option("--stream", "Print the text of one prompt while it is written.")] = False,
     as_json: Annotated[
-        bool, option("--json", "A JSON line for each text: score, tokens, whether it is whole, calls of the model in all.")
+        bool,
+        option(
+            "--json",
+            "Print a JSON line for each text, with its score, its tokens, whether it is whole, and the model calls in all.",
+        ),
     ] = False,
     *,
     search: SearchOptions,

@@ -47,15 +47,17 @@ LOG = "Interactions, to evaluate or train"
 class CodesOptions:
     """The options that say how the tables of codes and of items are read."""
 
-    item_column: Annotated[str, option("--item-column", "The column of item ids; codes may have item_id.")] = "item_id"
+    item_column: Annotated[
+        str, option("--item-column", "The column of item ids; in a table of codes it may also be item_id.")
+    ] = "item_id"
     text_ids: Annotated[bool, option("--text-ids", "Read all ids as text: “0”, not 0.")] = False
     sizes: Annotated[
         str | None,
         option("--codebook-sizes", "The number of codes of each level.", default="the model's; else by the largest codes"),
     ] = None
-    transposed: Annotated[bool, option("--transposed", "A matrix of codes has a row for each level, not for each item.")] = (
-        False
-    )
+    transposed: Annotated[
+        bool, option("--transposed", "Read a matrix of codes as one with a row for each level, not for each item.")
+    ] = False
     delimiter: Annotated[str, option("--delimiter", "The delimiter of CSV: one character, or tab.")] = ","
     encoding: Annotated[str, option("--encoding", "The encoding of CSV, such as latin-1 or utf-16.")] = "utf-8"
 
@@ -72,10 +74,13 @@ class TokenOptions:
     """The options that say which tokens of a model are codes, and what its prompts are."""
 
     tokens: Annotated[
-        str | None, option("--tokens", "Names of a table's tokens: '<a_*>,<b_*>'.", MODEL, default="as in a JSON index")
+        str | None,
+        option(
+            "--tokens", "The names of the model's tokens of each level: '<a_*>,<b_*>'.", MODEL, default="as in a JSON index"
+        ),
     ] = None
     first_token: Annotated[
-        int | None, option("--first-token", "The token of the first code, if tokens have no names.", MODEL)
+        int | None, option("--first-token", "The number of the token of the first code, if tokens have no names.", MODEL)
     ] = None
     prompt: Annotated[str | None, option("--prompt", "The text of a prompt, with {history}.", MODEL, default="{history}")] = (
         None
@@ -129,9 +134,11 @@ class LogOptions:
 
 @with_options(CodesOptions, TokenOptions, LogOptions)
 def import_run(
-    sids: Annotated[Path, option("--sids", "A table of codes, a JSON index of tokens, a tensor or array.")],
-    model: Annotated[Path | None, option("--model", "A Hugging Face directory: Qwen3 or T5.")] = None,
-    items: Annotated[Path | None, option("--items", "The items' attributes: Parquet, CSV or JSON.")] = None,
+    sids: Annotated[
+        Path, option("--sids", "The file of Semantic IDs: a table of codes, a JSON index of tokens, a tensor or an array.")
+    ],
+    model: Annotated[Path | None, option("--model", "The Hugging Face directory of the model, a Qwen3 or a T5.")] = None,
+    items: Annotated[Path | None, option("--items", "The file of the items' attributes: Parquet, CSV or JSON.")] = None,
     run: RunOption = DEFAULT_RUN,
     *,
     codes: CodesOptions,

@@ -43,7 +43,9 @@ class TableOptions:
             default="as in the table",
         ),
     ] = None
-    packed: Annotated[bool, option("--packed", "Codes take as many bits as they need (2,048: 11, not 16).", TABLE)] = False
+    packed: Annotated[
+        bool, option("--packed", "Store codes in as many bits as they need: 11, not 16, for codebooks of 2,048.", TABLE)
+    ] = False
     memory_limit: Annotated[
         str, option("--memory-limit", "The memory for sorting; with more rows, they are sorted on disk.", TABLE)
     ] = "4GiB"
@@ -56,7 +58,7 @@ class TableOptions:
 def build(
     table: Annotated[
         Path | None,
-        typer.Argument(help="Your own codes in Parquet: item ids, and codes or c0, c1, ...", show_default="the run's"),
+        typer.Argument(help="The Parquet file of your own codes: item ids, and codes or c0, c1, ...", show_default="the run's"),
     ] = None,
     run: RunOption = DEFAULT_RUN,
     rule: Annotated[
@@ -175,12 +177,13 @@ def build_run(run: Path, force: bool, extra_rules: list[str]) -> None:
 
 def inspect(
     path: Annotated[
-        Path | None, typer.Argument(help="An index, a table of codes, a model's directory, or a run's.", show_default=False)
+        Path | None,
+        typer.Argument(help="The file or directory to show: an index, a table of codes, a model or a run.", show_default=False),
     ] = None,
     plan: Annotated[
         str | None, option("--plan", "Estimate an index of N items: 1e7,2048,8 or 1e7,2048x2048x8192.", metavar="N,V,L")
     ] = None,
-    as_json: Annotated[bool, option("--json", "For an index or --plan: print one JSON object.")] = False,
+    as_json: Annotated[bool, option("--json", "Print one JSON object, for an index or --plan.")] = False,
 ) -> None:
     """Show what a file or directory holds: levels, bytes, codebook use; or estimate the size of an index."""
     if (path is None) == (plan is None):

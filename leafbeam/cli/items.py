@@ -23,8 +23,10 @@ UrlOption = Annotated[
 
 
 def add(
-    item_id: Annotated[str, typer.Argument(help="The item's id.")],
-    attributes: Annotated[list[str] | None, typer.Argument(help="Its attributes: NAME=VALUE ...", metavar="NAME=VALUE")] = None,
+    item_id: Annotated[str, typer.Argument(help="The id of the item.")],
+    attributes: Annotated[
+        list[str] | None, typer.Argument(help="The attributes of the item: NAME=VALUE ...", metavar="NAME=VALUE")
+    ] = None,
     codes: Annotated[str, option("--codes", "The Semantic ID of the item, such as 3,17,5.", default="from its text")] = "",
     run: RunOption = DEFAULT_RUN,
     url: UrlOption = None,
@@ -49,7 +51,7 @@ def add(
 
 
 def remove(
-    item_ids: Annotated[list[str], typer.Argument(help="Ids of items.")],
+    item_ids: Annotated[list[str], typer.Argument(help="The ids of the items.")],
     missing_ok: Annotated[bool, option("--missing-ok", "Ignore items that do not exist.")] = False,
     run: RunOption = DEFAULT_RUN,
     url: UrlOption = None,
@@ -67,7 +69,10 @@ def remove(
 
 
 def import_items(
-    file: Annotated[Path, typer.Argument(help="JSON lines, JSON, CSV or Parquet; - for JSON lines on standard input.")],
+    file: Annotated[
+        Path,
+        typer.Argument(help="The file of items in JSON lines, JSON, CSV or Parquet; - reads JSON lines from standard input."),
+    ],
     run: RunOption = DEFAULT_RUN,
     url: UrlOption = None,
     delimiter: Annotated[str, option("--delimiter", "The delimiter of CSV: one character, or tab.")] = ",",

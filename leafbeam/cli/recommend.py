@@ -40,7 +40,7 @@ class RequestOptions:
 
     history: Annotated[str | None, option("--history", _HISTORY_HELP)] = None
     user: Annotated[str, option("--user", "A user of the log, in place of --history.")] = ""
-    rules: Annotated[str, option("--rules", "Names of rules that every item must pass, with commas.")] = ""
+    rules: Annotated[str, option("--rules", "The names of rules that every item must obey, separated by commas.")] = ""
     deny: Annotated[str, option("--deny", "Item ids to exclude, as for --history.")] = ""
     keep_history: Annotated[bool, option("--keep-history", "Return items of the history too.")] = False
     num_items: Annotated[int, option("--items", "The largest number of items to return.")] = 10
@@ -68,10 +68,14 @@ class RequestOptions:
 class TableOptions:
     """The options of a table of users and of a cluster."""
 
-    users: Annotated[Path | None, option("--users", "Parquet file or directory, in place of --history.", TABLE)] = None
+    users: Annotated[
+        Path | None, option("--users", "The Parquet file or directory of users to recommend for, in place of --history.", TABLE)
+    ] = None
     out: Annotated[Path | None, option("--out", "The directory to write Parquet into.", TABLE)] = None
     user_column: Annotated[str, option("--user-column", "The column of user ids.", TABLE)] = "user_id"
-    history_column: Annotated[str, option("--history-column", "The column of lists of item ids.", TABLE)] = "history"
+    history_column: Annotated[
+        str, option("--history-column", "The column of histories, which are lists of item ids.", TABLE)
+    ] = "history"
     on_ray: Annotated[bool, option("--ray", "Run on a Ray cluster.", TABLE)] = False
     ray_address: Annotated[
         str | None, option("--ray-address", "The address of the Ray cluster.", TABLE, default="RAY_ADDRESS, or here")

@@ -112,13 +112,17 @@ class TableOptions:
 class VectorOptions:
     """The options of the items' vectors, and of the codes that these get."""
 
-    text: Annotated[str, option("--text", "tfidf, none, or a sentence model's name.", VECTORS)] = "tfidf"
+    text: Annotated[
+        str, option("--text", "How the text of items becomes vectors: tfidf, none, or the name of a sentence model.", VECTORS)
+    ] = "tfidf"
     no_behaviour: Annotated[bool, option("--no-behaviour", "Do not use which items occur together.", VECTORS)] = False
     vectors: Annotated[
         Path | None,
         option("--vectors", "A file of your own item vectors (.npy, .parquet), in place of text and behaviour.", VECTORS),
     ] = None
-    method: Annotated[Method, option("--quantiser", "kmeans or rqvae.", VECTORS, metavar="NAME")] = "kmeans"
+    method: Annotated[Method, option("--quantiser", "How vectors become codes: kmeans or rqvae.", VECTORS, metavar="NAME")] = (
+        "kmeans"
+    )
     codebooks: Annotated[
         str | None, option("--codebooks", "The number of codes of each level.", VECTORS, default="by the items")
     ] = None
@@ -126,7 +130,7 @@ class VectorOptions:
         CollisionStrategy | None,
         option(
             "--collision-strategy",
-            "spread, level, free, hungarian, sinkhorn, none.",
+            "How items with the same codes are told apart: spread, level, free, hungarian, sinkhorn or none.",
             VECTORS,
             default="spread; level if --codebooks",
             metavar="NAME",
@@ -155,7 +159,8 @@ def fit_sids(
     ] = None,
     run: RunOption = DEFAULT_RUN,
     kind: Annotated[
-        Format | None, option("--format", "tables, amazon, movielens, cornac.", default="tables", metavar="NAME")
+        Format | None,
+        option("--format", "The format of the data: tables, amazon, movielens or cornac.", default="tables", metavar="NAME"),
     ] = None,
     *,
     tables: TableOptions,

@@ -138,7 +138,7 @@ def test_settings_out_of_range_say_what_was_expected(tmp_path: Path, words: tupl
 def test_the_demo_names_the_command_for_tables_of_other_names(tmp_path: Path):
     table = tmp_path / "views.csv"
     table.write_text("user_id,item_id,timestamp\n1,1,1\n")
-    for data, what in ((table, "is no directory"), (tmp_path / "nothing", "there is no directory")):
+    for data, what in ((table, "is not a directory"), (tmp_path / "nothing", "there is no directory")):
         refused = call("demo", "--data", data, "--runs", tmp_path / "runs")
         assert refused.exit_code == 2
         assert what in refused.stderr
