@@ -10,7 +10,7 @@ from collections.abc import Generator, Mapping
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
-from leafbeam.errors import ArgumentError, ServerError
+from leafbeam.errors import ArgumentError, ServerError, counted
 from leafbeam.extras import optional_imports
 
 with optional_imports("clients over HTTP", "client"):
@@ -202,7 +202,7 @@ class _Answer:
         self._chunks.append(chunk)
         self._size += len(chunk)
         if self._size > self._max_bytes:
-            self.fault = Fault(code="malformed", message=f"sent more than {self._max_bytes:,} bytes")
+            self.fault = Fault(code="malformed", message=f"sent more than {counted(self._max_bytes, 'byte')}")
         elif time.monotonic() > self._until:
             self.fault = self.late()
         return self.fault is None
