@@ -203,7 +203,7 @@ def test_a_rule_that_closing_interrupts_has_not_failed(monkeypatch, caplog):
 
 def test_an_exception_in_the_background_thread_does_not_end_it(monkeypatch, caplog):
     with Catalog.in_memory(items(), TRIE, {"cheap": "price < 20"}, background=False) as catalog:
-        monkeypatch.setattr(catalog, "refresh_due", lambda: 1 / 0)
+        monkeypatch.setattr(catalog._rules, "refresh_due", lambda: 1 / 0)
         assert catalog._rules.refresh_in_background() == 1.0
     assert "rules could not be refreshed" in caplog.text
 
