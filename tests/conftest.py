@@ -41,6 +41,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["TRITON_INTERPRET"] = "1"
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files whose tests are all slow where slow tests are not run: importing what they import takes seconds."""
+    if collection_path.suffix != ".py" or "not slow" not in config.option.markexpr:
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    return True if "\npytestmark = pytest.mark.slow\n" in text or "\npytestmark = [\n    pytest.mark.slow,\n" in text else None
+
+
 @pytest.fixture(autouse=True)
 def root_log_as_before() -> Generator[None]:
     """A command sets up the log of its process: one that runs in this process does so for its own test alone."""

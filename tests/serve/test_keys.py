@@ -15,9 +15,11 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from leafbeam.cli import app
+from leafbeam.engine import Limits
 from leafbeam.errors import ArgumentError, DataError
 from leafbeam.serve import Access, create_app
 from leafbeam.serve.keys import Key, KeyFile, add_key, digest_of, read_keys, remove_key
+from leafbeam.serve.openapi import document_of
 
 RECOMMEND = "/v1/recommend"
 
@@ -280,3 +282,32 @@ def test_keys_are_made_listed_and_removed_by_command(tmp_path: Path) -> None:
     assert KeyFile(path).find(f"Bearer {made}") is None
     assert call("remove", "shop").exit_code == 2
     assert call("add", "no name").exit_code == 2
+
+
+@pytest.mark.parametrize("has_keys", [False, True])
+def test_each_route_names_the_scope_of_the_key_that_it_needs(has_keys: bool) -> None:
+    """A9"""
+    document = document_of(Limits(), has_text=True, has_keys=has_keys)
+    ((scheme, fields),) = document["components"]["securitySchemes"].items()
+    assert (fields["type"], fields["scheme"]) == ("http", "bearer")
+    needed = {
+        (method.upper(), path): operation["security"]
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    }
+    scopes = {route: security[0][scheme][0] for route, security in needed.items() if security}
+    assert [route[1] for route in needed.keys() - scopes.keys()] == [
+        path for _, path in needed.keys() - scopes.keys() if "health" in path or path == "/readyz"
+    ]
+    for route, scope in (
+        (("POST", "/v1/recommend"), "read"),
+        (("GET", "/v1/items"), "read"),
+        (("PUT", "/v1/items"), "write"),
+        (("DELETE", "/v1/items/{item_id}"), "write"),
+        (("POST", "/v1/interactions"), "write"),
+        (("PUT", "/v1/rules/{name}"), "admin"),
+        (("POST", "/v1/catalog/rollback"), "admin"),
+        (("GET", "/metrics"), "read"),
+    ):
+        assert scopes[route] == scope, route
+        assert needed[route] == [{scheme: [scope]}] + ([] if has_keys else [{}])

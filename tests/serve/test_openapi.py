@@ -21,6 +21,8 @@ from leafbeam.serve.openapi import document_of
 from tests.serve.conftest import Shop
 from tests.serve.running import live
 
+pytestmark = pytest.mark.slow
+
 load_all_checks()
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 OPERATIONS = {
@@ -47,36 +49,6 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("has_keys", [False, True])
-def test_each_route_names_the_scope_of_the_key_that_it_needs(has_keys: bool) -> None:
-    """A9"""
-    document = document_of(Limits(), has_text=True, has_keys=has_keys)
-    ((scheme, fields),) = document["components"]["securitySchemes"].items()
-    assert (fields["type"], fields["scheme"]) == ("http", "bearer")
-    needed = {
-        (method.upper(), path): operation["security"]
-        for path, methods in document["paths"].items()
-        for method, operation in methods.items()
-    }
-    scopes = {route: security[0][scheme][0] for route, security in needed.items() if security}
-    assert [route[1] for route in needed.keys() - scopes.keys()] == [
-        path for _, path in needed.keys() - scopes.keys() if "health" in path or path == "/readyz"
-    ]
-    for route, scope in (
-        (("POST", "/v1/recommend"), "read"),
-        (("GET", "/v1/items"), "read"),
-        (("PUT", "/v1/items"), "write"),
-        (("DELETE", "/v1/items/{item_id}"), "write"),
-        (("POST", "/v1/interactions"), "write"),
-        (("PUT", "/v1/rules/{name}"), "admin"),
-        (("POST", "/v1/catalog/rollback"), "admin"),
-        (("GET", "/metrics"), "read"),
-    ):
-        assert scopes[route] == scope, route
-        assert needed[route] == [{scheme: [scope]}] + ([] if has_keys else [{}])
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "mode"), CASES)
 def test_no_request_fails_the_server_and_answers_are_as_documented(url: str, name: str, mode: GenerationMode) -> None:
     @settings(max_examples=12, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
