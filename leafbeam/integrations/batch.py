@@ -99,7 +99,7 @@ class BatchJob:
         device: The device of the model.
         max_batch: The largest number of requests that the engine runs together.
 
-    Example:
+    Examples:
         >>> files = CatalogFiles(index="runs/shop/index.leafbeam")
         >>> job = BatchJob(model="runs/shop/model", files=files, users="users.parquet", out="out.parquet")
         >>> job.request.num_items

@@ -226,7 +226,7 @@ def application(args: Mapping[str, Any] | DeploymentConfig) -> serve.Application
     Args:
         args: A DeploymentConfig, or the fields of CatalogFiles, Settings and DeploymentConfig in one flat mapping.
 
-    Example:
+    Examples:
         >>> config = DeploymentConfig(model=model, files=files, min_replicas=2, max_replicas=8)
         >>> serve.run(application(config), route_prefix="/")   # doctest: +SKIP
     """

@@ -177,7 +177,9 @@ class DecodeSession:
         if codes_RC.ndim != 2 or requests.shape != codes_RC.shape[:1]:
             raise ArgumentError(f"codes and requests of prefixes must have shapes (R, C) and (R,), not {shapes}")
         if not 1 <= codes_RC.shape[1] < self._vocabulary.num_levels:
-            raise ArgumentError(f"a prefix has 1 to {self._vocabulary.num_levels - 1:,} codes, got {codes_RC.shape[1]:,}")
+            raise ArgumentError(
+                f"a prefix has 1 to {counted(self._vocabulary.num_levels - 1, 'code')}, got {codes_RC.shape[1]:,}"
+            )
         if len(requests) and (requests[0] < 0 or requests[-1] >= num_requests or (np.diff(requests) < 0).any()):
             raise ArgumentError(f"the requests of prefixes must be ascending, from 0 to {num_requests - 1:,}")
         for level, codes_R in enumerate(codes_RC.unbind(1)):
