@@ -35,12 +35,13 @@ from leafbeam.errors import (
     short_repr,
 )
 from leafbeam.serve.observation import request_id_of
+from leafbeam.serve.operations import BY_NAME
 from leafbeam.serve.schema import ErrorAnswer, ErrorDetail, OpenAIError, OpenAIErrorDetail
 
 log = logging.getLogger("leafbeam.serve")
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that disconnected before the answer
 Handler = Callable[[Request], Awaitable[Response]]
-OPENAI_PATHS = frozenset(["/v1/completions", "/v1/chat/completions", "/v1/models"])
+OPENAI_PATHS = frozenset(BY_NAME[name].path for name in ("complete", "chat", "list_models"))
 
 
 class BodyError(RequestError):

@@ -18,13 +18,14 @@ from starlette.responses import Response
 from leafbeam.errors import ArgumentError, UnavailableError, counted
 from leafbeam.json_reader import DoubledKeyError, check_keys
 from leafbeam.serve.errors import BodyError, describe
+from leafbeam.serve.operations import BY_NAME
 from leafbeam.serve.schema import RecommendBody
 
 if TYPE_CHECKING:
     from leafbeam.live import RequestKey
 
 EARLY = "leafbeam.early"
-RECOMMEND_PATH = "/v1/recommend"
+RECOMMEND_PATH = BY_NAME["recommend"].path
 _RECOMMEND = msgspec.json.Decoder(RecommendBody)
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 S = TypeVar("S", bound=msgspec.Struct)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from leafbeam.serve.operations import BY_NAME
+
 if TYPE_CHECKING:
     # HTTP processes import this module, and do without the engine.
     from leafbeam.engine import Request, Result
@@ -49,7 +51,7 @@ def request_id_of(scope: Scope) -> str:
 
 log = logging.getLogger("leafbeam.requests")
 _ANSWERED_KEY = "leafbeam.answered"
-_PROBES = frozenset(["/healthz", "/readyz", "/metrics"])  # asked every few seconds
+_PROBES = frozenset(BY_NAME[name].path for name in ("get_health", "get_readiness", "get_metrics"))  # asked every few seconds
 _METHODS = frozenset(["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
 
 

@@ -9,7 +9,6 @@ from starlette.routing import Route, compile_path
 
 from leafbeam.serve.operations import BY_NAME, OPERATIONS, Need, Operation
 
-_OPEN = ("/", "/healthz", "/readyz")
 _PAGE = "/playground/"
 
 
@@ -25,7 +24,7 @@ def need_of(method: str, path: str) -> Need | None:
     "learn" is for counting interactions, which a server does only with --learn. A method that a path lacks needs the scope of
     the last operation of that path; an unknown path needs "read".
     """
-    if path in _OPEN or path.startswith(_PAGE):
+    if path == "/" or path.startswith(_PAGE):
         return None
     method = "GET" if method == "HEAD" else method
     if (method, path) in (known := _needs_of_fixed_paths()):  # nearly every request, and faster than the patterns
