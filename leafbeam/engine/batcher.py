@@ -44,9 +44,12 @@ class BatchSize:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Capacity:
-    """Upper bounds of a batch. Memory is about (tokens + beam_rows x levels) x bytes of one key and value.
+    """Upper bounds of a batch. Its memory is about (tokens + beam_rows x levels) x bytes of one key and value.
 
-    requests: requests in a batch. tokens: prompt tokens, padded to the longest prompt. beam_rows: requests x beams.
+    Args:
+        requests: The largest number of requests.
+        tokens: The largest number of prompt tokens, all prompts padded to the longest.
+        beam_rows: The largest number of requests times beams.
     """
 
     requests: int = 16

@@ -31,10 +31,13 @@ _KEPT = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ThreadUse:
-    """What the calling thread has used so far; zeros but for cpu_s where the system does not count by thread.
+    """The use that a thread has made of the machine so far; zeros but for cpu_s where the system does not count by thread.
 
-    cpu_s: seconds on a core. waits, preempted: times that it gave up its core, and that the system took it. faults: pages that
-    were not in memory.
+    Args:
+        cpu_s: The seconds on a core.
+        waits: The number of times that it gave up its core.
+        preempted: The number of times that the system took its core.
+        faults: The number of pages that were not in memory.
     """
 
     cpu_s: float
@@ -64,8 +67,16 @@ class ThreadUse:
 class SlowBatch:
     """A batch that took more than five times the median of those before it.
 
-    ended_at: seconds since 1970. seconds: from its start to its answers. median_s: of the batches before. prefill_s, rounds_s,
-    constrain_s: of its stages, 0 for a batch that failed. use: of the worker's thread; products on several threads use more.
+    Args:
+        ended_at: The seconds since 1970 at its end.
+        worker: The number of its worker.
+        seconds: The time from its start to its answers.
+        median_s: The median of the batches before it.
+        size: The size of the batch.
+        prefill_s: The seconds of the prompts; 0 for a batch that failed.
+        rounds_s: The seconds of the model's rounds; 0 for a batch that failed.
+        constrain_s: The seconds of the constrained steps; 0 for a batch that failed.
+        use: The use that the worker's thread made of the machine; products on several threads use more.
     """
 
     ended_at: float

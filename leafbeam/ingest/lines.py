@@ -41,11 +41,17 @@ class JsonError(DataError):
 class Lines:
     """The items of a batch, each once, and what is wrong with its lines, by number.
 
-    items: the items without a problem so far. Raises DataError if there are no lines, or more than 10,000.
+    Attributes:
+        items: The items without a problem so far.
+        problems: What is wrong with the other lines, by number.
 
-    >>> lines = Lines.of_json_lines(b'{"item_id": "a", "price": 3}\\n{"price": 4}')
-    >>> lines.items[0].attributes, lines.problems
-    ({'price': 3}, {2: 'it has no item_id'})
+    Raises:
+        DataError: If there are no lines, or more than 10,000.
+
+    Examples:
+        >>> lines = Lines.of_json_lines(b'{"item_id": "a", "price": 3}\\n{"price": 4}')
+        >>> lines.items[0].attributes, lines.problems
+        ({'price': 3}, {2: 'it has no item_id'})
     """
 
     def __init__(self, contents: Iterable[tuple[int, Any]]) -> None:

@@ -30,8 +30,11 @@ INDEX, RULES = "index", "rules.json"
 class LiveDirectory:
     """The directory of one run's changes, open for writing by this process alone.
 
-    index: the live index; in memory until `persist`. requests: None until then. rules: made over HTTP; `rules_file` is a source
-    of rules for a `Catalog`. sync: whether changes survive a power cut, not only a killed process.
+    Attributes:
+        index: The live index; in memory until `persist`.
+        requests: The log of requests; None until `persist`.
+        rules: The rules that were made over HTTP.
+        rules_file: These rules as a source for a `Catalog`.
     """
 
     def __init__(self, path: Path, trie: Path, *, verify: bool, sync: bool, compaction: CompactionPolicy | None) -> None:
@@ -65,10 +68,20 @@ class LiveDirectory:
         sync: bool = True,
         compaction: CompactionPolicy | None = None,
     ) -> "LiveDirectory":
-        """Open the directory, or prepare to make one. trie: the index file that the changes begin with.
+        """Open the directory, or prepare to make one.
 
-        Raises LockedError if another process writes it, ConflictError if the index was built again since, LogError,
-        IndexFileError.
+        Args:
+            path: The directory.
+            trie: The index file that the changes begin with.
+            verify: Whether the index is checked.
+            sync: Whether changes survive a power cut, not only a killed process.
+            compaction: When segments are merged.
+
+        Raises:
+            LockedError: If another process writes it.
+            ConflictError: If the index was built again since.
+            LogError: If the directory cannot be read or written.
+            IndexFileError: If the index is damaged.
         """
         try:
             return cls(Path(path), Path(trie), verify=verify, sync=sync, compaction=compaction)

@@ -35,9 +35,14 @@ class CatalogWriter:
     A batch is made as a whole or not at all, and is on disk before `put`, `patch` or `delete` return. A request with a key that
     was sent before gets the same answer and changes nothing, even after a restart.
 
-    catalog: a catalog over `live.index`. encoder: gives new items codes, or a text that says why there is none. memory: the
-    engine's item memory, which learns the texts of new items; pass it before the engine is made.
-    Raises LogError if a change that a crash interrupted cannot be made now.
+    Args:
+        catalog: A catalog over `live.index`.
+        live: The directory of the changes.
+        encoder: Gives new items codes; or a text that says why there is none.
+        memory: The engine's item memory, which learns the texts of new items. Pass it before the engine is made.
+
+    Raises:
+        LogError: If a change that a crash interrupted cannot be made now.
     """
 
     def __init__(

@@ -34,9 +34,15 @@ _MAX_PREFIXES = 4096  # cached for each constraint
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ItemConstraint:
-    """One of the items that a request may be shown. rules: names of filters that must all allow it. deny: item ids.
+    """The constraint to one of the items that a request may be shown.
 
-    >>> ItemConstraint(items=ServedItems(index=index, eos_token_id=2, filters={"fresh": fresh}), rules=["fresh"])
+    Args:
+        items: The items and their filters.
+        rules: The names of filters that must all allow the item.
+        deny: The ids of items that must not be returned.
+
+    Examples:
+        >>> ItemConstraint(items=ServedItems(index=index, eos_token_id=2, filters={"fresh": fresh}), rules=["fresh"])
     """
 
     items: ServedItems
@@ -54,9 +60,13 @@ RowConstraint = TextConstraint | ItemConstraint
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConstrainedRow:
-    """What `generate` wrote in a row. finished: whether it is whole; else it was cut off, and can be completed.
+    """The part of a row that `generate` wrote.
 
-    tokens: without the end token. text: None without a tokenizer. item_ids: of an ItemConstraint, empty for others.
+    Args:
+        tokens: The tokens, without the end token.
+        text: The text; None without a tokenizer.
+        finished: Whether it is whole; otherwise it was cut off, and can be completed.
+        item_ids: The items of an ItemConstraint; empty for other constraints.
     """
 
     tokens: tuple[int, ...]
@@ -68,21 +78,28 @@ class ConstrainedRow:
 class ConstraintLogitsProcessor:
     """A logits processor with which `generate` writes only what each prompt's constraint allows.
 
-    constraints: one for all prompts, or one for each: `Regex`, `JsonSchema`, `Choices`, `FreeText`, `Items`, `Template`, an
-        `Automaton`, or an `ItemConstraint`, which lists no items and has rules by name. A prompt's beams and return sequences
-        share it.
-    tokenizer: the one beside the model, of transformers or a `TextTokenizer`; may be None for automata and items alone.
-    eos_token_id: the model's end token; None: the tokenizer's.
-    prompt_length: columns of the prompts passed to `generate`, with padding: `input_ids.shape[1]`.
-    scoring: "full" leaves the scores of legal tokens as they are, "allowed" normalises them over the legal ones. Greedy
-        decoding and sampling write the same texts under both.
+    It masks W bytes for each row and step, and reads the scores once; `TrieLogitsProcessor` is faster for items alone. One
+    object serves one `generate` at a time, any number in turn.
 
-    Cost: a mask of W bytes for each row and step, and one read of the scores; `TrieLogitsProcessor` is faster for items alone.
-    One object serves one `generate` at a time, any number in turn. Raises ArgumentError, AutomatonError, FilterError.
+    Args:
+        constraints: One for all prompts, or one for each: `Regex`, `JsonSchema`, `Choices`, `FreeText`, `Items`, `Template`, an
+            `Automaton`, or an `ItemConstraint`, which lists no items and has rules by name. A prompt's beams and return
+            sequences share it.
+        tokenizer: The tokenizer beside the model, of transformers or a `TextTokenizer`; None for automata and items alone.
+        eos_token_id: The model's end token; None for the tokenizer's.
+        prompt_length: The columns of the prompts passed to `generate`, with padding: `input_ids.shape[1]`.
+        scoring: "full" leaves the scores of legal tokens as they are, "allowed" normalises them over the legal ones. Greedy
+            decoding and sampling write the same texts under both.
 
-    >>> legal = ConstraintLogitsProcessor([schema, choices], tokenizer, prompt_length=inputs.input_ids.shape[1])
-    >>> sequences = model.generate(**inputs, logits_processor=[legal], max_new_tokens=200, do_sample=False)
-    >>> [row.text for row in legal.results(sequences)]
+    Raises:
+        ArgumentError: For arguments that do not go together.
+        AutomatonError: For a constraint that cannot be compiled.
+        FilterError: For an unknown rule.
+
+    Examples:
+        >>> legal = ConstraintLogitsProcessor([schema, choices], tokenizer, prompt_length=inputs.input_ids.shape[1])
+        >>> sequences = model.generate(**inputs, logits_processor=[legal], max_new_tokens=200, do_sample=False)
+        >>> [row.text for row in legal.results(sequences)]
     """
 
     def __init__(

@@ -31,9 +31,13 @@ CUSTOM_GENERATE = str(Path(__file__).parent / "generate_repo")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GenerateOutput:
-    """sequences: int64 (B x N, T'), with the prompts, best first, padded; a prompt with fewer texts than N has empty ones.
+    """The output of `generate` with return_dict_in_generate=True.
 
-    sequences_scores: float32 (B x N,), -inf for those. result: a SequenceResult, or of items a SearchResult with their ids.
+    Args:
+        sequences: Shape (B x N, T'), int64. The prompts with their texts, best first, padded; a prompt with fewer texts than N
+            has empty ones.
+        sequences_scores: Shape (B x N,), float32; -inf for empty texts.
+        result: A SequenceResult; for items a SearchResult with their ids.
     """
 
     sequences: Tensor

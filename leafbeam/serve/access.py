@@ -23,11 +23,13 @@ from leafbeam.serve.routing import need_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Access:
-    """Who may do what with a server.
+    """The rules of who may do what with a server.
 
-    keys: of clients, each with a scope. Without them everyone may read, and `changes` says who may change what is served:
-    "local": programs on this machine, and no page of another site that a browser shows here; "open": everyone; "off": none.
-    reason: why they are off.
+    Args:
+        changes: Who may change what is served, if there are no keys: "local" for programs on this machine, and no page of
+            another site that a browser shows here; "open" for everyone; "off" for nobody. Everyone may read.
+        reason: Why changes are off.
+        keys: The keys of clients, each with a scope; None without keys.
     """
 
     changes: Literal["local", "open", "off"] = "local"

@@ -59,8 +59,16 @@ class Key:
 class KeyFile:
     """The keys of a file, read again within a second of its change, and the rate of each.
 
-    A file that cannot be read any more leaves the keys as they were, and is logged. rate: requests a second of keys that name
-    none; None: as many as come. A key may send a second's worth at once. Raises DataError if the file cannot be read now.
+    A file that cannot be read any more leaves the keys as they were, and is logged. A key may send a second's worth of requests
+    at once.
+
+    Args:
+        path: The file.
+        rate: The requests a second of keys that name no rate of their own; None for no limit.
+        clock: The time in seconds.
+
+    Raises:
+        DataError: If the file cannot be read now.
     """
 
     def __init__(self, path: Path, *, rate: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:

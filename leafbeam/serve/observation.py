@@ -68,8 +68,13 @@ class Answered:
 class Exchange:
     """A request over HTTP whose answer has been sent.
 
-    route: the path with names in place of values, such as `/v1/items/{item_id}`; "unknown" for a path without one.
-    answered: for the routes that return items, unless they failed.
+    Args:
+        method: The HTTP method.
+        route: The path with names in place of values, such as `/v1/items/{item_id}`; "unknown" for a path without one.
+        status: The status of the answer.
+        seconds: The time from the request to the end of its answer.
+        request_id: The id of the request.
+        answered: The request and its result, for routes that return items, unless they failed.
     """
 
     method: str

@@ -63,8 +63,12 @@ def document_of(
 ) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of the routes that this server answers.
 
-    limits: of the engine, None without one. has_text: whether there is a language model. has_catalog: whether items have
-    attributes and rules. learns: whether interactions are counted. has_keys: whether clients need a key.
+    Args:
+        limits: The limits of the engine; None without one.
+        has_text: Whether there is a language model.
+        has_catalog: Whether items have attributes and rules.
+        learns: Whether interactions are counted.
+        has_keys: Whether clients need a key.
     """
     parts = {"items": limits is not None, "texts": has_text, "all": True}
     parts |= {"catalog": parts["items"] and has_catalog, "learn": parts["items"] and learns}
