@@ -6,6 +6,8 @@ DATA ?=
 # Of pytest: tests wait for a quarter of their time, so that three of them fill two cores. Each takes neighbouring tests, which
 # share what they set up and what they compile (worksteal).
 PROCESSES ?= 3
+# Bytecode is kept, whatever the environment says: each worker, and each server that a test starts, would compile all modules again.
+export PYTHONDONTWRITEBYTECODE =
 PYTEST = $(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal
 DEMO_ARGS := $(if $(DATA),--data $(DATA))
 
