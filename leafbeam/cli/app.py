@@ -67,7 +67,7 @@ def options(
         bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Options of every command."""
+    """Read the options of every command."""
 
 
 app.command("fit-sids")(sids.fit_sids)

@@ -33,7 +33,7 @@ _EXPECTED = "expected item_id, and the codes as a list column `codes` or as colu
 class CodesTable:
     """The rows of a Parquet file, or of all Parquet files of a directory in the order of their names.
 
-    columns: the one list column of codes, or one for each level. id_column: the item ids.
+    `columns` is the one list column of codes, or one column for each level. `id_column` has the item ids.
     """
 
     files: tuple[Path, ...]
@@ -47,11 +47,17 @@ class CodesTable:
     def open(
         cls, path: Path, codebook_sizes: Sequence[int] | None, *, id_column: str = "item_id", sizes_needed: bool = True
     ) -> "CodesTable":
-        """Read the schemas. codebook_sizes: one for each level, or one for all; None: those in the file's metadata.
+        """Read the schemas.
 
-        id_column: of the item ids; `item_id` where the first file has no such column.
-        sizes_needed: False returns () where the sizes are unknown.
-        Raises DataError where a file is not such a table, ArgumentError where the sizes do not match its levels.
+        Args:
+            path: The file or the directory.
+            codebook_sizes: One for each level, or one for all; None takes those in the file's metadata.
+            id_column: The column of item ids; `item_id` if the first file has no such column.
+            sizes_needed: If false, sizes that are unknown are ().
+
+        Raises:
+            DataError: If a file is not such a table.
+            ArgumentError: If the sizes do not match its levels.
         """
         files = part_files(path)
         columns: tuple[str, ...] = ()
@@ -100,7 +106,7 @@ class CodesTable:
         return f"{counted(self.num_rows, 'row')} in {counted(len(self.files), 'file')}, {counted(self.num_levels, 'level')}"
 
     def largest_codes(self) -> dict[str, int | None]:
-        """Return the largest code of each column by the files' own statistics; None where a file has none. Reads no rows."""
+        """Return the largest code of each column by the files' statistics, without reading rows; None if a file has none."""
         largest: dict[str, int | None] = dict.fromkeys(self.columns, 0)
         for file in self.files:
             with open_parquet(file) as parquet:
@@ -117,7 +123,7 @@ class CodesTable:
         return largest
 
     def batches(self) -> Iterator[tuple[NDArray[np.integer], NDArray[np.generic]]]:
-        """Yield (codes_nL, item_ids) of up to 131,072 rows at a time. Raises DataError or CodesError, which name the row."""
+        """Yield (codes_nL, item_ids) of up to 131,072 rows at a time; DataError and CodesError name the row."""
         first = 0
         for file in self.files:
             for batch in read_batches(file, _BATCH, [self.id_column, *self.columns]):
@@ -128,12 +134,12 @@ class CodesTable:
 
 
 def found_id_column(names: Sequence[str], id_column: str) -> str:
-    """Return the column of item ids: the one named, or `item_id`, which tables of codes have whatever a log calls its items."""
+    """Return the column of item ids: the named one, or `item_id`, which tables of codes have whatever a log calls its items."""
     return id_column if id_column in names else _ITEM_ID
 
 
 def codes_of_table(file: Path, source: SourceTable, id_column: str) -> tuple[NDArray[np.integer], NDArray[np.generic]]:
-    """Return (codes_nL, item_ids) of a table in another format. Raises as `CodesTable.batches`."""
+    """Return (codes_nL, item_ids) of a table in another format; the errors are those of `CodesTable.batches`."""
     id_column = found_id_column(source.table.column_names, id_column)
     names = _code_columns(file, source.table.schema, id_column)
     ids = read_ids(source, id_column, "item_of_items")
@@ -189,7 +195,7 @@ def _code_columns(file: Path, schema: Any, id_column: str) -> tuple[str, ...]:
 
 
 def _list_levels(file: Path, parquet: pq.ParquetFile, codebook_sizes: Sequence[int] | None) -> int:
-    """Return the length of the lists: by their type, by the codebook sizes given or in the metadata, or by the first row."""
+    """Return the length of the lists: by their type, by the codebook sizes of the caller or the metadata, or the first row."""
     schema = parquet.schema_arrow
     kind = schema.field("codes").type
     if pa.types.is_fixed_size_list(kind):

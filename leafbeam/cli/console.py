@@ -16,7 +16,7 @@ PIPE_WIDTH = 120
 
 
 def stdout() -> Console:
-    """Return the console for answers; 120 columns wide where it is a file or a pipe."""
+    """Return the console for answers, which is 120 columns wide if it is a file or a pipe."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
 

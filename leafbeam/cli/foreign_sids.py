@@ -39,9 +39,10 @@ _MAX_NUMBER = 10**9
 class ForeignSids:
     """The numbers of each item's codes, as they are in a file.
 
-    item_ids: int64 or text (N,). is_text_file: ids are text because the format has no other, and may stand for whole numbers.
-    numbers_NL: int64. names: of the tokens of each level, such as `<a_*>`; () if the file holds only numbers.
-    codebook_sizes: () if the file does not say. notes: how an ambiguous file was read.
+    `item_ids` is int64 or text (N,). `is_text_file` says that ids are text because the format has no other type, so that they
+    may stand for whole numbers. `numbers_NL` is int64. `names` are those of the tokens of each level, such as `<a_*>`, or () if
+    the file holds only numbers. `codebook_sizes` is () if the file does not say them. `notes` say how an ambiguous file was
+    read.
     """
 
     source: str
@@ -61,9 +62,9 @@ class ForeignSids:
         return short_repr(self.item_ids[int(mask_N.argmax())].item())
 
     def without_offsets(self, codebook_sizes: Sequence[int] | None) -> "ForeignSids":
-        """Return plain codes, with a note, if each level's codes count on from those of the level before.
+        """Return plain codes, with a note, if the codes of each level continue those of the level before.
 
-        codebook_sizes: the sizes that the caller knows. Numbers of named tokens stay as they are.
+        `codebook_sizes` are the sizes that the caller knows. Numbers of named tokens stay as they are.
         """
         if self.names:
             return self
@@ -80,13 +81,20 @@ class ForeignSids:
 def read_sids(
     path: Path, *, id_column: str = "item_id", form: CsvFormat | None = None, transposed: bool = False
 ) -> ForeignSids:
-    """Read a file by its ending.
+    """Read a file by its ending. It never unpickles: a `.pt` file is read with `weights_only`.
 
-    id_column: of tables and JSON lines; `item_id` if they have no such column. form: the form of a CSV file.
-    transposed: a matrix has a row for each level, not for each item.
+    Args:
+        path: The file.
+        id_column: The column of item ids of tables and JSON lines; `item_id` if they have no such column.
+        form: The form of a CSV file.
+        transposed: Whether a matrix has a row for each level, not for each item.
 
-    Never unpickles: a `.pt` file is read with `weights_only`. Raises DataError, CodesError, ItemIdError, ArgumentError,
-    MissingExtraError (a `.pt` file without torch).
+    Raises:
+        DataError: If the file is unusable.
+        CodesError: If codes are invalid.
+        ItemIdError: If ids are invalid.
+        ArgumentError: If the options do not fit the file.
+        MissingExtraError: If a `.pt` file is read without torch.
     """
     if not path.exists():
         raise DataError(f"there is no {path}: name a file of Semantic IDs ({', '.join(FORMATS)})")
@@ -216,7 +224,8 @@ def _of_json(path: Path, id_column: str, transposed: bool) -> ForeignSids:
 def _has_sids_as_keys(path: Path, by_sid: Mapping[str, Any]) -> bool:
     """Return whether the keys of an object are Semantic IDs, such as <a_1><b_2>, and its values the items that have them.
 
-    Raises DataError if some are and others are not.
+    Raises:
+        DataError: If some keys are and others are not.
     """
     others = [key for key in by_sid if len(_split_tokens(key)) < 2]
     if 0 < len(others) < len(by_sid):
@@ -244,7 +253,7 @@ def _by_item(path: Path, by_sid: Mapping[str, Any]) -> dict[Any, list[str]]:
 
 
 def _of_lists(path: Path, by_id: Mapping[Any, Any], *, is_text_file: bool = False) -> ForeignSids:
-    """Lists of tokens, such as ["<a_12>", "<b_3>"], or of numbers, by item."""
+    """Return the SIDs of lists of tokens, such as ["<a_12>", "<b_3>"], or of numbers, by item."""
     kinds = {type(item_id) for item_id in by_id}
     if not kinds <= {int} and not kinds <= {str}:
         raise DataError(f"{path} has items {' and '.join(sorted(kind.__name__ for kind in kinds))}: expected numbers or texts")
@@ -280,7 +289,7 @@ def _of_lists(path: Path, by_id: Mapping[Any, Any], *, is_text_file: bool = Fals
 
 
 def _checked_ids(path: Path, item_ids: list[Any], is_text_file: bool) -> NDArray[Any]:
-    """Return ids of one kind as an array. Raises DataError as `read_ids` does, and for an id twice."""
+    """Return ids of one kind as an array. Raises DataError as `read_ids` does, and for an id that is there twice."""
     try:
         table = pa.table({"item_id": pa.array(item_ids)})
     except UnicodeEncodeError as error:
@@ -293,7 +302,7 @@ def _checked_ids(path: Path, item_ids: list[Any], is_text_file: bool) -> NDArray
 
 
 def _parsed(code: Any, where: str, parsed: dict[str, tuple[str, int]]) -> tuple[str, int]:
-    """Return the name and number of a token; of a number, no name."""
+    """Return the name and the number of a token; a number has no name."""
     if isinstance(code, int) and not isinstance(code, bool) and 0 <= code <= _MAX_NUMBER:
         return "", code
     if isinstance(code, str):

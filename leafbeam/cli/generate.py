@@ -217,7 +217,7 @@ def _report_cut(generator: "TextGenerator", token_rows: Sequence[Sequence[int]],
 
 
 def _compiled(constraints: Sequence[str], generator: "TextGenerator") -> "list[Automaton]":
-    """Return the automata, in bounded time and memory: the determinisation of some short patterns has no end."""
+    """Compile the constraints in bounded time and memory, because the determinisation of some short patterns has no end."""
     from leafbeam.text import CompileLimits
     from leafbeam.text.compiler import ConstraintCompiler
 

@@ -261,7 +261,7 @@ def _settings_not_applied(directory: Path, model: "AnyModel") -> str:
 def _items(
     found: "ForeignSids", items: "SourceTable | None", log: "InteractionLog | None", item_column: str, *, text_ids: bool
 ) -> tuple["pa.Table", int]:
-    """Return the items of the SIDs with attributes, of a file or of the log, and how many items of it have no SID."""
+    """Return the items of the SIDs with attributes, from a file or the log, and the number of its items that have no SID."""
     import pyarrow as pa
 
     from leafbeam.tables import SourceTable
@@ -277,7 +277,7 @@ def _items(
 def _load(
     directory: Path, found: "ForeignSids", sizes: tuple[int, ...] | None, tokens: TokenOptions
 ) -> "tuple[AnyModel, NDArray[np.int64]]":
-    """Return the model, and the codes (N, L) that its tokens have."""
+    """Return the model, and the codes (N, L) of its tokens; `prompts` are `prompt` and `separator` of `named_vocabulary`."""
     import numpy as np
 
     from leafbeam.model import load_model

@@ -23,7 +23,7 @@ def print_trie(path: Path) -> None:
 
 
 def show_trie(console: Console, path: Path) -> None:
-    """Print an index: bytes by part, nodes of each level, STATIC's memory for the same nodes, and the entropy bound."""
+    """Show an index: bytes by part, nodes of each level, STATIC's memory for the same nodes, and the entropy bound."""
     trie = Trie.load(path)
     plan = MemoryEstimate.of(trie)
     console.print(_bytes_table(f"{path}  ·  index version {trie.version}", plan, path.stat().st_size))
@@ -34,7 +34,7 @@ def show_trie(console: Console, path: Path) -> None:
 
 
 def show_table(console: Console, path: Path) -> None:
-    """Print a Parquet table: of SIDs where `fit-sids` wrote it, else of codes to build an index from."""
+    """Show a Parquet table: the SIDs that `fit-sids` wrote, or codes to build an index from."""
     require("`leafbeam inspect` of a table", "pyarrow")
     from leafbeam.cli.codes import CodesTable
     from leafbeam.semid import SidTable
@@ -59,7 +59,7 @@ def show_table(console: Console, path: Path) -> None:
 
 
 def show_directory(console: Console, path: Path) -> None:
-    """Print a model's directory, a live index, a directory of tables, or everything in a run's."""
+    """Show a model's directory, a live index, a directory of tables, or everything in a run's directory."""
     run = RunDirectory(path)
     if (path / "config.json").exists():
         _show_model(console, path)
@@ -79,7 +79,7 @@ def show_directory(console: Console, path: Path) -> None:
 
 
 def _show_codes(console: Console, path: Path, summary: str, largest: dict[str, int | None], *, sizes_known: bool) -> None:
-    """Print a table of codes, or a directory of them: rows, levels, the largest codes. Reads no rows."""
+    """Show a table of codes, or a directory of them, without reading rows: their number, the levels and the largest codes."""
     console.print(f"{path}: {summary}", soft_wrap=True)
     table = Table("column")
     table.add_column("largest code", justify="right")
@@ -91,7 +91,7 @@ def _show_codes(console: Console, path: Path, summary: str, largest: dict[str, i
 
 
 def _show_live_index(console: Console, path: Path) -> None:
-    """Print a live index: its current counts, which a writer may be changing, and its base."""
+    """Show a live index: its current counts, which a writer may be changing, and its base."""
     from leafbeam.live import LiveIndex
     from leafbeam.live.journal import journal_path
     from leafbeam.live.manifest import Manifest
@@ -119,7 +119,7 @@ def _show_live_index(console: Console, path: Path) -> None:
 
 
 def _show_model(console: Console, path: Path) -> None:
-    """Print a model: its shape, its vocabulary, its parameters."""
+    """Show a model: its shape, its vocabulary and its parameters."""
     require("`leafbeam inspect` of a model", "torch")
     from leafbeam.model import EncoderDecoderConfig, load_model
 
@@ -145,7 +145,7 @@ def _show_model(console: Console, path: Path) -> None:
 
 
 def show_plan(console: Console, num_items: int, sizes: tuple[int, ...], *, as_json: bool) -> None:
-    """Print the estimate for uniform Semantic IDs: bytes by part, and the bounds; or one JSON object."""
+    """Show the estimate for uniform Semantic IDs: bytes by part and the bounds, or one JSON object."""
     plan = MemoryEstimate.uniform(num_items, sizes)
     if as_json:
         print(json.dumps(plan.as_json()))
@@ -162,7 +162,7 @@ def show_plan(console: Console, num_items: int, sizes: tuple[int, ...], *, as_js
 
 
 def _bytes_table(title: str, plan: MemoryEstimate, file_bytes: int | None = None) -> Table:
-    """Nodes, layout and bytes of each level, of the item table, and of the file where there is one."""
+    """Return a table of nodes, layout and bytes of each level, of the item table, and of the file if there is one."""
     table = Table(title=title, title_justify="left")
     for name in ("part", "codebook", "nodes", "layout", "codes", "first leaves", "boundary", "bytes", "bytes/item"):
         table.add_column(name, justify="left" if name in ("part", "layout") else "right")
@@ -179,7 +179,7 @@ def _bytes_table(title: str, plan: MemoryEstimate, file_bytes: int | None = None
 
 
 def _show_bounds(console: Console, plan: MemoryEstimate, counts: str) -> None:
-    """leafbeam, STATIC and the entropy bound, side by side. counts: the node counts of STATIC's estimate, in words."""
+    """Show leafbeam, STATIC and the entropy bound side by side; `counts` says in words which nodes STATIC's estimate counts."""
     static = plan.static
     parameters = f"K1={static.bytes_per_node}, K2={static.bytes_per_state}, d={static.dense_levels}"
     equal = "" if plan.packed_nbytes < plan.nbytes else ": the same"

@@ -21,13 +21,17 @@ _HOLD_S = 3.0  # how long the catalog's file stays open for the next batch, beca
 
 
 class ItemWriter(Protocol):
-    """Takes batches of items. columns: their types by name. text_ids: whether item ids are text."""
+    """A target of batches of items; `columns` are their types by name, and `text_ids` says whether item ids are text."""
 
     columns: Mapping[str, str]
     text_ids: bool
 
     def send(self, operation: Operation, rows: Sequence[Mapping[str, Any]], *, missing_ok: bool = False) -> ChangeAnswer:
-        """Make one change of all rows or of none. Raises BatchError, which names every bad one."""
+        """Make one change of all rows or of none.
+
+        Raises:
+            BatchError: If a row is bad; it names every bad one.
+        """
         ...
 
 
@@ -35,7 +39,7 @@ class ItemWriter(Protocol):
 def items_of(run: Path, url: str | None, *, makes_codes: bool = True) -> Generator[ItemWriter]:
     """Yield the items of a run that no server has open, or the items of a server.
 
-    makes_codes: whether rows may lack codes, so that a run's encoder is loaded.
+    `makes_codes` says whether rows may lack codes, so that a run's encoder is loaded.
     """
     if url is None:
         with _run_items(RunDirectory(run), makes_codes=makes_codes) as writer:
@@ -61,7 +65,7 @@ def has_text_ids(kind: str) -> bool:
 
 @contextmanager
 def _run_items(paths: RunDirectory, *, makes_codes: bool) -> Generator[_RunItems]:
-    """Raises LockedError if a server has the run open."""
+    """Yield the items of a run; raise LockedError if a server has it open."""
     from leafbeam.catalog import Catalog
     from leafbeam.ingest import CatalogWriter, LiveDirectory
 

@@ -10,7 +10,10 @@ _UNLIMITED = 1 << 60  # control groups of version 1 write a number of this size 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Cores and bytes; None where the system does not say. quota, memory_limit: of the control group, None without a limit."""
+    """The cores and bytes of a machine, None where the system does not say them.
+
+    `quota` and `memory_limit` are those of the control group, None without a limit.
+    """
 
     cores: int
     allowed_cores: int
@@ -22,7 +25,7 @@ class Machine:
 
     @classmethod
     def this(cls, root: Path = Path("/")) -> "Machine":
-        """This machine. root: where `proc` and `sys` are."""
+        """Return this machine; `root` is where `proc` and `sys` are."""
         cores = os.cpu_count() or 1
         memory = _meminfo(root / "proc/meminfo")
         quotas: list[float] = []
@@ -47,7 +50,7 @@ class Machine:
 
     @property
     def usable_cores(self) -> int:
-        """Cores that threads should count on: at least 1."""
+        """Return the number of cores on which threads should count, at least 1."""
         return max(1, min(self.allowed_cores, int(self.quota or self.allowed_cores)))
 
 
@@ -82,7 +85,7 @@ def _words(path: Path, count: int) -> list[str] | None:
 
 
 def _meminfo(path: Path) -> dict[str, int]:
-    """Bytes by name."""
+    """Return bytes by name."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

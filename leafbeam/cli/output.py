@@ -22,10 +22,14 @@ _LISTED_ID = re.compile(r'\s*(?:"(?P<quoted>(?:[^"]|"")*)"\s*|(?P<plain>(?!")[^,
 
 
 def split_ids(text: str) -> list[str]:
-    """Return the ids of a list with commas; an id in double quotes keeps its commas and blanks. Raises ItemIdError.
+    """Return the ids of a list with commas; an id in double quotes keeps its commas and blanks.
 
-    >>> split_ids('A7, " B,8", "5"" pipe"')
-    ['A7', ' B,8', '5" pipe']
+    Raises:
+        ItemIdError: If quotes are wrong.
+
+    Examples:
+        >>> split_ids('A7, " B,8", "5"" pipe"')
+        ['A7', ' B,8', '5" pipe']
     """
     words: list[str] = []
     end = 0 if text.strip() else len(text) + 1
@@ -45,7 +49,11 @@ def split_ids(text: str) -> list[str]:
 
 
 def parse_ids(text: str, trie: Trie) -> list[ItemId]:
-    """Return the ids of a list with commas, in the index's own type (numbers or text). Raises ItemIdError."""
+    """Return the ids of a list with commas, in the index's own type (numbers or text).
+
+    Raises:
+        ItemIdError: If an id is of the other type.
+    """
     ids: list[ItemId] = []
     for word in split_ids(text):
         item_id = parse_id(word, trie.items.kind)
@@ -57,7 +65,11 @@ def parse_ids(text: str, trie: Trie) -> list[ItemId]:
 
 
 def history_of(paths: RunDirectory, user: str) -> list[ItemId]:
-    """Return all items of a user of the log, oldest first. Raises ItemIdError for a user who is not in the log."""
+    """Return all items of a user of the log, oldest first.
+
+    Raises:
+        ItemIdError: If the user is not in the log.
+    """
     log = Source.load(paths.source).read()
     row = np.flatnonzero(log.user_ids.astype(np.str_) == user)
     if len(row) == 0:
@@ -69,7 +81,7 @@ def history_of(paths: RunDirectory, user: str) -> list[ItemId]:
 
 
 def describe(row: dict[str, Any], column: str | None) -> Text:
-    """Return an item in two lines: its title, of a column; price, stock and day, else all other columns that have a value."""
+    """Describe an item in two lines: its title, then its price, stock and day, or all other columns that have a value."""
     known = {name: value for name, value in row.items() if name != "item_id" and value is not None}
     title = item_title({**row, "title": None if column is None else known.pop(column, None)})
     facts = item_facts(row) or textwrap.shorten(" · ".join(f"{name} {value}" for name, value in known.items()), 100)

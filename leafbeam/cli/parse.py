@@ -9,7 +9,7 @@ _PLAN = "expected N,V,L: items, codebook and levels, such as 10000000,2048,8, 1e
 
 
 def parse_sizes(text: str, option: str = "--codebook-sizes") -> tuple[int, ...]:
-    """Codebook sizes: `2048` or `2048,2048,8192`."""
+    """Parse codebook sizes: `2048` or `2048,2048,8192`."""
     words = [word.strip() for word in text.split(",")]
     if not all(re.fullmatch(r"[1-9]\d{0,9}", word) for word in words):
         raise ArgumentError(f"{option} {text}: expected the number of codes of each level, at least 1, such as 256,256,256")
@@ -17,7 +17,7 @@ def parse_sizes(text: str, option: str = "--codebook-sizes") -> tuple[int, ...]:
 
 
 def parse_bytes(text: str) -> int:
-    """Return a number of bytes: `4GiB`, `512 MB` or `1000000`."""
+    """Parse a number of bytes: `4GiB`, `512 MB` or `1000000`."""
     match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,6})?) ?(?:([kmgt])(i?)b?|b)?", text.strip().lower())
     if match is None:
         raise ArgumentError(f"--memory-limit {text}: expected a number of bytes, such as 4GiB, 512MB or 1000000000")
@@ -26,7 +26,7 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_plan(text: str) -> tuple[int, tuple[int, ...]]:
-    """Return a number of items and the codebook sizes: `N,V,L` or `N,V1xV2x...`."""
+    """Parse a number of items and the codebook sizes: `N,V,L` or `N,V1xV2x...`."""
     words = [word.strip() for word in text.split(",")]
     if len(words) not in (2, 3):
         raise ArgumentError(f"--plan {text}: {_PLAN}")

@@ -50,7 +50,11 @@ class RunDirectory:
 
     @property
     def index(self) -> Path:
-        """Return the index to answer from: that of the changes since `build`, if there are any. Raises ConflictError."""
+        """Return the index to answer from: that of the changes since `build`, if there are any.
+
+        Raises:
+            ConflictError: If the changes belong to another build.
+        """
         from leafbeam.ingest import INDEX, check_origin
 
         check_origin(self.live, self.trie)
@@ -58,7 +62,7 @@ class RunDirectory:
 
     @property
     def rule_files(self) -> list[Path]:
-        """rules.toml, and the rules made over HTTP."""
+        """Return rules.toml, and the file of the rules made over HTTP."""
         from leafbeam.ingest import RULES
 
         return [path for path in (self.rules, self.live / RULES) if path.exists()]
@@ -87,7 +91,7 @@ class RunDirectory:
 
     @property
     def fitted_memory(self) -> Path | None:
-        """Return the item memory; None where the run has none (one of an older leafbeam)."""
+        """Return the item memory, or None if the run of an older leafbeam has none."""
         return self.memory if self.memory.exists() else None
 
     def check(self, *names: str) -> None:
@@ -111,7 +115,7 @@ class RunDirectory:
         write_json(self.report, report)
 
     def read_report(self) -> dict[str, Any]:
-        """Return the figures of all steps so far; empty before the first."""
+        """Read the figures of all steps so far, which are empty before the first."""
         if not self.report.exists():
             return {}
         try:  # JSON has no NaN; old reports may hold one, which is read as null
@@ -136,5 +140,5 @@ def check_sids(sids: "SidTable", trie: Path) -> None:
 
 
 def _finite(text: str) -> float | None:
-    """Return a number of JSON; None for one that no float64 can hold, such as 1e999."""
+    """Return a number of JSON, or None if a float64 cannot hold it, such as 1e999."""
     return number if isfinite(number := float(text)) else None

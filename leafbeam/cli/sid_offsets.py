@@ -14,9 +14,9 @@ _FEWEST = 16  # with fewer items, or codes of a level, equal distances may be ch
 def offsets_of(numbers_NL: NDArray[np.int64], sizes: Sequence[int] | None) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """Return the numbers added to the codes of each level, and the codebook sizes; None for plain codes.
 
-    sizes: the codebook sizes, if known. Offsets are then sums of these sizes, if plain codes would not fit. Without sizes, each
-    level must begin exactly one size after the level before, or where that level ends; the last of three or more levels may be
-    plain, such as a level that numbers collisions.
+    If the codebook `sizes` are known, offsets are sums of these sizes, if plain codes would not fit. Without sizes, each level
+    must begin exactly one size after the level before, or where that level ends; the last of three or more levels may be plain,
+    such as a level that numbers collisions.
     """
     num_levels = numbers_NL.shape[1]
     if num_levels < 2 or len(numbers_NL) == 0:

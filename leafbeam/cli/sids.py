@@ -248,7 +248,12 @@ def _save(console: Console, fitted: "SidFit", paths: RunDirectory, plot: Path | 
 
 
 def check_plot(path: Path) -> None:
-    """Check that a plot can be written, before the work. Raises MissingExtraError, ArgumentError."""
+    """Check that a plot can be written, before the work begins.
+
+    Raises:
+        MissingExtraError: If matplotlib is not installed.
+        ArgumentError: If the ending is not that of a plot.
+    """
     require("--plot", "matplotlib")
     if path.suffix not in PLOT_FORMATS:
         raise ArgumentError(f"--plot {path}: expected a file name that ends in {', '.join(PLOT_FORMATS)}")

@@ -27,13 +27,18 @@ _COLUMNS = ("user_column", "item_column", "time_column", "id_column")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A log's files and how to read them, saved in a run so that later commands read the same log.
+    """A log's files and how to read them, which a run saves so that later commands read the same log.
 
-    path: a directory of tables (interactions.*, items.*) or of MovieLens, or the file of interactions or of Amazon reviews;
-    None: an imported run without a log. listed: a Parquet file of the items of an imported run, in the place of the log's.
-    items: the file of items, where it is not in that directory. k_core: keep only users and items with so many interactions.
-    id_column: the item id in the table of items; None: item_column. text_columns: of the items; None: every column of words.
-    The other fields are those of `load_log`; all but path, items and k_core apply to tables alone.
+    All fields that are not listed here are those of `load_log`; all but path, items and k_core apply to tables alone.
+
+    Args:
+        path: A directory of tables (interactions.*, items.*) or of MovieLens, or the file of interactions or of Amazon reviews;
+            None for an imported run without a log.
+        listed: A Parquet file of the items of an imported run, in place of those of the log.
+        items: The file of items, if it is not in that directory.
+        k_core: The number of interactions that users and items need to be kept.
+        id_column: The item id in the table of items; None takes item_column.
+        text_columns: The columns of text of the items; None takes every column of words.
     """
 
     path: Path | None
@@ -66,7 +71,11 @@ class Source:
                 raise ArgumentError(f"{flag} goes with --format tables; {self.kind} has columns and units of its own")
 
     def read(self) -> InteractionLog:
-        """Return the log. Raises DataError where it cannot be read, or the run was imported without one."""
+        """Read the log.
+
+        Raises:
+            DataError: If the log cannot be read, or the run was imported without one.
+        """
         log = self._read_log()
         if self.listed is None:
             return log
@@ -75,7 +84,7 @@ class Source:
         return with_items(log, self._read_listed())
 
     def read_items(self) -> pa.Table:
-        """Return the items with their attributes, `item_id` first. Raises DataError."""
+        """Read the items with their attributes, `item_id` first; raise DataError if that is impossible."""
         return self.read().items if self.listed is None else self._read_listed()
 
     def _read_listed(self) -> pa.Table:
@@ -133,7 +142,7 @@ class Source:
 
     @classmethod
     def load(cls, path: Path) -> Source:
-        """Read what `save` wrote, now or in version 0.1. Raises DataError for anything else."""
+        """Read what `save` wrote, now or in version 0.1; raise DataError for anything else."""
         try:
             fields: dict[str, Any] = read_json(path)
             renamed = {"data": "path", "format": "kind", "metadata": "items"}  # of version 0.1

@@ -19,7 +19,7 @@ class Stopwatch:
 
     @property
     def total(self) -> float:
-        """Return the seconds of all steps so far, and of the one that has not ended."""
+        """Return the seconds of all steps so far, including the step that has not ended."""
         return sum(self._steps.values()) + self._clock() - self._now
 
     def __str__(self) -> str:

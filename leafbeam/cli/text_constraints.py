@@ -13,7 +13,12 @@ _EXPECTED = 'expected an object with a prompt and a constraint, as {"prompt": "O
 
 
 def constraint_of(schema: Path | None, regex: str | None, choices: Sequence[str] | None, template: Path | None) -> str:
-    """Return the one of the four that is not None, for `constraint_from_json`. Raises DataError, AutomatonError."""
+    """Return the constraint of whichever of the four is not None, as `constraint_from_json` reads it.
+
+    Raises:
+        DataError: If a file cannot be read.
+        AutomatonError: If the constraint is invalid.
+    """
     if regex is not None:
         return json.dumps({"regex": regex})
     if schema is not None:
@@ -31,7 +36,7 @@ def constraint_of(schema: Path | None, regex: str | None, choices: Sequence[str]
 
 
 def prompts_and_constraints(path: Path) -> tuple[list[str], list[str]]:
-    """Return the prompt and the constraint of each line of a file. Raises DataError with the line's number."""
+    """Read the prompt and the constraint of each line of a file; DataError gives the line's number."""
     prompts, constraints = list[str](), list[str]()
     for number, line in enumerate(_read(path, "JSON lines").splitlines(), 1):
         if not line.strip():

@@ -7,9 +7,9 @@ from importlib.resources import files
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Category:
-    """A category: the words of its titles and the categories that users visit next.
+    """A category: the words of its titles, and the categories that users visit next.
 
-    nouns: with their typical prices. sizes: ascending in size and price. next_categories: the most frequent next one first.
+    `nouns` come with their typical prices. `sizes` ascend in size and price. `next_categories` has the most frequent one first.
     """
 
     name: str
@@ -21,7 +21,7 @@ class Category:
 
     @property
     def num_titles(self) -> int:
-        """Distinct titles of one brand."""
+        """Return the number of distinct titles of one brand."""
         return len(self.nouns) * len(self.lines) * len(self.finishes) * len(self.sizes)
 
 
@@ -35,7 +35,7 @@ class Department:
 
 
 def read_assortment() -> tuple[Department, ...]:
-    """The departments of the package's `assortment.toml`."""
+    """Read the departments of the package's `assortment.toml`."""
     text = files("leafbeam.datasets").joinpath("assortment.toml").read_text(encoding="utf-8")
     return tuple(
         Department(**values | {"categories": [Category(**category) for category in values["categories"]]})

@@ -34,7 +34,7 @@ class WeightedGroups:
         return self.indptr_K1[key + 1] > self.indptr_K1[key]
 
     def draw(self, key: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-        """One item of each group, by weight; no group may be empty."""
+        """Draw one item of each group, by weight; no group may be empty."""
         first, last = self.indptr_K1[key], self.indptr_K1[key + 1] - 1
         low, high = self.cumulative_weights_N1[first], self.cumulative_weights_N1[last + 1]
         drawn = np.searchsorted(self.cumulative_weights_N1, low + rng.random(len(key)) * (high - low), side="right") - 1
@@ -55,10 +55,10 @@ class Moves:
 
 
 class ItemSampler:
-    """Draws items by brand, tier, category or from the whole shop.
+    """A sampler of items by brand, tier, category or from the whole shop.
 
-    next_C3: the categories that follow a category, the most frequent first. sales_C: total weight of a category.
-    groups: by `Moves.width`.
+    `next_C3` are the categories that follow a category, the most frequent first. `sales_C` is the total weight of a category.
+    `groups` are by `Moves.width`.
     """
 
     def __init__(self, assortment: tuple[Department, ...], items: ShopItems) -> None:
@@ -74,7 +74,7 @@ class ItemSampler:
         self.groups = [WeightedGroups(key, num, items.weight_N) for key, num in zip(keys, num_keys, strict=True)]
 
     def draw(self, moves: Moves, rows: NDArray[np.intp], min_width: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """An item for each of `rows` of `moves`, from a group of at least `min_width`, wider where it is empty."""
+        """Draw an item for each of `rows` of `moves`, from a group of at least `min_width`, or a wider one if that is empty."""
         keys = self._keys(moves.category[rows], moves.brand[rows], moves.tier[rows])
         width = np.maximum(moves.width[rows], min_width)
         item = np.empty(len(rows), np.int64)
@@ -89,7 +89,7 @@ class ItemSampler:
     def _keys(
         self, category: NDArray[np.int64], brand: NDArray[np.int64], tier: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], ...]:
-        """The key of each width of `Moves`."""
+        """Return the key of each width of `Moves`."""
         by_brand = (category * self.num_brands + brand) * NUM_TIERS + tier
         return by_brand, category * NUM_TIERS + tier, category, np.zeros_like(category)
 
@@ -118,7 +118,7 @@ def generate_users(assortment: tuple[Department, ...], sampler: ItemSampler, num
 
 
 def generate_times(length_U: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-    """Seconds before today's end of each interaction, oldest first: sessions of several items, days apart."""
+    """Return the seconds before today's end of each interaction, oldest first: sessions of several items, days apart."""
     shape = (len(length_U), int(length_U.max()))
     minutes, days = rng.exponential(600.0, shape), rng.exponential(9.0 * SECONDS_A_DAY, shape)
     gap_UT = np.where(rng.random(shape) < 0.55, minutes, days) + 1.0
@@ -136,7 +136,7 @@ def choose_moves(
     last: NDArray[np.int64],
     rng: np.random.Generator,
 ) -> Moves:
-    """The next move of each of `user` after the item `last` (-1: none yet)."""
+    """Choose the next move of each of `user` after the item `last` (-1 before the first)."""
     num = len(user)
     draw, has_last = rng.random(num), last >= 0
     related = has_last & (draw < RELATED)
@@ -162,10 +162,11 @@ def choose_moves(
 def generate_interactions(
     assortment: tuple[Department, ...], items: ShopItems, num_users: int, rng: np.random.Generator, repeats: float = 0.0
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """(user_E, item_E, seconds_E before the end of today), user by user, oldest first.
+    """Return (user_E, item_E, seconds_E before the end of today), user by user, oldest first.
 
-    All users are simulated one step at a time; none takes an item before its first day, or twice but for the share `repeats` of
-    steps, which take one of the user's earlier items. A user takes 5 to 40 items, fewer only where a tiny shop has none left.
+    All users are simulated one step at a time. None takes an item before its first day, or twice except for the share `repeats`
+    of steps, which take one of the user's earlier items. A user takes 5 to 40 items, and fewer only if a tiny shop has none
+    left.
     """
     sampler = ItemSampler(assortment, items)
     users = generate_users(assortment, sampler, num_users, rng)

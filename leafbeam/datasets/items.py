@@ -20,8 +20,9 @@ MAX_AGE_DAYS = 1_100
 class ShopItems:
     """All items of the shop, in random order.
 
-    category_N, brand_N: numbers over all departments. tier_N: price tier within the category, 0 is cheap. price_N: in the
-    shop's currency. age_N: days since the item's first day, 0 is today. weight_N: sales, a Zipf law over the whole shop.
+    `category_N` and `brand_N` are numbers over all departments. `tier_N` is the price tier within the category, where 0 is
+    cheap. `price_N` is in the shop's currency. `age_N` is the number of days since the item's first day, where 0 is today.
+    `weight_N` is the sales, a Zipf law over the whole shop.
     """
 
     titles: tuple[str, ...]
@@ -37,7 +38,8 @@ class ShopItems:
 def generate_items(assortment: tuple[Department, ...], num_items: int, rng: np.random.Generator) -> ShopItems:
     """Generate `num_items` items with distinct titles; about 15 % are sold out and 3 % are new this week.
 
-    Raises ArgumentError for fewer items than categories, or more than possible titles.
+    Raises:
+        ArgumentError: If there are fewer items than categories, or more than possible titles.
     """
     categories = [(number, category) for number, department in enumerate(assortment) for category in department.categories]
     limits = np.array([len(assortment[number].brands) * category.num_titles for number, category in categories])
@@ -84,7 +86,7 @@ def generate_items(assortment: tuple[Department, ...], num_items: int, rng: np.r
 
 
 def items_per_category(num_items: int, limits: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-    """Random sizes that sum to `num_items`: at least one item a category, at most its number of titles."""
+    """Return random sizes that sum to `num_items`: at least one item per category, and at most its number of titles."""
     if not len(limits) <= num_items <= limits.sum():
         raise ArgumentError(
             f"num_items={num_items:,}: a shop needs at least one item for each of its "
@@ -101,7 +103,7 @@ def items_per_category(num_items: int, limits: NDArray[np.int64], rng: np.random
 
 
 def draw_titles(brands: list[str], category: Category, num: int, rng: np.random.Generator) -> tuple[NDArray[np.intp], ...]:
-    """`num` distinct (brand, noun, line, finish, size), with more items for better-known brands (Gumbel top-k)."""
+    """Draw `num` distinct (brand, noun, line, finish, size), with more items for better-known brands (Gumbel top-k)."""
     shape = tuple(map(len, (brands, category.nouns, category.lines, category.finishes, category.sizes)))
     popularity = -0.7 * np.log1p(np.arange(shape[0]))
     keys = popularity[:, None] + rng.gumbel(size=(shape[0], category.num_titles))

@@ -20,8 +20,9 @@ TODAY = date(2026, 3, 1)
 class Shop:
     """The tables of a shop's database.
 
-    items: item_id, title, brand, category, price, stock, first_seen (a date).
-    interactions: user_id, item_id, timestamp; each user's rows in time order.
+    Attributes:
+        items: item_id, title, brand, category, price, stock and first_seen (a date).
+        interactions: user_id, item_id and timestamp; each user's rows in time order.
     """
 
     items: pa.Table

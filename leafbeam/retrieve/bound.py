@@ -78,7 +78,7 @@ class BoundMemory:
         self.memory.insert(trie.items.ids_of(new_n), like=like)
 
     def _siblings(self, trie: Trie, codes: list[int]) -> NDArray[np.generic]:
-        """The ids of items under the longest prefix of a SID that has some of the memory's; of at most 32 items."""
+        """Return the ids of at most 32 items that share the longest prefix of a SID that some of the memory's items have."""
         ranges = [(0, trie.num_leaves)]
         for level, code in zip(trie.levels, codes, strict=True):
             ranges.append(level.find(*ranges[-1], code))

@@ -144,9 +144,9 @@ class Fusions:
 
 
 def features(memory: MemoryScores, beams: Beams, seen_n: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """(features_FN, found_N): the features of `Fusion` of every item, and the allowed items that either channel finds.
+    """Return (features_FN, found_N): the features of `Fusion` of every item, and the allowed items that either channel finds.
 
-    seen_n: rows of the history, -1 where unknown. Beams hold allowed items only, so all of them count as found.
+    `seen_n` are rows of the history, -1 where unknown. Beams hold allowed items only, so all of them count as found.
     """
     features_FN = np.zeros((5, len(memory.allowed_N)), np.float32)
     features_FN[0], features_FN[1] = memory.transition_N, memory.text_N

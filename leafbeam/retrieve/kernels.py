@@ -9,7 +9,7 @@ from leafbeam.jit import njit
 
 @njit(cache=True, nogil=True)
 def text_scores(indptr_N1, terms_C, weights_C, rows_h, weights_h, num_terms, allowed_N, out_N):
-    """The weighted sum of the cosines of each allowed item's text with those of the history's items but itself.
+    """Add up the cosines of each allowed item's text with those of the history's items, except for the item itself.
 
     query = weighted sum of the history's unit vectors; score of an item = its unit vector * query
     """
@@ -37,7 +37,7 @@ def text_scores(indptr_N1, terms_C, weights_C, rows_h, weights_h, num_terms, all
 
 @njit(cache=True, nogil=True)
 def cosines(indptr_N1, terms_C, weights_C, rows_h, rows_k):
-    """The cosine of each of some items' texts with each of some others', float32 (h, k); 0 where one has no text."""
+    """Return the cosine of each of some items' texts with each of some others', float32 (h, k); 0 if one has no text."""
     out_hk = np.zeros((rows_h.size, rows_k.size), np.float32)
     for at in range(rows_h.size):
         for place in range(rows_k.size):
@@ -55,7 +55,7 @@ def _length(indptr_N1, weights_C, row):
 
 @njit(cache=True, nogil=True)
 def _cosine(indptr_N1, terms_C, weights_C, left, right):
-    """Both rows are read once: their terms ascend."""
+    """Return the cosine of two rows, each of which is read once, because its terms ascend."""
     product = np.float32(0)
     i, j, end_i, end_j = indptr_N1[left], indptr_N1[right], indptr_N1[left + 1], indptr_N1[right + 1]
     while i < end_i and j < end_j:

@@ -154,7 +154,10 @@ class LiveMemory:
         self._num_logged = end
 
     def _compact(self) -> None:
-        """Until the file has its name, a failure leaves file and log as they were; from then on the old log takes no more."""
+        """Write the file and begin a new log.
+
+        A failure before the file has its name leaves file and log as they were; after that the old log is closed.
+        """
         self._log.check()
         before, memory = self._log, self.memory
         versions = memory.version, memory.follows
@@ -171,7 +174,10 @@ class LiveMemory:
         self._compact_at = max(COMPACT_BYTES, self.memory.nbytes)
 
     def _compact_if_long(self) -> None:
-        """Compact a long log; a failure loses nothing, as the log has every event, and is tried again at twice the length."""
+        """Compact a long log.
+
+        A failure loses nothing, because the log has every event; it is tried again at twice the length.
+        """
         if self._log.end <= self._compact_at:
             return
         try:
@@ -196,10 +202,13 @@ class LiveMemory:
 
 
 def set_log_aside(path: str | os.PathLike[str]) -> Path | None:
-    """Rename the log beside a memory that was fitted again, so that the new one opens; an empty log is removed.
+    """Rename the log beside a memory that was fitted again, so that the new one opens; return the log's new name.
 
-    Returns its new name, or None. The new memory counts what it was fitted on, and nothing of the log. Raises OSError, and
-    LogError for a damaged log.
+    An empty log is removed, and None returned. The new memory counts what it was fitted on, and nothing of the log.
+
+    Raises:
+        LogError: If the log is damaged.
+        OSError: If it cannot be renamed.
     """
     log = _log_of(Path(path))
     if not log.exists():
@@ -215,7 +224,7 @@ def _log_of(path: Path) -> Path:
 
 
 def _new_log(path: Path, memory: ItemMemory, number: int, known: KnownRequests, sync: bool) -> WriteAheadLog:
-    """A log with the requests that are known, which has its name once it is complete."""
+    """Return a log with the requests that are known, which gets its name once it is complete."""
     return _named(_unnamed_log(path, memory, number, known, sync), path)
 
 
@@ -262,7 +271,7 @@ def _repeat(memory: ItemMemory | None, known: KnownRequests, record: LogRecord) 
 
 
 def _vectors(content: dict[str, list[int]]) -> TextVectors:
-    """Texts as JSON has them. Raises KeyError, ValueError, TypeError, OverflowError."""
+    """Return texts from JSON. Raises KeyError, ValueError, TypeError or OverflowError if the JSON is another one."""
     return TextVectors(
         indptr_N1=np.array(content["indptr_N1"], np.uint32),
         terms_C=np.array(content["terms_C"], np.uint16),
@@ -271,5 +280,5 @@ def _vectors(content: dict[str, list[int]]) -> TextVectors:
 
 
 def _plain(item_ids: ItemIds) -> list[int | str]:
-    """Ids as JSON has them."""
+    """Return ids as JSON can hold them."""
     return [item.item() if isinstance(item, np.generic) else item for item in item_ids]

@@ -460,13 +460,13 @@ class ItemMemory:
         return (self.config.history_decay ** np.arange(len(rows_h))).astype(np.float32)
 
     def _row(self, state: MemoryState, item: int) -> tuple[NDArray[np.unsignedinteger], NDArray[np.float32]]:
-        """The transitions of an item, divided by the largest and `shrinkage`."""
+        """Return the transitions of an item, divided by the largest and `shrinkage`."""
         changed = self._changed.get(item)
         return state.row(item, self.config.shrinkage) if changed is None else (changed.items, changed.weights)
 
 
 def top_rows(scores_N: NDArray[np.floating], num_items: int, *, minimum: float) -> NDArray[np.int64]:
-    """The rows of the `num_items` largest scores above `minimum`, largest first, of equal ones the smaller row."""
+    """Return the rows of the `num_items` largest scores above `minimum`, largest first; of equal ones the smaller row first."""
     if num_items >= len(scores_N):
         found = np.flatnonzero(scores_N > minimum)
     else:

@@ -22,7 +22,7 @@ KIND = tensor_file.FileKind(key="leafbeam-memory", noun="item memory", writer="I
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class MemoryFile:
-    """What one file holds, apart from its version. follows: the version that it replaces, or ""."""
+    """The content of one file, apart from its version; `follows` is the version that it replaces, or ""."""
 
     state: MemoryState
     encoder: TextEncoder | None
@@ -52,7 +52,11 @@ class MemoryFile:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], *, verify: bool) -> "tuple[MemoryFile, str]":
-        """A file and its version. verify: see `ItemMemory.load`. Raises IndexFileError."""
+        """Read a file and its version; for `verify` see `ItemMemory.load`.
+
+        Raises:
+            IndexFileError: If the file is missing, damaged or not an item memory.
+        """
         header, tensors = tensor_file.read(Path(path), KIND, mapped=not verify)
         try:
             if header["format_version"] < 2:
@@ -71,7 +75,7 @@ class MemoryFile:
 
 
 def _fusions_of(header: Mapping[str, Any]) -> Fusions:
-    """Files of before have one set of weights."""
+    """Return the weights of a file, of which older ones have one set."""
     kept = header["fusion"]
     return Fusions(kept=Fusion(**kept), removed=Fusion(**header.get("fusion_removed", kept)))
 

@@ -24,14 +24,17 @@ class ChangedRow(NamedTuple):
 
     @classmethod
     def of(cls, items: NDArray[np.unsignedinteger], counts: NDArray[np.float64], shrinkage: float) -> "ChangedRow":
-        """The row of these counts; `items` is not empty."""
+        """Return the row of these counts; `items` must not be empty."""
         logs = np.log1p(counts)
         return cls(items, counts, (logs / (shrinkage + logs.max())).astype(np.float32))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class MemoryState:
-    """What a search reads. Each change gives another state, so that a search sees one. taken_N: items with an interaction."""
+    """The arrays that a search reads. Each change makes another state, so that a search sees one.
+
+    `taken_N` marks the items that have an interaction.
+    """
 
     items: ItemTable
     transitions: Transitions
@@ -40,15 +43,15 @@ class MemoryState:
 
     @classmethod
     def of(cls, ids_N: NDArray[np.generic], transitions: Transitions, texts: TextVectors) -> "MemoryState":
-        """The state of items in the order of their ids."""
+        """Return the state of items in the order of their ids."""
         return cls(items=_table(ids_N), transitions=transitions, texts=texts, taken_N=_taken(transitions))
 
     def with_transitions(self, transitions: Transitions) -> "MemoryState":
-        """The same items and texts, with other transitions."""
+        """Return the state of the same items and texts with other transitions."""
         return replace(self, transitions=transitions, taken_N=_taken(transitions))
 
     def with_texts(self, ids_n: NDArray[np.generic], vectors: TextVectors) -> "MemoryState":
-        """With texts of new items, or in place of those of known ones. Cost: a copy of the texts of all items."""
+        """Return the state with texts of new items, or in place of those of known ones. This copies the texts of all items."""
         rows_n = self.items.rows_of(ids_n)
         is_new_n = rows_n < 0
         num_new = int(is_new_n.sum())
@@ -66,7 +69,7 @@ class MemoryState:
         return MemoryState(items=items, transitions=transitions, texts=texts, taken_N=taken_N)
 
     def with_rows(self, changed: Mapping[int, ChangedRow], max_entries: int) -> "MemoryState":
-        """With some rows in place of theirs, of which the largest `max_entries` counts are kept."""
+        """Return the state with other counts in some rows, of which the largest `max_entries` are kept."""
         transitions = self.transitions
         lengths_N = np.diff(transitions.indptr_N1.astype(np.int64))
         rows_C = np.repeat(np.arange(len(lengths_N)), lengths_N)
@@ -79,7 +82,7 @@ class MemoryState:
         return replace(self, transitions=Transitions.of_counts(*merged, len(lengths_N), max_entries))
 
     def row(self, item: int, shrinkage: float) -> tuple[NDArray[np.unsignedinteger], NDArray[np.float32]]:
-        """The transitions of an item, divided by the largest and `shrinkage`."""
+        """Return the transitions of an item, divided by the largest and `shrinkage`."""
         begin, end = self.transitions.indptr_N1[item : item + 2].tolist()
         levels = self.transitions.levels_C[begin:end]
         largest = (levels[0] if len(levels) else 1) + shrinkage / self.transitions.step
@@ -87,7 +90,7 @@ class MemoryState:
 
 
 def _taken(transitions: Transitions) -> NDArray[np.bool_]:
-    """Items that follow or precede another."""
+    """Return which items follow or precede another."""
     taken_N = np.diff(transitions.indptr_N1) > 0
     taken_N[transitions.items_C] = True
     return taken_N

@@ -23,7 +23,8 @@ _TERM = re.compile(r"\w\w+")
 class TextVectors:
     """The terms of texts: those of text n are `terms_C[indptr_N1[n]:indptr_N1[n + 1]]`, ascending.
 
-    indptr_N1: uint32. terms_C: uint16, numbers of terms. weights_C: uint8, TF-IDF, of which the largest of a text is 255.
+    `indptr_N1` is uint32; `terms_C` uint16, the numbers of terms; `weights_C` uint8, TF-IDF, of which the largest of a text is
+    255.
     """
 
     indptr_N1: NDArray[np.uint32]
@@ -32,7 +33,9 @@ class TextVectors:
 
     @classmethod
     def of_weights(cls, rows: Sequence[Mapping[int, float]]) -> "TextVectors":
-        """From the weights of each text's terms, of which the `MAX_TERMS` largest are kept, of equal ones the first."""
+        """Return the vectors of the weights of each text's terms, of which the `MAX_TERMS` largest are kept; of equal ones the
+        first.
+        """
         kept = [sorted(sorted(row, key=lambda term: (-row[term], term))[:MAX_TERMS]) for row in rows]
         steps = [255 / max((row[term] for term in terms), default=1.0) for row, terms in zip(rows, kept, strict=True)]
         weights = [max(1, round(row[t] * step)) for row, terms, step in zip(rows, kept, steps, strict=True) for t in terms]
@@ -50,14 +53,14 @@ class TextVectors:
         return self.indptr_N1.nbytes + self.terms_C.nbytes + self.weights_C.nbytes
 
     def take(self, rows_n: NDArray[np.integer]) -> "TextVectors":
-        """The texts of some rows, in their order. Cost: a copy."""
+        """Return a copy of the texts of some rows, in their order."""
         begin_n, end_n = self.indptr_N1[rows_n].astype(np.int64), self.indptr_N1[np.asarray(rows_n) + 1].astype(np.int64)
         indptr = np.concatenate([[0], np.cumsum(end_n - begin_n)])
         places = np.arange(indptr[-1]) + np.repeat(begin_n - indptr[:-1], end_n - begin_n)
         return TextVectors(indptr_N1=indptr.astype(np.uint32), terms_C=self.terms_C[places], weights_C=self.weights_C[places])
 
     def followed_by(self, other: "TextVectors") -> "TextVectors":
-        """These texts, then those of the other."""
+        """Return these texts, then those of the other."""
         return TextVectors(
             indptr_N1=np.concatenate([self.indptr_N1, self.indptr_N1[-1] + other.indptr_N1[1:]]),
             terms_C=np.concatenate([self.terms_C, other.terms_C]),
@@ -65,7 +68,7 @@ class TextVectors:
         )
 
     def mean(self, rows_n: NDArray[np.integer]) -> dict[int, float]:
-        """The weight of each term in the sum of the unit vectors of some texts."""
+        """Return the weight of each term in the sum of the unit vectors of some texts."""
         sums: dict[int, float] = {}
         for row in np.asarray(rows_n).tolist():
             span = slice(int(self.indptr_N1[row]), int(self.indptr_N1[row + 1]))
@@ -91,12 +94,13 @@ class TextVectors:
 class TextEncoder:
     """The vocabulary of texts. Terms are known by their hashes, so that only those and their frequencies are stored.
 
-    hashes_T: uint32, ascending, of the terms that at least two texts have, at most 65,536 of them. idf_T: uint8, their inverse
-    document frequencies in steps of 1/16.
+    `hashes_T`, uint32 and ascending, are those of the terms that at least two texts have, at most 65,536 of them. `idf_T`,
+    uint8, are their inverse document frequencies in steps of 1/16.
 
-    >>> encoder = TextEncoder.fit(["red shoe", "red boot", "green tea"])
-    >>> encoder.encode(["red shoe", ""]).indptr_N1.tolist()
-    [0, 2, 2]
+    Examples:
+        >>> encoder = TextEncoder.fit(["red shoe", "red boot", "green tea"])
+        >>> encoder.encode(["red shoe", ""]).indptr_N1.tolist()
+        [0, 2, 2]
     """
 
     hashes_T: NDArray[np.uint32]
@@ -117,7 +121,7 @@ class TextEncoder:
         return cls(hashes_T=hashes_T, idf_T=np.minimum(np.rint(idf_T / _IDF_STEP), 255).astype(np.uint8))
 
     def encode(self, texts: Sequence[str]) -> TextVectors:
-        """The vectors of texts; a text without a known term has none. Cost: about 20 microseconds for a text of 50 words."""
+        """Return the vectors of texts, in about 20 microseconds for one of 50 words; unknown terms are left out."""
         cache: dict[str, int | None] = {}
         rows: list[dict[int, float]] = []
         for text in texts:

@@ -16,14 +16,15 @@ _DAY = 86_400_000_000_000  # nanoseconds
 
 
 def item_dtype(num_items: int) -> type[np.uint16] | type[np.uint32]:
-    """The smallest type of the rows of so many items."""
+    """Return the smallest type of the rows of this number of items."""
     return np.uint16 if num_items <= 1 << 16 else np.uint32
 
 
 class Transitions(NamedTuple):
-    """Row i is `items_C[indptr_N1[i]:indptr_N1[i + 1]]`, the largest count first.
+    """The counts of the items after each item: row i is `items_C[indptr_N1[i]:indptr_N1[i + 1]]`, the largest count first.
 
-    items_C: uint16, or uint32 for more than 65,536 items. levels_C: uint8, log(1 + count) in units of `step`, at least 1.
+    `items_C` is uint16, or uint32 for more than 65,536 items. `levels_C`, uint8, is log(1 + count) in units of `step`, at least
+    1.
     """
 
     indptr_N1: NDArray[np.uint32]
@@ -40,7 +41,7 @@ class Transitions(NamedTuple):
         num_items: int,
         max_entries: int,
     ) -> "Transitions":
-        """The largest `max_entries` counts of each row; of equal counts, those of the smaller item rows."""
+        """Keep the largest `max_entries` counts of each row; of equal counts, those of the smaller item rows."""
         order = np.lexsort((items_C, -counts_C, rows_C))
         rows_C = rows_C[order]
         starts_N = np.searchsorted(rows_C, np.arange(num_items))
@@ -55,7 +56,7 @@ class Transitions(NamedTuple):
         )
 
     def row(self, item: int) -> tuple[NDArray[np.unsignedinteger], NDArray[np.float64]]:
-        """The items that follow an item, and their counts."""
+        """Return the items that follow an item, and their counts."""
         entries = slice(int(self.indptr_N1[item]), int(self.indptr_N1[item + 1]))
         return self.items_C[entries], np.expm1(self.levels_C[entries] * self.step)
 
@@ -75,7 +76,7 @@ def count_transitions(
     config: MemoryConfig,
     times_E: NDArray[np.integer] | None = None,
 ) -> Transitions:
-    """The transitions of histories (see `count_pairs`)."""
+    """Return the transitions of histories (see `count_pairs`)."""
     pairs = count_pairs(indptr_U1, items_E, num_items, config, times_E)
     return Transitions.of_counts(*pairs, num_items, config.max_entries)
 
@@ -87,9 +88,12 @@ def count_pairs(
     config: MemoryConfig,
     times_E: NDArray[np.integer] | None = None,
 ) -> PairCounts:
-    """Count the pairs of each history, oldest item first. times_E: nanoseconds, for `config.half_life_days`.
+    """Count the pairs of each history, oldest item first, with one sort of at most 2 * distances * E pairs.
 
-    Cost: one sort of at most 2 * distances * E pairs. Raises ArgumentError for item rows out of range.
+    `times_E` are nanoseconds, for `config.half_life_days`.
+
+    Raises:
+        ArgumentError: If an item row is out of range.
     """
     if len(items_E) and not 0 <= int(items_E.min()) <= int(items_E.max()) < num_items:
         raise ArgumentError(

@@ -27,7 +27,11 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
-        """special_tokens: by name, such as `bos_token`. Raises CheckpointError for an invalid template."""
+        """Compile the template; `special_tokens` are by name, such as `bos_token`.
+
+        Raises:
+            CheckpointError: If the template is invalid.
+        """
         require("chat templates", "jinja2")
         from jinja2 import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -85,7 +89,7 @@ class ChatTemplate:
 
 
 def _to_json(value: Any, indent: int | None = None, **_: Any) -> str:
-    """JSON without the HTML escapes of Jinja's own filter."""
+    """Return JSON without the HTML escapes of Jinja's own filter."""
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 

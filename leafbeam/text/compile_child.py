@@ -62,7 +62,7 @@ def _warm_up(tokens: TokenTrie) -> None:
 
 
 def _bound_memory(max_bytes: int) -> None:
-    """Bound what the process may allocate from here on, where the system says what it has allocated."""
+    """Bound what the process may allocate from here on, if the system says what it has allocated."""
     try:
         with open("/proc/self/statm") as file:
             used = int(file.read().split()[0]) * resource.getpagesize()

@@ -69,9 +69,10 @@ class ConstraintCompiler:
         return f"ConstraintCompiler({counted(len(self._cache), 'constraint')} cached, {self.limits})"
 
     def start(self) -> None:
-        """Start the child, so that the first constraint need not wait for it. Cost: seconds.
+        """Start the child, which takes seconds, so that the first constraint need not wait for it.
 
-        Raises UnavailableError where it does not start within `max_start_seconds`.
+        Raises:
+            UnavailableError: If the child does not start within `max_start_seconds`.
         """
         with self._lock:
             self._started()
@@ -86,7 +87,7 @@ class ConstraintCompiler:
             self._directory.cleanup()
 
     def cached(self, constraint: str) -> Automaton | None:
-        """The automaton of a constraint that was compiled before, None for a new one. Raises AutomatonError as before."""
+        """Return the automaton of a constraint that was compiled before, or None; raise its AutomatonError if it had one."""
         found = self._cache.get(constraint)
         if found is not None:
             with suppress(KeyError):  # forgotten in between, in another thread
@@ -96,9 +97,12 @@ class ConstraintCompiler:
         return found
 
     def compile(self, constraint: str) -> Automaton:
-        """The automaton of a constraint in JSON (`constraint_from_json`), with its forced chains.
+        """Return the automaton of a constraint in JSON (`constraint_from_json`), with its forced chains.
 
-        Waits for other constraints. Raises AutomatonError for a constraint that is none or above a limit.
+        It waits until other constraints are compiled.
+
+        Raises:
+            AutomatonError: If the constraint is invalid or above a limit.
         """
         with self._lock:
             found = self.cached(constraint)
@@ -181,7 +185,7 @@ class ConstraintCompiler:
         return child
 
     def _ask(self, child: "subprocess.Popen[str]", line: Mapping[str, object]) -> dict[str, str] | None:
-        """The child's answer; None where it has died."""
+        """Return the child's answer, or None if the child has died."""
         assert child.stdin is not None
         assert child.stdout is not None
         try:
@@ -218,14 +222,14 @@ def _new_directory() -> "tempfile.TemporaryDirectory[str]":
 
 
 def _nbytes(constraint: str, found: Automaton | AutomatonError) -> int:
-    """What a cached constraint takes: a client may send any number of short ones."""
+    """Return the bytes of a cached constraint. Its text counts too, because a client may send any number of short ones."""
     size = found.nbytes if isinstance(found, Automaton) else sys.getsizeof(str(found))
     return sys.getsizeof(constraint) + size + _ENTRY_BYTES
 
 
 @contextmanager
 def _killed_after(child: "subprocess.Popen[str]", seconds: float) -> Generator[threading.Event]:
-    """Kill a child that takes longer than the block may: then pipes to it end. Yields whether this has happened."""
+    """Kill a child that takes longer than the block may, which ends its pipes; yield whether this has happened."""
     killed = threading.Event()
 
     def kill() -> None:

@@ -97,7 +97,11 @@ TextConstraint = Regex | JsonSchema | Choices | FreeText | Items | Template | Au
 
 
 def compiled(constraint: TextConstraint, tokens: TokenTrie, **limits: Unpack[Limits]) -> Automaton:
-    """The automaton of a constraint over a tokenizer's tokens, with its forced chains. Raises AutomatonError."""
+    """Return the automaton of a constraint over a tokenizer's tokens, with its forced chains.
+
+    Raises:
+        AutomatonError: If the constraint is invalid or above a limit.
+    """
     match constraint:
         case Automaton():
             return constraint
@@ -127,7 +131,7 @@ def compiled(constraint: TextConstraint, tokens: TokenTrie, **limits: Unpack[Lim
 
 
 def _sizes(limits: Limits) -> SizeLimits:
-    """The limits of an automaton without masks."""
+    """Return the limits of an automaton without masks."""
     sizes = SizeLimits()
     if "max_states" in limits:
         sizes["max_states"] = limits["max_states"]
@@ -137,12 +141,12 @@ def _sizes(limits: Limits) -> SizeLimits:
 
 
 def _joined(parts: Sequence[Any], **limits: Unpack[Limits]) -> ByteDFA:
-    """The texts of parts one after another."""
+    """Return the language of the parts' texts, one after another."""
     return concatenate([_language(part, **limits) for part in parts], AutomatonLimits(**limits).max_states)
 
 
 def _language(part: Any, **limits: Unpack[Limits]) -> ByteDFA:
-    """The texts of a constraint, or of a part of a template."""
+    """Return the language of a constraint, or of a part of a template."""
     max_states = AutomatonLimits(**limits).max_states
     match part:
         case str():
@@ -162,10 +166,13 @@ def _language(part: Any, **limits: Unpack[Limits]) -> ByteDFA:
 
 
 def constraint_from_json(value: Any) -> Regex | JsonSchema | Choices | FreeText | Template:
-    """A constraint from JSON, an object with one of these keys; raises AutomatonError for anything else.
+    """Return a constraint from JSON: an object with one of the keys regex, json_schema, choices, free_text and template.
 
-    regex: a pattern. json_schema: a schema, or its text. choices: a list of texts. free_text: an object with `stop` and
-    `max_length`. template: a list of parts, each a text or such an object.
+    The value of regex is a pattern; of json_schema a schema, or its text; of choices a list of texts; of free_text an object
+    with `stop` and `max_length`; of template a list of parts, each a text or such an object.
+
+    Raises:
+        AutomatonError: If the value is anything else.
     """
     if not isinstance(value, Mapping) or len(value) != 1 or next(iter(value)) not in _READERS:
         raise AutomatonError(f"a constraint is {_short(value)}: expected an object with one of {', '.join(_READERS)}")
@@ -204,7 +211,7 @@ def _template(content: Any) -> Template:
 
 
 def _num_parts(content: Any) -> int:
-    """The parts of a template in JSON, with those of the templates among them."""
+    """Return the number of parts of a template in JSON, with the parts of the templates among them."""
     if not isinstance(content, list):
         return 1
     return sum(_num_parts(part["template"]) if isinstance(part, dict) and "template" in part else 1 for part in content)

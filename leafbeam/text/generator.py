@@ -81,7 +81,7 @@ def generate(
 
 
 def _read_model(place: Path) -> Transformer:
-    """A directory's model on the CPU, which computes in float32."""
+    """Load a directory's model on the CPU, to compute in float32."""
     vocabulary = None
     if not (place / "leafbeam.json").exists():
         size = read_hf(place).get("vocab_size")

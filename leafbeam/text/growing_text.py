@@ -23,9 +23,12 @@ class GrowingText:
         self.is_over = False
 
     def add(self, token: int | None, score: float, *, ends: bool) -> None:
-        """Add the next token (None: the end token) and the new log-probability of the text; ignored once the text is over.
+        """Add the next token (None is the end token) and the new log-probability; a text that has ended ignores it.
 
-        ends: whether the text is whole with it.
+        Args:
+            token: The token.
+            score: The log-probability of the text with it.
+            ends: Whether the text is complete with it.
         """
         if self.is_over:
             return
@@ -37,21 +40,23 @@ class GrowingText:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens so far, the end token included."""
+        """Return the number of tokens so far, the end token included."""
         return len(self.tokens) + self._has_end_token
 
     def bytes_from(self, first: int) -> bytes:
-        """The bytes of the tokens from `first` on."""
+        """Return the bytes of the tokens from position `first` on."""
         return self._tokenizer.bytes_of(self.tokens[first:])
 
     def end(self, *, has_end_token: bool = True) -> None:
-        """End the text as whole, unless a stop has cut it off. has_end_token: whether a token that is not text follows it."""
+        """End the text as complete, unless a stop has cut it off; `has_end_token` says whether a token that is not text follows
+        it.
+        """
         if self._stop is None:
             self._has_ended, self._has_end_token = True, has_end_token
         self.is_over = True
 
     def replace(self, first: int, tokens: Sequence[int]) -> None:
-        """Other tokens from `first` on, of which the first bytes are those of the tokens that they replace."""
+        """Replace the tokens from position `first` on by others, which begin with the same bytes."""
         old = self.bytes_from(first)
         self.tokens[first:] = tokens
         new = self.bytes_from(first)
@@ -76,7 +81,7 @@ class GrowingText:
         return piece
 
     def _held_back(self) -> int:
-        """The length of the longest end of the text that may begin a stop."""
+        """Return the length of the longest suffix of the text that may begin a stop."""
         new, self._num_seen = bytes(self._bytes[self._num_seen :]), len(self._bytes)
         return max((begun.read(new) for begun in self._begun), default=0)
 
@@ -95,7 +100,10 @@ class BegunStop:
             self._shorter.append(self._longer(self._shorter[-1], byte))
 
     def read(self, text: bytes) -> int:
-        """The length of the longest end of the text so far that begins the stop. Cost: linear in what is new."""
+        """Return the length of the longest suffix of the text so far that begins the stop.
+
+        The cost is linear in what is new.
+        """
         for byte in text:
             self._length = self._longer(self._length, byte)
         return self._length

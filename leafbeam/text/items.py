@@ -93,7 +93,7 @@ class Items:
 
     @cached_property
     def _filters(self) -> tuple[Filter, ...]:
-        """The allowed live items of each segment."""
+        """Return the allowed live items of each segment."""
         parts = zip(self._version.segments, self._version.segment_filters(self.item_filter), strict=True)
         return tuple(segment.live_filter if part is None else part for segment, part in parts)
 

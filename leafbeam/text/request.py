@@ -50,8 +50,19 @@ class GenerationResult:
 class TextRequest:
     """A prompt, and what may follow it.
 
-    prompt: tokens. num_texts: beams of an exact search, 1 is greedy; or texts drawn, with `sampling`. seed: of the draws. stop:
-    a text ends before the first of these in it. retokenize: see `TextGenerator.generate`. Raises ArgumentError.
+    Args:
+        prompt: The tokens of the prompt.
+        automaton: The texts that may follow it.
+        max_tokens: The largest number of tokens of a text.
+        num_texts: The number of beams of an exact search, where 1 is greedy; or of drawn texts, with `sampling`.
+        scoring: As for `TextGenerator.generate`.
+        sampling: How texts are drawn.
+        seed: The seed of the draws.
+        stop: Texts before the first of which a text ends.
+        retokenize: See `TextGenerator.generate`.
+
+    Raises:
+        ArgumentError: If a value is out of range.
     """
 
     prompt: tuple[int, ...]
@@ -87,11 +98,11 @@ class TextRequest:
 
     @property
     def is_stepwise(self) -> bool:
-        """Whether a token is final once it is chosen, as in greedy search and sampling; a search of many beams revises."""
+        """Return whether a chosen token is final, as in greedy search and sampling; a search of many beams revises choices."""
         return self.sampling is not None or self.num_texts == 1
 
 
 def can_run_together(requests: Sequence[TextRequest]) -> bool:
-    """Whether one batch may hold them: all search alike, or all draw, for as many texts each."""
+    """Return whether one batch may hold the requests: all search in the same way, or all draw, and all for as many texts."""
     kinds = {(request.num_texts, request.scoring, request.sampling is None) for request in requests}
     return len(kinds) == 1

@@ -19,11 +19,10 @@ from leafbeam.text.tokenizer import TextTokenizer
 class TextBatch(ABC):
     """Requests that the model continues call by call, in one of two ways.
 
-    texts: of each request, so far. model_calls, calls_saved: see `GenerationResult`.
-
-    >>> run = generator.start([request])        # doctest: +SKIP
-    >>> while run.advance():                    # doctest: +SKIP
-    ...     print(run.pieces(0)[0])
+    Examples:
+        >>> run = generator.start([request])        # doctest: +SKIP
+        >>> while run.advance():                    # doctest: +SKIP
+        ...     print(run.pieces(0)[0])
     """
 
     def __init__(self, requests: Sequence[TextRequest], tokenizer: TextTokenizer) -> None:
@@ -37,12 +36,12 @@ class TextBatch(ABC):
         ]
 
     def is_over(self, b: int) -> bool:
-        """Whether the texts of a request will not change any more."""
+        """Return whether the texts of a request will not change any more."""
         return self._results[b] is not None
 
     @property
     def texts(self) -> tuple[tuple[Generation, ...], ...]:
-        """The texts of each request, so far; none of a search of many beams that is not over."""
+        """Return the texts of each request so far; a search of many beams has none before its end."""
         growing = (tuple(text.generation for text in texts) for texts in self._growing)
         return tuple(texts if result is None else result for result, texts in zip(self._results, growing, strict=True))
 
@@ -50,18 +49,20 @@ class TextBatch(ABC):
     def advance(self) -> bool:
         """Call the model once more; return False if nothing was left to do.
 
-        Raises LogitsError for NaN and +inf, and where the model excludes every token that a text may go on with.
+        Raises:
+            LogitsError: If logits are NaN or +inf, or the model excludes every token that may continue a text.
         """
 
     def pieces(self, b: int) -> tuple[str, ...]:
-        """What is new of each text of a request since the last call: whole characters, and nothing that may begin a stop.
+        """Return what is new of each text of a request since the last call: whole characters, and nothing that may begin a
+        stop.
 
-        Empty for a search of many beams, whose texts are known at its end.
+        The pieces of a search of many beams are empty, because its texts are known only at its end.
         """
         return tuple(text.piece() for text in self._growing[b])
 
     def cut_off(self, b: int) -> None:
-        """Go on without a request; its texts stay as they are."""
+        """Continue without a request; its texts stay as they are."""
         if self._results[b] is not None:
             return
         for text in self._growing[b]:
@@ -119,7 +120,7 @@ class TextRun(TextBatch):
         self._growing[b][k].add(token if state >= 0 else None, score, ends=ends)
 
     def _cut(self, request: TextRequest, tokens: list[int], finished: bool, score: float) -> Generation:
-        """A text of a search that may have gone on for others after this request's last token."""
+        """Return a text of a search that may have continued, for other requests, after this request's last token."""
         num_tokens = len(tokens) + (not tokens or tokens[-1] not in self._ends)  # an end token may be text
         finished = finished and num_tokens <= request.max_tokens
         kept = tokens[: request.max_tokens]

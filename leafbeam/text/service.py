@@ -165,7 +165,7 @@ class TextService:
 
 
 def _pass_on(done: "Future[Automaton]", found: "Future[Automaton]") -> None:
-    """Give a compilation to one of those who wait for it, unless it has gone."""
+    """Hand the compiled constraint to the next waiting request, if it is still connected."""
     if done.cancelled():
         found.cancel()
         return

@@ -61,7 +61,7 @@ class StepwiseRun(TextBatch):
         return True
 
     def _choose(self, number: int, choosing: Sequence[bool]) -> None:
-        """One call of the model, and the next token of these texts."""
+        """Call the model once, and choose the next token of these texts."""
         pairs = list(zip(self._writers, choosing, strict=True))
         hidden_RD = self._session.hidden_after([writer.text.tokens if chooses else None for writer, chooses in pairs])
         # A text that does not choose stands where a sequence has ended: its only code is an end code again.
@@ -149,7 +149,7 @@ class _Writer:
 
 
 def _states_after(automaton: Automaton, state: int, tokens: Sequence[int]) -> list[int] | None:
-    """The state after each token; None where one is illegal, which happens to automata over other tokens."""
+    """Return the state after each token, or None if one is illegal, which happens to automata over other tokens."""
     states: list[int] = []
     for token in tokens:
         state = state_after(automaton, state, token)
@@ -160,7 +160,7 @@ def _states_after(automaton: Automaton, state: int, tokens: Sequence[int]) -> li
 
 
 def _whole_characters(text: bytes) -> bytes:
-    """Without the first bytes of a character at the end."""
+    """Return the text without the first bytes of a character at its end."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         decoder.decode(text)

@@ -225,7 +225,7 @@ def _end_tokens(directory: Path) -> list[int]:
 
 
 def _kinds(part: dict[str, Any] | None) -> set[str]:
-    """The types of a pre-tokenizer or decoder and of its parts."""
+    """Return the types of a pre-tokenizer or decoder and of its parts."""
     if part is None:
         return set()
     inner = part.get("decoders") or part.get("pretokenizers") or []
@@ -233,18 +233,20 @@ def _kinds(part: dict[str, Any] | None) -> set[str]:
 
 
 def _byte_level(text: str) -> bytes:
-    """GPT-2's printable characters for bytes, back to bytes; a token with others is its own text, as in tokenizers."""
+    """Return the bytes of GPT-2's printable characters. A token with other characters is its own text, as in tokenizers."""
     return bytes(_BYTE_OF[character] for character in text) if all(c in _BYTE_OF for c in text) else text.encode()
 
 
 def _byte_fallback(text: str) -> bytes:
-    """SentencePiece's pieces: U+2581 is a space, <0x0A> a byte."""
+    """Return the bytes of one of SentencePiece's pieces, in which U+2581 is a space and <0x0A> a byte."""
     single = _BYTE_TOKEN.fullmatch(text)
     return bytes([int(single[1], 16)]) if single else text.replace("\u2581", " ").encode()
 
 
 def _byte_level_characters() -> dict[str, int]:
-    """Each byte's character: itself where it is printable, else one from U+0100 on (Radford et al., 2019, encoder.py)."""
+    """Return each byte's character: the byte itself if it is printable, otherwise one from U+0100 on (Radford et al., 2019,
+    encoder.py).
+    """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + number): byte for number, byte in enumerate(others)}

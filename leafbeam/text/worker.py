@@ -24,10 +24,11 @@ Texts = tuple[tuple[Generation, ...], ...]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TextJob:
-    """The prompts of one client. on_pieces: called in the worker with a prompt's number and its new pieces, if it is given.
+    """The prompts of one client, which run in one batch.
 
-    texts: the result; cancelled, the worker drops the job at its next call of the model. deadline: on the worker's clock.
-    is_alone: it shares no batch, because one that it was in has failed and it may be to blame.
+    `texts` is the result; if it is cancelled, the worker drops the job at its next call of the model. `deadline` is a time of
+    the worker's clock. `on_pieces`, if given, is called in the worker with a prompt's number and its new pieces. `is_alone` is
+    true for a job that shares no batch, because one that it was in has failed and this job may be the reason.
     """
 
     requests: tuple[TextRequest, ...]
@@ -42,7 +43,7 @@ class TextJob:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens the job may have in memory."""
+        """Return the largest number of tokens that the job may have in memory."""
         return sum(len(request.prompt) + request.num_texts * request.max_tokens for request in self.requests)
 
 
@@ -107,10 +108,18 @@ class TextWorker:
         deadline: float | None = None,
         on_pieces: OnPieces | None = None,
     ) -> TextJob:
-        """Queue requests that `can_run_together`. deadline: on the worker's clock, by default `timeout_s` from now.
+        """Queue requests that `can_run_together`.
 
-        Raises ArgumentError for a request that the model cannot run, RequestError for one that is too large, OverloadedError
-        where the queue is full, UnavailableError while it stops.
+        Args:
+            requests: The requests.
+            deadline: A time of the worker's clock, by default `timeout_s` from now.
+            on_pieces: Called with a prompt's number and its new pieces.
+
+        Raises:
+            ArgumentError: If the model cannot run a request.
+            RequestError: If a request is too large.
+            OverloadedError: If the queue is full.
+            UnavailableError: If the worker stops.
         """
         assert can_run_together(requests)
         for request in requests:
@@ -172,7 +181,10 @@ class TextWorker:
                 self._running = (*others, batch) if self._advance(batch) else tuple(others)
 
     def _next_jobs(self) -> list[TextJob]:
-        """The jobs of the next batch, none while there is no room for one. Jobs that are too late fail, cancelled ones go."""
+        """Return the jobs of the next batch, or none if another batch does not fit.
+
+        Late jobs fail, and cancelled ones are dropped.
+        """
         now, jobs, left = self.clock(), list[TextJob](), list[TextJob]()
         room = self.settings.max_tokens - sum(batch.num_tokens for batch in self._running)
         for job in self._waiting:
@@ -191,7 +203,7 @@ class TextWorker:
         return jobs
 
     def _fits(self, job: TextJob, jobs: Sequence[TextJob]) -> bool:
-        """Whether a job may join a batch."""
+        """Return whether a job may join a batch."""
         if jobs and (job.is_alone or jobs[0].is_alone):
             return False
         requests = [request for one in (*jobs, job) for request in one.requests]
@@ -211,7 +223,7 @@ class TextWorker:
         self._running = (*self._running, _Batch(run=run, jobs=tuple(jobs)))
 
     def _advance(self, batch: "_Batch") -> bool:
-        """One call of the model for a batch, whose jobs get what is new; whether it goes on."""
+        """Call the model once for a batch, give its jobs what is new, and return whether the batch continues."""
         run, now = batch.run, self.clock()
         for job, rows in batch.rows():
             if job.deadline <= now and not job.requests[0].is_stepwise:
@@ -255,9 +267,9 @@ class TextWorker:
             self._seconds_per_job += 0.1 * (since - self._seconds_per_job)
 
     def _failed(self, jobs: Sequence[TextJob], error: BaseException, guilty: TextJob | None = None) -> None:
-        """Fail a job that ran alone. Of several one is to blame: all run again, before those that wait, it by itself.
+        """Fail a job that ran alone. If there were several, run all again before those that wait, and the guilty one alone.
 
-        Where it is not known which one it is, each runs by itself.
+        If it is not known which job is guilty, each runs alone.
         """
         jobs = [job for job in jobs if not job.texts.done()]
         log.error("a batch of %d texts failed", len(jobs), exc_info=error)
@@ -298,7 +310,7 @@ class _Batch:
         return None if request is None else next(job for job, rows in self.rows() if request in rows)
 
     def rows(self) -> list[tuple[TextJob, range]]:
-        """Each job with the rows of its requests."""
+        """Return each job with the rows of its requests."""
         ends = [0]
         for job in self.jobs:
             ends.append(ends[-1] + len(job.requests))
