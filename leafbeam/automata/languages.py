@@ -16,9 +16,9 @@ from leafbeam.errors import AutomatonError, counted
 
 
 def free_text(stop: str | None, max_length: int | None, max_states: int) -> ByteDFA:
-    """Any text of at most `max_length` characters; with a stop: the text, then the stop, which the text does not hold before.
+    """Return the language of texts of at most `max_length` characters, each followed by the stop, which it does not contain.
 
-    None: no stop, no bound. Raises AutomatonError for a stop or length that is none, and above `max_states`;
+    None is no stop, or no bound. Raises AutomatonError for an invalid stop or length, and above `max_states`;
     MissingExtraError without outlines-core.
     """
     if max_length is not None and (type(max_length) is not int or max_length < 1):

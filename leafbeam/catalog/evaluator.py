@@ -67,7 +67,7 @@ class Evaluator:
         self.table = table
         self._lock = threading.Lock()  # guards the assignment of `_map`
         self._map: RowMap | None = None
-        self._num_moved = _SPARE_ROWS  # removed or changed rows since gaps were looked for; at first, who knows
+        self._num_moved = _SPARE_ROWS  # removed or changed rows since gaps were looked for
         self._rows_may_move = False  # DuckDB may close the gap of a removed row at any later checkpoint
 
     def check(self) -> None:

@@ -103,7 +103,7 @@ class _Parser:
                 rest = text[end:].lstrip()
                 raise RequestError(
                     f"an expression of rules is made of names, &, |, - and parentheses, such as (fresh | promo) - adult; "
-                    f"at character {len(text) - len(rest)} it goes on with {rest[:20]!a}"
+                    f"unexpected text at character {len(text) - len(rest)}: {rest[:20]!a}"
                 )
             self._tokens.append((found[1], found.start(1)))
             end = found.end()

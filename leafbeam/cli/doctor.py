@@ -68,7 +68,7 @@ def doctor(
 
 
 def _packages() -> Iterator[Finding]:
-    """Return the versions of leafbeam, Python and packages, and which extras are complete."""
+    """Versions of leafbeam, Python and packages, and which extras are complete."""
     python = platform.python_version()
     supported = _PYTHON[0] <= sys.version_info[:2] < _PYTHON[1]
     yield Finding(area="versions", name="leafbeam", value=f"{__version__} in {Path(__file__).parents[1]}")
@@ -93,7 +93,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def _version_of(module: str) -> str | None:
-    """Return the installed version of a package by its import name, without importing it; None if it is missing."""
+    """Return the installed version of a package by its import name, which is not imported; None where it is missing."""
     try:
         return importlib.metadata.version(_DISTRIBUTIONS.get(module, module.replace("_", "-")))
     except importlib.metadata.PackageNotFoundError:
@@ -101,7 +101,7 @@ def _version_of(module: str) -> str | None:
 
 
 def machine_findings(machine: Machine) -> Iterator[Finding]:
-    """Return the findings about cores, threads, memory and files, and about where kernels are kept."""
+    """Cores, threads, memory, files, and where kernels are kept."""
     quota = "" if machine.quota is None else f", the control group allows {machine.quota:g}"
     yield Finding(area="machine", name="cores", value=f"{machine.cores}, of which {machine.allowed_cores} may be used{quota}")
     threads, usable = os.environ.get("OMP_NUM_THREADS", ""), machine.usable_cores
@@ -169,7 +169,7 @@ def _blas() -> str:
 
 
 def _devices() -> Iterator[Finding]:
-    """Return the GPUs that torch sees. torch is imported here, so that a broken one is a finding."""
+    """Yield the GPUs that torch sees. torch is imported here, so that a broken one is a finding."""
     has_nvidia = Path("/dev/nvidiactl").exists()
     if importlib.util.find_spec("torch") is None:
         mend = "pip install 'leafbeam[torch]', for models and GPUs"
@@ -205,7 +205,7 @@ def _devices() -> Iterator[Finding]:
 
 
 def _self_test() -> Iterator[Finding]:
-    """Run a search on each backend that is installed, and compare it with an enumeration of all items."""
+    """Yield a search on each backend that is installed, compared with an enumeration of all items."""
     groups: list[tuple[str, ...]] = [("cpu",)]
     if importlib.util.find_spec("torch") is not None:
         groups.append(("torch", "reference", "static"))

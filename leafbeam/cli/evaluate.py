@@ -18,12 +18,16 @@ def evaluate(
     users: Annotated[int | None, option("--users", "Evaluate a random sample of users.", default="all")] = None,
     part: Annotated[
         Literal["test", "valid"],
-        option("--part", "The held-out item to predict: the last one, or the one before it.", metavar="test|valid"),
+        option(
+            "--part",
+            "The held-out item to predict: a user's last one (test), or the one before it (valid).",
+            metavar="test|valid",
+        ),
     ] = "test",
     num_beams: Annotated[int, option("--beams", "The number of beams of the search.")] = 20,
     scoring: ScoringOption = "full",
     unconstrained: Annotated[
-        int, option("--unconstrained", "The number of users to search for without the index too; 0 for none.")
+        int, option("--unconstrained", "The number of users for whom the model also searches without the index; 0 for none.")
     ] = 2_000,
     seed: Annotated[int, option("--seed", "The seed of the sample of users.")] = 0,
 ) -> None:

@@ -18,7 +18,7 @@ from leafbeam.files import read_text
 if TYPE_CHECKING:
     from leafbeam.feeds import Feed, Followed, SourceColumns, VersionedTable
 
-PositionOption = Annotated[Path, option("--position", "The file that says how far the table was followed.")]
+PositionOption = Annotated[Path, option("--position", "The file that records how far the table was followed.")]
 EveryOption = Annotated[float, option("--every", "The number of seconds between two checks of the table.")]
 
 
@@ -161,7 +161,7 @@ def _require(extra: str, *modules: str) -> None:
     require(f"`leafbeam items follow {extra}`", *modules, "httpx", "msgspec", extra=extra)
 
 
-app = typer.Typer(no_args_is_help=True, help="Make the changes of another system on a run's server, as they come.")
+app = typer.Typer(no_args_is_help=True, help="Apply the changes of another system to a run's server as they arrive.")
 app.command("kafka")(kafka)
 app.command("delta")(delta)
 app.command("iceberg")(iceberg)

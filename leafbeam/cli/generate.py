@@ -121,7 +121,8 @@ def generate(
 ) -> None:
     """Write texts of a language model that obey a JSON Schema, a regular expression, a list of choices or a template of parts.
 
-    Every text obeys. One that is cut off by --max-tokens is printed too, named on stderr, and the exit code is 1.
+    Every text obeys its constraint. A text that --max-tokens cuts off is printed too, and named on stderr; the exit code is
+    then 1.
     """
     _check(search, draw)
     prompts, constraints = constraint.read(prompt)

@@ -145,9 +145,9 @@ def import_run(
     tokens: TokenOptions,
     interactions: LogOptions,
 ) -> None:
-    """Make a run of Semantic IDs, items and a model from elsewhere, ready to serve.
+    """Make a run, ready to serve, from Semantic IDs, items and a model of your own.
 
-    Without --model, train one on --data.
+    Without --model, a model is trained on --data.
     """
     paths = RunDirectory(run)
     if model is not None and paths.model.exists():

@@ -68,7 +68,7 @@ def build(
     *,
     codes: TableOptions,
 ) -> None:
-    """Build the index and the catalog of a run and evaluate its rules; or the index of a table of codes (TABLE)."""
+    """Build the index and the catalog of a run and evaluate its rules; with TABLE, build the index of a table of codes."""
     if table is None:
         if codes.out is not None or codes.sizes is not None or codes.scratch is not None or codes.packed:
             raise ArgumentError(
@@ -185,7 +185,7 @@ def inspect(
     ] = None,
     as_json: Annotated[bool, option("--json", "Print one JSON object, for an index or --plan.")] = False,
 ) -> None:
-    """Show what a file or directory holds: levels, bytes, codebook use; or estimate the size of an index."""
+    """Show what a file or directory holds (levels, bytes, codebook use), or estimate the size of an index."""
     if (path is None) == (plan is None):
         raise ArgumentError("inspect takes either a PATH or --plan N,V,L, one of the two")
     if path is not None and not path.exists():

@@ -56,7 +56,7 @@ def remove(
     run: RunOption = DEFAULT_RUN,
     url: UrlOption = None,
 ) -> None:
-    """Remove items: all of them or, if one is not there, none."""
+    """Remove items, all or none: if one does not exist, nothing is removed."""
     _require(url)
     from leafbeam.cli.item_writer import items_of
 

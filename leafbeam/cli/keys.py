@@ -24,9 +24,11 @@ def add(
             metavar="read|write|admin",
         ),
     ] = "read",
-    rate: Annotated[float | None, option("--rate", "The largest number of requests a second.", default="the server's")] = None,
+    rate: Annotated[
+        float | None, option("--rate", "The largest number of requests per second.", default="the server's")
+    ] = None,
 ) -> None:
-    """Make a key and print it once: the file keeps its hash alone."""
+    """Make a key and print it once; the file keeps only its hash."""
     from leafbeam.serve.keys import add_key
 
     print(add_key(keys, name, scope, rate))
@@ -52,7 +54,7 @@ def show(keys: KeysOption = DEFAULT_KEYS) -> None:
     stdout().print(table)
 
 
-app = typer.Typer(no_args_is_help=True, help="Keys of a server's clients, which `leafbeam serve --keys` asks for.")
+app = typer.Typer(no_args_is_help=True, help="Manage the keys of a server's clients, which `leafbeam serve --keys` requires.")
 app.command("add")(add)
 app.command("remove")(remove)
 app.command("list")(show)

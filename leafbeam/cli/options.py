@@ -19,21 +19,18 @@ DEFAULT_RUN = Path("runs/shop")
 def option(flags: str, text: str, group: str | None = None, *, default: str | None = None, metavar: str | None = None) -> Any:
     """Return an option of a command.
 
-    Args:
-        flags: Its names with spaces between them.
-        text: Its help.
-        group: Its panel in `--help`; None is the first.
-        default: The default in words, if the value in the code (None) does not say it.
-        metavar: The name of its value.
+    flags: its names with spaces between them. text: its help. group: its panel in `--help`, None the first. default: in words,
+    where the value in the code (None) says nothing.
     """
     shown = default or True
     return typer.Option(*flags.split(), help=text, rich_help_panel=group, show_default=shown, metavar=metavar)
 
 
-def with_options(shared: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the fields of a dataclass as options, and pass it the dataclass as its last argument.
+def with_options(*groups: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the fields of dataclasses as options, and pass it the dataclasses as its last arguments.
 
-    The fields of the dataclass `shared` have typer's annotations, and defaults.
+    Args:
+        groups: The dataclasses, in the order of the arguments. Their fields have typer's annotations, and maybe defaults.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -136,7 +133,7 @@ def _setting_option(flag: str, setting: Setting) -> Any:
 
 
 def split_names(text: str) -> tuple[str, ...]:
-    """Split `a,b` into names, without blanks."""
+    """`a,b` as names, without blanks."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 

@@ -55,8 +55,8 @@ def top(
                 before = after
 
 
-def view(url: str, rates: Any) -> Group:
-    """Return rates as a table."""
+def view(url: str, rates: "Rates") -> Group:
+    """Return the rates as a table."""
     now = rates.now
     is_ready = now.value("ready") > 0
     table = Table(show_header=False, box=None, padding=(0, 2))

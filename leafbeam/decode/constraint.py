@@ -226,8 +226,9 @@ class TrieConstraint:
 
 
 def check_logits(logits: Any, number: int, shape: tuple[int, ...], like: Any, what: str = "logits") -> Any:
-    """The model's logits (or hidden states: `what`) as [B, K, V], of the kind and on the device of `like`; round 0 may leave
-    out K.
+    """Return the model's logits (or hidden states: `what`) as [B, K, V], with the library and the device of `like`.
+
+    Round 0 may leave out K.
 
     float32 for numpy; on a device half precisions stay as they are. Raises LogitsError, which says what shape was expected.
     """

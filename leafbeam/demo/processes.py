@@ -24,7 +24,7 @@ from leafbeam.errors import DemoError, NoAnswerError, ServerError
 
 COMMAND = (sys.executable, "-m", "leafbeam")
 ADDRESS = re.compile(r"http://[^\s;]+:\d+")
-READY_SECONDS = 600.0  # a loaded machine compiles kernels for minutes; a server that cannot start ends by itself
+READY_SECONDS = 600.0  # a loaded machine compiles kernels for minutes; a server that cannot start ends earlier
 STOP_SECONDS = 15.0
 
 

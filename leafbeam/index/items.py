@@ -266,7 +266,7 @@ class ItemTable:
         return rows_n
 
     def check_kind(self, name: str, ids_n: NDArray[np.generic]) -> None:
-        """Raise ItemIdError where ids of `as_id_array` are of the other kind, and so would all be unknown without a word."""
+        """Raise ItemIdError if ids are of the other kind: no id would match, and nothing would report it."""
         if len(ids_n) and self.num_items and ids_n.dtype.kind != self.kind:
             raise self.wrong_kind(name, decode_ids(ids_n[:1])[0].item())
 

@@ -125,7 +125,7 @@ class Spread:
         self._cores: Sequence[int] = ()
 
     def __enter__(self) -> bool:
-        """Whether they have."""
+        """Return whether the threads got cores of their own."""
         can_bind = _IS_AVAILABLE and _HAS_IDS
         cores = sorted(os.sched_getaffinity(0)) if can_bind and self._threads > 1 else ()
         self._cores = cores if len(cores) >= self._threads else ()

@@ -47,7 +47,7 @@ class HttpWorkers:
     """Processes that own the connections of a server and have `app`, in this process, answer (see `frames`).
 
     They accept from one listening socket. Each has a socket pair to this process, which no other process can open, and ends
-    when this one does. One that ends by itself loses its own connections, and is started again.
+    when this one does. If one ends before that, it loses its own connections, and is started again.
     setup: of the first; the others differ in the number. gate: see `CoreLink`.
     """
 

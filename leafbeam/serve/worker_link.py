@@ -40,7 +40,7 @@ _Event = Pull | Answer | More | Abort | Declined | Gone | None  # None: the core
 
 
 class WorkerLink(asyncio.Protocol):
-    """Requests of this worker that the core answers. ended: called with the reason when the core wants or takes no more."""
+    """Requests of this worker that the core answers. ended: called with the reason when the core ends or is full."""
 
     def __init__(self, reader: "FrameReader[FromCore]", ended: Callable[[str | None], None]) -> None:
         self._reader, self._ended = reader, ended
@@ -96,7 +96,7 @@ class WorkerLink(asyncio.Protocol):
 
         request: with any id. deadline: by the clock of the event loop: an answer that is not there by then is waited for only
         while the core lives. Raises OverloadedError if the core declines it, UnavailableError if the answer has not begun and
-        the core is gone, hangs or takes no more.
+        the core is gone, hangs or is full.
         """
         self._check()
         number, frames = next(self._numbers), asyncio.Queue[_Event]()

@@ -84,10 +84,10 @@ def test_minus_binds_before_and_before_or_and_a_name_may_hold_a_minus() -> None:
         ("a & not b", "at character 8, not 'b'; 'not' is a rule's name here: write a & b, a | b or a - b"),
         ("(a | b", "ends where a closing parenthesis was expected"),
         ("a)", "the end was expected at character 1, not '\\)'"),
-        ("~a", "at character 0 it goes on with '~a'"),
-        ("a & stock > 0", "at character 10 it goes on with '> 0'"),
-        ("a; DROP TABLE items", "goes on with '; DROP TABLE items'"),
-        ("é", "goes on with"),
+        ("~a", "unexpected text at character 0: '~a'"),
+        ("a & stock > 0", "unexpected text at character 10: '> 0'"),
+        ("a; DROP TABLE items", "unexpected text at character 1: '; DROP TABLE items'"),
+        ("é", "unexpected text"),
     ],
 )
 def test_an_invalid_expression_is_refused_with_the_position(text: str, says: str) -> None:

@@ -73,7 +73,7 @@ def test_http_rejects_what_python_rejects_with_the_same_message(client, first_sh
         ('{"rules": "cheap"}', "rules: expected array, got str"),
         ('{"rules": [1]}', "rules[0]: expected str, got int"),
         ('{"filter": ["cheap"]}', "filter: expected str | null, got array"),
-        ('{"filter": "cheap; DROP TABLE items"}', "it goes on with '; DROP TABLE items'"),
+        ('{"filter": "cheap; DROP TABLE items"}', "unexpected text at character 5: '; DROP TABLE items'"),
         ('{"filter": "cheap &"}', "ends where a rule's name"),
         ('{"scoring": 1}', "scoring: expected str, got int"),
         ('{"rule": ["cheap"]}', "rule: there is no such field: expected history, user, num_items, rules, filter, "),

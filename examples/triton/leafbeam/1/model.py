@@ -34,7 +34,7 @@ class TritonPythonModel:
         self.engine.close()
 
     def submit(self, request):
-        """The future of a request's result, or why there is none."""
+        """Return the future of a request's result, or the error that it has instead."""
         values = {name: pb_utils.get_input_tensor_by_name(request, name) for name in ("history", "rules", "num_items")}
         texts = {name: [] if values[name] is None else decoded(values[name]) for name in ("history", "rules")}
         try:
