@@ -29,14 +29,16 @@ class Following:
     url: Annotated[str, option("--url", "The address of the run's server; LEAFBEAM_KEY has its key.")] = "http://127.0.0.1:8000"
     item_id: Annotated[str, option("--item-id", "The column of the item ids.")] = "item_id"
     columns: Annotated[str, option("--columns", "The other columns to take, separated by commas.", default="all")] = ""
-    once: Annotated[bool, option("--once", "End when there are no more changes.")] = False
-    skip_bad: Annotated[bool, option("--skip-bad", "Leave out changes that cannot be made, and count them.")] = False
+    once: Annotated[bool, option("--once", "End once there are no more changes.")] = False
+    skip_bad: Annotated[bool, option("--skip-bad", "Skip changes that cannot be made, and count them.")] = False
     from_now: Annotated[bool, option("--from-now", "At the first start, take only changes from now on.")] = False
     batch: Annotated[int, option("--batch", "The largest number of changes of one request to the server.")] = 1000
     properties: Annotated[
         list[str] | None, option("--set", "Set a property of the library: NAME=VALUE; repeatable.", metavar="NAME=VALUE")
     ] = None
-    config: Annotated[Path | None, option("--config", "A file with a property NAME=VALUE a line, such as passwords.")] = None
+    config: Annotated[
+        Path | None, option("--config", "A file with one property NAME=VALUE per line, for passwords and other secrets.")
+    ] = None
 
     @property
     def start(self) -> Literal["beginning", "now"]:
@@ -63,7 +65,7 @@ class Following:
 @with_options(Following)
 def kafka(
     topic: Annotated[str, typer.Argument(help="The topic that Debezium writes, such as shop.public.items.")],
-    group: Annotated[str, option("--group", "The consumer group whose offsets are kept; one for each catalog.")],
+    group: Annotated[str, option("--group", "The consumer group that keeps the offsets; use one for each catalog.")],
     servers: Annotated[str, option("--servers", "The addresses of Kafka's brokers: HOST:PORT,HOST:PORT.")] = "localhost:9092",
     *,
     following: Following,
