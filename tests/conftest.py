@@ -59,3 +59,12 @@ def root_log_as_before() -> Generator[None]:
     for handler in root.handlers[:]:
         if handler not in before:
             root.removeHandler(handler)
+
+
+@pytest.fixture
+def poison() -> Generator[None]:
+    """What a kernel does not write is NaN, or very large."""
+    from benchmarks.gpu.timing import poisoned
+
+    with poisoned():
+        yield

@@ -1,22 +1,14 @@
 """Attention over prompt and codes: Triton kernels against torch, and the table of ancestors against moved slots."""
 
-from collections.abc import Generator
-
 import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.timing import poisoned
 from leafbeam.errors import ArgumentError
 from leafbeam.ops.attention import reference, triton
 from leafbeam.ops.attention.reference import extend_ancestors
 
-
-@pytest.fixture(autouse=True)
-def poison() -> Generator[None]:
-    """What a kernel does not write is NaN, or very large."""
-    with poisoned():
-        yield
+pytestmark = pytest.mark.usefixtures("poison")
 
 
 def exact(query: Tensor, keys: Tensor, values: Tensor, live: Tensor) -> Tensor:

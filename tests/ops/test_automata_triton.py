@@ -1,13 +1,11 @@
 """Rounds over automata in Triton, under the interpreter, against the loops that have been compared with float64."""
 
-from collections.abc import Generator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu.timing import poisoned
 from leafbeam.automata import Automaton
 from leafbeam.errors import ArgumentError, LogitsError
 from leafbeam.ops.constrain.cpu import automaton as automata
@@ -25,11 +23,7 @@ END, SIZE = 3, len(VOCABULARY) + 3
 PATTERNS = ['"(a|ba|aba){1,3}"', "-?(0|1[01]*)", "(a-0)*1?", "(ab|ba|01){2,4}"]
 
 
-@pytest.fixture(autouse=True)
-def poison() -> Generator[None]:
-    """What a kernel does not write is NaN, or very large."""
-    with poisoned():
-        yield
+pytestmark = pytest.mark.usefixtures("poison")
 
 
 def states_of(rng: np.random.Generator, chosen: list[Automaton], rows: int) -> tuple[np.ndarray, np.ndarray]:

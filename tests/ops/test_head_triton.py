@@ -1,23 +1,14 @@
 """The Triton kernels of the head, and the study log's, under the interpreter, on small shapes."""
 
-from collections.abc import Generator
-
 import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.timing import poisoned
 from benchmarks.peers.masked_head import masked_logits
 from leafbeam.errors import ArgumentError, LogitsError
 from leafbeam.ops.head import HeadCosts, LegalCodes, Workload, reference, triton
 
-
-@pytest.fixture(autouse=True)
-def poison() -> Generator[None]:
-    """What a kernel does not write is NaN, or very large."""
-    with poisoned():
-        yield
-
+pytestmark = pytest.mark.usefixtures("poison")
 
 SHAPES = [(1, 70, 24), (3, 129, 100), (18, 200, 64)]
 

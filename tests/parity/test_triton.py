@@ -7,7 +7,6 @@ grid with fewer beams; `make check-full` runs the whole grid.
 import os
 import subprocess
 import sys
-from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu.timing import poisoned
 from leafbeam import Trie
 from leafbeam.decode.results import root_ranges
 from leafbeam.errors import ArgumentError, LogitsError
@@ -26,13 +24,7 @@ from leafbeam.ops.constrain.cpu import step as cpu
 from leafbeam.ops.constrain.triton import step as triton
 from tests.fixtures.grid import CASES, LISTED, SCORINGS, SHAPES, Catalog, check_case
 
-
-@pytest.fixture(autouse=True)
-def poison() -> Generator[None]:
-    """What a kernel does not write is NaN, or very large."""
-    with poisoned():
-        yield
-
+pytestmark = pytest.mark.usefixtures("poison")
 
 # (case, shape of the catalog, scoring, beams at most): every layout, filters, denied items, ties, one and two segments.
 SAMPLE = [
