@@ -27,14 +27,14 @@ class CodeVectors:
     A model whose token embeddings begin there, rather than at random numbers, starts from the items' texts and co-occurrence:
     it reaches the same recall in fewer passes, and a higher one in the end.
 
-    levels: one float32 (V, D) a level, of mean square about 1, the axis of largest variance first.
+    `levels` has one float32 (V, D) per level, of mean square about 1, the axis of largest variance first.
     """
 
     levels: tuple[NDArray[np.float32], ...]
 
     @classmethod
     def of_items(cls, vectors_ND: NDArray[np.float32], codes_NL: NDArray[np.int64], sizes: tuple[int, ...]) -> "CodeVectors":
-        """From the items' vectors and codes. Cost: one D x D eigendecomposition, and N D (D + L)."""
+        """Compute them from the items' vectors and codes, with one D x D eigendecomposition and N D (D + L) operations."""
         centred_ND = vectors_ND - vectors_ND.mean(axis=0)
         _, axes_DD = np.linalg.eigh(centred_ND.T.astype(np.float64) @ centred_ND)
         projected_ND = centred_ND @ axes_DD[:, ::-1][:, :_DIMS].astype(np.float32)
@@ -47,7 +47,8 @@ class CodeVectors:
         return cls(levels=tuple(levels))
 
     def embeddings(self, width: int, *, seed: int = 0) -> tuple[NDArray[np.float32], ...]:
-        """Rows of `width` dimensions and mean square 1 on the whole, one array a level, NaN for a code without an item.
+        """Return rows of `width` dimensions and mean square 1 on the whole, one array per level, NaN for a code without an
+        item.
 
         The axes are rotated at random, by the seed, so that all heads of a model see all of them.
         """
@@ -64,9 +65,10 @@ class CodeVectors:
 
     @classmethod
     def load(cls, directory: str | Path, sids: SidTable) -> "CodeVectors | None":
-        """Read what `save` wrote; None where there is no file, as beside SIDs from elsewhere.
+        """Read what `save` wrote; return None if there is no file, as beside SIDs from elsewhere.
 
-        Raises CheckpointError for a damaged file, or one of other SIDs.
+        Raises:
+            CheckpointError: If the file is damaged, or of other SIDs.
         """
         path = Path(directory) / _FILE
         if not path.exists():

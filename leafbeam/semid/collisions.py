@@ -18,14 +18,15 @@ Assignment = Literal["free", "hungarian", "sinkhorn"]
 
 
 def group_sizes(codes_NL: NDArray[np.integer]) -> NDArray[np.int64]:
-    """The number of items of each SID that occurs."""
+    """Return the number of items of each SID that occurs."""
     if len(codes_NL) == 0:
         return np.empty(0, np.int64)
     return np.unique(codes_NL, axis=0, return_counts=True)[1].astype(np.int64)
 
 
 def add_level(codes_NL: NDArray[np.int64], priority_N: NDArray[np.number] | None = None) -> tuple[NDArray[np.int64], int]:
-    """The codes with a level that numbers the items of each SID by descending priority, then by row; and that level's size.
+    """Return the codes with a level that numbers the items of each SID by descending priority, then by row; and that level's
+    size.
 
     (TIGER, section 3.1.)
     """
@@ -47,12 +48,12 @@ def add_level(codes_NL: NDArray[np.int64], priority_N: NDArray[np.number] | None
 
 
 def spread_level(codes_NL: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """The codes with a level of `size` codes, different within a prefix, of which each has as many items as any other.
+    """Return the codes with a level of `size` codes, different within a prefix, each of which has as many items as any other.
 
-    for the number i of each item in the order of its prefix: last code = i modulo size
+        for the number i of each item in the order of its prefix: last code = i modulo size
 
-    The codes of a residual are shared by similar items, which a model then can hardly tell apart; these are shared by items
-    that have nothing in common. Raises CodesError where more items share a prefix than there are codes.
+    Similar items share the codes of a residual, so that a model can hardly tell them apart; these codes are shared by items
+    that have nothing in common. Raises CodesError if more items share a prefix than there are codes.
     """
     largest = int(group_sizes(codes_NL).max(initial=0))
     if largest > size:
@@ -74,12 +75,19 @@ def assign_free_codes(
 ) -> NDArray[np.int64]:
     """Give the colliding items of each prefix different last codes, near their residuals; the first L - 1 codes stay.
 
-    residuals_ND: residuals before the last level. Prefixes without a collision keep their codes; dead codes come last.
+    Prefixes without a collision keep their codes; dead codes come last.
 
-    assignment: "free" takes the nearest (item, code) pairs first; "hungarian" minimises the sum of squared distances;
-    "sinkhorn" spreads items evenly by entropic optimal transport, then takes each item's likeliest free code (LC-Rec).
-    Cost for M items of a prefix: M V log(M V), M^2 V and 50 M V.
-    Raises CodesError where more items share a prefix than the last level has codes.
+    Args:
+        codes_NL: The codes.
+        codebook_sizes: The number of codes of each level.
+        residuals_ND: The residuals before the last level.
+        last_centroids_VD: The centroids of the last level.
+        assignment: "free" takes the nearest (item, code) pairs first; "hungarian" minimises the sum of squared distances;
+            "sinkhorn" spreads items evenly by entropic optimal transport, then takes each item's most likely free code
+            (LC-Rec). For M items of a prefix they cost M V log(M V), M^2 V and 50 M V.
+
+    Raises:
+        CodesError: If more items share a prefix than the last level has codes.
     """
     check_choice("assignment", assignment, Assignment)
     size, live = codebook_sizes[-1], len(last_centroids_VD)
@@ -110,7 +118,7 @@ def assign_free_codes(
 
 
 def _greedy(cost_MV: NDArray[np.floating]) -> NDArray[np.int64]:
-    """A different code for each row, pairs taken in ascending order of cost."""
+    """Return a different code for each row, with pairs taken in ascending order of cost."""
     code_M = np.full(len(cost_MV), -1, np.int64)
     taken_V = np.zeros(cost_MV.shape[1], np.bool_)
     for flat in np.argsort(cost_MV, axis=None, kind="stable"):
@@ -121,7 +129,7 @@ def _greedy(cost_MV: NDArray[np.floating]) -> NDArray[np.int64]:
 
 
 def _sinkhorn(distance_MV: NDArray[np.float32], live: int) -> NDArray[np.float64]:
-    """The entropic transport plan of rows to columns with equal column loads; `live`: columns with a centroid."""
+    """Return the entropic transport plan of rows to columns with equal column loads; `live` marks columns with a centroid."""
     scale = float(np.median(distance_MV[:, :live])) or 1.0
     plan_MV = np.exp(-_SHARPNESS * (distance_MV - distance_MV.min(axis=1, keepdims=True)).astype(np.float64) / scale)
     for _ in range(_ROUNDS):

@@ -47,13 +47,19 @@ class EmbeddingConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RqVaeConfig:
-    """How an RQ-VAE is built and trained.
+    """The sizes and the training of an RQ-VAE.
 
-    hidden, latent: widths of the encoder's hidden layer (the decoder mirrors it) and of the quantised space.
-    steps: batches in all. warmup: share of them that trains the autoencoder alone, before k-means initialises the codebooks.
-    commitment: weight of the loss that pulls latents to their codes. decay: of the exponential moving averages of the codes.
-    revive: a code whose average load falls below this share of an even load moves to a residual of the batch.
-    gradient: through the quantiser: "straight-through" copies it, "rotation" rotates and scales it (Fifty et al., 2024).
+    Args:
+        hidden: The width of the encoder's hidden layer, which the decoder mirrors.
+        latent: The width of the quantised space.
+        steps: The number of batches.
+        batch: The number of vectors in a batch.
+        warmup: The share of the steps that trains the autoencoder alone, before k-means initialises the codebooks.
+        commitment: The weight of the loss that pulls latents to their codes.
+        decay: The decay of the exponential moving averages of the codes.
+        revive: A code whose average load is below this share of an even load moves to a residual of the batch.
+        gradient: How the gradient passes the quantiser: "straight-through" copies it, "rotation" rotates and scales it (Fifty
+            et al., 2024).
     """
 
     hidden: int = 256
@@ -130,22 +136,23 @@ class QuantiserConfig:
 
 
 def spread_codes(num_items: int, largest: int) -> int:
-    """The codes of the level that "spread" adds: one an item, at most 16,384 unless a prefix has more items.
+    """Return the codes of the level that "spread" adds: one per item, at most 16,384 unless a prefix has more items.
 
-    >>> spread_codes(12_000, largest=40)
-    12000
+    Examples:
+        >>> spread_codes(12_000, largest=40)
+        12000
     """
     return max(min(num_items, 16_384), largest)
 
 
 def check_choice(name: str, value: object, literal: Any) -> None:
-    """ArgumentError unless `value` is one of the strings of a `Literal`."""
+    """Raise ArgumentError unless `value` is one of the strings of a `Literal`."""
     if value not in get_args(literal):
         raise ArgumentError(f"{name}={value!r}: choose one of {', '.join(map(repr, get_args(literal)))}")
 
 
 def check_codebook_sizes(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The sizes as plain integers. Raises ArgumentError unless there are 1 to 16 levels of at least one code each."""
+    """Return the sizes as plain integers; raise ArgumentError unless there are 1 to 16 levels of at least one code each."""
     plain = tuple(int(size) for size in sizes)
     if not 1 <= len(plain) <= 16 or min(plain) < 1:
         raise ArgumentError(f"codebook_sizes={sizes}: 1 to 16 levels of at least one code each")

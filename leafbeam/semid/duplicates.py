@@ -13,7 +13,8 @@ _OF_SPREAD, _OF_LENGTH = 1e-3, 1e-4  # vectors nearer than that are nearly equal
 class NearDuplicates:
     """Groups of nearly equal vectors, in a sample.
 
-    sample: rows drawn. distinct: groups. largest: rows of the largest group, and `row`, one of them, in the whole matrix.
+    `sample` is the number of rows drawn, `distinct` the number of groups, `largest` the number of rows of the largest group,
+    and `row` one of them, in the whole matrix.
     """
 
     sample: int
@@ -23,7 +24,7 @@ class NearDuplicates:
 
     @classmethod
     def of(cls, vectors_ND: NDArray[np.float32]) -> "NearDuplicates":
-        """Group a sample of the rows, each with all rows that are nearly equal to the group's first. Cost: n^2 D."""
+        """Group a sample of the rows, each with all rows that are nearly equal to the group's first; this costs n^2 D."""
         rows = np.arange(len(vectors_ND))
         if len(rows) > _SAMPLE:
             rows = np.sort(np.random.default_rng(0).choice(len(rows), _SAMPLE, replace=False))

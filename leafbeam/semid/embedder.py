@@ -21,11 +21,13 @@ from leafbeam.semid.vectors import unit_rows
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ItemEmbedder:
-    """Makes the vector of a new item from its text, as `embed` made those of items that nobody had taken.
+    """An encoder of a new item's text into a vector, as `embed` made those of items without interactions.
 
-    vector = its text's vector, then the mean behaviour of the `neighbours` nearest items by text, of length `behaviour_weight`
+        vector = its text's vector, then the mean behaviour of the `neighbours` nearest items by text, of length
+        `behaviour_weight`
 
-    columns: the columns of text. vectorizer: of TF-IDF; None: `model` names a sentence-transformers model. behaviour_dims: B.
+    `columns` are the columns of text. `vectorizer` makes TF-IDF vectors; without one, `model` names a sentence-transformers
+    model. `behaviour_dims` is B.
     """
 
     columns: tuple[str, ...]
@@ -36,10 +38,14 @@ class ItemEmbedder:
     behaviour_dims: int
 
     def embed(self, items: pa.Table, vectors_RD: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The vectors (n, T + B) of items by their text; rows of 0 where no word is known. vectors_RD: of items with behaviour.
+        """Return the vectors (n, T + B) of items by their text; rows of 0 if no word is known. `vectors_RD` are of items with
+        behaviour.
 
-        Cost: 0.1 ms an item, and a product with the R vectors. Raises DataError for a column that is missing or no text,
-        MissingExtraError.
+        An item costs 0.1 ms, and a product with the R vectors.
+
+        Raises:
+            DataError: If a column is missing or is not text.
+            MissingExtraError: If sentence-transformers is needed and not installed.
         """
         if self.vectorizer is None:
             text_nT = sentence_vectors(items, self.columns, model=self.model)
@@ -57,9 +63,9 @@ class ItemEmbedder:
 def borrowed_behaviour(
     text_nT: NDArray[np.float32], text_RT: NDArray[np.float32], behaviour_RB: NDArray[np.float32], *, neighbours: int
 ) -> NDArray[np.float32]:
-    """The mean behaviour of the nearest of R items by text, weighted by the cosine: (n, B); 0 where none is near.
+    """Return the mean behaviour of the nearest of R items by text, weighted by the cosine: (n, B); 0 if none is near.
 
-    Without it, items that no user has taken would form a cluster of their own.
+    Without it, items without interactions would form a cluster of their own.
     """
     borrowed_nB = np.zeros((len(text_nT), behaviour_RB.shape[1]), np.float32)
     if len(text_RT) == 0:
@@ -74,7 +80,7 @@ def borrowed_behaviour(
 
 
 def _largest(values_nR: NDArray[np.float32], count: int) -> NDArray[np.int64]:
-    """The columns of the `count` largest values of each row, the largest first, of equal ones the first."""
+    """Return the columns of the `count` largest values of each row, the largest first, of equal ones the first."""
     if count >= values_nR.shape[1]:
         return np.argsort(-values_nR, axis=1, kind="stable")[:, :count]
     least_n1 = -np.partition(-values_nR, count - 1, axis=1)[:, count - 1 : count]
@@ -86,7 +92,7 @@ def _largest(values_nR: NDArray[np.float32], count: int) -> NDArray[np.int64]:
 
 
 def sentence_vectors(items: pa.Table, columns: tuple[str, ...], *, model: str) -> NDArray[np.float32]:
-    """The items' texts under a sentence-transformers model; rows of length 1, 0 without text. Raises MissingExtraError."""
+    """Return the vectors of the items' texts under a sentence-transformers model; rows of length 1, 0 without text."""
     try:
         library = import_module("sentence_transformers")
     except ImportError as error:

@@ -35,8 +35,8 @@ class Sessions(Protocol):
 class Embedding:
     """Item vectors (float32), the text columns they were made from, and how many items lack either part.
 
-    embedder: makes the vectors of new items; None where these are not made from text. complete_R: rows of the items that have
-    every part; None: all. notes: parts that are left out because there is no data for them.
+    `embedder` makes the vectors of new items; it is None if these are not made from text. `complete_R` are the rows of the
+    items that have every part; None is all. `notes` name the parts that are left out because there is no data for them.
     """
 
     vectors_ND: NDArray[np.float32] = field(repr=False)
@@ -49,10 +49,10 @@ class Embedding:
 
 
 def embed(items: pa.Table, sessions: Sessions | None, *, config: EmbeddingConfig, seed: int = 0) -> Embedding:
-    """The vectors of `items` from their text and from `sessions`, deterministic under `seed`.
+    """Return the vectors of `items` from their text and from `sessions`, deterministic under `seed`.
 
-    sessions: the training part of a split; nothing else of the log is read. None, or a table without a text column, leaves
-    that part out, which the counts of the result show. Raises DataError where both parts are missing.
+    `sessions` are the training part of a split; nothing else of the log is read. None, or a table without a text column, leaves
+    that part out, which the counts of the result show. Raises DataError if both parts are missing.
     """
     columns = config.text_columns if config.text_columns is not None else text_columns(items)
     text_NT = behaviour_NB = np.empty((len(items), 0), np.float32)
@@ -109,14 +109,14 @@ def _count_empty(vectors_ND: NDArray[np.float32]) -> int:
 
 
 def text_vectors(items: pa.Table, columns: tuple[str, ...], *, dims: int, seed: int) -> NDArray[np.float32]:
-    """The vectors of `TextVectorizer` for the text of `columns`. Raises DataError where no item has a word."""
+    """Return the vectors of `TextVectorizer` for the text of `columns`; raise DataError if no item has a word."""
     return fit_vectorizer(items, columns, dims=dims, seed=seed)[1]
 
 
 def fit_vectorizer(
     items: pa.Table, columns: tuple[str, ...], *, dims: int, seed: int
 ) -> tuple[TextVectorizer, NDArray[np.float32]]:
-    """`TextVectorizer.fit` on the text of `columns`. Raises DataError where no item has a word."""
+    """Call `TextVectorizer.fit` on the text of `columns`; raise DataError if no item has a word."""
     fitted = TextVectorizer.fit([texts(items, (name,)) for name in columns], dims=dims, seed=seed)
     if fitted is None:
         raise DataError(f"none of the columns {', '.join(map(repr, columns))} holds a word that two items share")
@@ -130,7 +130,7 @@ def has_pairs(sessions: Sessions) -> bool:
 
 
 def positive_pmi(sessions: Sessions, num_items: int, *, window: int) -> csr_array:
-    """Positive PMI of items at most `window` apart in a session: max(0, log P(a,b)/P(a)P(b)); sparse, empty diagonal."""
+    """Return the positive PMI of items at most `window` apart in a session, max(0, log P(a,b)/P(a)P(b)), sparse."""
     if window < 1:
         raise ArgumentError(f"window={window}: at least 1")
     items_E = sessions.items_E.astype(np.int64)
@@ -155,9 +155,9 @@ def positive_pmi(sessions: Sessions, num_items: int, *, window: int) -> csr_arra
 
 
 def behaviour_vectors(sessions: Sessions, num_items: int, *, dims: int, window: int, seed: int) -> NDArray[np.float32]:
-    """Vectors of items that co-occur: U sqrt(S) of the truncated SVD of the positive PMI. float32 (N, min(dims, N)).
+    """Return vectors of items that co-occur: U sqrt(S) of the truncated SVD of the positive PMI, float32 (N, min(dims, N)).
 
-    Rows have length 1, or 0 for an item that never co-occurs. Raises DataError where no session has two different items.
+    Rows have length 1, or 0 for an item that never co-occurs. Raises DataError if no session has two different items.
     """
     if dims < 1:
         raise ArgumentError(f"behaviour_dims={dims}: at least 1")

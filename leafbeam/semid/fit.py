@@ -127,7 +127,9 @@ def _report(
     method: Method,
     collision_strategy: CollisionStrategy,
 ) -> SidReport:
-    """Return the report on the codes of a table, made from `encoded_NL` by resolving collisions. Cost: N * D * L."""
+    """Return the report on the codes of a table, which were made from `encoded_NL` by resolving collisions; this costs N * D *
+    L.
+    """
     vectors_ND, num_levels, codes = embedded.vectors_ND, encoded_NL.shape[1], table.codes
     groups = group_sizes(encoded_NL)
     variance = float(((vectors_ND - vectors_ND.mean(axis=0)) ** 2).sum(dtype=np.float64))

@@ -37,24 +37,25 @@ _MAX_BYTES = 64 << 20  # of the vectors of items of the fit
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ItemEncoder:
-    """Gives new items Semantic IDs, from the vectors that `fit_sids` would have made of them.
+    """An encoder that gives new items Semantic IDs, from the vectors that `fit_sids` would have made of them.
 
-    codes of the quantiser's levels = the quantiser's codes of the item's vector
-    code of a level that resolves collisions = that of the nearest item with the same codes before it
+        codes of the quantiser's levels = the quantiser's codes of the item's vector
+        code of a level that resolves collisions = that of the nearest item with the same codes before it
 
-    So a new item shares the SID of the item that it is most like, and the model, which has never seen it, scores it as that
+    So a new item shares the SID of the item that it resembles most, and the model, which has never seen it, scores it as that
     one. Numbers that tell items apart ("spread", "level") mean nothing to a model behind codes where it never saw them: with a
-    free one, no beam reached a new item. Where the last level is the quantiser's and items were moved to its free codes
-    ("free", "hungarian", "sinkhorn"), codes mean what their centroids do, and a new item gets the nearest free one: beams
-    reach it, though less often than a shared one.
+    free one, no beam reached a new item. If the last level is the quantiser's and items were moved to its free codes ("free",
+    "hungarian", "sinkhorn"), codes mean what their centroids do, and a new item gets the nearest free one: beams reach it,
+    though less often than a shared one.
 
-    embedder: None where the vectors of the fit were the caller's own. vectors_RD, codes_RL: of items of the fit.
+    `embedder` is None if the vectors of the fit were the caller's own. `vectors_RD` and `codes_RL` are of items of the fit.
 
-    >>> items = pa.table({"item_id": [1, 2, 3], "title": ["red shoe", "red boot", "green tea"]})
-    >>> fit = fit_sids(items, None, quantiser=QuantiserConfig(codebook_sizes=(2, 2)))
-    >>> index = Trie.build(fit.table.codes, fit.table.codebook_sizes)
-    >>> fit.encoder.encode(pa.table({"title": ["old green tea"]}), index).tolist() == fit.table.codes[2:].tolist()
-    True
+    Examples:
+        >>> items = pa.table({"item_id": [1, 2, 3], "title": ["red shoe", "red boot", "green tea"]})
+        >>> fit = fit_sids(items, None, quantiser=QuantiserConfig(codebook_sizes=(2, 2)))
+        >>> index = Trie.build(fit.table.codes, fit.table.codebook_sizes)
+        >>> fit.encoder.encode(pa.table({"title": ["old green tea"]}), index).tolist() == fit.table.codes[2:].tolist()
+        True
     """
 
     embedder: ItemEmbedder | None
@@ -74,7 +75,7 @@ class ItemEncoder:
         rows_R: NDArray[np.int64] | None = None,
         collision_strategy: CollisionStrategy = "none",
     ) -> "ItemEncoder":
-        """The encoder of a fit. rows_R: the items that it may keep the vectors of; of more than 64 MB, it draws some."""
+        """Return the encoder of a fit; it may keep the vectors of the items `rows_R`, and draws some of more than 64 MB."""
         rows_R = np.arange(len(table)) if rows_R is None else rows_R
         if len(rows_R) > (most := _MAX_BYTES // max(1, 4 * vectors_ND.shape[1])):
             rows_R = np.sort(np.random.default_rng(quantiser.seed).choice(rows_R, most, replace=False))
@@ -89,16 +90,19 @@ class ItemEncoder:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of text that it reads; empty where it takes vectors."""
+        """Return the columns of text that it reads; empty if it takes vectors."""
         return () if self.embedder is None else self.embedder.columns
 
     @property
     def num_dims(self) -> int:
-        """D of the vectors that it takes."""
+        """Return D of the vectors that it takes."""
         return self.quantiser.num_dims
 
     def embed(self, items: pa.Table) -> NDArray[np.float32]:
-        """The vectors (n, D) of items by their text, rows of 0 where no word is known. Raises DataError, also without text."""
+        """Return the vectors (n, D) of items by their text, rows of 0 if no word is known.
+
+        Raises DataError, also without text.
+        """
         if self.embedder is None:
             raise DataError(
                 "these Semantic IDs were fitted on vectors of your own: pass the vectors of new items, or their codes"
@@ -106,9 +110,11 @@ class ItemEncoder:
         return self.embedder.embed(items, self.vectors_RD)
 
     def encode(self, items: pa.Table, index: Trie | Version) -> NDArray[np.int64]:
-        """The SIDs (n, L) of items by their `columns`. index: of the items so far.
+        """Return the SIDs (n, L) of items by their `columns`; `index` holds the items so far. An item takes about a
+        millisecond.
 
-        Cost: about a millisecond an item. Raises DataError where an item has no word that the fit knew (see `embed`).
+        Raises:
+            DataError: If an item has no word that the fit knew (see `embed`).
         """
         vectors_nD = self.embed(items)
         if len(unknown := np.flatnonzero(~vectors_nD.any(axis=1))):
@@ -122,8 +128,8 @@ class ItemEncoder:
     ) -> NDArray[np.int64]:
         """Return the SIDs (n, L) of items by their vectors.
 
-        own_codes: the SIDs of those that are in the index already, None for the others; among free codes an item keeps its own
-        where its codes before it stay. Raises DataError unless the vectors are finite and of D dimensions.
+        `own_codes` are the SIDs of those that are in the index already, None for the others; among free codes an item keeps its
+        own if its codes before it stay. Raises DataError unless the vectors are finite and of D dimensions.
         """
         codes_nQ, residuals_nZ = self.quantiser.encode_with_residuals(vectors_nD)
         version = Version.of(index)
@@ -162,7 +168,7 @@ class ItemEncoder:
         return free_nL
 
     def _code_like(self, vector_D: NDArray[np.float32], codes_Q: NDArray[np.int64], children: NDArray[np.int64]) -> int:
-        """The last code of the nearest item: of those with the same codes before it that the index has, else of all."""
+        """Return the last code of the nearest item of those with the same codes before it in the index, or else of all."""
         same_R = (self.codes_RL[:, :-1] == codes_Q).all(axis=1) & np.isin(self.codes_RL[:, -1], children)
         if len(children) and not same_R.any():
             return int(children[0])
@@ -194,7 +200,8 @@ class ItemEncoder:
     def load(cls, directory: str | Path, sids: SidTable) -> "ItemEncoder":
         """Read what `save` wrote, and the quantiser beside it.
 
-        Raises CheckpointError where the file is missing, as beside SIDs of an older leafbeam, damaged, or of other SIDs.
+        Raises:
+            CheckpointError: If the file is missing, as beside SIDs of an older leafbeam, damaged, or of other SIDs.
         """
         path = Path(directory) / FILE
         if not path.exists():
@@ -254,7 +261,7 @@ class ItemEncoder:
 
 
 def _load_quantiser(directory: Path) -> Quantiser:
-    """The quantiser of either method. Raises CheckpointError, OSError, ValueError."""
+    """Load the quantiser of either method. Raises CheckpointError, OSError, ValueError."""
     if read_json(directory / "quantiser.json").get("format") == ResidualKMeans.format:
         return ResidualKMeans.load(directory)
     from leafbeam.semid.rqvae import RqVae  # imports torch
@@ -266,7 +273,7 @@ _TYPES = {"columns": list, "model": str, "neighbours": int, "behaviour_weight": 
 
 
 def _embedder_of(fields: dict[str, Any] | None, tensors: dict[str, NDArray[Any]]) -> ItemEmbedder | None:
-    """The embedder of a file. Raises LookupError, ValueError, TypeError."""
+    """Return the embedder of a file. Raises LookupError, ValueError, TypeError."""
     if fields is None:
         return None
     for name, kind in _TYPES.items():

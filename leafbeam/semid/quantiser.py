@@ -25,14 +25,15 @@ _BLOCK = 8192  # rows whose distances to all centroids are held at once
 
 
 class Quantiser(ABC):
-    """Maps vectors to L codes: the nearest centroid, then the nearest centroid to the residual, and so on.
+    """A map of vectors to L codes: the nearest centroid, then the nearest centroid to the residual, and so on.
 
-    residual = latent of the vector
-    for each level:
-        code = index of the level's centroid nearest to residual (the lower index on a tie)
-        residual = residual - that centroid
+        residual = latent of the vector
+        for each level:
+            code = index of the level's centroid nearest to residual (the lower index on a tie)
+            residual = residual - that centroid
 
-    centroids: one float32 (V, Z) a level. A level never has more centroids than distinct residuals: codes beyond are dead.
+    `centroids` has one float32 (V, Z) per level. A level never has more centroids than distinct residuals: codes beyond are
+    dead.
     """
 
     format: ClassVar[str]
@@ -51,13 +52,13 @@ class Quantiser(ABC):
 
     @property
     def num_dims(self) -> int:
-        """D of the vectors that it was fitted on."""
+        """Return D of the vectors on which it was fitted."""
         self._check_fitted()
         return self.centroids[0].shape[1]
 
     @abstractmethod
     def fit(self, vectors_ND: NDArray[np.floating], progress: Progress | None = None) -> Self:
-        """Learn the centroids; returns itself. Raises DataError for NaN, empty or constant vectors."""
+        """Learn the centroids, and return this quantiser; raise DataError for NaN, empty or constant vectors."""
 
     def _to_latents(self, vectors_ND: NDArray[np.float32]) -> NDArray[np.float32]:
         return vectors_ND
@@ -66,16 +67,16 @@ class Quantiser(ABC):
         return latents_NZ
 
     def _state(self) -> tuple[dict[str, NDArray[np.float32]], dict[str, Any]]:
-        """The arrays and JSON settings that `save` writes beside codebook sizes, seed and centroids."""
+        """Return the arrays and JSON settings that `save` writes beside codebook sizes, seed and centroids."""
         return {}, {}
 
     @classmethod
     def _from_state(cls, arrays: dict[str, NDArray[np.float32]], settings: dict[str, Any]) -> Self:
-        """The inverse of `_state`; `settings` also holds codebook_sizes and seed."""
+        """Return the quantiser of a `_state`; `settings` also holds codebook_sizes and seed."""
         return cls(codebook_sizes=tuple(settings["codebook_sizes"]), seed=settings["seed"])
 
     def latents(self, vectors_ND: NDArray[np.floating]) -> NDArray[np.float32]:
-        """The vectors in the quantised space: (N, Z). Raises DataError unless they are finite and of D dimensions."""
+        """Return the vectors in the quantised space, (N, Z); raise DataError unless they are finite and of D dimensions."""
         self._check_fitted()
         vectors = np.asarray(vectors_ND)
         if vectors.ndim != 2 or vectors.shape[1] != self.num_dims or not np.issubdtype(vectors.dtype, np.number):
@@ -88,11 +89,11 @@ class Quantiser(ABC):
         return self._to_latents(vectors)
 
     def encode(self, vectors_ND: NDArray[np.floating]) -> NDArray[np.int64]:
-        """The codes of vectors, seen in `fit` or not: int64 (N, L)."""
+        """Return the codes of vectors, seen in `fit` or not: int64 (N, L)."""
         return self.encode_with_residuals(vectors_ND)[0]
 
     def encode_with_residuals(self, vectors_ND: NDArray[np.floating]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """The codes (N, L), and each latent's residual before the last level (N, Z)."""
+        """Return the codes (N, L), and each latent's residual before the last level (N, Z)."""
         residual_NZ = before_last_NZ = self.latents(vectors_ND)
         codes_NL = np.empty((len(residual_NZ), len(self.centroids)), np.int64)
         for level, centroids_VZ in enumerate(self.centroids):
@@ -102,7 +103,7 @@ class Quantiser(ABC):
         return codes_NL, before_last_NZ
 
     def decode(self, codes_NL: NDArray[np.integer]) -> NDArray[np.float32]:
-        """The vectors (N, D) of codes, or of their first levels: the sum of the centroids, mapped back."""
+        """Return the vectors (N, D) of codes, or of their first levels: the sum of the centroids, mapped back."""
         self._check_fitted()
         if not 1 <= codes_NL.shape[1] <= len(self.centroids):
             raise ArgumentError(f"codes of {counted(codes_NL.shape[1], 'level')}: this quantiser has {len(self.centroids)}")
@@ -125,7 +126,7 @@ class Quantiser(ABC):
 
     @classmethod
     def load(cls, directory: str | Path) -> Self:
-        """Read what `save` wrote, bit for bit. Raises CheckpointError where it is incomplete or of another format."""
+        """Read what `save` wrote, bit for bit; raise CheckpointError if it is incomplete or of another format."""
         directory = Path(directory)
         check_checksums(directory)
         try:
@@ -165,7 +166,7 @@ class Quantiser(ABC):
 
 
 def nearest_centroids(vectors_NZ: NDArray[np.float32], centroids_VZ: NDArray[np.float32]) -> NDArray[np.int64]:
-    """The index of the nearest centroid to each vector, the lower on a tie."""
+    """Return the index of the nearest centroid to each vector, the lower on a tie."""
     nearest_N = np.empty(len(vectors_NZ), np.int64)
     half_V = 0.5 * (centroids_VZ.astype(np.float64) ** 2).sum(axis=1).astype(np.float32)
     for start in range(0, len(vectors_NZ), _BLOCK):

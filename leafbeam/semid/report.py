@@ -20,9 +20,9 @@ _COLOURS = ("#1f7a4a", "#d9822b", "#3b82b8", "#7b5ea7", "#b03a48", "#8a8f8c")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LevelReport:
-    """How many codes of a level are used, and how evenly (entropy in bits).
+    """The number of codes of a level that are used, and how evenly (entropy in bits).
 
-    unexplained: the share of the vectors' variance left after this level; None for a level that only numbers collisions.
+    `unexplained` is the share of the vectors' variance left after this level; None for a level that only numbers collisions.
     """
 
     codebook_size: int
@@ -46,10 +46,11 @@ class LevelReport:
 class SidReport:
     """The figures of one `fit_sids`.
 
-    distinct_sids, colliding_items, largest_group: different SIDs, items that share one, and the most items that share one,
-    before collisions were resolved. moved_items: items whose codes changed then. distinct_after: different SIDs after it.
-    neighbour_overlap: the share of an item's ten nearest vectors that are among the ten nearest after quantisation.
-    notes: what is likely wrong with the vectors or codes, in whole sentences.
+    Before collisions were resolved, `distinct_sids` is the number of different SIDs, `colliding_items` the number of items that
+    share one, and `largest_group` the largest number of items that share one. `moved_items` counts items whose codes changed
+    then, and `distinct_after` different SIDs after it. `neighbour_overlap` is the share of an item's ten nearest vectors that
+    are among the ten nearest after quantisation. `notes` are whole sentences about what is probably wrong with the vectors or
+    codes.
     """
 
     items: int
@@ -103,7 +104,7 @@ class SidReport:
 
 
 def _levels(report: SidReport) -> list[tuple[object, ...]]:
-    """The rows of a table of levels."""
+    """Return the rows of a table of levels."""
     return [
         (
             number,
@@ -118,7 +119,7 @@ def _levels(report: SidReport) -> list[tuple[object, ...]]:
 
 
 def neighbour_overlap(vectors_ND: NDArray[np.float32], decoded_ND: NDArray[np.float32]) -> float:
-    """The share of each item's nearest vectors (Euclidean) that are also nearest in `decoded_ND`, over a fixed sample."""
+    """Return the share of each item's nearest vectors (Euclidean) that are also nearest in `decoded_ND`, of a fixed sample."""
     count = len(vectors_ND)
     neighbours = min(_NEIGHBOURS, count - 1)
     if neighbours < 1:
@@ -139,7 +140,7 @@ def _nearest_rows(vectors_ND: NDArray[np.float32], rows_n: NDArray[np.int64], co
 
 
 def plot_report(report: SidReport, table: SidTable) -> "Figure":
-    """Items of each code, variance left after each level, SIDs by items that share them. Raises MissingExtraError."""
+    """Plot the items of each code, the variance left after each level, and the SIDs by items that share them."""
     with optional_imports("a plot"):
         import matplotlib
         from matplotlib.figure import Figure

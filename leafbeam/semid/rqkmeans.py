@@ -90,7 +90,7 @@ class ResidualKMeans(Quantiser):
 
 
 def fit_centroids(vectors_ND: NDArray[np.float32], size: int, *, seed: int, max_iterations: int = 100) -> NDArray[np.float32]:
-    """k-means: at most `size` centroids, in sorted order; fewer where there are fewer distinct vectors."""
+    """Run k-means: at most `size` centroids, in sorted order; fewer if there are fewer distinct vectors."""
     if len(vectors_ND) <= 4 * size:  # counting distinct rows pays only for few vectors
         distinct_ND = np.unique(vectors_ND, axis=0)
         if len(distinct_ND) <= size:
@@ -108,7 +108,7 @@ def fit_centroids(vectors_ND: NDArray[np.float32], size: int, *, seed: int, max_
 
 
 def _sample_rows(blocks: Iterable[NDArray[np.float32]], count: int, rng: np.random.Generator) -> NDArray[np.float32]:
-    """A uniform sample of at most `count` rows of all blocks: the rows with the smallest random keys."""
+    """Draw a uniform sample of at most `count` rows of all blocks: the rows with the smallest random keys."""
     keys_n, sample_nD = np.empty(0), np.empty((0, 0), np.float32)
     for block_nD in blocks:
         keys = rng.random(len(block_nD))
@@ -131,7 +131,7 @@ def _refine(
     centroids_VD: NDArray[np.float32],
     initial_weight: int,
 ) -> NDArray[np.float32]:
-    """One pass of mini-batch k-means over the residuals of every block after the `earlier` levels. (Sculley, 2010.)
+    """Run one pass of mini-batch k-means over the residuals of every block after the `earlier` levels. (Sculley, 2010.)
 
     Each centroid stays the mean of all vectors assigned to it; the initial centroids count as `initial_weight` vectors in all.
     """

@@ -138,7 +138,7 @@ class RqVae(Quantiser):
 
     @torch.no_grad()
     def _initial_levels(self, inputs_ND: Tensor) -> list["_Level"]:
-        """Codebooks from k-means on the latents and their residuals."""
+        """Return codebooks from k-means on the latents and their residuals."""
         residual_NZ = torch.cat([self._net["encoder"](block) for block in inputs_ND.split(_BLOCK)]).numpy().copy()
         levels: list[_Level] = []
         for level, size in enumerate(self.codebook_sizes):
@@ -177,7 +177,7 @@ class _Level:
 
     @torch.no_grad()
     def assign(self, residual_BZ: Tensor) -> Tensor:
-        """The nearest code of each residual, (B, Z)."""
+        """Return the nearest code of each residual, (B, Z)."""
         half_V = 0.5 * (self.means_VZ**2).sum(dim=1)
         self._last_BZ, self._codes_B = residual_BZ, (half_V - residual_BZ @ self.means_VZ.T).argmin(dim=1)
         return self.means_VZ[self._codes_B]
@@ -201,7 +201,7 @@ class _Level:
 
 
 def _with_gradient(latent_BZ: Tensor, total_BZ: Tensor, gradient: Gradient) -> Tensor:
-    """The value of `total_BZ` with a gradient for `latent_BZ`: copied ("straight-through"), or rotated and scaled."""
+    """Return `total_BZ` with a gradient for `latent_BZ`: copied ("straight-through"), or rotated and scaled."""
     if gradient == "straight-through":
         return latent_BZ + (total_BZ - latent_BZ).detach()
     with torch.no_grad():  # the rotation and scaling that map latent to total, held constant

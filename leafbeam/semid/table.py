@@ -54,7 +54,7 @@ class SidTable:
         object.__setattr__(self, "codebook_sizes", sizes)
 
     def __len__(self) -> int:
-        """The number of items."""
+        """Return the number of items."""
         return len(self.codes)
 
     def __repr__(self) -> str:
@@ -118,5 +118,5 @@ class SidTable:
 
 
 def numpy_ids(ids: pa.ChunkedArray | pa.Array) -> NDArray[np.int64] | NDArray[np.str_]:
-    """A column of ids as NumPy: int64, or fixed-width text."""
+    """Return a column of ids as NumPy: int64, or fixed-width text."""
     return decode_ids(ids_from_arrow(ids))

@@ -28,11 +28,11 @@ class ColumnWords:
 
     @cached_property
     def row_of(self) -> dict[str, int]:
-        """The number of each word."""
+        """Return the number of each word."""
         return {word: row for row, word in enumerate(self.words)}
 
     def weights(self, text: str) -> tuple[list[int], NDArray[np.float32]]:
-        """The known words of a text, and their TF-IDF weights, together of length 1."""
+        """Return the known words of a text, and their TF-IDF weights, together of length 1."""
         counts = Counter(row for word in _WORD.findall(text.lower()) if (row := self.row_of.get(word)) is not None)
         rows = list(counts)
         weights = (1 + np.log(np.fromiter(counts.values(), np.float32, len(rows)))) * self.idf[rows]
@@ -44,13 +44,13 @@ class ColumnWords:
 class TextVectorizer:
     """TF-IDF of each column, concatenated and reduced by a truncated SVD. (Latent semantic analysis, Deerwester et al., 1990.)
 
-    Columns are weighted separately, so a one-word brand counts beside a title of twenty words.
+    Columns are weighted separately, so a one-word brand counts beside a title of twenty words. `columns` are the words of each.
+    `axes_WD` are the SVD's axes; None if the words are few enough to be the dimensions.
 
-    columns: the words of each. axes_WD: the SVD's axes; None where the words are few enough to be the dimensions.
-
-    >>> vectorizer, vectors = TextVectorizer.fit([["red shoe", "red boot", "green tea"]], dims=8)
-    >>> np.allclose(vectorizer.encode([["red shoe"]])[0], vectors[0])
-    True
+    Examples:
+        >>> vectorizer, vectors = TextVectorizer.fit([["red shoe", "red boot", "green tea"]], dims=8)
+        >>> np.allclose(vectorizer.encode([["red shoe"]])[0], vectors[0])
+        True
     """
 
     columns: tuple[ColumnWords, ...]
@@ -60,9 +60,9 @@ class TextVectorizer:
     def fit(
         cls, texts: Sequence[Sequence[str]], *, dims: int, seed: int = 0
     ) -> "tuple[TextVectorizer, NDArray[np.float32]] | None":
-        """The vectorizer of some texts, and their vectors, (n, at most dims); None where no column has a word.
+        """Return the vectorizer of some texts, and their vectors, (n, at most dims); None if no column has a word.
 
-        texts: of each column, one an item. Cost: seconds for 20,000 items on one core. Raises ArgumentError.
+        `texts` has one list per column, with one text per item. 20,000 items take seconds on one core. Raises ArgumentError.
         """
         from scipy.sparse import csr_array, hstack  # a second to import: only fitting needs them
         from sklearn.decomposition import TruncatedSVD
@@ -104,7 +104,10 @@ class TextVectorizer:
         return self.num_words if self.axes_WD is None else self.axes_WD.shape[1]
 
     def encode(self, texts: Sequence[Sequence[str]]) -> NDArray[np.float32]:
-        """The vectors (n, D) of texts, one list a column: rows of length 1, or 0 where no word is known. 0.1 ms an item."""
+        """Return the vectors (n, D) of texts, one list per column: rows of length 1, or 0 if no word is known.
+
+        A text takes 0.1 ms.
+        """
         vectors_nD = np.zeros((len(texts[0]), self.num_dims), np.float32)
         for first, column, words in zip(self._first_rows(), self.columns, texts, strict=True):
             for number, text in enumerate(words):

@@ -13,12 +13,12 @@ _URL = r"^\s*https?://"
 
 
 def text_columns(items: pa.Table) -> tuple[str, ...]:
-    """The columns of text, or lists of text, that are not mostly numbers or URLs; never `item_id`. May be empty."""
+    """Return the columns of text, or lists of text, that are not mostly numbers or URLs; never `item_id`."""
     return tuple(name for name in items.column_names if name != "item_id" and _is_words(items[name]))
 
 
 def texts(items: pa.Table, columns: tuple[str, ...]) -> list[str]:
-    """The text of `columns`, joined for each item, "" where all are empty. Raises DataError for a column that is not text."""
+    """Return the text of `columns`, joined for each item, "" if all are empty. Raises DataError if a column is not text."""
     for name in columns:
         if name not in items.column_names:
             raise DataError(f"the items have no column {name!r}; they have {', '.join(map(repr, items.column_names))}")
@@ -41,7 +41,7 @@ def _is_text(dtype: pa.DataType) -> bool:
 
 
 def _flat_text(values: pa.ChunkedArray) -> list[str]:
-    """One text an item: lists are joined, null becomes ""."""
+    """Return one text per item, in which lists are joined and null becomes ""."""
     if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
         return [" ".join(word for word in words if word) if words else "" for words in values.to_pylist()]
     return [text or "" for text in values.to_pylist()]

@@ -20,7 +20,7 @@ _MAX_VALUE, _MIN_VALUE = 1e12, 1e-15  # squares beyond overflow float32, or vani
 
 
 def unit_rows(vectors_ND: NDArray[np.floating]) -> NDArray[np.float32]:
-    """Rows scaled to length 1; rows of zeros stay zero."""
+    """Return rows scaled to length 1; rows of zeros stay zero."""
     lengths_N1 = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
     return (vectors_ND / np.where(lengths_N1 > 0, lengths_N1, 1)).astype(np.float32)
 
@@ -30,7 +30,8 @@ def check_finite(
 ) -> None:
     """Raise DataError for NaN, infinity and values beyond 1e12.
 
-    first_row: the row number of `vectors_ND[0]` in `source`. item_ids: the item of each row, which is named in its place.
+    `first_row` is the row number of `vectors_ND[0]` in `source`. `item_ids` are the items of the rows, which the message names
+    instead.
     """
     invalid_ND = ~(np.abs(vectors_ND) <= _MAX_VALUE)
     if invalid_ND.any():
@@ -55,10 +56,10 @@ def _check_scale(vectors: NDArray[Any], source: str) -> None:
 def check_vectors(
     vectors: NDArray[np.generic], source: str, item_ids: NDArray[np.generic] | None = None
 ) -> NDArray[np.float32]:
-    """Return a float32 copy (N, D). item_ids: the item of each row, for messages.
+    """Return a float32 copy (N, D); `item_ids` are the items of the rows, for messages.
 
-    Raises DataError for anything but a finite, non-empty matrix, where all rows are equal, and for numbers whose squares are 0
-    in single precision.
+    Raises DataError for anything but a finite, non-empty matrix, if all rows are equal, and for numbers whose squares are 0 in
+    single precision.
     """
     if vectors.ndim != 2 or not np.issubdtype(vectors.dtype, np.number) or np.iscomplexobj(vectors):
         raise DataError(f"{source} is {vectors.dtype} of shape {vectors.shape}: one row of numbers an item is expected")
@@ -106,7 +107,7 @@ def load_vectors(path: str | Path, item_ids: NDArray[np.generic]) -> NDArray[np.
 
 
 def _rows_of(table: pa.Table, item_ids: NDArray[np.generic], path: Path) -> NDArray[np.generic]:
-    """The vectors of `item_ids` from a table of item_id and one column of lists."""
+    """Return the vectors of `item_ids` from a table of item_id and one column of lists."""
     types = pa.types
     lists = [
         f.name for f in table.schema if types.is_list(f.type) or types.is_large_list(f.type) or types.is_fixed_size_list(f.type)
@@ -174,7 +175,7 @@ class VectorBlocks:
         return cls(paths=files, shape=(count, widths.pop()), rows=rows)
 
     def __iter__(self) -> Iterator[NDArray[np.float32]]:
-        """Blocks of at most `rows` rows, in order. Raises DataError for NaN and infinity."""
+        """Yield blocks of at most `rows` rows, in order; raise DataError for NaN and infinity."""
         for file in self.paths:
             for start in range(0, len(_memory_map(file)), self.rows):
                 rows = _memory_map(file)[start : start + self.rows]  # anew for each block, which releases earlier pages

@@ -25,9 +25,9 @@ ScoreFn = Callable[[Histories], NDArray[np.float32]]
 
 
 def rank_targets(scores: ScoreFn, histories: Histories, targets_U: NDArray[np.integer], *, num_items: int) -> Ranks:
-    """The rank of each user's target among all items by score; items of equal score rank before it.
+    """Return the rank of each user's target among all items by score; items of equal score rank before it.
 
-    A target that scores -inf is a MISS, as is one in the user's history where seen items are removed. Cost: U * N.
+    A target that scores -inf is a MISS, and so is one in the user's history if seen items are removed. This costs U * N.
     """
     users = len(targets_U)
     ranks = Ranks(kept=np.full(users, MISS, np.int64), removed=np.full(users, MISS, np.int64))
@@ -46,15 +46,15 @@ def rank_targets(scores: ScoreFn, histories: Histories, targets_U: NDArray[np.in
 
 
 def popularity(train: Histories, num_items: int) -> ScoreFn:
-    """Scores items by their training interactions."""
+    """Return a function that scores items by their training interactions."""
     counts_N = np.bincount(train.items_E, minlength=num_items).astype(np.float32)
     return lambda histories: np.tile(counts_N, (len(histories), 1))
 
 
 def text_neighbours(vectors_ND: NDArray[np.floating]) -> ScoreFn:
-    """Scores items by the cosine of their vectors to the last item's, which is not listed. Cost: N * D a user.
+    """Return a function that scores items by the cosine of their vectors to that of the last item, which is not listed.
 
-    A zero vector has cosine 0 to everything. Raises ArgumentError for vectors that are not finite.
+    It costs N * D per user. A zero vector has cosine 0 to everything. Raises ArgumentError for vectors that are not finite.
     """
     if vectors_ND.ndim != 2 or not np.isfinite(vectors_ND).all():
         raise ArgumentError(f"vectors must be finite and of shape (N, D), got shape {vectors_ND.shape}")
@@ -70,7 +70,9 @@ def text_neighbours(vectors_ND: NDArray[np.floating]) -> ScoreFn:
 
 
 def memory_scores(memory: ItemMemory) -> ScoreFn:
-    """Scores items by an item memory whose rows are those of the log; -inf where it does not find one. Cost: N a user."""
+    """Return a function that scores items by an item memory whose rows are those of the log; -inf for items that it does not
+    find.
+    """
 
     def scores(histories: Histories) -> NDArray[np.float32]:
         rows = [memory.newest(histories[user].astype(np.int64)) for user in range(len(histories))]
@@ -82,7 +84,7 @@ def memory_scores(memory: ItemMemory) -> ScoreFn:
 
 
 def transition_baselines(memory: ItemMemory, train: Histories) -> dict[str, ScoreFn]:
-    """The last item's transitions and the transition graph of `train`, and the graph with the texts of `memory`, if any.
+    """Return the last item's transitions and the transition graph of `train`, and the graph with the texts of `memory`, if any.
 
     (An Embarrassingly Simple Graph Heuristic, arXiv 2605.07125.)
     """
@@ -99,13 +101,13 @@ def transition_baselines(memory: ItemMemory, train: Histories) -> dict[str, Scor
 
 @torch.inference_mode()
 def unconstrained_search(step_fn: StepFn, *, num_levels: int, num_beams: int) -> tuple[Tensor, Tensor]:
-    """The `num_beams` likeliest SIDs, whether or not they exist: codes_BKL and scores_BK, best first.
+    """Return the `num_beams` most likely SIDs, whether or not they exist: codes_BKL and scores_BK, best first.
 
-    for each level:
-        score = beam score + log_softmax(logits)[code]
-        keep the `num_beams` best of all beams' codes
+        for each level:
+            score = beam score + log_softmax(logits)[code]
+            keep the `num_beams` best of all beams' codes
 
-    The step function, width and normalisation are those of `BeamSearch(scoring="full")`.
+    The step function, the number of beams and the normalisation are those of `BeamSearch(scoring="full")`.
     """
     scores_BK = torch.log_softmax(step_fn(None, None), dim=-1)
     scores_BK, code_BK = scores_BK.topk(min(num_beams, scores_BK.shape[-1]), dim=-1)
@@ -134,7 +136,7 @@ class SidSet:
             self._keys.append(keys)
 
     def contains(self, codes_ML: NDArray[np.integer]) -> NDArray[np.bool_]:
-        """Return whether each SID exists. Cost: L binary searches each."""
+        """Return whether each SID exists. Each costs L binary searches."""
         node_M = np.zeros(len(codes_ML), np.int64)
         known_M = np.full(len(codes_ML), len(self._keys[0]) > 0)
         for level, (size, keys) in enumerate(zip(self._sizes, self._keys, strict=True)):

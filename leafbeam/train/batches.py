@@ -16,13 +16,13 @@ from leafbeam.train.histories import Histories
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Batches:
-    """The batches of every epoch, a function of the seed and the epoch alone.
+    """The batches of every epoch, which depend on the seed and the epoch alone.
 
     Histories longer than `max_items` + 1 are cut into windows at positions drawn anew each epoch; windows of one length are
     shuffled into batches of about `batch_tokens` tokens. Each interaction is a target once an epoch, those at a cut twice.
 
-    last_only: for models trained on the last item of a window alone: each interaction then ends a window of its own, with up to
-    `max_items` before it (TIGER's sliding windows).
+    With `last_only`, for models that are trained on the last item of a window alone, each interaction ends a window of its own,
+    with up to `max_items` before it (TIGER's sliding windows).
     """
 
     histories: Histories
@@ -39,7 +39,7 @@ class Batches:
             raise DataError("no user has an item to train on: every history is empty")
 
     def epoch(self, epoch: int) -> "Epoch":
-        """The batches of one pass. Cost: linear in the interactions."""
+        """Return the batches of one pass. The cost is linear in the interactions."""
         rng = np.random.default_rng([self.seed, epoch])
         starts_W, lengths_W = self._windows(rng)
         shuffled_W = rng.permutation(len(starts_W))
@@ -54,7 +54,7 @@ class Batches:
         return Epoch(histories=self.histories, starts_W=starts_W, lengths_W=lengths_W, spans=ordered)
 
     def _windows(self, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The start and length of each window: max_items + 1 items that overlap by one, or one window an item."""
+        """Return the start and length of each window: max_items + 1 items that overlap by one, or one window per item."""
         indptr_U1, lengths_U = self.histories.indptr_U1, self.histories.lengths_U
         stride, width = self.max_items, self.max_items + 1
         if self.last_only:
@@ -83,7 +83,7 @@ class Epoch:
     spans: tuple[tuple[int, int], ...]
 
     def __len__(self) -> int:
-        """The number of batches."""
+        """Return the number of batches."""
         return len(self.spans)
 
     def __getitem__(self, batch: int) -> NDArray[np.int32]:
@@ -91,7 +91,7 @@ class Epoch:
         return self.histories.items_E[self.starts_W[first:last, None] + np.arange(self.lengths_W[first])]
 
     def users(self, batch: int) -> NDArray[np.int64]:
-        """The users of the windows in `epoch[batch]`: (B,), indices into the histories."""
+        """Return the users of the windows in `epoch[batch]`: (B,), indices into the histories."""
         first, last = self.spans[batch]
         return np.searchsorted(self.histories.indptr_U1, self.starts_W[first:last], side="right") - 1
 

@@ -28,9 +28,16 @@ _FORMAT = 2
 class TrainState:
     """The progress of a run; with the seed it determines everything random that follows.
 
-    step: updates made. epoch, batch: the next batch. seconds: of training so far. loss: running mean, nats an item.
-    best_recall, best_step: of the best weights so far, -1 before the first validation. worse: validations since then.
-    validated_step: of the last validation.
+    Attributes:
+        step: The number of updates made.
+        epoch: The epoch of the next batch.
+        batch: The next batch.
+        seconds: The seconds of training so far.
+        loss: The running mean of the loss, in nats per item.
+        best_recall: The recall of the best weights so far, -1 before the first validation.
+        best_step: The step of the best weights so far.
+        worse: The number of validations since then.
+        validated_step: The step of the last validation.
     """
 
     step: int = 0
@@ -53,10 +60,10 @@ class TrainState:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Checkpoint:
-    """A snapshot of a run: resuming gives the weights, bit for bit, of a run that never stopped.
+    """A snapshot of a run: resuming it gives the weights, bit for bit, of a run that never stopped.
 
-    tensors: weights, AdamW's moments, averaged and best weights, named "kind/parameter". data: the `fingerprint` of the
-    training data.
+    `tensors` holds weights, AdamW's moments, averaged and best weights, named "kind/parameter". `data` is the `fingerprint` of
+    the training data.
     """
 
     state: TrainState
@@ -85,7 +92,7 @@ class Checkpoint:
 
     @classmethod
     def load(cls, directory: str | Path) -> "Checkpoint":
-        """Read what `save` wrote. Raises CheckpointError where it is missing, truncated or of another format."""
+        """Read what `save` wrote; raise CheckpointError if it is missing, truncated or of another format."""
         directory, _, previous = _paths(directory)
         if previous.exists() and not directory.exists():
             directory = previous  # `save` stopped between its two renames
@@ -123,11 +130,11 @@ class Checkpoint:
             shutil.rmtree(path, ignore_errors=True)
 
     def of(self, kind: str) -> dict[str, Tensor]:
-        """The tensors of one kind, by parameter name."""
+        """Return the tensors of one kind, by parameter name."""
         return {name.removeprefix(f"{kind}/"): x for name, x in self.tensors.items() if name.startswith(f"{kind}/")}
 
     def check(self, *, recipe: Recipe, vocabulary: AnyVocabulary, data: str) -> None:
-        """CheckpointError unless it belongs to this recipe (apart from when it stops), vocabulary and data."""
+        """Raise CheckpointError unless it belongs to this recipe (apart from when it stops), vocabulary and data."""
         different = "on another log or other Semantic IDs" if data != self.data else ""
         if vocabulary != self.vocabulary:
             different = f"with codebooks {self.vocabulary.codebook_sizes}, not {vocabulary.codebook_sizes}"
@@ -138,13 +145,13 @@ class Checkpoint:
 
 
 def _paths(directory: str | Path) -> tuple[Path, Path, Path]:
-    """The checkpoint, the one that is being written, and the one that it replaces."""
+    """Return the paths of the checkpoint, of the one that is being written, and of the one that it replaces."""
     directory = Path(directory)
     return directory, directory.with_name(f"{directory.name}.partial"), directory.with_name(f"{directory.name}.old")
 
 
 def fingerprint(histories: Histories, codes_NL: NDArray[np.int64], users_U: NDArray[np.int64] | None = None) -> str:
-    """16 hexadecimal digits of a hash of the training data: histories, SIDs and user tokens."""
+    """Return 16 hexadecimal digits of a hash of the training data: histories, SIDs and user tokens."""
     digest = sha256()
     for array in (histories.indptr_U1, histories.items_E, codes_NL, *(() if users_U is None else (users_U,))):
         digest.update(str((array.shape, array.dtype.str)).encode())

@@ -49,7 +49,7 @@ class EvaluationSet:
 
     @classmethod
     def from_split(cls, split: Split, part: Part, *, sample: int | None = None, seed: int = 0) -> "EvaluationSet":
-        """All users with a held-out item, or a sample of them; histories before the test include the validation item."""
+        """Return all users with a held-out item, or a sample of them; histories before the test include the validation item."""
         check_choice("part", part, Part)
         users = split.test_users() if part == "test" else split.valid_users()
         if len(users) == 0:
@@ -66,7 +66,9 @@ class EvaluationSet:
     def batches(
         self, max_items: int, batch_users: int, *, among: NDArray[np.bool_] | None = None
     ) -> Iterator[NDArray[np.int64]]:
-        """Indices into `users`, sorted by history length to minimise padding. among: marks the users to take; None: all."""
+        """Yield indices into `users`, sorted by history length to minimise padding; `among` marks the users to take, None takes
+        all.
+        """
         order_U = np.argsort(np.minimum(self.histories.lengths_U, max_items), kind="stable")
         order_U = order_U if among is None else order_U[among[order_U]]
         return (order_U[first : first + batch_users] for first in range(0, len(order_U), batch_users))
@@ -170,11 +172,11 @@ def evaluate(
 
 
 class Validation:
-    """Measures Recall@10 on the validation items of a sample of users: call it with a model, as a `Trainer` does.
+    """A measurement of Recall@10 on the validation items of a sample of users: call it with a model, as a `Trainer` does.
 
-    recalls: that of each baseline by name, popularity among them. seen: whether lists keep seen items, here and for models: the
-    choice that is better for the best baseline. seconds: the time that the baselines take: the sample becomes smaller, down to
-    200 users.
+    `recalls` are those of each baseline by name, popularity among them. `seen` says whether lists keep seen items, here and for
+    models: the choice that is better for the best baseline. The baselines may take `seconds`: the sample becomes smaller, down
+    to 200 users.
     """
 
     def __init__(
@@ -241,8 +243,8 @@ def fit_fusion(
 ) -> Fusions:
     """Learn the weights of a model's beams and an item memory of the training part on a sample of validation users.
 
-    Cost: two searches a user. seconds: no batch of users is begun after these, but the first. The default weights come back
-    where the split has no validation users.
+    This costs two searches per user. After `seconds` no further batch of users is begun, except the first. If the split has no
+    validation users, the default weights are returned.
     """
     began = clock()
     if len(split.valid_users()) == 0:
@@ -263,7 +265,7 @@ def fit_fusion(
 
 
 def _longest_history(model: AnyModel) -> int:
-    """Items of the longest history that the model was trained on, by its positions; at least 1."""
+    """Return the number of items of the longest history that the model was trained on, by its positions; at least 1."""
     positions, vocabulary = model.config.max_position_embeddings, model.vocabulary
     return max(1, min((positions - 1) // vocabulary.num_levels - 1, vocabulary.max_history(positions)))
 
@@ -359,7 +361,7 @@ class _Evaluator:
         self._unconstrained_ranks_U[indices] = np.where(hit_BK.any(axis=1), hit_BK.argmax(axis=1), MISS)
 
     def comparison(self, compared_U: NDArray[np.bool_]) -> UnconstrainedReport:
-        """Both searches on the users that were compared."""
+        """Return both searches on the users that were compared."""
         return UnconstrainedReport(
             users=int(compared_U.sum()),
             invalid=Estimate.from_values(self._invalid_U[compared_U]),

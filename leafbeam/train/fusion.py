@@ -34,7 +34,9 @@ _CHOICES: dict[str, tuple[float, ...]] = {
 def fit_memory(
     log: InteractionLog, histories: Histories, columns: Sequence[str], config: MemoryConfig | None = None
 ) -> ItemMemory:
-    """The item memory of a log's items: transitions of `histories`, texts of the columns, if any. Cost: `ItemMemory.fit`."""
+    """Return the item memory of a log's items: transitions of `histories`, and texts of the columns, if any (see
+    `ItemMemory.fit`).
+    """
     words = texts(log.items, tuple(columns)) if columns else None
     return ItemMemory.fit(log.item_ids, histories.indptr_U1, histories.items_E, texts=words, config=config)
 
@@ -50,9 +52,9 @@ def tune_memory(
 ) -> ItemMemory:
     """Return the memory, which counts `split.train`, with settings chosen on a sample of validation users.
 
-    One setting after the other is changed where NDCG@10, the mean of lists with and without seen items, rises by more than its
-    standard error. Cost: 13 rankings of the sample. The memory itself comes back where the split has no validation users.
-    seconds: the time that it takes: the sample becomes smaller, down to 200 users, and no ranking is begun after that.
+    One setting after the other is changed if NDCG@10, the mean of lists with and without seen items, rises by more than its
+    standard error. This costs 13 rankings of the sample, which becomes smaller, down to 200 users, to fit into `seconds`; no
+    ranking is begun after that. If the split has no validation users, the memory is returned as it is.
     """
     began, users, train = clock(), split.valid_users(), split.train
     if len(users) == 0:
@@ -88,9 +90,10 @@ def tune_memory(
 
 
 def affordable_users(rank: Callable[[int], object], seconds: float, clock: Callable[[], float], *, times: int = 1) -> int:
-    """Return the number of users, at least 200, whom `rank` ranks so many `times` in the seconds, from its time for the fewest.
+    """Return the number of users, at least 200, whom `rank` can rank `times` times in the seconds.
 
-    Cost: that of a user, which compiles, and of 200 users; it is paid from the seconds.
+    It is estimated from the time for the fewest users. Ranking one user, which compiles, and 200 users counts as a part of the
+    seconds.
     """
     began = clock()
     rank(1)
@@ -119,7 +122,10 @@ class _UserFeatures:
 
 
 class FusionExamples(_UserFeatures):
-    """Collects examples: the candidates of users whose next item is among them. found: those of each kind of list."""
+    """A collector of examples: the candidates of users whose next item is among them.
+
+    `found` are those of each kind of list.
+    """
 
     def __init__(self, memory: ItemMemory, histories: Histories, targets_U: NDArray[np.integer]) -> None:
         super().__init__(memory, histories, targets_U)

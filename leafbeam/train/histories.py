@@ -15,11 +15,15 @@ from leafbeam.errors import ArgumentError, counted
 class Histories:
     """The items of each user, oldest first: those of user u are `items_E[indptr_U1[u]:indptr_U1[u + 1]]`.
 
-    indptr_U1: int64, ascending from 0 to E. items_E: int32, rows of the item table. times_E: int64 nanoseconds (UTC).
+    Args:
+        indptr_U1: int64, ascending from 0 to E.
+        items_E: int32, rows of the item table.
+        times_E: int64, nanoseconds (UTC).
 
-    >>> h = Histories(indptr_U1=np.array([0, 2, 3]), items_E=np.array([4, 0, 1]), times_E=np.array([1, 2, 9]))
-    >>> len(h), h[0].tolist()
-    (2, [4, 0])
+    Examples:
+        >>> h = Histories(indptr_U1=np.array([0, 2, 3]), items_E=np.array([4, 0, 1]), times_E=np.array([1, 2, 9]))
+        >>> len(h), h[0].tolist()
+        (2, [4, 0])
     """
 
     indptr_U1: NDArray[np.int64]
@@ -38,14 +42,14 @@ class Histories:
             raise ArgumentError(f"item row {self.items_E.min()} is negative")
 
     def __len__(self) -> int:
-        """The number of users."""
+        """Return the number of users."""
         return len(self.indptr_U1) - 1
 
     def __repr__(self) -> str:
         return f"Histories({counted(len(self), 'user')}, {counted(len(self.items_E), 'interaction')})"
 
     def __getitem__(self, user: int) -> NDArray[np.int32]:
-        """The items of one user, oldest first (a view)."""
+        """Return the items of one user, oldest first (a view)."""
         if not -len(self) <= user < len(self):
             raise IndexError(f"user {user} of {len(self)}")
         user %= len(self)
@@ -53,26 +57,26 @@ class Histories:
 
     @property
     def lengths_U(self) -> NDArray[np.int64]:
-        """The number of interactions of each user."""
+        """Return the number of interactions of each user."""
         return np.diff(self.indptr_U1)
 
     @property
     def users_E(self) -> NDArray[np.int64]:
-        """The user of each interaction."""
+        """Return the user of each interaction."""
         return np.repeat(np.arange(len(self), dtype=np.int64), self.lengths_U)
 
     def pairs(self, users_B: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """All interactions of some users, as (index into `users_B`, item)."""
+        """Return all interactions of some users, as (index into `users_B`, item)."""
         chosen = self.select(users_B)
         return chosen.users_E, chosen.items_E
 
     def filter(self, keep_E: NDArray[np.bool_]) -> "Histories":
-        """The same users with the interactions where `keep_E` is true (users may become empty)."""
+        """Return the same users with the interactions for which `keep_E` is true (users may become empty)."""
         before_E1 = np.concatenate([[0], np.cumsum(keep_E)])
         return Histories(indptr_U1=before_E1[self.indptr_U1], items_E=self.items_E[keep_E], times_E=self.times_E[keep_E])
 
     def select(self, users: NDArray[np.integer]) -> "Histories":
-        """The histories of some users, in the given order."""
+        """Return the histories of some users, in their order."""
         lengths = self.lengths_U[users]
         indptr = np.concatenate([[0], np.cumsum(lengths)])
         rows = np.arange(indptr[-1]) + np.repeat(self.indptr_U1[:-1][users] - indptr[:-1], lengths)

@@ -69,9 +69,10 @@ class Columns:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogReport:
-    """Counts of what the loader read, kept and dropped.
+    """The counts of what the loader read, kept and dropped.
 
-    tied_times: rows whose time is that of the same user's row before. notes: what is probably a mistake, in sentences.
+    `tied_times` counts rows whose time is that of the same user's row before. `notes` are sentences about what is probably a
+    mistake.
     """
 
     rows_read: int
@@ -370,7 +371,7 @@ class _Rows(NamedTuple):
 
     @property
     def num_tied(self) -> int:
-        """The number of rows at the time of the same user's row before."""
+        """Return the number of rows whose time is that of the same user's row before."""
         same_user = self.users_E[1:] == self.users_E[:-1]
         return int((same_user & (self.times_E[1:] == self.times_E[:-1])).sum())
 
@@ -445,7 +446,7 @@ def _first_of_equals(users_E: NDArray[np.int32], items_E: NDArray[np.int32], tim
 
 
 def _core(users_E: NDArray[np.int32], items_E: NDArray[np.int32], k_core: int) -> NDArray[np.bool_]:
-    """Marks the interactions of the k-core: drops users and items with fewer than k until nothing changes."""
+    """Mark the interactions of the k-core: drop users and items with fewer than k until nothing changes."""
     keep_E, before = np.ones(len(users_E), np.bool_), -1
     while k_core > 1 and keep_E.sum() not in (0, before):
         before = keep_E.sum()
@@ -455,7 +456,7 @@ def _core(users_E: NDArray[np.int32], items_E: NDArray[np.int32], k_core: int) -
 
 
 def _item_table(items: pa.Table, id_name: str, catalog: pa.ChunkedArray, keep_N: NDArray[np.bool_]) -> pa.Table:
-    """The items' attributes in the order of the catalog, `item_id` first, null for unlisted items."""
+    """Return the items' attributes in the order of the catalog, `item_id` first, null for unlisted items."""
     others = [name for name in items.column_names if name != id_name]
     if "item_id" in others:
         raise DataError(f"the item id is the column {id_name!r}, but another column is called 'item_id': rename that one")
@@ -469,7 +470,7 @@ def _item_table(items: pa.Table, id_name: str, catalog: pa.ChunkedArray, keep_N:
 
 
 def _count_without_text(table: pa.Table) -> int:
-    """The number of items without text in any column but the id."""
+    """Return the number of items without text in any column but the id."""
     has_text_N = np.zeros(len(table), np.bool_)
     for field in table.schema:
         if field.name != "item_id" and (pa.types.is_string(field.type) or pa.types.is_large_string(field.type)):

@@ -20,10 +20,15 @@ from leafbeam.train.interaction_log import InteractionLog, check_listed_once
 def item_table(
     ids: SourceTable, items: SourceTable | None, *, item_column: str = "item_id", text_ids: bool = False
 ) -> tuple[pa.Table, int]:
-    """The items of some ids with their attributes, null where they are not listed; and how many of the listed it leaves out.
+    """Return the items of some ids with their attributes, null for unlisted items, and the number of listed items left out.
 
-    ids: a table with the column item_id. items: None: no attributes. item_column: its ids. Types of ids are as of
-    `log_from_tables`. Raises DataError, also where no id is listed.
+    Types of ids are as for `log_from_tables`. Raises DataError, also if no id is listed.
+
+    Args:
+        ids: A table with the column item_id.
+        items: The items; None gives no attributes.
+        item_column: The column of their ids.
+        text_ids: As for `log_from_tables`.
     """
     taken = read_ids(ids, "item_id", "item", as_text=text_ids)
     if items is None:
@@ -47,7 +52,7 @@ def item_table(
 
 
 def with_items(log: InteractionLog, items: pa.Table) -> InteractionLog:
-    """The same interactions over other items (a table with `item_id`). Raises DataError unless it has all that occur."""
+    """Return the same interactions over other items (a table with `item_id`); raise DataError unless it has all that occur."""
     ids = numpy_ids(items["item_id"])
     if ids.dtype.kind != log.item_ids.dtype.kind:
         raise DataError(
@@ -68,5 +73,5 @@ def with_items(log: InteractionLog, items: pa.Table) -> InteractionLog:
 
 
 def _rows_of(ids: NDArray[np.generic], among: NDArray[np.generic]) -> NDArray[np.int64]:
-    """The row of each id, -1 where there is none."""
+    """Return the row of each id, -1 for an unknown id."""
     return pc.fill_null(pc.index_in(pa.array(ids), value_set=pa.array(among)), -1).to_numpy().astype(np.int64)

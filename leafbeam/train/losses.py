@@ -19,8 +19,8 @@ _NEVER = -1e9
 class LevelTarget:
     """The target that a level should predict.
 
-    codes_P: the next item's code. soft_PR, weights_PR: codes of a soft target and their weights, of sum 1 or less; R = 0: none.
-    weight: share of the soft target in the loss, where its weights sum to 1.
+    `codes_P` are the codes of the next items. `soft_PR` and `weights_PR` are codes of a soft target and their weights, of sum 1
+    or less; R = 0 means that there is none. `weight` is the share of the soft target in the loss, if its weights sum to 1.
     """
 
     codes_P: Tensor
@@ -29,13 +29,15 @@ class LevelTarget:
     weight: float
 
     def loss(self, normaliser_P: Tensor, logit_P: Tensor, soft_logit_P: Tensor) -> Tensor:
-        """The mean of log Z less the expected logit; soft_logit_P: the sum of the soft target's weights times logits."""
+        """Return the mean of log Z minus the expected logit; `soft_logit_P` is the sum of the soft target's weights times
+        logits.
+        """
         hard_P = 1 - self.weight * self.weights_PR.sum(1)
         return (normaliser_P - hard_P * logit_P - self.weight * soft_logit_P).mean()
 
 
 def full_loss(logits_PV: Tensor, target: LevelTarget, *, label_smoothing: float) -> Tensor:
-    """The cross-entropy over all codes of a level, in nats."""
+    """Return the cross-entropy over all codes of a level, in nats."""
     logit_P = torch.lerp(logits_PV.gather(1, target.codes_P[:, None])[:, 0], logits_PV.mean(1), label_smoothing)
     soft_logit_P = (logits_PV.gather(1, target.soft_PR) * target.weights_PR).sum(1)
     return target.loss(logits_PV.logsumexp(1), logit_P, soft_logit_P)
@@ -44,10 +46,11 @@ def full_loss(logits_PV: Tensor, target: LevelTarget, *, label_smoothing: float)
 class SampledLevel:
     """The cross-entropy over a last level of many codes: over those under the item's prefix, and some drawn ones.
 
-    log Z = log(sum over siblings' codes of exp(logit) + (V / K) * sum over K drawn codes, siblings left out, of exp(logit))
+        log Z = log(sum over siblings' codes of exp(logit) + (V / K) * sum over K drawn codes, siblings left out, of exp(logit))
 
-    The codes under the prefix are those that a constrained search chooses from; the drawn ones stand for the rest, so that Z
-    estimates the sum over the whole codebook (sampled softmax: Bengio and Senecal, 2008). Cost: (K + M / P) D an item, not V D.
+    The codes under the prefix are those from which a constrained search chooses; the drawn ones stand for the rest, so that Z
+    estimates the sum over the whole codebook (sampled softmax: Bengio and Senecal, 2008). This costs (K + M / P) D per item,
+    not V D.
     """
 
     def __init__(self, codes_NL: NDArray[np.int64], num_codes: int, *, drawn: int, device: torch.device) -> None:
@@ -62,7 +65,7 @@ class SampledLevel:
     def loss(
         self, hidden_PD: Tensor, weight_VD: Tensor, items_P: Tensor, target: LevelTarget, draws: torch.Generator
     ) -> Tensor:
-        """Nats; `draws` makes the sample, one for all items."""
+        """Return the loss in nats; `draws` makes the sample, one for all items."""
         count_P = self._count_N[items_P]
         pair_M = torch.repeat_interleave(torch.arange(len(items_P), device=items_P.device), count_P)
         ends_P = count_P.cumsum(0)
@@ -87,7 +90,7 @@ class SampledLevel:
 
 
 def _segment_logsumexp(values_M: Tensor, segment_M: Tensor, segments: int) -> Tensor:
-    """The log-sum-exp of the values of each segment, none of them empty."""
+    """Return the log-sum-exp of the values of each segment, none of which may be empty."""
     largest = torch.full((segments,), -torch.inf, device=values_M.device, dtype=values_M.dtype)
     largest = largest.scatter_reduce(0, segment_M, values_M.detach(), "amax")
     sums = torch.zeros_like(largest).index_add(0, segment_M, (values_M - largest[segment_M]).exp())

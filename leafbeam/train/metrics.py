@@ -30,7 +30,7 @@ class Estimate:
 
     @classmethod
     def from_values(cls, values_U: NDArray[np.floating]) -> "Estimate":
-        """The mean of one value a user; the error is 0 for a single user."""
+        """Return the mean of one value per user; the error is 0 for a single user."""
         spread = float(values_U.std(ddof=1)) if len(values_U) > 1 else 0.0
         return cls(mean=float(values_U.mean()), error=spread / sqrt(len(values_U)))
 
@@ -39,19 +39,20 @@ class Estimate:
 
 
 def ndcg_gains(ranks_U: NDArray[np.integer], k: int) -> NDArray[np.float64]:
-    """NDCG@k of each user: 1 / log2(rank + 2) among the first k, else 0."""
+    """Return NDCG@k of each user: 1 / log2(rank + 2) among the first k, otherwise 0."""
     return np.where((ranks_U >= 0) & (ranks_U < k), 1 / np.log2(np.maximum(ranks_U, 0) + 2.0), 0.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankingMetrics:
-    """Recall and NDCG where each user has exactly one relevant item.
+    """Recall and NDCG if each user has exactly one relevant item.
 
-    recall_k: share of users whose item is among the first k. ndcg_k: mean of 1 / log2(rank + 2), ranks from 0, over items
-    among the first k; 0 for the others.
+    `recall_k` is the share of users whose item is among the first k. `ndcg_k` is the mean of 1 / log2(rank + 2), with ranks
+    from 0, over items among the first k, and 0 for the others.
 
-    >>> RankingMetrics.from_ranks(np.array([0, 7, MISS, MISS])).recall_10.mean
-    0.5
+    Examples:
+        >>> RankingMetrics.from_ranks(np.array([0, 7, MISS, MISS])).recall_10.mean
+        0.5
     """
 
     users: int
@@ -63,7 +64,7 @@ class RankingMetrics:
 
     @classmethod
     def from_ranks(cls, ranks_U: NDArray[np.integer]) -> "RankingMetrics":
-        """From the rank of each user's item in its list, 0 first, MISS where it is not listed."""
+        """Return the metrics of the rank of each user's item in its list, 0 first, MISS if it is not listed."""
         if len(ranks_U) == 0:
             raise ArgumentError("there is no user to measure: the split holds out no item (users need three interactions)")
         hits_U = {k: ((ranks_U >= 0) & (ranks_U < k)).astype(np.float64) for k in (1, 5, 10)}
@@ -73,7 +74,7 @@ class RankingMetrics:
 
     @property
     def estimates(self) -> dict[str, Estimate]:
-        """The five figures by their names in the literature."""
+        """Return the five figures by their names in the literature."""
         names = ("Recall@1", "Recall@5", "Recall@10", "NDCG@5", "NDCG@10")
         return dict(zip(names, (getattr(self, field.name) for field in fields(self)[1:]), strict=True))
 
@@ -95,5 +96,5 @@ class Ranking:
 
     @classmethod
     def from_ranks(cls, ranks: Ranks) -> "Ranking":
-        """Both metrics of the same users."""
+        """Return both metrics of the same users."""
         return cls(kept=RankingMetrics.from_ranks(ranks.kept), removed=RankingMetrics.from_ranks(ranks.removed))

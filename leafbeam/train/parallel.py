@@ -106,7 +106,7 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 def shard_like(tensor: Tensor, other: Tensor) -> Tensor:
-    """A full tensor on the device of `other`, sharded like it if that one is sharded."""
+    """Return a full tensor on the device of `other`, sharded like it if that one is sharded."""
     tensor = tensor.to(other.device)
     if not _in_group():
         return tensor

@@ -39,9 +39,9 @@ _FORMATS = (
 def load_amazon(reviews: str | Path, meta: str | Path | None = None, *, k_core: int = 0) -> InteractionLog:
     """Read a file of reviews, and of the products' metadata, of 2014, 2018 or 2023 (detected by the first line's fields).
 
-    Every review is an interaction. Attributes: title, brand (2023: store), categories (joined), price, description, all text,
-    null where missing. The first line of a product counts; products without a review are dropped. About 200,000 lines a second.
-    Raises DataError with the number of the first malformed line.
+    Every review is an interaction. The attributes are title, brand (store in 2023), categories (joined), price and description,
+    all of them text, null if missing. The first line of a product counts; products without a review are dropped. It reads about
+    200,000 lines per second. Raises DataError with the number of the first malformed line.
     """
     path = Path(reviews)
     users: list[str] = []
@@ -76,7 +76,7 @@ def _format_of(record: dict[str, Any], path: Path) -> _Format:
 
 
 def _read_items(path: Path, reviewed: set[str]) -> pa.Table:
-    """The attributes of the products in `reviewed`."""
+    """Return the attributes of the products in `reviewed`."""
     rows: dict[str, dict[str, str | None]] = {}
     count = 0
     for count, record in _records(path):
@@ -100,7 +100,7 @@ def _read_items(path: Path, reviewed: set[str]) -> pa.Table:
 
 
 def _text(value: object, separator: str = " ") -> str | None:
-    """A text, a number, or the distinct texts in (nested) lists, joined; None where nothing is left."""
+    """Return a text, a number, or the distinct texts in (nested) lists, joined; None if nothing is left."""
     return separator.join(dict.fromkeys(_words(value))) or None
 
 
@@ -115,7 +115,7 @@ def _words(value: object) -> Iterator[str]:
 
 
 def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of the non-blank lines of a file, with the line numbers from 1."""
+    """Yield the objects of the non-blank lines of a file, with the line numbers from 1."""
     if not path.is_file():
         raise DataError(f"there is no file {path}")
     number = 0
@@ -146,9 +146,9 @@ def _record(line: bytes, where: str) -> dict[str, Any]:
 
 
 def load_movielens(directory: str | Path, *, min_rating: float = 0.0, k_core: int = 0) -> InteractionLog:
-    """Read ratings.csv and movies.csv (.csv.gz): a rating of at least `min_rating` stars is an interaction. Raises DataError.
+    """Read ratings.csv and movies.csv (.csv.gz): a rating of at least `min_rating` stars is an interaction.
 
-    Genres are separated by spaces, null for "(no genres listed)". Movies without a rating are dropped.
+    Genres are separated by spaces, null for "(no genres listed)". Movies without a rating are dropped. Raises DataError.
     """
     directory = Path(directory)
     columns = Columns(user="userId", item="movieId", item_of_items="movieId")

@@ -33,11 +33,11 @@ _SHOWN = "Recall@10", "NDCG@10"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnconstrainedReport:
-    """The same model and prompts, searched with and without the index.
+    """The figures of the same model and prompts, searched with and without the index.
 
-    invalid: share of a user's beams whose SID does not exist. scores: metrics of the unconstrained beams, invalid ones
-    included. constrained: metrics of the constrained search on the same users.
-    prompt_s, constrained_s, unconstrained_s: seconds of the shared prompts, and of the decoding rounds of each search.
+    `invalid` is the share of a user's beams whose SID does not exist. `scores` are the metrics of the unconstrained beams,
+    invalid ones included; `constrained` those of the constrained search on the same users. `prompt_s`, `constrained_s` and
+    `unconstrained_s` are the seconds of the shared prompts, and of the decoding rounds of each search.
     """
 
     users: int
@@ -53,8 +53,8 @@ class UnconstrainedReport:
 class Verdict:
     """The best ranking by Recall@10, and its lead over the best of the other kind: served, or a baseline.
 
-    seen: whether the lists compared keep seen items; the choice that gives the higher Recall@10. lead: mean difference of the
-    same users' hits, with its standard error.
+    `seen` says whether the compared lists keep seen items; the choice that gives the higher Recall@10. `lead` is the mean
+    difference of the same users' hits, with its standard error.
     """
 
     best: str
@@ -64,7 +64,7 @@ class Verdict:
 
     @classmethod
     def from_ranks(cls, ranks: Mapping[str, Ranks]) -> "Verdict":
-        """From the ranks of at least one served ranking and one baseline, on the same users."""
+        """Return the verdict on the ranks of at least one served ranking and one baseline, on the same users."""
 
         def hits(name: str, seen: Seen) -> "np.ndarray[Any, np.dtype[np.float64]]":
             ranks_U = getattr(ranks[name], seen)
@@ -80,7 +80,7 @@ class Verdict:
         return self.advice("leafbeam train --resume --minutes 30")
 
     def advice(self, train: str) -> str:
-        """Which ranking is best, and what to do. train: the command that trains this model longer."""
+        """Say which ranking is best, and what to do; `train` is the command that trains this model longer."""
         errors = self.lead.mean / self.lead.error if self.lead.error else 0.0
         best, other = (LABELS.get(name, name) for name in (self.best, self.other))
         lead = f"With seen items {self.seen}, the best Recall@10 is that of {best}, {errors:.1f} standard errors above {other}"
@@ -96,9 +96,9 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationReport:
-    """Metrics of a model and of baselines on one part of a split, with the settings.
+    """The metrics of a model and of baselines on one part of a split, with the settings.
 
-    rankings: by method, "model" first. fit_on: the parts that the baselines, and the model, were fitted on.
+    `rankings` are by method, "model" first. `fit_on` names the parts on which the baselines, and the model, were fitted.
     """
 
     part: str
@@ -119,7 +119,7 @@ class EvaluationReport:
         return json.dumps(asdict(self))
 
     def _rows(self) -> tuple[list[str], list[list[str]]]:
-        """Heads and rows of the table: figures of each ranking with standard errors, seen items kept and removed."""
+        """Return heads and rows of the table: figures of each ranking with standard errors, seen items kept and removed."""
         rows: dict[str, tuple[RankingMetrics, ...]] = {
             LABELS.get(name, name): tuple(getattr(found, seen) for seen in SEEN) for name, found in self.rankings.items()
         }
@@ -131,7 +131,9 @@ class EvaluationReport:
         return heads, [[name, *row, *[""] * (len(heads) - 1 - len(row))] for name, row in cells.items()]
 
     def table(self) -> Table:
-        """Recall@10 and NDCG@10 of each ranking with their standard errors, in lists that keep seen items and lists without."""
+        """Return Recall@10 and NDCG@10 of each ranking with their standard errors, in lists that keep seen items and lists
+        without.
+        """
         heads, rows = self._rows()
         table = Table(title=self.title, caption=self.caption)
         for number, name in enumerate(heads):
@@ -151,7 +153,7 @@ class EvaluationReport:
 
     @property
     def caption(self) -> str:
-        """Invalid items and times, in a few sentences."""
+        """Return the invalid items and times, in a few sentences."""
         if self.unconstrained is None:
             return "Invalid items: 0 constrained."
         free = self.unconstrained

@@ -136,7 +136,7 @@ def embed_codes(model: AnyModel, code_vectors: CodeVectors, *, seed: int = 0) ->
 
 
 def codes_of_log(log: InteractionLog, sids: SidTable) -> NDArray[np.int64]:
-    """The SIDs (N, L) of the log's items, in its order. Raises ItemIdError where an item has none."""
+    """Return the SIDs (N, L) of the log's items, in its order; raise ItemIdError if an item has none."""
     known_N, rows_N = np.zeros(log.num_items, np.bool_), np.zeros(log.num_items, np.int64)
     if len(sids) and sids.item_ids.dtype.kind == log.item_ids.dtype.kind:
         order = np.argsort(sids.item_ids)

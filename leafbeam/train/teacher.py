@@ -21,17 +21,21 @@ _NEAR = MemoryConfig(distances=3, distance_decay=0.6, reverse=0.5)
 
 
 class SoftTargets(NamedTuple):
-    """items_PR: int32 item rows, largest weight first. weights_PR: float32, rows of sum 1, or of zeros: nothing is known."""
+    """The items that may come next, and their weights.
+
+    `items_PR` are int32 item rows, largest weight first. `weights_PR` is float32; each row has sum 1, or is zeros if nothing is
+    known.
+    """
 
     items_PR: NDArray[np.int32]
     weights_PR: NDArray[np.float32]
 
 
 class Teacher(Protocol):
-    """What else may come next, beside the item that did."""
+    """A source of items that may also come next, besides the item that did."""
 
     def targets(self, items_BT: NDArray[np.integer], first: int = 0) -> SoftTargets:
-        """For each item of the windows from position `first` on, from the items before it."""
+        """Return the targets of each item of the windows from position `first` on, from the items before it."""
         ...
 
 
@@ -55,7 +59,10 @@ class GraphTeacher:
         self._scratch_N = np.zeros(num_items, np.float32)
 
     def targets(self, items_BT: NDArray[np.integer], first: int = 0) -> SoftTargets:
-        """For each item of the windows from position `first` on. Cost: the entries of `history` rows, and their sort, each."""
+        """Return the targets of each item of the windows from position `first` on.
+
+        Each reads and sorts `history` rows of the graph.
+        """
         config = self._config
         shape = items_BT.shape[0] * (items_BT.shape[1] - first), self._num_targets
         targets = SoftTargets(np.zeros(shape, np.int32), np.zeros(shape, np.float32))

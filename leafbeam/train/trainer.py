@@ -29,7 +29,10 @@ from leafbeam.train.teacher import GraphTeacher, Teacher
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainStats:
-    """Statistics after a step. loss: running mean, nats an item, with label smoothing. recall: the last Recall@10, or None."""
+    """The statistics after a step.
+
+    `loss` is the running mean in nats per item, with label smoothing. `recall` is the last Recall@10, or None.
+    """
 
     step: int
     epochs: float
@@ -54,22 +57,25 @@ VALIDATION_STEPS = 100
 
 
 class Trainer:
-    """Trains a model on histories step by step; can stop at any step and resume.
+    """A training of a model on histories, step by step, which can stop at any step and resume.
 
-    for each step:
-        loss = sum over levels of cross_entropy(head(hidden before the code, level), code), mean over the items
-        clip the gradient, take an AdamW step at the schedule's learning rate
-        average += (weights - average) * (1 - (1 - 1 / step) ** AVERAGE_POWER)
+        for each step:
+            loss = sum over levels of cross_entropy(head(hidden before the code, level), code), mean over the items
+            clip the gradient, take an AdamW step at the schedule's learning rate
+            average += (weights - average) * (1 - (1 - 1 / step) ** AVERAGE_POWER)
 
-    What is validated, kept and returned is the average of the weights over about the last ninth of the steps, so that recall
-    can be compared at any time, whatever the learning rate (Karras et al., 2024, section 3).
-    The data and dropout of step s follow from (seed, s) alone, so a resumed run ends with the same weights, bit for bit.
+    The model that is validated, kept and returned is the average of the weights over about the last ninth of the steps, so that
+    recall can be compared at any time, whatever the learning rate (Karras et al., 2024, section 3). The data and dropout of
+    step s follow from (seed, s) alone, so a resumed run ends with the same weights, bit for bit.
 
-    model: changed in place, on its own device. histories: rows of `codes_NL`. validate: returns Recall@10 on validation items.
-    parallel: this process of several. user_ids: one a history, for a recipe with `num_users`. teacher: of the soft targets, for
-    `recipe.graph_weight` of the loss; None: a `GraphTeacher` of the histories. clock: monotonic seconds.
+    The `model` is changed in place, on its own device. `histories` hold rows of `codes_NL`. `validate` returns Recall@10 on
+    validation items. `parallel` is this process of several. `user_ids` has one id per history, for a recipe with `num_users`.
+    `teacher` makes the soft targets, for `recipe.graph_weight` of the loss; None is a `GraphTeacher` of the histories. `clock`
+    returns monotonic seconds.
 
-    Raises CodesError for SIDs that do not fit the vocabulary or the histories, ArgumentError where the users do not fit.
+    Raises:
+        CodesError: If SIDs do not fit the vocabulary or the histories.
+        ArgumentError: If the users do not fit.
     """
 
     def __init__(
@@ -130,12 +136,12 @@ class Trainer:
 
     @property
     def share(self) -> float:
-        """The used share of the budget, from 0 to 1."""
+        """Return the used share of the budget, from 0 to 1."""
         return self.recipe.budget.share(steps=self.state.step, epochs=self.epochs, seconds=self.state.seconds)
 
     @property
     def epochs(self) -> float:
-        """Passes over the data so far."""
+        """Return the number of passes over the data so far."""
         return self.state.epoch + self.state.batch / len(self._epoch)
 
     @property
@@ -150,9 +156,14 @@ class Trainer:
     def run(self, *, progress: Progress | None = None, checkpoint: str | Path | None = None, every_s: float = 60.0) -> None:
         """Train to the end of the budget; the model then holds the best averaged weights (or the last), in evaluation mode.
 
-        checkpoint: a directory, written every `every_s` seconds, at the end, and on Ctrl-C (a sharded run then keeps the last
-        one, since its processes stop at different steps). All processes pass it; rank 0 writes.
-        Raises TrainingError when the loss is no longer finite.
+        Args:
+            progress: Called with the statistics.
+            checkpoint: A directory, which is written every `every_s` seconds, at the end, and on Ctrl-C (a sharded run then
+                keeps the last one, because its processes stop at different steps). All processes pass it; rank 0 writes.
+            every_s: The seconds between two checkpoints.
+
+        Raises:
+            TrainingError: If the loss is no longer finite.
         """
         self._now, saved = self._clock(), self.state.seconds
         try:
@@ -176,7 +187,7 @@ class Trainer:
         self.model.eval()
 
     def step(self) -> TrainStats:
-        """One update of the weights. Raises TrainingError, without an update, when the loss or its gradient is not finite."""
+        """Update the weights once; raise TrainingError, without an update, if the loss or its gradient is not finite."""
         before, rate = self.state, self.recipe.learning_rate_at(self.share)
         items_BT, weight = self._parallel.local_rows(self._epoch[before.batch])
         items = torch.as_tensor(items_BT, dtype=torch.int64, device=self.model.device)
@@ -201,7 +212,7 @@ class Trainer:
         )
 
     def loss(self, items_BT: Tensor, users_B: Tensor | None = None) -> Tensor:
-        """Nats an item: the cross-entropy over each level's codes, summed, plus the router loss of experts.
+        """Return the loss in nats per item: the summed cross-entropy over each level's codes, plus the router loss of experts.
 
         target of a level: (1 - w) next item's code, label-smoothed, + w soft targets' codes
             w = graph_weight x the mass of the soft targets that share the next item's codes of the levels before
@@ -224,7 +235,7 @@ class Trainer:
         return loss + router_loss
 
     def _targets(self, items_BT: Tensor, codes_PL: Tensor) -> list[LevelTarget]:
-        """The targets of each level, for the last items of the windows."""
+        """Return the targets of each level, for the last items of the windows."""
         codes_PRL = codes_PL[:, None][:, :0]
         weights_PR = torch.zeros(codes_PRL.shape[:2], device=items_BT.device)
         if self._teacher is not None:
@@ -240,7 +251,7 @@ class Trainer:
         return targets
 
     def checkpoint(self) -> Checkpoint:
-        """A snapshot of the run (copies of the weights and of AdamW's moments); in a sharded run a collective call."""
+        """Return a snapshot of the run (copies of the weights and of AdamW's moments); in a sharded run a collective call."""
         tensors = {f"best/{name}": full_tensor(weight) for name, weight in self._best.items()}
         tensors |= {f"average/{name}": full_tensor(weight).clone() for name, weight in self._average.items()}
         for name, weight in self.model.named_parameters():
@@ -252,7 +263,8 @@ class Trainer:
     def resume(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint, perhaps with a larger budget: the learning rate is then that of the new budget's share.
 
-        Raises CheckpointError where it belongs to another recipe, vocabulary or log.
+        Raises:
+            CheckpointError: If it belongs to another recipe, vocabulary or log.
         """
         checkpoint.check(recipe=self.recipe, vocabulary=self.model.vocabulary, data=self._data)
         weights, best, average = (checkpoint.of(kind) for kind in ("weights", "best", "average"))
@@ -284,9 +296,9 @@ class Trainer:
         self._now = self._clock()
 
     def full_model(self) -> AnyModel:
-        """The model with the best averaged weights (before the first validation the last), in evaluation mode.
+        """Return the model with the best averaged weights (before the first validation the last), in evaluation mode.
 
-        For a sharded run a collective call; the copy is not sharded.
+        In a sharded run this is a collective call; the copy is not sharded.
         """
         return self._model_of(self._best or self._average)
 
@@ -328,7 +340,7 @@ class Trainer:
         self._is_consistent = True
 
     def _drop_users(self, users_B: Tensor | None) -> Tensor | None:
-        """The user tokens with a share of `recipe.user_dropout` replaced by the token of no user."""
+        """Return the user tokens, of which a share of `recipe.user_dropout` is replaced by the token of no user."""
         if users_B is None:
             return None
         drawn_B = torch.rand(users_B.shape, device=users_B.device, generator=self._dropout)
@@ -348,7 +360,7 @@ class Trainer:
         self._now += elapsed
 
     def _validate_if_due(self, before: float) -> None:
-        """Measure recall where the share of the budget passes a multiple of 1 / validations. before: the share a step ago."""
+        """Measure recall if the share of the budget passes a multiple of 1 / validations; `before` is the share a step ago."""
         count = self.recipe.validations
         if self._validate is None or int(self.share * count) == int(before * count):
             return
@@ -369,10 +381,11 @@ class Trainer:
 def _predict(
     model: AnyModel, tokens_BTL: Tensor, dropout: torch.Generator, users_B: Tensor | None
 ) -> tuple[Tensor, Tensor | float]:
-    """Hidden states (B, P, L, D) before each code of the last P items of each window, and the router loss of experts.
+    """Return the hidden states (B, P, L, D) before each code of the last P items of each window, and the router loss of
+    experts.
 
-    A decoder predicts every item of a window from those before it (P = T); an encoder-decoder predicts the last item from
-    the others (P = 1), as in TIGER.
+    A decoder predicts every item of a window from those before it (P = T); an encoder-decoder predicts the last item from the
+    others (P = 1), as in TIGER.
     """
     B, T, L = tokens_BTL.shape
     start = [tokens_BTL.new_full((B, 1), model.vocabulary.bos)]
@@ -390,7 +403,7 @@ def _predict(
 def _user_tokens(
     model: AnyModel, histories: Histories, recipe: Recipe, user_ids: NDArray[np.int64] | NDArray[np.str_] | None
 ) -> NDArray[np.int64] | None:
-    """The user token of each history, None without user tokens. Raises ArgumentError where the arguments disagree."""
+    """Return the user token of each history, None without user tokens; raise ArgumentError if the arguments disagree."""
     vocabulary = model.vocabulary
     if recipe.num_users != vocabulary.num_users:
         raise ArgumentError(
