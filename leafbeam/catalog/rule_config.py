@@ -85,9 +85,9 @@ class Rule:
             raise RuleError(
                 f"rule {self.name!r} has {counted(depth, 'bracket')} inside each other: expected at most {_MAX_NESTING}"
             )
-        if (function := _forbidden_function(self.where)) is not None:
+        if (source := _forbidden_source(self.where)) is not None:
             allowed = f"{', '.join(sorted(_TABLE_FUNCTIONS))}()"
-            raise RuleError(f"rule {self.name!r} reads rows of {function}: expected tables, {allowed}: {self.where[:1000]}")
+            raise RuleError(f"rule {self.name!r} reads rows of {source}: expected tables, {allowed}: {self.where[:1000]}")
 
     @classmethod
     def of(cls, name: str, value: object, *, refresh: float | None = None) -> "Rule":
@@ -118,12 +118,12 @@ def _nesting(where: str) -> int:
     return max(accumulate(steps), default=0)
 
 
-def _forbidden_function(where: str) -> str | None:
-    """Return a function that a predicate calls for rows, and must not.
+def _forbidden_source(where: str) -> str | None:
+    """Return a function or a file that a predicate reads rows of, and must not.
 
     None too where DuckDB cannot parse it, which it says later.
     """
-    if "from" not in where.lower():
+    if not re.search("from|table", where, re.IGNORECASE):
         return None
     import duckdb  # rules are written down without it
 
@@ -135,18 +135,26 @@ def _forbidden_function(where: str) -> str | None:
         return "an expression that is too deep to check"
     if tree["error"]:
         return None if tree["error_type"] == "parser" else "a statement that is not a SELECT"
-    return next((f"{name}()" for name in _table_functions(tree) if name not in _TABLE_FUNCTIONS), None)
+    return next(iter(_forbidden_sources(tree)), None)
 
 
-def _table_functions(node: Any) -> Iterable[str]:
-    """Return the table functions in a part of what json_serialize_sql returns."""
+def _forbidden_sources(node: Any) -> Iterable[str]:
+    """Yield the functions and files in a part of what json_serialize_sql returns.
+
+    A table with a dot in its name needs its schema.
+    """
     if isinstance(node, dict):
-        if node.get("type") == "TABLE_FUNCTION":
-            yield str(node["function"]["function_name"]).lower()
+        if (
+            node.get("type") == "TABLE_FUNCTION"
+            and (name := str(node["function"]["function_name"]).lower()) not in _TABLE_FUNCTIONS
+        ):
+            yield f"{name}()"
+        if "." in (name := str(node.get("table_name", ""))) and not node.get("schema_name"):
+            yield repr(name[:80])
         node = list(node.values())
     if isinstance(node, list):
         for part in node:
-            yield from _table_functions(part)
+            yield from _forbidden_sources(part)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import duckdb
 import numpy as np
@@ -266,12 +266,7 @@ class ReadSession:
 
     def _num_scans(self, query: str) -> int:
         """Return how often a query reads the table of items, also through views and macros, by its plan before optimisation."""
-        self.connection.execute("SET explain_output = 'all'")
-        try:
-            plans = dict(self.connection.execute(f"EXPLAIN (FORMAT json) {query}").fetchall())
-        finally:
-            self.connection.execute("SET explain_output = 'physical_only'")
-        nodes, count = list(json.loads(plans["logical_plan"])), 0
+        nodes, count = list(self._plan(query, "logical_plan")), 0
         while nodes:
             node = nodes.pop()
             count += str(node.get("extra_info", {}).get("Table", "")).rsplit(".", 1)[-1].strip('"') == "items"
@@ -279,13 +274,17 @@ class ReadSession:
         return count
 
     def _is_scan(self, query: str) -> bool:
-        plan = self.connection.execute(f"EXPLAIN (FORMAT json) {query}").fetchall()[0][1]
-        node, names = json.loads(plan)[0], []
+        node, names = self._plan(query, "physical_plan")[0], []
         while True:
             names.append(node["name"].strip())
             if len(node["children"]) != 1:
                 return tuple(names) in (_SCAN, _SCAN[1:]) and not node["children"]
             node = node["children"][0]
+
+    def _plan(self, query: str, kind: str) -> list[Any]:
+        """Return the nodes of a query's plan. The setting stays, because no statement follows an error in a transaction."""
+        self.connection.execute("SET explain_output = 'all'")
+        return json.loads(dict(self.connection.execute(f"EXPLAIN (FORMAT json) {query}").fetchall())[kind])
 
     def _rule_error(self, rule: Rule, error: duckdb.Error) -> RuleError:
         self._restart()

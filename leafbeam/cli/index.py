@@ -64,7 +64,9 @@ def build(
     rule: Annotated[
         list[str] | None, option("--rule", "Count the items of another rule; repeatable.", metavar="NAME=SQL")
     ] = None,
-    force: Annotated[bool, option("--force", "Replace an existing catalog.duckdb, or --out.")] = False,
+    force: Annotated[
+        bool, option("--force", "Replace an existing catalog.duckdb, or --out. Changes in live/ are then set aside.")
+    ] = False,
     *,
     codes: TableOptions,
 ) -> None:
@@ -119,7 +121,7 @@ def build_run(run: Path, force: bool, extra_rules: list[str]) -> None:
     require("`leafbeam build`", "duckdb", "pyarrow")
     from leafbeam.catalog import Catalog, rules_from_text
     from leafbeam.index import Trie
-    from leafbeam.ingest import set_aside
+    from leafbeam.ingest import origin_of, set_aside
     from leafbeam.live import LiveIndex
     from leafbeam.semid import SidTable
 
@@ -131,20 +133,18 @@ def build_run(run: Path, force: bool, extra_rules: list[str]) -> None:
 
     began = time.perf_counter()
     trie = Trie.build(sids.codes, sids.codebook_sizes, sids.item_ids)
-    if (
-        paths.trie.exists()
-        and Trie.load(paths.trie, verify=False).version != trie.version
-        and (aside := set_aside(paths.live)) is not None
-    ):
+    writes_catalog = force or not paths.catalog.exists()  # without the attributes of the items that came since
+    is_aside = writes_catalog or origin_of(paths.live) not in (None, trie.version)
+    if is_aside and (aside := set_aside(paths.live)) is not None:
         console.print(f"{aside} has the items and rules that came since the last build: import those that are missing again.")
     trie.save(paths.trie)
     built(trie, paths.trie, began)
 
     began = time.perf_counter()
-    if paths.catalog.exists() and not force:
-        console.print(f"{paths.catalog} is kept as it is, with its attributes; pass --force to replace it")
-    else:
+    if writes_catalog:
         Catalog.create(paths.catalog, items, overwrite=force)
+    else:
+        console.print(f"{paths.catalog} is kept as it is, with its attributes; pass --force to replace it")
     if not paths.rules.exists():
         if source.directory is not None and (rules_of_log := source.directory / "rules.toml").exists():
             shutil.copyfile(rules_of_log, paths.rules)

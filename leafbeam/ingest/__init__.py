@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name when it is first used
     from leafbeam.ingest.answers import ChangeAnswer, SnapshotAnswer
     from leafbeam.ingest.lines import MAX_LINES, ItemLine, Lines
-    from leafbeam.ingest.live_directory import INDEX, RULES, LiveDirectory, check_origin, set_aside
+    from leafbeam.ingest.live_directory import INDEX, RULES, LiveDirectory, check_origin, origin_of, set_aside
     from leafbeam.ingest.writer import CatalogWriter
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "LiveDirectory",
     "SnapshotAnswer",
     "check_origin",
+    "origin_of",
     "set_aside",
 ]
 

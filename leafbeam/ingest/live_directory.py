@@ -119,20 +119,24 @@ class LiveDirectory:
         self.close()
 
 
-def check_origin(path: Path, trie: Path) -> None:
-    """Raise ConflictError if the changes in a directory did not begin with this index file."""
+def origin_of(path: Path) -> str | None:
+    """Return the version of the index that the changes in a directory began with, or None without changes. Raises LogError."""
     origin = path / "origin.json"
     if not origin.exists():
-        return
+        return None
     try:
-        content = read_json(origin)
-        found, version = content["index"], _version_of(trie)
+        return str(read_json(origin)["index"])
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise LogError(f"{origin} cannot be read ({error}): restore the directory from a copy") from error
-    if found != version:
+
+
+def check_origin(path: Path, trie: Path) -> None:
+    """Raise ConflictError if the changes in a directory did not begin with this index file."""
+    origin = origin_of(path)
+    if origin is not None and origin != (version := _version_of(trie)):
         raise ConflictError(
-            f"the changes in {path} began with index {found}, and {trie} is {version}: it was built again since. Run `leafbeam "
-            f"build` to set the changes aside, or rename {path}, and import items that are missing again"
+            f"the changes in {path} began with index {origin}, and {trie} is {version}: it was built again since. Run "
+            f"`leafbeam build` to set the changes aside, or rename {path}, and import items that are missing again"
         )
 
 

@@ -148,7 +148,8 @@ class CatalogWriter:
             except OSError as error:
                 raise LogError(f"cannot remove rule {name!r}: {error.strerror or error}") from error
             self.catalog.remove_rule(name)
-            self.catalog.reload()
+            if not (report := self.catalog.reload()).ok:
+                log.warning("%s", report)
 
     def rule(self, name: str) -> RuleStatus:
         """Return the status of a rule. Raises UnknownRuleError."""

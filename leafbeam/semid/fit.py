@@ -79,6 +79,10 @@ def fit_sids(
     config = quantiser or QuantiserConfig()
     if "item_id" not in items.column_names or len(items) == 0:
         raise DataError(f"{counted(len(items), 'item')} with the columns {items.column_names}: item_id and one row are needed")
+    sizes = config.sizes_for(len(items))
+    fitted: Quantiser = ResidualKMeans(codebook_sizes=sizes, seed=seed)
+    if config.method == "rqvae":
+        fitted = RqVae(codebook_sizes=sizes, seed=seed, config=config.rqvae)
     progress = progress or (lambda step, share: None)
     progress("embedding items", 0.0)
     if vectors is not None:
@@ -92,10 +96,6 @@ def fit_sids(
     else:
         embedded = embed(items, sessions, config=embedding or EmbeddingConfig(), seed=seed)
     progress("embedding items", 1.0)
-    sizes = config.sizes_for(len(items))
-    fitted: Quantiser = ResidualKMeans(codebook_sizes=sizes, seed=seed)
-    if config.method == "rqvae":
-        fitted = RqVae(codebook_sizes=sizes, seed=seed, config=config.rqvae)
     fitted.fit(embedded.vectors_ND, progress)
     encoded_NL, residuals_NZ = fitted.encode_with_residuals(embedded.vectors_ND)
     codes, sizes = encoded_NL, fitted.codebook_sizes

@@ -20,6 +20,7 @@ from leafbeam.semid.vectors import check_finite
 
 Progress = Callable[[str, float], None]  # (the current step, the share of it that is done)
 
+_MAX_SEED = (1 << 32) - 16  # scikit-learn has seeds of 32 bits, and each of up to 16 levels has one of its own
 _VERSION = 1
 _BLOCK = 8192  # rows whose distances to all centroids are held at once
 
@@ -41,8 +42,8 @@ class Quantiser(ABC):
 
     def __init__(self, *, codebook_sizes: tuple[int, ...], seed: int = 0) -> None:
         self.codebook_sizes = check_codebook_sizes(codebook_sizes)
-        if seed < 0:
-            raise ArgumentError(f"seed={seed}: at least 0")
+        if not 0 <= seed < _MAX_SEED:
+            raise ArgumentError(f"seed={seed}: expected at least 0 and below {_MAX_SEED:,}")
         self.seed = seed
         self.centroids: tuple[NDArray[np.float32], ...] = ()
 

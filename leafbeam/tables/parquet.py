@@ -24,6 +24,8 @@ _ONE_FILE: dict[str, Any] = {"partitioning": None}  # no column is made of the n
 @contextmanager
 def open_parquet(path: Path) -> Generator[pq.ParquetFile]:
     """Open a file; what fails to be read of it in the block, or to be decoded, becomes a DataError."""
+    if path.exists() and not path.is_file() and not path.is_dir():  # pyarrow would wait for a pipe
+        raise DataError(f"{path} is not a regular file: write the table into a file")
     try:
         with pq.ParquetFile(path, buffer_size=_BUFFER, page_checksum_verification=True) as file:
             check_names(file.schema_arrow.names, str(path))  # UnicodeDecodeError for a name that is not UTF-8

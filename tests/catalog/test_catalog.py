@@ -169,12 +169,53 @@ def test_a_rule_that_cannot_be_evaluated_is_an_error_at_start(shop, predicate):
     assert len(Catalog.open(shop, make_trie(NUMBERS), {"good": "true"}).filter(["good"])) == NUM_ITEMS
 
 
-def test_a_rule_reads_no_file_but_the_table(shop, tmp_path):
-    (tmp_path / "secret.csv").write_text("stock\n1\n")
-    with Catalog.open(shop, make_trie(NUMBERS)) as catalog:
-        for source in (f"'{tmp_path}/secret.csv'", f"read_text('{tmp_path}/secret.csv')", f"glob('{tmp_path}/*')"):
-            with pytest.raises(RuleError, match=r"Cannot access file|reads rows of (read_text|glob)"):
-                catalog.add_rule("curious", f"(SELECT count(*) FROM {source}) > 0")
+@pytest.mark.parametrize("kind", ["file", "exclusive", "memory"])
+def test_a_rule_reads_no_file_but_the_table(shop, tmp_path, kind):
+    secret = tmp_path / "secret.csv"
+    secret.write_text("stock\n1\n")
+    duckdb.sql("SELECT 1 AS stock").write_parquet(str(tmp_path / "secret.parquet"))
+    trie = make_trie(NUMBERS)
+    table = make_items(NUMBERS)
+    catalog = Catalog.in_memory(table, trie) if kind == "memory" else Catalog.open(shop, trie, exclusive=kind == "exclusive")
+    with catalog:
+        for source in (
+            f"(SELECT count(*) FROM '{secret}') > 0",
+            f'(SELECT count(*) FROM "{tmp_path}/secret.parquet") > 0',
+            f"stock IN (TABLE '{secret}')",
+            f"stock IN (WITH t AS (FROM '{secret}') FROM t)",
+            f"(SELECT count(*) FROM (SUMMARIZE '{secret}')) > 0",
+            f"(SELECT count(*) FROM items JOIN '{secret}' s ON items.stock = s.stock) > 0",
+            f"(SELECT count(*) FROM read_text('{secret}')) > 0",
+            f"(SELECT count(*) FROM glob('{tmp_path}/*')) > 0",
+        ):
+            with pytest.raises(RuleError, match=r"reads rows of ('.*secret.*'|read_text|glob)"):
+                catalog.add_rule("curious", source)
+        for qualified in ("main.items", '"items"', f"{'memory' if kind == 'memory' else 'shop'}.main.items"):
+            catalog.add_rule("ours", f"stock IN (SELECT stock FROM {qualified})")
+
+
+@pytest.mark.parametrize("kind", ["file", "exclusive", "memory"])
+@pytest.mark.parametrize(
+    ("where", "reason"),
+    [
+        ('title = "shoe"', 'Referenced column "shoe" not found'),
+        ("count(*) > 1", "WHERE clause cannot contain aggregates"),
+        ("row_number() OVER () < 3", "WHERE clause cannot contain window functions"),
+        ("title < now()", "Cannot compare values of type VARCHAR and type TIMESTAMP"),
+        ("no_such(stock) > 1", "no_such does not exist"),
+        ("stock < ?", "Values were not provided"),
+        ("title = 'a' AND regexp_matches(title, '(')", r"missing \)"),
+    ],
+)
+def test_a_rule_that_cannot_be_evaluated_says_why_in_every_kind_of_catalog(shop, kind, where, reason):
+    """The reason was hidden by that of the statement after it, in a transaction that had ended."""
+    trie = make_trie(NUMBERS)
+    table = make_items(NUMBERS)
+    catalog = Catalog.in_memory(table, trie) if kind == "memory" else Catalog.open(shop, trie, exclusive=kind == "exclusive")
+    with catalog:
+        with pytest.raises(RuleError, match=reason):
+            catalog.add_rule("wrong", where)
+        catalog.add_rule("right", "stock >= 0")
 
 
 def test_a_rule_changes_no_setting_of_the_database(shop, tmp_path):

@@ -1,6 +1,7 @@
 """`leafbeam build TABLE` and `leafbeam inspect --plan`: from Parquet to an index, and what it would cost."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,13 @@ from leafbeam.cli.codes import CodesTable
 from leafbeam.cli.parse import parse_bytes, parse_plan, parse_sizes
 from leafbeam.cli.run import RunDirectory
 from leafbeam.cli.sources import Source
-from leafbeam.errors import ArgumentError, LeafbeamError
+from leafbeam.errors import ArgumentError, CheckpointError, LeafbeamError
 from leafbeam.index.builder import TrieBuilder
 from leafbeam.index.memory_estimate import MemoryEstimate
+from leafbeam.ingest import LiveDirectory
 from leafbeam.live import LiveIndex
 from leafbeam.semid import SidTable
-from tests.fixtures.command_line import call
+from tests.fixtures.command_line import call, flat, succeed
 
 
 def rows(num_items: int = 500) -> tuple[np.ndarray, list[str]]:
@@ -353,3 +355,55 @@ def test_rules_are_counted_over_the_items_that_came_since_the_last_build(tmp_pat
     assert "rule cheap: 3 items" in built.stdout  # 1, 2 and the new one
     assert "not in the index" not in built.stdout
     assert "not in the table" not in built.stdout
+
+
+def changed_run(folder: Path) -> RunDirectory:
+    """A run of ten items, to which one was added, and of which one was changed."""
+    names = [f"i{n}" for n in range(10)]
+    pq.write_table(pa.table({"item_id": names, "price": [float(n) for n in range(10)]}), folder / "items.parquet")
+    pq.write_table(pa.table({"item_id": names, "c0": range(10), "c1": [0] * 10}), folder / "sids.parquet")
+    succeed("import", "--sids", folder / "sids.parquet", "--items", folder / "items.parquet", "--run", folder / "run")
+    (folder / "new.jsonl").write_text('{"item_id": "new", "codes": [3, 0], "price": 1}\n{"item_id": "i9", "price": 2}')
+    succeed("items", "import", folder / "new.jsonl", "--run", folder / "run")
+    return RunDirectory(folder / "run")
+
+
+@pytest.mark.parametrize("how", ["--force", "no catalog", "other codes"])
+def test_a_catalog_that_is_written_anew_does_not_stay_beside_changes_without_their_attributes(tmp_path: Path, how: str) -> None:
+    """D12: the index kept an item that was added, and the new catalog had none of its attributes."""
+    run = changed_run(tmp_path)
+    if how == "no catalog":
+        run.catalog.unlink()
+    elif how == "other codes":
+        sids = SidTable.load(run.sids)
+        SidTable(item_ids=sids.item_ids, codes=sids.codes[::-1], codebook_sizes=sids.codebook_sizes).save(run.sids)
+    built = flat(succeed("build", "--run", run.path, *(["--force"] if how == "--force" else [])))
+    assert "live.1 has the items and rules that came since the last build" in built
+    assert "10 items" in built
+    succeed("items", "import", tmp_path / "new.jsonl", "--run", run.path)
+    assert "rule cheap: 5 items" in succeed("build", "--run", run.path, "--rule", "cheap=price < 3")  # 0, 1, 2, new and 9
+
+
+def test_a_catalog_is_not_written_anew_while_a_server_changes_it(tmp_path: Path) -> None:
+    run = changed_run(tmp_path)
+    before = run.catalog.read_bytes(), run.trie.read_bytes()
+    with LiveDirectory.open(run.live, run.trie):
+        refused = call("build", "--run", run.path, "--force")
+    assert (refused.exit_code, "one writer at a time" in refused.stderr) == (2, True)
+    assert (run.catalog.read_bytes(), run.trie.read_bytes()) == before
+    assert "rule cheap: 5 items" in succeed("build", "--run", run.path, "--rule", "cheap=price < 3")
+
+
+def test_a_damaged_index_is_built_again_with_the_changes_since(tmp_path: Path) -> None:
+    run = changed_run(tmp_path)
+    run.trie.write_bytes(b"damaged")
+    assert "rule cheap: 5 items" in succeed("build", "--run", run.path, "--rule", "cheap=price < 3")
+
+
+def test_a_table_in_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.parquet")
+    for words in (("build", tmp_path / "pipe.parquet"), ("inspect", tmp_path / "pipe.parquet")):
+        refused = call(*words)
+        assert (refused.exit_code, "is not a regular file" in flat(refused.stderr)) == (2, True), words
+    with pytest.raises(CheckpointError, match="is not a regular file"):
+        SidTable.load(tmp_path / "pipe.parquet")

@@ -234,3 +234,12 @@ def test_code_vectors_of_other_sids_or_in_a_damaged_file_are_refused(tmp_path):
 def test_the_first_codebook_grows_with_the_items(num_items: int, sizes: tuple[int, ...]):
     assert QuantiserConfig().sizes_for(num_items) == sizes
     assert QuantiserConfig(codebook_sizes=(7, 7)).sizes_for(num_items) == (7, 7)
+
+
+@pytest.mark.parametrize("method", ["kmeans", "rqvae"])
+@pytest.mark.parametrize("seed", [-1, (1 << 32) - 16, 1 << 70])
+def test_a_seed_that_no_generator_takes_is_refused_before_the_work(method, seed) -> None:
+    items = pa.table({"item_id": ["a", "b"], "title": ["red shoe", "green tea"]})
+    sizes = (2, 2) if method == "kmeans" else (2, 2, 2)
+    with pytest.raises(ArgumentError, match=r"seed=-?\d+: expected at least 0 and below"):
+        fit_sids(items, None, quantiser=QuantiserConfig(method=method, codebook_sizes=sizes), seed=seed)
