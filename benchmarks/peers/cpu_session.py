@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from leafbeam.model import DecodeSession, Transformer, Workspace
-from leafbeam.model.cpu.runner import CpuRunner
+from leafbeam.model.cpu.runner import CpuOptions, CpuRunner
 
 __all__ = ["start_with"]
 
@@ -22,5 +22,6 @@ def start_with(
     """As `Transformer.start`, float32 on a CPU, with this class of runner."""
     weight, vocabulary = model.head_weight, model.vocabulary
     with torch.inference_mode():
-        runner = runner_class(model.model, weight, vocabulary, tokens_BT, lengths_B, workspace, beams=beams)
+        options = CpuOptions(workspace=workspace, beams=beams)
+        runner = runner_class(model.model, weight, vocabulary, tokens_BT, lengths_B, options)
     return DecodeSession(runner, vocabulary, lengths_B)

@@ -353,6 +353,8 @@ export interface Readiness {
   http_workers?: number;
   /** Of matrix products; bfloat16 with how far it differs. */
   precision?: string | null;
+  /** What was measured and chosen for this machine at the start: threads, precision, products. */
+  tuning?: Record<string, string>;
 }
 
 /** The largest part of an item's score. */

@@ -9,6 +9,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,8 +21,9 @@ from leafbeam import __version__
 from leafbeam.cli.console import stdout, working
 from leafbeam.cli.machine import Machine
 from leafbeam.cli.options import option
+from leafbeam.cli.run import RunDirectory
 from leafbeam.errors import counted
-from leafbeam.extras import EXTRAS
+from leafbeam.extras import EXTRAS, require
 
 Status = Literal["ok", "absent", "advice", "wrong"]
 _PYTHON = ((3, 11), (3, 13))  # the first, and the first that is not supported
@@ -49,6 +51,9 @@ class Finding:
 def doctor(
     as_json: Annotated[bool, option("--json", "Print one JSON object.")] = False,
     no_test: Annotated[bool, option("--no-self-test", "Do not run the test searches.")] = False,
+    run: Annotated[
+        Path | None, option("--run", "A run directory: also show what a server of its model would choose for this machine.")
+    ] = None,
 ) -> None:
     """Check the installation and the machine, and search on every backend that is there.
 
@@ -58,6 +63,9 @@ def doctor(
     if not no_test:
         with working("searching on every backend; a machine's first run compiles kernels for up to a minute"):
             findings += _self_test()
+    if run is not None:
+        with working("measuring what suits the model"):
+            findings += _tuning(run)
     problems = [one for one in findings if one.status == "wrong"]
     if as_json:
         print(json.dumps({"ok": not problems, "version": __version__, "findings": [asdict(one) for one in findings]}))
@@ -217,6 +225,19 @@ def _self_test() -> Iterator[Finding]:
         yield from _tested(("triton",), "cuda")
     else:
         yield Finding(area="self-test", name="triton", status="absent", value="needs triton, and a GPU that torch sees")
+
+
+def _tuning(run: Path) -> Iterator[Finding]:
+    """What the engine of a run measures and chooses before its first batch, in its own words."""
+    paths = RunDirectory(run)
+    paths.check("model", "trie")
+    require("`leafbeam doctor --run`", "duckdb", "pyarrow", "torch")
+    from leafbeam.engine import CatalogFiles, Engine  # imports torch
+
+    with closing(Engine.load(paths.model, CatalogFiles(index=paths.index))) as engine:
+        engine.warm_up()
+        for name, words in engine.tuning.lines().items():
+            yield Finding(area="tuning", name=name, value=words)
 
 
 def _tested(backends: tuple[str, ...], device: str) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
     from leafbeam.engine.precision import PrecisionReport
     from leafbeam.engine.request import Channel, ItemId, Request, Result, Scoring, Timings, UserId
     from leafbeam.engine.settings import Limits, Precision, Settings
+    from leafbeam.engine.tuning import Tuning
     from leafbeam.engine.worker import SlowBatch
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "Settings",
     "SlowBatch",
     "Timings",
+    "Tuning",
     "UserId",
 ]
 

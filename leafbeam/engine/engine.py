@@ -20,12 +20,12 @@ from leafbeam.engine.channels import MemoryChannel
 from leafbeam.engine.counts import Counts
 from leafbeam.engine.decoder import Decoder, Model
 from leafbeam.engine.graphs.graph import Graphs, graphs_for
-from leafbeam.engine.precision import PrecisionReport
 from leafbeam.engine.prepare import RequestPreparer
 from leafbeam.engine.request import PendingRequest, Request, Result
 from leafbeam.engine.results import ResultWriter
 from leafbeam.engine.scheduler import Scheduler
 from leafbeam.engine.settings import Limits, Precision, Settings
+from leafbeam.engine.tuning import Tuning
 from leafbeam.engine.warm_up import calibrate, change_a_copy, choose_threads, measure_precision, run_filtered, warm_up_requests
 from leafbeam.engine.worker import SlowBatch, SlowBatches, Worker, worker_stream
 from leafbeam.errors import (
@@ -59,8 +59,7 @@ class Engine:
     the scheduler closes batches by capacity, delay and slack; each worker is a thread that decodes batches, and all share one
     copy of the weights. `recommend` does all of it in the caller's thread.
 
-    `threads` and `precision` are those of each worker's matrix products, which are measured before the first batch;
-    `precision_report` says how much answers in bfloat16 differ here, if the settings asked for it.
+    `tuning` says what was measured and chosen for this machine before the first batch: threads, precision and products.
 
     Args:
         model: The model (see `Model`).
@@ -113,9 +112,7 @@ class Engine:
         self._offline_lock = threading.Lock()
         self._opened = ExitStack()
         self._is_warm = False
-        self.threads: int | None = None
-        self.precision: Precision = "float32"
-        self.precision_report: PrecisionReport | None = None
+        self.tuning = Tuning()
 
     def _check(self, *, can_capture: bool) -> None:
         sizes, settings, limits = tuple(self.model.vocabulary.codebook_sizes), self.settings, self.limits
@@ -213,6 +210,16 @@ class Engine:
         return self.version.segments[0].trie
 
     @property
+    def threads(self) -> int | None:
+        """Return the number of threads of each worker's matrix products, None before the warm-up."""
+        return self.tuning.threads
+
+    @property
+    def precision(self) -> Precision:
+        """Return the precision of the layers' matrix products."""
+        return self.tuning.precision
+
+    @property
     def is_running(self) -> bool:
         """Return whether requests are accepted and a worker is alive."""
         return self.scheduler.is_open and any(worker.is_alive() for worker in self._workers)
@@ -242,25 +249,24 @@ class Engine:
         run_filtered(self._preparer, self._offline_decoder, self.settings.num_beams, self.clock)
         if changes and self.catalog is not None:
             change_a_copy(self.catalog)
-        self.threads = self._choose_threads()
+        self._tune()
         if self.settings.predict:
-            with torch_threads(self.threads, apart=True):
+            with torch_threads(self.threads or 1, apart=True):
                 calibrate(self._preparer, self.settings, self._offline_decoder, self.scheduler.observe, self.clock)
         self._is_warm = True
 
     def _choose_precision(self) -> None:
         """Take products in bfloat16 where the settings ask for them and they are faster; nothing on a second call."""
-        if self.settings.precision == "float32" or self.precision_report or not isinstance(self.model, Transformer):
+        if self.settings.precision == "float32" or self.tuning.precision_report or not isinstance(self.model, Transformer):
             return
         rounded = self.model.with_bfloat16_products()
         decoders = Decoder(self.model, self.clock), Decoder(rounded, self.clock)
         with torch_threads(self.settings.threads or self._most_threads):
             report = measure_precision(self._preparer, self.settings, *decoders, self.clock)
-        self.precision_report = report
+        self.tuning = replace(self.tuning, precision_report=report, precision="bfloat16" if report.is_faster else "float32")
         if report.is_faster:
-            self.model, self.precision = rounded, "bfloat16"
+            self.model = rounded
             self._offline_decoder = Decoder(rounded, self.clock, self.prompt_store)
-            log.info("matrix products in bfloat16: %s", report)
         else:
             log.warning("matrix products stay in float32, because bfloat16 is no faster here: %s", report)
 
@@ -268,13 +274,17 @@ class Engine:
     def _most_threads(self) -> int:
         return max(1, torch.get_num_threads() // self.settings.workers)
 
-    def _choose_threads(self) -> int:
-        most = self._most_threads
-        if self.settings.threads is not None or most == 1 or self.model.device.type != "cpu":
-            return self.settings.threads or most
-        times = choose_threads(self._preparer, self.settings, self._offline_decoder, most, self.clock)
-        log.info("threads of each worker, by the time of a batch of one request and of a full one: %s", times)
-        return times.count
+    def _tune(self) -> None:
+        """Choose the number of threads, and measure the products that no batch has needed so far."""
+        most, times = self._most_threads, None
+        if self.settings.threads is None and most > 1 and self.model.device.type == "cpu":
+            times = choose_threads(self._preparer, self.settings, self._offline_decoder, most, self.clock)
+        threads = times.count if times else self.settings.threads or most
+        with torch_threads(threads):
+            products = self.model.tune_products() if isinstance(self.model, Transformer) else None
+        self.tuning = replace(self.tuning, threads=threads, thread_times=times, products=products)
+        if self.tuning.is_measured:
+            log.info("tuned for this machine: %s", self.tuning)
 
     def _log_slow(self, batch: SlowBatch) -> None:
         self.counts.add("batch_faults", "slow")

@@ -5,17 +5,19 @@ level.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from leafbeam.errors import ArgumentError, counted
 from leafbeam.model.config import EncoderDecoderConfig, ModelConfig
 from leafbeam.model.cpu.rows import are_below
 from leafbeam.ops.backend import to_numpy
+
+Integers = Tensor | ArrayLike  # of torch or numpy
 
 
 class KVCache(Protocol):
@@ -97,7 +99,7 @@ class DecodeSession:
         return self._runner.beams
 
     @torch.inference_mode()
-    def step_fn(self, codes_BK: Any = None, parents_BK: Any = None) -> Tensor:
+    def step_fn(self, codes_BK: Integers | None = None, parents_BK: Integers | None = None) -> Tensor:
         """Return the logits of the next level's codes for every beam, (B, K, V).
 
         (None, None) starts the prompts anew and returns level 0's logits (B, V).
@@ -119,7 +121,7 @@ class DecodeSession:
         return logits_BKV
 
     @torch.inference_mode()
-    def last_step_fn(self, codes_BJ: Any, parents_BJ: Any) -> Tensor:
+    def last_step_fn(self, codes_BJ: Integers, parents_BJ: Integers) -> Tensor:
         """Return the logits (B, J, V) of the last level, for some of its beams.
 
         The session stays before the last level, so that a second call returns the logits of other beams; it may overwrite those
@@ -138,7 +140,7 @@ class DecodeSession:
         return self._extended(codes_BJ, parents_BJ, keep=False)
 
     @torch.inference_mode()
-    def suffix_fn(self, codes_BKT: Any, parents_BK: Any) -> list[Tensor]:
+    def suffix_fn(self, codes_BKT: Integers, parents_BK: Integers) -> list[Tensor]:
         """Return the logits (B, K, V) of the next T levels, for beams whose next T codes are known.
 
         This equals T calls of `step_fn` in which every beam continues itself, for one pass over B x K x T tokens; `step_fn` and
@@ -158,7 +160,7 @@ class DecodeSession:
         return logits
 
     @torch.inference_mode()
-    def prefix_fn(self, codes_RC: Any, requests_R: Any) -> Tensor:
+    def prefix_fn(self, codes_RC: Integers, requests_R: Integers) -> Tensor:
         """Return the logits (R, V) of the level after C codes, for any prefixes of C codes of any requests.
 
         All codes of a prefix run again over the prompt's keys and values: it needs no beam that has it, and leaves the beams of
@@ -198,13 +200,13 @@ class DecodeSession:
         self._level = 0  # of the codes in the next call
         self._num_beams = 1  # of the step before; the first codes extend the prompt itself
 
-    def _extended(self, codes: Any, parents: Any, *, keep: bool) -> Tensor:
+    def _extended(self, codes: Integers | None, parents: Integers | None, *, keep: bool) -> Tensor:
         codes_BK, parents_BK = self._checked(codes, parents, self._level, self._num_beams)
         tokens_BK1 = self._vocabulary.tokens_at(codes_BK, self._level).unsqueeze(-1)
         (logits_BKV,) = self._runner.extend(tokens_BK1, parents_BK, self._level, keep=keep)
         return logits_BKV
 
-    def _checked(self, codes: Any, parents: Any, level: int, num_beams: int) -> tuple[Tensor, Tensor]:
+    def _checked(self, codes: Integers | None, parents: Integers | None, level: int, num_beams: int) -> tuple[Tensor, Tensor]:
         """Return codes of a level and their parents as tensors. Raises ArgumentError; num_beams: of the step before."""
         device = self._lengths_B.device
         codes_BK, parents_BK = _integers("codes", codes, device), _integers("parents", parents, device)
@@ -234,7 +236,7 @@ def _range_of(values: Tensor) -> tuple[int, int]:
     return int(array.min()), int(array.max())
 
 
-def _integers(name: str, values: Any, device: torch.device) -> Tensor:
+def _integers(name: str, values: Integers | None, device: torch.device) -> Tensor:
     if isinstance(values, Tensor) and values.dtype == torch.int64 and values.device == device:
         return values
     try:

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from leafbeam.errors import ArgumentError
 from leafbeam.model.base import SidModel
 from leafbeam.model.config import ModelConfig
-from leafbeam.model.cpu.runner import CpuRunner
+from leafbeam.model.cpu.layers import parameters_of
+from leafbeam.model.cpu.runner import CpuOptions, CpuRunner
+from leafbeam.model.cpu.tuning import ProductTuning, tune_products
 from leafbeam.model.cpu.workspace import Workspace
 from leafbeam.model.prompt_store import PromptStore
 from leafbeam.model.qwen3 import Layer, Qwen3, causal, make_dropout
@@ -173,6 +175,16 @@ class Transformer(SidModel[ModelConfig]):
             log.info("%d matrices of the layers are packed for products on this processor", self._num_packed)
         return self
 
+    def tune_products(self) -> ProductTuning | None:
+        """Return how the layers' matrices are multiplied with torch's number of threads, measuring what is new.
+
+        None except on a CPU in float32, where torch's modules run.
+        """
+        if not self.takes_workspace:
+            return None
+        layers = [parameters_of(cast(Layer, layer))[:7] for layer in self.model.layers]
+        return tune_products(layers, self._products)
+
     def _is_faster_packed(self, weight: Tensor) -> bool:
         is_plain = not weight.is_mkldnn and weight.dtype == self._products
         return is_plain and len(weight) > 0 and onednn.is_faster(weight, torch.get_num_threads())
@@ -249,8 +261,8 @@ class Transformer(SidModel[ModelConfig]):
         weight = self.head_weight
         if self.takes_workspace:
             head = None if hidden else weight
-            memory = workspace, store, beams, self._products
-            runner: Runner = CpuRunner(self.model, head, vocabulary, tokens_BT, lengths_B, *memory)
+            on_cpu = CpuOptions(workspace=workspace, store=store, beams=beams, products=self._products)
+            runner: Runner = CpuRunner(self.model, head, vocabulary, tokens_BT, lengths_B, on_cpu)
         elif workspace is not None or store is not None:
             raise ArgumentError(
                 f"workspace and store need a model in float32 on a CPU; this model is {weight.dtype} on {weight.device}: "
@@ -284,8 +296,8 @@ class Transformer(SidModel[ModelConfig]):
         vocabulary = TextTokens(size=self.config.vocab_size, num_tokens=max_tokens + 1)  # the last is never run
         lengths_B = checked_lengths(tokens_BT, lengths_B, self.config, vocabulary.num_levels)
         if self.takes_workspace:
-            prompts = tokens_BT, lengths_B
-            runner: TextRunner = CpuRunner(self.model, None, vocabulary, *prompts, beams=num_texts, products=self._products)
+            on_cpu = CpuOptions(beams=num_texts, products=self._products)
+            runner: TextRunner = CpuRunner(self.model, None, vocabulary, tokens_BT, lengths_B, on_cpu)
         else:
             runner = self.run_prompts(tokens_BT, lengths_B, self._options(tokens_BT, lengths_B, vocabulary, hidden=True))
         return TextSession(runner, len(lengths_B), num_texts, self.config.vocab_size, max_tokens)

@@ -162,15 +162,11 @@ def _document_routes(document: dict[str, Any]) -> list[Route]:
     return [Route("/openapi.json", openapi), Route("/docs", docs)]
 
 
-def _precision(engine: Engine) -> str:
-    report = engine.precision_report
-    return engine.precision if report is None else f"{engine.precision}; bfloat16 is {report}"
-
-
 def _readiness(engine: Engine | None, text: TextService | None, http_workers: int) -> Readiness:
     reason = None if engine is None else engine.unhealthy_reason
     if reason is None and text is not None and not text.worker.is_alive:
         reason = "the worker of texts does not run"
+    tuning = {} if engine is None else engine.tuning.lines()
     filters = {} if engine is None or engine.catalog is None else engine.catalog.rules.filters
     return Readiness(
         ready=reason is None,
@@ -179,7 +175,8 @@ def _readiness(engine: Engine | None, text: TextService | None, http_workers: in
         num_items=0 if engine is None else len(engine.version),
         rules={name: len(allowed) for name, allowed in filters.items()},
         threads=None if engine is None else engine.threads,
-        precision=None if engine is None else _precision(engine),
+        precision=tuning.get("precision"),
+        tuning=tuning,
         text_model=None if text is None else text.name,
         http_workers=http_workers,
     )

@@ -250,6 +250,10 @@ class Readiness(Struct, frozen=True, kw_only=True):
     text_model: Annotated[str | None, Meta(description="The language model of `/v1/completions`.")]
     http_workers: Annotated[int, Meta(description="HTTP processes that accept connections; 0: the server is one process.")] = 0
     precision: Annotated[str | None, Meta(description="Of matrix products; bfloat16 with how far it differs.")] = None
+    tuning: Annotated[
+        dict[str, str],
+        Meta(description="What was measured and chosen for this machine at the start: threads, precision, products."),
+    ] = {}
 
 
 class SlowBatchAnswer(Struct, frozen=True, kw_only=True):

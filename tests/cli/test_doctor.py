@@ -182,3 +182,17 @@ def test_a_torch_without_sgemm_is_advice(monkeypatch: pytest.MonkeyPatch) -> Non
     (advice,) = [one for one in report["findings"] if one["name"] == "fused layers"]
     assert (exit_code, advice["status"]) == (0, "advice")
     assert "sgemm" in advice["value"]
+
+
+def test_a_run_shows_what_a_server_would_choose(run: Path) -> None:
+    exit_code, report = findings("--no-self-test", "--run", str(run))
+    assert exit_code == 0
+    tuning = {one["name"]: one["value"] for one in report["findings"] if one["area"] == "tuning"}
+    assert set(tuning) == {"threads", "precision", "products"}
+    assert tuning["precision"] == "float32"
+
+
+def test_a_run_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["doctor", "--no-self-test", "--run", str(tmp_path / "nothing")])
+    assert result.exit_code != 0
+    assert "there is no run" in f"{result.output}{result.stderr}"

@@ -91,16 +91,19 @@ def test_an_engine_takes_the_faster_products_and_says_so(
     asked = Settings(precision="bfloat16")
     with caplog.at_level(logging.INFO, "leafbeam.engine"), Engine(shop.model, shop.trie, settings=asked) as engine:
         assert engine.precision == chosen
-        assert engine.precision_report is not None
-        assert 0.5 < engine.precision_report.same_items <= 1.0
+        report = engine.tuning.precision_report
+        assert report is not None
+        assert 0.5 < report.same_items <= 1.0
+        assert engine.tuning.lines()["precision"] == f"{chosen}; bfloat16 is {report}"
         answers = [engine.submit(Request(history=(item,), num_items=5)).result() for item in ("é3", "é90")]
         offline = engine.recommend(Request(history=("é3",), num_items=5))
     assert offline.item_ids == answers[0].item_ids
-    said = [record for record in caplog.records if "matrix products" in record.message]
+    said = [record for record in caplog.records if f"precision: {chosen}; bfloat16 is" in record.message]
     assert len(said) == 1
-    assert said[0].levelno == (logging.INFO if chosen == "bfloat16" else logging.WARNING)
+    warned = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert ["stay in float32" in record.message for record in warned] == [True] * (chosen == "float32")
     with Engine(shop.model, shop.trie) as engine:
-        assert (engine.precision, engine.precision_report) == ("float32", None)
+        assert (engine.precision, engine.tuning.precision_report) == ("float32", None)
         exact = [engine.submit(Request(history=(item,), num_items=5)).result() for item in ("é3", "é90")]
     is_equal = [one.scores == other.scores for one, other in zip(answers, exact, strict=True)]
     assert all(is_equal) == (chosen == "float32")
@@ -114,11 +117,11 @@ def test_an_engine_that_was_not_started_measures_once(shop: Shop, monkeypatch: p
     engine = Engine(shop.model, shop.trie, settings=Settings(precision="bfloat16"))
     assert engine.precision == "float32"
     first = engine.recommend(Request(history=("é3",), num_items=5))
-    report = engine.precision_report
+    report = engine.tuning.precision_report
     assert (engine.precision, report is not None) == ("bfloat16", True)
     # The second may leave beams out of its last round; a product of fewer rows may round otherwise.
     assert engine.recommend(Request(history=("é3",), num_items=5)).scores == pytest.approx(first.scores, abs=0.02)
-    assert engine.precision_report is report
+    assert engine.tuning.precision_report is report
     assert first.scores != Engine(shop.model, shop.trie).recommend(Request(history=("é3",), num_items=5)).scores
 
 

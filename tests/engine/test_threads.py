@@ -65,7 +65,7 @@ def test_the_workers_run_on_the_number_that_the_warm_up_chose(shop, monkeypatch,
             engine.submit(Request(history=("é3",))).result()
             assert set(seen) == {engine.threads}
         assert torch.get_num_threads() == 2
-    assert any("threads of each worker" in record.message for record in caplog.records)
+    assert any(f"threads: {engine.threads} (1: " in record.message for record in caplog.records)
 
 
 @needs_openmp

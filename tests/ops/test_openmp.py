@@ -38,7 +38,7 @@ def test_threads_do_not_change_softmax_weights(threads: int) -> None:
     results: list[tuple[Any, ...]] = []
     for count in (1, threads):
         flat, top, total = scores.copy(), *np.full((2, 3, 6), np.nan, np.float32)
-        kernels.softmax_weights(flat, 3, 5, 40, 10, 1, 1, np.float32(np.inf), top, total, 1, count)
+        kernels.softmax_weights(flat, kernels.ScoreTile(3, 5, 40, 10, 1, 1), np.float32(np.inf), top, total, 1, count)
         results.append((flat, top, total))
     for one, many in zip(*results, strict=True):
         np.testing.assert_array_equal(one, many)

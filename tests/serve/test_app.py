@@ -143,6 +143,7 @@ def test_health_readiness_and_the_end(first_shop):
             "rules": {"cheap": 60, "in_stock": 67, "none": 0},
             "threads": engine.threads,
             "precision": "float32",
+            "tuning": engine.tuning.lines(),
             "text_model": None,
             "http_workers": 0,
         }
@@ -157,7 +158,9 @@ def test_health_readiness_and_the_end(first_shop):
 
 def test_readiness_says_what_products_in_bfloat16_do(first_shop):
     with TestClient(create_app(first_shop.engine(settings=Settings(precision="bfloat16")))) as client:
-        said = client.get("/readyz").json()["precision"]
+        ready = client.get("/readyz").json()
+        said = ready["precision"]
+        assert ready["tuning"]["precision"] == said
         answer = client.post(URL, json={"num_items": 5}).json()
     one, several = r"[\d.]+ times as fast as float32 with one request", r"[\d.]+ and [\d.]+ times .* and with several"
     found = re.fullmatch(rf"(?:float32|bfloat16); bfloat16 is (?:{one}|{several}), ([\d.]+)% of .*", said)

@@ -151,18 +151,11 @@ class Graphs:
     ) -> FinalBeams | None:
         """Replay a batch; None where no graph can run it. Raises LogitsError, and any error of the device."""
         sizes = (len(requests), int(lengths_B.max()), num_beams, scoring)
-        reason, result = "version", None
         with self._pinned(version) as captured:
+            reason, result = "version", None
             if captured is not None:
-                graphs = captured.workers[worker]
-                decode, replay = next((pair for pair in graphs.decodes if pair[0].bucket.holds(*sizes)), (None, None))
-                reason = "no_bucket"
-                if decode is not None and replay is not None:
-                    with graphs.capturer.stream():
-                        reason = "no_room"
-                        if decode.load(tokens_BT, lengths_B, hi_SB, requests):
-                            replay()
-                            reason, result = "replayed", decode.result(len(requests), len(version.segments))
+                inputs = tokens_BT, lengths_B, hi_SB, requests
+                reason, result = _replayed(captured.workers[worker], sizes, inputs, len(version.segments))
             self._counts.add("graphs", reason)
             return result
 
@@ -263,6 +256,20 @@ class Graphs:
         worker.filters[bucket.batch] = filters
         worker.decodes.append((decode, replay))
         worker.work_bytes = max(worker.work_bytes, decode.work_bytes)
+
+
+def _replayed(
+    graphs: _WorkerGraphs, sizes: tuple[int, int, int, Scoring], inputs: tuple[Any, Any, Any, Requests], num_segments: int
+) -> tuple[str, FinalBeams | None]:
+    """Replay a batch on the cheapest graph that holds it, and return "replayed" and its beams, or why no graph can run it."""
+    decode, replay = next((pair for pair in graphs.decodes if pair[0].bucket.holds(*sizes)), (None, None))
+    if decode is None or replay is None:
+        return "no_bucket", None
+    with graphs.capturer.stream():
+        if not decode.load(*inputs):
+            return "no_room", None
+        replay()
+        return "replayed", decode.result(len(inputs[3]), num_segments)
 
 
 def _priority(bucket: Bucket) -> tuple[bool, int, int]:

@@ -19,6 +19,7 @@ from leafbeam.jit import njit
 from leafbeam.model.cpu.kernels import (
     TILE,
     KVSlots,
+    ScoreTile,
     attend_codes_of,
     divide_by_weights_of,
     gate_of,
@@ -122,8 +123,8 @@ def _attend_prompts(begin, end, rows, a, prompts, tokens, layer, segments_Z4, st
             for g in range(groups):
                 at, to = (g * rows + row) * ratio * size * _FLOAT, g * num_queries * length * _FLOAT
                 sgemm(queries + at, keys + (g * tokens + first) * size * _FLOAT, room + to, num_queries, length, size, True, 0)
-            whole = groups, num_queries, length, visible, step, ratio, bound
-            softmax_weights_of(0, groups * num_queries, scores, *whole, a.top_GM, a.total_GM, row * ratio)
+            tile = ScoreTile(groups, num_queries, length, visible, step, ratio)
+            softmax_weights_of(0, groups * num_queries, scores, tile, bound, a.top_GM, a.total_GM, row * ratio)
             for g in range(groups):
                 at, to = (g * rows + row) * ratio * size * _FLOAT, g * num_queries * length * _FLOAT
                 value = values + (g * tokens + first) * size * _FLOAT

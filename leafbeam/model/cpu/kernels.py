@@ -61,6 +61,17 @@ class KVSlots(NamedTuple):
     group_stride: int
 
 
+class ScoreTile(NamedTuple):
+    """Attention scores (groups, rows, length), flat: row m of each sees the first visible + step x (m // ratio) keys."""
+
+    groups: int
+    rows: int
+    length: int
+    visible: int
+    step: int
+    ratio: int
+
+
 class CodeRows(NamedTuple):
     """The codes of a chunk. A slot of the flat keys and values holds one code in all layers, (L, G, E).
 
@@ -199,31 +210,27 @@ def store_keys_values_of(begin_row, end_row, key_NX, value_NX, columns, position
 
 
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def softmax_weights(scores, groups, rows, length, visible, step, ratio, bound, top_GM, total_GM, first, threads):
-    """for each key head g and query m, of whose keys the first n = visible + step x (m // ratio) are visible:
+def softmax_weights(scores, tile, bound, top_GM, total_GM, first, threads):
+    """for each key head g and row m of a ScoreTile, which sees the first n keys:
         top[g, first + m] = bound if finite else max(scores[g, m, :n])
         scores[g, m] = [exp(score - top) if t < n else 0 for t, score]
         total[g, first + m] = sum(scores[g, m])
 
-    scores: (groups, rows, length), flat. bound: no score is larger, and none less than -bound (see `score_bound`); it saves a
+    bound: no score is larger, and none less than -bound (see `score_bound`); it saves a
     pass over the scores.
     """
-    fork(
-        softmax_weights_of,
-        threads,
-        groups * rows,
-        (scores, groups, rows, length, visible, step, ratio, bound, top_GM, total_GM, first),
-    )
+    fork(softmax_weights_of, threads, tile.groups * tile.rows, (scores, tile, bound, top_GM, total_GM, first))
 
 
 @njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def softmax_weights_of(begin_row, end_row, scores, groups, rows, length, visible, step, ratio, bound, top_GM, total_GM, first):
+def softmax_weights_of(begin_row, end_row, scores, tile, bound, top_GM, total_GM, first):
+    rows, length = tile.rows, tile.length
     lowest = np.float32(-87.0)
     bounded = bound < np.float32(np.inf)
     for row_of_all in range(begin_row, end_row):
         g, m = row_of_all // rows, row_of_all % rows
         begin = (g * rows + m) * length
-        count = visible + step * (m // ratio)
+        count = tile.visible + tile.step * (m // tile.ratio)
         row = scores[begin : begin + count]
         total = np.float32(0.0)
         if bounded:

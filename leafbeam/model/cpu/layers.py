@@ -62,22 +62,27 @@ def choose_layers(
     space: Workspace,
     products: torch.dtype,
 ) -> Layers:
-    """Fused where all matrices are small, plain and of float32, else by torch. scores: a buffer, with room for a row's at least
-    on each of torch's threads.
+    """Return the layers by the products that suit their matrices.
+
+    scores: a buffer with space for the scores of a row at least on each of torch's threads.
     """
-    if products == torch.float32 and blas.is_available() and _is_small(layers[0]):  # layers are alike
+    if are_fused(layers[0][:7], products):  # layers are alike
         return FusedLayers(layers, heads, scores[1], space)
     return TorchLayers(layers, heads, scores, Products(products, space))
 
 
-def _is_small(layer: LayerParameters) -> bool:
-    """Whether all weights are plain, of float32, and so small that calling a product takes as long as the product."""
-    return all(
-        not weight.is_mkldnn
-        and weight.dtype == torch.float32
-        and weight.numel() < MIN_MEASURED_WEIGHTS
-        and weight.is_contiguous()
-        for weight in layer[:7]
+def are_fused(matrices: Sequence[Tensor], products: torch.dtype) -> bool:
+    """Return whether layers with these matrices run in one call: calling a product takes as long as each of their products."""
+    return (
+        products == torch.float32
+        and blas.is_available()
+        and all(
+            not weight.is_mkldnn
+            and weight.dtype == torch.float32
+            and weight.numel() < MIN_MEASURED_WEIGHTS
+            and weight.is_contiguous()
+            for weight in matrices
+        )
     )
 
 
@@ -222,10 +227,9 @@ class TorchLayers:
         for tile in tiles:
             torch.bmm(tile.query, keys_GTE[:, tile.tokens].transpose(1, 2), out=tile.scores)
             _, num_queries, length = tile.scores.shape
+            scores = kernels.ScoreTile(groups, num_queries, length, tile.visible, step, ratio)
             outputs = chunk.top_GX, chunk.total_GX, tile.first
-            kernels.softmax_weights(
-                self._scores[1], groups, num_queries, length, tile.visible, step, ratio, bound, *outputs, chunk.threads
-            )
+            kernels.softmax_weights(self._scores[1], scores, bound, *outputs, chunk.threads)
             torch.bmm(tile.scores, values_GTE[:, tile.tokens], out=tile.weighted_values)
 
     def finish(self, weights: LayerWeights, chunk: Chunk) -> None:

@@ -18,6 +18,7 @@ beam, L layers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -42,14 +43,26 @@ class _CacheSize:
     nbytes = 0  # of keys and values, which the workspace holds
 
 
-class CpuRunner:
-    """The `Runner` of float32 models on a CPU. head_weight: None returns hidden states (rows of D) in the place of logits.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CpuOptions:
+    """How a `CpuRunner` runs.
 
-    workspace: None for buffers of its own. store: None to run every prompt from its first token. beams: the expected number,
-    to allocate the codes' slots once; 0 if unknown. products: float32, or bfloat16 to round rows, matrices and their products
-    to it; the matrices are of bfloat16 then. Logits stay valid until the next call in a workspace that was passed in, without
-    one for good.
+    Args:
+        workspace: The buffers to use; None for buffers of its own. In a workspace logits stay valid until the next call,
+            without one for good.
+        store: The prompts whose keys and values are known; None to run every prompt from its first token.
+        beams: The expected number of beams, for which the codes' slots are allocated once; 0 if unknown.
+        products: float32, or bfloat16 to round rows, matrices and their products to it; the matrices are of bfloat16 then.
     """
+
+    workspace: Workspace | None = None
+    store: PromptStore | None = None
+    beams: int = 0
+    products: torch.dtype = torch.float32
+
+
+class CpuRunner:
+    """The `Runner` of float32 models on a CPU. head_weight: None returns hidden states (rows of D) in the place of logits."""
 
     def __init__(
         self,
@@ -58,23 +71,20 @@ class CpuRunner:
         vocabulary: AnyVocabulary,
         tokens_BT: Tensor,
         lengths_B: Tensor,
-        workspace: Workspace | None = None,
-        store: PromptStore | None = None,
-        beams: int = 0,
-        products: torch.dtype = torch.float32,
+        options: CpuOptions,
     ) -> None:
         self._config: ModelConfig = body.config
         self._embedding = body.embed_tokens.weight.detach().numpy()
         self._norm = body.norm.weight.detach().numpy()
         self._head_weight = None if head_weight is None else head_weight.detach()
         self._vocabulary = vocabulary
-        self._space, self._shared = workspace or Workspace(), workspace is not None
-        self._products = products
+        self._space, self._shared = options.workspace or Workspace(), options.workspace is not None
+        self._products = options.products
         self.prompt, self.beams = _CacheSize(), _CacheSize()
         self._lengths_B = lengths_B.numpy()
         self._begins_B1 = np.zeros(len(lengths_B) + 1, np.int64)
         np.cumsum(self._lengths_B, out=self._begins_B1[1:])
-        self._expected_beams = beams * len(lengths_B)
+        self._expected_beams = options.beams * len(lengths_B)
         config, longest = self._config, int(self._lengths_B.max(initial=0))
         # Scores of at least one row against the longest prompt on each thread, and the rotations of every position.
         row_scores = config.num_attention_heads * (longest + kernels.TILE)
@@ -87,15 +97,19 @@ class CpuRunner:
         self._heads = kernels.Heads(groups, ratio, config.head_dim, eps, table[:, :half], table[:, half:])
         self._layers = self._make_layers([parameters_of(cast(Layer, layer)) for layer in body.layers], scores)
         array_BT = np.ascontiguousarray(tokens_BT.numpy(), np.int64)
-        if store is None:
+        if options.store is None:
             self._run_prompts(array_BT, [None] * len(lengths_B))
         else:
-            rows = [tokens_T[:length] for tokens_T, length in zip(array_BT, self._lengths_B, strict=True)]
-            cached = [store.find(tokens_T) for tokens_T in rows]
-            self._run_prompts(array_BT, cached)
-            for request, tokens_T in enumerate(rows):
-                store.put(tokens_T, self.slots_of(request), cached[request])
+            self._run_new_tokens(array_BT, options.store)
         self.restart()
+
+    def _run_new_tokens(self, tokens_BT: Array, store: PromptStore) -> None:
+        """Run what the store does not hold of the prompts, then store them."""
+        rows = [tokens_T[:length] for tokens_T, length in zip(tokens_BT, self._lengths_B, strict=True)]
+        cached = [store.find(tokens_T) for tokens_T in rows]
+        self._run_prompts(tokens_BT, cached)
+        for request, tokens_T in enumerate(rows):
+            store.put(tokens_T, self.slots_of(request), cached[request])
 
     def _make_layers(self, layers: Sequence[LayerParameters], scores: tuple[Tensor, Array]) -> Layers:
         return choose_layers(layers, self._heads, scores, self._space, self._products)

@@ -42,8 +42,13 @@ def is_faster(num_rows: int, weight_DV: Tensor, threads: int) -> bool:
     if weight_DV.numel() < MIN_MEASURED_WEIGHTS:
         return weight_DV.dtype == torch.bfloat16
     inputs, outputs = weight_DV.shape
-    faster = rows_faster(measured_outputs(outputs, inputs), inputs, weight_DV.dtype, threads, fastest_run)
+    faster = faster_rows(outputs, inputs, weight_DV.dtype, threads)
     return next(rows for rows in MEASURED_ROWS if rows >= num_rows) in faster
+
+
+def faster_rows(outputs: int, inputs: int, dtype: torch.dtype, threads: int) -> frozenset[int]:
+    """Return the numbers of MEASURED_ROWS at which `linear` is faster with a matrix of this shape; measured once."""
+    return rows_faster(measured_outputs(outputs, inputs), inputs, dtype, threads, fastest_run)
 
 
 def measured_outputs(outputs: int, inputs: int) -> int:

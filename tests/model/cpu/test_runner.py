@@ -234,7 +234,7 @@ def test_softmax_weights_are_accurate_and_zero_for_hidden_tokens():
     scores = rng.uniform(-60, 20, (2, 6, 50)).astype(np.float32)
     flat = scores.reshape(-1).copy()
     top, total = np.zeros((2, 8), np.float32), np.zeros((2, 8), np.float32)
-    kernels.softmax_weights(flat, 2, 6, 50, 10, 1, 2, np.float32(np.inf), top, total, 1, 1)
+    kernels.softmax_weights(flat, kernels.ScoreTile(2, 6, 50, 10, 1, 2), np.float32(np.inf), top, total, 1, 1)
     found = flat.reshape(scores.shape)
     for row in range(6):
         seen = scores[:, row, : 10 + row // 2].astype(np.float64)
@@ -252,7 +252,7 @@ def test_softmax_weights_relative_to_a_bound_are_accurate():
     scores[0, 0], scores[0, 1] = -40, 40
     flat = scores.reshape(-1).copy()
     top, total = np.full((1, 4), np.nan, np.float32), np.full((1, 4), np.nan, np.float32)
-    kernels.softmax_weights(flat, 1, 4, 30, 30, 0, 1, bound, top, total, 0, 1)
+    kernels.softmax_weights(flat, kernels.ScoreTile(1, 4, 30, 30, 0, 1), bound, top, total, 0, 1)
     truth = np.exp(scores.astype(np.float64) - 40)
     np.testing.assert_allclose(flat.reshape(scores.shape), truth, rtol=4e-6)
     np.testing.assert_allclose(total, truth.sum(-1), rtol=1e-6)
