@@ -9,9 +9,9 @@ from leafbeam.errors import short_repr
 
 
 def integer_pattern(schema: Schema, scope: Scope) -> str:
-    least, most = _bounds(schema, scope)
-    low = None if least is None else math.floor(least.value) + 1 if least.strict else math.ceil(least.value)
-    high = None if most is None else math.ceil(most.value) - 1 if most.strict else math.floor(most.value)
+    lower, upper = _bounds(schema, scope)
+    low = None if lower is None else math.floor(lower.value) + 1 if lower.strict else math.ceil(lower.value)
+    high = None if upper is None else math.ceil(upper.value) - 1 if upper.strict else math.floor(upper.value)
     if low is not None and high is not None and low > high:
         raise scope.error(f" allows no integer: its bounds leave {low} to {high}")
     return integers(low, high)
@@ -23,22 +23,22 @@ def number_pattern(schema: Schema, scope: Scope) -> str:
         return NUMBER
     if low is not None and high is not None and low.value > high.value:
         raise scope.error(f" allows no number: its bounds leave {low.value} to {high.value}")
-    if not (found := decimals(low, high)):
+    if not (pattern := decimals(low, high)):
         raise scope.error(" allows no number: exclusive bounds leave nothing")
-    return found
+    return pattern
 
 
 def _bounds(schema: Schema, scope: Scope) -> tuple[Bound | None, Bound | None]:
     """Return the tightest lower and upper bounds."""
-    found: dict[str, list[Bound]] = {"minimum": [], "maximum": []}
+    bounds: dict[str, list[Bound]] = {"minimum": [], "maximum": []}
     for name in BOUNDS & set(schema):
         value = schema[name]
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not _is_bound(value):
             raise scope.error(f" is {short_repr(value)}: expected a number between -1.7e308 and 1.7e308", name)
         strict = name.startswith("exclusive")
-        found[name.removeprefix("exclusive").lower()].append(Bound(value=Decimal(repr(value)), strict=strict))
-    low = max(found["minimum"], key=lambda bound: (bound.value, bound.strict), default=None)
-    high = min(found["maximum"], key=lambda bound: (bound.value, not bound.strict), default=None)
+        bounds[name.removeprefix("exclusive").lower()].append(Bound(value=Decimal(repr(value)), strict=strict))
+    low = max(bounds["minimum"], key=lambda bound: (bound.value, bound.strict), default=None)
+    high = min(bounds["maximum"], key=lambda bound: (bound.value, not bound.strict), default=None)
     return low, high
 
 

@@ -70,14 +70,14 @@ class References:
             if (uri, fragment) not in self._anchors:
                 raise AutomatonError(f"{path}: {short_repr(reference)} names no $anchor of this schema", pointer=path)
             return self._anchors[uri, fragment]
-        found = self._resources[uri]
+        resource = self._resources[uri]
         for name in fragment.split("/")[1:]:
-            part = _part(found.schema, name)
+            part = _part(resource.schema, name)
             if part is None:
                 raise AutomatonError(f"{path}: {short_repr(reference)} points to nothing in this schema", pointer=path)
-            base = self._bases.get(id(found.schema), found.base)
-            found = Location(schema=part[0], path=below(found.path, part[1]), base=base)
-        return found
+            base = self._bases.get(id(resource.schema), resource.base)
+            resource = Location(schema=part[0], path=below(resource.path, part[1]), base=base)
+        return resource
 
     def _unknown(self, reference: Any, path: str) -> AutomatonError:
         return AutomatonError(

@@ -99,8 +99,8 @@ class _Compiler:
         if "enum" in keywords or "const" in keywords:
             return self._values(schema, keywords, types, scope)
         if not types:
-            found = f" (it has {', '.join(sorted(keywords))})" if keywords else ""
-            raise scope.error(f" has no type, so it allows any value{found}: say which, with type, enum, const or anyOf")
+            listed = f" (it has {', '.join(sorted(keywords))})" if keywords else ""
+            raise scope.error(f" has no type, so it allows any value{listed}: say which, with type, enum, const or anyOf")
         check_keywords(keywords, {"type"}.union(*(KEYWORDS[name] for name in types)), scope, f"for type {schema['type']!r}")
         compilers: dict[str, Callable[[Schema, Scope], ByteDFA]] = {
             "string": self._string,
@@ -138,8 +138,8 @@ class _Compiler:
         for number, value in enumerate(values):
             kind = type_of(value)
             if not types or kind in types or (kind == "integer" and "number" in types):
-                place = scope.below("enum", number) if name == "enum" else scope.below("const")
-                add_value(network, START, value, END, place)
+                part_scope = scope.below("enum", number) if name == "enum" else scope.below("const")
+                add_value(network, START, value, END, part_scope)
                 num_allowed += 1
         if not num_allowed:
             raise scope.error(f" allows nothing: no value of its {name} is of type {schema['type']!r}")
@@ -259,11 +259,11 @@ class _Compiler:
         keys = [network.node() for _ in range(len(properties) + 1)]
         may_end = True
         for number, (name, part) in reversed(list(enumerate(properties.items()))):
-            place = scope.below("properties", name)
+            part_scope = scope.below("properties", name)
             colon, value, done = network.node(), network.node(), network.node()
-            add_value(network, keys[number], str(name), colon, place)
+            add_value(network, keys[number], str(name), colon, part_scope)
             add_texts(network, colon, COLON, value)
-            network.add(value, self.language(part, place), done)
+            network.add(value, self.language(part, part_scope), done)
             add_texts(network, done, COMMA, keys[number + 1])
             if may_end:
                 network.add_text(done, b"}", END)

@@ -43,14 +43,14 @@ class Scope:
 
 def span(schema: Schema, minimum: str, maximum: str, scope: Scope) -> tuple[int, int | None]:
     """Return the checked bounds of a length. As everywhere in JSON Schema, 1.0 is a whole number."""
-    found: dict[str, int] = {}
+    bounds: dict[str, int] = {}
     for name in {minimum, maximum} & set(schema):
         value = schema[name]
         is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
         if isinstance(value, bool) or not is_whole or value < 0:
             raise scope.error(f" is {short_repr(value)}: expected a whole number, 0 or more", name)
-        found[name] = int(value)
-    low, high = found.get(minimum, 0), found.get(maximum)
+        bounds[name] = int(value)
+    low, high = bounds.get(minimum, 0), bounds.get(maximum)
     if high is not None and low > high:
         raise scope.error(f" has {minimum} {low} above {maximum} {high}")
     return low, high

@@ -116,13 +116,13 @@ def decimals(low: Bound | None, high: Bound | None) -> str:
     >>> decimals(Bound(value=Decimal("0.5")), Bound(value=Decimal(1)))
     '(?:0\\\\.(?:5[0-9]{0,6}|[6-9][0-9]{0,6})|1(?:\\\\.0{1,6})?)'
     """
-    found: list[str] = []
+    patterns: list[str] = []
     if low is None or low.value < 0:
         nearest = Bound(value=Decimal(0), strict=True) if high is None or high.value >= 0 else high.negative
-        found += [f"-{part}" for part in _positive(nearest, None if low is None else low.negative)]
+        patterns += [f"-{part}" for part in _positive(nearest, None if low is None else low.negative)]
     if high is None or high.value >= 0:
-        found += _positive(low if low is not None and low.value >= 0 else Bound(value=Decimal(0)), high)
-    return any_of(found) if found else ""
+        patterns += _positive(low if low is not None and low.value >= 0 else Bound(value=Decimal(0)), high)
+    return any_of(patterns) if patterns else ""
 
 
 _ANY, _SOME = "[0-9]{0,6}", r"(?:\.[0-9]{1,6})?"
@@ -130,22 +130,22 @@ _ANY, _SOME = "[0-9]{0,6}", r"(?:\.[0-9]{1,6})?"
 
 def _positive(low: Bound, high: Bound | None) -> list[str]:
     """Patterns for the numbers between bounds that are not negative: with the whole part of `low`, of `high`, and between."""
-    first, least = low.parts
-    begins = f"{first}{_SOME}" if not least and not low.strict else rf"{first}\.{_at_least(least, low.strict)}"
+    first, low_fraction = low.parts
+    begins = f"{first}{_SOME}" if not low_fraction and not low.strict else rf"{first}\.{_at_least(low_fraction, low.strict)}"
     if high is None:
         return [begins, integers(first + 1, None) + _SOME]
-    last, most = high.parts
+    last, high_fraction = high.parts
     if last == first:
-        if not least and not low.strict:
-            return _up_to(last, most, high)
-        digits = _between(least, most, low.strict, high.strict)
+        if not low_fraction and not low.strict:
+            return _up_to(last, high_fraction, high)
+        digits = _between(low_fraction, high_fraction, low.strict, high.strict)
         return [] if digits is None else [rf"{first}\.{digits}"]
     middle = [integers(first + 1, last - 1) + _SOME] if first + 1 < last else []
-    return [begins, *middle, *_up_to(last, most, high)] if first < last else []
+    return [begins, *middle, *_up_to(last, high_fraction, high)] if first < last else []
 
 
-def _up_to(whole: int, most: str, high: Bound) -> list[str]:
-    digits = _at_most(most, high.strict)
+def _up_to(whole: int, fraction: str, high: Bound) -> list[str]:
+    digits = _at_most(fraction, high.strict)
     return [] if digits is None else [rf"{whole}(?:\.{digits})?"]
 
 
@@ -154,8 +154,8 @@ def _at_least(digits: str, strict: bool) -> str:
     if not digits:
         return "[0-9]{0,5}[1-9]" if strict else _ANY
     first = int(digits[0])
-    found = [f"{first}{_at_least(digits[1:], strict)}"]
-    return any_of([*found, f"[{first + 1}-9]{_ANY}"] if first < 9 else found)
+    patterns = [f"{first}{_at_least(digits[1:], strict)}"]
+    return any_of([*patterns, f"[{first + 1}-9]{_ANY}"] if first < 9 else patterns)
 
 
 def _at_most(digits: str, strict: bool) -> str | None:
@@ -163,23 +163,23 @@ def _at_most(digits: str, strict: bool) -> str | None:
     if not digits:
         return None if strict else "0{1,6}"
     first, rest = int(digits[0]), _at_most(digits[1:], strict)
-    found = [f"[0-{first - 1}]{_ANY}"] if first else []
-    return any_of([*found, f"{first}(?:{rest})?"] if rest is not None else found)
+    patterns = [f"[0-{first - 1}]{_ANY}"] if first else []
+    return any_of([*patterns, f"{first}(?:{rest})?"] if rest is not None else patterns)
 
 
-def _between(least: str, most: str, above: bool, below: bool) -> str | None:
+def _between(low: str, high: str, above: bool, below: bool) -> str | None:
     """Fractions of one digit or more between two, of which the lower one is above 0 or strict; None if there are none."""
-    if not most:
+    if not high:
         return None
-    first, last = int(least[:1] or 0), int(most[0])
+    first, last = int(low[:1] or 0), int(high[0])
     if first == last:
-        rest = _between(least[1:], most[1:], above, below)
-        if not least[1:] and not above:
-            rest = f"(?:{end})?" if (end := _at_most(most[1:], below)) is not None else None
+        rest = _between(low[1:], high[1:], above, below)
+        if not low[1:] and not above:
+            rest = f"(?:{end})?" if (end := _at_most(high[1:], below)) is not None else None
         return None if rest is None else f"{first}{rest}"
-    found = [f"{first}{_at_least(least[1:], above)}"]
+    patterns = [f"{first}{_at_least(low[1:], above)}"]
     if first + 1 < last:
-        found.append(f"[{first + 1}-{last - 1}]{_ANY}")
-    if (end := _at_most(most[1:], below)) is not None:
-        found.append(f"{last}(?:{end})?")
-    return any_of(found)
+        patterns.append(f"[{first + 1}-{last - 1}]{_ANY}")
+    if (end := _at_most(high[1:], below)) is not None:
+        patterns.append(f"{last}(?:{end})?")
+    return any_of(patterns)

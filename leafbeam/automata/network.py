@@ -127,15 +127,15 @@ class Network:
     def _edges(self, class_256: NDArray[np.uint8], first_J: NDArray[np.int64]) -> Edges:
         """Return the edges of all copies, ascending by state; labels are classes."""
         relabelled = {id(part): relabel(part, first_J) for part, _ in self._parts}
-        found = [Edges(*(np.empty(0, np.int32) for _ in range(3)))]
+        parts = [Edges(*(np.empty(0, np.int32) for _ in range(3)))]
         for part, first in self._parts:
             edges = relabelled[id(part)]
-            found.append(Edges(edges.from_E + np.int32(first), edges.label_E, edges.to_E + np.int32(first)))
+            parts.append(Edges(edges.from_E + np.int32(first), edges.label_E, edges.to_E + np.int32(first)))
         for node, text, first, to in self._texts:
             inner = np.arange(first, first + len(text) - 1, dtype=np.int32)
             path = np.concatenate([np.array([node], np.int32), inner, np.array([to], np.int32)])
-            found.append(Edges(path[:-1], class_256[np.frombuffer(text, np.uint8)].astype(np.int32), path[1:]))
-        edges = Edges(*(np.concatenate(part) for part in zip(*found, strict=True)))
+            parts.append(Edges(path[:-1], class_256[np.frombuffer(text, np.uint8)].astype(np.int32), path[1:]))
+        edges = Edges(*(np.concatenate(part) for part in zip(*parts, strict=True)))
         return edges.take(np.argsort(edges.from_E, kind="stable"))
 
 
@@ -198,8 +198,8 @@ def _determinize(indptr, label_E, to_E, skip_indptr, skip_F, num_labels, max_set
             if len(targets) == 0:
                 label += 1
                 continue
-            found = set_X[targets[0]] if len(targets) == 1 else np.int32(-1)
-            if found == -1:
+            known = set_X[targets[0]] if len(targets) == 1 else np.int32(-1)
+            if known == -1:
                 stamp += 1
                 size, depth = 0, 0
                 for target in targets:
@@ -227,12 +227,12 @@ def _determinize(indptr, label_E, to_E, skip_indptr, skip_F, num_labels, max_set
                         break
                     slot = (slot + 1) & (len(slot_H) - 1)
                 if size == 0:
-                    found = np.int32(-2)
+                    known = np.int32(-2)
                 elif slot_H[slot] >= 0:
-                    found = slot_H[slot]
+                    known = slot_H[slot]
                 else:
-                    found = np.int32(count)
-                    slot_H[slot] = found
+                    known = np.int32(count)
+                    slot_H[slot] = known
                     while begin_Y[count] + size > len(member_Z):
                         member_Z = _doubled(member_Z)
                     if count + 2 > len(begin_Y):
@@ -248,13 +248,13 @@ def _determinize(indptr, label_E, to_E, skip_indptr, skip_F, num_labels, max_set
                                 slot = (slot + 1) & (len(slot_H) - 1)
                             slot_H[slot] = other
                 if len(targets) == 1:
-                    set_X[targets[0]] = found
+                    set_X[targets[0]] = known
             if source < 0:
                 break
-            if found >= 0:
+            if known >= 0:
                 if num_edges == len(from_e):
                     from_e, label_e, to_e = _doubled(from_e), _doubled(label_e), _doubled(to_e)
-                from_e[num_edges], label_e[num_edges], to_e[num_edges] = source, label, found
+                from_e[num_edges], label_e[num_edges], to_e[num_edges] = source, label, known
                 num_edges += 1
             label += 1
         source, label = source + 1, 0

@@ -57,8 +57,8 @@ class Expression:
         if isinstance(rules, str | Expression):
             parts = [cls.parse(rules) if isinstance(rules, str) else rules]
         else:
-            given: Any = rules
-            names: list[Any] = list(given) if isinstance(given, Iterable) else [given]
+            value: Any = rules
+            names: list[Any] = list(value) if isinstance(value, Iterable) else [value]
             if wrong := [name for name in names if not isinstance(name, str)]:
                 raise RequestError(
                     f"{short_repr(wrong[0])} is not a rule: expected names, or an expression such as 'fresh & cheap'"
@@ -98,15 +98,15 @@ class _Parser:
         self._tokens: list[tuple[str, int]] = []
         end, text = 0, text.rstrip()
         while end < len(text):
-            found = _TOKEN.match(text, end)
-            if found is None:
+            match = _TOKEN.match(text, end)
+            if match is None:
                 rest = text[end:].lstrip()
                 raise RequestError(
                     f"an expression of rules is made of names, &, |, - and parentheses, such as (fresh | promo) - adult; "
                     f"unexpected text at character {len(text) - len(rest)}: {rest[:20]!a}"
                 )
-            self._tokens.append((found[1], found.start(1)))
-            end = found.end()
+            self._tokens.append((match[1], match.start(1)))
+            end = match.end()
         if sum(token[0].isalpha() for token, _ in self._tokens) > MAX_NAMES:
             raise RequestError(f"an expression of rules may hold up to {MAX_NAMES} names")
         self._tokens.append(("", end))

@@ -78,8 +78,8 @@ def _look_up(old_row_N: NDArray[np.int64], rows_n: NDArray[np.int64], ids_N: NDA
     """Set old rows by id among the live items; an id that is not among them keeps its old row."""
     segment_n, row_n = version.locate(ids_N[rows_n])
     first = np.cumsum([0, *(segment.trie.num_items for segment in version.segments)])
-    found = segment_n >= 0
-    old_row_N[rows_n[found]] = first[segment_n[found]] + row_n[found]
+    is_known = segment_n >= 0
+    old_row_N[rows_n[is_known]] = first[segment_n[is_known]] + row_n[is_known]
 
 
 @njit(cache=True, nogil=True)

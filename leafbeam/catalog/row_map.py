@@ -106,12 +106,12 @@ class RowMap:
 
     def has_row(self, ids_n: NDArray[np.generic]) -> NDArray[np.bool_]:
         """Return which ids have a row. Cost: a few searches an id."""
-        found = np.array([any(key in part for part in self.appended) for key in ids_n.tolist()], np.bool_)
-        found |= self._find_unindexed(ids_n) >= 0
+        has_row = np.array([any(key in part for part in self.appended) for key in ids_n.tolist()], np.bool_)
+        has_row |= self._find_unindexed(ids_n) >= 0
         rows = self.trie.find(ids_n)
         known = rows >= 0
-        found[known] |= self._with_row.ordinals.has(self.trie.items.ordinal_N[rows[known]])
-        return found
+        has_row[known] |= self._with_row.ordinals.has(self.trie.items.ordinal_N[rows[known]])
+        return has_row
 
     def unknown_to(self, version: Version, count: int = 3) -> tuple[int | str, ...]:
         """Up to `count` ids of rows whose item the version does not have, looked for among the first thousands."""

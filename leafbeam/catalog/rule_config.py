@@ -250,10 +250,10 @@ def rules_from_text(texts: Iterable[str]) -> dict[str, object]:
     """
     rules: dict[str, object] = {}
     for text in texts:
-        found = _TEXT.fullmatch(text)
-        if found is None:
+        match = _TEXT.fullmatch(text)
+        if match is None:
             raise RuleError(f'write a rule as NAME=PREDICATE, such as "cheap=price < 20", or NAME@60s=PREDICATE, not {text!r}')
-        name, refresh, where = found["name"], found["refresh"], found["where"].strip()
+        name, refresh, where = match["name"], match["refresh"], match["where"].strip()
         definition = where if refresh is None else {"where": where, "refresh": refresh}
         Rule.of(name, definition)
         if name in rules:
@@ -299,8 +299,8 @@ def _definitions(source: RuleSource) -> Mapping[str, object]:
         raise RuleError(f"{path} is not a {'JSON' if path.suffix == '.json' else 'TOML'} file: {error}") from error
     rules = document.pop("rules", None)
     if not isinstance(rules, dict) or document:
-        found = ", ".join(["rules"] * (rules is not None) + list(document)) or "nothing"
-        raise RuleError(f'{path} has to hold one table [rules] with lines such as fresh = "age < 7"; it holds: {found}')
+        names = ", ".join(["rules"] * (rules is not None) + list(document)) or "nothing"
+        raise RuleError(f'{path} has to hold one table [rules] with lines such as fresh = "age < 7"; it holds: {names}')
     return rules
 
 

@@ -110,10 +110,10 @@ class ReadSession:
         where = "" if below is None else f"WHERE rowid < {below}"
         # DuckDB's hash(a, b) is hash(a) xor hash(b), so over all rows it would not show which id belongs to which row.
         pair = "hash(xor(hash(rowid), hash(hash(item_id))))"
-        found = self.connection.execute(
+        numbers = self.connection.execute(
             f"SELECT count(*), coalesce(max(rowid) + 1, 0), coalesce(bit_xor({pair}), 0) FROM items {where}"
         ).fetchall()[0]
-        return int(found[0]), int(found[1]), int(found[2])
+        return int(numbers[0]), int(numbers[1]), int(numbers[2])
 
     def ids(self, begin: int = 0) -> tuple[NDArray[np.int64], NDArray[np.generic]]:
         """Return (rows_n, item_ids_n): the rows with numbers from `begin` on, ascending. Raises DataError for other ids."""
@@ -133,10 +133,10 @@ class ReadSession:
             return rows
         requested = pa.table({"i": np.arange(len(ids_n)), "item_id": pa.array(decode_ids(ids_n))})
         self.connection.register("requested", requested)
-        found = self.connection.execute(
+        columns = self.connection.execute(
             "SELECT requested.i, items.rowid FROM items JOIN requested ON items.item_id = requested.item_id"
         ).fetchnumpy()
-        rows[found["i"]] = found["rowid"]
+        rows[columns["i"]] = columns["rowid"]
         return rows
 
     def evaluate(self, rule: Rule, num_rows: int, end: int) -> TableMatches:
@@ -173,11 +173,11 @@ class ReadSession:
                 matches = RowMatches.none(rules, self.evaluate_items([], ids_n, begin).rows_n)
                 return replace(matches, errors=errors)
             self._restart()
-            alone = [self.evaluate_items([rule], ids_n, begin) for rule in rules]
+            by_rule = [self.evaluate_items([rule], ids_n, begin) for rule in rules]
             return RowMatches(
-                bits={name: bits for one in alone for name, bits in one.bits.items()},
-                errors={name: error for one in alone for name, error in one.errors.items()},
-                rows_n=alone[-1].rows_n,
+                bits={name: bits for result in by_rule for name, bits in result.bits.items()},
+                errors={name: error for result in by_rule for name, error in result.errors.items()},
+                rows_n=by_rule[-1].rows_n,
             )
 
     def schema(self) -> pa.Schema:
@@ -254,14 +254,14 @@ class ReadSession:
         self.connection.register("requested", pa.table({"item_id": pa.array(keys)}))
         where = f"rowid >= {begin} AND item_id IN (SELECT item_id FROM requested)"
         # A relation would be planned twice.
-        found = self.connection.execute(f"SELECT rowid AS row, item_id AS id{columns} FROM items WHERE {where}").fetchnumpy()
+        matched = self.connection.execute(f"SELECT rowid AS row, item_id AS id{columns} FROM items WHERE {where}").fetchnumpy()
         position = {key: i for i, key in enumerate(keys.tolist())}
-        at = [position[key] for key in found["id"].tolist()]
+        at = [position[key] for key in matched["id"].tolist()]
         matches = RowMatches.none(rules, np.full(len(ids_n), -1, np.int64))
-        matches.rows_n[at] = found["row"]
+        matches.rows_n[at] = matched["row"]
         matches.bits[LISTED][at] = True
         for number, rule in enumerate(rules):
-            matches.bits[rule.name][at] = found[f"c{number}"] == 1
+            matches.bits[rule.name][at] = matched[f"c{number}"] == 1
         return matches
 
     def _num_scans(self, query: str) -> int:

@@ -256,19 +256,18 @@ def _duckdb_cast(postgres_type: str) -> str | None:
     """Return the DuckDB type that a column has to be cast to, if any."""
     if postgres_type.endswith("[]") or not postgres_type.startswith("numeric"):
         return None
-    found = _DECIMAL.fullmatch(postgres_type)
-    if found is None or int(found[1]) > 38 or int(found[2]) > int(found[1]):
+    match = _DECIMAL.fullmatch(postgres_type)
+    if match is None or int(match[1]) > 38 or int(match[2]) > int(match[1]):
         return "DOUBLE"
-    return "BIGINT" if int(found[2]) == 0 and int(found[1]) <= 18 else f"DECIMAL({found[1]}, {found[2]})"
+    return "BIGINT" if int(match[2]) == 0 and int(match[1]) <= 18 else f"DECIMAL({match[1]}, {match[2]})"
 
 
 def _without_secrets(message: str, uri: str) -> str:
     """Return the message without passwords: libpq repeats what it cannot parse."""
     if "=" not in uri and "://" not in uri:
         return "the connection string is not one: expected postgresql://user@host/database, or host=... dbname=..."
-    secrets = [
-        found for pair in re.findall(r"://[^/:@]*:(.*)@|password\s*=\s*('[^']*'|[^\s&]+)", uri) for found in pair if found
-    ]
+    pairs = re.findall(r"://[^/:@]*:(.*)@|password\s*=\s*('[^']*'|[^\s&]+)", uri)
+    secrets = [secret for pair in pairs for secret in pair if secret]
     for secret in secrets:
         pieces = [piece for piece in re.split(r"[@:/?#&' ]", secret) if piece]
         for piece in sorted({secret, unquote(secret), *pieces}, key=len, reverse=True):

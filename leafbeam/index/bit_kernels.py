@@ -246,11 +246,11 @@ def any_by_group(words_W, indptr, out_W, before_W):
             start = np.int64(indptr[group])
             for g in range(group, end):
                 stop = np.int64(indptr[g + 1])
-                found = _bits_from(words_W, start) & (~np.uint64(0) >> np.uint64(64 - min(stop - start, 64)))
-                while stop - start > 64 and found == np.uint64(0):
+                set_bits = _bits_from(words_W, start) & (~np.uint64(0) >> np.uint64(64 - min(stop - start, 64)))
+                while stop - start > 64 and set_bits == np.uint64(0):
                     start += 64
-                    found = _bits_from(words_W, start) & (~np.uint64(0) >> np.uint64(64 - min(stop - start, 64)))
-                bits |= np.uint64(found != np.uint64(0)) << np.uint64(g - group)
+                    set_bits = _bits_from(words_W, start) & (~np.uint64(0) >> np.uint64(64 - min(stop - start, 64)))
+                bits |= np.uint64(set_bits != np.uint64(0)) << np.uint64(g - group)
                 start = stop
         before_W[word] = total
         total += np.int64(popcount(bits))

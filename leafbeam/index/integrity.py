@@ -72,8 +72,8 @@ def find_problem(
         return f"the last level has {counted(levels[-1].num_nodes, 'node')} for {counted(num_leaves, 'leaf', 'leaves')}"
 
     def has_other_hash() -> str:
-        found = fingerprint(levels, items, end_code)
-        return "" if found == version else f"it claims version {version}, but its arrays hash to {found}"
+        computed = fingerprint(levels, items, end_code)
+        return "" if computed == version else f"it claims version {version}, but its arrays hash to {computed}"
 
     checks: list[Callable[[], str]] = [has_other_hash, partial(_item_problem, items)]
     above = Bitmap.from_positions(np.zeros(min(1, num_leaves), np.int64), num_leaves)

@@ -43,14 +43,14 @@ class WordLayout:
     @classmethod
     def of(cls, codebook_sizes: Sequence[int]) -> "WordLayout":
         word, free = 0, 64
-        places: list[tuple[int, int, int]] = []
+        positions: list[tuple[int, int, int]] = []
         for size in codebook_sizes:
             width = max(1, (size - 1).bit_length())
             if width > free:
                 word, free = word + 1, 64
             free -= width
-            places.append((word, free, (1 << width) - 1))
-        word_L, shift_L, mask_L = np.array(places, np.int64).T
+            positions.append((word, free, (1 << width) - 1))
+        word_L, shift_L, mask_L = np.array(positions, np.int64).T
         return cls(word_L=word_L, shift_L=shift_L, mask_L=mask_L.astype(np.uint64), num_words=word + 1)
 
 

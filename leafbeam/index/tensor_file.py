@@ -102,11 +102,11 @@ def read(path: Path, kind: FileKind, *, mapped: bool = False) -> tuple[dict[str,
                 raise IndexFileError(f"{path} is truncated: {name} ends at byte {end:,} of {len(body):,}; save it again")
             flat = np.asarray(body[begin:end]).view(_DTYPES[entry["dtype"]])
             tensors[name] = np.require(flat, requirements="A").reshape(entry["shape"])
-        found = digest(tensors) if kind.has_digest else ""
+        computed = digest(tensors) if kind.has_digest else ""
     except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise foreign from error
-    if found != expected:
-        raise IndexFileError(f"{path} is damaged: its arrays hash to {found}, and it says {expected}; copy or save it again")
+    if computed != expected:
+        raise IndexFileError(f"{path} is damaged: its arrays hash to {computed}, and it says {expected}; copy or save it again")
     return header, tensors
 
 

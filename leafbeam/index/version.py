@@ -252,7 +252,7 @@ class Version:
             )
         if not all(isinstance(code, int | np.integer) for code in prefix):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ArgumentError(f"the prefix {short_repr(prefix)} has to consist of integers, the codes of the first levels")
-        found: list[NDArray[np.int64]] = []
+        parts: list[NDArray[np.int64]] = []
         for segment in self.segments:
             trie, lo, hi = segment.trie, 0, segment.trie.num_leaves
             for level, code in zip(trie.levels, prefix, strict=False):
@@ -263,8 +263,8 @@ class Version:
             if segment.live is not None and len(leaves_n):
                 leaves_n = leaves_n[segment.live.leaves.has(leaves_n)]
             if len(leaves_n):
-                found.append(trie.levels[len(prefix)].codes_at(leaves_n).astype(np.int64))
-        return np.unique(np.concatenate(found)) if found else np.empty(0, np.int64)
+                parts.append(trie.levels[len(prefix)].codes_at(leaves_n).astype(np.int64))
+        return np.unique(np.concatenate(parts)) if parts else np.empty(0, np.int64)
 
     def __len__(self) -> int:
         return self.num_items

@@ -36,8 +36,8 @@ def open_own(path: Path, flags: int = 0) -> int:
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | flags, 0o666)
     except OSError as error:
         raise OSError(error.errno, expected if error.errno in (errno.ELOOP, errno.EISDIR) else error.strerror) from error
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1 or found.st_uid not in (os.geteuid(), path.parent.stat().st_uid):
+    status, owners = os.fstat(descriptor), (os.geteuid(), path.parent.stat().st_uid)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1 or status.st_uid not in owners:
         os.close(descriptor)
         raise PermissionError(errno.EPERM, expected)
     return descriptor
@@ -50,9 +50,9 @@ def lock(descriptor: int) -> None:
 
 def is_at(descriptor: int, path: Path, size: int | None = None) -> bool:
     """Return whether the path still names the open file, and the file has this size."""
-    found = os.fstat(descriptor)
+    status = os.fstat(descriptor)
     try:
-        return os.path.samestat(found, os.lstat(path)) and size in (None, found.st_size)
+        return os.path.samestat(status, os.lstat(path)) and size in (None, status.st_size)
     except FileNotFoundError:
         return False
 

@@ -79,7 +79,7 @@ def encoded_commit(number: int, write_set: WriteSet) -> Commit:
 def log_numbers(directory: Path) -> list[int]:
     """Return the numbers of the request logs in a directory. Raises LogError."""
     try:
-        return [int(found[1]) for name in disk.names(directory) if (found := _NAME.fullmatch(name))]
+        return [int(match[1]) for name in disk.names(directory) if (match := _NAME.fullmatch(name))]
     except OSError as error:
         raise LogError(f"cannot read {directory}: {error.strerror}") from error
 

@@ -35,9 +35,9 @@ class KnownRequests:
         Raises:
             ConflictError: If the earlier request had other content.
         """
-        if request is None or (found := self._answers.get(request.key)) is None:
+        if request is None or (entry := self._answers.get(request.key)) is None:
             return None
-        digest, answer = found
+        digest, answer = entry
         if digest != request.digest:
             raise ConflictError(
                 f"Idempotency-Key {request.key[:80]!r} belongs to an earlier request with other content: use a new key"

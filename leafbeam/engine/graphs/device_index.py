@@ -103,7 +103,9 @@ def _levels(arrays: Any) -> list[Any]:
 
 def _with_space(level: Any, segment: int) -> Any:
     """The level's arrays, in larger ones."""
-    larger = tuple(tensor.new_zeros(bucket(len(tensor), _MIN_DELTA if segment else 1)) for tensor in level.tensors)
+    larger = level.tensors._make(
+        tensor.new_zeros(bucket(len(tensor), _MIN_DELTA if segment else 1)) for tensor in level.tensors
+    )
     for space, tensor in zip(larger, level.tensors, strict=True):
         space[: len(tensor)].copy_(tensor)
     return replace(level, tensors=larger)

@@ -64,14 +64,14 @@ def children(
     num_segments, *shape = lo_SBK.shape
     rows: list[Tensor] = []
     for request, beam in np.ndindex(*shape):
-        found = [
+        by_segment = [
             _children_of(segment, alive_BM[request], level, int(lo_SBK[s, request, beam]), int(hi_SBK[s, request, beam]))
             for s, (segment, alive_BM) in enumerate(zip(arrays, filters, strict=True))
         ]
-        codes_C = torch.cat([code for code, _, _ in found]).unique()
+        codes_C = torch.cat([code for code, _, _ in by_segment]).unique()
         row = lo_SBK.new_zeros(1 + 2 * num_segments, len(codes_C))
         row[0] = codes_C
-        for s, (code, lo, hi) in enumerate(found):
+        for s, (code, lo, hi) in enumerate(by_segment):
             at = torch.searchsorted(codes_C, code)
             row[1 + s, at], row[1 + num_segments + s, at] = lo, hi
         rows.append(row)
@@ -125,7 +125,7 @@ def step(
     )
     row_indptr, code_C, lo_SC, hi_SC = children(arrays, level, lo_SBK, hi_SBK, filters)
     for request in range(batch_size):
-        found: list[tuple[Tensor, Tensor, Tensor]] = []  # (score, parent, number among all children)
+        candidates: list[tuple[Tensor, Tensor, Tensor]] = []  # (score, parent, number among all children)
         for beam in range(num_rows):
             row = request * num_rows + beam
             child_C = torch.arange(int(row_indptr[row]), int(row_indptr[row + 1]), device=device)
@@ -138,10 +138,10 @@ def step(
             logit_C = row_V[code_C[child_C]]
             scores_C = (scores_BK[request, beam] + (logit_C - read.logsumexp(0))).clamp(min=LOWEST)
             live_C = (logit_C > -torch.inf) & ~scores_C.isnan()
-            found.append((scores_C[live_C], torch.full_like(child_C, beam)[live_C], child_C[live_C]))
-        if not found:
+            candidates.append((scores_C[live_C], torch.full_like(child_C, beam)[live_C], child_C[live_C]))
+        if not candidates:
             continue
-        scores_C, parents_C, child_C = (torch.cat(parts) for parts in zip(*found, strict=True))
+        scores_C, parents_C, child_C = (torch.cat(parts) for parts in zip(*candidates, strict=True))
         best = scores_C.argsort(descending=True, stable=True)[:num_beams]  # they stand in (parent, code) order already
         count, child_C = len(best), child_C[best]
         out.scores[request, :count], out.parent[request, :count] = scores_C[best], parents_C[best]

@@ -133,12 +133,11 @@ def request_filters(
     What is dead in the index stays so under every filter and under none. Raises ForeignFilterError, ItemIdError.
     """
     version = Version.of(index)
-    shared: list[Any] = list(filters) if isinstance(filters, Sequence) else [filters] * batch_size
+    per_request: list[Any] = list(filters) if isinstance(filters, Sequence) else [filters] * batch_size
     denied = [None if ids is None else version.deny_ids(ids) for ids in ([None] * batch_size if deny is None else deny)]
-    parts_of = {id(one): version.segment_filters(one) for one in shared}
+    parts_of = {id(item_filter): version.segment_filters(item_filter) for item_filter in per_request}
+    tries = [segment.trie for segment in version.segments]
     return [
-        tuple(
-            RequestFilter.of(segment.trie, part, ids) for segment, part in zip(version.segments, parts_of[id(one)], strict=True)
-        )
-        for one, ids in zip(shared, denied, strict=True)
+        tuple(RequestFilter.of(trie, part, ids) for trie, part in zip(tries, parts_of[id(item_filter)], strict=True))
+        for item_filter, ids in zip(per_request, denied, strict=True)
     ]

@@ -146,7 +146,7 @@ def _check(hidden_RD: Tensor, weight_VD: Tensor, legal_codes: LegalCodes[Tensor]
             raise ArgumentError(f"{name}: expected contiguous rows, got strides {tensor.stride()}: use .contiguous()")
     if hidden_RD.dtype != weight_VD.dtype:
         raise ArgumentError(f"hidden states are {hidden_RD.dtype} and the weight is {weight_VD.dtype}: expected one dtype")
-    devices = {str(one.device) for one in (hidden_RD, weight_VD, legal_codes.indptr_R1, legal_codes.code_C)}
+    devices = {str(array.device) for array in (hidden_RD, weight_VD, legal_codes.indptr_R1, legal_codes.code_C)}
     if len(devices) > 1:
         raise ArgumentError(f"hidden states, weight and legal codes are on {sorted(devices)}: expected one device")
     for name, tensor in (("indptr_R1", legal_codes.indptr_R1), ("code_C", legal_codes.code_C)):

@@ -84,7 +84,7 @@ def bind(automata: Sequence[Automaton], *, end_code: int | Sequence[int], num_co
     if not len(end_codes) or not 0 <= end_codes[0] <= end_codes[-1] < num_codes:
         raise ArgumentError(f"end_code is {end_code}: expected a code of the model, 0 to {num_codes - 1:,}")
     has_text_ends: dict[int, bool] = {}
-    for key, automaton in {id(one): one for one in automata}.items():
+    for key, automaton in {id(automaton): automaton for automaton in automata}.items():
         if automaton.vocabulary_size > num_codes:
             raise ArgumentError(
                 f"the automaton is over {counted(automaton.vocabulary_size, 'token')}, "

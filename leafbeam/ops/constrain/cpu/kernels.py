@@ -227,16 +227,16 @@ def _collect_row(levels, allowed, ranges, space):
         return count
     size = collect(levels[0], allowed[0], lo, hi, space[1, 0], space[1, 1])
     size_1 = collect(levels[1], allowed[1], lo_1, hi_1, space[2, 0], space[2, 1])
-    count, one, other = 0, 0, 0
-    while one < size or other < size_1:
-        if other == size_1 or (one < size and space[1, 0, one] <= space[2, 0, other]):
-            if other < size_1 and space[1, 0, one] == space[2, 0, other]:
-                other += 1
-            space[0, 0, count], space[0, 1, count] = space[1, 0, one], space[1, 1, one]
-            one += 1
+    count, base, delta = 0, 0, 0
+    while base < size or delta < size_1:
+        if delta == size_1 or (base < size and space[1, 0, base] <= space[2, 0, delta]):
+            if delta < size_1 and space[1, 0, base] == space[2, 0, delta]:
+                delta += 1
+            space[0, 0, count], space[0, 1, count] = space[1, 0, base], space[1, 1, base]
+            base += 1
         else:
-            space[0, 0, count], space[0, 1, count] = space[2, 0, other], -1 - space[2, 1, other]
-            other += 1
+            space[0, 0, count], space[0, 1, count] = space[2, 0, delta], -1 - space[2, 1, delta]
+            delta += 1
         count += 1
     return count
 

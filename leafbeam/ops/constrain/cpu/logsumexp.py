@@ -26,7 +26,7 @@ from leafbeam.jit import njit
 CHUNK = 64
 _LANES = 16  # a quarter of a chunk: two registers of AVX2, which is as much as hides the latency of its multiplications
 _POLYNOMIAL = (0.04151351749897003, 0.16787710785865784, 0.5000302791595459, 0.9999666810035706, 1.0)
-_LEAST = -87.0  # exp below it is as good as 0
+_MIN_EXPONENT = -87.0  # exp below it is as good as 0
 _LOG2_E, _LN_2, _MAGIC = 1.4426950408889634, 0.6931471805599453, 12582912.0  # x + 1.5 * 2^23 holds round(x) in its low bits
 _FAR = 32.0  # a reference further below the maximum than this would cost precision
 
@@ -47,8 +47,8 @@ def _chunk_maximum(typing_context, row, start):
 
 
 @intrinsic
-def _chunk_above(typing_context, row, start, least):
-    """Return which of the 64 values from `start` are at least `least`, one bit each: eight comparisons of vectors."""
+def _chunk_above(typing_context, row, start, min_logit):
+    """Return which of the 64 values from `start` are at least `min_logit`, one bit each: eight comparisons of vectors."""
 
     def codegen(context, builder, signature, args):
         array = context.make_array(signature.args[0])(context, builder, args[0])
@@ -64,13 +64,13 @@ def _chunk_above(typing_context, row, start, least):
 
 
 @njit(nogil=True, _nrt=False)
-def codes_above(row_V, start, least):
-    """Return the codes of the chunk from `start` whose logit is at least `least`: bit i is code start + i."""
+def codes_above(row_V, start, min_logit):
+    """Return the codes of the chunk from `start` whose logit is at least `min_logit`: bit i is code start + i."""
     if start + CHUNK <= row_V.size:
-        return _chunk_above(row_V, start, least)
+        return _chunk_above(row_V, start, min_logit)
     above = np.uint64(0)
     for code in range(start, row_V.size):
-        above |= np.uint64(row_V[code] >= least) << np.uint64(code - start)
+        above |= np.uint64(row_V[code] >= min_logit) << np.uint64(code - start)
     return above
 
 
@@ -111,12 +111,12 @@ def sum_exp(row_V, top):
 
     So no flag here may assume that there is no NaN.
     """
-    least = np.float32(_LEAST)
+    min_exponent = np.float32(_MIN_EXPONENT)
     total = np.float32(0.0)
     top = np.float32(top)
     for i in range(row_V.size):
         x = row_V[i] - top
-        x = least if x < least else x
+        x = min_exponent if x < min_exponent else x
         f, shifted = _split(x)
         p = np.float32(_POLYNOMIAL[0])
         p = p * f + np.float32(_POLYNOMIAL[1])
@@ -134,7 +134,7 @@ def _splat(vector, value):
 def _exp(builder, x, vector, integers):
     """Emit exp of a vector, as `sum_exp` computes it; NaN stays NaN."""
     fused = ("contract",)  # multiply and add may become one instruction, where there is one; nothing is reordered
-    x = builder.select(builder.fcmp_ordered("<", x, _splat(vector, _LEAST)), _splat(vector, _LEAST), x)
+    x = builder.select(builder.fcmp_ordered("<", x, _splat(vector, _MIN_EXPONENT)), _splat(vector, _MIN_EXPONENT), x)
     shifted = builder.fadd(builder.fmul(x, _splat(vector, _LOG2_E), flags=fused), _splat(vector, _MAGIC), flags=fused)
     n = builder.fsub(shifted, _splat(vector, _MAGIC))
     f = builder.fsub(x, builder.fmul(n, _splat(vector, _LN_2), flags=fused), flags=fused)

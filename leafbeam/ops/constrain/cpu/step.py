@@ -65,13 +65,13 @@ def bind_filters(arrays: VersionArrays, filters: Sequence[tuple[RequestFilter, .
 
 def _addresses(filters: Sequence[RequestFilter], num_leaves: int) -> tuple[NDArray[np.int64], ...]:
     words_B, before_B = np.zeros(len(filters), np.int64), np.zeros(len(filters), np.int64)
-    for request, one in enumerate(filters):
-        if one.leaves is not None:
-            assert one.leaves.size == num_leaves
-            words_B[request] = one.leaves.words_W.ctypes.data
-            before_B[request] = one.leaves.before_W.ctypes.data
-    denied_indptr = np.array([*accumulate((len(one.denied_D) for one in filters), initial=0)], np.int64)
-    denied = np.concatenate([one.denied_D for one in filters], dtype=np.int64)
+    for request, part in enumerate(filters):
+        if part.leaves is not None:
+            assert part.leaves.size == num_leaves
+            words_B[request] = part.leaves.words_W.ctypes.data
+            before_B[request] = part.leaves.before_W.ctypes.data
+    denied_indptr = np.array([*accumulate((len(part.denied_D) for part in filters), initial=0)], np.int64)
+    denied = np.concatenate([part.denied_D for part in filters], dtype=np.int64)
     return tuple(FilterAddresses(words_B=words_B, before_B=before_B, denied_indptr=denied_indptr, denied=denied))
 
 

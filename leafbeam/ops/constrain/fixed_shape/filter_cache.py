@@ -108,7 +108,7 @@ class _SegmentCache:
             words = [filter_words(self.layout, bitmap, self.capacity) for bitmap in new]
             words += [words[-1]] * (len(padded) - len(new))
             rows_n = np.array([row_of[id(bitmap)] for bitmap in padded], np.int32)
-            fresh = {name: self._xp.asarray(np.stack([one[name] for one in words]), self._device) for name in words[0]}
+            fresh = {name: self._xp.asarray(np.stack([arrays[name] for arrays in words]), self._device) for name in words[0]}
             self._stacks = self._xp.set_rows(self._stacks, self._xp.asarray(rows_n, self._device), fresh)
         return np.array([0 if bitmap is None else row_of[id(bitmap)] for bitmap in bitmaps], np.int32)
 

@@ -152,7 +152,7 @@ def _narrow_candidates(
     full: bool,
 ) -> Candidates:
     """Return every child, [B, P x W]."""
-    lanes = [one.lanes for one in children if one.lanes is not None]
+    lanes = [part.lanes for part in children if part.lanes is not None]
     code_RW, legal_RW = (lanes[0].code_RW, lanes[0].legal_RW) if len(lanes) == 1 else _merged(xp, *lanes)
     legal_RW = legal_RW & (base_R > NEG_INF)[:, None]
     code_RW = xp.where(legal_RW, code_RW, 0)
@@ -200,8 +200,8 @@ def _dense_candidates(
     """
     num_rows, size = logits_RV.shape
     num_chunks = -(-size // CHUNK)
-    parts = [one.words_RH for one in children if one.words_RH is not None]
-    lanes = [one.lanes for one in children if one.lanes is not None]
+    parts = [part.words_RH for part in children if part.words_RH is not None]
+    lanes = [part.lanes for part in children if part.lanes is not None]
     parts += [code_words(xp, lane.code_RW, lane.legal_RW, num_chunks) for lane in lanes]
     words_RH = parts[0]
     for part_RH in parts[1:]:

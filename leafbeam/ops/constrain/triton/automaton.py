@@ -121,7 +121,9 @@ def bind(batch: AutomatonBatch, device: torch.device | str) -> DeviceAutomatonBa
     tables |= {"bytes_T": np.append(bytes_T, np.uint8(0)), "token_indptr": np.ascontiguousarray(token_indptr)}
     return DeviceAutomatonBatch(
         tables=Tables(**{name: torch.from_numpy(array).to(device) for name, array in tables.items()}),
-        requests_B5=torch.tensor([[*starts[id(one)], one.num_states] for one in batch.automata], device=device),
+        requests_B5=torch.tensor(
+            [[*starts[id(automaton)], automaton.num_states] for automaton in batch.automata], device=device
+        ),
         words=different[0].arrays.table.mask_MW.shape[1],
         tokens=tokens,
         end_code=batch.end_code,

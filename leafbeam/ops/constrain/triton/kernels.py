@@ -138,10 +138,10 @@ def _merge(best, keys, scratch, num_beams, P: tl.constexpr):
 
     The threshold is searched between the smallest and the largest key until exactly so many lie above it.
     """
-    some, others = best > _NOTHING, keys > _NOTHING
-    above = tl.sum(some.to(tl.int32), 0) + tl.sum(others.to(tl.int32), 0)
+    is_best, is_other = best > _NOTHING, keys > _NOTHING
+    above = tl.sum(is_best.to(tl.int32), 0) + tl.sum(is_other.to(tl.int32), 0)
     high = tl.maximum(tl.max(best, 0), tl.max(keys, 0)) + 1
-    low = tl.minimum(tl.min(tl.where(some, best, high), 0), tl.min(tl.where(others, keys, high), 0))
+    low = tl.minimum(tl.min(tl.where(is_best, best, high), 0), tl.min(tl.where(is_other, keys, high), 0))
     while above > num_beams:
         middle = (low & high) + ((low ^ high) >> 1)
         reached = tl.sum((best >= middle).to(tl.int32), 0) + tl.sum((keys >= middle).to(tl.int32), 0)
@@ -149,11 +149,11 @@ def _merge(best, keys, scratch, num_beams, P: tl.constexpr):
         low = tl.where(enough, middle, low)
         high = tl.where(enough, high, middle)
         above = tl.where(enough, reached, above)
-    some, others = some & (best >= low), others & (keys >= low)
-    at = tl.cumsum(some.to(tl.int32), 0)
-    tl.store(scratch + at - 1, best, mask=some)
-    at = tl.sum(some.to(tl.int32), 0) + tl.cumsum(others.to(tl.int32), 0)
-    tl.store(scratch + at - 1, keys, mask=others)
+    is_best, is_other = is_best & (best >= low), is_other & (keys >= low)
+    at = tl.cumsum(is_best.to(tl.int32), 0)
+    tl.store(scratch + at - 1, best, mask=is_best)
+    at = tl.sum(is_best.to(tl.int32), 0) + tl.cumsum(is_other.to(tl.int32), 0)
+    tl.store(scratch + at - 1, keys, mask=is_other)
     tl.debug_barrier()  # what other threads have stored is about to be read
     lane = tl.arange(0, P)
     best = tl.load(scratch + lane, mask=lane < above, other=_NOTHING)
@@ -364,9 +364,9 @@ def children_kernel(
     """
     row = tl.program_id(0).to(tl.int64)
     request = row // lists.num_rows
-    found = tl.sum(tl.zeros([TILE], tl.int64), 0)
+    count_so_far = tl.sum(tl.zeros([TILE], tl.int64), 0)
     if WRITE:
-        found += tl.load(lists.row_indptr + row)
+        count_so_far += tl.load(lists.row_indptr + row)
     for s in tl.static_range(SEGMENTS):
         lo, hi = tl.load(lists.lo_SR + s * lists.rows + row), tl.load(lists.hi_SR + s * lists.rows + row)
         first, count = num_children(segments[s], lo, hi, FORM_0 if s == 0 else FORM_1)
@@ -386,14 +386,14 @@ def children_kernel(
                 if s == 1:
                     legal = legal & (alive == 0)  # what is alive in the base was written there
             if WRITE:
-                at = found + tl.cumsum(legal.to(tl.int64), 0) - 1
+                at = count_so_far + tl.cumsum(legal.to(tl.int64), 0) - 1
                 tl.store(lists.code_C + at, code, mask=legal)
                 tl.store(lists.lo_SC + s * lists.total + at, begin, mask=legal)
                 tl.store(lists.hi_SC + s * lists.total + at, end, mask=legal)
                 if SEGMENTS > 1:
                     tl.store(lists.lo_SC + (1 - s) * lists.total + at, tl.where(alive, low, 0), mask=legal)
                     tl.store(lists.hi_SC + (1 - s) * lists.total + at, tl.where(alive, high, 0), mask=legal)
-            found += tl.sum(legal.to(tl.int64), 0)
+            count_so_far += tl.sum(legal.to(tl.int64), 0)
             start += TILE
     if not WRITE:
-        tl.store(lists.row_indptr + row + 1, found)
+        tl.store(lists.row_indptr + row + 1, count_so_far)

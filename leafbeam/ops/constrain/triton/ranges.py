@@ -147,8 +147,8 @@ def first_at_least(codes, begin, end, code, valid, FORM: tl.constexpr):
         go = looks & (_code_at(codes, index + half - 1, looks, FORM) < code)
         index = tl.where(go, index + half, index)
         size -= half
-    one = size == 1
-    return tl.where(one & (_code_at(codes, index, one, FORM) < code), index + 1, index)
+    is_single = size == 1
+    return tl.where(is_single & (_code_at(codes, index, is_single, FORM) < code), index + 1, index)
 
 
 @triton.jit

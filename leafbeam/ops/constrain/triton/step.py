@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,18 +37,40 @@ _TILE = 512  # children looked at together
 _NARROW = 64  # the same where all of them may stay: deep ranges have few
 
 
+class LevelTensors(NamedTuple):
+    """The arrays of a `LevelView` on the device."""
+
+    codes: Tensor
+    firsts: Tensor
+    words: Tensor
+    before: Tensor
+
+
+class SegmentFilters(NamedTuple):
+    """The filters of a batch in one segment, int64 tensors.
+
+    words_B, before_B: the address of each request's bitmap, 0 if it has none. denied_indptr: where the denied leaves of each
+    request begin. denied: these leaves, ascending.
+    """
+
+    words_B: Tensor
+    before_B: Tensor
+    denied_indptr: Tensor
+    denied: Tensor
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LevelArrays:
-    """A level of one segment on the device: (codes, firsts, words, before) and what they are."""
+    """A level of one segment on the device, with its layout and the width of its codes as in `LevelView`."""
 
-    tensors: tuple[Tensor, ...]
+    tensors: LevelTensors
     layout: int
     width: int
 
     @classmethod
     def of(cls, level: Level, device: torch.device) -> LevelArrays:
         view = LevelView.of(level, 0)
-        tensors = tuple(_on(array, device) for array in (view.codes, view.firsts, view.words, view.before))
+        tensors = LevelTensors._make(_on(array, device) for array in (view.codes, view.firsts, view.words, view.before))
         return cls(tensors=tensors, layout=view.layout, width=view.width)
 
 
@@ -69,12 +91,11 @@ class VersionArrays:
 class FilterArrays:
     """The filters of a batch on the device, and what the rounds of one search share: one search at a time uses it.
 
-    segments: for each segment int64 tensors (words_B, before_B: addresses of each request's bitmap, 0 where it has none;
-    denied_indptr: where its denied leaves begin; denied: these, ascending). filtered: whether any of it is looked at.
-    min_key_B: int64, reset by every round. held: keeps the addressed memory.
+    filtered: whether any of it is looked at.
+        min_key_B: int64, reset by every round. held: keeps the addressed memory.
     """
 
-    segments: tuple[tuple[Tensor, ...], ...]
+    segments: tuple[SegmentFilters, ...]
     filtered: bool
     min_key_B: Tensor
     held: list[Any]
@@ -100,14 +121,15 @@ def bind_filters(
     max_denied: room for so many denied leaves of a batch and segment, and for filters where there are none now, so that
     `refill` can bring those of another batch to a captured graph. None: what this batch needs.
     """
-    room = max_denied if max_denied is not None else max((len(one.denied_D) for parts in filters for one in parts), default=0)
-    room = room * (len(filters) if max_denied is None else 1)
-    filtered = max_denied is not None or any(one.leaves is not None or len(one.denied_D) for parts in filters for one in parts)
-    size = len(filters)
-    shapes = (size, size, size + 1, max(1, room))
+    size, capacity, filtered = len(filters), max_denied, True
+    if capacity is None:
+        parts = [part for request in filters for part in request]
+        capacity = size * max((len(part.denied_D) for part in parts), default=0)
+        filtered = any(part.leaves is not None or len(part.denied_D) for part in parts)
+    shapes = (size, size, size + 1, max(1, capacity))
     bound = FilterArrays(
         segments=tuple(
-            tuple(torch.zeros(shape, dtype=torch.int64, device=arrays.device) for shape in shapes)
+            SegmentFilters._make(torch.zeros(shape, dtype=torch.int64, device=arrays.device) for shape in shapes)
             for _ in range(arrays.num_segments)
         ),
         filtered=filtered,
@@ -126,7 +148,7 @@ def refill(bound: FilterArrays, filters: Sequence[tuple[RequestFilter, ...]]) ->
             f"{counted(len(filters), 'request')} where the filters were bound for {size}: bind them for the larger batch"
         )
     for number, (words_B, before_B, denied_indptr, denied) in enumerate(bound.segments):
-        parts = [one[number] for one in filters]
+        parts = [request[number] for request in filters]
         bitmaps = {id(part.leaves): part.leaves for part in parts if part.leaves is not None}
         copies = {
             key: (_on(bitmap.words_W, denied.device), _on(bitmap.before_W, denied.device)) for key, bitmap in bitmaps.items()
@@ -210,7 +232,7 @@ def children(
 
     Cost: each child is met twice (to count, to write), and one wait for the device to learn how many there are.
     """
-    lo_SBK, hi_SBK = (torch.as_tensor(one, device=arrays.device).contiguous() for one in (lo_SBK, hi_SBK))
+    lo_SBK, hi_SBK = (torch.as_tensor(array, device=arrays.device).contiguous() for array in (lo_SBK, hi_SBK))
     num_segments, batch_size, num_rows = lo_SBK.shape
     segments, forms = _segments(arrays, level, filters)
     row_indptr = torch.zeros(batch_size * num_rows + 1, dtype=torch.int64, device=arrays.device)
@@ -249,8 +271,17 @@ def children(
 def _segments(arrays: VersionArrays, level: int, filters: FilterArrays) -> tuple[tuple[Segment, ...], tuple[int, int]]:
     """Return what the kernels read of each segment, and the forms for which they are compiled; one segment stands for both."""
     levels = arrays.levels[level]
-    segments = tuple(Segment(*one.tensors, *filter) for one, filter in zip(levels, filters.segments, strict=True))
-    forms = [form_of(one.layout, one.width, filters.filtered) for one in levels]
+    segments = tuple(
+        Segment(
+            **part.tensors._asdict(),
+            filter_words_B=bound.words_B,
+            filter_before_B=bound.before_B,
+            denied_indptr=bound.denied_indptr,
+            denied=bound.denied,
+        )
+        for part, bound in zip(levels, filters.segments, strict=True)
+    )
+    forms = [form_of(part.layout, part.width, filters.filtered) for part in levels]
     return segments, (forms[0], forms[-1])
 
 
