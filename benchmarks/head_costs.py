@@ -30,7 +30,7 @@ def measure_cpu(
 
     def time_of(path: HeadPath, num_rows: int, each: int) -> float:
         drawn = [np.sort(rng.choice(len(part_VD), each, replace=False)) for _ in range(num_rows)]
-        legal_codes = LegalCodes.of(np.arange(num_rows + 1) * each, np.concatenate(drawn), len(part_VD))
+        legal_codes = LegalCodes.of(np.arange(num_rows + 1) * each, np.concatenate(drawn))
         return _fastest(lambda: cpu.head(hidden_RD[:num_rows], part_VD, legal_codes, "allowed", path=path), seconds)
 
     return _costs(time_of, len(part_VD), hidden, rows)

@@ -108,7 +108,7 @@ def draw_legal_codes(rng: np.random.Generator, distribution: str, rows: int, num
         else:
             codes = rng.choice(num_codes, each, replace=False)
         legal.append(np.sort(codes))
-    return LegalCodes.of(np.cumsum([0, *map(len, legal)]), np.concatenate(legal), num_codes)
+    return LegalCodes.of(np.cumsum([0, *map(len, legal)]), np.concatenate(legal))
 
 
 def _rows(bench: _Bench, distribution: str, costs: HeadCosts) -> tuple[dict[str, Any], dict[str, Any]]:

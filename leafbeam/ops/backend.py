@@ -117,7 +117,7 @@ class BoundIndex:
         lo, hi = self.to_device(beams.lo), self.to_device(beams.hi)
         listed = ops.children(self.arrays, level, lo, hi, filters)
         indptr_R1, code_C, lo_SC, hi_SC = (to_numpy(array) for array in listed)
-        legal = LegalCodes.of_rows(indptr_R1, code_C)
+        legal = LegalCodes.of(indptr_R1, code_C)
         return TrieChildren(legal=legal, lo_SC=lo_SC, hi_SC=hi_SC, num_rows=beams.scores.shape[1])
 
 

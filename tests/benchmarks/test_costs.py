@@ -58,7 +58,7 @@ def test_measured_costs_are_positive_and_give_correct_logits() -> None:
     costs = measure_cpu(weight, rows=(1, 8), seconds=0.001)
     assert all(value > 0 for _, value in costs.dense)
     assert min(costs.gather, costs.token, costs.shared, costs.call) > 0
-    legal_codes = LegalCodes.of(np.arange(9) * 200, np.tile(np.arange(0, 4000, 20), 8), 4096)
+    legal_codes = LegalCodes.of(np.arange(9) * 200, np.tile(np.arange(0, 4000, 20), 8))
     found = cpu.head(hidden, weight, legal_codes, "allowed", costs=costs)
     expected = cpu.head(hidden, weight, legal_codes, "allowed", path="gather")
     np.testing.assert_allclose(found.logit_C, expected.logit_C, rtol=1e-4, atol=1e-5)

@@ -132,7 +132,7 @@ def legal(arrays: AutomatonBatch, lo_SBK: NDArray[np.int64], hi_SBK: NDArray[np.
             count = _legal_codes(table, lo_SBK[0, request, beam], ends, space) if live else 0
             parts.append(space[:count].copy())
             row_indptr[request * num_rows + beam + 1] = count
-    return LegalCodes.of_rows(np.cumsum(row_indptr), np.concatenate(parts))
+    return LegalCodes.of(np.cumsum(row_indptr), np.concatenate(parts))
 
 
 def step(
@@ -164,8 +164,7 @@ def step(
     _check_num_beams(num_beams)
     buffers = candidate_buffers(num_beams)
     codes_V = arrays.scratch.array("codes", (arrays.num_codes + 1,), np.int64)
-    gathered, chunks = arrays.scratch.array("floats", (2, max(arrays.num_codes + 1, arrays.num_codes // CHUNK + 2)), np.float32)
-    space = tuple(RowSpace(codes_V=codes_V, gathered_V=gathered, chunks=chunks))
+    floats = arrays.scratch.array("floats", (2, max(arrays.num_codes + 1, arrays.num_codes // CHUNK + 2)), np.float32)
     best = BestCodes(
         scores=np.full((batch_size, num_beams), -np.inf, np.float32),
         parent=np.zeros((batch_size, num_beams), np.int64),
@@ -173,11 +172,11 @@ def step(
         num_valid=np.zeros(batch_size, np.int64),
     )
     for request, automaton in enumerate(arrays.automata):
-        beams = RequestBeams(
-            lo_K=lo_SBK[0, request], hi_K=hi_SBK[0, request], scores_K=scores_BK[request], logits_KV=logits_BKV[request]
+        table, ranges = tuple(_table(automaton)), (lo_SBK[0, request], hi_SBK[0, request])
+        scores_K, logits_KV, full = scores_BK[request], logits_BKV[request], scoring == "full"
+        bad = _step_rows(
+            table, arrays.end_codes, ranges, scores_K, logits_KV, full, codes_V, floats, buffers, request, tuple(best)
         )
-        table = tuple(_table(automaton))
-        bad = _step_rows(table, arrays.end_codes, tuple(beams), scoring == "full", space, buffers, request, tuple(best))
         if bad >= 0:
             raise LogitsError.not_finite(request, bad, where)
     return _in_next_states(arrays, lo_SBK, best)
@@ -362,44 +361,28 @@ def _legal_codes(table, state, end_codes, out_C):
     return count
 
 
-class RequestBeams(NamedTuple):
-    """The beams of one request: their ranges of states, scores and logits."""
-
-    lo_K: NDArray[np.int64]
-    hi_K: NDArray[np.int64]
-    scores_K: NDArray[np.float32]
-    logits_KV: NDArray[np.float32]
-
-
-class RowSpace(NamedTuple):
-    """Memory for one row: its legal codes, their logits, and the maxima of chunks of logits."""
-
-    codes_V: NDArray[np.int64]
-    gathered_V: NDArray[np.float32]
-    chunks: NDArray[np.float32]
-
-
 @njit(cache=True, nogil=True, _nrt=False)
-def _step_rows(table, end_codes, beams, full, space, buffers, request, out):
-    """Search all beams of a request; returns -1, or the number of a beam whose logits hold NaN or +inf."""
-    beams, space, out = RequestBeams(*beams), RowSpace(*space), BestCodes(*out)
-    num_beams = out.scores.shape[1]
-    candidates, gathered = candidates_in(buffers), space.gathered_V
+def _step_rows(table, end_codes, ranges, scores_K, logits_KV, full, codes_V, floats, buffers, request, out):
+    """Search all beams of a request; returns -1, or the number of a beam whose logits hold NaN or +inf.
+
+    ranges: (lo_K, hi_K). codes_V: for the legal codes of a row. floats: for their logits, and the maxima of chunks of logits.
+    """
+    out, (lo_K, hi_K), (gathered, chunks) = BestCodes(*out), ranges, (floats[0], floats[1])
+    num_beams, candidates = out.scores.shape[1], candidates_in(buffers)
     count, threshold = 0, np.float32(-np.inf)
-    for k in range(beams.lo_K.size):
-        base = beams.scores_K[k]
-        if beams.lo_K[k] >= beams.hi_K[k] or base <= threshold:
+    for k in range(lo_K.size):
+        base = scores_K[k]
+        if lo_K[k] >= hi_K[k] or base <= threshold:
             continue
-        codes = space.codes_V[: _legal_codes(table, beams.lo_K[k], end_codes, space.codes_V)]
-        if beams.lo_K[k] == LegalTable(*table).mask_S.size:  # ended: certain, whatever the model says
-            if base > threshold:
-                count, threshold = push(candidates, count, threshold, num_beams, base, k, end_codes[0], 0)
+        codes = codes_V[: _legal_codes(table, lo_K[k], end_codes, codes_V)]
+        if lo_K[k] == LegalTable(*table).mask_S.size:  # ended: certain, whatever the model says
+            count, threshold = push(candidates, count, threshold, num_beams, base, k, end_codes[0], 0)
             continue
-        row = beams.logits_KV[k]
+        row = logits_KV[k]
         if not full:
             for i in range(codes.size):
                 gathered[i] = row[codes[i]]
-        top, lse = log_sum_exp(row if full else gathered[: codes.size], space.chunks)
+        top, lse = log_sum_exp(row if full else gathered[: codes.size], chunks)
         if math.isnan(lse):
             return k
         if top == np.float32(-np.inf) or (threshold > np.float32(-np.inf) and base + (top - lse) <= threshold):
