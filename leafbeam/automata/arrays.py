@@ -66,9 +66,11 @@ class AutomatonLimits:
 class TransitionTable(NamedTuple):
     """The legal tokens of each state.
 
-    row_indptr: int64; code_E, next_E: int32: the legal tokens of state s, ascending, and their next states are the entries
-    row_indptr[s] to row_indptr[s + 1] - 1; none in states with a mask.
-    mask_S: int32, the mask of a state, -1 where it has a row. mask_MW: uint64, bit v % 64 of word v // 64 is token v.
+    Args:
+        row_indptr: int64; code_E, next_E: int32: the legal tokens of state s, ascending, and their next states are the entries
+            row_indptr[s] to row_indptr[s + 1] - 1; none in states with a mask.
+        mask_S: int32, the mask of a state, -1 where it has a row.
+        mask_MW: uint64, bit v % 64 of word v // 64 is token v.
     """
 
     row_indptr: NDArray[np.int64]
@@ -82,8 +84,9 @@ class TransitionTable(NamedTuple):
 class AutomatonArrays:
     """The arrays of an automaton: legal tokens, and what walks bytes under masks.
 
-    dfa: the byte automaton, whose states below S are those of the automaton; without states where there is none.
-    bytes_T, token_indptr: token v is bytes_T[token_indptr[v] : token_indptr[v + 1]]; only where there are masks.
+    Args:
+        dfa: The byte automaton, whose states below S are those of the automaton; without states where there is none.
+        bytes_T, token_indptr: Token v is bytes_T[token_indptr[v] : token_indptr[v + 1]]; only where there are masks.
     """
 
     vocabulary_size: int

@@ -20,8 +20,9 @@ from leafbeam.jit import njit
 class DfaEdges(NamedTuple):
     """The edges of a `ByteDFA`.
 
-    class_256: the class of each byte; bytes of one class lead to the same state from every state. The edges of state x,
-    ascending by class, are edge_indptr[x] to edge_indptr[x + 1] - 1.
+    Args:
+        class_256: The class of each byte; bytes of one class lead to the same state from every state. The edges of state x,
+            ascending by class, are edge_indptr[x] to edge_indptr[x + 1] - 1.
     """
 
     class_256: NDArray[np.uint8]
@@ -34,11 +35,14 @@ class DfaEdges(NamedTuple):
 class ByteDFA:
     """The smallest DFA of a regular language of byte strings: state 0 is the start, the others follow breadth first.
 
-    accepting_X: where a string may end. A language without strings has no states.
     Cost: 5 bytes an edge and 5 a state; a transition is a binary search.
 
-    >>> [ByteDFA.from_strings([b"ab", b"b"]).accepts(text) for text in (b"ab", b"b", b"a")]
-    [True, True, False]
+    Args:
+        accepting_X: Where a string may end. A language without strings has no states.
+
+    Examples:
+        >>> [ByteDFA.from_strings([b"ab", b"b"]).accepts(text) for text in (b"ab", b"b", b"a")]
+        [True, True, False]
     """
 
     edges: DfaEdges

@@ -19,9 +19,12 @@ from leafbeam.jit import njit
 class ForcedChains:
     """The forced chains of an automaton: a state is forced if one token is legal in it and no sequence may end there.
 
-    token_S: int32, the only legal token of a forced state, -1 in others. next_S: int32, where it leads (the state itself in
-    others). end_S, length_S: int32, where the chain from a state ends (never in a forced state) and how many tokens it has.
     Cost: 16 bytes a state.
+
+    Args:
+        token_S: int32, the only legal token of a forced state, -1 in others.
+        next_S: int32, where it leads (the state itself in others).
+        end_S, length_S: int32, where the chain from a state ends (never in a forced state) and how many tokens it has.
     """
 
     token_S: NDArray[np.int32]

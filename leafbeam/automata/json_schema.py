@@ -71,7 +71,11 @@ def _parsed(text: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class _Compiler:
-    """A compilation of one schema. built: automata of parts by base and text, and of patterns; equal parts are built once."""
+    """A compilation of one schema.
+
+    Args:
+        built: Automata of parts by base and text, and of patterns; equal parts are built once.
+    """
 
     references: References
     max_states: int

@@ -25,7 +25,10 @@ Schema = Mapping[str, Any]
 class Scope:
     """The position of a schema.
 
-    path: its JSON pointer. base: the base URI of its references. open_refs: the schemas whose `$ref` led to it.
+    Args:
+        path: Its JSON pointer.
+        base: The base URI of its references.
+        open_refs: The schemas whose `$ref` led to it.
     """
 
     path: str = "#"

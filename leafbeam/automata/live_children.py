@@ -19,7 +19,8 @@ _NARROW = 8  # a state with at most so many edges, each of one byte, is looked u
 class DfaMoves(NamedTuple):
     """The moves of a byte automaton: edges with the one byte of their class, and table rows for wide states.
 
-    row_X: the table row of a state that has many edges, or an edge for several bytes; -1 for the other states.
+    Args:
+        row_X: The table row of a state that has many edges, or an edge for several bytes; -1 for the other states.
     """
 
     class_256: NDArray[np.uint8]

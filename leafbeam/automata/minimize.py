@@ -32,7 +32,10 @@ class Edges(NamedTuple):
 class _Partition(NamedTuple):
     """Sets of n elements. Set s is element_n[begin_s:end_s], of which the first marked_s are marked.
 
-    position_n: where each element is in element_n. set_n: the set of each element. touched_s: a stack of sets with marks.
+    Args:
+        position_n: Where each element is in element_n.
+        set_n: The set of each element.
+        touched_s: A stack of sets with marks.
     """
 
     element_n: NDArray[np.int32]

@@ -35,13 +35,15 @@ _MAX_MEMBERS = 1 << 26
 class Network:
     """Nodes, and the languages between them; `language` ends the construction.
 
-    what, pointer: names of what is built, for errors.
+    Args:
+        what, pointer: Names of what is built, for errors.
 
-    >>> network = Network(100)
-    >>> for text in (b"ab", b"b"):
-    ...     network.add_text(START, text, END)
-    >>> [network.language().accepts(text) for text in (b"ab", b"b", b"a")]
-    [True, True, False]
+    Examples:
+        >>> network = Network(100)
+        >>> for text in (b"ab", b"b"):
+        ...     network.add_text(START, text, END)
+        >>> [network.language().accepts(text) for text in (b"ab", b"b", b"a")]
+        [True, True, False]
     """
 
     def __init__(self, max_states: int, what: str = "the language", *, pointer: str | None = None) -> None:

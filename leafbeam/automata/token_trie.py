@@ -20,7 +20,8 @@ from leafbeam.jit import njit
 class TokenSpelling(NamedTuple):
     """The bytes of the tokens: token v is bytes_T[token_indptr[v] : token_indptr[v + 1]].
 
-    id_R: int32, the token of each rank; tokens with equal bytes follow each other by id.
+    Args:
+        id_R: int32, the token of each rank; tokens with equal bytes follow each other by id.
     """
 
     id_R: NDArray[np.int32]

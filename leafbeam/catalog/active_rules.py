@@ -22,7 +22,11 @@ ChangeRecord = list[NDArray[np.generic]]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _PreparedBase:
-    """Filters of a compaction's new base, for rules of the same generation. changes: of items since they were made."""
+    """Filters of a compaction's new base, for rules of the same generation.
+
+    Args:
+        changes: Of items since they were made.
+    """
 
     trie: Trie
     filters: dict[str, Filter]

@@ -28,8 +28,10 @@ _SPARE_ROWS = 20_000  # numbers of removed rows that any table may have
 class Evaluation:
     """Filters of a version or errors, and seconds, by rule.
 
-    reads_other_rows: the rules whose result for an item depends on other rows of the table.
-    num_items, num_known, examples: if counted, the table's rows, the live items with a row, and ids of a few without an item.
+    Args:
+        reads_other_rows: The rules whose result for an item depends on other rows of the table.
+        num_items, num_known, examples: If counted, the table's rows, the live items with a row, and ids of a few without an
+            item.
     """
 
     version: Version
@@ -111,8 +113,11 @@ class Evaluator:
     ) -> RowMatches:
         """Write attributes (tables with an `item_id`, no id twice), then evaluate rules for the given items.
 
-        removed_ids: items whose rows go. before_commit: called once all rows are written; if it raises, nothing was.
         Cost: milliseconds for items without a row, else one or two scans of the ids. After a DataError nothing was written.
+
+        Args:
+            removed_ids: Items whose rows go.
+            before_commit: Called once all rows are written; if it raises, nothing was.
         """
         if not len(ids_n) and not len(removed_ids):
             before_commit()

@@ -37,7 +37,9 @@ _TABLE_ALONE: dict[str, Any] = {**_SETTINGS, "enable_external_access": "false"}
 class _HeldFile:
     """A file that is open for several sessions.
 
-    number: of the file, whatever is at its path now. timer: closes the file; if None, the last reader closes it.
+    Args:
+        number: Of the file, whatever is at its path now.
+        timer: Closes the file; if None, the last reader closes it.
     """
 
     connection: duckdb.DuckDBPyConnection
@@ -67,9 +69,12 @@ class ItemsTable:
     that read at the same time; between sessions other processes may write the file. If one has it open, a session waits up to
     `wait_s` seconds, then raises DataError.
 
-    exclusive: keep the file open and lock other processes out. Changes then cost milliseconds instead of opening the file, and
-    reads do not wait for each other. A table in memory is always exclusive. hold_s: a change that opened the file keeps it open
-    so long for those that follow, unless another process has a catalog of it. rule_timeout_s: the limit of one evaluation.
+    Args:
+        exclusive: Keep the file open and lock other processes out. Changes then cost milliseconds instead of opening the file,
+            and reads do not wait for each other. A table in memory is always exclusive.
+        hold_s: A change that opened the file keeps it open so long for those that follow, unless another process has a catalog
+            of it.
+        rule_timeout_s: The limit of one evaluation.
     """
 
     def __init__(
@@ -141,8 +146,10 @@ class ItemsTable:
     def reading(self, *, other_files: bool = False, before_change: bool = False, whole: bool = False) -> Generator[ReadSession]:
         """One consistent view of the table. Raises DataError.
 
-        other_files: whether SQL may write or read them. before_change: a change follows, and the file is opened for it.
-        whole: the session reads the whole table, with all threads.
+        Args:
+            other_files: Whether SQL may write or read them.
+            before_change: A change follows, and the file is opened for it.
+            whole: The session reads the whole table, with all threads.
         """
         if self._open is None:
             is_alone = before_change or other_files
@@ -177,8 +184,9 @@ class ItemsTable:
     ) -> None:
         """Replace all rows and columns by another source. Raises DataError, and then nothing was changed.
 
-        before_commit: called once the source is read and checked; if it raises, nothing was changed. ids_are_checked: as of
-        `copy_items`.
+        Args:
+            before_commit: Called once the source is read and checked; if it raises, nothing was changed.
+            ids_are_checked: As of `copy_items`.
         """
         with self.writing(other_files=True) as session:
             session.connection.execute("DROP TABLE items")

@@ -52,8 +52,10 @@ class Schedule:
 class BackgroundWorker:
     """One daemon thread that calls `work` whenever it is due.
 
-    work: does what is due and returns the seconds until the next call, None for never. It is a bound method, held weakly: the
-    thread ends when its object is freed, or with `close`. The first `wake` starts the thread; later ones call `work` at once.
+    Args:
+        work: Does what is due and returns the seconds until the next call, None for never. It is a bound method, held weakly:
+            the thread ends when its object is freed, or with `close`. The first `wake` starts the thread; later ones call
+            `work` at once.
     """
 
     def __init__(self, work: Callable[[], float | None], name: str) -> None:

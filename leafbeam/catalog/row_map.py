@@ -27,11 +27,13 @@ class RowMap:
 
     Valid until a mapped row moves, which the table's fingerprint shows. Appended rows are looked up by id.
 
-    ordinal_R: uint32, the leaf-order position of each row's item; N if there is no such row, or the trie has no such item.
-    fingerprint: of the mapped rows (ReadSession.fingerprint). num_rows, end: rows of the whole table, and a bound of their
-    numbers. change_counter: of the table when the map was last valid; None if the table can change unnoticed.
-    unindexed_ids, unindexed_rows: mapped rows whose items the trie does not have, sorted by id.
-    appended: row number by id, of rows beyond R; several dictionaries, big ones first, so that adding to them is cheap.
+    Args:
+        ordinal_R: uint32, the leaf-order position of each row's item; N if there is no such row, or the trie has no such item.
+        fingerprint: Of the mapped rows (ReadSession.fingerprint).
+        num_rows, end: Rows of the whole table, and a bound of their numbers.
+        change_counter: Of the table when the map was last valid; None if the table can change unnoticed.
+        unindexed_ids, unindexed_rows: Mapped rows whose items the trie does not have, sorted by id.
+        appended: Row number by id, of rows beyond R; several dictionaries, big ones first, so that adding to them is cheap.
     """
 
     trie: Trie

@@ -22,7 +22,8 @@ SegmentFilters = tuple[Filter, ...]
 class RuleFilters(Mapping[str, VersionFilter]):
     """The filter of each rule for one version, made when it is first used.
 
-    by_segment: the same with deleted items and items without a row, and under LISTED the items that have a row.
+    Args:
+        by_segment: The same with deleted items and items without a row, and under LISTED the items that have a row.
     """
 
     def __init__(self, version: Version, by_segment: Mapping[str, SegmentFilters]) -> None:
@@ -156,10 +157,12 @@ def advance_filters(
     """Return the filters of rules for a new version, from those for an old one.
 
     Segments of both versions keep their filters; in a new segment each item's bit comes from its row in the old version.
-    changed_ids: (n,) live items whose bits are new; bits: those bits by rule, (n,) each. prepared: a trie and the filters that
-    exist for it already.
 
     Cost: nothing for an unchanged base; for a new delta 4 ns an item and rule.
+
+    Args:
+        changed_ids: (n,) live items whose bits are new; bits: those bits by rule, (n,) each.
+        prepared: A trie and the filters that exist for it already.
     """
     known: dict[int, Mapping[str, Filter]] = {} if prepared is None else {id(prepared[0]): prepared[1]}
     for number, segment in enumerate(old.segments):

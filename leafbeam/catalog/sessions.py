@@ -52,7 +52,9 @@ _SCAN = ("PROJECTION", "SEQ_SCAN")
 class RowMatches:
     """Rules evaluated for n items: bits (n,) by rule, all 0 for a rule that failed, LISTED if the item has a row.
 
-    errors: by rule. rows_n: the number of each item's row, -1 if it has none.
+    Args:
+        errors: By rule.
+        rows_n: The number of each item's row, -1 if it has none.
     """
 
     bits: dict[str, NDArray[np.bool_]]
@@ -69,7 +71,9 @@ class RowMatches:
 class TableMatches(NamedTuple):
     """A rule evaluated for the row numbers of a table: 1 for a row that it selects, else 0.
 
-    reads_other_rows: it reads other rows of the table than the one that it selects or not, as with a subquery over the items.
+    Args:
+        reads_other_rows: It reads other rows of the table than the one that it selects or not, as with a subquery over the
+            items.
     """
 
     matches_R: NDArray[np.uint8]
@@ -81,9 +85,10 @@ class ReadSession:
 
     Predicates come from configuration and are the only text that becomes SQL. Times without a time zone are UTC.
 
-    limit: of each evaluation of rules.
-    begin: starts a transaction on a connection whose table may change meanwhile and returns its `change_counter`; None if no
-    other thread can change the table. change_counter: how many changes this session sees; None if it is unknown.
+    Args:
+        limit: Of each evaluation of rules.
+        begin: Starts a transaction on a connection whose table may change meanwhile and returns its `change_counter`; None if
+            no other thread can change the table. change_counter: how many changes this session sees; None if it is unknown.
     """
 
     def __init__(
@@ -322,7 +327,11 @@ class ReadSession:
 
 
 class WriteSession(ReadSession):
-    """One transaction on the table; without `connection.commit()` nothing changes. change_counter: this change included."""
+    """One transaction on the table; without `connection.commit()` nothing changes.
+
+    Args:
+        change_counter: This change included.
+    """
 
     def __init__(
         self, connection: duckdb.DuckDBPyConnection, name: str, *, limit: TimeLimit, change_counter: int | None

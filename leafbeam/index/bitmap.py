@@ -15,11 +15,13 @@ class Bitmap:
 
     Memory: 1.5 bits for each position, whatever the set. `rank` reads two words; `&`, `|`, `-` and `~` read each word once.
 
-    words_W: uint64, `size // 64 + 1` of them; position i is bit `i % 64` of word `i // 64`; bits beyond `size` are 0.
-    before_W: uint32, the rank directory: how many positions of the set lie before each word.
+    Args:
+        words_W: uint64, `size // 64 + 1` of them; position i is bit `i % 64` of word `i // 64`; bits beyond `size` are 0.
+        before_W: uint32, the rank directory: how many positions of the set lie before each word.
 
-    >>> Bitmap.from_mask(np.array([True, False, True])).rank(2)
-    1
+    Examples:
+        >>> Bitmap.from_mask(np.array([True, False, True])).rank(2)
+        1
     """
 
     words_W: NDArray[np.uint64]

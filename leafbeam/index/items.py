@@ -189,8 +189,9 @@ def check_known(item_ids: ItemIds, rows_n: NDArray[np.int64], where: str) -> Non
 class ItemTable:
     """The items of a trie: row -> id (`ids`), ordinal -> row (`order_N`), leaf -> ordinals, and their inverses.
 
-    ids: int64, or UTF-8 bytes of fixed width, (N,) in the caller's order; None where the ids are the row numbers.
-    leaf_indptr: uint32, leaf m has the ordinals indptr[m] to indptr[m + 1] - 1; None where every leaf has one item.
+    Args:
+        ids: int64, or UTF-8 bytes of fixed width, (N,) in the caller's order; None where the ids are the row numbers.
+        leaf_indptr: uint32, leaf m has the ordinals indptr[m] to indptr[m + 1] - 1; None where every leaf has one item.
     """
 
     ids: NDArray[np.generic] | None

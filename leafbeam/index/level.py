@@ -87,11 +87,12 @@ class Level:
     """The nodes of one level, in one of three layouts; the children of a leaf range are the nodes that start inside it.
 
     "listing" (few nodes): `codes` and `firsts` have an entry for each node; a range's first child is `boundary.rank(lo)`.
-    "column" (many nodes): `codes` has an entry for each leaf, read where `boundary` has a bit; `firsts` is None.
-    "leaves" (every leaf a node): a column with `boundary` None.
+    "column" (many nodes): `codes` has an entry for each leaf, read where `boundary` has a bit; `firsts` is None. "leaves"
+    (every leaf a node): a column with `boundary` None.
 
-    codes: uint8, uint16 or uint32; or packed, `width` bits each, in uint64 words (width 0: not packed).
-    firsts: uint32, the first leaf of each node.
+    Args:
+        codes: uint8, uint16 or uint32; or packed, `width` bits each, in uint64 words (width 0: not packed).
+        firsts: uint32, the first leaf of each node.
     """
 
     size: int

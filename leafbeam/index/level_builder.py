@@ -41,7 +41,11 @@ def layout_of(num_nodes: int, num_leaves: int) -> str:
 
 
 class LevelBuilder:
-    """Builds the levels of a trie from ascending rows: `append` each piece, then `finish`. allocate: makes the columns."""
+    """Builds the levels of a trie from ascending rows: `append` each piece, then `finish`.
+
+    Args:
+        allocate: Makes the columns.
+    """
 
     def __init__(self, layout: WordLayout, sizes: Sequence[int], num_rows: int, threads: int, allocate: Allocate = np.empty):
         self.layout = layout

@@ -26,7 +26,11 @@ _HUGE = 2**200  # above this, no two of 2^32 draws are equal, and a float may ov
 
 @dataclass(frozen=True, kw_only=True)
 class LevelEstimate:
-    """One level of the index: bytes of codes, firsts and boundary (see `Level`). width: bits of a packed code, or 0."""
+    """One level of the index: bytes of codes, firsts and boundary (see `Level`).
+
+    Args:
+        width: Bits of a packed code, or 0.
+    """
 
     size: int
     num_nodes: int
@@ -57,8 +61,13 @@ class LevelEstimate:
 class StaticEstimate:
     """STATIC's memory in bytes (Appendix B.1), by default with the paper's constants.
 
-    bytes_per_node: K1 (three arrays of the CSR matrix). bytes_per_state: K2. dense_levels: d. dense: (1/8 + K2) |V|^d.
-    upper_bound: U_max. estimate: the same with the index's node counts in place of min(|V|^level, |C|).
+    Args:
+        bytes_per_node: K1 (three arrays of the CSR matrix).
+        bytes_per_state: K2.
+        dense_levels: D.
+        dense: (1/8 + K2) |V|^d.
+        upper_bound: U_max.
+        estimate: The same with the index's node counts in place of min(|V|^level, |C|).
     """
 
     bytes_per_node: int = 12

@@ -33,7 +33,10 @@ class CommitStore:
     """A sequence of snapshots; with a directory, each is on disk before it becomes the current one.
 
     A reader takes `snapshot`; a writer holds `write_lock`. before_switch: called with a compaction's new base, by its thread.
-    journal: has the commits in place of the directory's own log. replayed: what `open` read.
+
+    Args:
+        journal: Has the commits in place of the directory's own log.
+        replayed: What `open` read.
     """
 
     def __init__(

@@ -32,9 +32,12 @@ _MAX_BYTES = 4096  # of a manifest; it has some 160
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The current base and log. number: the last change in the base. base_version: version of the base index.
+    """The current base and log.
 
-    journal: whether later changes are in the log beside the directory (leafbeam.live.journal), and none in this one.
+    Args:
+        number: The last change in the base.
+        base_version: Version of the base index.
+        journal: Whether later changes are in the log beside the directory (leafbeam.live.journal), and none in this one.
     """
 
     number: int

@@ -16,8 +16,11 @@ from leafbeam.live.transaction import WriteSet, codes_dtype, concat_ids
 class Snapshot:
     """A version, and its delta as the table that it was built from (Lucene's commit point); `apply` gives the next one.
 
-    number: commits so far. base_number: the commits in the base. num_changes: rows removed and added since the base.
-    codes_DL, ids_D: rows of the delta in the order of its trie, deleted ones included; empty if there is no delta.
+    Args:
+        number: Commits so far.
+        base_number: The commits in the base.
+        num_changes: Rows removed and added since the base.
+        codes_DL, ids_D: Rows of the delta in the order of its trie, deleted ones included; empty if there is no delta.
     """
 
     number: int

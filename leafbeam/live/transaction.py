@@ -25,7 +25,11 @@ class WriteSet:
     """The net effect of one transaction: the removed ids go first, then the added rows come; each id at most once in each.
 
     It applies to a snapshot in which every removed id is live and every added id is not, unless it is removed too (a replaced
-    item). removed_R, added_A: int64, or UTF-8 bytes. codes_AL: the narrowest unsigned dtype for all codebooks.
+    item).
+
+    Args:
+        removed_R, added_A: int64, or UTF-8 bytes.
+        codes_AL: The narrowest unsigned dtype for all codebooks.
     """
 
     removed_R: NDArray[np.generic]

@@ -43,7 +43,12 @@ class LogRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class LogContents:
-    """The intact records of a log. base_number, base_version: what they follow. end: their end; then truncated_bytes."""
+    """The intact records of a log.
+
+    Args:
+        base_number, base_version: What they follow.
+        end: Their end; then truncated_bytes.
+    """
 
     path: Path
     base_number: int

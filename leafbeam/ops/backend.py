@@ -94,7 +94,8 @@ def load(name: str) -> tuple[str, ConstrainBackend]:
 class BoundIndex:
     """A version's arrays where one backend reads them.
 
-    waits: whether a step's results are on the host when it returns, so that a look at them costs nothing.
+    Args:
+        waits: Whether a step's results are on the host when it returns, so that a look at them costs nothing.
     """
 
     name: str
@@ -124,7 +125,9 @@ class BoundIndex:
 class IndexBindings:
     """A version, bound to a device when a search first runs there; the searches of a version may share one of these.
 
-    like: the bindings of another version: what is bound is shared if only the live items differ, which is a matter of filters.
+    Args:
+        like: The bindings of another version: what is bound is shared if only the live items differ, which is a matter of
+            filters.
     """
 
     def __init__(self, index: Trie | Version, like: IndexBindings | None = None) -> None:

@@ -17,7 +17,12 @@ from leafbeam.ops.constrain.types import LOWEST, Beams, RequestFilter, Scoring
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrieArrays:
-    """The sorted table of SIDs, unpacked. codes_ML: int64. starts_LM: bool, whether a prefix of length t + 1 starts there."""
+    """The sorted table of SIDs, unpacked.
+
+    Args:
+        codes_ML: int64.
+        starts_LM: bool, whether a prefix of length t + 1 starts there.
+    """
 
     codes_ML: Tensor
     starts_LM: Tensor
@@ -109,8 +114,11 @@ def step(
 
     (STATIC, Algorithm 1, phases 1 to 4, with the mask replaced by enumeration; "allowed" is xGR's normalisation, §6.)
 
-    lo_SBK, hi_SBK: int64, a leaf range for each segment, all empty for a dead beam. scores_BK, logits_BKV: float32. A logit of
-    -inf is a code that the model itself excludes. Raises LogitsError where a live row holds NaN or +inf.
+    Raises LogitsError where a live row holds NaN or +inf.
+
+    Args:
+        lo_SBK, hi_SBK: int64, a leaf range for each segment, all empty for a dead beam.
+        scores_BK, logits_BKV: float32. A logit of -inf is a code that the model itself excludes.
     """
     device, logits_BKV = lo_SBK.device, logits_BKV.float()
     num_segments, batch_size, num_rows = lo_SBK.shape

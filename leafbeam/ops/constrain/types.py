@@ -28,9 +28,12 @@ Array = TypeVar("Array")
 class Beams(Generic[Array]):
     """The beams after a round, best first, each [B, K]; a dead slot has score -inf and everything else 0.
 
-    scores: float32, the sum of log-probabilities. parent: int64, the beam that was extended. code: int64, the code taken.
-    lo, hi: int64 [S, B, K], the leaf range reached in each segment, (0, 0) where nothing of it is alive. num_valid: int64 [B],
-    how many slots are alive.
+    Args:
+        scores: float32, the sum of log-probabilities.
+        parent: int64, the beam that was extended.
+        code: int64, the code taken.
+        lo, hi: int64 [S, B, K], the leaf range reached in each segment, (0, 0) where nothing of it is alive.
+        num_valid: int64 [B], how many slots are alive.
     """
 
     scores: Array
@@ -61,8 +64,10 @@ class RequestFilter:
     Equal to `filter - denied` without a bitmap of its own: a range is alive if the filter's leaves in it outnumber the denied
     ones.
 
-    leaves: None where there is no filter. denied_D: int64, ascending leaves of the filter that have no allowed item left.
-    filter, denied_ordinals: the same for items, to list results.
+    Args:
+        leaves: None where there is no filter.
+        denied_D: int64, ascending leaves of the filter that have no allowed item left.
+        filter, denied_ordinals: The same for items, to list results.
     """
 
     leaves: Bitmap | None

@@ -24,7 +24,12 @@ BLOCK = 64  # codes that are skipped or computed together
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """The size of one call. distinct: distinct legal codes. blocked: codes in blocks that hold a legal one."""
+    """The size of one call.
+
+    Args:
+        distinct: Distinct legal codes.
+        blocked: Codes in blocks that hold a legal one.
+    """
 
     rows: int
     codes: int
@@ -46,11 +51,14 @@ class Workload:
 class HeadCosts:
     """Nanoseconds per weight on one machine; benchmarks/head_costs.py measures them.
 
-    dense: of a dense product, at each measured number of rows. gather: of a dot product whose row picks its own codes. token:
-    for each weight of a distinct code; shared: for each further product with it. call: fixed nanoseconds of a block's product
-    or a kernel. margin: another path is taken only below this share of dense's time.
-
     The defaults approximate a server core of 2023.
+
+    Args:
+        dense: Of a dense product, at each measured number of rows.
+        gather: Of a dot product whose row picks its own codes.
+        token: For each weight of a distinct code; shared: for each further product with it.
+        call: Fixed nanoseconds of a block's product or a kernel.
+        margin: Another path is taken only below this share of dense's time.
     """
 
     dense: tuple[tuple[int, float], ...] = ((1, 0.25), (16, 0.35), (128, 2.0))

@@ -33,11 +33,13 @@ def head(
 ) -> HeadLogits[NDArray[Any]]:
     """Return the logits of each row's legal codes and its log-sum-exp; equals `leafbeam.ops.head.reference.head`.
 
-    hidden_RD, weight_VD: float32, numpy or torch on the CPU, with contiguous rows; a slice of a larger head works. costs:
-    of this machine; None: the defaults. path: overrides the cheapest one ("full" is always dense). block: codes that "blocks"
-    skips or computes together.
-
     Cost: see `cost`; no path writes a table of R x V. Raises ArgumentError (dtype, layout, arguments), LogitsError (shapes).
+
+    Args:
+        hidden_RD, weight_VD: float32, numpy or torch on the CPU, with contiguous rows; a slice of a larger head works.
+        costs: Of this machine; None: the defaults.
+        path: Overrides the cheapest one ("full" is always dense).
+        block: Codes that "blocks" skips or computes together.
     """
     hidden_RD, weight_VD = _floats("hidden states", hidden_RD), _floats("the head's weight", weight_VD)
     check_inputs(hidden_RD, weight_VD, legal_codes, normalize)

@@ -45,12 +45,14 @@ def head(
 ) -> HeadLogits[Tensor]:
     """Return the logits of each row's legal codes and its log-sum-exp; equals `leafbeam.ops.head.reference.head`.
 
-    hidden_RD, weight_VD: float32, bfloat16 or float16 on one device, with contiguous rows; a slice of a larger head works.
-    Logits are summed in float32. costs: of this GPU; None: `DEVICE_COSTS`. path: overrides the cheapest one
-    ("full" is always dense).
-
     The device is not synchronised: the number of distinct codes is estimated. Cost: two launches, and a sort for "tokens".
     Raises ArgumentError, LogitsError, before any launch.
+
+    Args:
+        hidden_RD, weight_VD: float32, bfloat16 or float16 on one device, with contiguous rows; a slice of a larger head works.
+            Logits are summed in float32.
+        costs: Of this GPU; None: `DEVICE_COSTS`.
+        path: Overrides the cheapest one ("full" is always dense).
     """
     check_inputs(hidden_RD, weight_VD, legal_codes, normalize)
     _check(hidden_RD, weight_VD, legal_codes)

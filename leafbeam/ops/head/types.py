@@ -18,8 +18,10 @@ Normalize = Literal["full", "allowed"]
 class HeadLogits(Generic[Array]):
     """The logits of legal codes and each row's normaliser: log p = logit - lse.
 
-    logit_C: float32, in the order of legal_codes.code_C. lse_R: float32, the log-sum-exp over all codes ("full") or over the
-    row's legal codes ("allowed"; -inf without any). path: how it was computed.
+    Args:
+        logit_C: float32, in the order of legal_codes.code_C.
+        lse_R: float32, the log-sum-exp over all codes ("full") or over the row's legal codes ("allowed"; -inf without any).
+        path: How it was computed.
     """
 
     legal_codes: LegalCodes[Array]

@@ -48,7 +48,9 @@ from leafbeam.ops.constrain.types import Beams, Scoring
 class AutomatonBatch:
     """One automaton for each request of a batch, the codes that end a sequence, and how many codes the model has.
 
-    end_codes: int64, ascending. has_text_ends: for each automaton, whether one of them is a token of its language.
+    Args:
+        end_codes: int64, ascending.
+        has_text_ends: For each automaton, whether one of them is a token of its language.
     """
 
     automata: tuple[Automaton, ...]
@@ -75,8 +77,12 @@ class BestCodes(NamedTuple):
 def bind(automata: Sequence[Automaton], *, end_code: int | Sequence[int], num_codes: int) -> AutomatonBatch:
     """Join the automata of a batch; one object may stand for many requests, and nothing is copied.
 
-    end_code: the model's end-of-sequence code, which no automaton may have as a token of its language; or a list of several,
-    which may be such tokens too. num_codes: V, the width of the model's logits. Raises ArgumentError.
+    Raises ArgumentError.
+
+    Args:
+        end_code: The model's end-of-sequence code, which no automaton may have as a token of its language; or a list of
+            several, which may be such tokens too.
+        num_codes: V, the width of the model's logits.
     """
     end_codes = np.unique(np.array([end_code] if isinstance(end_code, int) else end_code, np.int64))
     if not len(automata):

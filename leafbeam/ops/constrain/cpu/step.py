@@ -39,7 +39,9 @@ class VersionArrays:
 class FilterArrays:
     """The filters of a batch as addresses, so that one compiled loop serves any number of different filters.
 
-    pair: for base and delta the fields of `FilterAddresses`. held: keeps the addressed memory.
+    Args:
+        pair: For base and delta the fields of `FilterAddresses`.
+        held: Keeps the addressed memory.
     """
 
     pair: tuple[tuple[NDArray[np.int64], ...], tuple[NDArray[np.int64], ...]]

@@ -23,7 +23,11 @@ from leafbeam.ops.constrain.types import LOWEST
 
 
 class Candidates(NamedTuple):
-    """The buffer of a request's candidates. indices: where each child lies in its level (tries; unused for automata)."""
+    """The buffer of a request's candidates.
+
+    Args:
+        indices: Where each child lies in its level (tries; unused for automata).
+    """
 
     keys: NDArray[np.uint64]
     scratch: NDArray[np.uint64]

@@ -42,9 +42,13 @@ class LevelArrays:
 class LevelFilters:
     """A batch's filters at one level of one segment.
 
-    slot_B: int32, the row of each request's filter; row 0 allows everything. leaves_FW, listed_FW: words, a bit for each leaf
-    and for each listed child. masks_FHW: words, the codes of the wide ranges. denied_BD: int32 leaves. dead_BD3: int32
-    (entry, mask, code) of the listed children that are dead without them. Unused entries of the last two are -1.
+    Args:
+        slot_B: int32, the row of each request's filter; row 0 allows everything.
+        leaves_FW, listed_FW: Words, a bit for each leaf and for each listed child.
+        masks_FHW: Words, the codes of the wide ranges.
+        denied_BD: int32 leaves.
+        dead_BD3: int32 (entry, mask, code) of the listed children that are dead without them. Unused entries of the last two
+            are -1.
     """
 
     slot_B: Any
@@ -59,7 +63,9 @@ class LevelFilters:
 class VersionArrays:
     """A version on a device: `levels[t][s]` is level t of segment s.
 
-    layouts: what filters are made from, on the host. device: a torch device; in JAX a device, a sharding, or None (default).
+    Args:
+        layouts: What filters are made from, on the host.
+        device: A torch device; in JAX a device, a sharding, or None (default).
     """
 
     levels: tuple[tuple[LevelArrays, ...], ...]
@@ -107,12 +113,14 @@ def bind(
 ) -> VersionArrays:
     """Copy a version to a device.
 
-    device: of torch, or a device or sharding of JAX; None for the library's default. delta_leaves: leave space for a delta of
-    so many leaves, should the version have none yet. like: an earlier version of the same catalog, whose device is used;
-    unchanged segments are not laid out or copied again, and no size becomes smaller.
+    Cost: a pass over each level of each new segment, a few ns a leaf, and the copy. Raises ArgumentError for more than 2^31
+    leaves.
 
-    Cost: a pass over each level of each new segment, a few ns a leaf, and the copy.
-    Raises ArgumentError for more than 2^31 leaves.
+    Args:
+        device: Of torch, or a device or sharding of JAX; None for the library's default.
+        delta_leaves: Leave space for a delta of so many leaves, should the version have none yet.
+        like: An earlier version of the same catalog, whose device is used; unchanged segments are not laid out or copied again,
+            and no size becomes smaller.
     """
     known, minimum = ((), None) if like is None else (like.layouts, like.capacity)
     device = xp.device(device) if like is None else like.device

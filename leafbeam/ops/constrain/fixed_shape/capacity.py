@@ -35,9 +35,13 @@ def narrow_limit(size: int) -> int:
 class LevelCapacity:
     """Array sizes of one level of one segment; 0 where the level has no such range.
 
-    size: V. short: leaves of the longest short range, at most SHORT. ranges: number of long ranges, which are listed.
-    entries: their children. width: the largest number of children of a listed range without a mask. wide: number of ranges with
-    a mask.
+    Args:
+        size: V.
+        short: Leaves of the longest short range, at most SHORT.
+        ranges: Number of long ranges, which are listed.
+        entries: Their children.
+        width: The largest number of children of a listed range without a mask.
+        wide: Number of ranges with a mask.
     """
 
     size: int
@@ -80,7 +84,11 @@ class LevelCapacity:
 
 @dataclass(frozen=True)
 class SegmentCapacity:
-    """Array sizes of one segment. leaves: a multiple of 32."""
+    """Array sizes of one segment.
+
+    Args:
+        leaves: A multiple of 32.
+    """
 
     leaves: int
     levels: tuple[LevelCapacity, ...]

@@ -23,11 +23,12 @@ from leafbeam.ops.constrain.types import RequestFilter
 class FilterCache:
     """The filters used last, kept on the device, so that a batch sends row numbers and no bitmaps.
 
-    num_filters: rows from the start, rounded up to a power of two; row 0 allows everything. The cache grows to the largest
-    batch. A filter is known by the identity of its bitmap: keep the filter of a rule instead of building it for each request.
-    What `bind` returned stays valid: a new filter makes new arrays.
-
     Cost of a new filter: `filter_words` on the host, its copy to the device, and a copy of the cached filters there.
+
+    Args:
+        num_filters: Rows from the start, rounded up to a power of two; row 0 allows everything. The cache grows to the largest
+            batch. A filter is known by the identity of its bitmap: keep the filter of a rule instead of building it for each
+            request. What `bind` returned stays valid: a new filter makes new arrays.
     """
 
     def __init__(self, arrays: VersionArrays, num_filters: int = 2) -> None:

@@ -36,8 +36,13 @@ from leafbeam.ops.constrain.fixed_shape.capacity import (
 class LevelLayout:
     """One level: its long ranges and their children, in leaf order.
 
-    lo_G, hi_G: int64, the ranges. indptr_G1: int64, the first entry of each. mask_G: int32, the number of its mask or -1.
-    firsts_E: int32, the first leaf of each child. codes_E: its code, in the level's dtype. needs: the exact sizes.
+    Args:
+        lo_G, hi_G: int64, the ranges.
+        indptr_G1: int64, the first entry of each.
+        mask_G: int32, the number of its mask or -1.
+        firsts_E: int32, the first leaf of each child.
+        codes_E: Its code, in the level's dtype.
+        needs: The exact sizes.
     """
 
     lo_G: NDArray[np.int64]

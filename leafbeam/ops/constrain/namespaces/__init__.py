@@ -16,7 +16,9 @@ class ArrayNamespace:
     which has no unsigned arithmetic. Indices must be inside their array; axes are positional. What stands here without a body
     differs between the libraries.
 
-    library: jax.numpy or torch. full_word: all 32 bits set.
+    Args:
+        library: Jax.numpy or torch.
+        full_word: All 32 bits set.
     """
 
     library: Any

@@ -30,10 +30,13 @@ _MAX_ENTRIES = 2**31 - 1  # nodes and entries of the table are int32
 class TransitionMatrix:
     """The arrays of STATIC.
 
-    edges_E2: int32 [code, next node], padded by the largest branch factor of a sparse level. indptr_S1: int32, where each
-    node's edges begin. max_branches: the most children of a node of each depth, at least 1. masks: for each dense level,
-    uint8 [P, H = V / 8], code c is bit c // H of byte c % H. node_of_P: int32, the node of each prefix of d codes, 0 for none;
-    None if d is 0. first_node: the first node of each depth 0 to L; 0 where nodes are prefixes.
+    Args:
+        edges_E2: int32 [code, next node], padded by the largest branch factor of a sparse level.
+        indptr_S1: int32, where each node's edges begin.
+        max_branches: The most children of a node of each depth, at least 1.
+        masks: For each dense level, uint8 [P, H = V / 8], code c is bit c // H of byte c % H.
+        node_of_P: int32, the node of each prefix of d codes, 0 for none; None if d is 0.
+        first_node: The first node of each depth 0 to L; 0 where nodes are prefixes.
     """
 
     edges_E2: NDArray[np.int32]

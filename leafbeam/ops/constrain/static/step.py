@@ -29,9 +29,11 @@ from leafbeam.ops.constrain.types import Beams, RequestFilter, Scoring, waiting
 class LevelTables:
     """The arrays that the step reads at one level; None where the level has no such part. Levels share edges_E2 and indptr_S1.
 
-    mask_PH, node_of_P: the level is dense, and the last dense one. edges_E2, indptr_S1: the level is sparse.
-    leaves_in, leaves_out: the first leaf of each node before and after the level; prefixes_in, prefixes_out: their prefixes if
-    nodes are prefixes; first_in, first_out: else the first node.
+    Args:
+        mask_PH, node_of_P: The level is dense, and the last dense one.
+        edges_E2, indptr_S1: The level is sparse.
+        leaves_in, leaves_out: The first leaf of each node before and after the level; prefixes_in, prefixes_out: their prefixes
+            if nodes are prefixes; first_in, first_out: else the first node.
     """
 
     mask_PH: Any
@@ -52,7 +54,9 @@ class LevelTables:
 class StaticArrays:
     """A transition matrix on a device: `levels[t]` for level t.
 
-    nbytes: STATIC's own arrays. mapping_nbytes: the arrays that turn nodes into leaf ranges and back.
+    Args:
+        nbytes: STATIC's own arrays.
+        mapping_nbytes: The arrays that turn nodes into leaf ranges and back.
     """
 
     levels: tuple[LevelTables, ...]

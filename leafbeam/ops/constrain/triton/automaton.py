@@ -32,7 +32,11 @@ from leafbeam.ops.constrain.types import Beams, Scoring, waiting
 
 
 class Tables(NamedTuple):
-    """The automata one behind the other, then their byte automata, then the vocabulary. mask_S: -1 where a state has a row."""
+    """The automata one behind the other, then their byte automata, then the vocabulary.
+
+    Args:
+        mask_S: -1 where a state has a row.
+    """
 
     row_indptr: Tensor
     code_E: Tensor
@@ -66,8 +70,9 @@ _DTYPES = {
 class DeviceAutomatonBatch:
     """The automata of a batch on a device, and what the rounds of one search share: one search at a time uses it.
 
-    requests_B5: int64, for each request where its states begin in row_indptr and in mask_S, where those of its byte automaton
-    begin in edge_indptr, where its classes begin, and its S.
+    Args:
+        requests_B5: int64, for each request where its states begin in row_indptr and in mask_S, where those of its byte
+            automaton begin in edge_indptr, where its classes begin, and its S.
     """
 
     tables: Tables

@@ -35,8 +35,11 @@ _TIES = tl.constexpr(0xFFFFFFFF)
 class Tiles(NamedTuple):
     """Sizes of vectors, known when a kernel is compiled.
 
-    P: keys that are kept of a row. TILE: candidates looked at together. NARROW: the same where all of them stay. BLOCK: logits
-    summed together.
+    Args:
+        P: Keys that are kept of a row.
+        TILE: Candidates looked at together.
+        NARROW: The same where all of them stay.
+        BLOCK: Logits summed together.
     """
 
     P: Any
@@ -48,7 +51,8 @@ class Tiles(NamedTuple):
 class BeamChildren(NamedTuple):
     """The children of a beam: its request, and its range and first child and number of children in base and delta.
 
-    FORM_0, FORM_1, SEGMENTS: what the kernel is compiled for.
+    Args:
+        FORM_0, FORM_1, SEGMENTS: What the kernel is compiled for.
     """
 
     segments: Any

@@ -49,8 +49,10 @@ class LevelTensors(NamedTuple):
 class SegmentFilters(NamedTuple):
     """The filters of a batch in one segment, int64 tensors.
 
-    words_B, before_B: the address of each request's bitmap, 0 if it has none. denied_indptr: where the denied leaves of each
-    request begin. denied: these leaves, ascending.
+    Args:
+        words_B, before_B: The address of each request's bitmap, 0 if it has none.
+        denied_indptr: Where the denied leaves of each request begin.
+        denied: These leaves, ascending.
     """
 
     words_B: Tensor
