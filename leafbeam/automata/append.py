@@ -24,8 +24,8 @@ def append_sequences(
 
     Args:
         ends_R: The states in which a text may end.
-        rows_3C: What is legal there: (state, token, next state). A token may not both go on with a text and begin a sequence:
-            AutomatonError.
+        rows_3C: The legal tokens there: (state, token, next state). A token may not both go on with a text and begin a sequence
+            (AutomatonError).
     """
     num_texts, num_new = len(texts.table.mask_S), len(sequences.table.mask_S) - 1
     begins = int(sequences.table.row_indptr[1])

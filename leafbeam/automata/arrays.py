@@ -67,8 +67,10 @@ class TransitionTable(NamedTuple):
     """The legal tokens of each state.
 
     Args:
-        row_indptr: int64; code_E, next_E: int32: the legal tokens of state s, ascending, and their next states are the entries
-            row_indptr[s] to row_indptr[s + 1] - 1; none in states with a mask.
+        row_indptr: int64. The legal tokens of state s, ascending, and their next states are the entries row_indptr[s] to
+            row_indptr[s + 1] - 1; a state with a mask has no entries.
+        code_E: int32, the token of each entry.
+        next_E: int32, the next state of each entry.
         mask_S: int32, the mask of a state, -1 where it has a row.
         mask_MW: uint64, bit v % 64 of word v // 64 is token v.
     """
@@ -85,7 +87,7 @@ class AutomatonArrays:
     """The arrays of an automaton: legal tokens, and what walks bytes under masks.
 
     Args:
-        dfa: The byte automaton, whose states below S are those of the automaton; without states where there is none.
+        dfa: The byte automaton, whose states below S are those of the automaton. It has no states if there are no masks.
         bytes_T, token_indptr: Token v is bytes_T[token_indptr[v] : token_indptr[v + 1]]; only where there are masks.
     """
 

@@ -38,7 +38,7 @@ class ByteDFA:
     Cost: 5 bytes an edge and 5 a state; a transition is a binary search.
 
     Args:
-        accepting_X: Where a string may end. A language without strings has no states.
+        accepting_X: bool, the states in which a string may end. A language without strings has no states.
 
     Examples:
         >>> [ByteDFA.from_strings([b"ab", b"b"]).accepts(text) for text in (b"ab", b"b", b"a")]

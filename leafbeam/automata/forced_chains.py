@@ -23,8 +23,9 @@ class ForcedChains:
 
     Args:
         token_S: int32, the only legal token of a forced state, -1 in others.
-        next_S: int32, where it leads (the state itself in others).
-        end_S, length_S: int32, where the chain from a state ends (never in a forced state) and how many tokens it has.
+        next_S: int32, the state after that token (the state itself in states that are not forced).
+        end_S: int32, the state in which the chain from each state ends, which is never forced.
+        length_S: int32, the number of tokens of that chain.
     """
 
     token_S: NDArray[np.int32]

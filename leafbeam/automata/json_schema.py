@@ -74,7 +74,7 @@ class _Compiler:
     """A compilation of one schema.
 
     Args:
-        built: Automata of parts by base and text, and of patterns; equal parts are built once.
+        built: The automata of parts by base and text, and of patterns. Equal parts are built once.
     """
 
     references: References

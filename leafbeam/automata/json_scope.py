@@ -26,7 +26,7 @@ class Scope:
     """The position of a schema.
 
     Args:
-        path: Its JSON pointer.
+        path: The JSON pointer of the schema.
         base: The base URI of its references.
         open_refs: The schemas whose `$ref` led to it.
     """

@@ -36,7 +36,8 @@ class Network:
     """Nodes, and the languages between them; `language` ends the construction.
 
     Args:
-        what, pointer: Names of what is built, for errors.
+        what: The name of what is built, for errors.
+        pointer: The JSON pointer of what is built, for errors.
 
     Examples:
         >>> network = Network(100)

@@ -25,7 +25,7 @@ class _PreparedBase:
     """Filters of a compaction's new base, for rules of the same generation.
 
     Args:
-        changes: Of items since they were made.
+        changes: The items that have changed since the filters were made.
     """
 
     trie: Trie

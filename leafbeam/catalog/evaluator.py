@@ -30,8 +30,9 @@ class Evaluation:
 
     Args:
         reads_other_rows: The rules whose result for an item depends on other rows of the table.
-        num_items, num_known, examples: If counted, the table's rows, the live items with a row, and ids of a few without an
-            item.
+        num_items: The number of rows of the table, if they were counted.
+        num_known: The number of live items with a row, if they were counted.
+        examples: The ids of a few rows without an item.
     """
 
     version: Version
@@ -116,8 +117,8 @@ class Evaluator:
         Cost: milliseconds for items without a row, else one or two scans of the ids. After a DataError nothing was written.
 
         Args:
-            removed_ids: Items whose rows go.
-            before_commit: Called once all rows are written; if it raises, nothing was.
+            removed_ids: The items whose rows are removed.
+            before_commit: A function that is called once all rows are written. If it raises, nothing was written.
         """
         if not len(ids_n) and not len(removed_ids):
             before_commit()

@@ -38,8 +38,8 @@ class _HeldFile:
     """A file that is open for several sessions.
 
     Args:
-        number: Of the file, whatever is at its path now.
-        timer: Closes the file; if None, the last reader closes it.
+        number: The inode number of the file that is open; another file may be at its path by now.
+        timer: The timer that closes the file. Without one, the last reader closes it.
     """
 
     connection: duckdb.DuckDBPyConnection
@@ -185,8 +185,8 @@ class ItemsTable:
         """Replace all rows and columns by another source. Raises DataError, and then nothing was changed.
 
         Args:
-            before_commit: Called once the source is read and checked; if it raises, nothing was changed.
-            ids_are_checked: As of `copy_items`.
+            before_commit: A function that is called once the source is read and checked. If it raises, nothing was changed.
+            ids_are_checked: As for `copy_items`.
         """
         with self.writing(other_files=True) as session:
             session.connection.execute("DROP TABLE items")

@@ -53,7 +53,7 @@ class BackgroundWorker:
     """One daemon thread that calls `work` whenever it is due.
 
     Args:
-        work: Does what is due and returns the seconds until the next call, None for never. It is a bound method, held weakly:
+        work: The bound method that does what is due and returns the seconds until its next call, or None. It is held weakly:
             the thread ends when its object is freed, or with `close`. The first `wake` starts the thread; later ones call
             `work` at once.
     """

@@ -29,11 +29,14 @@ class RowMap:
 
     Args:
         ordinal_R: uint32, the leaf-order position of each row's item; N if there is no such row, or the trie has no such item.
-        fingerprint: Of the mapped rows (ReadSession.fingerprint).
-        num_rows, end: Rows of the whole table, and a bound of their numbers.
-        change_counter: Of the table when the map was last valid; None if the table can change unnoticed.
-        unindexed_ids, unindexed_rows: Mapped rows whose items the trie does not have, sorted by id.
-        appended: Row number by id, of rows beyond R; several dictionaries, big ones first, so that adding to them is cheap.
+        fingerprint: The fingerprint of the mapped rows (see `ReadSession.fingerprint`).
+        num_rows: The number of rows of the whole table.
+        end: An upper bound of their row numbers.
+        change_counter: The change counter of the table when the map was last valid; None if the table can change unnoticed.
+        unindexed_ids: The ids of mapped rows whose items the trie does not have, ascending.
+        unindexed_rows: The row numbers of these ids.
+        appended: The row number by id of rows beyond R, in several dictionaries, big ones first, so that adding to them is
+            cheap.
     """
 
     trie: Trie

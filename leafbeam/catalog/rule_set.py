@@ -23,7 +23,8 @@ class RuleFilters(Mapping[str, VersionFilter]):
     """The filter of each rule for one version, made when it is first used.
 
     Args:
-        by_segment: The same with deleted items and items without a row, and under LISTED the items that have a row.
+        by_segment: The filters of each rule by segment, with deleted items and items without a row; under LISTED the items that
+            have a row.
     """
 
     def __init__(self, version: Version, by_segment: Mapping[str, SegmentFilters]) -> None:
@@ -161,7 +162,8 @@ def advance_filters(
     Cost: nothing for an unchanged base; for a new delta 4 ns an item and rule.
 
     Args:
-        changed_ids: (n,) live items whose bits are new; bits: those bits by rule, (n,) each.
+        changed_ids: (n,) the live items whose bits are new.
+        bits: These bits by rule, (n,) each.
         prepared: A trie and the filters that exist for it already.
     """
     known: dict[int, Mapping[str, Filter]] = {} if prepared is None else {id(prepared[0]): prepared[1]}

@@ -53,7 +53,7 @@ class RowMatches:
     """Rules evaluated for n items: bits (n,) by rule, all 0 for a rule that failed, LISTED if the item has a row.
 
     Args:
-        errors: By rule.
+        errors: The error of each rule that could not be evaluated.
         rows_n: The number of each item's row, -1 if it has none.
     """
 
@@ -72,8 +72,7 @@ class TableMatches(NamedTuple):
     """A rule evaluated for the row numbers of a table: 1 for a row that it selects, else 0.
 
     Args:
-        reads_other_rows: It reads other rows of the table than the one that it selects or not, as with a subquery over the
-            items.
+        reads_other_rows: Whether the result for a row depends on other rows, as with a subquery over the items.
     """
 
     matches_R: NDArray[np.uint8]
@@ -86,9 +85,10 @@ class ReadSession:
     Predicates come from configuration and are the only text that becomes SQL. Times without a time zone are UTC.
 
     Args:
-        limit: Of each evaluation of rules.
-        begin: Starts a transaction on a connection whose table may change meanwhile and returns its `change_counter`; None if
-            no other thread can change the table. change_counter: how many changes this session sees; None if it is unknown.
+        limit: The time limit of each evaluation of a rule.
+        begin: A function that starts a transaction on a connection whose table may change meanwhile, and returns its
+            `change_counter`. None if no other thread can change the table.
+        change_counter: The number of changes that this session sees; None if it is unknown.
     """
 
     def __init__(
@@ -330,7 +330,7 @@ class WriteSession(ReadSession):
     """One transaction on the table; without `connection.commit()` nothing changes.
 
     Args:
-        change_counter: This change included.
+        change_counter: The number of changes of the table, this one included.
     """
 
     def __init__(

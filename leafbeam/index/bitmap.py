@@ -17,7 +17,7 @@ class Bitmap:
 
     Args:
         words_W: uint64, `size // 64 + 1` of them; position i is bit `i % 64` of word `i // 64`; bits beyond `size` are 0.
-        before_W: uint32, the rank directory: how many positions of the set lie before each word.
+        before_W: uint32, the rank directory: the number of positions of the set before each word.
 
     Examples:
         >>> Bitmap.from_mask(np.array([True, False, True])).rank(2)

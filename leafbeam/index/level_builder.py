@@ -44,7 +44,7 @@ class LevelBuilder:
     """Builds the levels of a trie from ascending rows: `append` each piece, then `finish`.
 
     Args:
-        allocate: Makes the columns.
+        allocate: The function that allocates the columns.
     """
 
     def __init__(self, layout: WordLayout, sizes: Sequence[int], num_rows: int, threads: int, allocate: Allocate = np.empty):

@@ -62,9 +62,9 @@ class StaticEstimate:
     """STATIC's memory in bytes (Appendix B.1), by default with the paper's constants.
 
     Args:
-        bytes_per_node: K1 (three arrays of the CSR matrix).
+        bytes_per_node: K1, the bytes of the three arrays of the CSR matrix.
         bytes_per_state: K2.
-        dense_levels: D.
+        dense_levels: The number of dense levels, d.
         dense: (1/8 + K2) |V|^d.
         upper_bound: U_max.
         estimate: The same with the index's node counts in place of min(|V|^level, |C|).

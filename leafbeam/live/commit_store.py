@@ -35,8 +35,8 @@ class CommitStore:
     A reader takes `snapshot`; a writer holds `write_lock`. before_switch: called with a compaction's new base, by its thread.
 
     Args:
-        journal: Has the commits in place of the directory's own log.
-        replayed: What `open` read.
+        journal: The journal that has the commits in place of the directory's own log.
+        replayed: The commits and bytes that `open` read.
     """
 
     def __init__(

@@ -35,9 +35,10 @@ class Manifest:
     """The current base and log.
 
     Args:
-        number: The last change in the base.
-        base_version: Version of the base index.
-        journal: Whether later changes are in the log beside the directory (leafbeam.live.journal), and none in this one.
+        number: The number of the last change in the base.
+        base_version: The version of the base index.
+        journal: Whether later changes are in the log beside the directory (leafbeam.live.journal), and none in the directory's
+            own log.
     """
 
     number: int

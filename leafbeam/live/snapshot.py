@@ -17,10 +17,11 @@ class Snapshot:
     """A version, and its delta as the table that it was built from (Lucene's commit point); `apply` gives the next one.
 
     Args:
-        number: Commits so far.
-        base_number: The commits in the base.
-        num_changes: Rows removed and added since the base.
-        codes_DL, ids_D: Rows of the delta in the order of its trie, deleted ones included; empty if there is no delta.
+        number: The number of commits so far.
+        base_number: The number of commits in the base.
+        num_changes: The number of rows removed and added since the base.
+        codes_DL: The codes of the delta's rows in the order of its trie, deleted ones included; empty without a delta.
+        ids_D: The ids of these rows.
     """
 
     number: int

@@ -28,8 +28,9 @@ class WriteSet:
     item).
 
     Args:
-        removed_R, added_A: int64, or UTF-8 bytes.
-        codes_AL: The narrowest unsigned dtype for all codebooks.
+        removed_R: The ids that are removed, int64 or UTF-8 bytes.
+        added_A: The ids that are added.
+        codes_AL: The codes of the added ids, in the narrowest unsigned dtype for all codebooks.
     """
 
     removed_R: NDArray[np.generic]

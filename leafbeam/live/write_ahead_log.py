@@ -46,8 +46,9 @@ class LogContents:
     """The intact records of a log.
 
     Args:
-        base_number, base_version: What they follow.
-        end: Their end; then truncated_bytes.
+        base_number: The number of the change before the first record.
+        base_version: The version of the base that the records follow.
+        end: The position after the last record; the truncated bytes follow it.
     """
 
     path: Path

@@ -126,8 +126,8 @@ class IndexBindings:
     """A version, bound to a device when a search first runs there; the searches of a version may share one of these.
 
     Args:
-        like: The bindings of another version: what is bound is shared if only the live items differ, which is a matter of
-            filters.
+        like: The bindings of another version. They are shared if the versions differ only in which items are live, because
+            filters take care of that.
     """
 
     def __init__(self, index: Trie | Version, like: IndexBindings | None = None) -> None:

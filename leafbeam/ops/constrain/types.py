@@ -33,7 +33,7 @@ class Beams(Generic[Array]):
         parent: int64, the beam that was extended.
         code: int64, the code taken.
         lo, hi: int64 [S, B, K], the leaf range reached in each segment, (0, 0) where nothing of it is alive.
-        num_valid: int64 [B], how many slots are alive.
+        num_valid: int64 [B], the number of live slots.
     """
 
     scores: Array
@@ -65,7 +65,7 @@ class RequestFilter:
     ones.
 
     Args:
-        leaves: None where there is no filter.
+        leaves: The leaves of the filter; None without a filter.
         denied_D: int64, ascending leaves of the filter that have no allowed item left.
         filter, denied_ordinals: The same for items, to list results.
     """

@@ -27,8 +27,8 @@ class Workload:
     """The size of one call.
 
     Args:
-        distinct: Distinct legal codes.
-        blocked: Codes in blocks that hold a legal one.
+        distinct: The number of distinct legal codes.
+        blocked: The number of codes in blocks that hold a legal one.
     """
 
     rows: int
@@ -54,11 +54,12 @@ class HeadCosts:
     The defaults approximate a server core of 2023.
 
     Args:
-        dense: Of a dense product, at each measured number of rows.
-        gather: Of a dot product whose row picks its own codes.
-        token: For each weight of a distinct code; shared: for each further product with it.
-        call: Fixed nanoseconds of a block's product or a kernel.
-        margin: Another path is taken only below this share of dense's time.
+        dense: The time of a dense product, at each measured number of rows.
+        gather: The time of a dot product whose row picks its own codes.
+        token: The time for each weight of a distinct code.
+        shared: The time for each further product with that weight.
+        call: The fixed nanoseconds of the product of a block, or of a kernel.
+        margin: Another path is taken only if it needs less than this share of the dense product's time.
     """
 
     dense: tuple[tuple[int, float], ...] = ((1, 0.25), (16, 0.35), (128, 2.0))

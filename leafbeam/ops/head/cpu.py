@@ -37,9 +37,9 @@ def head(
 
     Args:
         hidden_RD, weight_VD: float32, numpy or torch on the CPU, with contiguous rows; a slice of a larger head works.
-        costs: Of this machine; None: the defaults.
-        path: Overrides the cheapest one ("full" is always dense).
-        block: Codes that "blocks" skips or computes together.
+        costs: The costs of this machine; None takes the defaults.
+        path: The path to take instead of the cheapest one ("full" is always dense).
+        block: The number of codes that "blocks" skips or computes together.
     """
     hidden_RD, weight_VD = _floats("hidden states", hidden_RD), _floats("the head's weight", weight_VD)
     check_inputs(hidden_RD, weight_VD, legal_codes, normalize)

@@ -51,8 +51,8 @@ def head(
     Args:
         hidden_RD, weight_VD: float32, bfloat16 or float16 on one device, with contiguous rows; a slice of a larger head works.
             Logits are summed in float32.
-        costs: Of this GPU; None: `DEVICE_COSTS`.
-        path: Overrides the cheapest one ("full" is always dense).
+        costs: The costs of this GPU; None takes `DEVICE_COSTS`.
+        path: The path to take instead of the cheapest one ("full" is always dense).
     """
     check_inputs(hidden_RD, weight_VD, legal_codes, normalize)
     _check(hidden_RD, weight_VD, legal_codes)

@@ -21,7 +21,7 @@ class HeadLogits(Generic[Array]):
     Args:
         logit_C: float32, in the order of legal_codes.code_C.
         lse_R: float32, the log-sum-exp over all codes ("full") or over the row's legal codes ("allowed"; -inf without any).
-        path: How it was computed.
+        path: The way in which they were computed.
     """
 
     legal_codes: LegalCodes[Array]

@@ -40,8 +40,8 @@ class FilterArrays:
     """The filters of a batch as addresses, so that one compiled loop serves any number of different filters.
 
     Args:
-        pair: For base and delta the fields of `FilterAddresses`.
-        held: Keeps the addressed memory.
+        pair: The fields of `FilterAddresses` for base and delta.
+        held: The filters, which keep the addressed memory alive.
     """
 
     pair: tuple[tuple[NDArray[np.int64], ...], tuple[NDArray[np.int64], ...]]

@@ -26,7 +26,7 @@ class Candidates(NamedTuple):
     """The buffer of a request's candidates.
 
     Args:
-        indices: Where each child lies in its level (tries; unused for automata).
+        indices: The index of each child in its level, for tries.
     """
 
     keys: NDArray[np.uint64]

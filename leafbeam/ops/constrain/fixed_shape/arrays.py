@@ -47,8 +47,8 @@ class LevelFilters:
         leaves_FW, listed_FW: Words, a bit for each leaf and for each listed child.
         masks_FHW: Words, the codes of the wide ranges.
         denied_BD: int32 leaves.
-        dead_BD3: int32 (entry, mask, code) of the listed children that are dead without them. Unused entries of the last two
-            are -1.
+        dead_BD3: int32 (entry, mask, code) of the listed children that are dead without these leaves. Unused entries of the
+            last two arrays are -1.
     """
 
     slot_B: Any
@@ -64,7 +64,7 @@ class VersionArrays:
     """A version on a device: `levels[t][s]` is level t of segment s.
 
     Args:
-        layouts: What filters are made from, on the host.
+        layouts: The layouts on the host, from which filters are made.
         device: A torch device; in JAX a device, a sharding, or None (default).
     """
 
@@ -117,8 +117,8 @@ def bind(
     leaves.
 
     Args:
-        device: Of torch, or a device or sharding of JAX; None for the library's default.
-        delta_leaves: Leave space for a delta of so many leaves, should the version have none yet.
+        device: A device of torch, or a device or sharding of JAX; None takes the library's default.
+        delta_leaves: The number of leaves to reserve for a delta, if the version has no delta yet.
         like: An earlier version of the same catalog, whose device is used; unchanged segments are not laid out or copied again,
             and no size becomes smaller.
     """

@@ -36,12 +36,12 @@ class LevelCapacity:
     """Array sizes of one level of one segment; 0 where the level has no such range.
 
     Args:
-        size: V.
-        short: Leaves of the longest short range, at most SHORT.
-        ranges: Number of long ranges, which are listed.
-        entries: Their children.
+        size: The number of codes, V.
+        short: The leaves of the longest short range, at most SHORT.
+        ranges: The number of long ranges, which are listed.
+        entries: The number of their children.
         width: The largest number of children of a listed range without a mask.
-        wide: Number of ranges with a mask.
+        wide: The number of ranges with a mask.
     """
 
     size: int
@@ -87,7 +87,7 @@ class SegmentCapacity:
     """Array sizes of one segment.
 
     Args:
-        leaves: A multiple of 32.
+        leaves: The number of leaves, a multiple of 32.
     """
 
     leaves: int

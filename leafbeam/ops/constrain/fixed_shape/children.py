@@ -31,7 +31,7 @@ class Children(NamedTuple):
     """The children of R ranges in one segment; parts that the level has no ranges for are None.
 
     Args:
-        lanes: Of the short ranges and the listed ones.
+        lanes: The candidates of the short ranges and of the listed ones.
         words_RH: The legal codes of a wide range, 0 in other rows.
         begin_R, count_R, mask_R: First entry, number of entries and mask (-1 for none) of a long range.
     """

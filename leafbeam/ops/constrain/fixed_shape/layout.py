@@ -41,8 +41,8 @@ class LevelLayout:
         indptr_G1: int64, the first entry of each.
         mask_G: int32, the number of its mask or -1.
         firsts_E: int32, the first leaf of each child.
-        codes_E: Its code, in the level's dtype.
-        needs: The exact sizes.
+        codes_E: The code of each child, in the level's dtype.
+        needs: The exact capacity that the level needs.
     """
 
     lo_G: NDArray[np.int64]

@@ -17,8 +17,8 @@ class ArrayNamespace:
     differs between the libraries.
 
     Args:
-        library: Jax.numpy or torch.
-        full_word: All 32 bits set.
+        library: The module, `jax.numpy` or `torch`.
+        full_word: A word with all 32 bits set.
     """
 
     library: Any

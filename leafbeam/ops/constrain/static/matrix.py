@@ -33,9 +33,9 @@ class TransitionMatrix:
     Args:
         edges_E2: int32 [code, next node], padded by the largest branch factor of a sparse level.
         indptr_S1: int32, where each node's edges begin.
-        max_branches: The most children of a node of each depth, at least 1.
+        max_branches: The largest number of children of a node of each depth, at least 1.
         masks: For each dense level, uint8 [P, H = V / 8], code c is bit c // H of byte c % H.
-        node_of_P: int32, the node of each prefix of d codes, 0 for none; None if d is 0.
+        node_of_P: int32, the node of each prefix of d codes, 0 if there is no such node; None if d is 0.
         first_node: The first node of each depth 0 to L; 0 where nodes are prefixes.
     """
 

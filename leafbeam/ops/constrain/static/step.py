@@ -30,10 +30,13 @@ class LevelTables:
     """The arrays that the step reads at one level; None where the level has no such part. Levels share edges_E2 and indptr_S1.
 
     Args:
-        mask_PH, node_of_P: The level is dense, and the last dense one.
-        edges_E2, indptr_S1: The level is sparse.
-        leaves_in, leaves_out: The first leaf of each node before and after the level; prefixes_in, prefixes_out: their prefixes
-            if nodes are prefixes; first_in, first_out: else the first node.
+        mask_PH: The mask of a dense level.
+        node_of_P: The nodes after the last dense level.
+        edges_E2: The edges, at a sparse level.
+        indptr_S1: Where the edges of each node begin, at a sparse level.
+        leaves_in, leaves_out: The first leaf of each node before and after the level.
+        prefixes_in, prefixes_out: The prefixes of these nodes, if nodes are prefixes.
+        first_in, first_out: The first node, if they are not.
     """
 
     mask_PH: Any
@@ -55,8 +58,8 @@ class StaticArrays:
     """A transition matrix on a device: `levels[t]` for level t.
 
     Args:
-        nbytes: STATIC's own arrays.
-        mapping_nbytes: The arrays that turn nodes into leaf ranges and back.
+        nbytes: The bytes of STATIC's own arrays.
+        mapping_nbytes: The bytes of the arrays that turn nodes into leaf ranges and back.
     """
 
     levels: tuple[LevelTables, ...]

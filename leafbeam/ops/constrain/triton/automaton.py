@@ -35,7 +35,7 @@ class Tables(NamedTuple):
     """The automata one behind the other, then their byte automata, then the vocabulary.
 
     Args:
-        mask_S: -1 where a state has a row.
+        mask_S: The mask of each state, -1 for a state with a row.
     """
 
     row_indptr: Tensor

@@ -36,10 +36,10 @@ class Tiles(NamedTuple):
     """Sizes of vectors, known when a kernel is compiled.
 
     Args:
-        P: Keys that are kept of a row.
-        TILE: Candidates looked at together.
-        NARROW: The same where all of them stay.
-        BLOCK: Logits summed together.
+        P: The number of keys that are kept of a row.
+        TILE: The number of candidates looked at together.
+        NARROW: The same number where all candidates stay.
+        BLOCK: The number of logits summed together.
     """
 
     P: Any
@@ -52,7 +52,8 @@ class BeamChildren(NamedTuple):
     """The children of a beam: its request, and its range and first child and number of children in base and delta.
 
     Args:
-        FORM_0, FORM_1, SEGMENTS: What the kernel is compiled for.
+        FORM_0, FORM_1: The forms of base and delta (see `form_of`).
+        SEGMENTS: The number of segments.
     """
 
     segments: Any

@@ -22,14 +22,15 @@ class Round(NamedTuple):
     """The arguments that all kernels of a round share: tensors on one device, and sizes.
 
     Args:
-        lo_SBR, hi_SBR: int64.
-        scores_BR: float32.
-        logits_BRV: Any float, with its first two strides.
+        lo_SBR, hi_SBR: int64, the ranges of the beams.
+        scores_BR: float32, the scores of the beams.
+        logits_BRV: The logits in any float dtype, with their first two strides.
         keys_BRP: int64, the best keys of each row.
-        count_BR: int32, how many.
-        min_key_B: int64, no key below it can be among the best; each round resets it.
-        scratch_BP: int64.
-        bad: int64, 0, or the number + 1 of a row that held NaN or +inf. out_*: the new beams (see `Beams`).
+        count_BR: int32, the number of these keys.
+        min_key_B: int64, no key below it can be among the best. Each round resets it.
+        scratch_BP: int64, memory of the request kernel.
+        bad: int64, 0, or the number + 1 of a row that held NaN or +inf.
+        out_scores_BK and others: The new beams (see `Beams`).
     """
 
     lo_SBR: Tensor
