@@ -64,6 +64,7 @@ def test_runs_take_turns() -> None:
     assert set(seconds) == {"a", "b"}
 
 
+@pytest.mark.slow
 def test_the_benchmarks_run_small(monkeypatch: pytest.MonkeyPatch) -> None:
     _, measured = step.measure("zipf", 4000, repeats=1)
     steps = measured["step_us"]

@@ -33,6 +33,7 @@ def write_log(directory: Path) -> tuple[Path, Path]:
     return orders, goods
 
 
+@pytest.mark.slow
 def test_columns_units_and_files_are_remembered_by_every_later_command(tmp_path: Path) -> None:
     orders, goods = write_log(tmp_path)
     run = ("--run", tmp_path / "run")

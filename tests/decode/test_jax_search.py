@@ -132,6 +132,7 @@ def test_items_that_share_a_leaf_are_listed_one_by_one(compiled: JaxBeamSearch) 
     assert_same(result, BeamSearch(trie, [8, 30, 20]).run(MODEL.on_host(3), 3, *requests))
 
 
+@pytest.mark.slow
 def test_a_delta_that_outgrows_its_space_compiles_again_and_is_right() -> None:
     rng = np.random.default_rng(2)
     model = TableModel()

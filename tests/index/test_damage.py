@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from leafbeam import BeamSearch, Trie
@@ -110,6 +111,7 @@ def run_damages(folder: Path, count: int) -> None:
     print(json.dumps({"refused": refused, "searched": searched}))
 
 
+@pytest.mark.slow
 def test_no_damaged_file_crashes_or_invents_an_item(tmp_path: Path) -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"

@@ -70,6 +70,7 @@ print(peak_bytes() - before)
 """
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_vectors(tmp_path: Path):
     """100 MB of vectors on disk, read several times over; the process may grow by a third of that (with the files' pages)."""
     rng = np.random.default_rng(0)
