@@ -39,7 +39,7 @@ def test_the_kernel_takes_as_many_parts_as_the_costs_say(monkeypatch: pytest.Mon
     lengths = torch.tensor([129])
     expected = reference.attend(query, key, value, lengths, *slots)
     for costs, parts in ((AttentionCosts(wave=0, block=0, merge=1), 1), (AttentionCosts(wave=0, merge=0), 3)):
-        found = triton.attend(query, key, value, lengths, *slots, costs=costs)
+        found = triton.attend(query, key, value, lengths, *slots, splits=costs)
         assert grids.pop()[2] == parts
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 

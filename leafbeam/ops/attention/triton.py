@@ -26,9 +26,9 @@ _LN_2 = tl.constexpr(0.6931471805599453)
 
 
 def attention(costs: AttentionCosts | None = None) -> Attention:
-    """These functions, for a decode. costs: see `attend`."""
+    """Return these functions, for a decode. costs: the `splits` of `attend`."""
     return Attention(
-        over_both=partial(attend, costs=costs), over_prompt=partial(attend_prompt, costs=costs), over_codes=attend_codes
+        over_both=partial(attend, splits=costs), over_prompt=partial(attend_prompt, splits=costs), over_codes=attend_codes
     )
 
 
@@ -41,28 +41,27 @@ def attend(
     suffix_value_BKSGE: Tensor,
     ancestors_BKS: Tensor | None = None,
     *,
-    splits: int | None = None,
-    costs: AttentionCosts | None = None,
+    splits: int | AttentionCosts | None = None,
 ) -> Tensor:
     """One softmax over prompt and codes -> (B, K, H, E): equals `ops.attention.reference.attend`.
 
     lengths_B: int64 on the device, tokens of each prompt that count, at least 1; the host does not read it. Suffix slots may be
     any view [B, at least K, S, G, E] with a contiguous last axis, the same for keys and values. splits: into how many parts a
-    prompt is split, at most; None: as many as `costs` expect to be fastest (None: the default estimates).
+    prompt is split, at most, or the costs by which to choose; None: the default estimates of costs.
     """
     _check_prefix(query_BKHE, key_BGET, value_BGTE, lengths_B)
     _check_suffix(query_BKHE, suffix_key_BKSGE, suffix_value_BKSGE, ancestors_BKS)
-    parts = _over_parts(query_BKHE, key_BGET, value_BGTE, lengths_B, splits, costs)
+    parts = _over_parts(query_BKHE, key_BGET, value_BGTE, lengths_B, splits)
     codes = _Codes(suffix_key_BKSGE, suffix_value_BKSGE, ancestors_BKS, None)
     return _over_codes(query_BKHE, key_BGET.shape[1], codes, parts)
 
 
 def attend_prompt(
-    query_BKHE: Tensor, key_BGET: Tensor, value_BGTE: Tensor, lengths_B: Tensor, *, costs: AttentionCosts | None = None
+    query_BKHE: Tensor, key_BGET: Tensor, value_BGTE: Tensor, lengths_B: Tensor, *, splits: AttentionCosts | None = None
 ) -> Tensor:
     """Attention over the prompt alone -> (B, K, H, E); arguments as for `attend`."""
     _check_prefix(query_BKHE, key_BGET, value_BGTE, lengths_B)
-    parts = _over_parts(query_BKHE, key_BGET, value_BGTE, lengths_B, None, costs)
+    parts = _over_parts(query_BKHE, key_BGET, value_BGTE, lengths_B, splits)
     return _over_codes(query_BKHE, key_BGET.shape[1], None, parts)
 
 
@@ -96,14 +95,14 @@ def _over_parts(
     key_BGET: Tensor,
     value_BGTE: Tensor,
     lengths_B: Tensor,
-    splits: int | None,
-    costs: AttentionCosts | None,
+    splits: int | AttentionCosts | None,
 ) -> _Parts:
     requests, beams, heads, size = query_BKHE.shape
     groups, tokens = key_BGET.shape[1], key_BGET.shape[3]
     rows, device = beams * heads // groups, query_BKHE.device
     work = AttentionWork(requests=requests, tokens=tokens, beams=beams, heads=heads, groups=groups, size=size)
-    tile, split = work.tile, work.blocks_of_part(splits or (costs or AttentionCosts()).splits(work)) * BLOCK
+    num_parts = splits if isinstance(splits, int) else (splits or AttentionCosts()).splits(work)
+    tile, split = work.tile, work.blocks_of_part(num_parts) * BLOCK
     num_splits = triton.cdiv(tokens, split)
     values_ZBGME = torch.empty(num_splits, requests, groups, rows, size, device=device)
     lse_ZBGM = torch.empty(num_splits, requests, groups, rows, device=device)
