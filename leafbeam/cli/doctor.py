@@ -66,9 +66,9 @@ def doctor(
     if run is not None:
         with working("measuring what suits the model"):
             findings += _tuning(run)
-    problems = [one for one in findings if one.status == "wrong"]
+    problems = [finding for finding in findings if finding.status == "wrong"]
     if as_json:
-        print(json.dumps({"ok": not problems, "version": __version__, "findings": [asdict(one) for one in findings]}))
+        print(json.dumps({"ok": not problems, "version": __version__, "findings": [asdict(finding) for finding in findings]}))
     else:
         _show(findings)
     if problems:
@@ -263,12 +263,12 @@ def _gigabytes(size: int | None) -> str:
 
 def _show(findings: list[Finding]) -> None:
     table = Table("", "", "", "", show_header=False, box=None, pad_edge=False)
-    for before, one in zip([None, *findings], findings, strict=False):
-        area = one.area if before is None or before.area != one.area else ""
-        table.add_row(area, one.name, f"[{_COLORS[one.status]}]{one.status}[/]", one.value)
+    for before, finding in zip([None, *findings], findings, strict=False):
+        area = finding.area if before is None or before.area != finding.area else ""
+        table.add_row(area, finding.name, f"[{_COLORS[finding.status]}]{finding.status}[/]", finding.value)
     stdout().print(table)
-    mends = [one for one in findings if one.mend and one.status in ("advice", "wrong")]
-    for one in mends:
-        stdout().print(f"[{_COLORS[one.status]}]{one.status}[/]: {one.name}: {one.mend}", soft_wrap=True)
-    if not any(one.status == "wrong" for one in findings):
+    mends = [finding for finding in findings if finding.mend and finding.status in ("advice", "wrong")]
+    for finding in mends:
+        stdout().print(f"[{_COLORS[finding.status]}]{finding.status}[/]: {finding.name}: {finding.mend}", soft_wrap=True)
+    if not any(finding.status == "wrong" for finding in findings):
         stdout().print("Nothing is wrong.")

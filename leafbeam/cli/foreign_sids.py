@@ -57,10 +57,6 @@ class ForeignSids:
         if self.numbers_NL.size == 0:
             raise DataError(f"{self.source} holds no codes: expected at least one item of at least one level")
 
-    def first_item(self, mask_N: NDArray[np.bool_]) -> str:
-        """Return the first item of a mask, for messages."""
-        return short_repr(self.item_ids[int(mask_N.argmax())].item())
-
     def without_offsets(self, codebook_sizes: Sequence[int] | None) -> "ForeignSids":
         """Return plain codes, with a note, if the codes of each level continue those of the level before.
 

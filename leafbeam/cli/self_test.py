@@ -39,9 +39,9 @@ def run_in_a_process(backends: tuple[str, ...], device: str = "cpu", timeout_s: 
     except subprocess.TimeoutExpired as error:
         lines = (error.stdout or b"").decode(errors="replace").splitlines()
         problem = f"no answer within {timeout_s:g} s"
-    found = [SelfTest(**json.loads(line)) for line in lines if line.startswith('{"backend"')]
+    results = [SelfTest(**json.loads(line)) for line in lines if line.startswith('{"backend"')]
     seconds = time.perf_counter() - began
-    return found + [SelfTest(backend=name, seconds=seconds, problem=problem) for name in backends[len(found) :]]
+    return results + [SelfTest(backend=name, seconds=seconds, problem=problem) for name in backends[len(results) :]]
 
 
 def test_backend(backend: str, device: str) -> str | None:

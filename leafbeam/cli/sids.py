@@ -173,8 +173,8 @@ def fit_sids(
     require("`leafbeam fit-sids`", "pyarrow", "scipy", "sklearn", "torch", extra="train")
     paths = RunDirectory(run)
     remembered = Source.load(paths.source) if data is None and paths.source.exists() else Source(path=data or run)
-    given = {name: value for name, value in {"kind": kind, "items": items}.items() if value is not None}
-    source = replace(remembered, **given, **tables.changes())
+    options = {name: value for name, value in {"kind": kind, "items": items}.items() if value is not None}
+    source = replace(remembered, **options, **tables.changes())
     embedding = making.embedding(source)
     if source.path is None or not source.path.exists():
         raise DataError(f"there is no {source.path}: pass the log's directory or file with --data")

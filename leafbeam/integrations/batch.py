@@ -206,7 +206,12 @@ class PartitionRunner:
         self._engine = Engine.load(job.model, job.files, device=job.device, limits=limits, settings=settings)
 
     def run(self, partition: Partition) -> PartitionResult:
-        """Read, answer, write. Raises DataError that names file and row, and what a whole batch raises (UnknownRuleError)."""
+        """Read, answer and write a partition.
+
+        Raises:
+            DataError: If a row cannot be read; it names file and row.
+            LeafbeamError: What a whole batch raises, such as UnknownRuleError.
+        """
         began = time.monotonic()
         request, columns = self._job.request, self._job.columns
         with open_parquet(Path(partition.file)) as file:
@@ -241,7 +246,7 @@ class PartitionRunner:
         )
 
     def _table(self, users: Any, results: list[Result]) -> Any:
-        """One row a user: items, best first."""
+        """Return one row per user, with its items best first."""
         kind = pa.string() if self._engine.trie.item_ids.dtype.kind == "U" else pa.int64()
         columns: dict[str, Any] = {
             self._job.columns.user: users,

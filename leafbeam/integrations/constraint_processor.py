@@ -51,7 +51,7 @@ class ItemConstraint:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """As `ServedItems.request_filter` reads them."""
+        """Return the arguments that `ServedItems.request_filter` reads."""
         return {RULES: list(self.rules), DENY: list(self.deny)}
 
 
@@ -254,7 +254,7 @@ class _Rule(Protocol):
         ...
 
     def read(self, tokens_T: NDArray[np.int64], has_end: bool) -> tuple[bool, tuple[Any, ...]]:
-        """(whether these tokens, with or without the end token, are whole; the items that have them)."""
+        """Return whether these tokens, with or without the end token, are complete, and the items that have them."""
         ...
 
 

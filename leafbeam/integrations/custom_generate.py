@@ -188,7 +188,7 @@ def _until(tokens_L: NDArray[np.int64], served: ServedItems) -> NDArray[np.int64
 
 
 def _padded(prompts_BT: Tensor, tokens: list[list[NDArray[np.int64]]], texts: int, pad: int) -> Tensor:
-    """(B x N, T'): the prompts, each with its texts."""
+    """Return the prompts, each with its texts, padded: (B x N, T')."""
     width = max((len(row) for rows in tokens for row in rows), default=0)
     new_BNt = np.full((len(tokens), texts, width), pad, np.int64)
     for b, rows in enumerate(tokens):
@@ -234,13 +234,13 @@ class _CachedModel:
         return output.logits.float()
 
     def step_fn(self, codes_BK: Any, parents_BK: Any) -> Tensor:
-        """Logits of the next round, as `BeamSearch.run` takes them."""
+        """Return the logits of the next round, as `BeamSearch.run` takes them."""
         if codes_BK is None:
             return self._of_level(self._root_BV)
         return self.suffix_fn(torch.as_tensor(codes_BK)[..., None], parents_BK)[0]
 
     def suffix_fn(self, codes_BKC: Any, parents_BK: Any) -> list[Tensor]:
-        """Logits of the rounds after each of C codes."""
+        """Return the logits of the rounds after each of C codes."""
         codes_BKC, parents_BK = (torch.as_tensor(one, device=self.device) for one in (codes_BKC, parents_BK))
         batch_size, num_beams, count = codes_BKC.shape
         first_B1 = torch.arange(batch_size, device=self.device)[:, None] * self._num_beams

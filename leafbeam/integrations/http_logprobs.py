@@ -104,7 +104,7 @@ class HttpLogprobs(ABC):
         """Return what a JSON answer says of each query. Raises InferenceError if it says nothing of any."""
 
     def logprobs(self, queries: Sequence[TokenQuery]) -> Answers:
-        """See `LogprobModel`. Requests that fail take their queries' answers with them, and no others."""
+        """Return the log-probabilities of each query (see `LogprobModel`). A request that fails fails only its own queries."""
         while True:
             answers = in_slices(queries, self.max_tokens, self._ask)
             limits = [self._smaller_limit(answer) for answer in answers if isinstance(answer, InferenceError)]

@@ -209,7 +209,7 @@ class _AskingConstraint(TrieConstraint):
 
 
 def _log_softmax(logprobs_C: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Over a level's tokens; all -inf where the engine excludes every one."""
+    """Normalise over a level's tokens; the result is -inf if the engine excludes every one."""
     return log_softmax(logprobs_C.astype(np.float64), np.zeros(len(logprobs_C), np.int64))
 
 

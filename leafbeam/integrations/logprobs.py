@@ -123,7 +123,7 @@ def answers_of(model: LogprobModel, queries: Sequence[TokenQuery]) -> Answers:
 def in_slices(
     queries: Sequence[TokenQuery], max_tokens: int | None, ask: Callable[[Sequence[TokenQuery]], Answers]
 ) -> list[Logprobs | InferenceError]:
-    """`ask(queries)` where a query may have `max_tokens` tokens at most: wider ones are asked in slices and put together."""
+    """Call `ask(queries)` with at most `max_tokens` tokens in a query: longer ones are sent in slices and put together."""
     parts: list[tuple[int, TokenQuery]] = []
     for number, query in enumerate(queries):
         width = max(1, len(query.tokens_C)) if max_tokens is None else max_tokens
@@ -140,9 +140,9 @@ def in_slices(
 
 
 def batches_of(queries: Sequence[TokenQuery], *, max_prefixes: int, max_tokens: int | None = None) -> list[list[int]]:
-    """Numbers of queries that one call may ask together: few prefixes, and few different tokens in all.
+    """Yield the numbers of the queries that one call may ask together: few prefixes, and few different tokens in all.
 
-    Each joins the first batch that has room for it, of the last 32: slices of equal tokens come together.
+    Each query joins the first batch that it fits into, of the last 32: slices of equal tokens come together.
     """
     batches: list[tuple[list[int], set[int]]] = []  # and the tokens of each
     for number, query in enumerate(queries):

@@ -142,5 +142,5 @@ def end_score(dtype: torch.dtype) -> float:
 
 
 def _finite(lse_R: Tensor) -> Tensor:
-    """0 instead of -inf, so that subtracting it leaves -inf."""
+    """Return 0 in place of -inf, so that subtracting it leaves -inf."""
     return torch.where(lse_R == -torch.inf, 0.0, lse_R)

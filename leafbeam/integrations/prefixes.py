@@ -94,13 +94,16 @@ class PrefixTracker:
         return np.logical_or.reduce(ranges_2SR[0] < ranges_2SR[1])
 
     def legal_codes(self, depth: int, ranges_2SR: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(row_indptr, code_C): the legal codes of rows at these ranges of a depth, ragged, ascending within a row."""
+        """Return (row_indptr, code_C): the legal codes of rows at these ranges of a depth, ragged, ascending within a row."""
         lo_SBK, hi_SBK = ranges_2SR.reshape(2, -1, self.num_requests, self.rows_per_request)
         return cpu.children(self._arrays, depth, lo_SBK, hi_SBK, self._bound)[:2]
 
 
 def occurs(version: Version, tokens: CodeTokens, token: int) -> bool:
-    """Return whether an item of the version has this token at any level. Cost: a pass over the levels whose code it is."""
+    """Return whether an item of the version has this token at any level.
+
+    This costs a pass over the levels of which it is a code.
+    """
     levels = [pair for segment in version.segments for pair in zip(segment.trie.levels, tokens.levels, strict=True)]
     return any((code := own.code_of(token)) >= 0 and bool((level.plain_codes == code).any()) for level, own in levels)
 
@@ -108,7 +111,7 @@ def occurs(version: Version, tokens: CodeTokens, token: int) -> bool:
 class LegalTokens:
     """The legal tokens after one prefix at a time, with those of the last few thousand prefixes cached.
 
-    eos_token_id: stands where nothing else is legal. arrays: of `cpu.bind(version)`, for several of these.
+    `eos_token_id` is the token where nothing else is legal. `arrays` are those of `cpu.bind(version)`, which several may share.
     """
 
     def __init__(
@@ -143,7 +146,7 @@ class LegalTokens:
         return ranges_2SC[:, :, child] if is_legal else None
 
     def _list(self, request: int, *generated: int) -> tuple[NDArray[np.int64], NDArray[np.int64], list[int]]:
-        """(code_C, lo and hi [2, S, C], tokens) of the legal children of a prefix."""
+        """Return (code_C, lo and hi [2, S, C], tokens) of the legal children of a prefix."""
         ranges_2S, depth = self.ranges(request, generated), len(generated)
         is_complete = depth == self._version.num_levels or (self._ends and self._eos in generated)
         if ranges_2S is None or is_complete:

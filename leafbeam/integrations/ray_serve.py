@@ -179,7 +179,7 @@ class Recommender:
             return await _through(served.app, http)
 
     async def recommend(self, body: dict[str, Any]) -> dict[str, Any]:
-        """For other deployments: the JSON of POST /v1/recommend in and out. Raises what `Engine.submit` raises."""
+        """Answer other deployments, with the JSON of POST /v1/recommend in and out. Raises what `Engine.submit` raises."""
         import msgspec
 
         from leafbeam.serve.errors import BodyError, describe
@@ -207,7 +207,7 @@ class Recommender:
             raise UnavailableError(reason, reason="unhealthy")
 
     def __del__(self) -> None:
-        """Ray calls it after the replica's last request."""
+        """Close the engine; Ray calls this after the replica's last request."""
         if self._served is not None:
             self._served.close()
 

@@ -131,7 +131,10 @@ class ServedItems:
 
 
 def keep_legal(logits_RW: Tensor, legal: Mapping[int, Sequence[int]]) -> None:
-    """Set the logits of some rows to -inf, but for the row's legal tokens. Cost: one copy of the tokens to the device."""
+    """Set the logits of some rows to -inf, except for the row's legal tokens.
+
+    This costs one copy of the tokens to the device.
+    """
     rows = list(legal)
     row_C = np.repeat(rows, [len(legal[row]) for row in rows]).astype(np.int64)
     token_C = np.concatenate([np.asarray(legal[row], np.int64) for row in rows])

@@ -261,7 +261,9 @@ class TrieLogitsProcessor:
         return f" {changed_by(own)}" if own else ""
 
     def _whole_items(self, tokens_Rt: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(R, L): cut or padded to whole items; in an index of sequences, padded with the end token after the first one."""
+        """Return the tokens (R, L), cut or padded to whole items; in an index of sequences, with the end token after the first
+        one.
+        """
         tokens_RL = np.full((len(tokens_Rt), self.num_tokens), -1, np.int64)
         width = min(tokens_Rt.shape[1], self.num_tokens)
         tokens_RL[:, :width] = tokens_Rt[:, :width]
@@ -271,7 +273,7 @@ class TrieLogitsProcessor:
 
 
 def _distinct(tokens_RL: NDArray[np.int64], legal_R: NDArray[np.bool_], width: int) -> list[NDArray[np.int64]]:
-    """For each request (`width` rows) its rows that are items, each item once."""
+    """Return for each request (`width` rows) its rows that are items, each item once."""
     distinct: list[NDArray[np.int64]] = []
     for first in range(0, len(tokens_RL), width):
         rows = {tokens_RL[row].tobytes(): row for row in range(first + width - 1, first - 1, -1) if legal_R[row]}

@@ -63,7 +63,7 @@ class ItemLogitsProcessor(LogitsProcessor):
         process_dict_updates(self._requests, batch_update, self._request)
 
     def _request(self, params, prompt_tokens, generated: list[int]) -> tuple[LegalTokens, list[int]] | None:
-        """vLLM appends to `generated`; a request without our arguments has none of this."""
+        """Return the legal tokens and the generated ones of a request, to which vLLM appends; None without our arguments."""
         request = self._items.request_filter(params.extra_args)
         return None if request is None else (self._items.legal_tokens(request), generated)
 

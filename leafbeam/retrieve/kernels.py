@@ -16,14 +16,14 @@ def text_scores(indptr_N1, terms_C, weights_C, rows_h, weights_h, num_terms, all
     query_T = np.zeros(num_terms, np.float32)
     for at in range(rows_h.size):
         length = _length(indptr_N1, weights_C, rows_h[at])
-        for place in range(indptr_N1[rows_h[at]], indptr_N1[rows_h[at] + 1]):
-            query_T[terms_C[place]] += weights_h[at] * np.float32(weights_C[place]) / length
+        for position in range(indptr_N1[rows_h[at]], indptr_N1[rows_h[at] + 1]):
+            query_T[terms_C[position]] += weights_h[at] * np.float32(weights_C[position]) / length
     for item in range(indptr_N1.size - 1):
         if allowed_N[item]:
             product, squares = np.float32(0), np.float32(0)
-            for place in range(indptr_N1[item], indptr_N1[item + 1]):
-                weight = np.float32(weights_C[place])
-                product += weight * query_T[terms_C[place]]
+            for position in range(indptr_N1[item], indptr_N1[item + 1]):
+                weight = np.float32(weights_C[position])
+                product += weight * query_T[terms_C[position]]
                 squares += weight * weight
             out_N[item] = product / np.sqrt(squares) if product > 0 else np.float32(0)
     for item in rows_h:  # again, without the item itself
@@ -40,8 +40,8 @@ def cosines(indptr_N1, terms_C, weights_C, rows_h, rows_k):
     """Return the cosine of each of some items' texts with each of some others', float32 (h, k); 0 if one has no text."""
     out_hk = np.zeros((rows_h.size, rows_k.size), np.float32)
     for at in range(rows_h.size):
-        for place in range(rows_k.size):
-            out_hk[at, place] = _cosine(indptr_N1, terms_C, weights_C, rows_h[at], rows_k[place])
+        for column in range(rows_k.size):
+            out_hk[at, column] = _cosine(indptr_N1, terms_C, weights_C, rows_h[at], rows_k[column])
     return out_hk
 
 

@@ -107,16 +107,16 @@ def list_of(text: str) -> list[Any] | None:
     >>> list_of("['Hammer', 'Drill']")
     ['Hammer', 'Drill']
     """
-    found: Any = None
+    parts: Any = None
     with suppress(ValueError, RecursionError):
-        found = parse_json(text, parse_constant=no_constant, parse_float=_float_of)
-    if found is None and re.fullmatch(_PYTHON_LIST, text):
+        parts = parse_json(text, parse_constant=no_constant, parse_float=_float_of)
+    if parts is None and re.fullmatch(_PYTHON_LIST, text):
         with suppress(ValueError, SyntaxError, MemoryError):
             for part in re.finditer(_PYTHON_PART, text):
                 if re.match(r"-?[0-9]+[.e]", part[1]):
                     _float_of(part[1])
-            found = ast.literal_eval(text)
-    return cast("list[Any]", found) if isinstance(found, list) else None
+            parts = ast.literal_eval(text)
+    return cast("list[Any]", parts) if isinstance(parts, list) else None
 
 
 def _float_of(text: str) -> float:
@@ -206,9 +206,9 @@ def _as_lists(values: pa.ChunkedArray) -> pa.ChunkedArray | None:
     if not are_written(values, _LIST):
         return None
     lists = [None if text is None else list_of(text) for text in values.to_pylist()]
-    if any(found is None and text.is_valid for found, text in zip(lists, values, strict=True)):
+    if any(parts is None and text.is_valid for parts, text in zip(lists, values, strict=True)):
         return None
-    kinds = {type(part) for found in lists for part in found or ()} - {type(None)}
+    kinds = {type(part) for parts in lists for part in parts or ()} - {type(None)}
     if not kinds <= {str} and not kinds <= {int, float}:
         return None
     value_type = pa.string() if kinds <= {str} else pa.int64() if kinds <= {int} else pa.float64()

@@ -66,7 +66,7 @@ class ChatTemplate:
         except (OSError, ValueError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{path} cannot be read ({error}): save the tokenizer again") from error
         if isinstance(source, list):
-            named = {one.get("name"): one.get("template") for one in source if isinstance(one, dict)}
+            named = {template.get("name"): template.get("template") for template in source if isinstance(template, dict)}
             source = named.get("default")
         if source is None:
             return None

@@ -64,10 +64,10 @@ class GrowingText:
         self.is_over = len(self.tokens) >= self._max_tokens
         begin = max(0, len(self._bytes) - self._longest_stop + 1)
         self._bytes += new[len(old) :]
-        found = {at: text for stop, text in self._stops.items() if (at := self._bytes.find(stop, begin)) >= 0}
-        if found:
-            self._stop, self.is_over = found[min(found)], True
-            del self._bytes[min(found) :]
+        stops = {at: text for stop, text in self._stops.items() if (at := self._bytes.find(stop, begin)) >= 0}
+        if stops:
+            self._stop, self.is_over = stops[min(stops)], True
+            del self._bytes[min(stops) :]
 
     @property
     def generation(self) -> Generation:

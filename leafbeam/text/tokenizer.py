@@ -229,7 +229,7 @@ def _kinds(part: dict[str, Any] | None) -> set[str]:
     if part is None:
         return set()
     inner = part.get("decoders") or part.get("pretokenizers") or []
-    return {str(part.get("type"))}.union(*(_kinds(one) for one in inner))
+    return {str(part.get("type"))}.union(*(_kinds(inner_part) for inner_part in inner))
 
 
 def _byte_level(text: str) -> bytes:

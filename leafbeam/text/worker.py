@@ -206,7 +206,7 @@ class TextWorker:
         """Return whether a job may join a batch."""
         if jobs and (job.is_alone or jobs[0].is_alone):
             return False
-        requests = [request for one in (*jobs, job) for request in one.requests]
+        requests = [request for other in (*jobs, job) for request in other.requests]
         longest = max(len(request.prompt) for request in requests) + max(request.max_tokens for request in requests)
         return (
             sum(request.num_texts for request in requests) <= self.settings.max_rows

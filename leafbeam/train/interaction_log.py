@@ -40,6 +40,7 @@ Order = Literal["time", "file"]
 Unlisted = Literal["keep", "drop", "refuse"]
 _YEAR_1980 = 315_532_800 * 10**9  # in nanoseconds
 Unseen = Literal["keep", "drop"]
+_CHOICES = {"time_unit": TimeUnit, "duplicates": Duplicates, "order": Order, "unlisted": Unlisted, "unseen": Unseen}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -267,40 +268,18 @@ def log_from_tables(
             after k_core.
     """
     columns = columns or Columns()
-    check_choice("time_unit", time_unit, TimeUnit)
-    check_choice("duplicates", duplicates, Duplicates)
-    check_choice("order", order, Order)
-    check_choice("unlisted", unlisted, Unlisted)
-    check_choice("unseen", unseen, Unseen)
-    if k_core < 0:
-        raise ArgumentError(f"k_core={k_core}: 0 keeps everything, 5 is usual")
+    _check_options(k_core, time_unit=time_unit, duplicates=duplicates, order=order, unlisted=unlisted, unseen=unseen)
     if not isinstance(interactions, SourceTable):
         interactions = SourceTable(table=interactions, source="the table of interactions")
     interactions = rows_of_lists(interactions, columns.item, columns.timestamp, in_order=order == "file")
-    users = read_ids(interactions, columns.user, "user", as_text=text_ids)
-    has_times = order != "file" or columns.timestamp in interactions.table.column_names
-    times_E = nanoseconds(interactions, columns.timestamp, time_unit) if has_times else np.arange(len(users), dtype=np.int64)
-    if len(users) == 0:
-        raise DataError(f"{interactions.source} has no rows")
-    users = users.as_numbers() if interactions.is_text and not text_ids else users
+    users, times_E, has_times = _users_and_times(interactions, columns, time_unit, order, text_ids=text_ids)
     future_E = times_E > time.time() * 1e9
     early_E = times_E < _YEAR_1980 if has_times else np.zeros(len(users), np.bool_)
     _check_unit(future_E, early_E, time_unit)
 
     items = items if items is None or isinstance(items, SourceTable) else SourceTable(table=items, source="the table of items")
     taken, offered = _ids_of_items(interactions, items, columns, text_ids=text_ids)
-    new_ids = taken.values.filter(pc.invert(pc.is_in(taken.values, value_set=offered)))
-    if len(new_ids) and unlisted == "refuse":
-        raise DataError(
-            f"{counted(len(new_ids), 'item of the log is', 'items of the log are')} not in the table of items: "
-            f"{_some(new_ids)}: add them, or pass unlisted='keep' or 'drop'"
-        )
-    notes: list[str] = []
-    if items is not None and len(new_ids) == len(taken.values):
-        notes.append(
-            f"no item of the log, such as {_some(new_ids, 1)}, is in {items.source}, which has {_some(offered, 1)}: "
-            "write the ids in one way"
-        )
+    new_ids, notes = _unlisted(taken.values, offered, items, unlisted)
     catalog = pa.concat_arrays([offered, new_ids]) if unlisted == "keep" else offered
     rows_n = pc.fill_null(pc.index_in(taken.values, value_set=catalog), -1).to_numpy(zero_copy_only=False).astype(np.int32)
     rows = _Rows(users.codes_E, rows_n[taken.codes_E], times_E)
@@ -349,6 +328,42 @@ def log_from_tables(
             notes=tuple(notes),
         ),
     )
+
+
+def _check_options(k_core: int, **choices: str) -> None:
+    """Raise ArgumentError for an option that is not one of its choices, or for a negative k_core."""
+    for name, value in choices.items():
+        check_choice(name, value, _CHOICES[name])
+    if k_core < 0:
+        raise ArgumentError(f"k_core={k_core}: 0 keeps everything, 5 is usual")
+
+
+def _users_and_times(
+    interactions: SourceTable, columns: Columns, time_unit: TimeUnit, order: Order, *, text_ids: bool
+) -> tuple[Ids, NDArray[np.int64], bool]:
+    """Return the user and the time of each row, and whether the times are of a column; without one, they are row numbers."""
+    users = read_ids(interactions, columns.user, "user", as_text=text_ids)
+    has_times = order != "file" or columns.timestamp in interactions.table.column_names
+    times_E = nanoseconds(interactions, columns.timestamp, time_unit) if has_times else np.arange(len(users), dtype=np.int64)
+    if len(users) == 0:
+        raise DataError(f"{interactions.source} has no rows")
+    return users.as_numbers() if interactions.is_text and not text_ids else users, times_E, has_times
+
+
+def _unlisted(ids: pa.Array, offered: pa.Array, items: SourceTable | None, unlisted: str) -> tuple[pa.Array, list[str]]:
+    """Return the ids of the log that the table of items lacks, and a note if it lacks all; raise DataError for "refuse"."""
+    new_ids = ids.filter(pc.invert(pc.is_in(ids, value_set=offered)))
+    if len(new_ids) and unlisted == "refuse":
+        raise DataError(
+            f"{counted(len(new_ids), 'item of the log is', 'items of the log are')} not in the table of items: "
+            f"{_some(new_ids)}: add them, or pass unlisted='keep' or 'drop'"
+        )
+    if items is None or len(new_ids) < len(ids):
+        return new_ids, []
+    example = _some(offered, 1)
+    return new_ids, [
+        f"no item of the log, such as {_some(new_ids, 1)}, is in {items.source}, which has {example}: write the ids in one way"
+    ]
 
 
 class _Rows(NamedTuple):
@@ -403,7 +418,7 @@ def _ids_of_items(
 
 
 def _some(ids: pa.Array, count: int = 10) -> str:
-    return listed((repr(one) for one in ids.slice(0, count).to_pylist()), total=count if count == 1 else len(ids))
+    return listed((repr(value) for value in ids.slice(0, count).to_pylist()), total=count if count == 1 else len(ids))
 
 
 def check_listed_once(ids: Ids, source: SourceTable) -> None:

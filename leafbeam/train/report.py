@@ -127,7 +127,9 @@ class EvaluationReport:
             rows[f"model alone, {counted(free.users, 'user')}"] = (free.constrained,)
             rows["without a constraint, these users"] = (free.scores,)
         heads = ["", *(f"{name}, seen {seen}" for seen in SEEN for name in _SHOWN)]
-        cells = {name: [str(one.estimates[shown]) for one in metrics for shown in _SHOWN] for name, metrics in rows.items()}
+        cells = {
+            name: [str(metric.estimates[shown]) for metric in metrics for shown in _SHOWN] for name, metrics in rows.items()
+        }
         return heads, [[name, *row, *[""] * (len(heads) - 1 - len(row))] for name, row in cells.items()]
 
     def table(self) -> Table:

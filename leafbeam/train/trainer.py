@@ -271,11 +271,11 @@ class Trainer:
         named = dict(self.model.named_parameters())
         fitting = _shapes(named)
         moments = {"exp_avg": fitting, "exp_avg_sq": fitting, "step": dict.fromkeys(named, (torch.Size(), torch.float32))}
-        found = {kind: _shapes(checkpoint.of(kind)) for kind in moments}
+        shapes = {kind: _shapes(checkpoint.of(kind)) for kind in moments}
         if (
             any(_shapes(tensors) != fitting for tensors in (weights, average, best or average))
-            or any(not found[kind].items() <= expected.items() for kind, expected in moments.items())
-            or len({frozenset(names) for names in found.values()}) > 1
+            or any(not shapes[kind].items() <= expected.items() for kind, expected in moments.items())
+            or len({frozenset(names) for names in shapes.values()}) > 1
         ):
             raise CheckpointError("the checkpoint's tensors are not those of this model: train from the start")
         with torch.no_grad():
