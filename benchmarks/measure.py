@@ -32,7 +32,7 @@ _HELP = {
         "vllm": "Exact beams over vLLM, against vLLM's own beam search.",
         "traffic": "The scheduler under a month of traffic, in simulated time.",
         "latency": "Where the time of one request goes, from the model's calls to HTTP.",
-        "last_round": "Searches that leave out beams which can no longer win, against all beams.",
+        "bound": "Searches that prove their answers, beside beam searches of a fixed width.",
         "profile": "The functions that one request runs, under the profiler.",
         "http_workers": "One request, load and attacks, with and without HTTP workers.",
         "changes": "Item changes over HTTP beside requests: latency with and without them.",

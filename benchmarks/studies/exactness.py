@@ -6,7 +6,7 @@
     no_item    share of its answers that are no item; forbidden: share that the rule does not allow
     certain    share of the truth's places whose items leafbeam's search knows to be the best (`SearchResult.num_exact`)
 
-"served" is leafbeam's search with the beams that an engine gives it, more under a rule.
+"served" is the search as an engine runs it, with as many beams as the proof of the best items needs.
 
 Methods of the search have an index of the allowed items alone, which is their best form: none of them takes a rule by request.
 
@@ -37,10 +37,9 @@ from benchmarks.peers.ppv import Ppv
 from benchmarks.peers.unconstrained import Unconstrained
 from benchmarks.studies.exact_scoring import ExactScoring
 from leafbeam.decode import BeamSearch
-from leafbeam.decode.config import beams_under
 from leafbeam.decode.model_calls import StepFn
 from leafbeam.engine import Settings
-from leafbeam.index import Filter, Trie, Version
+from leafbeam.index import Filter, Trie
 from leafbeam.semid import CodeVectors, EmbeddingConfig, QuantiserConfig, SidTable, fit_sids, text_columns, text_vectors
 from leafbeam.train import Budget, InteractionLog, Recipe, Split, leave_one_out, load_log, train
 from leafbeam.train.evaluation import EvaluationSet
@@ -260,17 +259,15 @@ def _answers(
 
 
 def _served(bench: _Bench, rule: Filter, step_fn: StepFn, size: int, num_beams: int) -> list[_Answers]:
-    """The answers of the search with an engine's beams."""
-    version = Version.of(bench.trie)
-    allowed = version.filter_of([rule])
-    beams, exhaustive = beams_under(version, allowed, "full", num_beams=num_beams, widest=Settings().widest_beams)
-    result = BeamSearch(bench.trie, [beams] * (bench.trie.num_levels - 1) + [num_beams]).run(step_fn, size, rule)
+    """The answers of the search as an engine runs it: proved, unless that takes more rows than its settings allow."""
+    search = BeamSearch(bench.trie, num_items=num_beams, max_rows=Settings().max_rows)
+    result = search.run(step_fn, size, rule)
     assert result.num_exact is not None
     return [
         _Answers(
             keys_K=_keys(np.asarray(result.codes)[row, :number], bench.trie),
             scores_K=result.scores[row, :number],
-            num_certain=int(number if exhaustive else result.num_exact[row]),
+            num_certain=int(result.num_exact[row]),
         )
         for row, number in enumerate(result.num_valid)
     ]

@@ -381,10 +381,14 @@ export interface RecommendAnswer {
   num_valid: number;
   /** If no item is left: the rule, the pair of rules or the smallest set of them that already leaves none; parts of `filter` as text. Where the rules leave items, `- deny_item_ids` and `- history`, which take these, count as rules too. Else empty. */
   empty_rules: Array<string>;
-  /** Beams asked for or the server's, at least `num_items`; `levels` show more. 0 without a search. */
+  /** Beams of the level that has the most in the search's first pass. 0 without a search. */
   num_beams: number;
-  /** Whether no allowed item can score better with the model than those it found; `fused` ranks these. */
+  /** Whether the items that the model found are proved to be its best allowed ones; `fused` ranks these. Always true, unless the request or the server sets a number of beams, or the proof needs more than `engine.max_rows` prefixes of a level. */
   exact: boolean;
+  /** How many of the model's first items are proved to be its best allowed ones. */
+  num_exact: number;
+  /** Rows that the model computed: one for the prompt, and one for each beam of each level. */
+  rows: number;
   /** Items of the history that the model saw, deleted ones too until a compaction. */
   num_history_used: number;
   /** Items of the history that the answer leaves out; 0 with `keep_history`. */
@@ -421,7 +425,7 @@ export interface RecommendBody {
   deny_item_ids?: Array<number | string>;
   /** Whether items of the history may be returned too. */
   keep_history?: boolean;
-  /** Beams of the search; more are better and slower. Default: the server's. Raised to `num_items`, because a beam finds one item. */
+  /** A fixed number of beams, raised to `num_items`, because a beam finds one item. Default: the server's, or as many as the proof needs that the answer is the best allowed list. */
   num_beams?: number | null;
   /** `full`: log probabilities over each level's whole codebook. `allowed`: over the legal codes only. */
   scoring?: "full" | "allowed";

@@ -88,6 +88,14 @@ def describe(row: dict[str, Any], column: str | None) -> Text:
     return Text.assemble(title, "\n", (facts, "dim"))
 
 
+def _proof(result: Result) -> str:
+    """Return how far the model's items are proved to be the best allowed ones, and what that took."""
+    if not result.num_beams:
+        return "no search"
+    proved = "all" if result.exact else f"{result.num_exact:,}"
+    return f"{proved} of the model's items proved to be its best with {counted(result.rows, 'row')}"
+
+
 def _why_short(result: Result) -> str:
     """Return a sentence that says why there are fewer items than requested, and which rules or exclusions leave none."""
     if not result.empty_rules:
@@ -133,7 +141,7 @@ def show(console: Console, engine: Engine, request: Request, result: Result) -> 
             console.print(f"{counted(len(ids), 'id')} of {name} {verb} ignored: {', '.join(map(str, ids[:5]))}")
     console.print(
         f"{counted(result.num_history_used, 'item')} of history, {result.num_history_left_out} left out of the answer, "
-        f"{counted(result.num_beams, 'beam')}, index {result.index_version}; "
+        f"{_proof(result)}, index {result.index_version}; "
         f"{1e3 * result.timings.total:.1f} ms, of which {1e3 * result.timings.model:.1f} ms in the model",
         style="dim",
     )

@@ -44,7 +44,9 @@ class RequestOptions:
     deny: Annotated[str, option("--deny", "Item ids to exclude, as for --history.")] = ""
     keep_history: Annotated[bool, option("--keep-history", "Return items of the history too.")] = False
     num_items: Annotated[int, option("--items", "The largest number of items to return.")] = 10
-    num_beams: Annotated[int | None, option("--beams", "The number of beams of the search.", default="20")] = None
+    num_beams: Annotated[
+        int | None, option("--beams", "A fixed number of beams. Without it the answer is proved to be the best allowed list.")
+    ] = None
     scoring: ScoringOption = "full"
     channel: Annotated[
         Channel | None,

@@ -40,6 +40,7 @@ _OF_ITEMS = (
         "keys": "--keys",
         "exposure.insecure": "--insecure",
         "engine.num_beams": "--beams",
+        "engine.max_rows": "--max-rows",
         "engine.workers": "--workers",
         "engine.threads": "--threads",
         "http_workers": "--http-workers",

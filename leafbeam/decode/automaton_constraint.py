@@ -43,7 +43,7 @@ class AutomatonConstraint:
         costs: HeadCosts | None = None,
         device: DeviceAutomata | None = None,
     ) -> None:
-        self.config, self.bad_T = config, []
+        self.config, self.bad_T, self.rows_T = config, [], config.rows_of_rounds
         self.batch, self._device = batch, device
         self._arrays: Any = None if device is None else device.arrays_for(len(batch.automata))
         final_B1 = np.array([automaton.num_states for automaton in batch.automata])[:, None]

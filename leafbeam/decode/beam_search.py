@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.decode.config import SearchConfig, beams_of_levels, end_code_of
-from leafbeam.decode.constraint import Constraint, Trace, TrieConstraint, decode, raise_if_bad, rounds
+from leafbeam.decode.bound import Pass, search_until_proved
+from leafbeam.decode.config import SearchConfig, beams_of_levels, beams_of_search, end_code_of, first_width
+from leafbeam.decode.constraint import Constraint, TrieConstraint, raise_if_bad, rounds
 from leafbeam.decode.head_constraint import HeadConstraint
 from leafbeam.decode.model_calls import JumpForward, ModelCalls, StepFn, SuffixFn
 from leafbeam.decode.results import (
@@ -26,92 +27,159 @@ from leafbeam.decode.results import (
 )
 from leafbeam.errors import ArgumentError, counted
 from leafbeam.index import Trie, Version
-from leafbeam.ops.backend import BoundIndex, IndexBindings, namespace_of, to_numpy
+from leafbeam.ops.backend import BoundIndex, IndexBindings, to_numpy
 from leafbeam.ops.constrain import Beams, RequestFilter, Scoring
 from leafbeam.ops.head import HeadCosts
 
 Requests = Sequence[tuple[RequestFilter, ...]]
-ConstraintOf = Callable[[BoundIndex, Requests, NDArray[np.int64]], Constraint]
+ConstraintOf = Callable[[BoundIndex, Requests, NDArray[np.int64], SearchConfig], Constraint]
 
 
 class ItemSearch:
-    """A search over an index: `BeamSearch` or `Sampler`."""
+    """A search over an index: `BeamSearch`, `Sampler` or one over a server's log probabilities.
+
+    Args:
+        index: The index, or its bindings to devices.
+        config: The beams of each level and the scoring; of a search that proves its answers, the most beams of each level.
+        backend: The backend that runs the search.
+        device: The device that runs the search.
+        proves: Whether passes are repeated until the answers are proved.
+        widths: The beams of a proof's first pass, for each level but the last; by default they are guessed.
+    """
 
     def __init__(
-        self, index: Trie | Version | IndexBindings, config: SearchConfig, num_items: int, backend: str, device: Any
+        self,
+        index: Trie | Version | IndexBindings,
+        config: SearchConfig,
+        backend: str,
+        device: Any,
+        *,
+        num_items: int,
+        proves: bool = False,
+        widths: Sequence[int] | None = None,
     ) -> None:
         self._bindings = index if isinstance(index, IndexBindings) else IndexBindings(index)
         self.version = self._bindings.version
         self.config, self.num_items = config, num_items
         self.backend, self.device = backend, device
+        self._proves = proves
+        self._widths = None if widths is None else beams_of_levels(widths, self.version.num_levels - 1, "widths")
         if (backend, device) != ("auto", "auto"):
             self._bindings.on(backend, device)
 
-    def _run(
-        self, requests: Requests, model: ModelCalls, constraint_of: ConstraintOf, *, watch: bool, explain: bool = False
+    def _passes(
+        self, requests: Requests, search: Pass, num_items: Sequence[int] | None = None, *, explain: bool = False
     ) -> SearchResult:
-        """From filters to items. watch: see `decode`. explain: whether the result has the beams of each level."""
+        """Run a search once, or until its answers are proved, of so many items for each request."""
+        if not self._proves:
+            return search(self.config, None)
+        *limits, last = self.config.num_beams
+        widths = self._widths or [self._guess(requests)] * len(limits)
+        first = replace(self.config, num_beams=(*map(min, widths, limits), last))
+        return search_until_proved(first, limits, search, num_items or [self.num_items] * len(requests), explain=explain)
+
+    def _guess(self, requests: Requests) -> int:
+        """Return how many prefixes of a level the request that allows the fewest items is expected to need."""
+        tries = [segment.trie for segment in self.version.segments]
+        allowed = [
+            sum(trie.num_leaves if part.leaves is None else part.leaves.count for trie, part in zip(tries, parts, strict=True))
+            for parts in requests
+        ]
+        share = max(1, min(allowed)) / max(1, sum(trie.num_leaves for trie in tries))
+        return first_width(share, self.num_items, self.config.scoring)
+
+    def _run(
+        self,
+        requests: Requests,
+        model: ModelCalls,
+        constraint_of: ConstraintOf,
+        config: SearchConfig,
+        *,
+        watch: bool,
+        explain: bool = False,
+        least_B: NDArray[np.float32] | None = None,
+        num_items: Sequence[int] | None = None,
+    ) -> SearchResult:
+        """Run a pass, from filters to items. watch, least_B: see `decode`. explain: the result has the beams of each level."""
         version = self.version
         hi_SB = root_ranges(version, requests)[1][:, :, 0]
         if not hi_SB.any():  # nothing may be shown: the model is not called
             nothing = np.zeros((*hi_SB.shape, 1), np.int64)
             scores_B1, num_valid_B = np.zeros((len(requests), 1), np.float32), np.zeros(len(requests), np.int64)
             result = collect_items(version, requests, (nothing, nothing), scores_B1, num_valid_B, self.num_items)
-            return replace(result, num_exact=num_valid_B)
+            return replace(result, bound=np.full(len(requests), -np.inf, np.float32), rows=num_valid_B)
         bound = self._bindings.on(self.backend, self.device, model.first_logits)
-        constraint = constraint_of(bound, requests, hi_SB)
+        constraint = constraint_of(bound, requests, hi_SB, config)
         watch = watch or bound.waits
         levels: list[BeamLevel] = []
-        trace = _explained(constraint, model, levels, watch=watch) if explain else decode(constraint, model, watch=watch)
+        trace = None
+        for trace in rounds(constraint, model, watch=watch, least_B=least_B):
+            if explain and len(trace.rounds) > len(levels):  # the last trace repeats the one before
+                levels.append(BeamLevel.of(trace.beams))
+        assert trace is not None
         raise_if_bad(constraint)
         lo_SBK, hi_SBK, scores_BK = (to_numpy(array) for array in (trace.beams.lo, trace.beams.hi, trace.beams.scores))
         result = collect_items(
             version, requests, (lo_SBK, hi_SBK), scores_BK, trace.num_valid_B, self.num_items, trace.rounds_saved
         )
-        num_exact = self._num_exact(result.scores, trace)
-        return replace(result, levels=tuple(levels), beams_needed=trace.needed_B, num_exact=num_exact)
-
-    def _num_exact(self, scores_BK: NDArray[np.float32], trace: Trace) -> NDArray[np.int64]:
-        """How many scores of each request lie above every prefix that a level before the last dropped. See `SearchResult`."""
-        beams, num_nodes = self.config.num_beams, self.version.num_nodes
-        lowest = [trace.lowest[level] for level in trace.lowest if level < len(beams) - 1 and beams[level] < num_nodes(level)]
-        highest_B = to_numpy(namespace_of(lowest[0]).stack(lowest)).max(0) if lowest else np.full(len(scores_BK), -np.inf)
-        return (scores_BK > highest_B[:, None]).sum(1)
+        result = replace(result, levels=tuple(levels), bound=to_numpy(trace.bound(config.num_rounds)))
+        if not (self._proves or isinstance(trace.beams.scores, np.ndarray)):
+            return result  # without copies from the device that nobody needs
+        return replace(
+            result,
+            beams_needed=trace.beams_needed(
+                config.num_rounds, result.last_scores(num_items or [self.num_items] * len(requests))
+            ),
+            rows=np.broadcast_to(to_numpy(model.rows), len(requests)).astype(np.int64),
+        )
 
 
 class BeamSearch(ItemSearch):
-    """Beam search over the Semantic IDs of an index; every beam is a leaf range, so it can only reach items that exist.
+    """Search over the Semantic IDs of an index; every beam is a leaf range, so it can only reach items that exist.
 
-    Only the leaves found come to the host, once per search. The index is copied to a device at the first search there, or at
-    once with an explicit backend.
+    With `num_items` the answer is proved to be the best allowed list: the search keeps as many prefixes of each level as the
+    proof needs (see docs/explanation/search.md). With `num_beams` it is a beam search, as in STATIC and xGR.
 
     Args:
-        index: A trie, or a version of a live index.
-        num_beams: One number, or one for each level (`[64, 128, 256]`); the last is the number of items of an answer. 1 is
-            greedy.
+        index: A trie, a version of an index, or either bound to devices already.
+        num_beams: The number of beams, one for all levels or one for each (`[64, 128, 256]`); the last is the number of items
+            of an answer. 1 is greedy.
         scoring: "full" adds log-softmax over the level's whole codebook (STATIC), "allowed" over the legal codes alone (xGR).
-        backend: What runs the search (see `leafbeam.ops.backend`). "auto" is decided by the first logits: numpy and torch on a
-            CPU run on "cpu", torch on a GPU on "triton" (or "torch"), and arrays of jax on "jax".
-        device: Where the search runs; "auto" is where the first logits are.
+        backend: The backend that runs the search, see `leafbeam.ops.backend`. "auto" is decided by the first logits: numpy and
+            torch on a CPU run on "cpu", torch on a GPU on "triton" (or "torch"), arrays of jax on "jax".
+        device: The device that runs the search. With an explicit backend the index is copied there at once, else at the first
+            search. Only the leaves found come to the host, once a pass.
+        num_items: The number of items of an answer, proved to be the best; 20 if neither this nor `num_beams` is set.
+        max_rows: With `num_items`, the largest number of prefixes of a level that a pass may keep. Where a proof needs more,
+            `SearchResult.num_exact` says how many items are proved.
+        widths: With `num_items`, the number of prefixes that the first pass keeps, of each level but the last. By default a
+            guess from the share of items that the filters allow; `SearchResult.beams_needed` says what was needed.
 
-    Examples:
-        >>> search = BeamSearch(index, num_beams=70)
+    Raises:
+        ArgumentError: For a number below 1, both `num_items` and `num_beams`, or widths for another number of levels.
+
+    Example:
+        >>> search = BeamSearch(index, num_items=10)
         >>> result = search.run(step_fn, batch_size=2, filters=[fresh, None])
-        >>> result.item_ids[0][:10], result.scores[0, :10]
+        >>> result.item_ids[0], result.is_proved[0]
     """
 
     def __init__(
         self,
         index: Trie | Version | IndexBindings,
-        num_beams: int | Sequence[int] = 20,
+        num_beams: int | Sequence[int] | None = None,
         scoring: Scoring = "full",
         backend: str = "auto",
         device: Any = "auto",
+        *,
+        num_items: int | None = None,
+        max_rows: int = 512,
+        widths: Sequence[int] | None = None,
     ) -> None:
         version = index.version if isinstance(index, IndexBindings) else Version.of(index)
-        config = SearchConfig.of(version, num_beams, scoring)
-        num_items = beams_of_levels(num_beams, version.num_levels)[-1]
-        super().__init__(index, config, num_items, backend, device)
+        beams = beams_of_search(version.num_levels, num_beams, num_items, max_rows)
+        config = SearchConfig.of(version, beams, scoring)
+        super().__init__(index, config, backend, device, num_items=beams[-1], proves=num_beams is None, widths=widths)
 
     def __repr__(self) -> str:
         config = self.config
@@ -132,6 +200,8 @@ class BeamSearch(ItemSearch):
         num_first: int | None = None,
         head: Sequence[Any] | None = None,
         costs: HeadCosts | None = None,
+        can_restart: bool = True,
+        num_items: Sequence[int] | None = None,
     ) -> SearchResult:
         """Decode a batch of requests, each with its own filter and its own denied items.
 
@@ -165,6 +235,9 @@ class BeamSearch(ItemSearch):
                 head is multiplied for legal codes alone in rounds where that is expected to take less time: large codebooks
                 with few children. It needs the backend "cpu", or "triton", which then waits in every such round.
             costs: The measured costs of this machine, by which `head` decides; None uses estimates.
+            num_items: The number of items of each request, if some need fewer than the search proves.
+            can_restart: Whether step_fn(None, None) may be called again, to start anew from the prompts. Without it a search
+                with `num_items` has one pass, which keeps `max_rows` prefixes of each level.
 
         Raises:
             ArgumentError: If the arguments contradict each other or the backend.
@@ -177,9 +250,15 @@ class BeamSearch(ItemSearch):
             raise ArgumentError(f"num_first is {num_first}: expected a positive number of beams, or None")
         suffix_fn = None if explain else suffix_fn
         are_certain = None if suffix_fn is None or self.config.scoring == "full" else partial(_are_certain, requests)
-        model = ModelCalls(step_fn, suffix_fn, last_step_fn, num_first, are_certain)
         constraint_of = partial(self._constraint, head, costs)
-        return self._run(requests, model, constraint_of, watch=suffix_fn is not None, explain=explain)
+
+        def search(config: SearchConfig, least_B: NDArray[np.float32] | None) -> SearchResult:
+            model = ModelCalls(step_fn, suffix_fn, last_step_fn, num_first, are_certain)
+            watch = suffix_fn is not None
+            options: Any = {"watch": watch, "explain": explain, "least_B": least_B, "num_items": num_items}
+            return self._run(requests, model, constraint_of, config, **options)
+
+        return self._passes(requests, search, num_items, explain=explain) if can_restart else search(self.config, None)
 
     def _constraint(
         self,
@@ -188,9 +267,10 @@ class BeamSearch(ItemSearch):
         bound: BoundIndex,
         requests: Requests,
         hi_SB: NDArray[np.int64],
+        config: SearchConfig,
     ) -> TrieConstraint:
         ops: Any = bound.ops
-        filters, scoring = ops.bind_filters(bound.arrays, requests), self.config.scoring
+        filters, scoring = ops.bind_filters(bound.arrays, requests), config.scoring
 
         def launch(level: int, beams: Beams[Any], logits_BKV: Any, num_beams: int) -> tuple[Beams[Any], Any]:
             arguments = (bound.arrays, level, beams.lo, beams.hi, beams.scores, logits_BKV, filters)
@@ -198,20 +278,10 @@ class BeamSearch(ItemSearch):
                 return ops.step(*arguments, num_beams=num_beams, scoring=scoring), None
             return ops.launch(*arguments, num_beams=num_beams, scoring=scoring)
 
-        arguments = self.config, bound.to_device(hi_SB), launch, partial(_forced_suffix, self.version, requests)
+        arguments = config, bound.to_device(hi_SB), launch, partial(_forced_suffix, self.version, requests)
         if head is None:
             return TrieConstraint(*arguments)
         return HeadConstraint(*arguments, bound=bound, filters=filters, head=head, costs=costs)
-
-
-def _explained(constraint: Constraint, model: ModelCalls, levels: list[BeamLevel], *, watch: bool) -> Trace:
-    """`decode`, with the beams of each level appended to `levels`."""
-    trace = None
-    for trace in rounds(constraint, model, watch=watch):
-        if len(trace.rounds) > len(levels):  # the last trace repeats the one before
-            levels.append(BeamLevel.of(trace.beams))
-    assert trace is not None
-    return trace
 
 
 def _are_certain(requests: Requests, lo_SBK: NDArray[np.int64], hi_SBK: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import log2
 from operator import index, mul
 from typing import get_args
 
 from leafbeam.errors import ArgumentError
-from leafbeam.index import Version, VersionFilter
+from leafbeam.index import Version
 from leafbeam.ops.constrain import Scoring
+
+_NUM_ITEMS = 20
+_WIDENING, _MAX_WIDENING = 0.7, 6.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,12 +21,14 @@ class SearchConfig:
     """The shapes and the scoring of a search: in each round at most `num_beams` beams, and logits for `code_sizes` codes.
 
     end_code: the code after which a beam is finished; None where all items have equally many codes.
+    num_nodes: the prefixes of each level, allowed or not; empty where they are not known, as in a search for every version.
     """
 
     num_beams: tuple[int, ...]
     code_sizes: tuple[int, ...]
     scoring: Scoring
     end_code: int | None = None
+    num_nodes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         check_scoring(self.scoring)
@@ -33,58 +37,75 @@ class SearchConfig:
     @classmethod
     def of(cls, version: Version, num_beams: int | Sequence[int], scoring: Scoring) -> SearchConfig:
         """For a version of an index: no round has more beams than the level has nodes."""
-        beams = beams_of_levels(num_beams, version.num_levels)
-        beams = tuple(map(min, beams, map(version.num_nodes, range(version.num_levels))))
-        return cls(num_beams=beams, code_sizes=version.codebook_sizes, scoring=scoring, end_code=end_code_of(version))
+        nodes = tuple(map(version.num_nodes, range(version.num_levels)))
+        beams = tuple(map(min, beams_of_levels(num_beams, version.num_levels), nodes))
+        sizes, end_code = version.codebook_sizes, end_code_of(version)
+        return cls(num_beams=beams, code_sizes=sizes, scoring=scoring, end_code=end_code, num_nodes=nodes)
 
     @classmethod
     def fixed(
         cls, code_sizes: Sequence[int], end_code: int | None, num_beams: int | Sequence[int], scoring: Scoring
     ) -> SearchConfig:
         """For every version of an index: no round but the last has more beams than there can be prefixes."""
-        num_prefixes = accumulate(code_sizes[:-1], mul)
+        num_prefixes = tuple(accumulate(code_sizes, mul))
         beams = beams_of_levels(num_beams, len(code_sizes))
-        beams = (*map(min, beams, num_prefixes), beams[-1])
-        return cls(num_beams=beams, code_sizes=tuple(code_sizes), scoring=scoring, end_code=end_code)
+        beams = (*map(min, beams, num_prefixes[:-1]), beams[-1])
+        sizes = tuple(code_sizes)
+        return cls(num_beams=beams, code_sizes=sizes, scoring=scoring, end_code=end_code, num_nodes=num_prefixes)
 
     @property
     def num_rounds(self) -> int:
         return len(self.num_beams)
+
+    def keeps_all(self, number: int) -> bool:
+        """Return whether round `number` has a beam for every prefix."""
+        return bool(self.num_nodes) and self.num_beams[number] >= self.num_nodes[number]
+
+    @property
+    def rows_of_rounds(self) -> list[int]:
+        """The number of beams that each round starts from."""
+        return [self.num_rows(number) for number in range(self.num_rounds)]
 
     def num_rows(self, number: int) -> int:
         """How many beams round `number` starts from."""
         return self.num_beams[number - 1] if number else 1
 
 
-def beams_of_levels(num_beams: int | Sequence[int], num_levels: int) -> tuple[int, ...]:
-    """A number of beams for each level, from one number or as many. Raises ArgumentError."""
+def beams_of_levels(num_beams: int | Sequence[int], num_levels: int, name: str = "num_beams") -> tuple[int, ...]:
+    """Return a number of beams for each level, from one number or as many. Raises ArgumentError, which says `name`."""
     try:
         beams = tuple(map(index, num_beams)) if isinstance(num_beams, Sequence) else (index(num_beams),) * num_levels
     except TypeError:  # a part of a beam, or a text
         beams = ()
-    if len(beams) != num_levels or min(beams) < 1:
-        raise ArgumentError(f"num_beams is {num_beams!r}: expected a positive integer, or {num_levels} of them, one a level")
+    if len(beams) != num_levels or min(beams, default=1) < 1:
+        raise ArgumentError(f"{name} is {num_beams!r}: expected a positive integer, or {num_levels} of them, one a level")
     return beams
 
 
-def beams_under(
-    version: Version, item_filter: VersionFilter | None, scoring: Scoring, *, num_beams: int, widest: int
-) -> tuple[int, bool]:
-    """Beams of all levels but the last under a filter, and whether they hold every allowed prefix: the answer is the best then.
+def beams_of_search(
+    num_levels: int, num_beams: int | Sequence[int] | None, num_items: int | None, max_rows: int
+) -> tuple[int, ...]:
+    """Return the beams of each level: those of `num_beams`, or `max_rows` of each level and `num_items` of the last one.
 
-    From `num_beams` to `widest`, between them a power of two so that requests share batches. As many as the widest level has
-    allowed prefixes, if they fit; else inverse to the share of the items that are allowed: so many hold about `num_beams`
-    prefixes of likely allowed items, because with scoring "full" a prefix has the probability of what is forbidden too.
-    "allowed" needs no more beams.
+    Raises:
+        ArgumentError: For a number below 1, or both `num_beams` and `num_items`.
     """
-    widest = max(num_beams, widest)
-    prefixes = tuple(map(version.num_nodes, range(version.num_levels))) if item_filter is None else item_filter.num_prefixes
-    most = None if prefixes is None else max(prefixes[:-1], default=0)
-    if most is not None and most <= widest:
-        return num_beams if most <= num_beams else min(widest, 1 << (most - 1).bit_length()), True
-    if scoring == "allowed" or item_filter is None or not len(item_filter):
-        return num_beams, False
-    return max(num_beams, min(widest, 1 << round(log2(num_beams * version.num_items / len(item_filter))))), False
+    if num_beams is not None:
+        if num_items is not None:
+            raise ArgumentError(f"num_beams={num_beams!r} and num_items={num_items!r}: expected one of them")
+        return beams_of_levels(num_beams, num_levels)
+    last = beams_of_levels(_NUM_ITEMS if num_items is None else num_items, 1, "num_items")
+    return (*beams_of_levels(max_rows, num_levels - 1, "max_rows"), *last)
+
+
+def first_width(share: float, num_items: int, scoring: Scoring) -> int:
+    """Return a guess of the prefixes that a proof of `num_items` items needs at a level, if `share` of the items are allowed.
+
+    With scoring "full" a prefix has the probability of its forbidden items too, so that more prefixes score above the last
+    item the fewer items are allowed: measured, about the share of the allowed items to the power of -0.7.
+    """
+    widening = 1.0 if scoring == "allowed" else min(_MAX_WIDENING, share**-_WIDENING)
+    return round(2 * num_items * widening)
 
 
 def check_scoring(scoring: Scoring) -> None:

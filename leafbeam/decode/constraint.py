@@ -5,8 +5,9 @@
 Shapes: S segments, B requests, K beams, V codes of a round, T rounds.
 """
 
+import functools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -26,10 +27,12 @@ class Constraint(Protocol):
     """What a search may find, for one batch: the prefixes of a trie's items, or of an automaton's sequences.
 
     bad_T: for each round 0, or the number + 1 of a row that held NaN or +inf; empty where `step` raises LogitsError itself.
+    rows_T: for each round of bad_T, the number of beams that it started from.
     """
 
     config: SearchConfig
     bad_T: list[Any]
+    rows_T: list[int]
 
     def root(self) -> Beams[Any]:
         """The beams before the first round: one for each request."""
@@ -52,16 +55,16 @@ class Constraint(Protocol):
 class Trace:
     """What a search did. rounds: (codes_BK, parents_BK) of each. max_beams: the fewest beams that a skipped round keeps.
 
-    needed_B: see `beams_needed`; None where the last round was skipped, keeps all beams or ran on a device.
-    lowest: the score (B,) of the last beam that a round kept, by its number; what it dropped scored no higher.
+    kept: by a round's number, the scores (B, K) of the beams that it kept, best first.
+    bounds: by a round's number, a score (B,) that no beam which the round dropped exceeds.
     """
 
     beams: Beams[Any]
     rounds: list[tuple[Any, Any]]
     calls: int
     max_beams: int | None
-    needed_B: NDArray[np.int64] | None = None
-    lowest: dict[int, Any] = field(default_factory=dict[int, Any])
+    kept: dict[int, Any] = field(default_factory=dict[int, Any])
+    bounds: dict[int, Any] = field(default_factory=dict[int, Any])
 
     @property
     def rounds_saved(self) -> int:
@@ -80,27 +83,53 @@ class Trace:
             beams_BK = xp.take_along_axis(parents_BK, beams_BK, 1)
         return xp.stack(codes[::-1], axis=2)
 
+    def bound(self, num_rounds: int) -> Any:
+        """Return a score (B,) that no prefix exceeds which a round before the last dropped; -inf where none was dropped."""
+        xp = namespace_of(self.beams.scores)
+        nothing_B = xp.full_like(self.beams.scores[:, 0], -np.inf)
+        bounds = [bound_B for number, bound_B in self.bounds.items() if number < num_rounds - 1]
+        return functools.reduce(xp.maximum, bounds, nothing_B)
+
+    def beams_needed(self, num_rounds: int, least_B: NDArray[np.float32]) -> NDArray[np.int64]:
+        """Return how many beams each round before the last kept that score at least `least_B`, (B, T - 1)."""
+        needed: list[NDArray[np.int64]] = []
+        for number in range(num_rounds - 1):
+            if number in self.kept:
+                scores_BK = to_numpy(self.kept[number])
+                needed.append(((scores_BK >= least_B[:, None]) & (scores_BK > -np.inf)).sum(1))
+            else:  # forced codes: as many as the round before
+                needed.append(needed[-1])
+        return np.stack(needed, 1) if needed else np.zeros((len(least_B), 0), np.int64)
+
     @property
     def num_valid_B(self) -> NDArray[np.int64]:
         num_valid_B = to_numpy(self.beams.num_valid).astype(np.int64)
         return num_valid_B if self.max_beams is None else np.minimum(num_valid_B, self.max_beams)
 
 
-def decode(constraint: Constraint, model: ModelCalls, *, watch: bool) -> Trace:
-    """Run a search. watch: end it once no beam has a choice, and jump over forced codes; this waits for a device every round.
+def decode(constraint: Constraint, model: ModelCalls, *, watch: bool, least_B: NDArray[np.float32] | None = None) -> Trace:
+    """Run a search.
 
-    Without `watch` no value is looked at, so that the loop can be traced and captured.
+    Args:
+        constraint: The codes that beams may take.
+        model: The calls of the model.
+        watch: End the search once no beam has a choice, and jump over forced codes; this waits for a device every round.
+            Without it no value is looked at, so that the loop can be traced and captured.
+        least_B: Shape (B,). Every round but the last drops the beams of each request that score lower; this waits too.
     """
-    return deque(rounds(constraint, model, watch=watch), maxlen=1).pop()
+    return deque(rounds(constraint, model, watch=watch, least_B=least_B), maxlen=1).pop()
 
 
-def rounds(constraint: Constraint, model: ModelCalls, *, watch: bool) -> Iterator[Trace]:
-    """A search as it goes on: what it has done after each call of the model, and at its end. See `decode`.
+def rounds(
+    constraint: Constraint, model: ModelCalls, *, watch: bool, least_B: NDArray[np.float32] | None = None
+) -> Iterator[Trace]:
+    """Yield what a search has done after each call of the model, and at its end. Arguments as for `decode`.
 
-    All of them share `rounds` and `lowest`, which grow.
+    The traces share `rounds`, `kept` and `bounds`, which grow.
     """
     config = constraint.config
-    beams, done, lowest, max_beams, needed_B = constraint.root(), list[tuple[Any, Any]](), dict[int, Any](), None, None
+    beams, done, max_beams = constraint.root(), list[tuple[Any, Any]](), None
+    kept, bounds = dict[int, Any](), dict[int, Any]()
     while (number := len(done)) < config.num_rounds:
         if watch and _is_over(constraint, beams):
             max_beams = min(config.num_beams[number:])
@@ -115,14 +144,31 @@ def rounds(constraint: Constraint, model: ModelCalls, *, watch: bool) -> Iterato
             logits = model.logits_after(jump, beams)
             beams = constraint.step(len(done), beams, logits)
         elif _keeps_fewer(config, number, beams):
-            before, beams = beams, _last_round(constraint, model, beams)
-            needed_B = beams_needed(before, beams)
+            beams = _last_round(constraint, model, beams)
         else:
             beams = constraint.step(number, beams, model.logits(number, beams, jump))
-        lowest[len(done)] = beams.scores[:, -1]
+        number = len(done)
+        if not config.keeps_all(number):
+            bounds[number] = beams.scores[:, -1]
+        if least_B is not None and number < config.num_rounds - 1:
+            beams, bounds[number] = _without_low(beams, least_B, keeps_all=config.keeps_all(number))
+        kept[number] = beams.scores
         done.append((beams.code, beams.parent))
-        yield Trace(beams=beams, rounds=done, calls=model.calls, max_beams=None, lowest=lowest)
-    yield Trace(beams=beams, rounds=done, calls=model.calls, max_beams=max_beams, needed_B=needed_B, lowest=lowest)
+        yield Trace(beams=beams, rounds=done, calls=model.calls, max_beams=None, kept=kept, bounds=bounds)
+    yield Trace(beams=beams, rounds=done, calls=model.calls, max_beams=max_beams, kept=kept, bounds=bounds)
+
+
+def _without_low(beams: Beams[Any], least_B: NDArray[np.float32], *, keeps_all: bool) -> tuple[Beams[Any], Any]:
+    """Return the beams that score at least `least_B`, and a score (B,) that none of the others exceeds.
+
+    keeps_all: whether every prefix has a beam; otherwise some may have been dropped that score as high as the last beam.
+    """
+    scores_BK = to_numpy(beams.scores)
+    count_B, num_beams = (scores_BK >= least_B[:, None]).sum(1), scores_BK.shape[1]
+    highest_B = scores_BK[np.arange(len(count_B)), np.minimum(count_B, num_beams - 1)]
+    if keeps_all:
+        highest_B = np.where(count_B == num_beams, np.float32(-np.inf), highest_B)
+    return _first(beams, count_B), to_kind_of(highest_B, beams.scores)
 
 
 def _keeps_fewer(config: SearchConfig, number: int, beams: Beams[Any]) -> bool:
@@ -165,12 +211,13 @@ def beams_needed(before: Beams[Any], after: Beams[Any]) -> NDArray[np.int64]:
 
 
 def _first(beams: Beams[Any], count_B: NDArray[np.int64]) -> Beams[Any]:
-    """The first beams of each request, as many as its count says; the shorter ones are filled with dead beams."""
-    width = int(count_B.max())
-    live_BK = np.arange(width) < count_B[:, None]
-    scores_BK = np.where(live_BK, beams.scores[:, :width], np.float32(-np.inf))
+    """Return the first beams of each request, as many as its count says; the shorter ones are filled with dead beams."""
+    width = max(1, int(count_B.max()))
+    live_BK = to_kind_of(np.arange(width) < count_B[:, None], beams.scores)
+    xp = namespace_of(beams.scores)
+    scores_BK = xp.where(live_BK, beams.scores[:, :width], -np.inf)
     parent, code, lo, hi = (array[..., :width] * live_BK for array in (beams.parent, beams.code, beams.lo, beams.hi))
-    num_valid_B = np.minimum(beams.num_valid, count_B)
+    num_valid_B = xp.minimum(beams.num_valid, to_kind_of(count_B, beams.num_valid))
     return Beams(scores=scores_BK, parent=parent, code=code, lo=lo, hi=hi, num_valid=num_valid_B)
 
 
@@ -195,7 +242,7 @@ class TrieConstraint:
         launch: Launch,
         suffix: Callable[[int, Beams[Any]], JumpForward | None] | None = None,
     ) -> None:
-        self.config, self.bad_T = config, []
+        self.config, self.bad_T, self.rows_T = config, [], []
         self._hi_SB, self._launch, self._suffix = hi_SB, launch, suffix
 
     def root(self) -> Beams[Any]:
@@ -206,9 +253,12 @@ class TrieConstraint:
         return Beams(scores=scores_B1, parent=lo_SB1[0], code=lo_SB1[0], lo=lo_SB1, hi=hi_SB1, num_valid=num_valid_B)
 
     def step(self, number: int, beams: Beams[Any], logits: Any) -> Beams[Any]:
+        num_rows = beams.scores.shape[1]
         beams, bad = self._launch(number, beams, self.read(number, beams, logits), self.config.num_beams[number])
         if bad is not None:
-            self.bad_T += [bad * 0] * (number - len(self.bad_T)) + [bad]  # rounds that raise their errors have none
+            missing = number - len(self.bad_T)  # rounds that raise their errors themselves
+            self.bad_T += [bad * 0] * missing + [bad]
+            self.rows_T += [1] * missing + [num_rows]
         return beams
 
     def read(self, number: int, beams: Beams[Any], logits: Any) -> Any:
@@ -273,16 +323,23 @@ def raise_if_bad(constraint: Constraint, where: str = "at level") -> None:
     """Raise LogitsError for the first bad row of a search, if there is one. On a device this waits for it, once."""
     if constraint.bad_T:
         bad_T = to_numpy(namespace_of(constraint.bad_T[0]).stack(constraint.bad_T))
-        raise_first_bad(bad_T[None], constraint.config, where=where)
+        raise_first_bad(bad_T[None], constraint.rows_T, where=where)
 
 
 def raise_first_bad(
-    bad_DT: NDArray[np.int64], config: SearchConfig, requests_per_device: int = 0, where: str = "at level"
+    bad_DT: NDArray[np.int64], rows_T: Sequence[int], requests_per_device: int = 0, where: str = "at level"
 ) -> None:
-    """The same for the marks of several devices D, each of which searched for its own requests."""
+    """Raise LogitsError for the first bad row of several devices D, each of which searched for its own requests.
+
+    Args:
+        bad_DT: The marks of the rounds, as in `Constraint.bad_T`.
+        rows_T: The number of beams that each round started from.
+        requests_per_device: The number of requests of each device.
+        where: The words before the round's number in the message.
+    """
     rounds = np.flatnonzero(bad_DT.any(axis=0))
     if rounds.size:
         number = int(rounds[0])
         device = int(np.flatnonzero(bad_DT[:, number])[0])
-        request, beam = divmod(int(bad_DT[device, number]) - 1, config.num_rows(number))
+        request, beam = divmod(int(bad_DT[device, number]) - 1, rows_T[number])
         raise LogitsError.not_finite(device * requests_per_device + request, beam, f"{where} {number}")

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.decode.config import SearchConfig, end_code_of
+from leafbeam.decode.bound import search_until_proved
+from leafbeam.decode.config import SearchConfig, beams_of_search, end_code_of, first_width
 from leafbeam.decode.constraint import TrieConstraint, decode, raise_first_bad
 from leafbeam.decode.model_calls import ModelCalls
 from leafbeam.decode.results import BatchFilters, DenyLists, SearchResult, check_batch, collect_items, root_ranges
@@ -45,7 +46,8 @@ class JaxResult:
     """The leaves that a search found, on the device, best first; beyond `num_valid_B` scores are -inf and all else is 0.
 
     scores_BK: float32. codes_BKL: int32. lo_SBK, hi_SBK: int32, the leaf in each segment, (0, 0) where it has none.
-    num_valid_B: int32. bad_DL: int32, for each device and level 0, or the number + 1 of a row that held NaN or +inf.
+    num_valid_B: int32. bad_DL: int32, for each device and level 0, or the number + 1 of a row that held NaN or +inf. bound_B:
+    float32, a score that no dropped prefix exceeds, see `SearchResult.bound`.
     """
 
     scores_BK: Array
@@ -54,6 +56,7 @@ class JaxResult:
     hi_SBK: Array
     num_valid_B: Array
     bad_DL: Array
+    bound_B: Array
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -77,6 +80,8 @@ class JaxBeamSearch:
         index: A trie, or a version of a live index.
         num_beams: As for `BeamSearch`.
         scoring: As for `BeamSearch`.
+        num_items: As for `BeamSearch`. Each pass of a proof is compiled once: 40 prefixes of a level for 20 items, 160, 512.
+        max_rows: As for `BeamSearch`.
         delta_leaves: The number of leaves of a delta for which to leave space, if changes will come.
         max_filters: The largest number of distinct filters in a batch.
         mesh: A mesh over whose axis `axis` the batch is split.
@@ -85,16 +90,18 @@ class JaxBeamSearch:
             axis.
 
     Examples:
-        >>> search = JaxBeamSearch(index, num_beams=70)
+        >>> search = JaxBeamSearch(index, num_items=10)
         >>> result = search.run(step_fn, carry, batch_size=2, filters=[fresh, None])
     """
 
     def __init__(
         self,
         index: Trie | Version,
-        num_beams: int | Sequence[int] = 20,
+        num_beams: int | Sequence[int] | None = None,
         scoring: Scoring = "full",
         *,
+        num_items: int | None = None,
+        max_rows: int = 512,
         delta_leaves: int = 0,
         max_filters: int = 1,
         mesh: Mesh | None = None,
@@ -104,8 +111,13 @@ class JaxBeamSearch:
         version = Version.of(index)
         if mesh is not None and axis not in mesh.axis_names:
             raise ArgumentError(f"axis is {axis!r}: the mesh has {', '.join(map(repr, mesh.axis_names))}")
-        self.config = SearchConfig.fixed(version.codebook_sizes, end_code_of(version), num_beams, scoring)
-        self.num_items = self.config.num_beams[-1]
+        beams = beams_of_search(version.num_levels, num_beams, num_items, max_rows)
+        self._widest = SearchConfig.fixed(version.codebook_sizes, end_code_of(version), beams, scoring)
+        self.config, self.num_items, self._proves = self._widest, beams[-1], num_beams is None
+        if self._proves:
+            width = first_width(1.0, self.num_items, scoring)
+            widths = [min(width, limit) for limit in self._widest.num_beams[:-1]]
+            self.config = replace(self._widest, num_beams=(*widths, self.num_items))
         self._mesh, self._axis = mesh, axis
         self._carry_specs = PartitionSpec(axis) if carry_specs is None else carry_specs
         device = None if mesh is None else NamedSharding(mesh, PartitionSpec())
@@ -155,7 +167,13 @@ class JaxBeamSearch:
             LogitsError: If the model gave NaN or +inf.
         """
         batch = self.prepare(batch_size, filters, deny)
-        return self.items(batch, self.decode(step_fn, carry, batch))
+
+        def search(config: SearchConfig, least_B: NDArray[np.float32] | None) -> SearchResult:
+            return self._items(batch, self._decode(step_fn, carry, batch, config), config)
+
+        if not self._proves:
+            return search(self.config, None)
+        return search_until_proved(self.config, self._widest.num_beams[:-1], search, [self.num_items] * batch_size)
 
     def prepare(self, batch_size: int, filters: BatchFilters = None, deny: DenyLists = None) -> JaxBatch:
         """Check a batch's filters, and send those that are new to the device.
@@ -174,11 +192,14 @@ class JaxBeamSearch:
         return JaxBatch(version=self.version, requests=requests, arrays=self.arrays, filters=bound, hi_SB=hi_SB)
 
     def decode(self, step_fn: JaxStepFn, carry: Any, batch: JaxBatch) -> JaxResult:
-        """Run the compiled search, and return at once with arrays that the device still computes."""
+        """Run one pass of the compiled search, and return at once with arrays that the device still computes."""
+        return self._decode(step_fn, carry, batch, self.config)
+
+    def _decode(self, step_fn: JaxStepFn, carry: Any, batch: JaxBatch, config: SearchConfig) -> JaxResult:
         arguments = (batch.arrays.levels, batch.filters.levels, batch.hi_SB, carry)
         mesh, axis = self._mesh, self._axis
         if mesh is None:
-            return search(*arguments, step_fn=step_fn, config=self.config)
+            return search(*arguments, step_fn=step_fn, config=config)
         carry_specs = jax.tree.broadcast(self._carry_specs, carry, is_leaf=_is_spec)
         specs = (filter_specs(batch.filters.levels, axis), PartitionSpec(None, axis), carry_specs)
         levels, *split = arguments
@@ -187,7 +208,7 @@ class JaxBeamSearch:
             for tree, spec in zip(split, specs, strict=True)
         ]
         leaves = tuple(jax.tree.leaves(carry_specs, is_leaf=_is_spec))
-        return search(levels, *placed, step_fn=step_fn, config=self.config, mesh=mesh, axis=axis, carry_specs=leaves)
+        return search(levels, *placed, step_fn=step_fn, config=config, mesh=mesh, axis=axis, carry_specs=leaves)
 
     def items(self, batch: JaxBatch, result: JaxResult) -> SearchResult:
         """Turn leaves into items on the host. This waits for the device.
@@ -195,12 +216,16 @@ class JaxBeamSearch:
         Raises:
             LogitsError: If the model gave NaN or +inf.
         """
+        return self._items(batch, result, self.config)
+
+    def _items(self, batch: JaxBatch, result: JaxResult, config: SearchConfig) -> SearchResult:
         found = jax.device_get(result)
-        raise_first_bad(found.bad_DL, self.config, len(batch.requests) // len(found.bad_DL))
+        raise_first_bad(found.bad_DL, config.rows_of_rounds, len(batch.requests) // len(found.bad_DL))
         num_segments = len(batch.version.segments)
         ranges = found.lo_SBK[:num_segments].astype(np.int64), found.hi_SBK[:num_segments].astype(np.int64)
         num_valid_B = found.num_valid_B.astype(np.int64)
-        return collect_items(batch.version, batch.requests, ranges, found.scores_BK, num_valid_B, self.num_items)
+        items = collect_items(batch.version, batch.requests, ranges, found.scores_BK, num_valid_B, self.num_items)
+        return replace(items, bound=found.bound_B)
 
 
 def beam_search(
@@ -236,6 +261,7 @@ def beam_search(
         hi_SBK=beams.hi,
         num_valid_B=beams.num_valid,
         bad_DL=jnp.stack(constraint.bad_T)[None],
+        bound_B=trace.bound(config.num_rounds),
     )
 
 
@@ -262,7 +288,7 @@ def search(
     split, second = PartitionSpec(axis), PartitionSpec(None, axis)
     level_specs = jax.tree.map(lambda _: PartitionSpec(), levels)
     carry_tree = jax.tree.unflatten(jax.tree.structure(carry), carry_specs)
-    specs: dict[str, Any] = dict.fromkeys(("scores_BK", "codes_BKL", "num_valid_B", "bad_DL"), split)
+    specs: dict[str, Any] = dict.fromkeys(("scores_BK", "codes_BKL", "num_valid_B", "bad_DL", "bound_B"), split)
     specs |= {"lo_SBK": second, "hi_SBK": second}
     split_search = jax.shard_map(
         whole_search,

@@ -78,6 +78,7 @@ class ModelCalls:
         self._round = 0
         self._origin_BK: Any = None  # the beam of the jump's call that each beam descends from; None: the same beam
         self.calls = 0
+        self.rows: Any = 1  # of each request: the prompt, and the live beams of each call so far
 
     @property
     def first_logits(self) -> Any:
@@ -100,6 +101,7 @@ class ModelCalls:
         """The logits of the last round for beams begin to end, until the next call. Counted as one call from beam 0 on."""
         assert self._last_step_fn is not None
         self.calls += begin == 0
+        self.rows = self.rows + (beams.scores[:, begin:end] > -np.inf).sum(1)
         return self._last_step_fn(*self._continued(beams, slice(begin, end)))
 
     def logits(self, number: int, beams: Beams[Any], jump: JumpForward | None = None) -> Any:
@@ -116,6 +118,7 @@ class ModelCalls:
             self._origin_BK = self._origins(beams)
             return _of_beams(logits_BKV, self._origin_BK)
         self.calls += 1
+        self.rows = self.rows + beams.num_valid
         continued = self._continued(beams)
         self._replayed, self._round, self._origin_BK = (), 0, None
         return self._step_fn(*continued)
@@ -127,6 +130,7 @@ class ModelCalls:
     def _score(self, jump: JumpForward, beams: Beams[Any]) -> Sequence[Any]:
         assert self._suffix_fn is not None
         self.calls += 1
+        self.rows = self.rows + beams.num_valid * jump.num_rounds
         codes_BKT, parents_BK = (to_kind_of(array, self._first) for array in (jump.inputs(beams.code), self._origins(beams)))
         self._origin_BK = None
         logits_T = self._suffix_fn(codes_BKT, parents_BK)

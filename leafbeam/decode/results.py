@@ -61,21 +61,23 @@ class BeamLevel:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SearchResult:
-    """The ranked items of a batch. Fewer legal items than beams give a short answer.
+    """The ranked items of a batch of B requests. Fewer allowed items than asked for give a short answer.
 
     Attributes:
-        item_ids: The item ids of each request, best first, `num_valid[b]` of them. Items of one Semantic ID follow each other.
-        scores: float32 (B, K), -inf beyond `num_valid`.
-        codes: int64 (B, K, L), 0 beyond `num_valid`.
-        num_valid: int64 (B,).
+        item_ids: For each request its items, best first, `num_valid[b]` of them; items of one Semantic ID follow each other.
+        scores: Shape (B, K), float32. The log probability of each item, -inf beyond `num_valid`.
+        codes: Shape (B, K, L), int64. The Semantic ID of each item, 0 beyond `num_valid`.
+        num_valid: Shape (B,), int64. The number of items of each request.
         rounds_saved: The number of calls of the model that were skipped because codes were forced.
-        levels: The beams of each level, if the search explains itself.
-        beams_needed: int64 (B,), the number of beams before the last round that could still be kept. The others were run for
-            nothing, unless `last_step_fn` left them out. None if the last round keeps all beams, is skipped or runs on a
-            device.
-        num_exact: int64 (B,), how many of the first items are certain to be the best allowed ones: they score above every
-            prefix that the search dropped, and no item scores above its prefix. None for samples, which are in no order, and
-            from `JaxBeamSearch`.
+        levels: The beams of each level, if the search explains itself; those of its last pass.
+        bound: Shape (B,), float32. No prefix that the search dropped scores higher, so no item that it missed does; -inf where
+            it dropped none. None for samples, which are in no order.
+        beams_needed: Shape (B, L - 1), int64. For each level but the last, the number of beams kept that score at least as
+            high as the last item: a search that keeps these proves its answer in one pass. None for samples, and for
+            searches of a fixed width on a device.
+        rows: Shape (B,), int64. The number of rows that the model computed for each request: one for the prompt and one for
+            each live beam of each call. None for searches of a fixed width on a device.
+        passes: The number of passes of the search.
     """
 
     item_ids: list[NDArray[Any]]
@@ -84,8 +86,36 @@ class SearchResult:
     num_valid: NDArray[np.int64]
     rounds_saved: int = 0
     levels: tuple[BeamLevel, ...] = ()
+    bound: NDArray[np.float32] | None = None
     beams_needed: NDArray[np.int64] | None = None
-    num_exact: NDArray[np.int64] | None = None
+    rows: NDArray[np.int64] | None = None
+    passes: int = 1
+
+    @property
+    def num_exact(self) -> NDArray[np.int64] | None:
+        """Shape (B,), int64. The number of first items that are proved to be the best allowed ones; None for samples.
+
+        No dropped prefix scores above them, and no item scores above its prefix. Items that the search missed may have the
+        same score as the last of them.
+        """
+        if self.bound is None:
+            return None
+        return ((self.scores >= self.bound[:, None]) & (self.scores > -np.inf)).sum(1)
+
+    @property
+    def is_proved(self) -> NDArray[np.bool_]:
+        """Shape (B,). True where the whole answer is proved: no list of as many allowed items has better scores."""
+        return self.proves([self.scores.shape[1]] * len(self.scores))
+
+    def proves(self, num_items: Sequence[int]) -> NDArray[np.bool_]:
+        """Return where so many first items of each request, or all if there are fewer, are proved; shape (B,)."""
+        if self.bound is None:
+            return np.zeros(len(self.scores), np.bool_)
+        return self.bound <= self.last_scores(num_items)
+
+    def last_scores(self, num_items: Sequence[int]) -> NDArray[np.float32]:
+        """Return the score of the last of so many items of each request, -inf if it has fewer; shape (B,)."""
+        return self.scores[np.arange(len(self.scores)), np.minimum(num_items, self.scores.shape[1]) - 1]
 
     def _repr_html_(self) -> str:
         """The first items of the first requests."""

@@ -59,7 +59,7 @@ class Sampler(ItemSearch):
         if not hasattr(ops, "children"):
             raise ArgumentError(f"backend {name!r} lists no ragged children: use backend='cpu', 'reference' or 'triton'")
         config = SearchConfig.of(Version.of(index), num_samples, "allowed")
-        super().__init__(index, config, num_samples, name, "auto")
+        super().__init__(index, config, name, "auto", num_items=num_samples)
         self.num_samples = num_samples
 
     def __repr__(self) -> str:
@@ -89,11 +89,11 @@ class Sampler(ItemSearch):
             LeafbeamError: As for `BeamSearch.run`.
         """
         requests = check_batch(self.version, batch_size, filters, deny)
-        result = self._run(requests, ModelCalls(step_fn), partial(self._constraint, rng), watch=True)
-        return replace(result, num_exact=None)
+        result = self._run(requests, ModelCalls(step_fn), partial(self._constraint, rng), self.config, watch=True)
+        return replace(result, bound=None, beams_needed=None)
 
     def _constraint(
-        self, rng: np.random.Generator, bound: BoundIndex, requests: Requests, hi_SB: NDArray[np.int64]
+        self, rng: np.random.Generator, bound: BoundIndex, requests: Requests, hi_SB: NDArray[np.int64], config: SearchConfig
     ) -> TrieConstraint:
         ops: Any = bound.ops
         filters = ops.bind_filters(bound.arrays, requests)
@@ -115,7 +115,7 @@ class Sampler(ItemSearch):
             noisy_BK = np.where(slots_BK >= 0, take(noisy_C, slots_BK), -np.inf)
             return _SampledBeams(**vars(drawn), noisy=noisy_BK), None
 
-        return TrieConstraint(self.config, hi_SB, launch)
+        return TrieConstraint(config, hi_SB, launch)
 
 
 @dataclass(frozen=True, kw_only=True)

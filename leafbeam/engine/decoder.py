@@ -16,6 +16,7 @@ from leafbeam.decode import BeamSearch, SearchResult
 from leafbeam.decode.results import check_batch, collect_items, root_ranges
 from leafbeam.engine.graphs.graph import Graphs
 from leafbeam.engine.request import PendingRequest
+from leafbeam.engine.search_widths import SearchWidths
 from leafbeam.errors import ArgumentError
 from leafbeam.model import AnyVocabulary, PromptStore, Transformer, Workspace
 from leafbeam.ops.backend import IndexBindings
@@ -78,11 +79,12 @@ class Decoder:
     """Runs the batches of one worker, one after the other, and times each stage.
 
     Before each decode step it checks that a request is left that is not cancelled; on a CPU the beams of a cancelled one run
-    as one row from then on, and the last round leaves out beams that can no longer win where that has paid (`LastRounds`).
+    as one row from then on. Requests that name no beams get proved answers, with the widths that recent proofs needed.
     Float32 models on a CPU reuse one workspace for all batches. The search runs where the model's logits are; there the index
     stays bound for the next batch. On a device the seconds of decode steps are those of their launches.
 
     store: keys and values of recent prompts, shared by the workers; ArgumentError for models without a workspace.
+    widths: what proofs needed, shared by the workers. max_rows: the most prefixes of a level that a proof may keep.
     graphs: captured searches, tried first. worker: the worker whose graphs to use.
     """
 
@@ -92,6 +94,8 @@ class Decoder:
         clock: Callable[[], float],
         store: PromptStore | None = None,
         *,
+        widths: SearchWidths | None = None,
+        max_rows: int = 512,
         graphs: Graphs | None = None,
         worker: int = 0,
     ) -> None:
@@ -100,7 +104,7 @@ class Decoder:
             raise ArgumentError("a prompt store needs a float32 model on a CPU: set prompt_store_mb to 0")
         self._model, self._clock, self._store = model, clock, store
         self._graphs, self._worker = graphs, worker
-        self._last_rounds = LastRounds()
+        self._widths, self._max_rows = widths or SearchWidths(), max_rows
         self.release_memory()
 
     def release_memory(self) -> None:
@@ -144,12 +148,9 @@ class Decoder:
 
         if self._bindings is None or self._bindings.version is not first.version:
             self._bindings = IndexBindings(first.version, like=self._bindings)
-        beams = _beams(first.version.num_levels, requests)
-        search = BeamSearch(self._bindings, num_beams=beams, scoring=first.request.scoring)
+        search, num_first = self._search(requests, can_split=device.type == "cpu" and hasattr(rounds, "last_step_fn"))
         # A forced suffix is found by a look at the beams, for which a device would have to wait every round.
         suffix_fn = getattr(rounds, "suffix_fn", None) if device.type == "cpu" else None
-        kind = RoundKind(batch=len(requests), num_beams=beams[0], num_kept=beams[-1], scoring=first.request.scoring)
-        num_first = self._last_rounds.num_first(kind)
         last_step_fn = None if num_first is None else getattr(rounds, "last_step_fn", None)
         result = search.run(
             timed(rounds.step_fn),
@@ -161,11 +162,27 @@ class Decoder:
             last_step_fn=last_step_fn and timed(last_step_fn),
             num_first=num_first,
             head=heads,
+            num_items=[pending.num_ranked for pending in requests],
         )
         if result.beams_needed is not None:
-            self._last_rounds.observe(kind, result.beams_needed)
+            for row, pending in enumerate(requests):
+                if pending.kind is not None:
+                    self._widths.observe(pending.kind, result.beams_needed[row : row + 1])
         constrain_s = self._clock() - started - prefill_s - rounds_s
         return BatchOutput(search=result, started=started, prefill_s=prefill_s, rounds_s=rounds_s, constrain_s=constrain_s)
+
+    def _search(self, requests: Sequence[PendingRequest], *, can_split: bool) -> tuple[BeamSearch, int | None]:
+        """Return the search of a batch, and the beams of the first call of its last level if that is called in parts."""
+        assert self._bindings is not None
+        first, num_levels = requests[0], self._bindings.version.num_levels
+        scoring, kinds = first.request.scoring, [pending.kind for pending in requests if pending.kind is not None]
+        if not kinds:
+            beams = [first.num_beams] * (num_levels - 1) + [max(pending.num_ranked for pending in requests)]
+            return BeamSearch(self._bindings, num_beams=beams, scoring=scoring), None
+        widths, num_first = self._widths.first_pass(kinds, self._max_rows, can_split=can_split)
+        num_items = max(kind.num_items for kind in kinds)
+        search = BeamSearch(self._bindings, scoring=scoring, num_items=num_items, max_rows=self._max_rows, widths=widths)
+        return search, num_first
 
     def _level_heads(self) -> list[torch.Tensor] | None:
         """Of a model whose search multiplies the head itself, for legal codes alone; None where all codes are cheaper."""
@@ -197,14 +214,6 @@ class Decoder:
         result = collect_items(version, filters, *last, first.num_beams)
         constrain_s = self._clock() - started - rounds_s
         return BatchOutput(search=result, started=started, prefill_s=0.0, rounds_s=rounds_s, constrain_s=constrain_s)
-
-
-def _beams(num_levels: int, requests: Sequence[PendingRequest]) -> list[int]:
-    """Return the beams of each level: in the last one as many as items are wanted, or shown, or ranked with the memory's."""
-    wanted = [
-        one.request.num_items if one.channel == "model" and not one.request.explain else one.num_beams for one in requests
-    ]
-    return [requests[0].size.num_beams] * (num_levels - 1) + [max(wanted)]
 
 
 def _check_abandoned(requests: Sequence[PendingRequest]) -> None:

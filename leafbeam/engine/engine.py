@@ -24,6 +24,7 @@ from leafbeam.engine.prepare import RequestPreparer
 from leafbeam.engine.request import PendingRequest, Request, Result
 from leafbeam.engine.results import ResultWriter
 from leafbeam.engine.scheduler import Scheduler
+from leafbeam.engine.search_widths import SearchWidths
 from leafbeam.engine.settings import Limits, Precision, Settings
 from leafbeam.engine.tuning import Tuning
 from leafbeam.engine.warm_up import calibrate, change_a_copy, choose_threads, measure_precision, run_filtered, warm_up_requests
@@ -95,7 +96,10 @@ class Engine:
         self.settings, self.limits, self.counts = settings or Settings(), limits or Limits(), Counts()
         index = catalog if isinstance(catalog, Catalog) else Version.of(catalog)
         has_memory = memory is not None
-        self._preparer = RequestPreparer(model, index, self.settings, self.limits, clock, has_memory=has_memory)
+        self._widths = SearchWidths()
+        self._preparer = RequestPreparer(
+            model, index, self.settings, self.limits, clock, widths=self._widths, has_memory=has_memory
+        )
         self._check(can_capture=new_graphs is not None or model.device.type == "cuda")
         self._new_graphs = new_graphs or graphs_for
         self.graphs: Graphs | None = None
@@ -108,11 +112,17 @@ class Engine:
         self._workers: list[Worker] = []
         megabytes = self.settings.prompt_store_mb
         self.prompt_store = PromptStore(megabytes << 20) if megabytes else None
-        self._offline_decoder = Decoder(model, clock, self.prompt_store)
+        self._offline_decoder = self._decoder(model)
         self._offline_lock = threading.Lock()
         self._opened = ExitStack()
         self._is_warm = False
         self.tuning = Tuning()
+
+    def _decoder(self, model: Model, *, stores: bool = True, graphs: Graphs | None = None, worker: int = 0) -> Decoder:
+        """Return a decoder for a model. stores: whether it uses the prompt store."""
+        store = self.prompt_store if stores else None
+        widths, max_rows = self._widths, self.settings.max_rows
+        return Decoder(model, self.clock, store, widths=widths, max_rows=max_rows, graphs=graphs, worker=worker)
 
     def _check(self, *, can_capture: bool) -> None:
         sizes, settings, limits = tuple(self.model.vocabulary.codebook_sizes), self.settings, self.limits
@@ -121,11 +131,11 @@ class Engine:
                 f"the model's codebooks are {sizes}, but the index has {self.version.codebook_sizes}: they come from different "
                 "Semantic IDs; train the model and build the index from the same Semantic IDs"
             )
-        if settings.num_beams > limits.max_beams:
+        if settings.beams > limits.max_beams:
             raise ArgumentError(
-                f"num_beams={settings.num_beams} is above max_beams={limits.max_beams}: lower the first or raise the second"
+                f"num_beams={settings.beams} is above max_beams={limits.max_beams}: lower the first or raise the second"
             )
-        for name, beams in (("max_beams", limits.max_beams), ("widest_beams", settings.widest_beams)):
+        for name, beams in (("max_beams", limits.max_beams), ("max_rows", settings.max_rows)):
             if settings.max_beam_rows < beams:
                 raise ArgumentError(
                     f"max_beam_rows={settings.max_beam_rows:,} cannot hold a request of {name}={beams:,}: "
@@ -245,8 +255,8 @@ class Engine:
         """
         if self._is_warm:
             return
-        self.recommend(warm_up_requests(self.version, self.settings.num_beams))
-        run_filtered(self._preparer, self._offline_decoder, self.settings.num_beams, self.clock)
+        self.recommend(warm_up_requests(self.version, self.settings.beams))
+        run_filtered(self._preparer, self._offline_decoder, self.settings.beams, self.clock)
         if changes and self.catalog is not None:
             change_a_copy(self.catalog)
         self._tune()
@@ -260,13 +270,13 @@ class Engine:
         if self.settings.precision == "float32" or self.tuning.precision_report or not isinstance(self.model, Transformer):
             return
         rounded = self.model.with_bfloat16_products()
-        decoders = Decoder(self.model, self.clock), Decoder(rounded, self.clock)
+        decoders = self._decoder(self.model, stores=False), self._decoder(rounded, stores=False)
         with torch_threads(self.settings.threads or self._most_threads):
             report = measure_precision(self._preparer, self.settings, *decoders, self.clock)
         self.tuning = replace(self.tuning, precision_report=report, precision="bfloat16" if report.is_faster else "float32")
         if report.is_faster:
             self.model = rounded
-            self._offline_decoder = Decoder(rounded, self.clock, self.prompt_store)
+            self._offline_decoder = self._decoder(rounded)
         else:
             log.warning("matrix products stay in float32, because bfloat16 is no faster here: %s", report)
 
@@ -309,7 +319,7 @@ class Engine:
             longest = self._preparer.num_tokens(self._preparer.max_history)
             self.graphs = self._new_graphs(self.model, self.version, self.settings, longest=longest, counts=self.counts)
         for number in range(self.settings.workers):
-            decoder = Decoder(self.model, self.clock, self.prompt_store, graphs=self.graphs, worker=number)
+            decoder = self._decoder(self.model, graphs=self.graphs, worker=number)
             self._workers.append(
                 Worker(
                     number,

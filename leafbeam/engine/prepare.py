@@ -10,14 +10,17 @@ from numpy.typing import NDArray
 
 from leafbeam.catalog import Catalog, Expression, RuleSet
 from leafbeam.catalog.conflict import conflict_with_exclusions
-from leafbeam.decode.config import beams_under
+from leafbeam.decode.config import first_width
 from leafbeam.engine.batcher import RequestSize
 from leafbeam.engine.decoder import Model
-from leafbeam.engine.request import ItemId, PendingRequest, Request
+from leafbeam.engine.request import Channel, ItemId, PendingRequest, Request
+from leafbeam.engine.search_widths import SearchKind, SearchWidths
 from leafbeam.engine.settings import Limits, Settings
 from leafbeam.errors import CheckpointError, RequestError, UnknownRuleError, counted
 from leafbeam.ids import first_of_other_kind, is_possible
 from leafbeam.index import Version, VersionFilter
+
+_MIN_WIDTH = 32  # beams of a proof, up to which requests share batches
 
 
 class RequestPreparer:
@@ -37,9 +40,10 @@ class RequestPreparer:
         limits: Limits,
         clock: Callable[[], float],
         *,
+        widths: SearchWidths,
         has_memory: bool,
     ) -> None:
-        self._has_memory = has_memory
+        self._widths, self._has_memory = widths, has_memory
         self._index, self._settings, self._clock = index, settings, clock
         self._num_levels, self._vocabulary = self.version.num_levels, model.vocabulary
         max_positions = model.config.max_position_embeddings
@@ -61,8 +65,17 @@ class RequestPreparer:
         return self._vocabulary.prompt_length(num_items)
 
     def num_beams(self, request: Request) -> int:
-        """Return the beams of a request's last level: a beam finds one item."""
-        return max(request.num_beams or self._settings.num_beams, request.num_items)
+        """Return the number of items that the model may rank: a beam finds one item."""
+        return max(request.num_beams or self._settings.beams, request.num_items)
+
+    def kind(
+        self, request: Request, channel: Channel | None, version: Version, item_filter: VersionFilter | None
+    ) -> SearchKind | None:
+        """Return the kind of a search that proves its answer; None for one with a fixed number of beams."""
+        if request.num_beams is not None or not self._settings.proves:
+            return None
+        num_items = request.num_items if channel == "model" else self.num_beams(request)
+        return SearchKind.of(version, item_filter, num_items, request.scoring)
 
     def size(
         self,
@@ -70,19 +83,26 @@ class RequestPreparer:
         arrived: float,
         num_known: int | None = None,
         version: Version | None = None,
-        widest: int | None = None,
+        kind: SearchKind | None = None,
     ) -> RequestSize:
         """Return the request's size. By default from counts alone, without a look-up: for the admission check.
 
-        widest: the beams of all levels but the last; None: as many as there.
+        Requests of one batch need about as many beams: those of a proof are rounded up to a power of two, from 32 on.
         """
+        version = self.version if version is None else version
         num_beams = self.num_beams(request)
-        widest = num_beams if widest is None else widest
+        widest = num_beams
+        if kind is None:
+            kind = self.kind(request, request.channel, version, None)
+        if kind is not None:
+            learnt = self._widths.of(kind)
+            width = max(learnt, default=1) if learnt else first_width(2.0**kind.octave, kind.num_items, kind.scoring)
+            widest = min(self._settings.max_rows, max(_MIN_WIDTH, 1 << (width - 1).bit_length()))
         deadline_s = self._settings.deadline_s if request.deadline_s is None else request.deadline_s
         num_items = min(len(request.history), self._max_items) if num_known is None else num_known
         return RequestSize(
             # A pending request holds its version, so the id is unique.
-            key=(widest, num_beams, request.scoring, request.explain, id(self.version if version is None else version)),
+            key=(widest, None if kind else num_beams, request.scoring, request.explain, id(version)),
             tokens=self.num_tokens(num_items),
             num_beams=widest,
             arrived=arrived,
@@ -107,15 +127,8 @@ class RequestPreparer:
         empty_rules = _empty_rules(version, item_filter, rules, expression, {"- deny_item_ids": deny, "- history": left_out})
         newest = slice(max(0, len(history) - self._max_items), None)
         codes = version.codes_at(segment_n[newest], row_n[newest]) if history else np.empty((0, self._num_levels), np.int64)
-        num_beams = self.num_beams(request)
-        widest, exhaustive = beams_under(
-            version,
-            item_filter,
-            request.scoring,
-            num_beams=num_beams,
-            widest=0 if self._settings.graphs else self._settings.widest_beams,  # captured searches have num_beams beams
-        )
-        size = self.size(request, arrived, len(codes), version, widest)
+        num_beams, kind = self.num_beams(request), self.kind(request, channel, version, item_filter)
+        size = self.size(request, arrived, len(codes), version, kind)
         if size.tokens > self._settings.max_batch_tokens:
             raise RequestError(
                 f"the known items of the history, {len(codes):,}, take {counted(size.tokens, 'token')}, and a batch holds "
@@ -128,7 +141,7 @@ class RequestPreparer:
             history=tuple(history),
             size=size,
             num_beams=num_beams,
-            exhaustive=exhaustive,
+            kind=kind,
             version=version,
             item_filter=item_filter,
             rules_generation=None if rules is None else rules.generation,

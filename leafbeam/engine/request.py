@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from leafbeam.decode import BeamLevel
 from leafbeam.engine.batcher import RequestSize
+from leafbeam.engine.search_widths import SearchKind
 from leafbeam.errors import RequestError, counted, short_repr
 from leafbeam.ids import is_id
 from leafbeam.index import Version, VersionFilter
@@ -141,11 +142,12 @@ class Result:
         empty_rules: If no item is left, the smallest set of the request's rules that leaves none: a rule, a pair that shares no
             item, or more; parts of the filter are given as text. If the rules leave items that "- deny_item_ids" and "-
             history" remove, these count as rules too. Otherwise empty.
-        num_beams: The number of beams of the search as requested, and at least num_items; 0 if no search ran. `levels` show how
-            rules widened it.
-        exact: Whether the model's items are certain to be the best allowed ones, because the search kept every allowed prefix,
-            or dropped only prefixes that score below them. For a fused ranking this refers to all num_beams items that the
-            model contributes.
+        num_beams: The number of beams of the search, at the level that has the most in the first pass; 0 if no search ran.
+        exact: Whether the model's items are proved to be the best allowed ones: no prefix that the search dropped scores above
+            them. Always true unless the request or the engine sets num_beams, or the proof needs more than max_rows. For a
+            fused ranking this refers to all items that the model contributes.
+        num_exact: The number of first items of the model that are proved to be the best allowed ones.
+        rows: The number of rows that the model computed: one for the prompt and one for each beam of each level.
         num_history_used: The number of items of the history that the model saw: the known ones, or the newest if not all fit. A
             deleted item is known until the index is compacted.
         num_history_left_out: The number of items that were not returned because they are in the history; 0 with keep_history.
@@ -167,6 +169,8 @@ class Result:
     num_valid: int
     num_beams: int
     exact: bool
+    num_exact: int
+    rows: int
     num_history_used: int
     num_history_left_out: int
     read_user: bool
@@ -189,8 +193,8 @@ class PendingRequest:
     """A request with all that its search needs, under the rules and the index version of its submission.
 
     channel: what ranks the items. history: the known ids of its history. size: with the key of its batch, its arrival and its
-    deadline; its beams are those of the widest level. num_beams: the beams of the last level. exhaustive: whether the search
-    keeps every allowed prefix.
+    deadline; its beams are those of the widest level. num_beams: the beams of the last level. kind: of the search, if it proves
+    its answer.
     codes: (n, L) int64, of the newest known items. deny: the known ids that must not be returned, num_left_out of the history
     among them. empty_rules: see `Result`. prepared: when it was ready to be queued.
     future: completed with the result; cancelling it withdraws the request, queued or running.
@@ -199,7 +203,7 @@ class PendingRequest:
     request: Request
     size: RequestSize
     num_beams: int
-    exhaustive: bool
+    kind: SearchKind | None
     version: Version
     item_filter: VersionFilter | None
     rules_generation: int | None
@@ -213,6 +217,13 @@ class PendingRequest:
     channel: Channel = "model"
     history: tuple[ItemId, ...] = ()
     future: "Future[Result]" = field(default_factory=Future)
+
+    @property
+    def num_ranked(self) -> int:
+        """The number of items that the search ranks for this request."""
+        if self.kind is not None:
+            return self.kind.num_items
+        return self.request.num_items if self.channel == "model" and not self.request.explain else self.num_beams
 
     @property
     def is_done(self) -> bool:

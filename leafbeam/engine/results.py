@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,16 @@ from leafbeam.engine.request import PendingRequest, Result, Timings
 log = logging.getLogger("leafbeam.engine")
 
 _INLINE_ITEMS = 64  # of all requests of a batch: below, handing over to another thread costs more than the work
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proof:
+    """What a search proved of its answer, and what it took; by default no search ran. See `Result`."""
+
+    num_beams: int = 0
+    exact: bool = False
+    num_exact: int = 0
+    rows: int = 0
 
 
 class ResultWriter:
@@ -72,9 +82,14 @@ class ResultWriter:
             items = self._memory.rank(pending, (item_ids, scores_k))
             codes_kL = pending.version.codes_of(items.item_ids)
         stages = output.prefill_s, output.rounds_s, output.constrain_s
-        wanted = pending.request.num_items if pending.channel == "model" else pending.num_beams
-        exact = pending.exhaustive or (search.num_exact is not None and int(search.num_exact[row]) >= wanted)
-        result = self._write(pending, items, codes_kL, batch_size, pending.num_beams, output.started, stages, exact=exact)
+        num_exact = 0 if search.num_exact is None else int(search.num_exact[row])
+        proof = Proof(
+            num_beams=pending.num_beams if pending.kind is None else pending.size.num_beams,
+            exact=bool(search.proves([pending.num_ranked] * len(search.scores))[row]),
+            num_exact=min(num_exact, pending.num_ranked),
+            rows=0 if search.rows is None else int(search.rows[row]),
+        )
+        result = self._write(pending, items, codes_kL, batch_size, proof, output.started, stages)
         return replace(result, levels=tuple(level.row(row) for level in search.levels)) if search.levels else result
 
     def memory_result(self, pending: PendingRequest) -> Result:
@@ -82,7 +97,7 @@ class ResultWriter:
         assert self._memory is not None
         started = self._clock()
         items = self._memory.rank(pending)
-        return self._write(pending, items, pending.version.codes_of(items.item_ids), 1, 0, started, (0.0, 0.0, 0.0))
+        return self._write(pending, items, pending.version.codes_of(items.item_ids), 1, Proof(), started, (0.0, 0.0, 0.0))
 
     def _write(
         self,
@@ -90,11 +105,9 @@ class ResultWriter:
         items: RankedItems,
         codes_kL: NDArray[np.int64],
         batch_size: int,
-        num_beams: int,
+        proof: Proof,
         started: float,
         stages: tuple[float, float, float],
-        *,
-        exact: bool = False,
     ) -> Result:
         """stages: the seconds of prefill, rounds and constrain."""
         return Result(
@@ -105,8 +118,10 @@ class ResultWriter:
             reasons=tuple(items.reasons),
             num_valid=len(items.item_ids),
             empty_rules=pending.empty_rules,
-            num_beams=num_beams,
-            exact=exact,
+            num_beams=proof.num_beams,
+            exact=proof.exact,
+            num_exact=proof.num_exact,
+            rows=proof.rows,
             num_history_used=len(pending.codes),
             num_history_left_out=pending.num_left_out,
             read_user=pending.request.user is not None and self._reads_users,

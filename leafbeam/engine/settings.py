@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 Precision = Literal["float32", "bfloat16"]
 
-_MAY_BE_0 = ("wait_s", "prompt_store_mb", "widest_beams")
+_MAY_BE_0 = ("wait_s", "prompt_store_mb")
+_TYPICAL_BEAMS = 20
 _BATCH_SHARE = 0.5  # of slo_s, so that a request that arrives during a batch can still be answered by the next one
 
 
@@ -23,11 +24,10 @@ class Settings:
     """Sizes, times and switches of an engine. The defaults suit a small model on a CPU.
 
     Args:
-        num_beams: The number of beams of requests that do not choose one.
-        widest_beams: The largest number of beams that a search may be widened to, on all levels but the last. If the allowed
-            prefixes of these levels fit into this number, the search keeps all of them and its answer is exact (see
-            Result.exact). Otherwise, with scoring "full", the number of beams is num_beams divided by the share of the items
-            that the rules allow, up to this number. 0 turns widening off; with graphs, searches are never widened.
+        num_beams: The number of beams of requests that do not choose one. By default such requests get answers that are proved
+            to be the best allowed lists, with as many beams as each proof needs (see Result.exact).
+        max_rows: The largest number of beams that a proof may keep at a level. A larger one proves more answers, and bounds the
+            time of a request less.
         workers: The number of threads that run batches; they share one copy of the weights, and on CUDA each has its own
             stream.
         threads: The number of CPU threads that each worker uses for matrix products. By default the warm-up measures the best
@@ -62,8 +62,8 @@ class Settings:
         ArgumentError: For a value out of range.
     """
 
-    num_beams: int = 20
-    widest_beams: int = 128
+    num_beams: int | None = None
+    max_rows: int = 512
     workers: int = 1
     threads: int | None = None
     precision: Precision = "float32"
@@ -90,7 +90,7 @@ class Settings:
             may_be_0 = field.name in _MAY_BE_0
             if value == 0 and may_be_0:
                 continue
-            is_integer = field.type is int or (field.name == "threads" and value is not None)
+            is_integer = field.type is int or (field.name in ("threads", "num_beams") and value is not None)
             if is_integer and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ArgumentError(f"{field.name} must be an integer of at least {0 if may_be_0 else 1}, not {value!r}")
             if field.type is float and not (isinstance(value, int | float) and 0 < value < math.inf):
@@ -105,6 +105,16 @@ class Settings:
             raise ArgumentError(f"precision must be one of {', '.join(get_args(Precision))}, not {self.precision!r}")
         if self.wait_s >= self.deadline_s:
             raise ArgumentError(f"wait_s={self.wait_s:g} must be below the deadline of {self.deadline_s:g} s")
+
+    @property
+    def proves(self) -> bool:
+        """Whether requests that choose no beams get proved answers; captured searches have a fixed number of beams."""
+        return self.num_beams is None and not self.graphs
+
+    @property
+    def beams(self) -> int:
+        """The number of beams of a typical search, and of items that the model adds to a fused ranking."""
+        return self.num_beams or _TYPICAL_BEAMS
 
     @property
     def capacity(self) -> Capacity:

@@ -57,9 +57,9 @@ def choose_threads(
     preparer: RequestPreparer, settings: Settings, decoder: Decoder, most: int, clock: Callable[[], float]
 ) -> ThreadTimes:
     """Return the number of threads that batches of one request and full ones run best with."""
-    request = Request(history=_live_item(preparer.version), num_items=1, num_beams=settings.num_beams)
+    request = Request(history=_live_item(preparer.version), num_items=1, num_beams=settings.beams)
     pending = preparer.prepare(request, clock())
-    full = settings.capacity.max_requests(pending.size.tokens, settings.num_beams)
+    full = settings.capacity.max_requests(pending.size.tokens, settings.beams)
     return measure_threads(most, [partial(decoder.run, [pending] * requests) for requests in sorted({1, full})], clock)
 
 
@@ -73,11 +73,11 @@ def measure_precision(
 
     def pending() -> PendingRequest:
         history = items.ids_of(rng.integers(items.num_items, size=length)).tolist() if length else []
-        request = Request(history=tuple(history), num_items=1, num_beams=settings.num_beams, keep_history=True)
+        request = Request(history=tuple(history), num_items=1, num_beams=settings.beams, keep_history=True)
         return preparer.prepare(request, clock())
 
     first = pending()
-    several = min(_COMPARED_REQUESTS, settings.capacity.max_requests(first.size.tokens, settings.num_beams))
+    several = min(_COMPARED_REQUESTS, settings.capacity.max_requests(first.size.tokens, settings.beams))
     drawn = [first, *(pending() for _ in range(several - 1))]
     batches = [drawn[:requests] for requests in sorted({1, several})]
     return compare_precisions([(partial(_search, float32, one), partial(_search, bfloat16, one)) for one in batches], clock)
@@ -95,7 +95,7 @@ def calibrate(
     clock: Callable[[], float],
 ) -> None:
     """Time small and large batches for about a second, and pass their seconds to `observe`."""
-    item, num_beams, capacity = _live_item(preparer.version), settings.num_beams, settings.capacity
+    item, num_beams, capacity = _live_item(preparer.version), settings.beams, settings.capacity
     fits = (settings.max_batch_tokens - preparer.num_tokens(0)) // preparer.version.num_levels
     max_history = max(1, min(preparer.max_history, fits))
     stops = clock() + _MAX_CALIBRATION_S

@@ -254,6 +254,7 @@ class PartitionRunner:
             "scores": pa.array([list(result.scores) for result in results], pa.list_(pa.float32())),
             "num_history_used": pa.array([result.num_history_used for result in results], pa.int32()),
             "num_history_left_out": pa.array([result.num_history_left_out for result in results], pa.int32()),
+            "num_exact": pa.array([result.num_exact for result in results], pa.int32()),
             "index_version": pa.array([result.index_version for result in results], pa.string()).dictionary_encode(),
         }
         return pa.table(columns)

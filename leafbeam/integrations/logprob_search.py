@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.decode.beam_search import ItemSearch, Requests
-from leafbeam.decode.config import SearchConfig
+from leafbeam.decode.config import SearchConfig, beams_of_search
 from leafbeam.decode.constraint import TrieConstraint
 from leafbeam.decode.model_calls import ModelCalls
 from leafbeam.decode.results import BatchFilters, DenyLists, SearchResult, check_batch
@@ -62,13 +62,15 @@ class LogprobBeamSearch(ItemSearch):
         code_tokens: For each level the token of code 0, of code 1, and so on; or a leafbeam vocabulary; or `CodeTokens`, such
             as `tokens` of another search. None is for an index of sequences (`Trie.from_sequences`), whose codes are tokens.
         eos_token_id: The model's end token; only an index of sequences needs it.
-        num_beams: One number, or one for each level; the last is the number of items of an answer.
+        num_items: The number of items of an answer, proved to be the best; 20 if neither this nor num_beams is set.
+        num_beams: For a beam search, one number or one for each level; the last is the number of items of an answer.
+        max_rows: With num_items, the largest number of prefixes of a level that a pass may keep, see `BeamSearch`.
         scoring: What a token's probability is normalised over. "vocabulary" takes all tokens of the model, as vLLM's own beam
             search does; "allowed" the legal tokens; "full" the tokens of the level, all of which are requested. "allowed" and
             "full" are those of `BeamSearch`. With "allowed", no request is made for beams without a choice.
 
     Examples:
-        >>> search = LogprobBeamSearch(index, VllmServer("http://localhost:8000", model="m"), code_tokens=tokens, num_beams=50)
+        >>> search = LogprobBeamSearch(index, VllmServer("http://localhost:8000", model="m"), code_tokens=tokens, num_items=50)
         >>> result = search.run(prompts, filters=[fresh, None])
         >>> result.item_ids[0][:10], result.scores[0, :10]
     """
@@ -80,14 +82,17 @@ class LogprobBeamSearch(ItemSearch):
         *,
         code_tokens: CodeTokensLike = None,
         eos_token_id: int | None = None,
-        num_beams: int | Sequence[int] = 20,
+        num_beams: int | Sequence[int] | None = None,
         scoring: Normalisation = "vocabulary",
+        num_items: int | None = None,
+        max_rows: int = 512,
     ) -> None:
         if scoring not in get_args(Normalisation):
             raise ArgumentError(f"scoring is {scoring!r}: expected 'vocabulary', 'allowed' or 'full'")
         version = Version.of(index)
-        config = SearchConfig.of(version, num_beams, "allowed" if scoring == "allowed" else "full")
-        super().__init__(index, config, num_beams if isinstance(num_beams, int) else num_beams[-1], "cpu", "auto")
+        beams = beams_of_search(version.num_levels, num_beams, num_items, max_rows)
+        config = SearchConfig.of(version, beams, "allowed" if scoring == "allowed" else "full")
+        super().__init__(index, config, "cpu", "auto", num_items=beams[-1], proves=num_beams is None)
         self.model, self.scoring = model, scoring
         self.tokens = CodeTokens.for_index(code_tokens, version, eos_token_id)
 
@@ -121,7 +126,11 @@ class LogprobBeamSearch(ItemSearch):
         """
         requests = check_batch(self.version, len(prompts), filters, deny)
         rounds = _Rounds(self, [_checked(prompt, number) for number, prompt in enumerate(prompts)], allow_partial)
-        found = self._run(requests, ModelCalls(rounds.step_fn), rounds.constraint, watch=True)
+
+        def search(config: SearchConfig, least_B: NDArray[np.float32] | None) -> SearchResult:
+            return self._run(requests, ModelCalls(rounds.step_fn), rounds.constraint, config, watch=True, least_B=least_B)
+
+        found = self._passes(requests, search)
         return LogprobSearchResult(**vars(found), failures=rounds.failures, num_queries=rounds.num_queries)
 
 
@@ -136,14 +145,18 @@ class _Rounds:
 
     def step_fn(self, codes_BK: Any, parents_BK: Any) -> NDArray[np.int64]:
         """Return the codes of each beam so far, int64 (B, K, T): what stands for logits until the legal children are known."""
-        if codes_BK is not None:
+        if codes_BK is None:
+            self._codes_BKT = np.empty((len(self._prompts), 1, 0), np.int64)
+        else:
             before_BKT = np.take_along_axis(self._codes_BKT, parents_BK[:, :, None], 1)
             self._codes_BKT = np.concatenate([before_BKT, codes_BK[:, :, None]], 2)
         return self._codes_BKT
 
-    def constraint(self, bound: BoundIndex, requests: Requests, hi_SB: NDArray[np.int64]) -> TrieConstraint:
+    def constraint(
+        self, bound: BoundIndex, requests: Requests, hi_SB: NDArray[np.int64], config: SearchConfig
+    ) -> TrieConstraint:
         filters = bound.ops.bind_filters(bound.arrays, requests)
-        return _AskingConstraint(self._search.config, hi_SB, partial(self._launch, bound, filters))
+        return _AskingConstraint(config, hi_SB, partial(self._launch, bound, filters))
 
     def _launch(
         self, bound: BoundIndex, filters: Any, level: int, beams: Beams[Any], codes_BKT: NDArray[np.int64], num_beams: int

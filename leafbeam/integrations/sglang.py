@@ -23,7 +23,7 @@ class SglangServer(HttpLogprobs):
 
     Examples:
         >>> model = SglangServer("http://localhost:30000")                                           # doctest: +SKIP
-        >>> LogprobBeamSearch(index, model, code_tokens=tokens, num_beams=50).run(prompts)           # doctest: +SKIP
+        >>> LogprobBeamSearch(index, model, code_tokens=tokens, num_items=50).run(prompts)           # doctest: +SKIP
     """
 
     path = "/generate"

@@ -44,7 +44,7 @@ class VllmModel:
 
     Examples:
         >>> model = VllmModel(LLM("Qwen3-sid", enable_prefix_caching=True))                          # doctest: +SKIP
-        >>> LogprobBeamSearch(index, model, code_tokens=tokens, num_beams=50).run(prompts)           # doctest: +SKIP
+        >>> LogprobBeamSearch(index, model, code_tokens=tokens, num_items=50).run(prompts)           # doctest: +SKIP
     """
 
     def __init__(self, llm: Any, *, lora_request: Any = None) -> None:
@@ -143,7 +143,7 @@ class VllmServer(OpenAIServer):
 
     Examples:
         >>> model = VllmServer("http://localhost:8000", model="Qwen3-sid")                           # doctest: +SKIP
-        >>> LogprobBeamSearch(index, model, code_tokens=tokens, num_beams=50).run(prompts)           # doctest: +SKIP
+        >>> LogprobBeamSearch(index, model, code_tokens=tokens, num_items=50).run(prompts)           # doctest: +SKIP
     """
 
     def __init__(

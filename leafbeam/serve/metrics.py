@@ -38,6 +38,10 @@ class Metrics:
         self._batch = Histogram(
             "leafbeam_batch_size", "Requests run together", buckets=(1, 2, 4, 8, 16, 32, 64, 128), registry=registry
         )
+        self._rows = Counter("leafbeam_rows", "Rows that the model computed for answered requests", registry=registry)
+        self._searches = Counter(
+            "leafbeam_searches", "Searches, by whether the answer is proved to be the best", ["exact"], registry=registry
+        )
         self._items = Counter("leafbeam_items", "Items returned", registry=registry)
         self._short = Counter("leafbeam_short_answers", "Answers with fewer items than requested", registry=registry)
         self._reloads = Counter("leafbeam_rule_reloads", "Reloads of the rules", ["outcome"], registry=registry)
@@ -92,6 +96,9 @@ class Metrics:
         for stage, histogram in self._stages.items():
             histogram.observe(getattr(result.timings, stage))
         self._batch.observe(result.batch_size)
+        if result.num_beams:
+            self._rows.inc(result.rows)
+            self._searches.labels("yes" if result.exact else "no").inc()
         self._items.inc(result.num_valid)
         if result.num_valid < num_items:
             self._short.inc()

@@ -14,8 +14,8 @@ Id = Int64 | str
 ItemId = int | str
 # Bounds that the engine checks, with its own messages, are for the reader of the schema alone.
 _BEAMS = Meta(
-    description="Beams of the search; more are better and slower. Default: the server's. Raised to `num_items`, because a "
-    "beam finds one item."
+    description="A fixed number of beams, raised to `num_items`, because a beam finds one item. Default: the server's, or as "
+    "many as the proof needs that the answer is the best allowed list."
 )
 
 
@@ -157,11 +157,19 @@ class RecommendAnswer(Struct, frozen=True, kw_only=True):
         ),
     ]
     num_beams: Annotated[
-        int, Meta(description="Beams asked for or the server's, at least `num_items`; `levels` show more. 0 without a search.")
+        int, Meta(description="Beams of the level that has the most in the search's first pass. 0 without a search.")
     ]
     exact: Annotated[
         bool,
-        Meta(description="Whether no allowed item can score better with the model than those it found; `fused` ranks these."),
+        Meta(
+            description="Whether the items that the model found are proved to be its best allowed ones; `fused` ranks these. "
+            "Always true, unless the request or the server sets a number of beams, or the proof needs more than "
+            "`engine.max_rows` prefixes of a level."
+        ),
+    ]
+    num_exact: Annotated[int, Meta(description="How many of the model's first items are proved to be its best allowed ones.")]
+    rows: Annotated[
+        int, Meta(description="Rows that the model computed: one for the prompt, and one for each beam of each level.")
     ]
     num_history_used: Annotated[
         int, Meta(description="Items of the history that the model saw, deleted ones too until a compaction.")

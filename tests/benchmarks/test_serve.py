@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.peers.failure import PeerFailure
 from benchmarks.peers.vllm_cpu import VllmSettings
-from benchmarks.serving import changes, engines, latency, load, memory, overload, profile
+from benchmarks.serving import bound, changes, engines, latency, load, memory, overload, profile
 from benchmarks.serving.load_run import LoadRun
 from benchmarks.serving.load_server import serving
 from benchmarks.serving.production_http import over_http
@@ -83,6 +83,17 @@ def test_the_profile_counts_every_call_of_a_request(run: LoadRun):
     assert calls["extend"]["calls"] == run.trie.num_levels - 1
     assert calls["extend"]["own_us"] < calls["extend"]["all_us"]
     assert measured["own_us"] >= sum(one["own_us"] for one in measured["top"]) - 1
+
+
+def test_proofs_are_timed_beside_beams_of_a_fixed_width(run: LoadRun):
+    parameters, measured = bound.measure(run, 0.5, batch=2, num_items=10, batches=3)
+    assert (parameters["B"], parameters["beams"], measured["repeats"]) == (2, 128, 3)
+    assert measured["proved"] == 1
+    _, widths = bound.measure_widths(run, 1.0, users=3)
+    found = widths["by_width"]
+    assert found["proof"]["recall"] == 1 >= found["20"]["recall"] >= found["10"]["recall"]
+    assert found["10"]["rows"] < found["20"]["rows"]
+    assert bound.draw([{"parameters": {"what": "widths", "share": 1.0}, "measured": widths}]).axes
 
 
 @pytest.mark.full

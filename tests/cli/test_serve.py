@@ -135,7 +135,7 @@ def test_settings_of_items_are_refused_for_texts_alone(tmp_path: Path) -> None:
         (("--set", "engine.precision=bfloat16"), "engine.precision needs --run"),
         (("--learn",), "learn needs --run"),
         (("--rule", "cheap=price <"), "--rule needs --run"),
-        (("--port", "1", "--set", "engine.widest_beams=64"), "engine.widest_beams needs --run"),
+        (("--port", "1", "--set", "engine.max_rows=64"), "engine.max_rows needs --run"),
     ):
         result = CliRunner().invoke(app, ["serve", "--text-model", str(tmp_path), *words], env={"COLUMNS": "200"})
         assert result.exit_code == 2

@@ -1,16 +1,10 @@
 """`SearchResult.num_exact`: no allowed item that the search left out scores above the items that it counts."""
 
-from functools import partial
-
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leafbeam import BeamSearch, Sampler, Trie
-from leafbeam.decode.config import beams_under
-from leafbeam.index import Version
-from leafbeam.ops.constrain import Scoring
 from tests.fixtures.paths import Paths
 
 SIZES = [6, 5, 4]
@@ -69,26 +63,3 @@ def test_all_items_of_one_level_are_exact_and_nothing_is_where_nothing_is_allowe
 def test_samples_are_in_no_order_so_none_is_called_exact() -> None:
     _, trie = catalog(0)
     assert Sampler(trie, 5).run(Paths(SIZES, 1, 1.0, 0).step_fn, rng=np.random.default_rng(0)).num_exact is None
-
-
-@pytest.mark.parametrize(
-    ("allowed", "widest", "scoring", "expected"),
-    [
-        *((150, 100, "full", (20, False)), (120, 100, "full", (32, False)), (120, 100, "allowed", (20, False))),
-        *((50, 40, "full", (40, False)), (50, 0, "full", (20, False))),  # 60 wanted, the bound
-        *(
-            (75, 100, "full", (100, True)),
-            (50, 100, "allowed", (64, True)),
-            (20, 0, "full", (20, True)),
-            (0, 0, "full", (20, True)),
-        ),
-    ],
-)
-def test_beams_grow_as_rules_allow_fewer_items(allowed: int, widest: int, scoring: Scoring, expected: tuple[int, bool]) -> None:
-    trie = Trie.build([[item, 0] for item in range(150)], [150, 1])  # each item has a prefix of its own
-    version = Version.of(trie)
-    item_filter = version.filter_of([trie.filter(np.arange(150) < allowed)])
-    beams = partial(beams_under, version, scoring=scoring, num_beams=20)
-    assert beams(item_filter, widest=widest) == expected
-    assert beams(None, widest=widest) == (20, False)
-    assert beams(None, widest=150) == (150, True)

@@ -15,7 +15,6 @@ from leafbeam.engine.latency_model import LatencyModel
 from leafbeam.engine.request import PendingRequest
 from leafbeam.errors import ArgumentError, OverloadedError, RequestError, UnavailableError
 from leafbeam.model.cpu.workspace import Chunk
-from tests.engine.conftest import SIZES
 from tests.waiting import held, interrupted
 
 PATIENCE = 60
@@ -165,7 +164,7 @@ def test_cancelling_one_request_of_a_batch_leaves_the_others_alone_and_its_rows_
         rows.clear()
         go.set()
         assert stays.result(PATIENCE).num_valid == 2
-    assert rows[0] == SIZES[0] + 1  # beams of the one that stays, which has one for each code, and one row of the other
+    assert rows[0] == 4 + 1  # beams of the one that stays, two for each of its items at first, and one row of the other
     assert engine.counts.of("batch_faults")["abandoned"] == 0
 
 
@@ -240,7 +239,7 @@ def test_more_tokens_or_beams_than_a_batch_holds_are_refused(shop):
     engine = Engine(
         shop.model,
         shop.trie,
-        settings=Settings(max_batch_tokens=16, max_beam_rows=64, widest_beams=64),
+        settings=Settings(max_batch_tokens=16, max_beam_rows=64, max_rows=64),
         limits=Limits(max_beams=64, max_items=64),
     )
     with engine:

@@ -155,12 +155,12 @@ def test_both_scorings_are_replayed_and_where_memory_is_short_the_usual_one(vers
 
 def test_an_encoder_decoder_is_captured_too_and_one_of_experts_is_refused(shop) -> None:
     requests = [Request(history=("é1", "é2"), num_items=5, num_beams=12, scoring=scoring) for scoring in ("full", "allowed")]
-    settings = Settings(graphs=True, num_beams=12, widest_beams=0, max_batch=1)
+    settings = Settings(graphs=True, num_beams=12, max_batch=1)
     model = new_encoder_decoder(2, shop.model.vocabulary)
     with Engine(model, shop.trie, settings=settings, new_graphs=on_cpu([])) as drawn:
         found = [drawn.submit(request).result(30) for request in requests]
         assert drawn.counts.of("graphs")["replayed"] == 2
-    by_hand = Engine(model, shop.trie, settings=Settings(widest_beams=0)).recommend(requests)
+    by_hand = Engine(model, shop.trie, settings=Settings(num_beams=20)).recommend(requests)
     for result, plain in zip(found, by_hand, strict=True):
         assert result.item_ids == plain.item_ids
         np.testing.assert_allclose(result.scores, plain.scores, atol=5e-5)
@@ -301,7 +301,7 @@ def test_after_a_capture_that_failed_the_next_version_is_tried(version, caplog) 
 
 def test_an_engine_with_graphs_answers_as_without_and_counts(shop, catalog) -> None:
     captured: list[Bucket] = []
-    settings = Settings(graphs=True, num_beams=12, widest_beams=0, max_batch=2, workers=2)
+    settings = Settings(graphs=True, num_beams=12, max_batch=2, workers=2)
     drawn = Engine(shop.model, catalog, settings=settings, new_graphs=on_cpu(captured))
     requests = [
         Request(history=tuple(f"é{i}" for i in range(count)), rules=rules, deny_item_ids=("é7",), num_items=6, num_beams=12)
@@ -313,7 +313,7 @@ def test_an_engine_with_graphs_answers_as_without_and_counts(shop, catalog) -> N
         assert drawn.submit(Request(num_items=3, num_beams=12, scoring="allowed")).result(30).item_ids
         drawn.submit(Request(num_items=3, num_beams=9)).result(30)
         page = client.get("/metrics").text
-    by_hand = Engine(shop.model, catalog, settings=Settings(widest_beams=0)).recommend(requests)
+    by_hand = Engine(shop.model, catalog, settings=Settings(num_beams=20)).recommend(requests)
     for result, plain in zip(found, by_hand, strict=True):
         assert result.item_ids == plain.item_ids
         np.testing.assert_allclose(result.scores, plain.scores, atol=5e-5)
@@ -366,10 +366,10 @@ def test_over_a_catalog_that_changes_answers_are_those_without_graphs(shop) -> N
     live = opened(shop)
     twin = Twin(shop, live, rng)
     changes = [twin.delete, twin.insert, twin.update, twin.insert, twin.replace, lambda: live.compact(wait=True), twin.insert]
-    settings = Settings(graphs=True, num_beams=15, widest_beams=0, max_batch=2)
+    settings = Settings(graphs=True, num_beams=15, max_batch=2)
     captured: list[Bucket] = []
     with Engine(shop.model, live, settings=settings, new_graphs=on_cpu(captured)) as drawn:
-        plain = Engine(shop.model, live, settings=Settings(widest_beams=0))
+        plain = Engine(shop.model, live, settings=Settings(num_beams=20))
         for change in changes * 2:
             change()
             request = Request(history=tuple(twin.some()), filter="cheap | in_stock", num_items=8, num_beams=15)

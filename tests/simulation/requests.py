@@ -176,7 +176,7 @@ class Schedule:
                 key=num_beams, tokens=random.randint(1, 20), num_beams=num_beams, arrived=now, deadline=now + deadline_s
             ),
             num_beams=num_beams,
-            exhaustive=False,
+            kind=None,
             version=VERSION,
             item_filter=None,
             rules_generation=None,

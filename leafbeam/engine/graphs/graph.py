@@ -295,7 +295,7 @@ def graphs_for(
     if attention is None:
         costs = None if settings.attention_costs is None else AttentionCosts.load(settings.attention_costs)
         attention = import_module("leafbeam.ops.attention.triton").attention(costs)
-    sizes: dict[str, int] = {"longest": longest, "num_beams": settings.num_beams}
+    sizes: dict[str, int] = {"longest": longest, "num_beams": settings.beams}
     return Graphs(
         StaticModel(model, attention),
         version,

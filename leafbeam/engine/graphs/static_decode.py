@@ -122,7 +122,7 @@ class StaticDecode:
 
     def result(self, batch: int, num_segments: int) -> FinalBeams:
         """The last beams of the first `batch` requests; waits for the device. Raises LogitsError for NaN and +inf."""
-        raise_first_bad(_on_host(self.bad_L)[None], self._config)
+        raise_first_bad(_on_host(self.bad_L)[None], self._config.rows_of_rounds)
         lo_SBK, hi_SBK = _on_host(self.ranges_2SBK)[:, :num_segments, :batch]
         return (lo_SBK, hi_SBK), _on_host(self.scores_BK)[:batch], _on_host(self.num_valid_B)[:batch]
 

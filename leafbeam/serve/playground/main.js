@@ -232,12 +232,12 @@ class Page {
     const { rules } = this.state;
     $("server").textContent = `${plural(found.num_items, "item")}, version ${answer.index_version}`;
     $("allowed").textContent = `These rules allow ${count(found.num_allowed)} of ${plural(found.num_items, "item")}.`;
-    const how = answer.exact ? ", certainly the model's best" : "";
+    const how = answer.exact ? ", proved to be the model's best" : `, ${answer.num_exact} proved to be the model's best`;
     const wrong = without ? `; without rules, ${without.item_ids.filter((id) => broken(this.known.get(id), rules).length).length} of ${without.num_valid} would break them` : "";
     const left = answer.num_history_left_out ? `; ${plural(answer.num_history_left_out, "item")} of the history left out` : "";
     const ignored = answer.ignored_history.length ? `; not in the index: ${answer.ignored_history.join(", ")}` : "";
     const empty = answer.empty_rules.length ? `; no item is left by ${answer.empty_rules.join(" and ").replaceAll("and - ", "- ")}` : "";
-    const beams = answer.num_beams ? `${plural(answer.num_beams, "beam")}${how}` : "no search";
+    const beams = answer.num_beams ? `${plural(answer.rows, "row")} of the model${how}` : "no search";
     $("summary").textContent = `${plural(answer.num_valid, "item")} in ${milliseconds.toFixed(0)} ms, ${beams}${left}${ignored}${empty}${wrong}.`;
     const actions = [["Add to history", (item) => this.addToHistory(item)], ...(this.changes?.actions ?? [])];
     if (this.changes?.learns) actions.unshift(["Take", (item) => this.take(item)]);

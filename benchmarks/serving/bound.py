@@ -1,0 +1,183 @@
+"""Searches that prove their answers, beside beam searches of a fixed width, with and without rules.
+
+The demo's trained model and its users' histories, both ways in turns. A fixed search has 20 beams without a rule, or as many as
+items, and 128 under one; its last level runs first the beams that recent searches needed, which is its best form. Rows count
+what the model computes: the prompt, and every live beam of every level. Then how many of the best items each width finds, for
+how many rows.
+
+Shapes: B requests, L levels.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from benchmarks.drawing import new_figure
+from benchmarks.rows import Row, spread
+from benchmarks.serving.engines import one_thread, shape_of
+from benchmarks.serving.load_run import LoadRun
+from leafbeam.decode import BeamSearch, SearchResult
+from leafbeam.engine import Settings
+from leafbeam.engine.search_widths import SearchKind, SearchWidths
+from leafbeam.index import Filter, Version
+from leafbeam.model import Workspace
+
+__all__ = ["draw", "measure", "measure_widths", "runs"]
+
+_HISTORY = 12  # items
+_WARM = 24  # batches from which widths are learnt before the clock runs
+_MAX_ROWS = Settings().max_rows
+Measured = tuple[dict[str, Any], dict[str, Any]]
+
+
+def runs(quick: bool) -> Iterator[Measured]:
+    """A row for each batch size, share of allowed items and length of the answer; then rows of recall by width."""
+    run = LoadRun.demo(quick)
+    shares, batches = ((1.0, 0.1), 10) if quick else ((1.0, 0.5, 0.1, 0.01), 100)
+    with one_thread():
+        for share in shares:
+            for batch in (1, 4) if quick else (1, 4, 16):
+                yield measure(run, share, batch, num_items=10, batches=batches)
+            for num_items in (20,) if quick else (20, 50, 100):
+                yield measure(run, share, 1, num_items=num_items, batches=batches)
+            yield measure_widths(run, share, users=40 if quick else 200)
+
+
+@dataclass(kw_only=True, eq=False)
+class _Bench:
+    """A run, a rule that allows a share of its items, and the memory that both ways use."""
+
+    run: LoadRun
+    share: float
+    num_items: int
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+    workspace: Workspace = field(default_factory=Workspace)
+
+    def __post_init__(self) -> None:
+        trie = self.run.trie
+        allowed_N = np.random.default_rng(1).random(trie.num_items) < self.share
+        self.rule: Filter | None = None if self.share == 1 else trie.filter(allowed_N)
+        version = Version.of(trie)
+        item_filter = None if self.rule is None else version.filter_of([self.rule])
+        self.kind = SearchKind.of(version, item_filter, self.num_items, "full")
+
+    def prompts(self, batch: int) -> list[NDArray[np.int64]]:
+        """The SIDs of the histories of users drawn at random."""
+        run = self.run
+        users = self.rng.integers(len(run.histories), size=batch)
+        return [run.trie.codes_at(run.leaves_of(run.histories[int(user)][-_HISTORY - 1 : -1])) for user in users]
+
+    def search(self, prompts: list[NDArray[np.int64]], search: BeamSearch, num_first: int | None) -> SearchResult:
+        """Run the prompts and a search."""
+        tokens_BT, lengths_B = self.run.model.vocabulary.prompts(prompts)
+        session = self.run.model.start(torch.from_numpy(tokens_BT), torch.from_numpy(lengths_B), workspace=self.workspace)
+        last_step_fn = None if num_first is None else session.last_step_fn
+        return search.run(session.step_fn, len(prompts), self.rule, last_step_fn=last_step_fn, num_first=num_first)
+
+    def proof(self, prompts: list[NDArray[np.int64]], learnt: SearchWidths) -> SearchResult:
+        """Search as an engine does, and learn from it."""
+        widths, num_first = learnt.first_pass([self.kind], _MAX_ROWS, can_split=True)
+        search = BeamSearch(self.run.trie, num_items=self.num_items, max_rows=_MAX_ROWS, widths=widths)
+        result = self.search(prompts, search, num_first)
+        assert result.beams_needed is not None
+        learnt.observe(self.kind, result.beams_needed)
+        return result
+
+    def fixed(self, prompts: list[NDArray[np.int64]], beams: int, learnt: SearchWidths | None = None) -> SearchResult:
+        """Search with as many beams at every level but the last, whose first call runs as many as recent searches needed."""
+        search = BeamSearch(self.run.trie, [beams] * (self.run.trie.num_levels - 1) + [self.num_items])
+        known = None if learnt is None else learnt.of(self.kind)
+        result = self.search(prompts, search, None if known is None or beams == self.num_items else known[0])
+        if learnt is not None:
+            assert result.beams_needed is not None
+            learnt.observe(self.kind, result.beams_needed[:, -1:])
+        return result
+
+
+def measure(run: LoadRun, share: float, batch: int, *, num_items: int, batches: int) -> Measured:
+    """Milliseconds of prompts and search both ways, rows of each request, and the share of the best items that beams miss."""
+    bench = _Bench(run=run, share=share, num_items=num_items)
+    beams = max(num_items, 20 if share == 1 else 128)
+    proof_widths, beam_widths = SearchWidths(), SearchWidths()
+    ways = {
+        "beams": lambda prompts: bench.fixed(prompts, beams, beam_widths),
+        "proof": lambda prompts: bench.proof(prompts, proof_widths),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    rows: dict[str, list[float]] = {name: [] for name in ways}
+    missed, passes, proved = list[float](), list[int](), list[float]()
+    for number in range(_WARM + batches):
+        prompts, results = bench.prompts(batch), dict[str, SearchResult]()
+        for name, search in ways.items():
+            began = time.perf_counter()
+            results[name] = search(prompts)
+            if number >= _WARM:
+                seconds[name].append(time.perf_counter() - began)
+                rows[name] += np.asarray(results[name].rows).tolist()
+        if number >= _WARM:
+            passes.append(results["proof"].passes)
+            proved += results["proof"].is_proved.tolist()
+            missed += [
+                missing(best, found) for best, found in zip(results["proof"].item_ids, results["beams"].item_ids, strict=True)
+            ]
+    ratios = np.array(seconds["proof"]) / np.array(seconds["beams"])
+    parameters = {"what": "searches", "share": share, "B": batch, "items": num_items, "beams": beams, "history": _HISTORY}
+    return parameters | shape_of(run), {
+        "search_ms": {name: spread(values, 1e-3) for name, values in seconds.items()},
+        "proof_over_beams": {
+            "p50": round(float(np.median(seconds["proof"]) / np.median(seconds["beams"])), 3),
+            "p99": round(float(np.percentile(seconds["proof"], 99) / np.percentile(seconds["beams"], 99)), 3),
+            "paired": round(float(np.median(ratios)), 3),
+        },
+        "rows": {name: spread(values, 1.0) for name, values in rows.items()},
+        "missed": round(float(np.mean(missed)), 4),
+        "second_passes": round(float(np.mean(np.array(passes) > 1)), 4),
+        "proved": round(float(np.mean(proved)), 4),
+        "repeats": batches,
+    }
+
+
+def measure_widths(run: LoadRun, share: float, users: int) -> Measured:
+    """The share of the best 10 items that fixed widths find and the rows that they compute, and those of the proof."""
+    bench, learnt = _Bench(run=run, share=share, num_items=10), SearchWidths()
+    prompts = [bench.prompts(1) for _ in range(_WARM + users)]
+    proofs = [bench.proof(prompt, learnt) for prompt in prompts][_WARM:]
+    found: dict[str, dict[str, float]] = {"proof": {"recall": 1.0, "rows": mean_rows(proofs)}}
+    for beams in (10, 20, 40, 80, 128, 256, 512):
+        results = [bench.fixed(prompt, beams) for prompt in prompts[_WARM:]]
+        lost = [missing(best.item_ids[0], result.item_ids[0]) for best, result in zip(proofs, results, strict=True)]
+        found[str(beams)] = {"recall": round(1 - float(np.mean(lost)), 4), "rows": mean_rows(results)}
+    return {"what": "widths", "share": share, "items": 10, "users": users} | shape_of(run), {"by_width": found}
+
+
+def mean_rows(results: list[SearchResult]) -> float:
+    """Return the rows that the model computed for a request, on average."""
+    return round(float(np.mean(np.concatenate([np.asarray(result.rows) for result in results]))), 1)
+
+
+def missing(best: NDArray[Any], found: NDArray[Any]) -> float:
+    """Return the share of the best items that were not found."""
+    return 1 - float(np.isin(best, found).mean()) if len(best) else 0.0
+
+
+def draw(rows: list[Row]) -> Figure:
+    """Draw recall of the best items against rows computed, a panel for each share of allowed items."""
+    widths = [row for row in rows if row["parameters"]["what"] == "widths"]
+    figure, panels = new_figure(len(widths), columns=2, width=4.2, height=3.0)
+    for axes, row in zip(panels, widths, strict=True):
+        found = dict(row["measured"]["by_width"])
+        proof = found.pop("proof")
+        axes.plot([one["rows"] for one in found.values()], [100 * one["recall"] for one in found.values()], "o-", label="beams")
+        axes.plot([proof["rows"]], [100 * proof["recall"]], "*", markersize=12, label="proof")
+        axes.set(xscale="log", xlabel="rows of the model, a request", ylabel="of the best 10 found, %")
+        axes.set_title(f"{100 * row['parameters']['share']:g} % of the items allowed")
+        axes.legend()
+    return figure

@@ -1,0 +1,107 @@
+"""A search with `num_items` proves its answer: it is that of all allowed items scored, or `num_exact` says how far it is."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from leafbeam import BeamSearch, Trie
+from leafbeam.decode import SearchResult
+from leafbeam.index import Version, VersionFilter
+from leafbeam.index.version import Segment
+
+BACKENDS = ["cpu", "torch", "reference"]
+
+
+class Tiny:
+    """A random index of few codes, with deltas, rules, deny lists and shared SIDs, and a model with ties and codes of -inf."""
+
+    def __init__(self, seed: int) -> None:
+        rng = self.rng = np.random.default_rng(seed)
+        self.sizes = tuple(int(size) for size in rng.integers(1, 7, rng.integers(1, 5)))
+        self.batch = int(rng.integers(1, 4))
+        num_items = int(rng.integers(1, 120))
+        self.codes = rng.integers(0, self.sizes, (num_items, len(self.sizes)))
+        base = int(rng.integers(1, num_items + 1))
+        live_N = rng.random(base) < rng.choice([1.0, 0.7])
+        tries = [Trie.build(self.codes[:base], self.sizes, item_ids=np.arange(base))]
+        if base < num_items:
+            tries.append(Trie.build(self.codes[base:], self.sizes, item_ids=np.arange(base, num_items)))
+        self.live_N = np.concatenate([live_N, np.ones(num_items - base, np.bool_)])
+        segments = [Segment(trie=tries[0], live=tries[0].filter(live_N)), *(Segment(trie=trie) for trie in tries[1:])]
+        self.version = Version(segments=tuple(segments))
+        share = rng.choice([1.0, 0.6, 0.2, 0.05])
+        self.allowed_BN = rng.random((self.batch, num_items)) < share
+        self.denied = [rng.choice(num_items, int(rng.integers(0, 4))) for _ in range(self.batch)]
+        self.step, self.excluded, self.seed = rng.choice([0.0, 0.5, 3.0]), rng.choice([0.0, 0.2]), seed
+        self.paths: list[list[tuple[int, ...]]] = []
+
+    def filters(self) -> list[VersionFilter]:
+        """The rule of each request."""
+        return [self.version.filter(item_ids=np.flatnonzero(allowed_N & self.live_N)) for allowed_N in self.allowed_BN]
+
+    def logits(self, request: int, path: tuple[int, ...]) -> np.ndarray:
+        rng = np.random.default_rng([self.seed, request, *path])
+        logits_V = (self.step * rng.integers(-3, 4, self.sizes[len(path)])).astype(np.float32)
+        logits_V[rng.random(len(logits_V)) < self.excluded] = -np.inf
+        return logits_V
+
+    def step_fn(self, codes: np.ndarray | None, parents: np.ndarray | None) -> np.ndarray:
+        if codes is None or parents is None:
+            self.paths = [[()] for _ in range(self.batch)]
+            return np.stack([self.logits(b, ()) for b in range(self.batch)])
+        rows = zip(self.paths, codes.tolist(), parents.tolist(), strict=True)
+        self.paths = [[(*paths[p], c) for c, p in zip(code_K, parent_K, strict=True)] for paths, code_K, parent_K in rows]
+        return np.array([[self.logits(b, path) for path in paths] for b, paths in enumerate(self.paths)])
+
+    def scores(self, request: int, scoring: str) -> dict[int, float]:
+        """The score of every allowed item that the model does not exclude, in float64."""
+        allowed = [n for n in np.flatnonzero(self.allowed_BN[request] & self.live_N) if n not in self.denied[request]]
+        sids = {n: tuple(self.codes[n].tolist()) for n in allowed}
+        prefixes = {sid[:length] for sid in sids.values() for length in range(len(self.sizes) + 1)}
+        scores: dict[int, float] = {}
+        for n, sid in sids.items():
+            score = 0.0
+            for level, code in enumerate(sid):
+                logits_V = self.logits(request, sid[:level]).astype(np.float64)
+                legal = [c for c in range(len(logits_V)) if scoring == "full" or (*sid[:level], c) in prefixes]
+                score += logits_V[code] - np.logaddexp.reduce(logits_V[legal]) if logits_V[code] > -np.inf else -np.inf
+            if score > -np.inf:
+                scores[n] = score
+        return scores
+
+
+def check(tiny: Tiny, result: SearchResult, scoring: str, num_items: int) -> None:
+    """The proved items are the best of all, and those that follow are at least allowed and scored as the model does."""
+    assert result.num_exact is not None
+    for request in range(tiny.batch):
+        scores = tiny.scores(request, scoring)
+        best = sorted(scores.values(), reverse=True)[:num_items]
+        ids, count = result.item_ids[request].tolist(), int(result.num_exact[request])
+        np.testing.assert_allclose(result.scores[request, : len(ids)], [scores[n] for n in ids], atol=1e-4)
+        np.testing.assert_allclose(result.scores[request, :count], best[:count], atol=1e-4)
+        if result.is_proved[request]:
+            assert len(ids) == count == len(best)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 30),
+    num_items=st.integers(1, 30),
+    width=st.integers(1, 12),
+    max_rows=st.sampled_from([1, 3, 10, 10_000]),
+    scoring=st.sampled_from(["full", "allowed"]),
+    backend=st.sampled_from(BACKENDS),
+    explain=st.booleans(),
+)
+def test_the_answer_is_that_of_all_allowed_items_scored(  # type: ignore[no-untyped-def]
+    seed, num_items, width, max_rows, scoring, backend, explain
+) -> None:
+    tiny = Tiny(seed)
+    widths = [width] * (len(tiny.sizes) - 1)
+    search = BeamSearch(
+        tiny.version, scoring=scoring, backend=backend, device="cpu", num_items=num_items, max_rows=max_rows, widths=widths
+    )
+    result = search.run(tiny.step_fn, tiny.batch, tiny.filters(), tiny.denied, explain=explain)
+    check(tiny, result, scoring, min(num_items, search.num_items))
+    if max_rows == 10_000:
+        assert result.is_proved.all()

@@ -1,0 +1,120 @@
+"""The widths of first passes: learnt from what proofs needed, and answers stay as they are."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from leafbeam.engine import Engine, Request, Settings
+from leafbeam.engine.search_widths import SearchKind, SearchWidths, cheapest_widths
+from leafbeam.index import Trie, Version
+from leafbeam.model import DecodeSession
+from tests.engine.conftest import Shop
+
+KIND = SearchKind(num_items=10, octave=0, scoring="full")
+
+
+def test_an_unknown_kind_has_no_widths_until_a_few_requests_have_run() -> None:
+    widths = SearchWidths()
+    assert widths.of(KIND) is None
+    widths.observe(KIND, np.array([[12, 9]] * 7))
+    assert widths.of(KIND) is None
+    widths.observe(KIND, np.array([[12, 9]]))
+    assert widths.of(KIND) == (13, 10)
+
+
+def test_the_first_pass_holds_what_nearly_all_requests_needed() -> None:
+    assert cheapest_widths(np.array([[11], [13], [9], [12]] * 4)) == (14,)
+    assert cheapest_widths(np.array([[12, 20]] * 31 + [[120, 400]])) == (13, 21)  # a rare second pass is cheaper
+    assert cheapest_widths(np.array([[10, 8], [30, 8]] * 16)) == (31, 9)
+
+
+def test_it_learns_that_a_model_has_become_unsure() -> None:
+    widths = SearchWidths()
+    widths.observe(KIND, np.full((64, 2), 10))
+    widths.observe(KIND, np.full((64, 2), 90))
+    assert widths.of(KIND) == (91, 91)
+
+
+def test_old_kinds_are_forgotten() -> None:
+    widths = SearchWidths()
+    kinds = [SearchKind(num_items=count, octave=0, scoring="full") for count in range(1, 301)]
+    for kind in kinds:
+        widths.observe(kind, np.full((8, 1), 10))
+    assert widths.of(kinds[0]) is None
+    assert widths.of(kinds[-1]) == (11,)
+
+
+@pytest.mark.parametrize(("allowed", "octave"), [(160, 0), (120, 0), (80, -1), (20, -3), (1, -7), (0, -7)])
+def test_rules_that_allow_about_the_same_share_are_of_one_kind(allowed: int, octave: int) -> None:
+    version = Version.of(Trie.build([[item] for item in range(160)], [160]))
+    item_filter = version.filter(item_ids=np.arange(allowed))
+    assert SearchKind.of(version, item_filter, 10, "full").octave == octave
+    assert SearchKind.of(version, item_filter, 10, "allowed").octave == 0  # its scores do not depend on forbidden items
+    assert SearchKind.of(version, None, 10, "full").octave == 0
+
+
+@pytest.fixture
+def last_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
+    """Of every call of the last level, which alone has four codes: (beams of each request, whether in parts)."""
+    calls: list[tuple[int, bool]] = []
+    step_fn, last_step_fn = DecodeSession.step_fn, DecodeSession.last_step_fn
+
+    def whole(self: DecodeSession, codes: Any = None, parents: Any = None) -> torch.Tensor:
+        logits = step_fn(self, codes, parents)
+        calls.extend([(logits.shape[1], False)] if logits.shape[-1] == 4 else [])
+        return logits
+
+    def in_parts(self: DecodeSession, codes: Any, parents: Any) -> torch.Tensor:
+        calls.append((codes.shape[1], True))
+        return last_step_fn(self, codes, parents)
+
+    monkeypatch.setattr(DecodeSession, "step_fn", whole)
+    monkeypatch.setattr(DecodeSession, "last_step_fn", in_parts)
+    return calls
+
+
+def requests(shop: Shop, **options: Any) -> list[Request]:
+    items = [row["item_id"] for row in shop.rows]
+    return [Request(history=tuple(items[i : i + 4]), **options) for i in range(0, 60, 3)]
+
+
+def answers(engine: Engine, wanted: list[Request]) -> list[tuple[Any, ...]]:
+    return [engine.recommend(one).item_ids for one in wanted]
+
+
+@pytest.mark.parametrize("scoring", ["full", "allowed"])
+def test_answers_do_not_depend_on_the_widths(
+    shop: Shop, scoring: Any, monkeypatch: pytest.MonkeyPatch, last_calls: list[tuple[int, bool]]
+) -> None:
+    asked = requests(shop, num_items=4, scoring=scoring)
+    answers_by_width: list[list[tuple[Any, ...]]] = []
+    for widths in (None, (1, 1), (3, 9), (1000, 1000)):
+        last_calls.clear()
+        monkeypatch.setattr(SearchWidths, "of", lambda self, kind, widths=widths: widths)
+        answers_by_width.append(answers(Engine(shop.model, shop.trie), asked))
+        assert (widths is not None) == any(in_parts for _, in_parts in last_calls)
+    assert answers_by_width[1:] == answers_by_width[:1] * 3
+
+
+def test_an_engine_soon_proves_its_answers_in_one_pass(shop: Shop) -> None:
+    engine = Engine(shop.model, shop.trie)
+    rows = [engine.recommend(one).rows for one in requests(shop, num_items=3) * 4]
+    assert np.mean(rows[-20:]) < np.mean(rows[:8])
+
+
+def test_a_shown_search_shows_its_last_pass(shop: Shop) -> None:
+    engine = Engine(shop.model, shop.trie)
+    result = engine.recommend(Request(history=("é1",), num_items=3, explain=True))
+    assert result.exact
+    assert len(result.levels) == shop.trie.num_levels
+    assert len(result.item_ids) == 3 == len(result.levels[-1].scores)
+
+
+def test_requests_of_one_batch_get_as_many_items_as_each_wants(shop: Shop) -> None:
+    engine = Engine(shop.model, shop.trie, settings=Settings(num_beams=24))
+    alone = [engine.recommend(Request(history=("é1",), num_items=count)) for count in (2, 9)]
+    together = engine.recommend([Request(history=("é1",), num_items=count) for count in (2, 9)])
+    assert [one.item_ids for one in together] == [one.item_ids for one in alone]
+    assert [one.num_valid for one in together] == [2, 9]
