@@ -222,7 +222,7 @@ def _check_abandoned(requests: Sequence[PendingRequest]) -> None:
 
 
 def _of_waiting(requests: Sequence[PendingRequest], codes: Any, parents: Any) -> tuple[Any, Any]:
-    """Return the model's input, in which all beams of a request that nobody waits for are alike. Unchanged on a device."""
+    """Return the model's input with the beams of cancelled requests replaced by copies of one row; on a device, unchanged."""
     done = [row for row, pending in enumerate(requests) if pending.is_done]
     if not done or not isinstance(codes, torch.Tensor) or codes.device.type != "cpu":
         return codes, parents
@@ -245,7 +245,7 @@ _MAX_KINDS = 256
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundKind:
-    """Batches whose last rounds are alike: requests, the beams of each before the round, and those that it keeps."""
+    """The kind of a last round: the number of requests, the beams of each before the round, and those that it keeps."""
 
     batch: int
     num_beams: int

@@ -24,7 +24,7 @@ from leafbeam.model.cpu.threads import torch_threads
 from leafbeam.ops.openmp import Spread
 
 _RATIO = 5.0  # to the median
-_MIN_BATCHES = 32  # before there is a median to speak of
+_MIN_BATCHES = 32  # until enough batches have run for a stable median
 _WINDOW, _EVERY = 512, 32  # batches of the median, and how often it is taken anew
 _KEPT = 64
 

@@ -21,7 +21,7 @@ _ORDER: tuple[Operation, ...] = ("put", "patch", "delete")
 class Followed(ChangeAnswer, frozen=True, kw_only=True):
     """The counts of all changes that a follower made since it began.
 
-    Args:
+    Attributes:
         skipped: The bad changes that were left out.
         batches: The batches that were committed to the feed.
         end: The position in the feed behind the last batch.

@@ -164,7 +164,7 @@ class DecodeSession:
         """Return the logits (R, V) of the level after C codes, for any prefixes of C codes of any requests.
 
         All codes of a prefix run again over the prompt's keys and values: it needs no beam that has it, and leaves the beams of
-        the steps as they are. Cost: one pass over R x C tokens.
+        the steps as they are. This costs one pass over R x C tokens.
 
         Args:
             codes_RC: The prefixes, integers, torch or numpy, with 1 to L - 1 codes each.
