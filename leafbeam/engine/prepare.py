@@ -68,13 +68,15 @@ class RequestPreparer:
         """Return the number of items that the model may rank: a beam finds one item."""
         return max(request.num_beams or self._settings.beams, request.num_items)
 
-    def kind(
-        self, request: Request, channel: Channel | None, version: Version, item_filter: VersionFilter | None
-    ) -> SearchKind | None:
+    def channel(self, request: Request) -> Channel:
+        """Return the channel of a request: its own, or "fused" where there is an item memory."""
+        return request.channel or ("fused" if self._has_memory else "model")
+
+    def kind(self, request: Request, version: Version, item_filter: VersionFilter | None = None) -> SearchKind | None:
         """Return the kind of a search that proves its answer; None for one with a fixed number of beams."""
         if request.num_beams is not None or not self._settings.proves:
             return None
-        num_items = request.num_items if channel == "model" else self.num_beams(request)
+        num_items = request.num_items if self.channel(request) == "model" else self.num_beams(request)
         return SearchKind.of(version, item_filter, num_items, request.scoring)
 
     def size(
@@ -93,11 +95,12 @@ class RequestPreparer:
         num_beams = self.num_beams(request)
         widest = num_beams
         if kind is None:
-            kind = self.kind(request, request.channel, version, None)
+            kind = self.kind(request, version)
         if kind is not None:
             learnt = self._widths.of(kind)
             width = max(learnt, default=1) if learnt else first_width(2.0**kind.octave, kind.num_items, kind.scoring)
-            widest = min(self._settings.max_rows, max(_MIN_WIDTH, 1 << (width - 1).bit_length()))
+            nodes = max((version.num_nodes(level) for level in range(version.num_levels - 1)), default=1)
+            widest = min(self._settings.max_rows, nodes, max(_MIN_WIDTH, 1 << (width - 1).bit_length()))
         deadline_s = self._settings.deadline_s if request.deadline_s is None else request.deadline_s
         num_items = min(len(request.history), self._max_items) if num_known is None else num_known
         return RequestSize(
@@ -111,7 +114,7 @@ class RequestPreparer:
 
     def prepare(self, request: Request, arrived: float) -> PendingRequest:
         """Resolve rules and item ids. Raises RequestError, UnknownRuleError, and ItemIdError for ids of the wrong type."""
-        channel = request.channel or ("fused" if self._has_memory else "model")
+        channel = self.channel(request)
         if channel != "model" and not self._has_memory:
             raise RequestError(f"channel {channel!r} needs an item memory, and this engine has none: train the run again")
         rules = None if isinstance(self._index, Version) else self._index.rules
@@ -127,7 +130,7 @@ class RequestPreparer:
         empty_rules = _empty_rules(version, item_filter, rules, expression, {"- deny_item_ids": deny, "- history": left_out})
         newest = slice(max(0, len(history) - self._max_items), None)
         codes = version.codes_at(segment_n[newest], row_n[newest]) if history else np.empty((0, self._num_levels), np.int64)
-        num_beams, kind = self.num_beams(request), self.kind(request, channel, version, item_filter)
+        num_beams, kind = self.num_beams(request), self.kind(request, version, item_filter)
         size = self.size(request, arrived, len(codes), version, kind)
         if size.tokens > self._settings.max_batch_tokens:
             raise RequestError(

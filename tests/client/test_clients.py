@@ -79,7 +79,7 @@ def test_recommendations_keep_rules_and_say_why(kind, url, first_shop):
         assert set(answer.item_ids) <= first_shop.allowed(["cheap"], [1002])
         assert (answer.num_valid, answer.channel, len(answer.levels), answer.num_history_left_out) == (7, "model", 2, 0)
         plain = client.recommend()
-        assert (plain.num_valid, plain.num_beams) == (10, 20)
+        assert (plain.num_valid, plain.exact, plain.num_exact) == (10, True, 10)
         with pytest.raises(InvalidRequestError) as caught:
             client.recommend(rules=["no such rule"])
         assert (caught.value.status, caught.value.code) == (422, "UnknownRuleError")

@@ -61,8 +61,9 @@ def test_scoring_over_the_vocabulary_equals_a_codebook_of_all_tokens(model: Mode
     tokens = np.stack([table[column] for table, column in zip(shop.tokens, codes.T, strict=True)], 1)
     everything = [np.arange(WORDS)] * 3
     wide = Trie.build(tokens, [WORDS] * 3)
-    wanted = BeamSearch(wide, 20).run(step_fn_of(model, INPUTS, everything), 3)
+    wanted = BeamSearch(wide, num_items=20).run(step_fn_of(model, INPUTS, everything), 3)
     found = LogprobBeamSearch(shop.index, LocalModel(model), code_tokens=shop.tokens).run(PROMPTS)
+    assert found.is_proved.all()
     np.testing.assert_allclose(found.scores, wanted.scores, atol=2e-4)
     same = LogprobBeamSearch(wide, LocalModel(model), code_tokens=everything, scoring="full").run(PROMPTS)
     np.testing.assert_allclose(same.scores, wanted.scores, atol=2e-4)

@@ -147,6 +147,7 @@ def test_a_server_of_texts_alone_has_no_items(text_dir: Path):
             "rules": {},
             "threads": None,
             "precision": None,
+            "tuning": {},
             "text_model": TEXT_MODEL,
             "http_workers": 0,
         }

@@ -42,7 +42,7 @@ class ProductTuning:
             return "all layers in one call"
         packed = f"{self.num_packed:,} of {counted(self.num_matrices, 'matrix', 'matrices')} packed for oneDNN"
         few = [
-            f"own kernel for {', '.join(map(str, rows))} rows of {outputs:,} x {inputs:,}"
+            f"own kernel at batches of {', '.join(map(str, rows))} for weights of {outputs:,} x {inputs:,}"
             for (outputs, inputs), rows in self.few_rows.items()
             if rows
         ]
