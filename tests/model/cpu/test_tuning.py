@@ -44,7 +44,10 @@ def test_packed_matrices_and_kernels_for_few_rows_are_counted(make_model: MakeMo
     assert tuning is not None
     assert tuning.is_measured
     assert measured == [(48, 48), (16, 48)]  # queries and outputs, keys and values; those of the feed-forward block are packed
-    assert str(tuning) == "6 of 14 matrices packed for oneDNN; own kernel at batches of 1, 2 for weights of 48 x 48; torch for the others"
+    assert (
+        str(tuning)
+        == "6 of 14 matrices packed for oneDNN; own kernel at batches of 1, 2 for weights of 48 x 48; torch for the others"
+    )
 
 
 def test_models_of_torch_modules_have_no_products_to_choose(make_model: MakeModel) -> None:
