@@ -276,6 +276,6 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
     if kind is bool and value in ("true", "false"):
         return value == "true"
     try:
-        return {int: int, float: float, float | None: float}[kind](value)
+        return {int: int, int | None: int, float: float, float | None: float}[kind](value)
     except (KeyError, ValueError) as error:
         raise ArgumentError(f"{name}={value!r}: expected {getattr(kind, '__name__', kind)}") from error

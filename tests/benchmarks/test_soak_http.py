@@ -47,6 +47,8 @@ def answer(*items: tuple[int, tuple[int, ...]]) -> RecommendAnswer:
         num_valid=len(ids),
         num_beams=5,
         exact=False,
+        num_exact=0,
+        rows=0,
         num_history_used=0,
         num_history_left_out=0,
         empty_rules=(),

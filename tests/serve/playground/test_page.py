@@ -56,7 +56,7 @@ def test_an_address_holds_the_whole_request(open_page):
         "cheap",
         "allowed",
     )
-    assert "33 beams" in page.inner_text("#summary")
+    assert "rows of the model" in page.inner_text("#summary")
     page.evaluate("location.hash = '#item=1003&num_items=2'")
     page.wait_for_function("() => document.querySelectorAll('#with .card').length === 2")
 
