@@ -228,7 +228,7 @@ def _self_test() -> Iterator[Finding]:
 
 
 def _tuning(run: Path) -> Iterator[Finding]:
-    """What the engine of a run measures and chooses before its first batch, in its own words."""
+    """Return the lines in which a run's engine says what it measured and chose before its first batch."""
     paths = RunDirectory(run)
     paths.check("model", "trie")
     require("`leafbeam doctor --run`", "duckdb", "pyarrow", "torch")

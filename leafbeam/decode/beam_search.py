@@ -124,7 +124,7 @@ class ItemSearch:
         )
         result = replace(result, levels=tuple(levels), bound=to_numpy(trace.bound(config.num_rounds)))
         if not (self._proves or isinstance(trace.beams.scores, np.ndarray)):
-            return result  # without copies from the device that nobody needs
+            return result  # a fixed search on a device copies nothing more to the host
         return replace(
             result,
             beams_needed=trace.beams_needed(
@@ -205,7 +205,7 @@ class BeamSearch(ItemSearch):
     ) -> SearchResult:
         """Decode a batch of requests, each with its own filter and its own denied items.
 
-        The search calls step_fn L times; on a CPU or with suffix_fn it calls it less often where no beam is left or every beam
+        Each pass calls step_fn L times; on a CPU or with suffix_fn it calls it less often where no beam is left or every beam
         has ended. On a device that look waits every round; without suffix_fn a search waits once.
 
         Args:

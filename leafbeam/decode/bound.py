@@ -48,9 +48,10 @@ def search_until_proved(
         The result of each request's last pass. `proves` is False only where the limits were reached.
     """
     result = search(config, None)
-    while not result.proves(num_items).all() and (wider := _wider(config, limits)) != config:
-        config, proved_B = wider, result.proves(num_items)
-        least_B = result.last_scores(num_items) * np.float32(1 + _ROUNDING) - np.float32(_ROUNDING)  # scores are at most 0
+    while not (proved_B := result.proves(num_items)).all() and (wider := _wider(config, limits)) != config:
+        config = wider
+        with np.errstate(over="ignore"):  # below the lowest score: nothing is dropped
+            least_B = result.last_scores(num_items) * np.float32(1 + _ROUNDING) - np.float32(_ROUNDING)  # scores are at most 0
         if not explain:
             least_B = np.where(proved_B, np.float32(np.inf), least_B)
         result = _merged(result, search(config, least_B), np.zeros_like(proved_B) if explain else proved_B)

@@ -20,7 +20,7 @@ _INLINE_ITEMS = 64  # of all requests of a batch: below, handing over to another
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proof:
-    """What a search proved of its answer, and what it took; by default no search ran. See `Result`."""
+    """How far an answer is proved, and the work of its search; by default no search ran. See `Result`."""
 
     num_beams: int = 0
     exact: bool = False

@@ -1,4 +1,4 @@
-"""How many prefixes the first pass of a search keeps at each level: learnt from what the proofs of recent requests needed.
+"""The widths of first passes: prefixes to keep at each level, learnt from what the proofs of recent requests needed.
 
 Shapes: L levels of the index, n recent requests.
 """
@@ -47,7 +47,7 @@ class SearchKind:
 
 @dataclass(kw_only=True, slots=True)
 class _Recent:
-    """What recent requests of a kind needed, how many there were in all, and the choice for the next ones."""
+    """The needs of recent requests of a kind, the number of requests so far, and the choice for the next ones."""
 
     needed: deque[NDArray[np.int64]] = field(default_factory=lambda: deque(maxlen=_MEMORY))
     observed: int = 0

@@ -108,7 +108,7 @@ class Settings:
 
     @property
     def proves(self) -> bool:
-        """Whether requests that choose no beams get proved answers; captured searches have a fixed number of beams."""
+        """Return whether requests that choose no beams get proved answers; captured searches have a fixed number of beams."""
         return self.num_beams is None and not self.graphs
 
     @property

@@ -1,4 +1,4 @@
-"""What an engine measured and chose for this machine, in the words of its log, `/readyz` and `leafbeam doctor`."""
+"""The choices that an engine measured for this machine, in the words of its log, `/readyz` and `leafbeam doctor`."""
 
 from dataclasses import dataclass
 
@@ -30,7 +30,7 @@ class Tuning:
 
     @property
     def is_measured(self) -> bool:
-        """Whether any of the choices needed a measurement."""
+        """Return whether any of the choices needed a measurement."""
         is_product = self.products is not None and self.products.is_measured
         return is_product or self.thread_times is not None or self.precision_report is not None
 

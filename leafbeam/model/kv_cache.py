@@ -89,7 +89,7 @@ class CodeCache:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no codes are kept."""
+        """Return whether no codes are kept."""
         return self._kept_BKS is None
 
     @property

@@ -105,3 +105,17 @@ def test_the_answer_is_that_of_all_allowed_items_scored(  # type: ignore[no-unty
     check(tiny, result, scoring, min(num_items, search.num_items))
     if max_rows == 10_000:
         assert result.is_proved.all()
+
+
+def test_items_that_a_mask_gives_the_lowest_score_are_proved_too() -> None:
+    codes = np.indices((4, 4)).reshape(2, -1).T
+    lowest = np.finfo(np.float32).min
+
+    def step_fn(codes: np.ndarray | None, parents: np.ndarray | None) -> np.ndarray:
+        row_V = np.float32([0.0, lowest, lowest, lowest])
+        return row_V[None] if codes is None else np.broadcast_to(row_V, (*codes.shape, 4))
+
+    result = BeamSearch(Trie.build(codes, [4, 4]), num_items=5, widths=[1]).run(step_fn)
+    assert result.passes == 2
+    assert result.is_proved.all()
+    assert result.scores[0].tolist() == [0.0, *[lowest] * 4]

@@ -66,7 +66,7 @@ def choose_layers(
 
     scores: a buffer with space for the scores of a row at least on each of torch's threads.
     """
-    if are_fused(layers[0][:7], products):  # layers are alike
+    if are_fused(layers[0][:7], products):  # all layers have the same shapes
         return FusedLayers(layers, heads, scores[1], space)
     return TorchLayers(layers, heads, scores, Products(products, space))
 

@@ -34,7 +34,7 @@ class ProductTuning:
 
     @property
     def is_measured(self) -> bool:
-        """Whether anything was measured to choose."""
+        """Return whether anything was measured to choose."""
         return self.num_packed > 0 or bool(self.few_rows)
 
     def __str__(self) -> str:
