@@ -6,9 +6,7 @@ Shapes: B requests, T tokens of a prompt, K beams, C new codes of each beam, N =
 G key heads, E values of a head.
 """
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from leafbeam.model.config import ModelConfig
@@ -129,15 +127,6 @@ class CodeCache:
         if slots_BKSGE is not None:
             larger_BKSGE[:, : held[0], : held[1]] = slots_BKSGE
         return larger_BKSGE
-
-
-def padded_prefixes(tokens_RC: Tensor, counts_B: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-    """Return rows of counts_B[b] prefixes for each request b as (B, K, C), padded with copies, and the index of each row."""
-    width = int(counts_B.max(initial=1))
-    row_R = np.arange(len(tokens_RC)) - np.repeat(np.cumsum(counts_B) - counts_B, counts_B)
-    at_R = torch.from_numpy(np.repeat(np.arange(len(counts_B)), counts_B) * width + row_R).to(tokens_RC.device)
-    padded_NC = tokens_RC.new_zeros(len(counts_B) * width, tokens_RC.shape[1])
-    return padded_NC.index_copy_(0, at_R, tokens_RC).unflatten(0, (len(counts_B), width)), at_R
 
 
 class TextCache:

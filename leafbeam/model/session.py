@@ -1,7 +1,6 @@
 """A search's calls of the model: the prompts once, then the codes of all beams, level by level.
 
-Shapes: B requests, K beams, C new codes of each beam, or the codes of a prefix, R prefixes, T codes of a suffix, V codes of a
-level.
+Shapes: B requests, K beams, C new codes of each beam, T codes of a suffix, V codes of a level.
 """
 
 from collections.abc import Sequence
@@ -9,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from leafbeam.errors import ArgumentError, counted
@@ -49,13 +48,6 @@ class Runner(Protocol):
 
         level: how many codes are before them, as many as ran since `restart`. keep: False on a CPU alone: leaves the beams of
         the last call in place, without the new codes.
-        """
-        ...
-
-    def run_prefixes(self, tokens_RC: Tensor, counts_B: NDArray[np.int64]) -> Tensor:
-        """Logits (R, V) of level C after the first C codes of any SIDs, on their device; the beams stay as they are.
-
-        counts_B: how many of the R rows, which are in the order of their requests, belong to each request.
         """
         ...
 
@@ -158,36 +150,6 @@ class DecodeSession:
         logits = self._runner.extend(torch.stack(tokens, 2), parents_BK, first)
         self._level, self._num_beams = first + len(tokens), num_beams
         return logits
-
-    @torch.inference_mode()
-    def prefix_fn(self, codes_RC: Integers, requests_R: Integers) -> Tensor:
-        """Return the logits (R, V) of the level after C codes, for any prefixes of C codes of any requests.
-
-        All codes of a prefix run again over the prompt's keys and values: it needs no beam that has it, and leaves the beams of
-        the steps as they are. This costs one pass over R x C tokens.
-
-        Args:
-            codes_RC: The prefixes, integers, torch or numpy, with 1 to L - 1 codes each.
-            requests_R: The request of each prefix, in ascending order.
-
-        Raises:
-            ArgumentError: If shapes do not match, or codes or requests do not exist.
-        """
-        device, num_requests = self._lengths_B.device, len(self._lengths_B)
-        codes_RC, requests = _integers("codes", codes_RC, device), to_numpy(_integers("requests", requests_R, device))
-        shapes = f"{tuple(codes_RC.shape)} and {requests.shape}"
-        if codes_RC.ndim != 2 or requests.shape != codes_RC.shape[:1]:
-            raise ArgumentError(f"codes and requests of prefixes must have shapes (R, C) and (R,), not {shapes}")
-        if not 1 <= codes_RC.shape[1] < self._vocabulary.num_levels:
-            raise ArgumentError(
-                f"a prefix has 1 to {counted(self._vocabulary.num_levels - 1, 'code')}, got {codes_RC.shape[1]:,}"
-            )
-        if len(requests) and (requests[0] < 0 or requests[-1] >= num_requests or (np.diff(requests) < 0).any()):
-            raise ArgumentError(f"the requests of prefixes must be ascending, from 0 to {num_requests - 1:,}")
-        for level, codes_R in enumerate(codes_RC.unbind(1)):
-            self._check_codes(codes_R, level)
-        tokens = [self._vocabulary.tokens_at(codes_R, level) for level, codes_R in enumerate(codes_RC.unbind(1))]
-        return self._runner.run_prefixes(torch.stack(tokens, 1), np.bincount(requests, minlength=num_requests))
 
     def _check_codes(self, codes: Tensor, level: int) -> None:
         """Raise ArgumentError for codes outside a level."""

@@ -9,12 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from leafbeam.model.kv_cache import CodeCache, PromptCache, TextCache, padded_prefixes
+from leafbeam.model.kv_cache import CodeCache, PromptCache, TextCache
 from leafbeam.model.qwen3 import Qwen3
 from leafbeam.ops.attention import reference
 from leafbeam.ops.attention.reference import causal_suffix_attention, codes_of, merge
@@ -65,7 +63,7 @@ class TorchRunner(ABC):
         self.restart()
 
     def restart(self) -> None:
-        self.beams = self._new_beams()
+        self.beams = CodeCache(self._num_layers, self._max_codes, self._options.beams)
 
     @abstractmethod
     def root_logits(self) -> Tensor: ...
@@ -79,16 +77,6 @@ class TorchRunner(ABC):
         self.beams.follow(parents_BK, num_codes, keep=keep)
         hidden_BKCD = self._run(tokens_BKC.flatten(1, 2), level).unflatten(1, self.beams.shape)
         return [self._options.head(hidden_BKCD[:, :, code], level + 1 + code) for code in range(num_codes)]
-
-    def run_prefixes(self, tokens_RC: Tensor, counts_B: NDArray[np.int64]) -> Tensor:
-        tokens_BKC, at_R = padded_prefixes(tokens_RC, counts_B)
-        beams, self.beams = self.beams, self._new_beams()
-        logits_BKV = self.extend(tokens_BKC, tokens_BKC.new_zeros(tokens_BKC.shape[:2]), 0)[-1]
-        self.beams = beams
-        return logits_BKV.flatten(0, 1)[at_R]
-
-    def _new_beams(self) -> CodeCache:
-        return CodeCache(self._num_layers, self._max_codes, self._options.beams)
 
 
 class DecoderRunner(TorchRunner):

@@ -116,26 +116,6 @@ def test_suffixes_in_one_pass_equal_single_steps(make_model: MakeModel, generato
         one.step_fn(codes_BKT[:, :, 0], parents)
 
 
-@pytest.mark.parametrize("counts", [(5, 0, 1, 3), (0, 0, 0, 2)])
-def test_any_prefix_equals_its_own_pass_and_leaves_the_beams(
-    make_model: MakeModel, generator: torch.Generator, counts: tuple[int, ...]
-):
-    model, (tokens, lengths) = make_model(num_experts=4), prompts(generator)
-    session, untouched = model.start(tokens, lengths), model.start(tokens, lengths)
-    requests, width = np.repeat(np.arange(4), counts), 1
-    for level in range(3):
-        codes = torch.randint(0, VOCABULARY.codebook_sizes[level], (4, 3), generator=generator)
-        parents = torch.randint(0, width, codes.shape, generator=generator)
-        expected, width = untouched.step_fn(codes, parents), 3
-        torch.testing.assert_close(session.step_fn(codes, parents), expected, atol=1e-6, rtol=0)
-        prefixes = torch.randint(0, 5, (len(requests), level + 1), generator=generator)
-        found = session.prefix_fn(prefixes, requests)
-        for row, request in enumerate(requests):
-            path: Paths = [[tuple(prefixes[row].tolist())]]
-            own = alone(model, tokens[[request]], lengths[[request]], path)
-            torch.testing.assert_close(found[row], own[0, 0], atol=1e-5, rtol=0)
-
-
 def test_padding_tokens_change_nothing(make_model: MakeModel, generator: torch.Generator):
     model = make_model(num_experts=4)
     tokens, lengths = prompts(generator)

@@ -158,22 +158,6 @@ class CpuRunner:
             outputs = [self._repeated(output, torch.from_numpy(run_R), code) for code, output in enumerate(outputs)]
         return [output.view(requests, beams, output.shape[1]) for output in outputs]
 
-    def run_prefixes(self, tokens_RC: Tensor, counts_B: Array) -> Tensor:
-        """See `Runner`. The prefixes' keys and values take free slots, which the next call overwrites."""
-        num_rows, num_codes = tokens_RC.shape
-        rows_R, codes_C = np.arange(num_rows), np.arange(num_codes)
-        slots = self._code_slots(self._num_slots + num_rows * num_codes)
-        slots_RC = (self._num_slots + np.arange(num_rows * num_codes).reshape(num_rows, num_codes)) * self._slot_size
-        positions_RC = np.repeat(self._lengths_B, counts_B)[:, None] + codes_C
-        own = rows_R.repeat(num_codes), np.tile(codes_C + 1, num_rows)
-        rows = Rows(tokens_RC.numpy().reshape(-1), positions_RC.reshape(-1), slots_RC.reshape(-1), *own)
-        first_B1 = np.concatenate([[0], np.cumsum(counts_B)]) * num_codes
-        (output_RV,) = self._output_buffers(num_rows, num_codes, 1)
-        for first_row, last_row in even_parts(num_rows, max(1, self._space.rows // num_codes)):
-            normed_ND = self._run_codes(rows, first_row * num_codes, last_row * num_codes, first_B1, slots, slots_RC)
-            self._multiply_head(normed_ND[num_codes - 1 :: num_codes], num_codes, output_RV[first_row:last_row])
-        return output_RV
-
     def append(self, tokens: Sequence[Sequence[int]], levels: Sequence[int]) -> Tensor:
         """See `TextRunner`. Rows of all texts run together, as many as each has tokens."""
         count_R, requests = np.array([len(row) for row in tokens]), len(self._lengths_B)
