@@ -29,12 +29,13 @@ from leafbeam.catalog import Catalog
 from leafbeam.catalog.rule_config import read_rules
 from leafbeam.cli.app import app
 from leafbeam.engine import COUNTERS, Engine, Settings
-from leafbeam.model import ModelConfig, Transformer, Vocabulary
+from leafbeam.model import Vocabulary
 from leafbeam.serve import Metrics
 from leafbeam.serve.catalog_schema import ItemBody, RollbackBody, RuleBody, SnapshotBody
 from leafbeam.serve.items import request_of
 from leafbeam.serve.schema import RecommendAnswer, RecommendBody
 from tests import prose
+from tests.fixtures.shops import small_model
 
 ROOT = prose.ROOT
 DOCS = ROOT / "docs"
@@ -281,9 +282,7 @@ def test_fields_of_the_http_interface_are_those_of_the_code() -> None:
 def metric_names() -> set[str]:
     """The metrics of a server with rules and a prompt store, without `leafbeam_`; and those of graphs, which need a GPU."""
     trie = Trie.build([[0, 1], [1, 0]], codebook_sizes=[2, 2], item_ids=["a", "b"])
-    vocabulary = Vocabulary(codebook_sizes=(2, 2))
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    model = Transformer(ModelConfig(vocab_size=vocabulary.size, num_key_value_heads=1, head_dim=8, **sizes), vocabulary)
+    model = small_model(Vocabulary(codebook_sizes=(2, 2)))
     with Catalog.in_memory(pa.table({"item_id": ["a", "b"]}), trie, {"all": "true"}) as catalog:
         page = Metrics(Engine(model, catalog, settings=Settings(prompt_store_mb=1))).page().decode()
     names = set(re.findall(r"^# TYPE leafbeam_(\w+?)(?:_created)? ", page, re.MULTILINE))

@@ -23,7 +23,8 @@ from benchmarks.serving import fastest, prefill, production, turns, vllm
 from benchmarks.serving.load_run import LoadRun
 from benchmarks.serving.turns import Case
 from leafbeam.index import Trie
-from leafbeam.model import ModelConfig, Transformer, Vocabulary
+from leafbeam.model import Vocabulary
+from tests.fixtures.shops import small_model
 
 pytestmark = pytest.mark.slow
 
@@ -34,9 +35,7 @@ SIZES = (12, 12, 12)
 def run(tmp_path_factory: pytest.TempPathFactory) -> LoadRun:
     rng = np.random.default_rng(3)
     codes = np.unique(np.stack([rng.integers(0, size, 400) for size in SIZES], 1), axis=0)
-    vocabulary = Vocabulary(codebook_sizes=SIZES)
-    config = ModelConfig(vocab_size=vocabulary.size, hidden_size=32, intermediate_size=32, num_hidden_layers=1)
-    model = Transformer(config, vocabulary).eval()
+    model = small_model(Vocabulary(codebook_sizes=SIZES), hidden_size=32)
     path = tmp_path_factory.mktemp("run")
     model.save_pretrained(path / "model")
     write_tokenizer(path / "model")

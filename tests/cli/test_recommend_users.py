@@ -14,7 +14,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run directory with what `build` would have left there."""
     run = tmp_path_factory.mktemp("run")
     make_shop(run)
-    (run / "items.duckdb").rename(run / "catalog.duckdb")
     make_users(run / "users.parquet")
     return run
 

@@ -8,9 +8,10 @@ import torch
 
 from leafbeam import BeamSearch, Trie
 from leafbeam.errors import ArgumentError, LogitsError
-from leafbeam.model import ModelConfig, Transformer, Vocabulary
+from leafbeam.model import Transformer, Vocabulary
 from leafbeam.ops.head import HeadCosts
 from tests.fixtures.grid import CASES, LISTED, SHAPES, check_case
+from tests.fixtures.shops import small_model
 
 # A head that copies its hidden state gives the grid's logits exactly; but -inf times 0 is NaN, and 70,000 x 70,000 is large.
 COPIED = [name for name in CASES if name not in ("codes-that-the-model-excludes", "codebook-over-65536")]
@@ -69,12 +70,7 @@ def index() -> Trie:
 
 @pytest.fixture(scope="module")
 def model() -> Transformer:
-    vocabulary = Vocabulary(codebook_sizes=SIZES)
-    config = ModelConfig(
-        vocab_size=vocabulary.size, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16,
-    )  # fmt: skip
-    return Transformer(config, vocabulary, torch.Generator().manual_seed(0)).eval()
+    return small_model(Vocabulary(codebook_sizes=SIZES), hidden_size=32, intermediate_size=48, head_dim=16)
 
 
 def start(model: Transformer, *, hidden: bool) -> Any:

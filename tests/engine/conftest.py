@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from leafbeam.index import Trie
-from leafbeam.model import ModelConfig, Transformer, Vocabulary
+from leafbeam.model import Transformer, Vocabulary
+from tests.fixtures.shops import small_model
 
 if TYPE_CHECKING:
     from leafbeam.catalog import Catalog
@@ -72,19 +73,8 @@ def make_shop() -> Shop:
     rng = np.random.default_rng(3)
     codes_NL = np.stack([rng.integers(0, size, len(ITEM_IDS)) for size in SIZES], axis=1)
     codes_NL[5] = codes_NL[6] = codes_NL[7]
-    vocabulary = Vocabulary(codebook_sizes=SIZES)
-    config = ModelConfig(
-        vocab_size=vocabulary.size,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        max_position_embeddings=40,
-        initializer_range=0.5,
-    )
-    model = Transformer(config, vocabulary, generator=torch.Generator().manual_seed(1)).eval()
+    sizes = {"num_hidden_layers": 2, "max_position_embeddings": 40, "initializer_range": 0.5}
+    model = small_model(Vocabulary(codebook_sizes=SIZES), seed=1, **sizes)
     rows = [{"item_id": one, "title": f"thing {i}", "price": float(i % 40), "stock": i % 3} for i, one in enumerate(ITEM_IDS)]
     return Shop(model=model, trie=Trie.build(codes_NL, SIZES, item_ids=ITEM_IDS), codes_NL=codes_NL, rows=rows)
 

@@ -3,16 +3,15 @@
 from dataclasses import replace
 from pathlib import Path
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 
 from leafbeam.engine import CatalogFiles, Engine, Request
 from leafbeam.index import Trie
 from leafbeam.integrations.batch import BatchJob
-from leafbeam.model import ModelConfig, Transformer, Vocabulary
+from leafbeam.model import Vocabulary
+from tests.fixtures.shops import small_model, write_shop
 
 SIZES = (6, 5, 4)
 NUM_USERS = 40
@@ -22,30 +21,12 @@ def make_shop(directory: Path, *, seed: int = 0, items: int = 50, user_tokens: i
     """A model, an index, a catalog in which every third item is new, and a rule for those."""
     directory.mkdir(parents=True, exist_ok=True)
     vocabulary = Vocabulary(codebook_sizes=SIZES, num_users=user_tokens)
-    config = ModelConfig(
-        vocab_size=vocabulary.size,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=40,
-        initializer_range=0.3,
-    )
-    Transformer(config, vocabulary, torch.Generator().manual_seed(7)).save_pretrained(directory / "model")
+    fields = {"intermediate_size": 24, "num_key_value_heads": 2, "max_position_embeddings": 40, "initializer_range": 0.3}
     codes = np.unique(np.random.default_rng(seed).integers(0, SIZES, (items, 3)), axis=0)
-    ids = np.array([f"item{number:03d}" for number in range(len(codes))])
-    Trie.build(codes, codebook_sizes=SIZES, item_ids=ids).save(str(directory / "index.leafbeam"))
-    with duckdb.connect(str(directory / "items.duckdb")) as connection:
-        connection.execute("CREATE TABLE items (item_id VARCHAR PRIMARY KEY, new BOOLEAN)")
-        connection.executemany("INSERT INTO items VALUES (?, ?)", [(one, row % 3 == 0) for row, one in enumerate(ids.tolist())])
-    (directory / "rules.toml").write_text('[rules]\nfresh = "new"\n')
-    return CatalogFiles(
-        index=str(directory / "index.leafbeam"),
-        catalog=str(directory / "items.duckdb"),
-        rules=str(directory / "rules.toml"),
-    )
+    ids = [f"item{number:03d}" for number in range(len(codes))]
+    table = pa.table({"item_id": ids, "new": [row % 3 == 0 for row in range(len(ids))]})
+    trie = Trie.build(codes, codebook_sizes=SIZES, item_ids=ids)
+    return write_shop(directory, small_model(vocabulary, seed=7, **fields), trie, table, '[rules]\nfresh = "new"\n')
 
 
 def make_users(path: Path, *, users: int = NUM_USERS, row_group_size: int = 16) -> list[list[str] | None]:

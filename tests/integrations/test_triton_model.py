@@ -6,7 +6,6 @@ No Triton runs here: the stub has the classes that Triton's documentation of the
 import importlib.util
 import json
 import re
-import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -65,7 +64,6 @@ def model(shop: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:  # noqa:
     stub.Tensor, stub.TritonError, stub.InferenceResponse = Tensor, TritonError, InferenceResponse
     stub.get_input_tensor_by_name = input_of
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", stub)
-    shutil.copy(shop.directory / "shop.duckdb", shop.directory / "catalog.duckdb")
     spec = importlib.util.spec_from_file_location("triton_model", FOLDER / "1" / "model.py")
     assert spec is not None
     assert spec.loader is not None

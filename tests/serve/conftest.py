@@ -12,10 +12,10 @@ import httpx
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 
 from leafbeam.index import Trie
-from leafbeam.model import ModelConfig, Transformer, Vocabulary
+from leafbeam.model import Vocabulary
+from tests.fixtures.shops import small_model, write_shop
 from tests.fixtures.texts import QWEN
 from tests.text.conftest import save_model
 
@@ -52,7 +52,7 @@ class Shop:
     @property
     def files(self) -> tuple[Path, Path, Path, Path]:
         """Model, index, catalog, rules."""
-        return tuple(self.directory / name for name in ("model", "index.leafbeam", "shop.duckdb", "rules.toml"))  # type: ignore[return-value]
+        return tuple(self.directory / name for name in ("model", "index.leafbeam", "catalog.duckdb", "rules.toml"))  # type: ignore[return-value]
 
     @property
     def memory(self) -> Path:
@@ -68,29 +68,13 @@ class Shop:
 
 @pytest.fixture(scope="session")
 def first_shop(tmp_path_factory: pytest.TempPathFactory) -> Shop:
-    from leafbeam.catalog import Catalog
-
     shop = Shop(directory=tmp_path_factory.mktemp("serve"))
-    model_dir, index_path, catalog_path, rules_path = shop.files
     rng = np.random.default_rng(5)
     codes_NL = np.stack([rng.integers(0, size, len(shop.item_ids)) for size in SIZES], axis=1)
-    Trie.build(codes_NL, SIZES, item_ids=list(shop.item_ids)).save(index_path)
-    vocabulary = Vocabulary(codebook_sizes=SIZES)
-    config = ModelConfig(
-        vocab_size=vocabulary.size,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        max_position_embeddings=64,
-        initializer_range=0.5,
-    )
-    Transformer(config, vocabulary, generator=torch.Generator().manual_seed(2)).save_pretrained(model_dir)
+    model = small_model(Vocabulary(codebook_sizes=SIZES), seed=2, max_position_embeddings=64, initializer_range=0.5)
     rows = [{"item_id": one, "title": f"thing {one}", "price": one % 40, "stock": one % 3} for one in shop.item_ids]
-    Catalog.create(catalog_path, pa.Table.from_pylist(rows))
-    rules_path.write_text(RULES)
+    trie = Trie.build(codes_NL, SIZES, item_ids=list(shop.item_ids))
+    write_shop(shop.directory, model, trie, pa.Table.from_pylist(rows), RULES)
     return shop
 
 

@@ -112,7 +112,6 @@ def main(shop: Path, kills: int, seed: int) -> dict[str, int]:
     totals = {"kills": 0, "acknowledged": 0, "made_before_the_answer": 0, "not_made": 0, "retries": 0}
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    (shop / "shop.duckdb").rename(shop / "catalog.duckdb")  # where a run has it
     importlib.import_module("leafbeam.serve")  # a child inherits what is loaded
     warm = Engine.load(shop / "model", CatalogFiles(index=shop / "index.leafbeam"))
     warm.warm_up()  # and what is compiled

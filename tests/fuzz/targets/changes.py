@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 
 from leafbeam.catalog import Catalog
 from leafbeam.engine import Engine
 from leafbeam.errors import RequestError
 from leafbeam.index import Trie
 from leafbeam.ingest import CatalogWriter, LiveDirectory
-from leafbeam.model import ModelConfig, Transformer, Vocabulary
+from leafbeam.model import Vocabulary
 from leafbeam.retrieve import ItemMemory, LiveMemory, MemoryConfig
 from leafbeam.semid import QuantiserConfig, fit_sids
 from leafbeam.serve import create_app
+from tests.fixtures.shops import small_model
 
 METHODS = {"PUT", "PATCH", "DELETE", "POST", "GET"}
 TITLES = ("red shoe", "red boot", "blue shoe", "green tea", "old green tea", "black tea")
@@ -45,9 +45,7 @@ def _app() -> tuple[asyncio.AbstractEventLoop, Any]:
     catalog = opened.enter_context(Catalog.open(folder / "items.duckdb", live.index, rules, rule_timeout_s=1.0))
     memory = opened.enter_context(LiveMemory.open(folder / "memory"))
     writer = CatalogWriter(catalog, live, encoder=fitted.encoder, memory=memory)
-    vocabulary = Vocabulary(codebook_sizes=sids.codebook_sizes)
-    config = ModelConfig(vocab_size=vocabulary.size, hidden_size=16, intermediate_size=16, num_hidden_layers=1)
-    model = Transformer(config, vocabulary, torch.Generator().manual_seed(0))
+    model = small_model(Vocabulary(codebook_sizes=sids.codebook_sizes), intermediate_size=16)
     return asyncio.new_event_loop(), create_app(Engine(model, catalog, memory=memory), writer=writer)
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
-import torch
 import uvicorn
 from starlette.requests import Request as HttpRequest
 from uvicorn.server import ServerState
@@ -15,7 +14,7 @@ from uvicorn.server import ServerState
 from leafbeam.catalog import Catalog
 from leafbeam.engine import Engine
 from leafbeam.index import Trie
-from leafbeam.model import ModelConfig, Transformer, Vocabulary
+from leafbeam.model import Vocabulary
 from leafbeam.serve.catalog_schema import MAX_ITEMS
 from leafbeam.serve.connection import BoundedConnection
 from leafbeam.serve.connection_limits import ConnectionLimits
@@ -23,6 +22,7 @@ from leafbeam.serve.executors import BoundedExecutor
 from leafbeam.serve.item_search import ItemSearchRoute
 from leafbeam.serve.items import parse_body, request_of
 from leafbeam.serve.schema import RecommendBody
+from tests.fixtures.shops import small_model
 
 LIMITS = ConnectionLimits(max_header_bytes=2048, header_s=1000, max_connections=4)
 
@@ -103,9 +103,7 @@ def _engine() -> Engine:
     catalog = Catalog.in_memory(
         table, Trie.build(codes_NL, sizes, item_ids=ids), {"cheap": "price < 20", "in_stock": "stock > 0"}
     )
-    vocabulary = Vocabulary(codebook_sizes=sizes)
-    config = ModelConfig(vocab_size=vocabulary.size, hidden_size=16, intermediate_size=16, num_hidden_layers=1)
-    return Engine(Transformer(config, vocabulary, torch.Generator().manual_seed(0)), catalog)
+    return Engine(small_model(Vocabulary(codebook_sizes=sizes), intermediate_size=16), catalog)
 
 
 @functools.cache

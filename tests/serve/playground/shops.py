@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from leafbeam.catalog import Catalog
 from leafbeam.engine import CatalogFiles, Engine
-from leafbeam.index import Trie
-from leafbeam.model import ModelConfig, Transformer, Vocabulary, load_model
+from leafbeam.model import load_model
 from leafbeam.retrieve import ItemMemory
-from leafbeam.semid import ItemEncoder, QuantiserConfig, fit_sids
+from leafbeam.semid import ItemEncoder
 from leafbeam.serve import Server
 from leafbeam.serve.changes import open_changed
+from tests.fixtures.shops import shop_files, write_fitted_shop
 from tests.serve.running import thread
 
 RULES = """[rules]
@@ -68,30 +67,9 @@ def texts(directory: Path, ids: list[Any]) -> Files:
     ]
     items = pa.Table.from_pylist(rows)
     items = items.set_column(3, "day", items["day"].cast(pa.date32()))
-    fit = fit_sids(items, None, quantiser=QuantiserConfig(codebook_sizes=(4, 8), collision_strategy="spread"))
-    index, catalog, rules, model = (directory / name for name in ("index.leafbeam", "shop.duckdb", "rules.toml", "model"))
-    Trie.build(fit.table.codes, fit.table.codebook_sizes, fit.table.item_ids).save(index)
-    Catalog.create(catalog, items)
-    rules.write_text(RULES)
-    save_model(model, fit.table.codebook_sizes)
     return Files(
-        catalog=CatalogFiles(index=index, catalog=catalog, rules=rules),
-        model=model,
+        catalog=shop_files(directory),
+        model=directory / "model",
         changes=directory / "live",
-        encoder=fit.encoder,
+        encoder=write_fitted_shop(directory, items, RULES, (4, 8)).encoder,
     )
-
-
-def save_model(path: Path, codebook_sizes: tuple[int, ...]) -> None:
-    """A model of random weights."""
-    vocabulary = Vocabulary(codebook_sizes=codebook_sizes)
-    config = ModelConfig(
-        vocab_size=vocabulary.size,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-    )
-    Transformer(config, vocabulary).save_pretrained(path)
