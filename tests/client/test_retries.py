@@ -114,13 +114,6 @@ def test_every_attempt_has_what_is_left_of_the_deadline():
     assert [send.timeout_s for send in run.sent] == [10, 6, 1]
 
 
-def test_attempts_are_bounded():
-    run = Run(calls.get_health(), *[BUSY] * 3, attempts=3)
-    assert len(run.sent) == 3
-    assert isinstance(run.error, ServerBusyError)
-    assert len(Run(calls.get_health(), REFUSED, attempts=1).sent) == 1
-
-
 UNKEYED = [calls.save_snapshot("a"), calls.delete_snapshot("a"), calls.delete_rule("a")]
 REPEATABLE = [
     calls.get_health(),
@@ -148,12 +141,6 @@ def test_what_cannot_be_repeated_is_sent_again_only_if_nothing_was_done(call):
     run = Run(call, CUT)
     assert (len(run.sent), run.error.code, "not sent again" in str(run.error)) == (1, "cut", True)
     assert len(Run(call, REFUSED, BUSY, CUT).sent) == 3
-
-
-def test_a_late_answer_ends_the_call_and_names_its_key():
-    run = Run(calls.put_items([{"item_id": 1}], key="import-7"), LATE)
-    assert (len(run.sent), run.error.code) == (1, "late")
-    assert "key='import-7'" in str(run.error)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 import threading
 import time
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -124,13 +123,6 @@ def test_unknown_ids_of_a_history_are_left_out_and_reported(engine):
     assert (mixed.num_history_used, plain.num_history_used) == (3, 3)
 
 
-def test_a_history_of_unknown_items_is_answered_like_an_empty_one_and_reported(engine):
-    unknown, none = one(engine, history=("x", "y")), one(engine)
-    assert unknown.item_ids == none.item_ids
-    assert unknown.num_history_used == 0
-    assert unknown.ignored_history == ("x", "y")
-
-
 def test_a_history_longer_than_the_model_keeps_its_newest_items_and_reports_how_many(shop, engine):
     long = tuple(f"é{i % 160}" for i in range(500))
     result = one(engine, history=long, keep_history=True)
@@ -173,14 +165,6 @@ def test_ids_of_the_wrong_type_are_an_error(shop, engine):
         numbers.recommend([Request(history=("a",))])
 
 
-def test_rules_without_a_catalog_and_unknown_rules_are_errors(shop, engine):
-    with pytest.raises(UnknownRuleError, match="no catalog"):
-        Engine(shop.model, shop.trie).recommend([Request(rules=("cheap",))])
-    with pytest.raises(UnknownRuleError, match="unknown rule 'fresh'; the rules of this catalog are: cheap, in_stock"):
-        engine.recommend([Request(rules=("cheap", "fresh"))])
-    assert one(Engine(shop.model, shop.trie)).rules_generation is None
-
-
 def test_requests_answered_together_are_answered_as_if_alone(engine):
     requests = [
         Request(history=HISTORY[: i % 4], rules=rules, num_items=1 + i, num_beams=20 + i % 2, scoring=scoring)
@@ -218,35 +202,11 @@ def test_an_engine_searches_the_index_that_its_rules_were_evaluated_over(shop, c
     assert set(result.item_ids) == shop.allowed(("cheap",))
 
 
-def test_one_request_gets_one_result(engine):
-    request = Request(history=HISTORY, num_items=3)
-    assert engine.recommend(request).item_ids == engine.recommend([request])[0].item_ids
-
-
 def test_representations_are_short(engine):
     request = Request(history=HISTORY * 500, deny_item_ids=HISTORY * 500, rules=("cheap",))
     assert repr(request) == "Request(1,500 items of history, num_items=10, deny 1,500 items, rules=('cheap',))"
     assert repr(engine.recommend(request)).startswith("Result(10 items, best 'é")
     assert repr(engine) == f"Engine(Transformer, 160 items of {engine.trie.version}, it was not started)"
-
-
-@pytest.mark.parametrize(
-    ("rules", "also", "empty"),
-    [
-        (("in_stock", "none"), None, ("none",)),
-        (("cheap", "in_stock"), "in_stock - cheap", ("cheap", "in_stock - cheap")),
-        (("cheap",), None, ()),
-        ((), "rare - rare", ("rare - rare",)),
-        ((), None, ()),
-    ],
-)
-def test_an_answer_without_items_names_the_rules_that_left_none(engine, rules, also, empty):
-    """A3: the rule, or the pair; denied items are named only where the rules leave items."""
-    result = one(engine, history=HISTORY, rules=rules, filter=also)
-    assert sorted(result.empty_rules) == sorted(empty)
-    assert bool(empty) == (result.num_valid == 0)
-    denied = one(engine, rules=rules, filter=also, deny_item_ids=[f"é{i}" for i in range(160)])
-    assert (denied.num_valid, sorted(denied.empty_rules)) == (0, sorted(empty or ["- deny_item_ids"]))
 
 
 def test_an_empty_index_gives_empty_answers(shop):
@@ -269,27 +229,6 @@ def test_an_engine_from_files_answers_like_the_one_that_was_saved(shop, engine, 
     assert Engine.load(tmp_path / "model", tmp_path / "index.leafbeam").catalog is None
     for engine in (loaded, *same):
         engine.close()
-
-
-def test_a_request_keeps_the_rules_of_its_submission(shop, catalog_file, tmp_path):
-    path = tmp_path / "shop.duckdb"
-    path.write_bytes(catalog_file.read_bytes())
-    catalog = Catalog.open(path, shop.trie, {"cheap": "price < 20"})
-    with Engine(shop.model, catalog) as engine:
-        before = engine.submit(Request(rules=("cheap",), num_items=100)).result(20)
-        with held(shop.model) as began:
-            blocker = engine.submit(Request())
-            assert began.wait(20)
-            early = engine.submit(Request(rules=("cheap",), num_items=100))
-            with duckdb.connect(str(path)) as connection:
-                connection.execute("UPDATE items SET price = 39 - price")
-            assert catalog.reload().ok
-            late = engine.submit(Request(rules=("cheap",), num_items=100))
-        assert set(early.result(20).item_ids) == set(before.item_ids) == shop.allowed(("cheap",))
-        assert set(late.result(20).item_ids) == shop.allowed() - shop.allowed(("cheap",))
-        assert (early.result().rules_generation, late.result().rules_generation) == (1, 2)
-        assert early.result().batch_size == late.result().batch_size == 2
-        assert blocker.result(20).num_valid == 10
 
 
 def test_changed_items_are_seen_by_the_next_request_and_not_by_a_queued_one(shop):
@@ -337,30 +276,6 @@ def test_a_request_may_filter_by_an_expression_over_rules(shop, engine):
         engine.recommend([Request(filter="cheap & price < 3")])
     with pytest.raises(UnknownRuleError, match="no catalog, so no rules"):
         Engine(shop.model, shop.trie).recommend([Request(filter="cheap")])
-
-
-def test_many_threads_each_get_answers_of_their_own_rules(shop, engine):
-    wrong: list[object] = []
-
-    def ask(number: int) -> None:
-        rng = np.random.default_rng(number)
-        for _ in range(12):
-            rules = ALL_RULES[rng.integers(len(ALL_RULES))]
-            deny = tuple(f"é{i}" for i in rng.integers(0, 160, 40))
-            allowed = shop.allowed(rules, deny)
-            num_items = int(rng.integers(1, 60))
-            request = Request(history=deny[:3], rules=rules, deny_item_ids=deny, num_items=num_items, num_beams=60)
-            result = engine.submit(request).result(30)
-            if not set(result.item_ids) <= allowed or result.num_valid != min(num_items, len(allowed)):
-                wrong.append((request, result))
-
-    with engine:
-        threads = [threading.Thread(target=ask, args=(i,)) for i in range(12)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-    assert wrong == []
 
 
 ids = st.one_of(st.sampled_from([f"é{i}" for i in range(170)]), st.text(max_size=8))

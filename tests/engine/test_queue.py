@@ -1,26 +1,14 @@
 """Requests that wait: answered, refused, cancelled or failed, and never lost."""
 
 import threading
-from concurrent.futures import CancelledError
 
 import pytest
-import torch
 
 from leafbeam.engine import Engine, Request, Settings
-from leafbeam.errors import ArgumentError, LogitsError, OverloadedError, UnavailableError
-from tests.waiting import held, interrupted
+from leafbeam.errors import ArgumentError, OverloadedError, UnavailableError
+from tests.waiting import held
 
 HISTORY = ("é3", "é14", "é15")
-
-
-class Clock:
-    """A clock that a test advances."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_submit_answers_like_recommend_and_says_where_the_time_went(engine):
@@ -61,36 +49,6 @@ def test_a_full_queue_refuses_and_what_waits_is_answered(shop, catalog):
         assert [future.result().batch_size for future in (running, *waiting)] == [1, 2, 2]
 
 
-def test_a_request_past_its_deadline_is_rejected_not_run(shop, catalog):
-    clock = Clock()
-    engine = Engine(shop.model, catalog, settings=Settings(timeout_s=5), clock=clock)
-    with engine:
-        with held(shop.model) as began:
-            running = engine.submit(Request())
-            assert began.wait(20)
-            late = engine.submit(Request())
-            clock.now += 3
-            in_time = engine.submit(Request())
-            clock.now += 3
-        with pytest.raises(OverloadedError, match="not started within its deadline of 5 s"):
-            late.result(20)
-        assert in_time.result(20).timings.queue == 3
-        assert running.result(20).timings.model == 6
-
-
-def test_a_cancelled_request_is_not_run(shop, engine):
-    with engine:
-        with held(shop.model) as began:
-            running = engine.submit(Request())
-            assert began.wait(20)
-            gone, stays = engine.submit(Request()), engine.submit(Request())
-            assert gone.cancel()
-        assert stays.result(20).batch_size == 1
-        with pytest.raises(CancelledError):
-            gone.result(1)
-        assert running.result(1).num_valid == 10
-
-
 def test_stop_answers_queued_requests(shop, engine):
     engine.start()
     with held(shop.model) as began:
@@ -113,28 +71,3 @@ def test_stop_fails_requests_that_exceed_the_grace_period(shop, engine):
             with pytest.raises(UnavailableError, match="stopped before"):
                 future.result(1)
         assert engine.counts.of("shed")["draining"] == 2
-
-
-def test_nan_logits_fail_their_batch_and_the_next_is_answered(shop, engine):
-    weight = shop.model.model.norm.weight
-    with engine:
-        good = weight.detach().clone()
-        try:
-            with torch.no_grad():
-                weight.fill_(float("nan"))
-            with pytest.raises(LogitsError):
-                engine.submit(Request()).result(20)
-        finally:
-            with torch.no_grad():
-                weight.copy_(good)
-        assert engine.submit(Request()).result(20).num_valid == 10
-
-
-def test_an_unexpected_error_reaches_its_requests_and_the_next_is_answered(shop, engine):
-    def fail(requests: int) -> None:
-        raise ZeroDivisionError("of the device's own")
-
-    with engine:
-        with interrupted(shop.model, fail), pytest.raises(ZeroDivisionError):
-            engine.submit(Request()).result(20)
-        assert engine.submit(Request()).result(20).num_valid == 10

@@ -60,12 +60,6 @@ def test_the_truth_of_a_filter_is_an_error_and_so_is_an_operand_that_is_none() -
         a & b  # type: ignore[operator]
 
 
-def test_the_empty_filter() -> None:
-    trie, _ = shop(20, False)
-    assert len(trie.filter(item_ids=[])) == 0
-    assert len(trie.filter(np.zeros(20, np.bool_))) == 0
-
-
 def test_an_empty_index_has_filters_too() -> None:
     trie = Trie.build(np.empty((0, 2), np.int64), [4, 4])
     assert len(trie.filter([])) == 0

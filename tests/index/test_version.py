@@ -59,6 +59,8 @@ def test_filters_of_a_version_are_sets_of_live_ids(seed: int, data: st.DataObjec
     assert ~~a == a
     assert hash(~~a) == hash(a)
     assert (~(a & b)) == (~a | ~b)
+    assert a & ~b == a - b
+    assert a | (b & ~a) == a | b
 
 
 @settings(max_examples=50)

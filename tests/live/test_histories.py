@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -106,32 +105,3 @@ def test_any_history_on_disk_equals_a_dictionary(tmp_path_factory: pytest.TempPa
     with LiveIndex.open(path, read_only=True) as reader:
         agree(reader, items)
         assert reader.version().number == number
-
-
-@settings(max_examples=400, suppress_health_check=fixture_is_fine)
-@given(histories(), st.data())
-def test_filters_of_a_version_obey_the_laws_of_sets(history: tuple[Model, Any], data: st.DataObject) -> None:
-    index, items = run_history(None, history[0], history[1][:4])
-    version, everything = index.version(), set(items)
-    subsets = st.lists(st.sampled_from(sorted(items)), unique=True) if items else st.just([])
-    chosen = [data.draw(subsets) for _ in range(3)]
-    sets = [set(one) for one in chosen]
-    f, g, h = (version.filter(item_ids=one) for one in chosen)
-    a, b, _ = sets
-
-    def ids(candidate: Any) -> set[Any]:
-        found = np.asarray(candidate.item_ids()).tolist()
-        assert len(found) == len(set(found)) == len(candidate)
-        return set(found)
-
-    assert [ids(one) for one in (f, g, h)] == sets
-    assert (ids(f & g), ids(f | g), ids(f - g), ids(~f)) == (a & b, a | b, a - b, everything - a)
-    assert f & g == g & f
-    assert f | g == g | f
-    assert (f & g) | (f & h) == f & (g | h)
-    assert ~(f | g) == ~f & ~g
-    assert ~~f == f
-    assert f - g == f & ~g
-    assert (f | ~f) == ~(f & ~f) == version.filter_of([None] * len(version.segments))
-    for key in items:
-        assert (key in f) == (key in a)

@@ -34,20 +34,6 @@ def test_a_change_is_in_the_next_version_and_in_none_before(index: LiveIndex) ->
     assert (0, 1, 7) in index.version()  # of "c"
 
 
-def test_insert_then_delete_is_the_identity(index: LiveIndex) -> None:
-    index.insert([[2, 0, 5], [0, 1, 7]], ["e", "f"])
-    index.delete(["f", "e"])
-    agree(index, START)
-    assert len(index.version().segments) == 1
-
-
-def test_a_deleted_id_may_come_back_with_other_codes(index: LiveIndex) -> None:
-    for code in range(5):
-        index.delete(["b"])
-        index.insert([[1, 1, code]], ["b"])
-        agree(index, {**{key: START[key] for key in "acd"}, "b": (1, 1, code)})
-
-
 def test_replace_gives_items_other_codes_and_no_version_lacks_them(index: LiveIndex) -> None:
     index.replace([[2, 1, 1], [1, 1, 1]], ["c", "a"])
     agree(index, {"b": START["b"], "d": START["d"], "c": (2, 1, 1), "a": (1, 1, 1)})

@@ -34,6 +34,7 @@ def test_a_full_queue_rejects_before_ids_and_rules_are_looked_up(saturated, monk
     answer = client.post(URL, json={"history": [1001], "rules": ["cheap"]})
     error = answer.json()["error"]
     assert (answer.status_code, error["type"], error["reason"]) == (429, "OverloadedError", "queue_full")
+    assert error["message"] == "the queue is full with 1 request: try again later"
     assert int(answer.headers["Retry-After"]) >= 1
     assert error["retry_after_ms"] >= 0
     assert (engine.counts.of("refused")["queue_full"], engine.counts.total("refused")) == (1, 1)

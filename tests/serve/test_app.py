@@ -1,7 +1,6 @@
 """What a server answers: items, its state, its metrics, and errors by name."""
 
 import re
-import threading
 import time
 
 import pytest
@@ -74,32 +73,6 @@ def test_an_answer_explains_its_beams_only_if_asked_to(client):
     assert last["num_sids"] == [1] * len(paths)
     assert client.post(URL, json={"rules": ["none"], "explain": True}).json()["levels"] == []
     assert client.post(URL, json={"explain": 1}).status_code == 422
-
-
-def test_an_empty_object_requests_ten_items_without_a_history(client):
-    answer = client.post(URL, json={}).json()
-    assert (answer["num_valid"], answer["num_history_used"]) == (10, 0)
-
-
-def test_a_rule_that_selects_nothing_gives_an_empty_answer(client):
-    response = client.post(URL, json={"rules": ["none"], "num_items": 5})
-    assert response.status_code == 200
-    assert (response.json()["num_valid"], response.json()["item_ids"]) == (0, [])
-
-
-def test_more_items_than_beams_raises_the_beams_and_reports_them(client):
-    answer = client.post(URL, json={"num_items": 60, "num_beams": 5}).json()
-    assert (answer["num_valid"], answer["num_beams"]) == (60, 60)
-
-
-def test_an_expression_over_rules_holds_beside_the_named_rules(client, first_shop):
-    def items(body):
-        return set(client.post(URL, json={**body, "num_items": 100}).json()["item_ids"])
-
-    cheap, in_stock = (first_shop.allowed([rule], []) for rule in ("cheap", "in_stock"))
-    assert items({"filter": "cheap - in_stock"}) == cheap - in_stock
-    assert items({"filter": "cheap | in_stock"}) == cheap | in_stock
-    assert items({"filter": "cheap | in_stock", "rules": ["cheap"]}) == cheap
 
 
 def test_unknown_paths_and_methods_are_rejected_in_the_same_shape(client):
@@ -196,38 +169,6 @@ def test_metrics_count_what_happened(first_shop):
         assert metric(client, 'leafbeam_rule_items{rule="cheap"}') == 60
         assert metric(client, 'leafbeam_rule_failed{rule="cheap"}') == 0
         assert metric(client, "leafbeam_rules_generation") == 1
-
-
-def test_a_full_queue_is_429_with_retry_after_and_queued_requests_are_answered(first_shop):
-    engine = first_shop.engine(settings=Settings(max_queue=1))
-    statuses: list[int] = []
-    with TestClient(create_app(engine)) as client:
-
-        def ask() -> None:
-            statuses.append(client.post(URL, json={}).status_code)
-
-        with held(engine.model) as began:
-            threads = [threading.Thread(target=ask) for _ in range(2)]
-            threads[0].start()
-            assert began.wait(20)
-            threads[1].start()
-            while engine.scheduler.load.waiting == 0:
-                time.sleep(0.005)
-            response = client.post(URL, json={})
-            assert response.status_code == 429
-            assert response.headers["Retry-After"] == "1"
-            error = response.json()["error"]
-            assert 0 <= error.pop("retry_after_ms") <= 1000
-            assert error == {
-                "type": "OverloadedError",
-                "message": "the queue is full with 1 request: try again later",
-                "reason": "queue_full",
-            }
-            assert metric(client, "leafbeam_queue_length") == 1
-        for thread in threads:
-            thread.join(20)
-        assert statuses == [200, 200]
-        assert metric(client, 'leafbeam_requests_total{outcome="overloaded"}') == 1
 
 
 def test_a_request_without_an_answer_in_time_is_503(first_shop):

@@ -254,27 +254,6 @@ def test_an_error_of_a_constraint_names_its_place(
         assert says in error["message"]
 
 
-def test_states_63_of_64_over_http(text_http: httpx.Client) -> None:
-    """T1: a text that may end in the last state of a word."""
-    for fields in ({"guided_regex": "a{0,63}"}, {"guided_choice": ["a" * 63]}, {"guided_regex": "a{127}"}):
-        answer = text_http.post("/v1/completions", json={**BASE, **fields, "temperature": 0})
-        assert answer.status_code == 200, answer.text
-        assert set(answer.json()["choices"][0]["text"]) <= {"a"}
-
-
-@pytest.mark.parametrize("num_fields", [55, 224])
-def test_objects_of_many_optional_fields_over_http(text_http: httpx.Client, num_fields: int) -> None:
-    """T9: within the server's bounds of time, memory and states."""
-    kinds: list[Any] = [{"type": ["string", "null"], "maxLength": 3}, {"anyOf": [{"type": "number"}, {"type": "null"}]}]
-    schema = {"type": "object", "properties": {f"field_{n}": kinds[n % 2] for n in range(num_fields)}}
-    body = {**BASE, "response_format": under(schema), "seed": 1, "max_tokens": 300}
-    answer = text_http.post("/v1/completions", json=body)
-    assert answer.status_code == 200, answer.text
-    (choice,) = answer.json()["choices"]
-    if choice["finish_reason"] == "stop":
-        jsonschema.validate(json.loads(choice["text"]), schema)
-
-
 def test_the_default_of_max_tokens_fits_the_model(text_http: httpx.Client) -> None:
     """T10: what the model has positions for behind a long prompt, also of several prompts."""
     for prompt in ("A" * 400, ["A" * 400, "A"], [[60] * 512, [60]]):

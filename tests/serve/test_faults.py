@@ -33,26 +33,6 @@ def test_a_client_that_disconnects_cancels_its_queued_request(first_shop):
     assert engine.counts.of("batch_faults")["abandoned"] == 1
 
 
-def test_a_client_that_disconnects_stops_its_running_batch(first_shop):
-    engine = first_shop.engine()
-    began, go, rounds = threading.Event(), threading.Event(), []
-
-    def slow() -> None:
-        rounds.append(1)
-        began.set()
-        assert go.wait(PATIENCE)
-
-    with serving(engine) as (server, client), interrupted(engine.model, before_round=slow):
-        connection = post(server.port)
-        assert began.wait(PATIENCE)
-        connection.close()
-        until(lambda: engine.counts.of("cancelled")["running"] == 1)
-        go.set()
-        until(lambda: metric(client, 'leafbeam_batch_faults_total{kind="abandoned"}') == 1)
-        assert len(rounds) == 1
-        assert client.post(URL, json={}).status_code == 200
-
-
 def test_deadlines_are_met_or_rejected_with_a_message_and_a_metric(first_shop):
     engine = first_shop.engine(settings=Settings(predict=False))  # or a busy machine refuses 50 ms at the gate
     with serving(engine) as (_, client):
@@ -78,15 +58,6 @@ def test_deadlines_are_met_or_rejected_with_a_message_and_a_metric(first_shop):
         assert metric(client, 'leafbeam_refused_total{reason="body"}') == 1
         assert metric(client, 'leafbeam_shed_total{reason="late"}') == 1
         assert metric(client, 'leafbeam_requests_total{outcome="overloaded"}') == 1
-
-
-def test_more_tokens_than_a_batch_holds_are_refused(first_shop):
-    with serving(first_shop.engine(settings=Settings(max_batch_tokens=9))) as (_, client):
-        assert client.post(URL, json={"history": [1000] * 4}).status_code == 200
-        response = client.post(URL, json={"history": [1000] * 5})
-        assert response.status_code == 422
-        assert "11 tokens, and a batch holds up to 9" in response.json()["error"]["message"]
-        assert metric(client, 'leafbeam_refused_total{reason="over_capacity"}') == 1
 
 
 def test_a_hung_device_is_reported_by_readyz_and_answers_503(first_shop):
@@ -174,28 +145,6 @@ def test_shutdown_fails_requests_that_exceed_the_grace_period_with_a_message(fir
     assert [status for status, _ in answers] == [503] * 4
     assert {json.loads(body)["error"]["reason"] for _, body in answers} == {"draining"}
     assert engine.counts.of("shed")["draining"] == 4
-
-
-def test_a_draining_server_answers_accepted_requests(first_shop):
-    engine = first_shop.engine()
-    answers: list[int] = []
-
-    def ask(client: httpx.Client) -> None:
-        answers.append(client.post(URL, json={}).status_code)
-
-    with serving(engine) as (server, client):
-        with held(engine.model) as began:
-            threads = [threading.Thread(target=ask, args=(client,)) for _ in range(3)]
-            threads[0].start()
-            assert began.wait(PATIENCE)  # or a batch may take two of them
-            for thread in threads[1:]:
-                thread.start()
-            until(lambda: engine.scheduler.load.waiting == 2)
-            server.stop()
-            until(lambda: engine.unhealthy_reason == "it is stopping")
-        for thread in threads:
-            thread.join(PATIENCE)
-    assert answers == [200, 200, 200]
 
 
 @pytest.mark.slow

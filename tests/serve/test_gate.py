@@ -135,16 +135,6 @@ def test_pages_of_named_sites_read_errors_too(first_shop: Any, runs: list[str], 
             assert "access-control-allow-origin" not in other.headers
 
 
-def test_a_client_without_a_key_learns_nothing_of_the_load(first_shop: Any, runs: list[str], tmp_path: Path) -> None:
-    key = add_key(tmp_path / "keys.json", "shop", "read")
-    with served(first_shop.engine(), access=Access(keys=KeyFile(tmp_path / "keys.json"))) as client:
-        assert client.post(URL, json={"num_items": 3}).status_code == 401
-        assert client.post(URL, json={"num_items": 3}, headers={"authorization": "Bearer no"}).status_code == 401
-        runs.clear()
-        assert client.post(URL, json={"num_items": 3}, headers={"authorization": f"Bearer {key}"}).status_code == 429
-        assert runs == []
-
-
 def test_a_server_that_logs_requests_logs_those_that_it_refuses(
     first_shop: Any, runs: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,49 +1,31 @@
 """Requests for texts that people reported other servers to answer wrongly."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from leafbeam.text import TextService, TextSettings
-from tests.serve.running import thread
-from tests.text.conftest import save_model
-
-MODEL = "tiny-lm"
+from tests.serve.conftest import TEXT_MODEL
 
 
-@pytest.fixture(scope="module")
-def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    import json
-
-    from tests.fixtures.texts import QWEN
-
-    directory = save_model(tmp_path_factory.mktemp("reported") / MODEL)
-    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": QWEN}))
-    text = TextService.load(directory, settings=TextSettings(max_rows=8, timeout_s=30))
-    with thread(None, text=text) as server, httpx.Client(base_url=server.url, timeout=30) as client:
-        yield client
-
-
-def choices(http: httpx.Client, **body: Any) -> list[tuple[str, str]]:
-    answer = http.post("/v1/completions", json={"model": MODEL, "prompt": "A ", **body})
+def choices(text_http: httpx.Client, **body: Any) -> list[tuple[str, str]]:
+    answer = text_http.post("/v1/completions", json={"model": TEXT_MODEL, "prompt": "A ", **body})
     assert answer.status_code == 200, answer.text
     return [(choice["text"], choice["finish_reason"]) for choice in answer.json()["choices"]]
 
 
 @pytest.mark.parametrize("way", [{"temperature": 0}, {"seed": 3}, {"beam_width": 4}, {"seed": 4, "retokenize": True}])
-def test_a_text_ends_where_nothing_may_follow(http: httpx.Client, way: dict[str, Any]) -> None:
+def test_a_text_ends_where_nothing_may_follow(text_http: httpx.Client, way: dict[str, Any]) -> None:
     """Public report: after the whole pattern the model writes on (outlines 659, vllm 29632)."""
     for constraint in ({"guided_regex": "[YN]"}, {"guided_choice": ["Y", "N"]}, {"guided_regex": "abc[0-9]{3}"}):
-        (choice,) = choices(http, **constraint, **way, max_tokens=300)
+        (choice,) = choices(text_http, **constraint, **way, max_tokens=300)
         assert choice[1] == "stop"
         assert len(choice[0]) == (6 if constraint.get("guided_regex") == "abc[0-9]{3}" else 1)
 
 
-def test_a_text_does_not_end_as_soon_as_it_may(http: httpx.Client) -> None:
+def test_a_text_does_not_end_as_soon_as_it_may(text_http: httpx.Client) -> None:
     """Public report: texts end at the first place where the pattern matches (outlines 1121)."""
-    ends = {choices(http, guided_regex="once[a-z ]*", max_tokens=40, seed=seed)[0] for seed in range(12)}
+    ends = {choices(text_http, guided_regex="once[a-z ]*", max_tokens=40, seed=seed)[0] for seed in range(12)}
     assert max(len(text) for text, _ in ends) > 20
     assert len(ends) == 12
 
@@ -52,17 +34,17 @@ def test_a_text_does_not_end_as_soon_as_it_may(http: httpx.Client) -> None:
     ("texts", "expected"),
     [(["a", "ab", "abc"], 3), (["", "a"], 2), (["a", "a"], 1), (["a"], 1), ([""], 1), (["é", "e\u0301", "日本"], 3)],
 )
-def test_a_choice_may_begin_another_be_empty_or_come_twice(http: httpx.Client, texts: list[str], expected: int) -> None:
+def test_a_choice_may_begin_another_be_empty_or_come_twice(text_http: httpx.Client, texts: list[str], expected: int) -> None:
     """Public report: a choice that begins another is never chosen, or ends the longer one."""
-    found = choices(http, guided_choice=texts, beam_width=8, n=4)
+    found = choices(text_http, guided_choice=texts, beam_width=8, n=4)
     assert sorted(found) == sorted((text, "stop") for text in set(texts))
     assert len(found) == expected
 
 
 @pytest.mark.parametrize("limit", [1, 3])
-def test_a_text_that_is_cut_off_says_so(http: httpx.Client, limit: int) -> None:
+def test_a_text_that_is_cut_off_says_so(text_http: httpx.Client, limit: int) -> None:
     """Public report: half a JSON object is called finished."""
-    ((text, reason),) = choices(http, guided_regex="abcdefghijkl", max_tokens=limit)
+    ((text, reason),) = choices(text_http, guided_regex="abcdefghijkl", max_tokens=limit)
     assert reason == "length"
     assert "abcdefghijkl".startswith(text)
 
@@ -83,10 +65,10 @@ def test_a_text_that_is_cut_off_says_so(http: httpx.Client, limit: int) -> None:
         ({"structured_outputs": {"json": {}}}, "structured_outputs"),
     ],
 )
-def test_what_would_be_left_out_of_a_chat_is_refused(http: httpx.Client, body: dict[str, Any], param: str) -> None:
+def test_what_would_be_left_out_of_a_chat_is_refused(text_http: httpx.Client, body: dict[str, Any], param: str) -> None:
     """Public report: a format that is not known ends the server (vllm 11828); fields are left out silently."""
     messages = [{"role": "user", "content": "A lamp."}]
-    answer = http.post("/v1/chat/completions", json={"model": MODEL, "messages": messages, **body})
+    answer = text_http.post("/v1/chat/completions", json={"model": TEXT_MODEL, "messages": messages, **body})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
     same = {"max_tokens": 4, "max_completion_tokens": 4}
-    assert http.post("/v1/chat/completions", json={"model": MODEL, "messages": messages, **same}).status_code == 200
+    assert text_http.post("/v1/chat/completions", json={"model": TEXT_MODEL, "messages": messages, **same}).status_code == 200
