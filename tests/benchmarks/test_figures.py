@@ -106,12 +106,13 @@ def test_a_missing_row_and_an_ambiguous_one_are_errors_with_the_figure_and_the_p
         render(definitions, "ratio", read(tmp_path, row(10, 1.0, machine={"cpu": "CPU", "cores": 2, "load": 9})))
     other = row(10, 1.0, parameters={"items": 10, "beams": 4})
     rows = read(tmp_path, other, row(10, 1.0, parameters={"items": 10, "beams": 8}))
-    with pytest.raises(DataError, match=r"ambiguous among rows of 'step': they differ in \{'beams': \(4, 8\)\}"):
-        render(definitions, "ratio", rows)
-    with pytest.raises(DataError, match="no figure is called 'speeed'"):
-        render(definitions, "speeed", rows)
-    with pytest.raises(DataError, match="there is no 'us/ours'"):
-        render(definitions, "speed", read(tmp_path, row(10, 1.0, measured={})))
+    for call, message in (
+        (lambda: render(definitions, "ratio", rows), r"ambiguous among rows of 'step': they differ in \{'beams': \(4, 8\)\}"),
+        (lambda: render(definitions, "speeed", rows), "no figure is called 'speeed'"),
+        (lambda: render(definitions, "speed", read(tmp_path, row(10, 1.0, measured={}))), "there is no 'us/ours'"),
+    ):
+        with pytest.raises(DataError, match=message):
+            call()
 
 
 FULL = """

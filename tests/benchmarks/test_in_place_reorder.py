@@ -50,12 +50,13 @@ def test_fewer_beams_leave_the_other_slots_alone_and_more_than_slots_are_refused
     follow_in_place(slots, torch.tensor([[1, 4]]))
     assert slots.flatten().tolist() == [1, 4, 2, 3, 4]
     assert directions(torch.tensor([[1, 1, 0]])).tolist() == [[1, 0, -1]]
-    with pytest.raises(ArgumentError, match="widest round"):
-        follow_in_place(slots, torch.zeros(1, 6, dtype=torch.int64))
-    with pytest.raises(ArgumentError, match="0 to 4"):
-        follow_in_place(slots, torch.tensor([[0, 5]]))
-    with pytest.raises(ArgumentError, match="0 to 4"):
-        follow_in_place(slots, torch.tensor([[-1, 0]]))
+    for call, message in (
+        (lambda: follow_in_place(slots, torch.zeros(1, 6, dtype=torch.int64)), "widest round"),
+        (lambda: follow_in_place(slots, torch.tensor([[0, 5]])), "0 to 4"),
+        (lambda: follow_in_place(slots, torch.tensor([[-1, 0]])), "0 to 4"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            call()
     follow_in_place(slots, torch.zeros(1, 0, dtype=torch.int64))
 
 

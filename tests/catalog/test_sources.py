@@ -118,12 +118,16 @@ def test_an_empty_table_is_a_table(tmp_path, form):
     ],
 )
 def test_an_invalid_table_is_refused_by_name_from_each_source(tmp_path, table, says):
-    with pytest.raises(DataError, match=says):
-        Catalog.create(tmp_path / "c.duckdb", table)
-    with pytest.raises(DataError, match=says):
-        Catalog.create(tmp_path / "c.duckdb", pa.RecordBatchReader.from_batches(table.schema, table.to_batches()))
-    with pytest.raises(DataError, match=says):
-        Catalog.in_memory(table, trie_of([1]))
+    for call, message in (
+        (lambda: Catalog.create(tmp_path / "c.duckdb", table), says),
+        (
+            lambda: Catalog.create(tmp_path / "c.duckdb", pa.RecordBatchReader.from_batches(table.schema, table.to_batches())),
+            says,
+        ),
+        (lambda: Catalog.in_memory(table, trie_of([1])), says),
+    ):
+        with pytest.raises(DataError, match=message):
+            call()
     assert not (tmp_path / "c.duckdb").exists()
 
 

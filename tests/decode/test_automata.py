@@ -155,30 +155,46 @@ def test_children_are_the_legal_codes_and_where_they_lead() -> None:
 
 def test_what_does_not_fit_is_named() -> None:
     automaton = Automaton.from_regex("(ab)+", VOCABULARY)
-    with pytest.raises(ArgumentError, match="is a token of the language"):
-        SequenceSearch(automaton, end_code=0, num_codes=SIZE)
-    with pytest.raises(ArgumentError, match="is a token of the language"):
-        SequenceSearch(Automaton.from_regex("a*", VOCABULARY, dense_share=0.0), end_code=0, num_codes=SIZE)
-    with pytest.raises(ArgumentError, match="0 to 14"):
-        SequenceSearch(automaton, end_code=15, num_codes=15)
-    with pytest.raises(ArgumentError, match="model has 3 codes"):
-        SequenceSearch(automaton, end_code=0, num_codes=3)
-    with pytest.raises(ArgumentError, match="num_beams is 0"):
-        SequenceSearch(automaton, end_code=END, num_codes=SIZE, num_beams=0)
-    with pytest.raises(ArgumentError, match="scoring"):
-        SequenceSearch(automaton, end_code=END, num_codes=SIZE, scoring="both")  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="at least one"):
-        SequenceSearch([], end_code=END, num_codes=SIZE)
+    for call, message in (
+        (lambda: SequenceSearch(automaton, end_code=0, num_codes=SIZE), "is a token of the language"),
+        (
+            lambda: SequenceSearch(Automaton.from_regex("a*", VOCABULARY, dense_share=0.0), end_code=0, num_codes=SIZE),
+            "is a token of the language",
+        ),
+        (lambda: SequenceSearch(automaton, end_code=15, num_codes=15), "0 to 14"),
+        (lambda: SequenceSearch(automaton, end_code=0, num_codes=3), "model has 3 codes"),
+        (lambda: SequenceSearch(automaton, end_code=END, num_codes=SIZE, num_beams=0), "num_beams is 0"),
+        (lambda: SequenceSearch(automaton, end_code=END, num_codes=SIZE, scoring="both"), "scoring"),
+        (lambda: SequenceSearch([], end_code=END, num_codes=SIZE), "at least one"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            call()
     search = SequenceSearch([automaton, automaton], end_code=END, num_codes=SIZE)
-    with pytest.raises(ArgumentError, match="one for each request"):
-        search.run(Model(0), batch_size=3)
-    with pytest.raises(LogitsError, match="beam 0 in round 0 hold NaN"):
-        search.run(lambda codes, parents: np.full((2, SIZE), np.nan), batch_size=2)
-    with pytest.raises(LogitsError, match="shape"):
-        search.run(lambda codes, parents: np.zeros((2, SIZE - 1)), batch_size=2)
-    with pytest.raises(LogitsError, match="hidden states of shape"):
-        search.run(lambda codes, parents: np.zeros((2, 5)), batch_size=2, head=np.zeros((SIZE, 4), np.float32))
-    with pytest.raises(LogitsError, match="request 0, beam 0 hold NaN"):
-        search.run(lambda codes, parents: np.full((2, 4), np.nan), batch_size=2, head=np.ones((SIZE, 4), np.float32))
-    with pytest.raises(ArgumentError, match="the head has 4 codes"):
-        search.run(lambda codes, parents: np.zeros((2, 5)), batch_size=2, head=np.zeros((4, 4), np.float32))
+    for error, call, message in (
+        (ArgumentError, lambda: search.run(Model(0), batch_size=3), "one for each request"),
+        (
+            LogitsError,
+            lambda: search.run(lambda codes, parents: np.full((2, SIZE), np.nan), batch_size=2),
+            "beam 0 in round 0 hold NaN",
+        ),
+        (LogitsError, lambda: search.run(lambda codes, parents: np.zeros((2, SIZE - 1)), batch_size=2), "shape"),
+        (
+            LogitsError,
+            lambda: search.run(lambda codes, parents: np.zeros((2, 5)), batch_size=2, head=np.zeros((SIZE, 4), np.float32)),
+            "hidden states of shape",
+        ),
+        (
+            LogitsError,
+            lambda: search.run(
+                lambda codes, parents: np.full((2, 4), np.nan), batch_size=2, head=np.ones((SIZE, 4), np.float32)
+            ),
+            "request 0, beam 0 hold NaN",
+        ),
+        (
+            ArgumentError,
+            lambda: search.run(lambda codes, parents: np.zeros((2, 5)), batch_size=2, head=np.zeros((4, 4), np.float32)),
+            "the head has 4 codes",
+        ),
+    ):
+        with pytest.raises(error, match=message):
+            call()

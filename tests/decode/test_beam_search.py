@@ -116,12 +116,13 @@ def test_other_arguments_out_of_range_are_refused() -> None:
     with pytest.raises(ArgumentError, match="expected 'full' or 'allowed'"):
         BeamSearch(trie, scoring="fulll")  # type: ignore[arg-type]
     search = BeamSearch(trie)
-    with pytest.raises(ArgumentError, match="batch_size is 0"):
-        search.run(ByLevel(rows()), batch_size=0)
-    with pytest.raises(ArgumentError, match="filters has 3 entries"):
-        search.run(ByLevel(rows()), batch_size=2, filters=[None] * 3)
-    with pytest.raises(ArgumentError, match="deny has 1 entry"):
-        search.run(ByLevel(rows()), batch_size=2, deny=[[1]])
+    for call, message in (
+        (lambda: search.run(ByLevel(rows()), batch_size=0), "batch_size is 0"),
+        (lambda: search.run(ByLevel(rows()), batch_size=2, filters=[None] * 3), "filters has 3 entries"),
+        (lambda: search.run(ByLevel(rows()), batch_size=2, deny=[[1]]), "deny has 1 entry"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            call()
     for deny, said in ((3, "3"), (np.array(3), r"array\(3\)")):
         with pytest.raises(ArgumentError, match=f"deny is {said}: expected a list with one entry for each of the 1 request"):
             search.run(ByLevel(rows()), deny=deny)  # type: ignore[arg-type]

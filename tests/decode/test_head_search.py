@@ -121,13 +121,24 @@ def test_mistakes_are_named(index: Trie, costs: HeadCosts | None) -> None:
     def answer(value: float, width: int = 4) -> Any:
         return lambda codes, parents: np.full((1, width) if codes is None else (1, 5, width), value, np.float32)
 
-    with pytest.raises(LogitsError, match="request 0, beam 0 at level 0 hold NaN"):
-        search.run(answer(np.nan), head=head, costs=costs)
-    with pytest.raises(LogitsError, match=r"hidden states of shape \(1, 1, 3\) at level 0: expected \(1, 1, 4\)"):
-        search.run(answer(1.0, 3), head=head, costs=costs)
-    with pytest.raises(ArgumentError, match="expected one for each level"):
-        search.run(answer(1.0), head=head[:2], costs=costs)
-    with pytest.raises(ArgumentError, match=r"\(300, D\), \(40, D\), \(300, D\)"):
-        search.run(answer(1.0), head=head[::-1][1:] + head[:1], costs=costs)
-    with pytest.raises(ArgumentError, match="not 'reference'"):
-        BeamSearch(index, 5, "allowed", backend="reference").run(answer(1.0), head=head, costs=costs)
+    for error, call, message in (
+        (LogitsError, lambda: search.run(answer(np.nan), head=head, costs=costs), "request 0, beam 0 at level 0 hold NaN"),
+        (
+            LogitsError,
+            lambda: search.run(answer(1.0, 3), head=head, costs=costs),
+            r"hidden states of shape \(1, 1, 3\) at level 0: expected \(1, 1, 4\)",
+        ),
+        (ArgumentError, lambda: search.run(answer(1.0), head=head[:2], costs=costs), "expected one for each level"),
+        (
+            ArgumentError,
+            lambda: search.run(answer(1.0), head=head[::-1][1:] + head[:1], costs=costs),
+            r"\(300, D\), \(40, D\), \(300, D\)",
+        ),
+        (
+            ArgumentError,
+            lambda: BeamSearch(index, 5, "allowed", backend="reference").run(answer(1.0), head=head, costs=costs),
+            "not 'reference'",
+        ),
+    ):
+        with pytest.raises(error, match=message):
+            call()

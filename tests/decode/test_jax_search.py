@@ -190,12 +190,13 @@ def test_arguments_are_checked() -> None:
     for wrong in (0, [1, 2], [3, 0, 3]):
         with pytest.raises(ArgumentError, match="num_beams"):
             JaxBeamSearch(trie, wrong)
-    with pytest.raises(ArgumentError, match="scoring"):
-        JaxBeamSearch(trie, 3, "fulll")  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="the mesh has 'requests'"):
-        JaxBeamSearch(trie, 3, mesh=jax.make_mesh((1,), ("requests",)))
-    with pytest.raises(ArgumentError, match="another version"):
-        JaxBeamSearch(trie, 3).for_version(Trie.build([[0, 1]], (4, 4)))
+    for call, message in (
+        (lambda: JaxBeamSearch(trie, 3, "fulll"), "scoring"),
+        (lambda: JaxBeamSearch(trie, 3, mesh=jax.make_mesh((1,), ("requests",))), "the mesh has 'requests'"),
+        (lambda: JaxBeamSearch(trie, 3).for_version(Trie.build([[0, 1]], (4, 4))), "another version"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            call()
     foreign = Trie.build([[0, 1, 3]], SIZES)
     with pytest.raises(ForeignFilterError):
         JaxBeamSearch(trie, 3).prepare(1, foreign.filter([True]))

@@ -117,13 +117,12 @@ def test_a_low_temperature_is_greedy() -> None:
 
 
 def test_mistakes_are_named() -> None:
-    with pytest.raises(ArgumentError, match="num_samples is 0"):
-        sampler(num_samples=0)
-    with pytest.raises(ArgumentError, match="temperature is 0"):
-        Sampling(temperature=0.0)
-    with pytest.raises(ArgumentError, match="2 seeds for a batch of 1"):
-        sampler(seed=[1, 2]).run(Model())
-    with pytest.raises(LogitsError, match="NaN"):
-        sampler().run(lambda codes, parents: np.full((1, SIZE), np.nan))
-    with pytest.raises(LogitsError, match="exclude every legal code"):
-        sampler().run(lambda codes, parents: np.full((1, SIZE), -np.inf))
+    for error, call, message in (
+        (ArgumentError, lambda: sampler(num_samples=0), "num_samples is 0"),
+        (ArgumentError, lambda: Sampling(temperature=0.0), "temperature is 0"),
+        (ArgumentError, lambda: sampler(seed=[1, 2]).run(Model()), "2 seeds for a batch of 1"),
+        (LogitsError, lambda: sampler().run(lambda codes, parents: np.full((1, SIZE), np.nan)), "NaN"),
+        (LogitsError, lambda: sampler().run(lambda codes, parents: np.full((1, SIZE), -np.inf)), "exclude every legal code"),
+    ):
+        with pytest.raises(error, match=message):
+            call()

@@ -124,9 +124,10 @@ def test_a_plan_is_json() -> None:
 
 
 def test_plans_that_no_index_can_hold_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="4,294,967,295"):
-        MemoryEstimate.uniform(2**32, [10])
-    with pytest.raises(ArgumentError, match="expected 0 to"):
-        MemoryEstimate.uniform(-1, [10])
-    with pytest.raises(CodesError, match="0 levels"):
-        MemoryEstimate.uniform(10, [])
+    for error, call, message in (
+        (ArgumentError, lambda: MemoryEstimate.uniform(2**32, [10]), "4,294,967,295"),
+        (ArgumentError, lambda: MemoryEstimate.uniform(-1, [10]), "expected 0 to"),
+        (CodesError, lambda: MemoryEstimate.uniform(10, []), "0 levels"),
+    ):
+        with pytest.raises(error, match=message):
+            call()

@@ -105,16 +105,15 @@ def test_a_bad_token_far_down_is_named() -> None:
 
 
 def test_other_arguments_out_of_range_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="vocabulary_size is 0"):
-        Trie.from_sequences([[]], 0)
-    with pytest.raises(ArgumentError, match="2\\^31 - 1"):
-        Trie.from_sequences([[]], 2**31)
-    with pytest.raises(ArgumentError, match="max_length is 65"):
-        Trie.from_sequences([[]], 5, max_length=65)
-    with pytest.raises(CodesError, match="sequence 0 has 3 tokens: expected at most 2"):
-        Trie.from_sequences([[1, 2, 3]], 5, max_length=2)
-    with pytest.raises(ItemIdError, match="occurs more than once"):
-        Trie.from_sequences([[1], [2]], 5, ["a", "a"])
+    for error, call, says in (
+        (ArgumentError, lambda: Trie.from_sequences([[]], 0), "vocabulary_size is 0"),
+        (ArgumentError, lambda: Trie.from_sequences([[]], 2**31), "2\\^31 - 1"),
+        (ArgumentError, lambda: Trie.from_sequences([[]], 5, max_length=65), "max_length is 65"),
+        (CodesError, lambda: Trie.from_sequences([[1, 2, 3]], 5, max_length=2), "sequence 0 has 3 tokens: expected at most 2"),
+        (ItemIdError, lambda: Trie.from_sequences([[1], [2]], 5, ["a", "a"]), "occurs more than once"),
+    ):
+        with pytest.raises(error, match=says):
+            call()
 
 
 @pytest.mark.parametrize(

@@ -103,12 +103,13 @@ def test_a_filter_of_another_version_is_refused() -> None:
     version, truth = two_segments(1)
     again = Version(segments=version.segments, number=8)
     theirs, ours = again.filter(item_ids=sorted(truth)), version.filter(item_ids=sorted(truth))
-    with pytest.raises(ForeignFilterError, match="versions 7 and 8"):
-        _ = ours & theirs
-    with pytest.raises(ForeignFilterError, match=r"belongs to version 8 .* runs on version 7"):
-        version.segment_filters(theirs)
-    with pytest.raises(ForeignFilterError, match="runs on a base and a delta"):
-        version.segment_filters(version.segments[0].live)
+    for call, message in (
+        (lambda: ours & theirs, "versions 7 and 8"),
+        (lambda: version.segment_filters(theirs), r"belongs to version 8 .* runs on version 7"),
+        (lambda: version.segment_filters(version.segments[0].live), "runs on a base and a delta"),
+    ):
+        with pytest.raises(ForeignFilterError, match=message):
+            call()
     assert version.segment_filters(ours) == ours.parts
 
 

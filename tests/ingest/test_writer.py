@@ -380,14 +380,14 @@ def test_new_ids_have_no_control_characters(shop: Shop, item_id: str):
 
 
 def test_batches_have_bounds():
-    with pytest.raises(DataError, match="no line"):
-        Lines.of_json_lines(b"\n\n")
-    with pytest.raises(DataError, match="up to 10,000 lines"):
-        Lines.of_json_lines(b'{"item_id": 1}\n' * 10_001)
-    with pytest.raises(DataError, match="up to 1,000,000 values"):
-        Lines.of_json_lines(b'{"item_id": 1, "codes": [' + b"1," * 1_000_000 + b"1]}")
-    with pytest.raises(DataError, match="cannot be read as JSON"):
-        Lines.of_json(b"[" * 100_000)
+    for attempt, message in (
+        (lambda: Lines.of_json_lines(b"\n\n"), "no line"),
+        (lambda: Lines.of_json_lines(b'{"item_id": 1}\n' * 10_001), "up to 10,000 lines"),
+        (lambda: Lines.of_json_lines(b'{"item_id": 1, "codes": [' + b"1," * 1_000_000 + b"1]}"), "up to 1,000,000 values"),
+        (lambda: Lines.of_json(b"[" * 100_000), "cannot be read as JSON"),
+    ):
+        with pytest.raises(DataError, match=message):
+            attempt()
     assert Lines.of_json(b'{"item_id": 3}').items[0].item_id == 3
     assert len(Lines.of_json(b'[{"item_id": 3}, {"item_id": 4}]').items) == 2
 

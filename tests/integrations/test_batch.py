@@ -186,16 +186,23 @@ def test_denied_items_come_from_a_column(files: CatalogFiles, tmp_path: Path):
 
 def test_invalid_settings_are_rejected(files: CatalogFiles, tmp_path: Path):
     make_users(tmp_path / "users.parquet")
-    with pytest.raises(ArgumentError, match="come from the table"):
-        job_of(files, tmp_path, request=Request(history=("item001",)))
-    with pytest.raises(ArgumentError, match="at least 1"):
-        job_of(files, tmp_path, partition_rows=0)
-    with pytest.raises(ArgumentError, match="rules need a catalog"):
-        CatalogFiles(index="i", rules="r")
-    with pytest.raises(RequestError, match="num_items must be from 1 to 256"):
-        recommend_users(job_of(files, tmp_path, request=Request(num_items=10_000)))
-    with pytest.raises(UnknownRuleError, match="fresh"):
-        recommend_users(job_of(files, tmp_path, "other", request=Request(rules=("stale",))))
+    for error, call, message in (
+        (ArgumentError, lambda: job_of(files, tmp_path, request=Request(history=("item001",))), "come from the table"),
+        (ArgumentError, lambda: job_of(files, tmp_path, partition_rows=0), "at least 1"),
+        (ArgumentError, lambda: CatalogFiles(index="i", rules="r"), "rules need a catalog"),
+        (
+            RequestError,
+            lambda: recommend_users(job_of(files, tmp_path, request=Request(num_items=10_000))),
+            "num_items must be from 1 to 256",
+        ),
+        (
+            UnknownRuleError,
+            lambda: recommend_users(job_of(files, tmp_path, "other", request=Request(rules=("stale",)))),
+            "fresh",
+        ),
+    ):
+        with pytest.raises(error, match=message):
+            call()
 
 
 def test_a_partition_says_how_many_users_got_fewer_items(files: CatalogFiles, tmp_path: Path):

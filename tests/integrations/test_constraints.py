@@ -272,16 +272,18 @@ def test_constraints_that_do_not_fit_are_named(model: Model, tokenizer: Any, ite
     ]:
         with pytest.raises(error, match=message):
             ConstraintLogitsProcessor(constraint, tokenizer, prompt_length=1)
-    with pytest.raises(ArgumentError, match="tokenizer is missing"):
-        ConstraintLogitsProcessor(Regex(pattern="a"), eos_token_id=0, prompt_length=1)
-    with pytest.raises(ArgumentError, match="eos_token_id is missing"):
-        ConstraintLogitsProcessor(Automaton.from_sequences([[1]], 9), prompt_length=1)
-    with pytest.raises(ArgumentError, match="end with token 0"):
-        ConstraintLogitsProcessor(ItemConstraint(items=items), eos_token_id=1, prompt_length=1)
-    with pytest.raises(ArgumentError, match="fast tokenizer"):
-        ConstraintLogitsProcessor(Regex(pattern="a"), object(), prompt_length=1)
-    with pytest.raises(ArgumentError, match="expected the same"):
-        ConstraintLogitsProcessor(Regex(pattern="a"), TextTokenizer.of(tokenizer), eos_token_id=7, prompt_length=1)
+    for call, says in (
+        (lambda: ConstraintLogitsProcessor(Regex(pattern="a"), eos_token_id=0, prompt_length=1), "tokenizer is missing"),
+        (lambda: ConstraintLogitsProcessor(Automaton.from_sequences([[1]], 9), prompt_length=1), "eos_token_id is missing"),
+        (lambda: ConstraintLogitsProcessor(ItemConstraint(items=items), eos_token_id=1, prompt_length=1), "end with token 0"),
+        (lambda: ConstraintLogitsProcessor(Regex(pattern="a"), object(), prompt_length=1), "fast tokenizer"),
+        (
+            lambda: ConstraintLogitsProcessor(Regex(pattern="a"), TextTokenizer.of(tokenizer), eos_token_id=7, prompt_length=1),
+            "expected the same",
+        ),
+    ):
+        with pytest.raises(ArgumentError, match=says):
+            call()
 
 
 def test_calls_that_do_not_fit_are_named(model: Model, tokenizer: Any) -> None:
@@ -312,12 +314,21 @@ def test_custom_generate_refuses_what_it_would_not_read(model: Model, tokenizer:
     ]:
         with pytest.raises(ArgumentError, match=message):
             exact(model, inputs, **options)
-    with pytest.raises(ArgumentError, match="padding on the left"):
-        exact(model, {**inputs, "attention_mask": inputs["attention_mask"].flip(1)}, **words)
-    with pytest.raises(AutomatonError, match="choice"):
-        exact(model, inputs, constraint=Choices(texts=[]), tokenizer=tokenizer)
-    with pytest.raises(ValueError, match="trust_remote_code"):
-        model.generate(**inputs, custom_generate=CUSTOM_GENERATE, trust_remote_code=False, **words)
+    for error, call, says in (
+        (
+            ArgumentError,
+            lambda: exact(model, {**inputs, "attention_mask": inputs["attention_mask"].flip(1)}, **words),
+            "padding on the left",
+        ),
+        (AutomatonError, lambda: exact(model, inputs, constraint=Choices(texts=[]), tokenizer=tokenizer), "choice"),
+        (
+            ValueError,
+            lambda: model.generate(**inputs, custom_generate=CUSTOM_GENERATE, trust_remote_code=False, **words),
+            "trust_remote_code",
+        ),
+    ):
+        with pytest.raises(error, match=says):
+            call()
 
 
 def test_custom_generate_refuses_models_of_another_kind(model: Model, tokenizer: Any) -> None:

@@ -216,16 +216,20 @@ def test_a_call_that_does_not_fit_is_refused_with_its_reason(model: Model) -> No
     ):
         with pytest.raises(ArgumentError, match=message):
             shop.processor(inputs)(wrong_ids, wrong_scores)
-    with pytest.raises(ArgumentError, match="is prompt_length=2 the number of columns"):
-        model.generate(
-            **inputs,
-            logits_processor=[TrieLogitsProcessor(shop.index, code_tokens=shop.tokens, eos_token_id=EOS, prompt_length=2)],
-            max_new_tokens=3,
-        )
-    with pytest.raises(ArgumentError, match="are not num_return_sequences=2"):
-        shop.processor(inputs).results(ids, num_return_sequences=2)
-    with pytest.raises(ArgumentError, match="one for each of 3 sequences"):
-        shop.processor(inputs).results(ids, torch.zeros(2))
+    for attempt, says in (
+        (
+            lambda: model.generate(
+                **inputs,
+                logits_processor=[TrieLogitsProcessor(shop.index, code_tokens=shop.tokens, eos_token_id=EOS, prompt_length=2)],
+                max_new_tokens=3,
+            ),
+            "is prompt_length=2 the number of columns",
+        ),
+        (lambda: shop.processor(inputs).results(ids, num_return_sequences=2), "are not num_return_sequences=2"),
+        (lambda: shop.processor(inputs).results(ids, torch.zeros(2)), "one for each of 3 sequences"),
+    ):
+        with pytest.raises(ArgumentError, match=says):
+            attempt()
     with pytest.raises(ForeignFilterError):
         shop.processor(inputs, filters=Shop(seed=3).filter(0.5))
 

@@ -84,12 +84,17 @@ def test_a_batch_job_on_ray_writes_what_one_process_writes(cluster: Any, files: 
     with pytest.raises(DataError, match="different request"):
         recommend_users_on_ray(other)
     unknown = dataclasses.replace(job, out=str(tmp_path / "unknown"), request=Request(rules=("stale",)))
-    with pytest.raises(UnknownRuleError, match="stale"):
-        recommend_users_on_ray(unknown, workers=1, cpus_per_worker=0.5)
-    with pytest.raises(ArgumentError, match=r"too few for one worker .*: expected CPUs: 64, GPUs: 0"):
-        recommend_users_on_ray(dataclasses.replace(unknown, out=str(tmp_path / "large")), cpus_per_worker=64)
-    with pytest.raises(ArgumentError, match="workers=0"):
-        recommend_users_on_ray(unknown, workers=0)
+    for error, call, says in (
+        (UnknownRuleError, lambda: recommend_users_on_ray(unknown, workers=1, cpus_per_worker=0.5), "stale"),
+        (
+            ArgumentError,
+            lambda: recommend_users_on_ray(dataclasses.replace(unknown, out=str(tmp_path / "large")), cpus_per_worker=64),
+            r"too few for one worker .*: expected CPUs: 64, GPUs: 0",
+        ),
+        (ArgumentError, lambda: recommend_users_on_ray(unknown, workers=0), "workers=0"),
+    ):
+        with pytest.raises(error, match=says):
+            call()
 
 
 def ask(url: str, body: Any = None) -> tuple[int, Any, dict[str, str]]:

@@ -91,12 +91,13 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
 
 def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(LogError, match=r"not empty \('mine.txt' is there\)"):
-        started(tmp_path)
-    with pytest.raises(LogError, match="holds no live index"):
-        LiveIndex.open(tmp_path)
-    with pytest.raises(LogError, match="cannot make the directory"):
-        started(tmp_path / "mine.txt" / "below")
+    for call, message in (
+        (lambda: started(tmp_path), r"not empty \('mine.txt' is there\)"),
+        (lambda: LiveIndex.open(tmp_path), "holds no live index"),
+        (lambda: started(tmp_path / "mine.txt" / "below"), "cannot make the directory"),
+    ):
+        with pytest.raises(LogError, match=message):
+            call()
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
     started(tmp_path / "shop").close()
     with pytest.raises(LogError, match="holds a live index already"):

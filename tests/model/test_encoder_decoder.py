@@ -156,18 +156,19 @@ def test_impossible_steps_and_prompts_raise(make_model: MakeModel, generator: to
     for codes, parents in ((good + 16, good), (good, good + 1), (good[:3], good[:3]), (good.float(), good), (good, None)):
         with pytest.raises(ArgumentError):
             session.step_fn(codes, parents)
-    with pytest.raises(ArgumentError, match="64 positions"):
-        model.start(torch.zeros(1, 62, dtype=torch.int64))
-    with pytest.raises(ArgumentError, match="lengths must be between"):
-        model.start(torch.zeros(2, 5, dtype=torch.int64), torch.tensor([0, 5]))
-    with pytest.raises(ArgumentError, match="got one outside"):
-        model.start(torch.full((1, 5), VOCABULARY.size))
-    with pytest.raises(ArgumentError, match="targets must be tokens"):
-        model(torch.zeros(2, 5, dtype=torch.int64), torch.zeros(3, 1, dtype=torch.int64))
-    with pytest.raises(ArgumentError, match=r"pass dropout=torch\.Generator"):
-        make_model(dropout=0.1).train()(torch.zeros(2, 5, dtype=torch.int64), torch.zeros(2, 1, dtype=torch.int64))
-    with pytest.raises(ArgumentError, match="raise vocab_size"):
-        make_model(vocab_size=10)
+    for call, says in (
+        (lambda: model.start(torch.zeros(1, 62, dtype=torch.int64)), "64 positions"),
+        (lambda: model.start(torch.zeros(2, 5, dtype=torch.int64), torch.tensor([0, 5])), "lengths must be between"),
+        (lambda: model.start(torch.full((1, 5), VOCABULARY.size)), "got one outside"),
+        (lambda: model(torch.zeros(2, 5, dtype=torch.int64), torch.zeros(3, 1, dtype=torch.int64)), "targets must be tokens"),
+        (
+            lambda: make_model(dropout=0.1).train()(torch.zeros(2, 5, dtype=torch.int64), torch.zeros(2, 1, dtype=torch.int64)),
+            r"pass dropout=torch\.Generator",
+        ),
+        (lambda: make_model(vocab_size=10), "raise vocab_size"),
+    ):
+        with pytest.raises(ArgumentError, match=says):
+            call()
 
 
 def test_no_requests_get_no_logits(make_model: MakeModel):

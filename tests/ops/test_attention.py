@@ -123,21 +123,25 @@ def test_ancestors_find_the_same_slots_as_moving_them() -> None:
 def test_inputs_that_do_not_fit_are_refused_before_a_launch() -> None:
     query, key, value, slots = draw(6, (2, 3, 4, 16), (2, 2, 16, 9), (2, 2, 9, 16), (2, 3, 2, 2, 16))
     lengths = torch.tensor([9, 9])
-    with pytest.raises(ArgumentError, match="do not fit"):
-        triton.attend(query, value, value, lengths, slots, slots)
-    with pytest.raises(ArgumentError, match="int64"):
-        triton.attend(query, key, value, lengths.int(), slots, slots)
-    with pytest.raises(ArgumentError, match="multiple"):
-        triton.attend(query[:, :, :3], key, value, lengths, slots, slots)
-    with pytest.raises(ArgumentError, match="contiguous"):
-        triton.attend(query, key, value.transpose(2, 3).contiguous().transpose(2, 3), lengths, slots, slots)
-    with pytest.raises(ArgumentError, match="do not fit"):
-        triton.attend(query, key, value, lengths, slots[:, :2], slots[:, :2])
-    with pytest.raises(ArgumentError, match="at least one code"):
-        triton.attend(query, key, value, lengths, slots[:, :, :0], slots[:, :, :0])
-    with pytest.raises(ArgumentError, match="equal strides"):
-        triton.attend(query, key, value, lengths, slots, slots.transpose(2, 3).contiguous().transpose(2, 3))
-    with pytest.raises(ArgumentError, match="ancestors"):
-        triton.attend(query, key, value, lengths, slots, slots, torch.zeros(2, 3, 1, dtype=torch.int64))
-    with pytest.raises(ArgumentError, match="the bias is"):
-        triton.attend_codes(query, slots, slots, torch.zeros(2, 3, 2, dtype=torch.int64), torch.zeros(2, 4))
+    for call, message in (
+        (lambda: triton.attend(query, value, value, lengths, slots, slots), "do not fit"),
+        (lambda: triton.attend(query, key, value, lengths.int(), slots, slots), "int64"),
+        (lambda: triton.attend(query[:, :, :3], key, value, lengths, slots, slots), "multiple"),
+        (
+            lambda: triton.attend(query, key, value.transpose(2, 3).contiguous().transpose(2, 3), lengths, slots, slots),
+            "contiguous",
+        ),
+        (lambda: triton.attend(query, key, value, lengths, slots[:, :2], slots[:, :2]), "do not fit"),
+        (lambda: triton.attend(query, key, value, lengths, slots[:, :, :0], slots[:, :, :0]), "at least one code"),
+        (
+            lambda: triton.attend(query, key, value, lengths, slots, slots.transpose(2, 3).contiguous().transpose(2, 3)),
+            "equal strides",
+        ),
+        (lambda: triton.attend(query, key, value, lengths, slots, slots, torch.zeros(2, 3, 1, dtype=torch.int64)), "ancestors"),
+        (
+            lambda: triton.attend_codes(query, slots, slots, torch.zeros(2, 3, 2, dtype=torch.int64), torch.zeros(2, 4)),
+            "the bias is",
+        ),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            call()

@@ -84,9 +84,24 @@ def test_what_does_not_fit_is_refused_before_a_launch() -> None:
     arrays = triton_automata.bind(automata.bind([one], end_code=END, num_codes=SIZE), "cpu")
     lo = torch.zeros(1, 1, 2, dtype=torch.int64)
     scores, logits = torch.zeros(1, 2), torch.zeros(1, 2, SIZE)
-    with pytest.raises(ArgumentError, match="num_beams is 0"):
-        triton_automata.launch(arrays, 0, lo, lo, scores, logits, None, num_beams=0, scoring="full")
-    with pytest.raises(ArgumentError, match="expected \\(1, 1, beams\\)"):
-        triton_automata.launch(arrays, 0, lo.expand(1, 3, 2), lo, scores, logits, None, num_beams=2, scoring="full")
-    with pytest.raises(LogitsError, match="shape"):
-        triton_automata.launch(arrays, 0, lo, lo, scores, logits[..., 1:], None, num_beams=2, scoring="full")
+    for error, call, message in (
+        (
+            ArgumentError,
+            lambda: triton_automata.launch(arrays, 0, lo, lo, scores, logits, None, num_beams=0, scoring="full"),
+            "num_beams is 0",
+        ),
+        (
+            ArgumentError,
+            lambda: triton_automata.launch(
+                arrays, 0, lo.expand(1, 3, 2), lo, scores, logits, None, num_beams=2, scoring="full"
+            ),
+            "expected \\(1, 1, beams\\)",
+        ),
+        (
+            LogitsError,
+            lambda: triton_automata.launch(arrays, 0, lo, lo, scores, logits[..., 1:], None, num_beams=2, scoring="full"),
+            "shape",
+        ),
+    ):
+        with pytest.raises(error, match=message):
+            call()

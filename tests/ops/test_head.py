@@ -91,19 +91,15 @@ def test_the_cheapest_path_follows_the_costs() -> None:
 
 def test_inputs_that_do_not_fit_are_refused_before_anything_runs() -> None:
     hidden, weight, legal_codes = problem(5, 3, 50, 8, 0.5)
-    with pytest.raises(LogitsError, match="do not fit"):
-        cpu.head(hidden[:, :7], weight, legal_codes, "allowed")
-    with pytest.raises(LogitsError, match="2 hidden states"):
-        cpu.head(hidden[:2], weight, legal_codes, "allowed")
-    with pytest.raises(ArgumentError, match="float64"):
-        cpu.head(hidden.astype(np.float64), weight, legal_codes, "allowed")
-    with pytest.raises(ArgumentError, match="bfloat16"):
-        cpu.head(hidden, torch.from_numpy(weight).bfloat16(), legal_codes, "allowed")
-    with pytest.raises(ArgumentError, match="contiguous"):
-        cpu.head(hidden, np.asfortranarray(weight), legal_codes, "allowed")
-    with pytest.raises(ArgumentError, match="normalize"):
-        cpu.head(hidden, weight, legal_codes, "fulll")  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="always 'dense'"):
-        cpu.head(hidden, weight, legal_codes, "full", path="gather")
-    with pytest.raises(ArgumentError, match="path is"):
-        cpu.head(hidden, weight, legal_codes, "allowed", path="magic")  # type: ignore[arg-type]
+    for error, call, message in (
+        (LogitsError, lambda: cpu.head(hidden[:, :7], weight, legal_codes, "allowed"), "do not fit"),
+        (LogitsError, lambda: cpu.head(hidden[:2], weight, legal_codes, "allowed"), "2 hidden states"),
+        (ArgumentError, lambda: cpu.head(hidden.astype(np.float64), weight, legal_codes, "allowed"), "float64"),
+        (ArgumentError, lambda: cpu.head(hidden, torch.from_numpy(weight).bfloat16(), legal_codes, "allowed"), "bfloat16"),
+        (ArgumentError, lambda: cpu.head(hidden, np.asfortranarray(weight), legal_codes, "allowed"), "contiguous"),
+        (ArgumentError, lambda: cpu.head(hidden, weight, legal_codes, "fulll"), "normalize"),
+        (ArgumentError, lambda: cpu.head(hidden, weight, legal_codes, "full", path="gather"), "always 'dense'"),
+        (ArgumentError, lambda: cpu.head(hidden, weight, legal_codes, "allowed", path="magic"), "path is"),
+    ):
+        with pytest.raises(error, match=message):
+            call()

@@ -83,20 +83,20 @@ def test_the_choice_does_not_synchronise_the_device() -> None:
 
 def test_inputs_that_do_not_fit_are_refused_before_a_launch() -> None:
     hidden, weight, legal_codes = problem(3, 129, 100, 0.03)
-    with pytest.raises(LogitsError, match="do not fit"):
-        triton.head(hidden[:, :9], weight, legal_codes, "allowed")
-    with pytest.raises(ArgumentError, match="float64"):
-        triton.head(hidden.double(), weight, legal_codes, "allowed")
-    with pytest.raises(ArgumentError, match="one dtype"):
-        triton.head(hidden.half(), weight, legal_codes, "allowed")
-    with pytest.raises(ArgumentError, match="contiguous"):
-        triton.head(hidden, weight.T.contiguous().T, legal_codes, "allowed")
+    for error, call, message in (
+        (LogitsError, lambda: triton.head(hidden[:, :9], weight, legal_codes, "allowed"), "do not fit"),
+        (ArgumentError, lambda: triton.head(hidden.double(), weight, legal_codes, "allowed"), "float64"),
+        (ArgumentError, lambda: triton.head(hidden.half(), weight, legal_codes, "allowed"), "one dtype"),
+        (ArgumentError, lambda: triton.head(hidden, weight.T.contiguous().T, legal_codes, "allowed"), "contiguous"),
+    ):
+        with pytest.raises(error, match=message):
+            call()
     narrow = LegalCodes(indptr_R1=legal_codes.indptr_R1.int(), code_C=legal_codes.code_C, max_row=legal_codes.max_row)
-    with pytest.raises(ArgumentError, match="int64"):
-        triton.head(hidden, weight, narrow, "allowed")
-    with pytest.raises(ArgumentError, match="always 'dense'"):
-        triton.head(hidden, weight, legal_codes, "full", path="gather")
-    with pytest.raises(ArgumentError, match="path is"):
-        triton.head(hidden, weight, legal_codes, "allowed", path="magic")  # type: ignore[arg-type]
-    with pytest.raises(LogitsError, match="mask"):
-        masked_logits(hidden, weight, torch.ones(2, 129, dtype=torch.bool), level="block")
+    for error, call, message in (
+        (ArgumentError, lambda: triton.head(hidden, weight, narrow, "allowed"), "int64"),
+        (ArgumentError, lambda: triton.head(hidden, weight, legal_codes, "full", path="gather"), "always 'dense'"),
+        (ArgumentError, lambda: triton.head(hidden, weight, legal_codes, "allowed", path="magic"), "path is"),
+        (LogitsError, lambda: masked_logits(hidden, weight, torch.ones(2, 129, dtype=torch.bool), level="block"), "mask"),
+    ):
+        with pytest.raises(error, match=message):
+            call()

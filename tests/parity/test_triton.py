@@ -156,12 +156,13 @@ def test_filters_of_another_batch_take_the_place_of_the_last() -> None:
         triton.refill(bound, filters)
         found = triton.step(arrays, 0, *root, bound, num_beams=20, scoring="full")
         assert int(found.num_valid[0]) == expected
-    with pytest.raises(ArgumentError, match="max_denied"):
-        triton.refill(bound, request_filters(trie, 1, None, [list(range(9))]))
-    with pytest.raises(ArgumentError, match="max_denied"):
-        triton.refill(triton.bind_filters(arrays, none), some)
-    with pytest.raises(ArgumentError, match="2 requests"):
-        triton.refill(bound, request_filters(trie, 2, None, None))
+    for call, message in (
+        (lambda: triton.refill(bound, request_filters(trie, 1, None, [list(range(9))])), "max_denied"),
+        (lambda: triton.refill(triton.bind_filters(arrays, none), some), "max_denied"),
+        (lambda: triton.refill(bound, request_filters(trie, 2, None, None)), "2 requests"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            call()
 
 
 def test_what_the_kernels_cannot_do_is_refused_before_a_launch() -> None:

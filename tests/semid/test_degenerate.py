@@ -143,12 +143,16 @@ def test_a_bad_vector_is_named_by_its_item(tmp_path: Path, bad, dtype):
     for name in ("v.parquet", "v.npy"):
         with pytest.raises(DataError, match=said):
             load_vectors(tmp_path / name, ids)
-    with pytest.raises(DataError, match=said):
-        fit_sids(table(6), None, vectors=matrix)
-    with pytest.raises(DataError, match=r"vector of item 40, column 1"):
-        fit_sids(pa.table({"item_id": [n * 10 for n in range(6)]}), None, vectors=matrix)
-    with pytest.raises(DataError, match=r"first in row 4, column 1"):
-        list(VectorBlocks.open(tmp_path / "v.npy", rows=3))
+    for attempt, says in (
+        (lambda: fit_sids(table(6), None, vectors=matrix), said),
+        (
+            lambda: fit_sids(pa.table({"item_id": [n * 10 for n in range(6)]}), None, vectors=matrix),
+            r"vector of item 40, column 1",
+        ),
+        (lambda: list(VectorBlocks.open(tmp_path / "v.npy", rows=3)), r"first in row 4, column 1"),
+    ):
+        with pytest.raises(DataError, match=says):
+            attempt()
 
 
 @pytest.mark.parametrize("vector", [None, [1.0], [1.0, None], [1.0, 2.0, 3.0]])

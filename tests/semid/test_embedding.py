@@ -162,18 +162,27 @@ def test_text_or_behaviour_alone_suffices():
 
 
 def test_nothing_to_embed_is_named():
-    with pytest.raises(DataError, match="nothing to make vectors from"):
-        embed(pa.table({"item_id": [1, 2], "price": [1.0, 2.0]}), None, config=CONFIG)
-    with pytest.raises(DataError, match="no session has two different items"):
-        embed(shop(), sessions_of([[1, 1], [2]]), config=EmbeddingConfig(text="none"))
-    with pytest.raises(DataError, match="40"):
-        embed(shop(), sessions_of([[1, 40]]), config=CONFIG)
-    with pytest.raises(DataError, match="holds a word"):
-        embed(pa.table({"item_id": [1, 2], "title": ["!", "?"]}), None, config=EmbeddingConfig(text_columns=("title",)))
-    with pytest.raises(DataError, match="no column 'name'"):
-        embed(shop(), None, config=EmbeddingConfig(text_columns=("name",)))
-    with pytest.raises(DataError, match="of type int64"):
-        embed(shop(), None, config=EmbeddingConfig(text_columns=("item_id",)))
+    for call, message in (
+        (
+            lambda: embed(pa.table({"item_id": [1, 2], "price": [1.0, 2.0]}), None, config=CONFIG),
+            "nothing to make vectors from",
+        ),
+        (
+            lambda: embed(shop(), sessions_of([[1, 1], [2]]), config=EmbeddingConfig(text="none")),
+            "no session has two different items",
+        ),
+        (lambda: embed(shop(), sessions_of([[1, 40]]), config=CONFIG), "40"),
+        (
+            lambda: embed(
+                pa.table({"item_id": [1, 2], "title": ["!", "?"]}), None, config=EmbeddingConfig(text_columns=("title",))
+            ),
+            "holds a word",
+        ),
+        (lambda: embed(shop(), None, config=EmbeddingConfig(text_columns=("name",))), "no column 'name'"),
+        (lambda: embed(shop(), None, config=EmbeddingConfig(text_columns=("item_id",))), "of type int64"),
+    ):
+        with pytest.raises(DataError, match=message):
+            call()
 
 
 @pytest.mark.parametrize(

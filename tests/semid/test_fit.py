@@ -99,24 +99,23 @@ def test_progress_is_reported_from_start_to_end():
 
 def test_unusable_input_is_named():
     vectors = np.random.default_rng(3).normal(size=(60, 5))
-    with pytest.raises(DataError, match="59 vectors for 60 items"):
-        fit_sids(items(), None, vectors=vectors[:59])
-    with pytest.raises(DataError, match="the same vector"):
-        fit_sids(items(), None, vectors=np.ones((60, 5)))
-    with pytest.raises(ArgumentError, match="not both"):
-        fit_sids(items(), None, vectors=vectors, embedding=EmbeddingConfig())
-    with pytest.raises(DataError, match="item_id and one row"):
-        fit_sids(items().slice(0, 0), None)
-    with pytest.raises(DataError, match="item_id and one row"):
-        fit_sids(items().drop_columns(["item_id"]), None)
-    with pytest.raises(DataError, match="the same vector"):
-        fit_sids(pa.table({"item_id": [1, 2], "title": ["tea", "tea"]}), None)
-    with pytest.raises(CodesError, match="collision_strategy='level'"):
-        fit_sids(items(), None, quantiser=QuantiserConfig(codebook_sizes=(1, 4), collision_strategy="free"))
-    with pytest.raises(ArgumentError, match="collision_strategy='both'"):
-        QuantiserConfig(collision_strategy="both")
-    with pytest.raises(ArgumentError, match="codebook_sizes"):
-        QuantiserConfig(codebook_sizes=())
+    for error, call, message in (
+        (DataError, lambda: fit_sids(items(), None, vectors=vectors[:59]), "59 vectors for 60 items"),
+        (DataError, lambda: fit_sids(items(), None, vectors=np.ones((60, 5))), "the same vector"),
+        (ArgumentError, lambda: fit_sids(items(), None, vectors=vectors, embedding=EmbeddingConfig()), "not both"),
+        (DataError, lambda: fit_sids(items().slice(0, 0), None), "item_id and one row"),
+        (DataError, lambda: fit_sids(items().drop_columns(["item_id"]), None), "item_id and one row"),
+        (DataError, lambda: fit_sids(pa.table({"item_id": [1, 2], "title": ["tea", "tea"]}), None), "the same vector"),
+        (
+            CodesError,
+            lambda: fit_sids(items(), None, quantiser=QuantiserConfig(codebook_sizes=(1, 4), collision_strategy="free")),
+            "collision_strategy='level'",
+        ),
+        (ArgumentError, lambda: QuantiserConfig(collision_strategy="both"), "collision_strategy='both'"),
+        (ArgumentError, lambda: QuantiserConfig(codebook_sizes=()), "codebook_sizes"),
+    ):
+        with pytest.raises(error, match=message):
+            call()
 
 
 def test_an_rq_vae_fits_behind_the_same_call_and_the_report_is_plotted(tmp_path: Path):

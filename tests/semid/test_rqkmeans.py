@@ -139,12 +139,13 @@ def test_vectors_that_cannot_be_fitted_are_named(vectors, message):
 
 def test_vectors_that_cannot_be_encoded_are_named():
     quantiser = ResidualKMeans(codebook_sizes=(4,)).fit(clusters(9))
-    with pytest.raises(DataError, match="takes"):
-        quantiser.encode(np.zeros((2, 3)))
-    with pytest.raises(DataError, match=r"NaN.* first in row 1"):
-        quantiser.encode(np.array([[0.0] * 8, [np.nan] * 8]))
-    with pytest.raises(ArgumentError, match="no centroids yet"):
-        ResidualKMeans().encode(np.zeros((2, 3)))
+    for error, call, says in (
+        (DataError, lambda: quantiser.encode(np.zeros((2, 3))), "takes"),
+        (DataError, lambda: quantiser.encode(np.array([[0.0] * 8, [np.nan] * 8])), r"NaN.* first in row 1"),
+        (ArgumentError, lambda: ResidualKMeans().encode(np.zeros((2, 3))), "no centroids yet"),
+    ):
+        with pytest.raises(error, match=says):
+            call()
 
 
 @pytest.mark.parametrize("sizes", [(), (0,), (4, -1), (2,) * 17])

@@ -95,14 +95,14 @@ def test_files_that_are_not_vectors_are_named(tmp_path: Path):
     ):
         with pytest.raises(DataError, match=words):
             VectorBlocks.open([tmp_path / f"{name}.npy" for name in names])
-    with pytest.raises(DataError, match="NaN"):
-        list(VectorBlocks.open(tmp_path / "nan.npy"))
-    with pytest.raises(ArgumentError, match="rows=0"):
-        VectorBlocks.open(tmp_path / "wide.npy", rows=0)
-    with pytest.raises(DataError, match="the same vector"):
-        ResidualKMeans(codebook_sizes=(2,)).fit_blocks([np.ones((4, 2), np.float32)])
-    with pytest.raises(DataError, match="no block"):
-        ResidualKMeans(codebook_sizes=(2,)).fit_blocks([])
+    for error, call, says in (
+        (DataError, lambda: list(VectorBlocks.open(tmp_path / "nan.npy")), "NaN"),
+        (ArgumentError, lambda: VectorBlocks.open(tmp_path / "wide.npy", rows=0), "rows=0"),
+        (DataError, lambda: ResidualKMeans(codebook_sizes=(2,)).fit_blocks([np.ones((4, 2), np.float32)]), "the same vector"),
+        (DataError, lambda: ResidualKMeans(codebook_sizes=(2,)).fit_blocks([]), "no block"),
+    ):
+        with pytest.raises(error, match=says):
+            call()
 
 
 def test_own_vectors_come_from_npy_and_parquet_in_the_order_of_the_items(tmp_path):

@@ -97,12 +97,17 @@ def test_items_of_sequences_of_tokens(generator: TextGenerator):
 
 
 def test_mistakes_are_named(generator: TextGenerator):
-    with pytest.raises(AutomatonError, match="no item is allowed"):
-        generator.generate([PROMPT], Items(index=INDEX, code_tokens=TOKENS, item_filter=FRESH & ~FRESH))
-    with pytest.raises(ArgumentError, match="code_tokens is missing"):
-        Items(index=INDEX)
-    with pytest.raises(ArgumentError, match="code_tokens names"):
-        Items(index=INDEX, code_tokens=TOKENS[:2])
+    for error, call, message in (
+        (
+            AutomatonError,
+            lambda: generator.generate([PROMPT], Items(index=INDEX, code_tokens=TOKENS, item_filter=FRESH & ~FRESH)),
+            "no item is allowed",
+        ),
+        (ArgumentError, lambda: Items(index=INDEX), "code_tokens is missing"),
+        (ArgumentError, lambda: Items(index=INDEX, code_tokens=TOKENS[:2]), "code_tokens names"),
+    ):
+        with pytest.raises(error, match=message):
+            call()
     with pytest.raises(ForeignFilterError):
         Items(index=Trie.build(CODES[:5], SIZES), code_tokens=TOKENS, item_filter=FRESH)
     items = Items(index=INDEX, code_tokens=TOKENS)

@@ -187,16 +187,19 @@ def test_a_batch_that_cannot_begin_is_tried_job_by_job(generator: TextGenerator,
 
 def test_what_no_batch_can_hold_is_refused_at_once(generator: TextGenerator):
     worker = TextWorker(generator, TextSettings(max_rows=3, max_tokens=200))
-    with pytest.raises(RequestError, match="4 texts"):
-        worker.submit([request(generator, num_texts=2), request(generator, num_texts=2)])
-    with pytest.raises(RequestError, match="tokens, prompts included: at most 200"):
-        worker.submit([request(generator, max_tokens=300)])
-    with pytest.raises(ArgumentError, match="positions"):
-        worker.submit([request(generator, max_tokens=3000)])
-    with pytest.raises(ArgumentError, match="outside the model"):
-        worker.submit([TextRequest(prompt=(100_000,), automaton=generator.compile(LETTERS))])
-    with pytest.raises(ArgumentError, match="max_queue must be above 0"):
-        TextSettings(max_queue=0)
+    for error, call, message in (
+        (RequestError, lambda: worker.submit([request(generator, num_texts=2), request(generator, num_texts=2)]), "4 texts"),
+        (RequestError, lambda: worker.submit([request(generator, max_tokens=300)]), "tokens, prompts included: at most 200"),
+        (ArgumentError, lambda: worker.submit([request(generator, max_tokens=3000)]), "positions"),
+        (
+            ArgumentError,
+            lambda: worker.submit([TextRequest(prompt=(100_000,), automaton=generator.compile(LETTERS))]),
+            "outside the model",
+        ),
+        (ArgumentError, lambda: TextSettings(max_queue=0), "max_queue must be above 0"),
+    ):
+        with pytest.raises(error, match=message):
+            call()
 
 
 def test_stopping_answers_what_was_accepted_and_refuses_the_rest(generator: TextGenerator, monkeypatch: pytest.MonkeyPatch):

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from leafbeam.model import Transformer, Vocabulary
+from leafbeam.model import Transformer, Vocabulary, new_model
 from leafbeam.semid import SidTable
 from leafbeam.train import Budget, Histories, InteractionLog, Recipe, Trainer, log_from_tables
 
@@ -42,7 +42,7 @@ def walks(users: int, *, seed: int = 0, items: int = 40) -> Histories:
 
 def trainer_of(recipe: Recipe = TINY, *, histories: Histories | None = None, **rest: object) -> Trainer:
     vocabulary = Vocabulary(codebook_sizes=SIZES)
-    model = Transformer(recipe.model_config(vocabulary), vocabulary, torch.Generator().manual_seed(recipe.seed))
+    model = new_model(recipe.model_config(vocabulary), vocabulary, torch.Generator().manual_seed(recipe.seed))
     return Trainer(model, walks(60) if histories is None else histories, all_codes(), recipe, **rest)
 
 

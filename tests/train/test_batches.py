@@ -1,9 +1,17 @@
+"""What is trained on: the split of a log, the batches of its histories, and a loss over drawn codes."""
+
+import os
+from pathlib import Path
+
 import numpy as np
+import pyarrow as pa
 import pytest
+import torch
 
 from leafbeam.errors import ArgumentError, DataError
-from leafbeam.train import Histories
+from leafbeam.train import Histories, leave_one_out, load_log, log_from_tables
 from leafbeam.train.batches import Batches
+from leafbeam.train.losses import LevelTarget, SampledLevel, full_loss
 
 
 def histories_of(lengths: list[int]) -> Histories:
@@ -69,3 +77,120 @@ def test_nothing_to_train_on_is_a_named_error():
         batches_of([0, 0])
     with pytest.raises(ArgumentError, match="batch_tokens"):
         batches_of([3], batch_tokens=0)
+
+
+DATA = Path(os.environ.get("LEAFBEAM_DATA", Path(__file__).parents[3] / "shared" / "data"))
+
+
+def log_of(histories: list[list[int]]):
+    users = [user for user, items in enumerate(histories) for _ in items]
+    times = [time for items in histories for time in range(len(items))]
+    return log_from_tables(pa.table({"user_id": users, "item_id": [i for h in histories for i in h], "timestamp": times}))
+
+
+def test_the_last_item_is_the_test_and_the_one_before_it_validates():
+    log = log_of([[10, 11, 12, 13], [12, 11, 10]])
+    split = leave_one_out(log)
+    assert [log.item_ids[split.train[user]].tolist() for user in range(2)] == [[10, 11], [12]]
+    assert log.item_ids[split.valid_U].tolist() == [12, 11]
+    assert log.item_ids[split.test_U].tolist() == [13, 10]
+    assert [log.item_ids[split.before_test()[user]].tolist() for user in range(2)] == [[10, 11, 12], [12, 11]]
+
+
+def test_users_of_one_or_two_interactions_train_and_are_not_evaluated():
+    split = leave_one_out(log_of([[1], [1, 2, 3], [2, 3]]))
+    assert split.valid_U.tolist()[::2] == split.test_U.tolist()[::2] == [-1, -1]
+    assert split.train.lengths_U.tolist() == [1, 1, 2]
+    assert split.before_test().lengths_U.tolist() == [1, 2, 2]
+    assert split.test_users().tolist() == split.valid_users().tolist() == [1]
+    assert (split.report.users_too_short, split.report.users_evaluated) == (2, 1)
+
+
+def test_only_short_users_leave_nothing_to_evaluate():
+    split = leave_one_out(log_of([[1, 2], [3]]))
+    assert len(split.test_users()) == 0
+    assert split.before_test().items_E.tolist() == split.train.items_E.tolist()
+
+
+def test_the_parts_together_are_the_log_with_its_times():
+    rng = np.random.default_rng(1)
+    log = log_of([rng.integers(0, 30, rng.integers(1, 9)).tolist() for _ in range(200)])
+    split = leave_one_out(log)
+    before = split.before_test()
+    for user in range(log.num_users):
+        whole = log.histories[user].tolist()
+        last = [split.test_U[user]] if split.test_U[user] >= 0 else []
+        assert before[user].tolist() + last == whole
+        start, stop = before.indptr_U1[user : user + 2]
+        position = log.histories.indptr_U1[user]
+        assert before.times_E[start:stop].tolist() == log.histories.times_E[position : position + stop - start].tolist()
+
+
+@pytest.mark.data
+def test_beauty_has_the_published_counts():
+    if not (DATA / "amazon_beauty").is_dir():
+        pytest.skip("amazon_beauty is not beside the checkout, and LEAFBEAM_DATA does not name it")
+    log = load_log(DATA / "amazon_beauty")
+    assert (log.num_users, log.num_items, log.report.interactions) == (22_363, 12_101, 198_502)
+    report = leave_one_out(log).report
+    assert (report.users_too_short, report.train_interactions) == (0, 198_502 - 2 * 22_363)
+
+
+@pytest.mark.data
+def test_ambiguous_times_of_toys_are_counted_and_can_be_left_in_the_files_order():
+    if not (DATA / "amazon_toys").is_dir():
+        pytest.skip("amazon_toys is not beside the checkout, and LEAFBEAM_DATA does not name it")
+    log = load_log(DATA / "amazon_toys", order="file")
+    assert log.report.users_out_of_order == 8
+
+
+ITEMS, PREFIXES, CODES, WIDTH = 90, 12, 70, 16
+
+
+def codes() -> np.ndarray:
+    """Items of 12 prefixes, whose last codes differ within a prefix."""
+    rng = np.random.default_rng(0)
+    rows = [
+        np.column_stack([np.full(count, prefix), rng.permutation(CODES)[:count]])
+        for prefix, count in enumerate(np.bincount(rng.integers(0, PREFIXES, ITEMS), minlength=PREFIXES))
+    ]
+    return np.concatenate(rows)
+
+
+def batch(soft: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, LevelTarget]:
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(20, WIDTH, generator=generator, requires_grad=True)
+    weight = torch.randn(CODES, WIDTH, generator=generator, requires_grad=True)
+    items = torch.randint(ITEMS, (20,), generator=generator)
+    table = torch.from_numpy(codes())
+    soft_items = torch.randint(ITEMS, (20, 30), generator=generator)
+    weights = torch.rand(20, 30, generator=generator).softmax(1) * (table[soft_items, 0] == table[items, 0][:, None])
+    named = 30 if soft else 0
+    target = LevelTarget(
+        codes_P=table[items, 1], soft_PR=table[soft_items[:, :named], 1], weights_PR=weights[:, :named], weight=0.5
+    )
+    return hidden, weight, items, target
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_with_all_codes_drawn_it_is_the_full_loss_with_the_same_gradients(soft: bool):
+    hidden, weight, items, target = batch(soft)
+    sampled = SampledLevel(codes(), CODES, drawn=CODES, device=torch.device("cpu"))
+    loss = sampled.loss(hidden, weight, items, target, torch.Generator().manual_seed(0))
+    found = torch.autograd.grad(loss, [hidden, weight])
+    full = full_loss(hidden @ weight.T, target, label_smoothing=0.0)
+    expected = torch.autograd.grad(full, [hidden, weight])
+    assert loss.item() == pytest.approx(full.item(), rel=1e-5)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    if soft:
+        assert loss.item() != pytest.approx(full_loss(hidden @ weight.T, batch(False)[3], label_smoothing=0.0).item(), rel=1e-3)
+
+
+def test_the_mean_of_many_samples_is_near_the_full_loss():
+    hidden, weight, items, target = batch(True)
+    weight = weight.detach() * 0.3  # a large logit that is rarely drawn would make the mean converge slowly
+    sampled, draws = SampledLevel(codes(), CODES, drawn=20, device=torch.device("cpu")), torch.Generator().manual_seed(0)
+    losses = [sampled.loss(hidden, weight, items, target, draws).item() for _ in range(300)]
+    assert np.std(losses) > 0
+    assert np.mean(losses) == pytest.approx(full_loss(hidden @ weight.T, target, label_smoothing=0.0).item(), rel=0.03)

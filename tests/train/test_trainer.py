@@ -57,15 +57,23 @@ def test_the_loss_is_each_levels_own_cross_entropy_given_what_came_before():
     assert trainer.loss(items_BT).item() == pytest.approx(by_hand.item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("stop", [1, 5, 11])
-def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, stop: int):
-    whole = trainer_of()
+ENCODER_DECODER = dataclasses.replace(TINY, architecture="encoder-decoder", max_items=4, num_key_value_heads=2)
+EXPERTS = dataclasses.replace(ENCODER_DECODER, num_experts=3, num_experts_per_tok=2)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "stop"),
+    [(TINY, 1), (TINY, 5), (TINY, 11), (ENCODER_DECODER, 4), (EXPERTS, 4)],
+    ids=["1", "5", "11", "encoder-decoder", "experts"],
+)
+def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, recipe: Recipe, stop: int):
+    whole = trainer_of(recipe)
     whole.run()
-    begun = trainer_of()
+    begun = trainer_of(recipe)
     for _ in range(stop):
         begun.step()
     begun.checkpoint().save(tmp_path / "checkpoint")
-    resumed = trainer_of(dataclasses.replace(TINY))
+    resumed = trainer_of(recipe)
     resumed.resume(Checkpoint.load(tmp_path / "checkpoint"))
     resumed.run()
     assert same(weights_of(whole.model), weights_of(resumed.model))

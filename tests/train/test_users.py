@@ -80,12 +80,13 @@ def test_invalid_users_are_named():
 
 
 def test_recipe_vocabulary_and_user_ids_have_to_agree():
-    with pytest.raises(ArgumentError, match="num_users=16 without user_ids"):
-        trainer_of(user_ids=None)
-    with pytest.raises(ArgumentError, match="num_users=0 with user_ids"):
-        trainer_of(TINY)
-    with pytest.raises(ArgumentError, match="59 user_ids for 60 histories"):
-        trainer_of(user_ids=np.arange(59))
+    for call, message in (
+        (lambda: trainer_of(user_ids=None), "num_users=16 without user_ids"),
+        (lambda: trainer_of(TINY), "num_users=0 with user_ids"),
+        (lambda: trainer_of(user_ids=np.arange(59)), "59 user_ids for 60 histories"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            call()
     plain = Vocabulary(codebook_sizes=SIZES)
     with pytest.raises(ArgumentError, match=r"num_users=16, the model's vocabulary 0.*recipe\.vocabulary"):
         Trainer(new_model(USERS.model_config(plain), plain), walks(60), all_codes(), USERS, user_ids=np.arange(60))
