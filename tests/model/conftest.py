@@ -3,9 +3,10 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from leafbeam.model import ModelConfig, Transformer, Vocabulary
+from leafbeam.model import AnyModel, EncoderDecoder, EncoderDecoderConfig, ModelConfig, TokenTable, Transformer, Vocabulary
 
 MakeModel = Callable[..., Transformer]
+VOCABULARY = Vocabulary(codebook_sizes=(16, 12, 9, 5))
 
 
 @pytest.fixture
@@ -13,12 +14,21 @@ def generator() -> torch.Generator:
     return torch.Generator().manual_seed(7)
 
 
+def drawn(model: AnyModel, generator: torch.Generator) -> AnyModel:
+    """The model with norms far from where they start, so that a wrong formula shows."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.uniform_(0.5, 1.5, generator=generator)
+    return model.eval()
+
+
 @pytest.fixture
 def make_model(generator: torch.Generator) -> MakeModel:
-    """Small models whose weights, norms included, are far from where they start, so that a wrong formula shows."""
+    """Small decoders of random weights, norms included."""
 
     def make(vocabulary: Vocabulary | None = None, **fields: object) -> Transformer:
-        vocabulary = vocabulary or Vocabulary(codebook_sizes=(16, 12, 9, 5))
+        vocabulary = vocabulary or VOCABULARY
         sizes: dict[str, object] = {
             "vocab_size": vocabulary.size,
             "hidden_size": 48,
@@ -30,12 +40,27 @@ def make_model(generator: torch.Generator) -> MakeModel:
             "max_position_embeddings": 64,
             "initializer_range": 0.12,
         }
-        model = Transformer(ModelConfig(**(sizes | fields)), vocabulary, generator).eval()  # type: ignore[arg-type]
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if "norm" in name:
-                    parameter.uniform_(0.5, 1.5, generator=generator)
-        return model
+        return drawn(Transformer(ModelConfig(**(sizes | fields)), vocabulary, generator), generator)  # type: ignore
+
+    return make
+
+
+@pytest.fixture
+def make_encoder_decoder(generator: torch.Generator) -> Callable[..., EncoderDecoder]:
+    """Small encoder-decoders of random weights, norms included."""
+
+    def make(vocabulary: Vocabulary | TokenTable = VOCABULARY, **fields: object) -> EncoderDecoder:
+        sizes: dict[str, object] = {
+            "vocab_size": vocabulary.size,
+            "d_model": 24,
+            "d_kv": 10,
+            "d_ff": 40,
+            "num_heads": 3,
+            "relative_attention_num_buckets": 8,
+            "relative_attention_max_distance": 20,
+            "max_position_embeddings": 64,
+        }
+        return drawn(EncoderDecoder(EncoderDecoderConfig(**(sizes | fields)), vocabulary, generator), generator)  # type: ignore
 
     return make
 

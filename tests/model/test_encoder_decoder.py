@@ -1,4 +1,4 @@
-"""The encoder-decoder: its layers against transformers' T5, its decoding steps against its own teacher-forced pass."""
+"""The encoder-decoder: its layers against transformers' T5, its files, its gradients, and searches by it."""
 
 import dataclasses
 import json
@@ -15,120 +15,21 @@ from leafbeam.decode import BeamSearch
 from leafbeam.errors import ArgumentError, CheckpointError
 from leafbeam.files import CHECKSUMS
 from leafbeam.index import Trie
-from leafbeam.model import EncoderDecoder, EncoderDecoderConfig, TokenTable, Transformer, Vocabulary, load_model
+from leafbeam.model import EncoderDecoder, EncoderDecoderConfig, Transformer, load_model
+from tests.fixtures.sessions import prompts
+from tests.model.conftest import VOCABULARY
 
 MakeModel = Callable[..., EncoderDecoder]
-Paths = list[list[tuple[int, ...]]]  # of each request, of each beam: the codes so far
-VOCABULARY = Vocabulary(codebook_sizes=(16, 12, 9, 5))
 
 
 @pytest.fixture
-def make_model(generator: torch.Generator) -> MakeModel:
-    """Small models whose weights, norms included, are far from where they start, so that a wrong formula shows."""
-
-    def make(vocabulary: Vocabulary | TokenTable = VOCABULARY, **fields: object) -> EncoderDecoder:
-        sizes: dict[str, object] = {
-            "vocab_size": vocabulary.size,
-            "d_model": 24,
-            "d_kv": 10,
-            "d_ff": 40,
-            "num_heads": 3,
-            "relative_attention_num_buckets": 8,
-            "relative_attention_max_distance": 20,
-            "max_position_embeddings": 64,
-        }
-        model = EncoderDecoder(EncoderDecoderConfig(**(sizes | fields)), vocabulary, generator).eval()  # type: ignore[arg-type]
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if "norm" in name:
-                    parameter.uniform_(0.5, 1.5, generator=generator)
-        return model
-
-    return make
-
-
-def prompts(generator: torch.Generator, size: int = 4, length: int = 11) -> tuple[Tensor, Tensor]:
-    """Random ragged prompts, the shortest a lone token, whose padding is arbitrary tokens."""
-    tokens = torch.randint(0, VOCABULARY.size, (size, length), generator=generator)
-    lengths = torch.randint(1, length + 1, (size,), generator=generator)
-    lengths[0], lengths[-1] = length, 1
-    return tokens, lengths
-
-
-def alone(model: EncoderDecoder, tokens_BT: Tensor, lengths_B: Tensor, paths: Paths) -> Tensor:
-    """Logits (B, K, V) of the next level by running every beam's prompt and codes by themselves, nothing padded or cached."""
-    rows: list[Tensor] = []
-    for request, beams in enumerate(paths):
-        prompt = tokens_BT[request, : int(lengths_B[request])]
-        for beam in beams:
-            target = [int(model.vocabulary.tokens_at(torch.tensor(code), t)) for t, code in enumerate(beam)]
-            with torch.no_grad():
-                hidden = model(prompt[None], torch.tensor([target], dtype=torch.int64))
-                rows.append(model.head(hidden[0, -1], len(beam)))
-    return torch.stack(rows).view(len(paths), len(paths[0]), -1)
-
-
-@pytest.mark.parametrize("fields", [{}, {"num_experts": 4, "feed_forward_proj": "gated-silu"}, {"tie_word_embeddings": False}])
-@pytest.mark.parametrize("widths", [(5, 5, 5), (3, 8, 2)])
-def test_steps_equal_each_beam_run_alone(
-    make_model: MakeModel, generator: torch.Generator, poisoned: None, widths: tuple[int, ...], fields: dict[str, object]
-):
-    model = make_model(**fields)
-    tokens_BT, lengths_B = prompts(generator)
-    session = model.start(tokens_BT, lengths_B)
-    paths: Paths = [[()] for _ in lengths_B]
-    logits = session.step_fn(None, None)
-    torch.testing.assert_close(logits[:, None], alone(model, tokens_BT, lengths_B, paths), atol=1e-5, rtol=0)
-    for level, width in enumerate(widths):
-        shape = (len(lengths_B), width)
-        codes = torch.randint(0, VOCABULARY.codebook_sizes[level], shape, generator=generator)
-        parents = torch.randint(0, len(paths[0]), shape, generator=generator)
-        paths = [[(*paths[b][int(parents[b, k])], int(codes[b, k])) for k in range(width)] for b in range(shape[0])]
-        logits = session.step_fn(codes, parents)
-        assert logits.is_inference()
-        torch.testing.assert_close(logits, alone(model, tokens_BT, lengths_B, paths), atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("taken", [0, 1, 2])
-@pytest.mark.parametrize("fresh", [True, False])
-def test_suffixes_in_one_pass_equal_single_steps(make_model: MakeModel, generator: torch.Generator, taken: int, fresh: bool):
-    model = make_model(num_experts=3)
-    tokens_BT, lengths_B = prompts(generator)
-    one, many = model.start(tokens_BT, lengths_B), model.start(tokens_BT, lengths_B)
-    for session in (one, many):
-        if not fresh:  # a caller that knows the logits of level 0 may skip this call
-            session.step_fn(None, None)
-    width = 1
-    for level in range(taken):
-        codes = torch.randint(0, VOCABULARY.codebook_sizes[level], (4, 5), generator=generator)
-        parents = torch.randint(0, width, codes.shape, generator=generator)
-        for session in (one, many):
-            session.step_fn(codes, parents)
-        width = 5
-    sizes = VOCABULARY.codebook_sizes[taken:-1]
-    codes_BKT = torch.stack([torch.randint(0, size, (4, 6), generator=generator) for size in sizes], 2)
-    parents = torch.randint(0, width, (4, 6), generator=generator)
-    own = torch.arange(6).expand(4, 6)
-    expected = [many.step_fn(codes_BKT[:, :, t], parents if t == 0 else own) for t in range(len(sizes))]
-    for mine, truth in zip(one.suffix_fn(codes_BKT, parents), expected, strict=True):
-        torch.testing.assert_close(mine, truth, atol=1e-5, rtol=0)
-    with pytest.raises(ArgumentError, match="the last was answered"):
-        one.step_fn(codes_BKT[:, :, 0], parents)
-
-
-def test_padding_tokens_change_nothing(make_model: MakeModel, generator: torch.Generator):
-    model = make_model(num_experts=4)
-    tokens, lengths = prompts(generator)
-    blank = tokens.masked_fill(torch.arange(11) >= lengths[:, None], VOCABULARY.pad)
-    one, other = model.start(tokens, lengths), model.start(blank, lengths)
-    codes, parents = torch.ones(4, 3, dtype=torch.int64), torch.zeros(4, 3, dtype=torch.int64)
-    assert torch.equal(one.step_fn(None, None), other.step_fn(None, None))
-    assert torch.equal(one.step_fn(codes, parents), other.step_fn(codes, parents))
+def make_model(make_encoder_decoder: MakeModel) -> MakeModel:
+    return make_encoder_decoder
 
 
 def test_the_prompt_is_kept_once_per_request_whatever_the_beams(make_model: MakeModel, generator: torch.Generator):
     model = make_model()
-    tokens, lengths = prompts(generator)
+    tokens, lengths = prompts(model, generator)
     per_token = 2 * 2 * 3 * 10 * 4  # keys and values, layers, heads, d_kv, bytes of a float32
     for width in (1, 64):
         session = model.start(tokens, lengths)
@@ -141,17 +42,9 @@ def test_the_prompt_is_kept_once_per_request_whatever_the_beams(make_model: Make
         assert all(one.untyped_storage().nbytes() == one.nbytes for one in (*session.prompt.keys, *session.prompt.values))
 
 
-def test_calling_with_none_starts_the_same_prompts_anew(make_model: MakeModel, generator: torch.Generator):
-    session = make_model().start(*prompts(generator))
-    codes, parents = torch.ones(4, 3, dtype=torch.int64), torch.zeros(4, 3, dtype=torch.int64)
-    first, second = session.step_fn(None, None), session.step_fn(codes, parents)
-    assert torch.equal(session.step_fn(None, None), first)
-    assert torch.equal(session.step_fn(codes.numpy().astype(np.uint8), parents.numpy()), second)
-
-
 def test_impossible_steps_and_prompts_raise(make_model: MakeModel, generator: torch.Generator):
     model = make_model()
-    session = model.start(*prompts(generator))
+    session = model.start(*prompts(model, generator))
     good = torch.zeros(4, 2, dtype=torch.int64)
     for codes, parents in ((good + 16, good), (good, good + 1), (good[:3], good[:3]), (good.float(), good), (good, None)):
         with pytest.raises(ArgumentError):
@@ -171,23 +64,6 @@ def test_impossible_steps_and_prompts_raise(make_model: MakeModel, generator: to
             call()
 
 
-def test_no_requests_get_no_logits(make_model: MakeModel):
-    session = make_model(num_experts=2).start(torch.zeros(0, 3, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
-    assert session.step_fn(None, None).shape == (0, 16)
-    nothing = torch.zeros(0, 4, dtype=torch.int64)
-    assert session.step_fn(nothing, nothing).shape == (0, 4, 12)
-
-
-def test_bfloat16_weights_search_close_to_float32(make_model: MakeModel, generator: torch.Generator):
-    model = make_model()
-    tokens, lengths = prompts(generator)
-    codes, parents = torch.ones(4, 3, dtype=torch.int64), torch.zeros(4, 3, dtype=torch.int64)
-    exact = model.start(tokens, lengths).step_fn(codes, parents)
-    rough = model.to(torch.bfloat16).start(tokens, lengths).step_fn(codes, parents)
-    assert rough.dtype == torch.bfloat16
-    assert (rough.float() - exact).abs().max() < 0.05 * exact.abs().max()
-
-
 @pytest.mark.parametrize("scoring", ["full", "allowed"])
 def test_a_beam_search_over_everything_finds_the_items_in_the_models_order(
     make_model: MakeModel, generator: torch.Generator, scoring: str
@@ -196,7 +72,7 @@ def test_a_beam_search_over_everything_finds_the_items_in_the_models_order(
     rng = np.random.default_rng(0)
     codes = np.unique(rng.integers(0, VOCABULARY.codebook_sizes, (60, 4)), axis=0)
     trie = Trie.build(codes, codebook_sizes=VOCABULARY.codebook_sizes)
-    tokens, lengths = prompts(generator, size=2)
+    tokens, lengths = prompts(model, generator, size=2)
     session = model.start(tokens, lengths)
     search = BeamSearch(trie, num_beams=len(codes), scoring=scoring)  # type: ignore[arg-type]
     plain = search.run(session.step_fn, batch_size=2)
@@ -332,7 +208,7 @@ def test_impossible_configs_are_refused(fields: dict[str, object], message: str)
 
 def test_gradients_equal_finite_differences(make_model: MakeModel, generator: torch.Generator):
     model = make_model(d_model=8, d_kv=4, d_ff=6, num_heads=2, num_experts=3, num_experts_per_tok=2).double().train()
-    tokens, lengths = prompts(generator, size=2, length=5)
+    tokens, lengths = prompts(model, generator, size=2, length=5)
     target = torch.randint(0, VOCABULARY.size, (2, 2), generator=generator)
 
     def loss() -> Tensor:
@@ -356,19 +232,3 @@ def test_gradients_equal_finite_differences(make_model: MakeModel, generator: to
                 ends.append(float(loss()))
         flat[place] = before
         assert (ends[0] - ends[1]) / 2e-3 == pytest.approx(slope, rel=2e-2, abs=1e-3), name
-
-
-def test_the_last_level_in_parts_equals_the_whole_step(make_model: MakeModel, generator: torch.Generator):
-    model = make_model()
-    tokens_BT, lengths_B = prompts(generator)
-    session, width = model.start(tokens_BT, lengths_B), 1
-    session.step_fn(None, None)
-    for level in range(3):
-        codes = torch.randint(0, VOCABULARY.codebook_sizes[level], (len(lengths_B), 6), generator=generator)
-        parents = torch.randint(0, width, codes.shape, generator=generator)
-        width = 6
-        if level == 2:
-            parts = [session.last_step_fn(codes[:, at], parents[:, at]) for at in (slice(4, 6), slice(0, 4), slice(4, 6))]
-        logits = session.step_fn(codes, parents)
-    torch.testing.assert_close(torch.cat([parts[1], parts[0]], 1), logits, atol=1e-5, rtol=0)
-    torch.testing.assert_close(parts[2], parts[0])

@@ -7,11 +7,31 @@ import pytest
 import torch
 
 from leafbeam.errors import ArgumentError
-from leafbeam.model import TokenTable, Transformer, token_bytes
+from leafbeam.model import AnyModel, EncoderDecoder, TokenTable, Transformer, token_bytes
 from leafbeam.ops.attention.reference import merge, prefix_attention, suffix_attention
 from tests.fixtures.sessions import Paths, check_a_search, concatenated, extended, prompts, random_round
 
 MakeModel = Callable[..., Transformer]
+
+
+@pytest.fixture(params=["decoder", "encoder-decoder"])
+def model(
+    request: pytest.FixtureRequest, make_model: MakeModel, make_encoder_decoder: Callable[..., EncoderDecoder]
+) -> AnyModel:
+    return make_model() if request.param == "decoder" else make_encoder_decoder(num_experts=3)
+
+
+@pytest.mark.parametrize("fields", [{}, {"num_experts": 4, "feed_forward_proj": "gated-silu"}, {"tie_word_embeddings": False}])
+@pytest.mark.parametrize("widths", [(5, 5, 5), (3, 8, 2)])
+def test_steps_of_an_encoder_decoder_equal_each_beam_run_alone(
+    make_encoder_decoder: Callable[..., EncoderDecoder],
+    generator: torch.Generator,
+    poisoned: None,
+    widths: tuple[int, ...],
+    fields: dict[str, object],
+):
+    model = make_encoder_decoder(**fields)
+    check_a_search(model, *prompts(model, generator), widths, generator)
 
 
 @pytest.mark.parametrize("key_heads", [1, 2, 4])
@@ -39,8 +59,7 @@ def test_prompts_of_equal_length_need_no_lengths(make_model: MakeModel, generato
     assert torch.equal(with_lengths.step_fn(codes, parents), without.step_fn(codes, parents))
 
 
-def test_padding_tokens_change_nothing(make_model: MakeModel, generator: torch.Generator):
-    model = make_model()
+def test_padding_tokens_change_nothing(model: AnyModel, generator: torch.Generator):
     tokens, lengths = prompts(model, generator)
     blank = tokens.masked_fill(torch.arange(11) >= lengths[:, None], model.vocabulary.pad)
     one, other = model.start(tokens, lengths), model.start(blank, lengths)
@@ -55,7 +74,7 @@ def test_dead_beams_do_not_change_live_beams(make_model: MakeModel, generator: t
     session = model.start(tokens, lengths)
     paths: Paths = [[()] for _ in lengths]
     session.step_fn(None, None)
-    for level, living in enumerate((3, 2, 4), start=1):
+    for living in (3, 2, 4):
         codes, parents, _ = random_round(model, paths, 5, generator)
         parents.clamp_(max=2)
         codes[:, living:] = 0
@@ -63,7 +82,7 @@ def test_dead_beams_do_not_change_live_beams(make_model: MakeModel, generator: t
         paths = extended(paths, codes, parents)
         logits = session.step_fn(codes, parents)
         assert logits.isfinite().all()
-        expected = concatenated(model, tokens, lengths, paths, level)
+        expected = concatenated(model, tokens, lengths, paths)
         torch.testing.assert_close(logits[:, :living], expected[:, :living], atol=1e-5, rtol=0)
 
 
@@ -83,8 +102,7 @@ def test_the_prompt_is_kept_once_per_request_whatever_the_beams(make_model: Make
     assert suffixes[1] == 64 * suffixes[0]
 
 
-def test_calling_with_none_starts_the_same_prompts_anew(make_model: MakeModel, generator: torch.Generator):
-    model = make_model()
+def test_calling_with_none_starts_the_same_prompts_anew(model: AnyModel, generator: torch.Generator):
     session = model.start(*prompts(model, generator))
     codes, parents = torch.ones(4, 3, dtype=torch.int64), torch.zeros(4, 3, dtype=torch.int64)
     first, second = session.step_fn(None, None), session.step_fn(codes, parents)
@@ -93,8 +111,7 @@ def test_calling_with_none_starts_the_same_prompts_anew(make_model: MakeModel, g
     assert torch.equal(session.step_fn(codes, parents), second)
 
 
-def test_numpy_codes_of_any_integer_type_are_accepted(make_model: MakeModel, generator: torch.Generator):
-    model = make_model()
+def test_numpy_codes_of_any_integer_type_are_accepted(model: AnyModel, generator: torch.Generator):
     session = model.start(*prompts(model, generator))
     codes, parents = torch.ones(4, 3, dtype=torch.int64), torch.zeros(4, 3, dtype=torch.int64)
     expected = session.step_fn(codes, parents)
@@ -102,16 +119,14 @@ def test_numpy_codes_of_any_integer_type_are_accepted(make_model: MakeModel, gen
     assert torch.equal(session.step_fn(codes.numpy().astype(np.int32), parents.numpy().astype(np.uint8)), expected)
 
 
-def test_no_requests_get_no_logits(make_model: MakeModel):
-    model = make_model()
+def test_no_requests_get_no_logits(model: AnyModel):
     session = model.start(torch.zeros(0, 3, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
     assert session.step_fn(None, None).shape == (0, 16)
     nothing = torch.zeros(0, 4, dtype=torch.int64)
     assert session.step_fn(nothing, nothing).shape == (0, 4, 12)
 
 
-def test_bfloat16_weights_search_close_to_float32(make_model: MakeModel, generator: torch.Generator):
-    model = make_model()
+def test_bfloat16_weights_search_close_to_float32(model: AnyModel, generator: torch.Generator):
     tokens, lengths = prompts(model, generator)
     codes, parents = torch.ones(4, 3, dtype=torch.int64), torch.zeros(4, 3, dtype=torch.int64)
     exact = model.start(tokens, lengths).step_fn(codes, parents)
@@ -120,8 +135,7 @@ def test_bfloat16_weights_search_close_to_float32(make_model: MakeModel, generat
     assert (rough.float() - exact).abs().max() < 0.05 * exact.abs().max()
 
 
-def test_a_search_records_no_gradients(make_model: MakeModel, generator: torch.Generator):
-    model = make_model()
+def test_a_search_records_no_gradients(model: AnyModel, generator: torch.Generator):
     tokens, lengths = prompts(model, generator)
     codes = torch.zeros(4, 3, dtype=torch.int64)
     session = model.start(tokens, lengths)
@@ -137,8 +151,7 @@ def test_a_model_in_training_searches_without_dropout(make_model: MakeModel, gen
     assert torch.equal(training.step_fn(codes, codes), evaluating.step_fn(codes, codes))
 
 
-def test_a_step_without_beams_gives_empty_logits(make_model: MakeModel, generator: torch.Generator):
-    model = make_model()
+def test_a_step_without_beams_gives_empty_logits(model: AnyModel, generator: torch.Generator):
     session = model.start(*prompts(model, generator))
     nothing = torch.zeros(4, 0, dtype=torch.int64)
     assert session.step_fn(nothing, nothing).shape == (4, 0, 12)
@@ -170,8 +183,7 @@ def test_impossible_codes_and_parents_raise(make_model: MakeModel, generator: to
         session.step_fn(codes, parents)
 
 
-def test_a_step_after_the_last_level_raises(make_model: MakeModel, generator: torch.Generator):
-    model = make_model()
+def test_a_step_after_the_last_level_raises(model: AnyModel, generator: torch.Generator):
     session = model.start(*prompts(model, generator))
     zeros = torch.zeros(4, 1, dtype=torch.int64)
     for _ in range(3):
@@ -232,14 +244,15 @@ def test_the_torch_runner_equals_the_concatenated_sequences(
 
 
 @pytest.mark.parametrize("taken", [0, 1, 2])
-def test_suffixes_in_one_pass_equal_single_steps(make_model: MakeModel, taken: int) -> None:
-    model = make_model()
+@pytest.mark.parametrize("fresh", [True, False])
+def test_suffixes_in_one_pass_equal_single_steps(model: AnyModel, taken: int, fresh: bool) -> None:
     generator = torch.Generator().manual_seed(taken)
     tokens_BT, lengths_B = prompts(model, generator)
     one, many = model.start(tokens_BT, lengths_B), model.start(tokens_BT, lengths_B)
     width = 1
     for session in (one, many):
-        session.step_fn(None, None)
+        if not fresh:  # a caller that knows the logits of level 0 may skip this call
+            session.step_fn(None, None)
     for level in range(taken):
         size = model.vocabulary.codebook_sizes[level]
         codes = torch.randint(0, size, (len(lengths_B), 5), generator=generator)
@@ -276,33 +289,26 @@ def test_suffixes_of_wrong_shape_or_content_are_refused(make_model: MakeModel) -
         session.suffix_fn(too_many, parents)
 
 
-@pytest.mark.parametrize("make", ["float32", "general"])
-def test_the_last_level_in_parts_equals_the_whole_step(make_model: MakeModel, generator: torch.Generator, make: str) -> None:
-    model = make_model()
-    if make == "general":  # the runner of other dtypes, with its exact products
-        model = model.to(torch.float64)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "general"])
+def test_the_last_level_in_parts_equals_the_whole_step(model: AnyModel, generator: torch.Generator, dtype: torch.dtype) -> None:
+    """Also by the runner of other dtypes, with its exact products."""
+    model = model.to(dtype)
     tokens_BT, lengths_B = prompts(model, generator)
     sessions = [model.start(tokens_BT, lengths_B) for _ in range(2)]
     whole, parts = sessions
     for session in sessions:
         session.step_fn(None, None)
-    levels, width = model.vocabulary.num_levels, 6
-    before = 1
-    for level in range(levels - 1):
-        shape = (len(tokens_BT), width)
-        codes = torch.randint(0, model.vocabulary.codebook_sizes[level], shape, generator=generator)
-        parents = torch.randint(0, before, shape, generator=generator)
-        before = width
-        if level < levels - 2:
+    for level in range(model.vocabulary.num_levels - 1):
+        codes = torch.randint(0, model.vocabulary.codebook_sizes[level], (len(tokens_BT), 6), generator=generator)
+        parents = torch.randint(0, 6 if level else 1, codes.shape, generator=generator)
+        expected = whole.step_fn(codes, parents)
+        if level < model.vocabulary.num_levels - 2:
             with pytest.raises(ArgumentError, match="for the last level on a CPU"):
                 parts.last_step_fn(codes, parents)
-            parts.step_fn(codes, parents)
-            whole.step_fn(codes, parents)
-            continue
-        expected = whole.step_fn(codes, parents)
-        for begin, end in ((0, 2), (2, 6), (1, 3)):  # in any order and as often as wanted
-            found = parts.last_step_fn(codes[:, begin:end], parents[:, begin:end])
-            torch.testing.assert_close(found, expected[:, begin:end], atol=1e-5, rtol=0)
+        else:
+            for begin, end in ((0, 2), (2, 6), (1, 3)):  # in any order and as often as wanted
+                found = parts.last_step_fn(codes[:, begin:end], parents[:, begin:end])
+                torch.testing.assert_close(found, expected[:, begin:end], atol=1e-5, rtol=0)
         torch.testing.assert_close(parts.step_fn(codes, parents), expected, atol=1e-5, rtol=0)
     with pytest.raises(ArgumentError, match="for the last level on a CPU"):
         parts.last_step_fn(codes, parents)
