@@ -6,9 +6,6 @@ from leafbeam import BeamSearch, Trie
 from leafbeam.html_table import html_table
 from leafbeam.index import Version
 from leafbeam.live import LiveIndex
-from leafbeam.semid.report import LevelReport, SidReport
-from leafbeam.train.metrics import Estimate, Ranking, RankingMetrics
-from leafbeam.train.report import EvaluationReport, Verdict
 
 BAD = "<script>alert(1)</script>"
 
@@ -58,35 +55,3 @@ def test_a_search_result_shows_the_first_items_and_escapes_their_ids() -> None:
     assert f"<td>{'-'.join(map(str, result.codes[0, 0]))}</td>" in shown
     empty = BeamSearch(index, num_beams=3).run(model, batch_size=6, filters=index.filter(item_ids=[]))
     assert empty._repr_html_().count("<tr>") == 1
-
-
-def test_reports_show_what_their_texts_say() -> None:
-    metrics = RankingMetrics.from_ranks(np.array([0, 7, -1, -1]))
-    ranking = Ranking(kept=metrics, removed=metrics)
-    report = EvaluationReport(
-        part="test",
-        fit_on="train",
-        users=10,
-        items=20,
-        num_beams=5,
-        scoring="full",
-        max_items=10,
-        trie_version="x",
-        rankings={"model": ranking, BAD: ranking},
-        verdict=Verdict(best="model", other=BAD, seen="kept", lead=Estimate(mean=0.0, error=1.0)),
-        unconstrained=None,
-        seconds=1.0,
-    )
-    shown = report._repr_html_()
-    assert "<script" not in shown
-    assert "<td>model alone</td>" in shown
-    assert shown.count("<tr>") == 1 + report.table().row_count
-    level = LevelReport.of(np.array([0, 1, 1]), 4, 0.5)
-    sids = SidReport(
-        items=3, levels=(level, level), method=BAD, collision_strategy="suffix", distinct_sids=2, distinct_after=3,
-        moved_items=1,
-        colliding_items=2, largest_group=2, neighbour_overlap=0.5, dims=4, text_columns=("title",), items_without_text=0,
-        items_without_behaviour=0,
-    )  # fmt: skip
-    assert "<script" not in sids._repr_html_()
-    assert sids._repr_html_().count("<tr>") == 3

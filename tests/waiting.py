@@ -3,7 +3,9 @@
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
+
+Sent = TypeVar("Sent")
 
 
 class _Rounds:
@@ -53,3 +55,12 @@ def held(model: Any) -> Generator[threading.Event]:
             yield began
         finally:
             go.set()
+
+
+@contextmanager
+def busy(model: Any, send: Callable[[], Sent]) -> Generator[Sent]:
+    """While open, the batch of what was sent waits before its prompts, so that what is sent meanwhile waits for it."""
+    with held(model) as began:
+        sent = send()
+        assert began.wait(60)
+        yield sent

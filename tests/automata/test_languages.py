@@ -130,12 +130,6 @@ def test_the_language_is_the_concatenation(pattern: str, rows: list[list[int]], 
     assert {automaton.forced_bytes(state) for state in range(texts.num_states, automaton.num_states)} <= {b""}
 
 
-def test_saved_and_loaded_it_is_the_same(tmp_path) -> None:
-    automaton = Automaton.from_regex("(a|b)+", VOCABULARY).then(Automaton.from_sequences([[FIRST, SECOND]], len(VOCABULARY)))
-    automaton.save(tmp_path / "automaton")
-    assert Automaton.load(tmp_path / "automaton").version == automaton.version
-
-
 @pytest.mark.parametrize(
     ("last", "says"),
     [

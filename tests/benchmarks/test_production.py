@@ -231,17 +231,6 @@ def test_exact_beams_over_vllm_are_items_and_are_measured_beside_its_own(run: Lo
     assert measured["ratio"] > 0
 
 
-def test_a_peer_that_would_fill_the_memory_is_a_row(run: LoadRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(production, "memory_of_machine", lambda: 1000)
-    with vllm_engine(
-        run.path / "model", settings=VllmSettings(threads=1), max_tokens=64, limit_s=60, environment=tmp_path
-    ) as engine:
-        ways_of = production.offline_ways(run, engine)
-        ((_, measured),) = turns.compare({}, run, [Case(items=2, beams=5, batch=1)], ways_of, repeats=1)
-    assert measured["engines"]["hf_generate"]["status"] == "not run"
-    assert measured["engines"]["leafbeam"]["status"] == "ok"
-
-
 @pytest.mark.parametrize(
     ("error", "status"),
     [

@@ -1,18 +1,14 @@
 """The serving study in small: a shop made, the engine beside its peers, a real server under load from a second process."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks.peers.failure import PeerFailure
-from benchmarks.peers.vllm_cpu import VllmSettings
 from benchmarks.serving import bound, changes, engines, latency, load, memory, overload, profile
 from benchmarks.serving.load_run import LoadRun
 from benchmarks.serving.load_server import serving
-from benchmarks.serving.production_http import over_http
-from benchmarks.serving.turns import Case
 from leafbeam.decode import BeamSearch
 
 pytestmark = pytest.mark.slow
@@ -168,14 +164,3 @@ def test_a_search_holds_what_the_formula_says(capfd: pytest.CaptureFixture[str])
     small, large = (memory.Point(kind="leafbeam", beams=beams, tokens=200, inflight=2) for beams in (40, 160))
     held = [memory.probe(point)["allocator"] for point in (small, large)]
     assert 1 <= (held[1] - held[0]) / (large.formula - small.formula) < 1.1
-
-
-def test_a_server_of_a_peer_that_is_missing_is_a_row_beside_leafbeams(run: LoadRun, tmp_path: Path):
-    case = Case(items=2, beams=5, batch=2)
-    ((named, measured),) = over_http("small", run, [case], [VllmSettings(threads=1)], 2, 64, tmp_path)
-    assert (named["what"], named["K"], named["B"]) == ("http", 5, 2)
-    mine, theirs = (measured["engines"][name] for name in ("leafbeam", "vllm_beams"))
-    assert (mine["status"], mine["no_item"], mine["missing"]) == ("ok", 0, 0)
-    assert theirs["status"] == measured["over_leafbeam"]["vllm_beams"] == "missing"
-    assert measured["over_leafbeam"].keys() == {"leafbeam", "vllm_beams", "vllm_allowed_tokens", "vllm_grammar"}
-    assert "make peers" in theirs["reason"]

@@ -186,6 +186,3 @@ def test_a_change_without_an_answer_may_be_there_or_not_but_not_another() -> Non
 
 def http(status: int, body: bytes) -> bytes:
     return b"HTTP/1.1 %d x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % (status, len(body)) + body
-
-
-BUSY = http(429, b'{"error": {"type": "OverloadedError", "message": "", "reason": "late"}}')

@@ -421,13 +421,6 @@ def test_create_reads_parquet_and_csv_like_a_table(tmp_path, item_ids):
         assert catalog.lookup(table["item_id"].to_pylist()).sort_by("title").column("title") == table.sort_by("title")["title"]
 
 
-def test_ids_with_leading_zeros_in_a_csv_file_stay_text(tmp_path):
-    (tmp_path / "items.csv").write_text("item_id,price\n007,1\n7,2\n")
-    Catalog.create(tmp_path / "c.duckdb", tmp_path / "items.csv")
-    catalog = Catalog.open(tmp_path / "c.duckdb", make_trie(["007", "7", "8"]), {"one": "price = 1"})
-    assert allowed(catalog.filter(["one"])) == {"007"}
-
-
 def test_create_refuses_an_invalid_source_and_leaves_no_file(tmp_path):
     (tmp_path / "items.txt").write_text("item_id\n1\n")
     (tmp_path / "bad.parquet").write_text("item_id\n1\n")

@@ -43,17 +43,6 @@ def test_an_expression_means_what_python_means_by_it(text: str) -> None:
     assert expression.names <= set(SETS)
 
 
-@settings(max_examples=600)
-@given(st.one_of(st.text(max_size=60), st.text(alphabet="ab &|()-_9\t;'\"*/\0é", max_size=60)))
-def test_any_text_is_an_expression_or_a_request_error(text: str) -> None:
-    try:
-        expression = Expression.parse(text)
-    except RequestError:
-        return
-    assert all(re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name) for name in expression.names)
-    assert Expression.parse(expression.text) == expression
-
-
 @pytest.mark.parametrize(
     "spellings",
     [

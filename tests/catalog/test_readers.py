@@ -15,10 +15,8 @@ from leafbeam.catalog import Catalog, locks
 from leafbeam.catalog.items_table import ItemsTable
 from leafbeam.catalog.locks import SessionLock
 from leafbeam.errors import DataError
-from leafbeam.index import Trie
 from tests.fixtures.open_files import is_open
 
-TRIE = Trie.build([[0, 0], [0, 1], [1, 0]], [2, 8], item_ids=["a", "b", "c"])
 _WAIT_S = 20
 
 

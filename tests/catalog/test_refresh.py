@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leafbeam.catalog import Catalog, Rule
-from leafbeam.catalog.refresh import BackgroundWorker, Schedule
+from leafbeam.catalog.refresh import Schedule
 from leafbeam.catalog.sessions import ReadSession
 from leafbeam.errors import DataError, UnknownRuleError
 from tests.catalog.shop import IDS, NUM_ITEMS, RULES, TRIE, Clock, change, expected, items, names
@@ -206,32 +206,6 @@ def test_an_exception_in_the_background_thread_does_not_end_it(monkeypatch, capl
         monkeypatch.setattr(catalog._rules, "refresh_due", lambda: 1 / 0)
         assert catalog._rules.refresh_in_background() == 1.0
     assert "rules could not be refreshed" in caplog.text
-
-
-def test_a_background_worker_calls_its_work_when_due_and_sleeps_until_woken():
-    class Worker:
-        def __init__(self) -> None:
-            self.calls = 0
-            self.wait: float | None = None
-
-        def work(self) -> float | None:
-            self.calls += 1
-            return self.wait
-
-    worker = Worker()
-    refresher = BackgroundWorker(worker.work, "leafbeam-test")
-    refresher.wake()
-    until(lambda: worker.calls == 1)
-    time.sleep(0.01)
-    assert worker.calls == 1
-    worker.wait = 0.001
-    refresher.wake()
-    until(lambda: worker.calls > 5)
-    refresher.close()
-    calls = worker.calls
-    refresher.wake()
-    time.sleep(0.005)
-    assert worker.calls == calls
 
 
 @settings(max_examples=60)

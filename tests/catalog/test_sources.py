@@ -11,8 +11,6 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from leafbeam.catalog import Catalog, PostgresTable
 from leafbeam.catalog.sources import ItemSource, quoted
@@ -146,39 +144,6 @@ def test_a_stream_that_breaks_off_leaves_nothing(tmp_path):
     with pytest.raises(DataError, match="the source went away"):
         Catalog.create(tmp_path / "c.duckdb", pa.RecordBatchReader.from_batches(schema, batches()))
     assert list(tmp_path.iterdir()) == []
-
-
-@settings(max_examples=30)
-@given(
-    st.lists(
-        st.text(st.characters(exclude_categories=["Cc", "Cf", "Cs", "Zl", "Zp"]), min_size=1, max_size=12),
-        max_size=6,
-        unique=True,
-    )
-)
-def test_any_text_is_an_id_and_a_name_of_a_column(names):
-    names = [name for name in names if _is_utf8(name)]
-    columns = {name.lower(): name for name in names if name.lower() != "item_id" and name == name.strip()}
-    table = pa.table({"item_id": names, **{name: list(range(len(names))) for name in columns.values()}})
-    trie = trie_of(names or ["a"])
-    with Catalog.in_memory(table, trie, {f"r{i}": f"{quoted(name)} = 0" for i, name in enumerate(columns.values())}) as catalog:
-        for chosen in catalog.rules.filters.values():
-            assert chosen.item_ids().tolist() == names[:1]
-        assert catalog.lookup(names)["item_id"].to_pylist() == names
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        return bool(text.encode())
-    except UnicodeEncodeError:
-        return False
-
-
-@pytest.mark.parametrize("value", [2**63, 2**64 - 1])
-def test_ids_beyond_64_bits_are_refused(tmp_path, value):
-    table = pa.table({"item_id": pa.array([value], pa.uint64())})
-    with pytest.raises(DataError, match="numbers beyond 64 bits including the sign in row 1 "):
-        Catalog.in_memory(table, trie_of([1]), {"all": "true"})
 
 
 @pytest.fixture(scope="module")

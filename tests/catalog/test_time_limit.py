@@ -29,23 +29,6 @@ def test_an_endless_rule_is_an_error_of_that_rule_at_start(where: str) -> None:
         Catalog.in_memory(items(), TRIE, {"endless": where}, rule_timeout_s=0.05)
 
 
-def test_an_endless_rule_at_reload_keeps_its_last_good_filter_and_hides_no_other(tmp_path: Path) -> None:
-    rules = tmp_path / "rules.toml"
-    rules.write_text("[rules]\ncheap = 'price < 20'\nrare = 'stock = 2'\n")
-    Catalog.create(tmp_path / "shop.duckdb", items())
-    with Catalog.open(tmp_path / "shop.duckdb", TRIE, rules, rule_timeout_s=0.7) as catalog:
-        rules.write_text(f'[rules]\ncheap = "{ENDLESS["recursion"]}"\nrare = "stock = 1"\n')
-        report = catalog.reload()
-        assert {rule.name: rule.kept for rule in report.rules} == {"cheap": True, "rare": False}
-        assert names(catalog, "cheap") == expected(lambda i: i % 40 < 20)
-        assert names(catalog, "rare") == expected(lambda i: i % 3 == 1)
-        with pytest.raises(RuleError, match="took longer than"):
-            catalog.add_rule("endless", ENDLESS["range"])
-        rules.write_text("[rules]\ncheap = 'price < 3'\n")
-        assert catalog.reload().ok
-        assert names(catalog, "cheap") == expected(lambda i: i % 40 < 3)
-
-
 def test_a_rule_that_does_not_end_for_a_changed_item_fails_and_the_change_is_made() -> None:
     product = "price < 20 OR (SELECT count(*) FROM big a, big b, big c, big d, big e, big f) > price"
     with Catalog.in_memory(items(), TRIE, {"cheap": "price < 20"}, rule_timeout_s=0.7) as catalog:

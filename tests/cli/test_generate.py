@@ -2,14 +2,12 @@
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from leafbeam.cli import app
-from leafbeam.text import CompileLimits
 from tests.fixtures.texts import SCHEMA
 from tests.text.conftest import save_model
 
@@ -40,13 +38,6 @@ def test_beams_of_choices_for_the_lines_of_stdin(model_dir: Path):
     rows = [json.loads(line) for line in result.stdout.splitlines()]
     assert [row["prompt"] for row in rows] == [0, 0, 1, 1]
     assert all(row["finished"] and row["text"] in ("red lamp", "tea cup") for row in rows)
-
-
-def test_texts_of_63_letters(model_dir: Path) -> None:
-    """T1: an automaton of which a text may end in state 63 and 127."""
-    result = run("--model", model_dir, "--prompt", "A ", "--regex", "[ab]{0,127}", "--beams", 2)
-    assert result.exit_code == 0, result.output
-    assert set(result.stdout.strip()) <= set("ab")
 
 
 def test_every_row_of_a_file_has_its_own_constraint(model_dir: Path, tmp_path: Path):
@@ -85,35 +76,11 @@ def test_a_wrong_file_of_rows_is_named(model_dir: Path, tmp_path: Path, line: st
     assert run("--model", model_dir, "--rows", tmp_path / "rows.jsonl", "--prompt", "A").exit_code == 2
 
 
-def test_retokenized_texts_take_fewer_calls(model_dir: Path, tmp_path: Path):
-    file = tmp_path / "parts.json"
-    words = ("--template", file, "--prompt", "A", "--json")
-    file.write_text(json.dumps(["A red lamp: ", {"choices": ["lamp and tea", "cup and tea"]}]))
-    plain, jumped = (json.loads(run("--model", model_dir, *words, *more).stdout) for more in ((), ("--retokenize",)))
-    assert jumped["finished"]
-    assert jumped["model_calls"] < plain["model_calls"] + plain["calls_saved"]
-    assert run("--model", model_dir, *words[:-1], "--retokenize", "--stream").stdout == jumped["text"] + "\n"
-
-
 def test_a_text_that_is_cut_off_is_named_and_the_exit_code_says_so(model_dir: Path):
     result = run("--model", model_dir, "--regex", "[a-z]{40}", "--prompt", "A", "--max-tokens", 3)
     assert result.exit_code == 1
     assert "1 text was cut off after 3 tokens" in result.stderr
     assert result.stdout.strip().isalpha()
-
-
-def test_the_default_of_max_tokens_fits_the_model(model_dir: Path, tmp_path: Path) -> None:
-    """T10: and the advice is one that can be followed."""
-    directory = tmp_path / "model"
-    shutil.copytree(model_dir, directory)
-    config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 64}))
-    for words in ((), ("--stream",), ("--beams", 2)):
-        result = run("--model", directory, "--prompt", "A ", "--regex", "[ab]{500}", *words)
-        assert result.exit_code == 1
-        assert "the model has no more positions, shorten the prompt" in " ".join(result.output.split())
-    result = run("--model", directory, "--prompt", "A ", "--regex", "[ab]{500}", "--max-tokens", 5)
-    assert "cut off after 5 tokens: raise --max-tokens" in " ".join(result.output.split())
 
 
 def test_a_template_of_parts(model_dir: Path, tmp_path: Path):
@@ -127,26 +94,6 @@ def test_a_template_of_parts(model_dir: Path, tmp_path: Path):
         result = run("--model", model_dir, "--template", file, "--prompt", "A")
         assert result.exit_code == 2
         assert says in " ".join(result.stderr.split())
-
-
-def test_drawn_texts_are_those_of_their_seed(model_dir: Path):
-    words = (
-        "--model",
-        model_dir,
-        "--regex",
-        "[a-z ]{4,9}",
-        "--prompt",
-        "A",
-        "--texts",
-        3,
-        "--temperature",
-        0.9,
-        "--top-p",
-        0.95,
-    )
-    one, same, other = (run(*words, "--seed", seed).stdout.splitlines() for seed in (1, 1, 2))
-    assert one == same != other
-    assert len(set(one)) == 3
 
 
 def test_a_streamed_text_is_the_text(model_dir: Path):
@@ -185,13 +132,6 @@ def test_a_directory_without_a_model_is_named(tmp_path: Path):
     result = run("--model", tmp_path, "--prompt", "A", "--regex", "a")
     assert result.exit_code == 2
     assert str(tmp_path) in "".join(result.stderr.split())
-
-
-def test_a_pattern_that_takes_exponential_time_or_memory_is_named(model_dir: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("leafbeam.text.CompileLimits", lambda **_: CompileLimits(max_seconds=1.0, max_mb=512))
-    result = run("--model", model_dir, "--prompt", "A", "--regex", "[ab]*a[ab]{24}")
-    assert result.exit_code == 2
-    assert "to compile: make it smaller" in " ".join(result.stderr.split())
 
 
 def test_too_little_memory_is_named(model_dir: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,12 +1,10 @@
 """`leafbeam items`: the same commands on a run's directory, and on its server."""
 
-import gzip
 import json
 import os
 import subprocess
 import sys
 from contextlib import ExitStack
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +19,11 @@ from leafbeam.catalog import Catalog
 from leafbeam.cli.item_writer import KEY
 from leafbeam.cli.run import RunDirectory
 from leafbeam.engine import CatalogFiles, Engine
-from leafbeam.errors import DataError
 from leafbeam.ingest import set_aside
 from leafbeam.model import load_model
 from leafbeam.retrieve import ItemMemory
 from leafbeam.serve import Access
 from leafbeam.serve.changes import open_changed
-from leafbeam.tables import read_rows, read_table
 from tests.fixtures.items_run import IDS, TITLES, call, ids_of, served
 from tests.serve.running import thread
 
@@ -188,26 +184,6 @@ def test_items_of_a_file_are_imported(run: Path, tmp_path: Path, form: str) -> N
     assert len(ids_of(run)) == 1506
 
 
-def test_cells_of_csv_are_read_as_their_columns_are(tmp_path: Path) -> None:
-    kinds = {"item_id": "string", "zip": "string", "price": "double", "new": "bool", "tags": "list<element: string>"}
-    text = '\ufeffitem_id,zip,price,new,tags\n007,01234,2,True,"[""a, b""]"\n8,,,,\n\n9,"x, y",1e2,false,\n'
-    (tmp_path / "items.csv").write_text(text, encoding="utf-8")
-    (batch,) = read_rows(tmp_path / "items.csv", 10, types=kinds)
-    assert batch.rows == [
-        {"item_id": "007", "zip": "01234", "price": 2, "new": True, "tags": ["a, b"]},
-        {"item_id": "8"},
-        {"item_id": "9", "zip": "x, y", "price": 1e2, "new": False},
-    ]
-    assert [batch.line_of(row) for row in range(3)] == [2, 3, 5]
-
-
-def test_times_and_exact_numbers_of_a_parquet_file_are_text(tmp_path: Path) -> None:
-    seen = pa.array([1_700_000_000_000_000_000], pa.timestamp("ns"))
-    pq.write_table(pa.table({"item_id": ["a"], "seen": seen, "exact": [Decimal("1.50")]}), tmp_path / "items.parquet")
-    (batch,) = read_rows(tmp_path / "items.parquet", 10, types={})
-    assert batch.rows == [{"item_id": "a", "seen": "2023-11-14T22:13:20", "exact": "1.50"}]
-
-
 @pytest.mark.parametrize("suffix", [".csv", ".json", ".jsonl", ".parquet"])
 def test_items_arrive_with_codes_from_every_format(run: Path, tmp_path: Path, suffix: str) -> None:
     """A14: the name is `codes` in files, as in bodies and answers over HTTP."""
@@ -273,88 +249,6 @@ def test_words_that_are_no_attributes_are_refused(run: Path) -> None:
     assert set_aside(run / "live") is None  # nothing was written
 
 
-NEW = [{"item_id": "7", "title": "green tea", "price": 1.5}, {"item_id": "8", "title": "boot"}]
-FORMS_OF_JSON: dict[str, Any] = {
-    "rows": NEW,
-    "one object": {"item_id": "7", "title": "green tea", "price": 1.5},
-    "objects by id": {"7": {"title": "green tea", "price": 1.5}, "8": {"title": "boot", "price": None}},
-    "objects by row": {"0": NEW[0], "1": NEW[1]},
-    "columns": {"item_id": ["7", "8"], "title": ["green tea", "boot"], "price": [1.5, None]},
-    "columns by row": {"item_id": {"0": "7", "1": "8"}, "title": {"0": "green tea", "1": "boot"}, "price": {"0": 1.5}},
-}
-
-
-@pytest.mark.parametrize("name", FORMS_OF_JSON)
-def test_every_form_of_json_that_a_log_may_have_is_imported(tmp_path: Path, name: str) -> None:
-    """D6: `items import` and `read_table` read the same rows."""
-    (tmp_path / "items.json").write_text(json.dumps(FORMS_OF_JSON[name]))
-    batches = read_rows(tmp_path / "items.json", 1, types={"item_id": "string", "title": "string"}, ids=("item_id",))
-    rows = [dict(row) for batch in batches for row in batch.rows]
-    assert rows == (NEW[:1] if name == "one object" else NEW)
-    table = read_table(tmp_path / "items.json", ids=("item_id",)).table
-    found = [{key: value for key, value in row.items() if value is not None} for row in table.to_pylist()]
-    assert [{key: row[key] for key in sorted(row)} for row in found] == [{key: row[key] for key in sorted(row)} for row in rows]
-
-
-def test_keys_of_json_are_whole_numbers_where_the_index_has_those(tmp_path: Path) -> None:
-    """D6: JSON has text alone as keys."""
-    (tmp_path / "items.json").write_text('{"7": {"title": "tea"}, "-8": {"title": "cup"}}')
-    (batch,) = read_rows(tmp_path / "items.json", 9, types={"item_id": "int64"}, ids=("item_id",))
-    assert [row["item_id"] for row in batch.rows] == [7, -8]
-
-
-@pytest.mark.parametrize("form", ["json", "jsonl", "parquet", "csv"])
-def test_whole_numbers_of_a_column_of_text_are_text(tmp_path: Path, form: str) -> None:
-    """D2: numbers beyond 64 bits make their column text; the same file fits that column again, small numbers too."""
-    eans, path = [4006381333931000000001, 7], tmp_path / f"items.{form}"
-    if form == "parquet":
-        pq.write_table(pa.table({"item_id": ["a", "b"], "ean": pa.array([2**63, 7], pa.uint64())}), path)
-        eans = [2**63, 7]
-    elif form == "csv":
-        path.write_text("item_id,ean\na,4006381333931000000001\nb,7\n")
-    else:
-        rows = [json.dumps({"item_id": item, "ean": ean}) for item, ean in zip("ab", eans, strict=True)]
-        path.write_text("\n".join(rows) if form == "jsonl" else f"[{','.join(rows)}]")
-    (batch,) = read_rows(path, 9, types={"item_id": "string", "ean": "string"})
-    assert [row["ean"] for row in batch.rows] == list(map(str, eans))
-    if form != "parquet":
-        assert read_table(path, ids=("item_id",)).table["ean"].to_pylist() == list(map(str, eans))
-
-
-@pytest.mark.parametrize(
-    ("form", "content", "message"),
-    [
-        ("jsonl", '{"item_id": "a", "Price": 1}\n{"item_id": "b", "price": 2}', "the columns 'Price' and 'price'"),
-        ("json", '[{"item_id": "a", "Price": 1}, {"item_id": "b", "price": 2}]', "the columns 'Price' and 'price'"),
-        ("json", '{"a": {"price": 1}, "b": {"PRICE": 1}}', "the columns 'price' and 'PRICE'"),
-        ("jsonl", '{"item_id": "a", "": 1}', "has a column without a name"),
-        ("json", '[{"item_id": "a", " ": 1}]', "has a column without a name"),
-        ("csv", "item_id,Price,price\na,1,2\n", "the columns 'Price' and 'price'"),
-        ("json", '{"a": {"price": 1}, "b": {"item_id": "c"}}', "the row 'a' has no 'item_id', others have"),
-        ("json", '{"item_id": ["a", "b"], "price": [1]}', "has columns of different lengths: item_id 2, price 1"),
-        ("json", "[1, 2]", "expected objects of fields"),
-    ],
-)
-def test_names_and_forms_that_a_table_may_not_have_are_refused_on_import(
-    tmp_path: Path, form: str, content: str, message: str
-) -> None:
-    """D11: over all rows of the file, as `read_table` refuses them."""
-    (tmp_path / f"items.{form}").write_text(content)
-    with pytest.raises(DataError) as caught:
-        list(read_rows(tmp_path / f"items.{form}", 1, types={}, ids=("item_id",)))
-    assert message in str(caught.value)
-    with pytest.raises(DataError) as caught:
-        read_table(tmp_path / f"items.{form}", ids=("item_id",))
-    assert message in str(caught.value)
-
-
-def test_names_of_parquet_are_checked_on_import(tmp_path: Path) -> None:
-    """D11: as `read_table` does."""
-    pq.write_table(pa.table({"item_id": ["a"], "Price": [1], "price": [2]}), tmp_path / "items.parquet")
-    with pytest.raises(DataError, match="the columns 'Price' and 'price'"):
-        list(read_rows(tmp_path / "items.parquet", 1, types={}))
-
-
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 def test_the_index_of_pandas_is_left_out_and_named(run: Path, tmp_path: Path, form: str) -> None:
     """D11: `read_table` names such a column; a catalog that has it gets its values, another one gets none."""
@@ -368,22 +262,6 @@ def test_the_index_of_pandas_is_left_out_and_named(run: Path, tmp_path: Path, fo
     name = "unnamed_0" if form == "csv" else "__index_level_0__"
     assert f"Left out: {name}. Such a column has no name in the file" in result.stdout
     assert "n1" in ids_of(run)
-
-
-@pytest.mark.parametrize("name", ["items.tsv", "ITEMS.CSV", "items.jsonl.gz", "parts"])
-def test_items_are_imported_from_every_kind_of_file(run: Path, tmp_path: Path, name: str) -> None:
-    """D12: endings in any case, compressed, and as Spark writes."""
-    path = tmp_path / name
-    if name == "parts":
-        path.mkdir()
-        pq.write_table(pa.table({"item_id": ["n1"], "title": ["green tea"]}), path / "part-0.parquet")
-    elif name.endswith(".gz"):
-        path.write_bytes(gzip.compress(b'{"item_id": "n1", "title": "green tea"}'))
-    else:
-        path.write_text("item_id,title\nn1,green tea\n".replace(",", "\t" if name.endswith(".tsv") else ","))
-    result = call("import", str(path), "--run", str(run))
-    assert "1 item added, 0 replaced" in result.stdout, result.stderr
-    assert ids_of(run) == {*IDS, "n1"}
 
 
 def test_the_delimiter_may_be_called_tab(run: Path, tmp_path: Path) -> None:

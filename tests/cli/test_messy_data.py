@@ -5,9 +5,6 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from leafbeam.catalog import Catalog
-from leafbeam.cli.run import RunDirectory
-from leafbeam.index import Trie
 from tests.fixtures.command_line import call, flat
 
 LOG = "user_id,item_id,timestamp\n" + "".join(f"u{n % 5},{n % 12},{1_700_000_000 + n}\n" for n in range(60))
@@ -40,15 +37,6 @@ def test_fit_sids_shows_the_types_it_read(run: Path) -> None:
     ) in shown
 
 
-def test_rules_over_long_numbers_allow_exactly_the_items_they_name(run: Path) -> None:
-    """D2: a rule on a number beyond 64 bits, written with or without quotes; D5: zeros in front."""
-    paths = RunDirectory(run)
-    rules = {"text": f"ean = '{EANS[1]}'", "number": f"ean = {EANS[1]}", "zip": "zip = '00007'", "new": "new"}
-    with Catalog.open(paths.catalog, Trie.load(paths.trie), [rules]) as catalog:
-        counts = {rule.name: rule.num_items for rule in catalog.rules.report.rules}
-    assert counts == {"text": 1, "number": 1, "zip": 1, "new": 6}
-
-
 def test_items_import_takes_the_csv_that_fit_sids_read(run: Path, tmp_path: Path) -> None:
     """D5: the very same file; and other zips without zeros stay text."""
     shown = call("items", "import", run.parent / "items.csv", "--run", run)
@@ -60,14 +48,6 @@ def test_items_import_takes_the_csv_that_fit_sids_read(run: Path, tmp_path: Path
     assert refused.exit_code == 2
     assert "line 2, column 'title': 'caf\u00e9' is not UTF-8 (byte 0xE9): pass --encoding latin-1" in flat(refused.stderr)
     assert call("items", "import", tmp_path / "one.csv", "--run", run, "--encoding", "latin-1").exit_code == 0
-
-
-def test_a_bad_line_of_an_import_has_the_line_of_its_file(run: Path, tmp_path: Path) -> None:
-    """A10, D8: lines count from 1 as editors do, over blank lines and cells of several lines."""
-    (tmp_path / "bad.csv").write_text('item_id,title,zip\n1,"a\n\nb",1\n\n2,c,2\n"x\ty",d,3\n')
-    refused = call("items", "import", tmp_path / "bad.csv", "--run", run)
-    assert refused.exit_code == 2
-    assert "line 7: item_id" in flat(refused.stderr)
 
 
 def test_fit_sids_warns_of_ids_that_never_match(tmp_path: Path) -> None:
@@ -94,28 +74,6 @@ def test_settings_that_cannot_be_right_are_refused_at_once(tmp_path: Path, words
     refused = call("fit-sids", "--data", tmp_path, "--run", tmp_path / "run", *words)
     assert refused.exit_code == 2
     assert message in flat(refused.stderr)
-
-
-def test_names_that_differ_by_case_are_refused_before_the_work(tmp_path: Path) -> None:
-    """D11: `Price,price` passed fit-sids and failed at build."""
-    (tmp_path / "interactions.csv").write_text(LOG)
-    (tmp_path / "items.csv").write_text("item_id,Price,price\n1,2,3\n")
-    refused = call("fit-sids", "--data", tmp_path, "--run", tmp_path / "run")
-    assert refused.exit_code == 2
-    assert "the columns 'Price' and 'price' (upper and lower case are one): rename one of them" in flat(refused.stderr)
-
-
-def test_a_log_of_lists_trains(tmp_path: Path) -> None:
-    """L1, L2: `fit-sids --order file` reads users to items."""
-    users = ", ".join(f'"u{n}": [{n}, {n + 1}, {n + 2}]' for n in range(10))
-    (tmp_path / "log.json").write_text(f"{{{users}}}")
-    refused = call("fit-sids", "--data", tmp_path / "log.json", "--run", tmp_path / "run")
-    assert refused.exit_code == 2
-    assert "--order file" in flat(refused.stderr)
-    shown = call(
-        "fit-sids", "--data", tmp_path / "log.json", "--run", tmp_path / "run", "--order", "file", "--codebooks", "4,4"
-    )
-    assert "10 users, 12 items, 30 interactions" in shown.stdout, shown.output
 
 
 def test_semantic_ids_are_imported_again_with_a_log(tmp_path: Path) -> None:

@@ -5,10 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from leafbeam import BeamSearch, Trie
 from leafbeam.automata import Automaton
 from leafbeam.decode.sequence_search import SequenceSearch
 from leafbeam.errors import ArgumentError, LogitsError
@@ -61,31 +58,6 @@ def test_beams_are_the_oracles_and_are_in_the_language(pattern: str, dense_share
         for tokens, ended in zip(result.tokens[0], result.finished[0], strict=False):
             text = b"".join(VOCABULARY[token] or b"" for token in tokens)
             assert not ended or re.fullmatch(pattern.encode(), text)
-
-
-@settings(max_examples=80)
-@given(
-    st.lists(st.lists(st.integers(0, 4), max_size=5).map(tuple), min_size=1, max_size=30, unique=True),
-    st.integers(0, 2**32),
-    st.integers(1, 40),
-    st.sampled_from(["full", "allowed"]),
-    st.booleans(),
-)
-def test_sequences_are_found_as_in_their_trie(
-    words: list[tuple[int, ...]], seed: int, width: int, scoring: Any, ties: bool
-) -> None:
-    trie = Trie.from_sequences(words, vocabulary_size=5)
-    automaton = Automaton.from_sequences(words, vocabulary_size=5)
-    one, other = (Model(seed, ties, size=6, end=5) for _ in range(2))
-    expected = BeamSearch(trie, width, scoring=scoring).run(one)
-    search = SequenceSearch(automaton, end_code=5, num_codes=6, num_beams=width, max_tokens=trie.num_levels, scoring=scoring)
-    result = search.run(other)
-    count = int(expected.num_valid[0])
-    assert result.num_valid[0] == count
-    assert result.finished[0, :count].all()
-    padded = [(*tokens.tolist(), *[5] * (trie.num_levels - len(tokens))) for tokens in result.tokens[0]]
-    assert padded == [tuple(codes) for codes in expected.codes[0, :count].tolist()]
-    np.testing.assert_allclose(result.scores[0, :count], expected.scores[0, :count], rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("scoring", ["full", "allowed"])

@@ -91,12 +91,6 @@ def test_an_empty_filter_never_calls_the_model() -> None:
     assert (result.scores == -np.inf).all()
 
 
-def test_denying_everything_is_an_empty_answer() -> None:
-    trie, model = trie_of(30), ByLevel(rows())
-    result = BeamSearch(trie, 5).run(model, deny=[list(range(30))])
-    assert result.num_valid.tolist() == [0]
-
-
 def test_items_on_one_leaf_share_its_score_in_the_callers_order() -> None:
     trie = Trie.build([[1, 1], [0, 0], [1, 1], [1, 1]], [2, 2], ["d", "a", "c", "b"])
     result = BeamSearch(trie, 3).run(ByLevel([np.float32([0, 5]), np.float32([0, 5])]), deny=[["c"]])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from leafbeam import BeamSearch, SearchResult, Trie
 from leafbeam.errors import LogitsError
@@ -57,40 +55,6 @@ def test_the_answer_is_that_of_the_rounds(name: str, shape: str, scoring: str) -
     assert_equal(result, expected)
     assert expected.rounds_saved == slow.passes == 0
     assert fast.steps + fast.passes + result.rounds_saved == slow.steps
-
-
-@settings(max_examples=150, deadline=None)
-@given(st.integers(0, 2**32), st.sampled_from(["full", "allowed"]), st.data())
-def test_tries_of_every_shape(seed: int, scoring: str, data: st.DataObject) -> None:
-    rng = np.random.default_rng(seed)
-    sizes = data.draw(st.lists(st.integers(1, 12), min_size=1, max_size=7))
-    codes = np.stack([rng.integers(0, size, int(rng.integers(1, 80))) for size in sizes[:1]] * 1, 1)
-    codes = np.stack([rng.integers(0, size, len(codes)) for size in sizes], 1)
-    widths = [int(rng.integers(1, 12)) for _ in sizes]
-    trie = Trie.build(codes, sizes)
-    kept = trie.filter(rng.random(len(codes)) < data.draw(st.sampled_from([1.0, 0.5, 0.1])))
-    tables = [rng.normal(size=(40, size)).astype(np.float32).round(data.draw(st.sampled_from([0, 3]))) for size in sizes]
-
-    class Model:
-        def __init__(self) -> None:
-            self.paths = np.zeros((1, 1), np.int64)  # a hash of each beam's codes chooses the row
-
-        def __call__(self, codes_BK: np.ndarray | None, parents_BK: np.ndarray | None) -> np.ndarray:
-            if codes_BK is None or parents_BK is None:
-                self.level, self.paths = 0, np.zeros((1, 1), np.int64)
-            else:
-                self.level += 1
-                self.paths = (np.take_along_axis(self.paths, parents_BK, 1) * 13 + codes_BK) % 40
-            return tables[self.level][self.paths]
-
-        def suffix_fn(self, codes_BKT: np.ndarray, parents_BK: np.ndarray) -> list[np.ndarray]:
-            own = np.arange(codes_BKT.shape[1])[None]
-            return [self(codes_BKT[:, :, t], own if t else parents_BK) for t in range(codes_BKT.shape[2])]
-
-    search = BeamSearch(trie, widths, scoring=scoring)
-    model = Model()
-    fast = search.run(model, filters=kept, suffix_fn=model.suffix_fn)
-    assert_equal(fast, search.run(Model(), filters=kept))
 
 
 def test_most_rounds_of_deep_sparse_ids_are_saved() -> None:

@@ -21,7 +21,6 @@ from rich.console import Console
 
 from leafbeam.datasets import make_shop
 from leafbeam.demo import processes
-from leafbeam.demo.display import ItemList, item_facts, item_title, print_side_by_side
 from leafbeam.demo.pipeline import Demo
 from leafbeam.demo.processes import COMMAND, Server, run_command, running_server
 from leafbeam.demo.rules import supported_rules, write_rules
@@ -99,35 +98,6 @@ def test_the_rules_of_a_shop_select_what_their_names_say(tmp_path: Path):
     assert checker.count_allowed([rules["new_this_week"]]) == sum((newest - row["first_seen"]).days < 7 for row in rows) == 12
     month = sum((newest - row["first_seen"]).days < 30 for row in rows)
     assert checker.count_allowed([written["new_this_month"]]) == month > 12
-
-
-def test_three_tables_fit_side_by_side_in_120_columns():
-    screen = console(120)
-    row = {"item_id": "a", "title": "A " + "very " * 40 + "long title", "brand": "B", "price": 1234.5, "stock": 0}
-    items = ItemList(heading="in stock and under 20", note="note", rows=[row] * 3)
-    print_side_by_side(screen, [items, items, items])
-    lines = text_of(screen).splitlines()
-    assert max(len(line.rstrip()) for line in lines) <= 120
-    assert lines[0].count("╭") == 3
-    assert "1,234.50 · SOLD OUT" in text_of(screen)
-
-
-def test_a_narrow_console_gets_the_tables_below_one_another():
-    screen = console(60)
-    print_side_by_side(
-        screen, [ItemList(heading=name, note="", rows=[{"item_id": 1, "title": "T"}]) for name in ("one", "two", "three")]
-    )
-    lines = text_of(screen).splitlines()
-    assert max(len(line) for line in lines) <= 60
-    assert all(line.count("╭") <= 1 for line in lines)
-
-
-def test_titles_are_readable_for_missing_and_escaped_values():
-    assert item_title({"item_id": 7, "title": None, "brand": None}) == "item 7"
-    assert item_title({"item_id": 7, "title": "Spa Bath", "brand": "Dr. Scholl&#39;s"}) == "Dr. Scholl's Spa Bath"
-    assert item_title({"item_id": 7, "title": "OPI Lacquer", "brand": "OPI"}) == "OPI Lacquer"
-    assert item_title({"item_id": 7, "title": "Lacquer", "brand": "Unknown"}) == "Lacquer"
-    assert item_facts({"price": None, "stock": None}) == "no price · stock unknown"
 
 
 def test_a_server_that_breaks_a_rule_is_caught(tmp_path: Path):

@@ -19,8 +19,7 @@ from leafbeam.errors import (
     UnknownRuleError,
 )
 from leafbeam.index import Trie
-from leafbeam.model import Transformer
-from tests.waiting import held
+from tests.waiting import busy
 
 HISTORY = ("é3", "é14", "é15")
 ALL_RULES = [(), ("cheap",), ("in_stock",), ("cheap", "in_stock"), ("rare",), ("none",), ("none", "cheap")]
@@ -237,9 +236,7 @@ def test_changed_items_are_seen_by_the_next_request_and_not_by_a_queued_one(shop
     cheap = shop.allowed(("cheap",))
     gone = sorted(cheap)[:20]
     with catalog, Engine(shop.model, catalog) as engine:
-        with held(shop.model) as began:
-            blocker = engine.submit(Request())
-            assert began.wait(20)
+        with busy(shop.model, lambda: engine.submit(Request())) as blocker:
             early = engine.submit(ask)
             with catalog.transaction() as change:
                 change.insert([[0, 1, 2], [3, 3, 3]], ["new", "dear"], [{"price": 3.0}, {"price": 30.0}])
@@ -312,22 +309,6 @@ def test_an_idle_worker_uses_no_cpu(engine):
         assert time.process_time() - before < 0.1
         assert worker.is_alive()
     assert not worker.is_alive()
-
-
-def test_prompts_that_grow_reuse_their_cache_with_the_same_answers(shop, catalog, engine):
-    keeping = Engine(shop.model, catalog, settings=Settings(prompt_store_mb=1))
-    store = keeping.prompt_store
-    assert store is not None
-    with keeping:
-        for length in (3, 5, 9):
-            request = Request(history=tuple(f"é{i}" for i in range(length)), rules=("cheap",))
-            result = keeping.submit(request).result(20)
-            assert result.item_ids == engine.recommend([request])[0].item_ids
-            np.testing.assert_allclose(result.scores, engine.recommend([request])[0].scores, atol=1e-5)
-    assert store.hits >= 2
-    assert 0 < store.nbytes <= 1 << 20
-    with pytest.raises(ArgumentError, match="needs a float32 model on a CPU"):
-        Engine(Transformer(shop.model.config, shop.model.vocabulary).double(), shop.trie, settings=Settings(prompt_store_mb=1))
 
 
 def test_a_damaged_index_is_refused_before_it_answers_unless_verification_is_off(shop, tmp_path):

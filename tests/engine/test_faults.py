@@ -15,7 +15,7 @@ from leafbeam.engine.latency_model import LatencyModel
 from leafbeam.engine.request import PendingRequest
 from leafbeam.errors import ArgumentError, OverloadedError, RequestError, UnavailableError
 from leafbeam.model.cpu.workspace import Chunk
-from tests.waiting import held, interrupted
+from tests.waiting import busy, interrupted
 
 PATIENCE = 60
 WATCHDOG_S = 1  # a busy machine may be long over an honest batch
@@ -47,9 +47,7 @@ def test_a_batch_that_raises_fails_its_own_requests_and_no_others(shop, engine, 
             raise ZeroDivisionError("of the device's own")
 
     with engine, interrupted(shop.model, fail):
-        with held(shop.model) as began:
-            before = engine.submit(Request())
-            assert began.wait(PATIENCE)
+        with busy(shop.model, lambda: engine.submit(Request())) as before:
             doomed = one_batch(engine, 3)
             other = engine.submit(Request(num_beams=30))
         for future in doomed:
@@ -83,9 +81,7 @@ def test_a_batch_out_of_memory_is_retried_in_halves(shop, engine, error):
             raise error
 
     with engine, interrupted(shop.model, limited):
-        with held(shop.model) as began:
-            first = engine.submit(Request())
-            assert began.wait(PATIENCE)
+        with busy(shop.model, lambda: engine.submit(Request())) as first:
             futures = one_batch(engine, 5, history=("é3",))
         results = [future.result(PATIENCE) for future in futures]
         assert first.result().num_valid == 10
@@ -105,9 +101,7 @@ def test_halves_out_of_memory_fail_and_the_next_batch_is_answered(shop, engine):
             torch.empty(10**15)  # torch's own words for no memory on a CPU
 
     with engine, interrupted(shop.model, too_much):
-        with held(shop.model) as began:
-            first = engine.submit(Request())
-            assert began.wait(PATIENCE)
+        with busy(shop.model, lambda: engine.submit(Request())) as first:
             futures = one_batch(engine, 4)
         for future in futures:
             with pytest.raises(UnavailableError, match="out of memory for a batch of 2") as refusal:
@@ -154,9 +148,7 @@ def test_cancelling_one_request_of_a_batch_leaves_the_others_alone_and_its_rows_
             assert go.wait(PATIENCE)
 
     with engine, interrupted(shop.model, sizes.append, before_round=slow):
-        with held(shop.model) as waits:
-            first = engine.submit(Request())
-            assert waits.wait(PATIENCE)
+        with busy(shop.model, lambda: engine.submit(Request())) as first:
             gone, stays = one_batch(engine, 2)
         assert first.result(PATIENCE).num_valid == 10
         assert began.wait(PATIENCE)
@@ -171,9 +163,7 @@ def test_cancelling_one_request_of_a_batch_leaves_the_others_alone_and_its_rows_
 def test_a_cancelled_request_makes_room_in_the_queue_at_once(shop, catalog):
     engine = Engine(shop.model, catalog, settings=Settings(max_queue=1))
     with engine:
-        with held(shop.model) as began:
-            running = engine.submit(Request())
-            assert began.wait(PATIENCE)
+        with busy(shop.model, lambda: engine.submit(Request())) as running:
             gone = engine.submit(Request())
             with pytest.raises(OverloadedError, match="the queue is full"):
                 engine.submit(Request())
@@ -187,9 +177,7 @@ def test_a_cancelled_request_makes_room_in_the_queue_at_once(shop, catalog):
 
 def test_a_late_request_fails_at_its_deadline_while_the_worker_is_busy(shop):
     engine = Engine(shop.model, shop.trie, settings=Settings(predict=False))  # or a busy machine refuses it at the gate
-    with engine, held(shop.model) as began:
-        running = engine.submit(Request())
-        assert began.wait(PATIENCE)
+    with engine, busy(shop.model, lambda: engine.submit(Request())) as running:
         late = engine.submit(Request(deadline_s=0.05))
         with pytest.raises(OverloadedError, match=r"not started within its deadline of 0.05 s") as refusal:
             late.result(PATIENCE)
@@ -260,9 +248,7 @@ def test_a_hung_device_is_detected_its_requests_fail_and_it_may_recover(shop, ca
     engine = Engine(shop.model, catalog, settings=Settings(watchdog_s=WATCHDOG_S))
     with engine:
         assert engine.unhealthy_reason is None
-        with held(shop.model) as began:
-            stuck = engine.submit(Request())
-            assert began.wait(PATIENCE)
+        with busy(shop.model, lambda: engine.submit(Request())) as stuck:
             waiting = engine.submit(Request(num_beams=30))
             for future in (stuck, waiting):
                 with pytest.raises(UnavailableError, match=r"has not answered for more than 1 s") as refusal:
@@ -330,9 +316,7 @@ def test_nothing_is_kept_of_a_request_that_was_answered_or_cancelled(shop, engin
         with engine:
             for _ in range(3):
                 engine.submit(Request(history=("é3",), rules=("cheap",))).result(PATIENCE)
-            with held(shop.model) as began:
-                running = engine.submit(Request())
-                assert began.wait(PATIENCE)
+            with busy(shop.model, lambda: engine.submit(Request())) as running:
                 engine.submit(Request()).cancel()
             running.result(PATIENCE)
             del running
@@ -347,9 +331,7 @@ def test_each_switch_of_the_ablation_changes_no_answer(shop, catalog, engine, sw
     expected = [result.item_ids for result in engine.recommend(requests)]
     off = Engine(shop.model, catalog, settings=Settings(**{switch: False}))
     with off:
-        with held(shop.model) as began:
-            futures = [off.submit(requests[0])]
-            assert began.wait(PATIENCE)
+        with busy(shop.model, lambda: [off.submit(requests[0])]) as futures:
             futures += [off.submit(request) for request in requests[1:]]
         results = [future.result(PATIENCE) for future in futures]
     assert [result.item_ids for result in results] == expected

@@ -11,7 +11,7 @@ import torch
 from leafbeam.engine import Engine, Request, Result
 from leafbeam.errors import LogitsError
 from tests.engine.conftest import ITEM_IDS, Shop
-from tests.waiting import held
+from tests.waiting import busy
 
 PATIENCE = 60
 LAST_CODE = 3  # of the last level, whose embedding only prompts read: beams end there
@@ -39,9 +39,7 @@ def poisoned(shop: Shop, value: float) -> Generator[None]:
 
 
 def answer_in_one_batch(shop: Shop, engine: Engine, requests: list[Request]) -> list[Result | Exception]:
-    with held(shop.model) as began:
-        first = engine.submit(Request())
-        assert began.wait(PATIENCE)
+    with busy(shop.model, lambda: engine.submit(Request())) as first:
         futures = [engine.submit(request) for request in requests]
     first.result(PATIENCE)
     return [future.exception(PATIENCE) or future.result() for future in futures]

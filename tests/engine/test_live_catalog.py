@@ -12,7 +12,7 @@ from leafbeam.catalog import Catalog
 from leafbeam.engine import Engine, Request
 from leafbeam.retrieve import ItemMemory
 from tests.fixtures.live_catalog import Twin, opened
-from tests.waiting import held
+from tests.waiting import busy
 
 EXPRESSIONS = {
     None: lambda row: True,
@@ -43,9 +43,7 @@ def test_every_answer_is_that_of_a_dictionary_with_the_same_history(shop, seed):
 def test_a_batch_that_runs_keeps_the_version_that_it_began_with_and_frees_it(shop):
     everything = Request(num_items=256, num_beams=256)
     with opened(shop) as catalog, Engine(shop.model, catalog) as engine:
-        with held(shop.model) as began:
-            running = engine.submit(everything)
-            assert began.wait(20)
+        with busy(shop.model, lambda: engine.submit(everything)) as running:
             for number in range(5):
                 catalog.delete([f"é{number}"])
                 catalog.compact(wait=True)

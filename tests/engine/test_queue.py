@@ -6,7 +6,7 @@ import pytest
 
 from leafbeam.engine import Engine, Request, Settings
 from leafbeam.errors import ArgumentError, OverloadedError, UnavailableError
-from tests.waiting import held
+from tests.waiting import busy
 
 HISTORY = ("é3", "é14", "é15")
 
@@ -38,9 +38,7 @@ def test_an_engine_that_is_not_running_refuses(engine):
 def test_a_full_queue_refuses_and_what_waits_is_answered(shop, catalog):
     engine = Engine(shop.model, catalog, settings=Settings(max_queue=2))
     with engine:
-        with held(shop.model) as began:
-            running = engine.submit(Request())
-            assert began.wait(20)
+        with busy(shop.model, lambda: engine.submit(Request())) as running:
             waiting = [engine.submit(Request()) for _ in range(2)]
             assert engine.scheduler.load.waiting == 2
             with pytest.raises(OverloadedError, match="the queue is full with 2 requests"):
@@ -51,9 +49,7 @@ def test_a_full_queue_refuses_and_what_waits_is_answered(shop, catalog):
 
 def test_stop_answers_queued_requests(shop, engine):
     engine.start()
-    with held(shop.model) as began:
-        futures = [engine.submit(Request(num_items=1 + i)) for i in range(30)]
-        assert began.wait(20)
+    with busy(shop.model, lambda: [engine.submit(Request(num_items=1 + i)) for i in range(30)]) as futures:
         stopper = threading.Thread(target=engine.stop)
         stopper.start()
     stopper.join(20)
@@ -62,9 +58,7 @@ def test_stop_answers_queued_requests(shop, engine):
 
 def test_stop_fails_requests_that_exceed_the_grace_period(shop, engine):
     engine.start()
-    with held(shop.model) as began:
-        running = engine.submit(Request())
-        assert began.wait(20)
+    with busy(shop.model, lambda: engine.submit(Request())) as running:
         waiting = engine.submit(Request())
         engine.stop(grace_s=0.01)
         for future in (running, waiting):

@@ -1,13 +1,6 @@
 """A topic with Debezium's events, from a broker to a real server: nothing is lost or made twice, and mistakes have a place."""
 
-import os
-import random
-import signal
-import subprocess
-import sys
-import time
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,11 +10,9 @@ pytest.importorskip("confluent_kafka")
 from leafbeam.client import Client
 from leafbeam.errors import ArgumentError, FeedError
 from leafbeam.feeds import Followed, KafkaFeed, SourceColumns, follow
-from tests.feeds.broker import FAST, Broker, created, deleted, updated
+from tests.feeds.broker import Broker, created, deleted, updated
 from tests.feeds.crashes import DyingClient, DyingFeed, Killed, Point, in_index
 from tests.serve.running import live
-
-ROOT = Path(__file__).parents[2]
 
 
 def row(item: int, price: float = 1.0, **more: Any) -> dict[str, Any]:
@@ -90,41 +81,6 @@ def test_a_follower_that_is_killed_at_any_point_loses_and_doubles_nothing(broker
             assert [client.get_item(first + n).attributes["price"] for n in (0, 2)] == [7, 8]
         assert number > 15
         assert every > 1 or repeated >= 4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.full)])
-def test_the_command_goes_on_after_kill_9(broker: Broker, shop: Any, kills: int) -> None:
-    topic, dice, number = broker.new_topic(), random.Random(1), 0
-    with live(shop) as url, Client(url) as client:
-        words = ["items", "follow", "kafka", topic, "--servers", broker.address, "--group", "g", "--url", url, "--batch", "3"]
-        words += [word for name, value in FAST.items() for word in ("--set", f"{name}={value}")]
-        command = [sys.executable, "-m", "leafbeam", *words]
-        broker.send(topic, created(row(3000)))
-        for _ in range(kills):
-            child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-            give_up = time.monotonic() + 300
-            seen = number
-            while number < seen + 40:  # until it is surely at work
-                number += 1
-                partition = number % 4
-                broker.send(topic, created(row(3000 + number)), partition=partition)
-                if number % 3 == 0:
-                    broker.send(topic, deleted({"item_id": 3000 + number}), partition=partition)
-            stays = seen + 1 if (seen + 1) % 3 else seen + 2
-            while not in_index(client, [3000 + stays])[0]:
-                assert child.poll() is None, child.stderr and child.stderr.read()
-                assert time.monotonic() < give_up
-                time.sleep(0.01)
-            time.sleep(dice.random() * 0.05)
-            os.kill(child.pid, signal.SIGKILL)
-            assert child.wait() == -signal.SIGKILL
-            assert child.stderr is not None
-            child.stderr.close()
-        ended = subprocess.run([*command, "--once"], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
-        assert ended.returncode == 0, ended.stderr
-        ids = range(3000, 3001 + number)
-        assert in_index(client, ids) == [n == 0 or n % 3 > 0 for n in range(len(ids))]
 
 
 def test_a_bad_change_is_named_by_its_offset_or_skipped_and_counted(broker: Broker, shop: Any, caplog: Any) -> None:

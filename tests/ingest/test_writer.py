@@ -17,58 +17,19 @@ from leafbeam.errors import (
     BatchError,
     ConflictError,
     DataError,
-    LockedError,
     LogError,
     RuleError,
     UnknownRuleError,
 )
 from leafbeam.index import Trie, Version
-from leafbeam.ingest import Lines, set_aside
+from leafbeam.ingest import Lines
 from leafbeam.ingest.changes import Change, ChangePlanner
-from leafbeam.live import RequestKey, disk
+from leafbeam.live import disk
 from leafbeam.live.commit_store import CommitStore
 from leafbeam.live.transaction import WriteSet
 from leafbeam.retrieve import ItemMemory
 from leafbeam.tables.as_json import rows_of
 from tests.ingest.shop import KEY, TITLES, Shop, counts, raising, rows, state
-
-
-def test_an_item_is_put_patched_and_deleted_and_all_of_it_survives_a_restart(shop: Shop):
-    with shop.writer() as writer:
-        assert not (shop.folder / "live" / "index").exists()
-        put = rows({"item_id": "new", "title": "an old green tea", "price": 3, "seen": "2024-05-01T10:00:00+02:00"})
-        assert writer.put(put, KEY) == counts(inserted=1, number=1)
-        codes, row = state(writer)["items"]["new"]
-        assert codes == shop.codes[TITLES.index("old green tea")].tolist()
-        assert (row["title"], row["price"], row["stock"], row["seen"].isoformat()) == (
-            "an old green tea",
-            3.0,
-            None,
-            "2024-05-01T08:00:00",
-        )
-        assert writer.patch(rows({"item_id": "new", "price": 25.5}, {"item_id": "i0", "stock": 9})).updated == 2
-        assert "new" not in state(writer)["rules"]["cheap"]
-        assert writer.put(rows({"item_id": "i1", "codes": [3, 1], "title": "tea"})) == counts(updated=1, number=2)
-        assert writer.delete(rows({"item_id": "i2"})) == counts(deleted=1, number=3)
-        kept = state(writer)
-    assert kept["items"]["i1"][0] == [3, 1]
-    assert kept["items"]["i1"][1]["price"] is None
-    assert kept["rules"] == {"cheap": ["i0", "i3", "i4", "i5"], "tea": ["i1", "i3", "i4", "i5", "new"]}
-    with shop.writer() as writer:
-        assert state(writer) == kept
-        assert writer.catalog.rules.report.agrees
-        assert writer.put(put, KEY) == counts(inserted=1, number=1)  # the same answer, and nothing changes
-        assert state(writer) == kept
-
-
-def test_a_retry_gets_the_same_answer_and_another_request_with_its_key_is_refused(shop: Shop):
-    with shop.writer() as writer:
-        first = writer.put(rows({"item_id": "a", "codes": [1, 1]}), KEY)
-        writer.delete(rows({"item_id": "a"}))
-        assert writer.put(rows({"item_id": "a", "codes": [1, 1]}), KEY) == first
-        assert "a" not in state(writer)["items"]
-        with pytest.raises(ConflictError, match="'one' belongs to an earlier request with other content"):
-            writer.put(rows({"item_id": "b", "codes": [1, 1]}), RequestKey(key="one", digest="d2"))
 
 
 def test_a_batch_with_wrong_lines_changes_nothing_and_names_every_one(shop: Shop):
@@ -346,37 +307,6 @@ def test_the_item_memory_has_a_new_text_before_a_request_can_meet_the_item(shop:
         with pytest.raises(BatchError):
             writer.put(rows({"item_id": "other", "title": "blue boot", "codes": [99, 99]}))
         assert shop.memory.rows_of(["other"])[0] < 0
-
-
-def test_without_an_encoder_new_items_need_codes(shop: Shop):
-    with shop.writer(encoder="the run is of an older leafbeam") as writer:
-        with pytest.raises(BatchError, match="none can be made: the run is of an older leafbeam"):
-            writer.put(rows({"item_id": "new", "title": "tea"}))
-        assert writer.put(rows({"item_id": "new", "title": "tea", "codes": [0, 3]})).inserted == 1
-        assert writer.put(rows({"item_id": "i0", "title": "tea"})).updated == 1
-
-
-def test_one_process_writes_and_a_run_that_was_built_again_is_refused(shop: Shop):
-    with shop.writer() as writer:
-        writer.put(rows({"item_id": "new", "codes": [0, 3]}))
-        with pytest.raises(LockedError, match="one writer at a time"), shop.writer():
-            pass
-        with pytest.raises(LockedError):
-            set_aside(shop.folder / "live")
-    Trie.build([[0, 1]], shop.encoder.codebook_sizes, ["i0"]).save(shop.folder / "index.leafbeam")
-    with pytest.raises(ConflictError, match="it was built again since"), shop.writer():
-        pass
-    aside = set_aside(shop.folder / "live")
-    assert aside == shop.folder / "live.1"
-    assert set_aside(shop.folder / "live") is None
-
-
-@pytest.mark.parametrize("item_id", ["\r\n\x01", "a\x7f", "\x85b"])
-def test_new_ids_have_no_control_characters(shop: Shop, item_id: str):
-    with shop.writer() as writer:
-        with pytest.raises(BatchError, match="item_id must not contain control characters"):
-            writer.put(Lines.of_rows([{"item_id": item_id, "codes": [0, 0]}]))
-        assert writer.delete(Lines.of_rows([{"item_id": item_id}]), missing_ok=True).ignored == 1
 
 
 def test_batches_have_bounds():

@@ -7,19 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from transformers import NoBadWordsLogitsProcessor, T5Config, T5ForConditionalGeneration
+from transformers import NoBadWordsLogitsProcessor
 from transformers.generation.logits_process import PrefixConstrainedLogitsProcessor
 
 from benchmarks.peers.python_trie import PythonTrie
 from leafbeam import BeamSearch, Trie
-from leafbeam.errors import ArgumentError
-from leafbeam.index import Segment, Version
 from leafbeam.integrations.transformers import TrieLogitsProcessor, prefix_allowed_tokens_fn
 from leafbeam.model import Vocabulary
 
-from .tiny import EOS, PAD, SIZES, WORDS, Kind, Model, Shop, beams, prompts, step_fn_of, tiny_qwen3
+from .tiny import EOS, SIZES, WORDS, Kind, Model, Shop, beams, prompts, step_fn_of, tiny_qwen3
 
 
 @pytest.mark.parametrize("extra", [0, 1, 4])
@@ -59,21 +55,6 @@ def test_vocabulary_scoring_equals_prefix_allowed_tokens_fn(model: Model, steps:
         its = beams(model, inputs, PrefixConstrainedLogitsProcessor(function, 6), 6, steps)
         assert torch.equal(mine.sequences, its.sequences)
         torch.testing.assert_close(mine.sequences_scores, its.sequences_scores)
-
-
-@pytest.mark.parametrize("kind", ["trie", "version"])
-def test_a_batch_of_different_filters_is_one_request_after_the_other(model: Model, kind: Kind) -> None:
-    shop, inputs = Shop(kind), prompts([6, 6, 6])
-    filters = [shop.filter(0.3), shop.filter(0.05), None]
-    legal = shop.processor(inputs, filters=filters)
-    together = beams(model, inputs, legal, 5)
-    for request, one in enumerate(filters):
-        alone = {name: value[request : request + 1] for name, value in inputs.items()}
-        by_itself = shop.processor(alone, filters=one)
-        found = beams(model, alone, by_itself, 5)
-        mine = slice(5 * request, 5 * request + 5)
-        assert torch.equal(found.sequences, together.sequences[mine])
-        torch.testing.assert_close(found.sequences_scores, together.sequences_scores[mine])
 
 
 def test_one_object_serves_any_number_of_generations(model: Model) -> None:
@@ -117,15 +98,6 @@ def test_greedy_and_sampling_stay_inside_and_come_out_the_same_under_every_scori
     assert (greedy[0][:, -2:] != EOS).sum() <= len(greedy[0])  # an end token, then padding
 
 
-def test_the_models_own_logits_stay_as_they_are(model: Model) -> None:
-    shop, inputs = Shop(), prompts([6])
-    legal = shop.processor(inputs)
-    options: dict[str, Any] = {"max_new_tokens": 3, "return_dict_in_generate": True, "output_logits": True, "do_sample": False}
-    masked = model.generate(**inputs, logits_processor=[legal], **options)
-    free = model.generate(**inputs, **options)
-    assert torch.equal(masked.logits[0], free.logits[0])
-
-
 @pytest.mark.parametrize("options", [{"do_sample": False}, {"do_sample": True}, {"num_beams": 4, "num_return_sequences": 4}])
 def test_a_request_with_nothing_allowed_ends_at_once(model: Model, options: dict[str, Any]) -> None:
     shop, inputs = Shop("version"), prompts([6, 6])
@@ -135,14 +107,6 @@ def test_a_request_with_nothing_allowed_ends_at_once(model: Model, options: dict
     result = legal.results(found, num_return_sequences=options.get("num_return_sequences", 1))
     assert result.num_valid[0] == 0
     assert result.num_valid[1] >= 1
-
-
-def test_too_few_new_tokens_are_refused_by_name(model: Model) -> None:
-    shop, inputs = Shop(), prompts([6, 6])
-    legal = shop.processor(inputs)
-    found = beams(model, inputs, legal, 4, steps=2)
-    with pytest.raises(ArgumentError, match=r"stopped after 2 tokens inside 8 items.* pass max_new_tokens=3"):
-        legal.results(found.sequences, num_return_sequences=4)
 
 
 def test_an_empty_index_gives_empty_results(model: Model) -> None:
@@ -172,17 +136,6 @@ def test_tokens_excluded_by_other_processors_give_a_short_answer_and_never_nan(m
     assert legal.results(fewer).num_valid.tolist() == [1, 1]
 
 
-def test_an_encoder_decoder_model_has_a_prompt_of_one() -> None:
-    torch.manual_seed(0)
-    config = T5Config(
-        vocab_size=WORDS, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=PAD, eos_token_id=EOS
-    )
-    shop, inputs = Shop(), prompts([6, 6])
-    legal = TrieLogitsProcessor(shop.index, code_tokens=shop.tokens, eos_token_id=EOS, prompt_length=1)
-    found = beams(T5ForConditionalGeneration(config).eval(), inputs, legal, 4)
-    assert legal.results(found.sequences, num_return_sequences=4).num_valid.tolist() == [4, 4]
-
-
 def test_prompts_given_as_embeddings_have_length_zero(model: Model) -> None:
     shop, inputs = Shop(), prompts([6, 6])
     legal = TrieLogitsProcessor(shop.index, code_tokens=shop.tokens, eos_token_id=EOS, prompt_length=0)
@@ -207,67 +160,6 @@ def test_assisted_generation_goes_back_and_forth(model: Model) -> None:
         **inputs, logits_processor=[shop.processor(inputs)], max_new_tokens=3, do_sample=False, assistant_model=helper
     )
     assert torch.equal(found, wanted)
-
-
-@pytest.mark.slow
-@settings(max_examples=1000)
-@given(st.data())
-def test_generate_never_returns_an_item_that_is_not_allowed(small_model: Model, data: st.DataObject) -> None:
-    draw = data.draw
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    sizes = draw(st.lists(st.integers(1, 6), min_size=1, max_size=4))
-    num_items, batch = draw(st.integers(0, 40)), draw(st.integers(1, 3))
-    codes = rng.integers(0, sizes, (num_items, len(sizes)))
-    if draw(st.booleans()):  # levels share their tokens, or do not
-        tokens = [rng.permutation(np.arange(3, 3 + size)) for size in sizes]
-    else:
-        tokens = np.split(rng.permutation(np.arange(3, 40))[: sum(sizes)], np.cumsum(sizes)[:-1])
-    packed = draw(st.booleans())
-    index: Trie | Version = Trie.build(codes, sizes, packed=packed)
-    if num_items and draw(st.booleans()):
-        cut = int(rng.integers(0, num_items))
-        base = Trie.build(codes[:cut], sizes, packed=packed)
-        delta = Trie.build(codes[cut:], sizes, item_ids=np.arange(cut, num_items))
-        index = Version(segments=(Segment(trie=base, live=base.filter(rng.random(cut) < 0.8)), Segment(trie=delta)))
-    version = Version.of(index)
-    alive = version.filter_of([None] * len(version.segments)).item_ids()
-    filters = [version.filter(item_ids=alive[rng.random(len(alive)) < share]) for share in rng.choice([0.1, 0.5, 1.0], batch)]
-    shared = draw(st.booleans())
-    deny = None if draw(st.booleans()) else [rng.integers(0, 50, 5) for _ in range(batch)]
-    width = draw(st.integers(1, 6))
-    options: dict[str, Any] = {"do_sample": draw(st.booleans()), "max_new_tokens": len(sizes) + draw(st.integers(0, 2))}
-    with_beams = draw(st.booleans()) and width > 1
-    if with_beams:
-        options |= {"num_beams": width, "length_penalty": 0.0}
-    returned = width if with_beams or options["do_sample"] else 1
-    inputs = prompts(rng.integers(1, 5, batch).tolist(), words=40)
-    legal = TrieLogitsProcessor(
-        version,
-        code_tokens=tokens,
-        eos_token_id=EOS,
-        prompt_length=inputs["input_ids"].shape[1],
-        filters=filters[0] if shared else filters,
-        deny=deny,
-        scoring=draw(st.sampled_from(["full", "allowed", "vocabulary"])),
-        in_place=draw(st.booleans()),
-    )
-    torch.manual_seed(1)
-    found = small_model.generate(**inputs, logits_processor=[legal], num_return_sequences=returned, **options)
-    result = legal.results(found, num_return_sequences=returned)
-    for request in range(batch):
-        allowed = set((filters[0] if shared else filters[request]).item_ids().tolist())
-        allowed -= set() if deny is None else set(deny[request].tolist())
-        shown = result.item_ids[request].tolist()
-        assert set(shown) <= allowed
-        assert len(set(shown)) == len(shown)
-        assert bool(shown) == bool(allowed)
-        if (
-            with_beams and not options["do_sample"]
-        ):  # nothing is missing either: K beams give K items, where so many may be shown
-            kinds = {tuple(row) for row in codes[sorted(allowed)]}
-            assert len({tuple(row) for row in result.codes[request, : len(shown)]}) <= min(width, len(kinds))
-            assert len(shown) == min(width, len(allowed)) or len(kinds) > len(shown) > 0
-            assert len(shown) >= min(width, len(kinds))
 
 
 def test_a_closed_set_of_sequences_comes_out_whole_and_scored(model: Model) -> None:

@@ -2,7 +2,6 @@
 
 import errno
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from leafbeam import Trie
 from leafbeam.errors import LogError
 from leafbeam.live import CompactionPolicy, LiveIndex, disk
-from tests.live.dictionary import START, Model, agree, content, started
+from tests.live.dictionary import START, agree, started
 
 
 def test_changes_made_during_a_compaction_are_on_top_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,48 +168,3 @@ def test_automatic_compaction_is_not_tried_again_with_every_change_after_a_failu
             if index._thread is not None:
                 index._thread.join()
     assert len(tried) == 2  # at 6 changes, and at twice as many
-
-
-def test_readers_see_whole_versions_while_a_writer_changes_and_compacts(tmp_path: Path) -> None:
-    """Every transaction keeps the sum of all codes at zero, item by item pairs; a partly applied transaction would break it."""
-    pairs = 30
-    start: Model = {}
-    for pair in range(pairs):
-        start[f"l{pair}"], start[f"r{pair}"] = (0, 0, pair), (0, 0, 299 - pair)
-    index = started(tmp_path / "shop", start, sync=False, compaction=CompactionPolicy(fraction=0.1, min_changes=40))
-    stop, problems = threading.Event(), []
-    seen = [0, 0]
-
-    def read(reader: int) -> None:
-        try:
-            while not stop.wait(0.005):  # pure Python would leave the writer little of the interpreter
-                version = index.version()
-                items = content(version)
-                assert len(items) == version.num_items == 2 * pairs
-                for pair in range(pairs):
-                    assert items[f"l{pair}"][2] + items[f"r{pair}"][2] == 299
-                assert content(version) == items
-                seen[reader] += 1
-        except BaseException as error:
-            problems.append(error)
-
-    readers = [threading.Thread(target=read, args=(number,)) for number in range(2)]
-    for thread in readers:
-        thread.start()
-    rng = np.random.default_rng(0)
-    give_up = time.monotonic() + 120
-    while not problems and time.monotonic() < give_up and (index.status.num_compactions < 20 or min(seen) < 20):
-        pair, code = int(rng.integers(pairs)), int(rng.integers(300))
-        with index.transaction() as transaction:
-            transaction.replace([[1, 1, code]], [f"l{pair}"])
-            transaction.delete([f"r{pair}"])
-            transaction.insert([[2, 0, 299 - code]], [f"r{pair}"])
-    stop.set()
-    for thread in readers:
-        thread.join()
-    assert problems == []
-    assert min(seen) >= 20
-    expected = content(index.version())
-    index.close()
-    assert index.status.num_compactions >= 20
-    agree(LiveIndex.open(tmp_path / "shop", read_only=True), expected)

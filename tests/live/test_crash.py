@@ -199,23 +199,6 @@ def test_a_crash_while_an_index_is_made_leaves_nothing_or_all_of_it(tmp_path: Pa
     assert outcomes == {"nothing", "all"}
 
 
-def test_a_log_cut_at_any_byte_replays_the_changes_before(tmp_path: Path) -> None:
-    index, states = history(tmp_path, None, sync=True)
-    index.insert([[1, 1, 1]], ["g"])
-    index.replace([[1, 0, 1], [0, 0, 0]], ["g", "e"])
-    states += [{**states[-1], "g": (1, 1, 1)}, {**states[-1], "g": (1, 0, 1), "e": (0, 0, 0)}]
-    index.close()
-    (log,) = (tmp_path / "shop").glob("changes-*.log")
-    whole, numbers = log.read_bytes(), []
-    for size in range(36, len(whole) + 1):
-        log.write_bytes(whole[:size])
-        with LiveIndex.open(tmp_path / "shop", read_only=True) as reader:
-            numbers.append(reader.version().number)
-            assert content(reader.version()) == states[numbers[-1]]
-    assert numbers == sorted(numbers)
-    assert set(numbers) == {5, 6, 7, 8}
-
-
 def fails_at(count: int, operation: Callable[..., Any], counter: Iterator[int]) -> Callable[..., Any]:
     """The operation, but the `count`-th of all that share the counter raises."""
 

@@ -178,13 +178,6 @@ def test_a_search_of_base_and_delta_finds_what_it_finds_in_the_union(deleted: in
     np.testing.assert_array_equal(ours.scores, theirs.scores)
 
 
-def test_a_live_index_prints_what_it_holds(tmp_path: Path) -> None:
-    assert repr(started()) == "LiveIndex(4 items, version 0)"
-    with started(tmp_path / "shop") as index:
-        index.delete(["a"])
-        assert repr(index) == f"LiveIndex(3 items, version 1, {str(tmp_path / 'shop')!r})"
-
-
 def test_a_version_is_freed_with_its_last_reader() -> None:
     index = started()
     gc.disable()

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leafbeam.errors import ArgumentError, CheckpointError, CodesError
+from leafbeam.errors import ArgumentError, CodesError
 from leafbeam.model import TokenTable, Vocabulary, vocabulary_from_dict
 
 RANGES = Vocabulary(codebook_sizes=(5, 3, 7))
@@ -124,23 +124,3 @@ def test_impossible_tables_raise(change: dict[str, object]):
     fields: dict[str, object] = {"tokens_per_level": ((5, 6), (7,)), "size": 100, "pad": 0, "bos": 1, "eos": 2}
     with pytest.raises(ArgumentError):
         TokenTable(**(fields | change))  # type: ignore[arg-type]
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=6,
-)
-
-
-@BOTH
-@settings(deadline=None, max_examples=50)
-@given(data=st.data())
-def test_a_damaged_dictionary_raises_or_is_a_vocabulary(vocabulary: Vocabulary | TokenTable, data: st.DataObject):
-    fields = vocabulary.to_dict()
-    fields[data.draw(st.sampled_from([*fields, "surplus"]))] = data.draw(json_values)
-    try:
-        read = vocabulary_from_dict(fields)
-    except CheckpointError:
-        return
-    assert vocabulary_from_dict(read.to_dict()) == read

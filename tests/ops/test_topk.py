@@ -59,7 +59,10 @@ def drawn_round(rng: np.random.Generator) -> Round:
     num_items = int(rng.integers(1, 2 + int(most * rng.choice([0.1, 0.7, 3.0]))))
     codes = np.stack([rng.integers(0, beams, num_items), rng.integers(0, size, num_items)], axis=1)
     num_base = num_items if rng.random() < 0.6 else max(1, num_items * 3 // 4)
-    tries = [Trie.build(codes[:num_base], (beams, size), np.arange(num_base), packed=bool(rng.integers(2)))]
+    packed = bool(rng.integers(2)) and (
+        size <= 256 or num_base == num_items
+    )  # a kernel is compiled for each pair of code types
+    tries = [Trie.build(codes[:num_base], (beams, size), np.arange(num_base), packed=packed)]
     if num_base < num_items:
         tries.append(Trie.build(codes[num_base:], (beams, size), np.arange(num_base, num_items)))
     version = Version(segments=tuple(Segment(trie=trie) for trie in tries))

@@ -5,11 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
-from leafbeam.errors import ArgumentError, CheckpointError, DataError, LeafbeamError
+from leafbeam.errors import ArgumentError, CheckpointError, DataError
 from leafbeam.semid import ResidualKMeans
 
 
@@ -197,19 +194,3 @@ def test_a_damaged_directory_is_named(tmp_path, how):
     damaged(tmp_path, how)
     with pytest.raises(CheckpointError):
         ResidualKMeans.load(tmp_path)
-
-
-@given(
-    hnp.arrays(np.float64, hnp.array_shapes(min_dims=2, max_dims=2, max_side=12), elements=st.floats(width=16) | st.floats()),
-    st.lists(st.integers(1, 6), min_size=1, max_size=3),
-)
-@settings(max_examples=50, deadline=None)
-def test_any_numbers_give_codes_that_fit_or_a_named_error(vectors, sizes):
-    try:
-        quantiser = ResidualKMeans(codebook_sizes=tuple(sizes), seed=0).fit(vectors)
-    except LeafbeamError:
-        return
-    codes = quantiser.encode(vectors)
-    assert codes.shape == (len(vectors), len(sizes))
-    assert (codes >= 0).all()
-    assert (codes < np.array([len(centroids) for centroids in quantiser.centroids])).all()

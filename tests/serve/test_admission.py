@@ -12,7 +12,7 @@ from leafbeam.engine.prepare import RequestPreparer
 from leafbeam.errors import OverloadedError
 from leafbeam.serve import exchange
 from leafbeam.serve.app import create_app
-from tests.waiting import held
+from tests.waiting import busy, held
 
 PATIENCE = 20
 URL = "/v1/recommend"
@@ -22,9 +22,7 @@ URL = "/v1/recommend"
 def saturated(first_shop):
     """An engine whose one worker is in a batch that does not end, and whose queue of one place is taken."""
     engine = first_shop.engine(settings=Settings(max_batch=1, max_queue=1))
-    with TestClient(create_app(engine)) as client, held(engine.model) as began:
-        running = engine.submit(Request())
-        assert began.wait(PATIENCE)
+    with TestClient(create_app(engine)) as client, busy(engine.model, lambda: engine.submit(Request())) as running:
         yield client, engine, [running, engine.submit(Request())]
 
 

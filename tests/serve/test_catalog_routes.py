@@ -189,33 +189,6 @@ def test_a_retry_with_the_same_key_changes_nothing_also_after_a_restart(shop):
         assert client.get("/v1/items/1").status_code == 404
 
 
-def test_snapshots_and_rules_over_http(shop):
-    with served(shop) as client:
-        made = client.post("/v1/catalog/snapshot", json={"name": "good"}).json()
-        assert (made["name"], made["num_items"]) == ("good", 100)
-        assert client.post("/v1/catalog/snapshot", json={"name": "good"}).status_code == 409
-        client.delete("/v1/items/1001")
-        client.patch("/v1/items", **lines({"item_id": 1002, "price": 1000}))
-        back = client.post("/v1/catalog/rollback", json={"snapshot": "good"})
-        assert (back.json()["inserted"], back.json()["updated"]) == (1, 99)
-        assert answered(client, rules=["cheap"]) == shop.allowed(["cheap"], [])
-        assert [one["name"] for one in client.get("/v1/catalog").json()["snapshots"]] == ["good"]
-        assert client.delete("/v1/catalog/snapshots/good").json()["snapshots"] == []
-
-        assert client.put("/v1/rules/dear", json={"where": "price >= 20"}).json()["num_items"] == 40
-        assert answered(client, rules=["dear"]) == shop.allowed([], []) - shop.allowed(["cheap"], [])
-        client.put("/v1/rules/cheap", json={"where": "price < 5", "refresh": "60s"})
-        assert client.get("/v1/rules/cheap").json()["refresh_s"] == 60.0
-        names = {rule["name"]: rule["where"] for rule in client.get("/v1/rules").json()["rules"]}
-        assert (names["cheap"], names["dear"]) == ("price < 5", "price >= 20")
-    with served(shop) as client:
-        assert answered(client, rules=["cheap"]) == {one for one in shop.item_ids if one % 40 < 5}
-        assert client.delete("/v1/rules/cheap").json()["where"] == "price < 5"
-        assert answered(client, rules=["cheap"]) == shop.allowed(["cheap"], [])
-        assert client.delete("/v1/rules/dear").status_code == 200
-        assert client.post(RECOMMEND, json={"rules": ["dear"]}).status_code == 422
-
-
 def test_a_rule_that_new_data_break_keeps_no_server_from_starting(shop):
     with served(shop) as client:
         assert client.put("/v1/rules/big", json={"where": "price * 100000000000000000 % 2 = 0"}).status_code == 200

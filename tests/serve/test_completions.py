@@ -254,17 +254,6 @@ def test_an_error_of_a_constraint_names_its_place(
         assert says in error["message"]
 
 
-def test_the_default_of_max_tokens_fits_the_model(text_http: httpx.Client) -> None:
-    """T10: what the model has positions for behind a long prompt, also of several prompts."""
-    for prompt in ("A" * 400, ["A" * 400, "A"], [[60] * 512, [60]]):
-        answer = text_http.post("/v1/completions", json={"model": MODEL, "prompt": prompt, "temperature": 0})
-        assert answer.status_code == 200, answer.text
-        assert answer.json()["usage"]["completion_tokens"] >= 1
-    answer = text_http.post("/v1/completions", json={"model": MODEL, "prompt": [[60] * 513]})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "ArgumentError")
-    assert "positions" in answer.json()["error"]["message"]
-
-
 RAW = [b"", b"{", b"[]", b"null", b'{"model": "\xff"}', b'{"model": "\\ud800"}', b'{"a":' * 50_000, b"[" * 500_000]
 
 

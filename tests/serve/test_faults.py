@@ -14,14 +14,12 @@ from benchmarks.resident import resident_bytes
 from leafbeam.engine import Settings
 from tests.serve.metric_of import metric
 from tests.serve.running import PATIENCE, URL, post, process, serving, until
-from tests.waiting import held, interrupted
+from tests.waiting import busy, held, interrupted
 
 
 def test_a_client_that_disconnects_cancels_its_queued_request(first_shop):
     engine = first_shop.engine()
-    with serving(engine) as (server, client), held(engine.model) as began:
-        running = post(server.port)
-        assert began.wait(PATIENCE)
+    with serving(engine) as (server, client), busy(engine.model, lambda: post(server.port)) as running:
         waiting = post(server.port)
         until(lambda: engine.scheduler.load.waiting == 1)
         waiting.close()
@@ -42,9 +40,7 @@ def test_deadlines_are_met_or_rejected_with_a_message_and_a_metric(first_shop):
             message = f"deadline_ms must be above 0 and at most 60,000, not {shown}"
             assert (response.status_code, response.json()["error"]["message"]) == (422, message)
         assert client.post(URL, json={"deadline_ms": "soon"}).status_code == 422
-        with held(engine.model) as began:
-            running = post(client.base_url.port)  # type: ignore[arg-type]
-            assert began.wait(PATIENCE)
+        with busy(engine.model, lambda: post(client.base_url.port)) as running:
             response = client.post(URL, json={"deadline_ms": 50})
             assert response.status_code == 429
             assert response.headers["Retry-After"] == "1"

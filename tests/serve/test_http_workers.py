@@ -28,7 +28,7 @@ from tests.serve.metric_of import metric
 from tests.serve.running import PATIENCE, URL, end_under_load, live, post, process, thread, until
 from tests.text.conftest import save_model
 from tests.text.gate import Gate
-from tests.waiting import held
+from tests.waiting import busy, held
 
 JSON = {"content-type": "application/json"}
 
@@ -110,9 +110,7 @@ def test_answers_come_over_tls_of_a_worker(first_shop: Any, certificate: tuple[P
 
 def test_a_client_that_leaves_a_worker_cancels_its_request(first_shop: Any) -> None:
     engine = first_shop.engine()
-    with thread(engine, http_workers=1) as server, held(engine.model) as began:
-        running = post(server.port)
-        assert began.wait(PATIENCE)
+    with thread(engine, http_workers=1) as server, busy(engine.model, lambda: post(server.port)) as running:
         waiting = post(server.port)
         until(lambda: engine.scheduler.load.waiting == 1)
         waiting.close()
@@ -123,9 +121,7 @@ def test_a_client_that_leaves_a_worker_cancels_its_request(first_shop: Any) -> N
 
 def test_a_deadline_counts_from_when_the_body_was_there(first_shop: Any) -> None:
     engine = first_shop.engine()
-    with thread(engine, http_workers=1) as server, held(engine.model) as began:
-        running = post(server.port)
-        assert began.wait(PATIENCE)
+    with thread(engine, http_workers=1) as server, busy(engine.model, lambda: post(server.port)) as running:
         answer = httpx.post(server.url + URL, json={"deadline_ms": 50}, timeout=PATIENCE)
         assert (answer.status_code, answer.json()["error"]["reason"]) in [(429, "late"), (429, "deadline_unreachable")]
         running.close()
@@ -241,9 +237,7 @@ def test_a_worker_that_is_told_to_end_answers_first_and_is_replaced(first_shop: 
         before = workers_of(server)
         os.kill(before[0], signal.SIGHUP)  # logged, nothing else
         os.kill(before[0], signal.SIGINT)
-        with held(engine.model) as began:
-            connection = post(server.port)
-            assert began.wait(PATIENCE)
+        with busy(engine.model, lambda: post(server.port)) as connection:
             os.kill(before[0], signal.SIGTERM)
         with connection:
             assert connection.recv(100).startswith(b"HTTP/1.1 200")

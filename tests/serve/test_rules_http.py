@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 from leafbeam.engine import Settings
 from leafbeam.serve import create_app
 from tests.serve.conftest import MEANING
-from tests.waiting import held
+from tests.waiting import busy
 
 URL = "/v1/recommend"
 
@@ -41,9 +41,7 @@ def test_every_request_of_a_batch_has_an_expression_of_its_own(first_shop):
     engine = first_shop.engine(settings=Settings(max_batch=64))
     asked = [(text, list(range(1000 + number, 1100, 7))) for number, text in enumerate(EXPRESSIONS)]
     with TestClient(create_app(engine)) as client, ThreadPoolExecutor(len(asked) + 1) as threads:
-        with held(engine.model) as began:
-            first = threads.submit(ask, client)
-            assert began.wait(20)
+        with busy(engine.model, lambda: threads.submit(ask, client)) as first:
             answers = [threads.submit(ask, client, text, deny_item_ids=deny) for text, deny in asked]
             until = time.monotonic() + 20
             while engine.scheduler.load.waiting < len(asked):

@@ -14,7 +14,7 @@ from leafbeam.text import FreeText, Regex, Sampling, TextGenerator, TextRequest,
 from leafbeam.text.tokenizer import TextTokenizer
 from leafbeam.text.worker import TextWorker
 from tests.fixtures.texts import LETTERS, request, running
-from tests.text.gate import Gate
+from tests.text.gate import Gate, gathering
 
 UNUSED = 399  # a token of the model that the tokenizer does not have: no text holds it
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -47,7 +47,7 @@ def test_logits_that_are_not_finite_fail_their_request_alone(
     generator: TextGenerator, monkeypatch: pytest.MonkeyPatch, broken: Callable[[float], None], kind: str, value: float
 ) -> None:
     """T2: one of four texts of a batch has NaN or +inf, whether searched for, drawn or with beams."""
-    options, gate, batches, start = OPTIONS[kind], Gate(monkeypatch), list[int](), generator.start
+    options, batches, start = OPTIONS[kind], list[int](), generator.start
 
     def counted(requests: Sequence[TextRequest]) -> Any:
         batches.append(len(requests))
@@ -55,16 +55,13 @@ def test_logits_that_are_not_finite_fail_their_request_alone(
 
     monkeypatch.setattr(generator, "start", counted)
     broken(value)
-    with running(generator, max_batches=1) as worker:
-        blocks = worker.submit([request(generator, max_tokens=1)])
-        assert gate.waiting.wait(20)
+    with gathering(generator, monkeypatch) as (worker, let_go):
         good = [worker.submit([request(generator, prompt=prompt, **options)]) for prompt in ("A ", "tea")]
         prompt = (*generator.tokens_of("A "), UNUSED)
         plan = {"max_tokens": 60, **options}
         bad = worker.submit([TextRequest(prompt=prompt, automaton=generator.compile(LETTERS), **plan)])
         good.append(worker.submit([request(generator, prompt="lamp", **options)]))
-        gate.open.set()
-        assert blocks.texts.result(30)
+        let_go()
         with pytest.raises(LogitsError, match=r"request 0|NaN or \+inf"):
             bad.texts.result(30)
         for job in good:
@@ -78,20 +75,17 @@ def test_an_exception_in_a_client_s_callback_fails_its_request_alone(
     generator: TextGenerator, monkeypatch: pytest.MonkeyPatch, error: BaseException, at: int
 ) -> None:
     """T2: the thread goes on, the others of the batch and later requests are answered."""
-    gate, calls = Gate(monkeypatch), [0]
+    calls = [0]
 
     def on_pieces(_: int, pieces: tuple[str, ...]) -> None:
         calls[0] += 1
         if calls[0] == at:
             raise error
 
-    with running(generator, max_batches=1) as worker:
-        blocks = worker.submit([request(generator, max_tokens=1)])
-        assert gate.waiting.wait(20)
+    with gathering(generator, monkeypatch) as (worker, let_go):
         bad = worker.submit([request(generator)], on_pieces=on_pieces)
         good = worker.submit([request(generator, prompt="tea")])
-        gate.open.set()
-        assert blocks.texts.result(30)
+        let_go()
         assert len(good.texts.result(30)[0][0].text) == 30
         with pytest.raises(type(error) if isinstance(error, Exception) else RuntimeError, match=r"client|KeyboardInterrupt"):
             bad.texts.result(30)
@@ -116,14 +110,10 @@ def test_a_tokenizer_that_fails_within_a_text_fails_its_request_alone(
         return ids(tokenizer, text, add_special=add_special)
 
     monkeypatch.setattr(TextTokenizer, "_ids", fails)
-    gate = Gate(monkeypatch)
-    with running(generator, max_batches=1) as worker:
-        blocks = worker.submit([request(generator, max_tokens=1)])
-        assert gate.waiting.wait(20)
+    with gathering(generator, monkeypatch) as (worker, let_go):
         bad = worker.submit([request(generator, Regex(pattern="[ab]zebra[a-z]{3}"), retokenize=True)])
         good = worker.submit([request(generator, Regex(pattern="[ab]lamp[a-z]{3}"), retokenize=True)])
-        gate.open.set()
-        assert blocks.texts.result(30)
+        let_go()
         assert good.texts.result(30)[0][0].finished
         with pytest.raises(RuntimeError, match="PanicException: index"):
             bad.texts.result(30)

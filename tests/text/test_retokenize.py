@@ -13,18 +13,10 @@ from leafbeam.automata import Automaton
 from leafbeam.errors import ArgumentError
 from leafbeam.model import ModelConfig, TextSession, TextTokens, Transformer
 from leafbeam.text import Choices, FreeText, JsonSchema, Regex, Sampling, Template, TextConstraint, TextGenerator, TextTokenizer
+from tests.fixtures.texts import PROMPTS, SCHEMA
 
 from .schemas import FAMILIES
 
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "name": {"enum": ["red lamp", "tea cup"]},
-        "price": {"type": "integer", "minimum": 1, "maximum": 99},
-        "in_stock": {"type": "boolean"},
-    },
-    "required": ["name", "price", "in_stock"],
-}
 CONSTRAINTS: dict[str, TextConstraint] = {
     "schema": JsonSchema(schema=SCHEMA),
     "regex": Regex(pattern="(naïve|nature): [a-c]{2} and so on(!|\\?) ü{3}"),
@@ -33,7 +25,6 @@ CONSTRAINTS: dict[str, TextConstraint] = {
     "joined": Template(parts=["It is a ", Choices(texts=["lamp", "cup"]), " and a ", Choices(texts=["lamp", "cup"]), "!"]),
     "one text": Choices(texts=["naïve and über"]),
 }
-PROMPTS = ["A red lamp: ", "tea", "naïve über lamp and "]
 
 
 def reference(generator: TextGenerator, prompt: str, automaton: Automaton, max_tokens: int) -> tuple[list[int], float, bool]:

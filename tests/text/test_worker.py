@@ -10,7 +10,7 @@ from leafbeam.text.stepwise_run import StepwiseRun
 from leafbeam.text.worker import TextWorker
 from tests.fixtures.texts import CONSTRAINTS, LETTERS, PROMPTS, request, running
 from tests.openmp_threads import has_ended, needs_openmp, openmp_threads
-from tests.text.gate import Gate
+from tests.text.gate import Gate, gathering
 
 
 def test_jobs_in_batches_give_the_texts_of_each_alone(generator: TextGenerator, monkeypatch: pytest.MonkeyPatch):
@@ -136,7 +136,7 @@ def test_a_fault_fails_its_batch_and_the_next_one_runs(generator: TextGenerator,
 
 
 def test_one_job_s_fault_fails_no_other_job_of_its_batch(generator: TextGenerator, monkeypatch: pytest.MonkeyPatch):
-    gate, heard, bad = Gate(monkeypatch), [""], tuple(generator.tokens_of("tea"))
+    heard, bad = [""], tuple(generator.tokens_of("tea"))
     advance = StepwiseRun.advance
 
     def fails_later(run: StepwiseRun) -> bool:
@@ -148,15 +148,12 @@ def test_one_job_s_fault_fails_no_other_job_of_its_batch(generator: TextGenerato
         heard[0] += pieces[0]
 
     monkeypatch.setattr(StepwiseRun, "advance", fails_later)
-    with running(generator, max_batches=1) as worker:
-        blocks = worker.submit([request(generator, max_tokens=1)])
-        assert gate.waiting.wait(20)
+    with gathering(generator, monkeypatch) as (worker, let_go):
         drawn = request(generator, prompt="A red ", sampling=Sampling(), seed=5)
         stream = worker.submit([drawn], on_pieces=on_pieces)
         guilty = worker.submit([request(generator, prompt="tea", sampling=Sampling(), seed=6)])
         other = worker.submit([request(generator, prompt="The ", sampling=Sampling(temperature=5e-324), seed=7)])
-        gate.open.set()
-        assert blocks.texts.result(30)
+        let_go()
         with pytest.raises(LogitsError):
             guilty.texts.result(30)
         ((text,),), ((cold,),) = stream.texts.result(30), other.texts.result(30)

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import strategies as st
 
 from leafbeam.errors import ArgumentError, DataError
 from leafbeam.train import Columns, load_log, log_from_tables
@@ -332,9 +331,6 @@ def test_selected_histories_are_those_of_the_users():
     assert [chosen[user].tolist() for user in range(3)] == [histories[user].tolist() for user in (2, 0, 2)]
     with pytest.raises(IndexError):
         histories[3]
-
-
-cell = st.one_of(st.none(), st.integers(-3, 3), st.sampled_from(["", "a", "01", "1", "2014-01-01", "nan"]), st.floats())
 
 
 def test_future_times_are_counted_and_a_log_of_only_future_times_is_refused():

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.studies.calibration import Isotonic, Temperature, calibration_error
+from benchmarks.studies.calibration import Temperature, calibration_error
 
 pytestmark = pytest.mark.slow
 
@@ -31,18 +31,6 @@ def test_the_temperature_recovers_the_overconfidence(sureness: float):
     assert after < 0.012
     assert before > 2 * after or sureness == 1.0
     assert (fitted.probabilities(new_scores).argsort(axis=1) == new_scores.argsort(axis=1)).all()
-
-
-def test_isotonic_regression_gives_the_frequencies_of_new_answers():
-    scores, right = too_sure()
-    new_scores, new_right = too_sure(seed=1)
-    fitted = Isotonic.fit(scores.ravel(), hits_of(scores, right))
-    said, hits = fitted.probabilities(new_scores.ravel()), hits_of(new_scores, new_right)
-    assert calibration_error(said, hits) < 0.01
-    assert calibration_error(np.exp(new_scores).ravel().clip(max=1), hits) > 0.2
-    order = np.argsort(new_scores.ravel())
-    assert (np.diff(said[order]) >= 0).all()
-    assert fitted.probabilities(np.array([-np.inf, -1e9, 1e9])).tolist() == [0.0, fitted.frequencies[0], fitted.frequencies[-1]]
 
 
 def test_the_error_is_zero_for_calibrated_forecasts_and_the_gap_for_others():

@@ -1,19 +1,17 @@
 """The study of new items: its split leaks nothing, its methods rank every user, and exact scores are exact."""
 
 import dataclasses
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from benchmarks.studies.cold_split import cold_split
-from benchmarks.studies.cold_start_study import METHODS, ColdResult, ColdStudy, Fusion, fuse, study_cold_start
+from benchmarks.studies.cold_start_study import METHODS, ColdResult, ColdStudy, study_cold_start
 from benchmarks.studies.exact_scoring import ExactScoring, SearchChoice, choose_search
 from benchmarks.studies.retriever import DenseRecipe, fit_dense
 from leafbeam.decode import BeamSearch
-from leafbeam.errors import ArgumentError, LogitsError
+from leafbeam.errors import LogitsError
 from leafbeam.index import Trie
 from leafbeam.semid import EmbeddingConfig, QuantiserConfig, fit_sids, text_vectors
 from leafbeam.train import Budget, Histories, Recipe
@@ -86,23 +84,6 @@ def test_seen_items_are_excluded_and_learnt_methods_beat_chance(result: ColdResu
     ):  # there are six kinds, and each user takes one kind only
         assert (result.ranks[name] < 2).mean() > 1.7 * 2 * chance
     assert (result.ranks["random"] < 2).mean() < 1.6 * 2 * chance
-
-
-def test_fusion_adds_standardised_scores_and_ignores_constant_ones():
-    scores = {
-        "dense_averaged": np.array([[1.0, 2.0, 3.0]] * 2, np.float32),
-        "exact_allowed": np.array([[-900.0, -800.0, -700.0]] * 2, np.float32),
-        "text": np.array([[0.1, 0.0, -0.1]] * 2, np.float32),
-        "text_faded": np.full((2, 3), 0.5, np.float32),
-    }
-    unit = np.array([-1, 0, 1]) * np.sqrt(1.5)
-    fused = fuse(scores, np.array([False, True]), Fusion(dense=1, model=2, last=0.5, last_new=2, faded=4))
-    np.testing.assert_allclose(fused, [2.5 * unit, unit], rtol=1e-5)
-    with pytest.raises(ArgumentError, match="not all 0"):
-        Fusion(dense=0, model=0, last=0, last_new=0, faded=0)
-
-
-DATA = Path(os.environ.get("LEAFBEAM_DATA", Path(__file__).parents[3].parent / "shared" / "data"))
 
 
 @pytest.mark.parametrize("part", ["test", "valid"])
