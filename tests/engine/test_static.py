@@ -53,17 +53,17 @@ def new_decode(
     return StaticDecode(StaticModel(model, attention), index, bucket, index.filters(bucket.batch))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(8))  # the last two: an encoder-decoder
 def test_it_finds_what_beam_search_finds_again_and_again(seed: int) -> None:
     rng = np.random.default_rng([seed, 5])
     vocabulary: Any = Vocabulary(codebook_sizes=SIZES)
-    if seed % 3 == 2:  # tokens anywhere in a large vocabulary
+    if seed in (2, 5):  # tokens anywhere in a large vocabulary
         tokens = rng.permutation(np.arange(3, 99))[: sum(SIZES)]
         levels = tuple(tuple(level.tolist()) for level in np.split(tokens, np.cumsum(SIZES)[:-1]))
         vocabulary = TokenTable(tokens_per_level=levels, size=100, pad=0, bos=1, eos=2)
-    model = new_model(seed, vocabulary)
+    model = new_model(seed, vocabulary) if seed < 6 else new_encoder_decoder(seed, vocabulary)
     version = new_version(rng, num_delta=40 * (seed % 2))
-    scoring: Any = ("full", "allowed")[seed // 2 % 2]
+    scoring: Any = ("full", "allowed")[seed % 2 if seed > 5 else seed // 2 % 2]
     bucket = Bucket(batch=4, length=32, num_beams=int(rng.choice([1, 7, 64])), scoring=scoring)
     decode = new_decode(model, version, bucket, delta_leaves=64 * (seed % 4 == 0))
     for batch in (4, 1, 3):
@@ -72,17 +72,6 @@ def test_it_finds_what_beam_search_finds_again_and_again(seed: int) -> None:
         same(decoded(decode, version, asked), searched(model, version, asked, bucket.num_beams, scoring))
 
 
-@pytest.mark.parametrize("scoring", ["full", "allowed"])
-def test_an_encoder_decoder_finds_what_beam_search_finds_again_and_again(scoring: Any) -> None:
-    rng = np.random.default_rng(17)
-    vocabulary = Vocabulary(codebook_sizes=SIZES)
-    model, version = new_encoder_decoder(4, vocabulary), new_version(rng, num_delta=30)
-    bucket = Bucket(batch=4, length=32, num_beams=12, scoring=scoring)
-    decode = new_decode(model, version, bucket)
-    for batch in (4, 1, 3):
-        asked = Asked.drawn(rng, version, vocabulary, batch, int(rng.integers(1, 33)))
-        poison((*decode.inputs, *decode.outputs))
-        same(decoded(decode, version, asked), searched(model, version, asked, bucket.num_beams, scoring))
 
 
 def test_a_decoder_of_experts_is_refused() -> None:
@@ -91,20 +80,6 @@ def test_a_decoder_of_experts_is_refused() -> None:
         StaticModel(model)
 
 
-@pytest.mark.parametrize("scoring", ["full", "allowed"])
-def test_replayed_with_other_inputs_it_is_a_fresh_run(scoring: Any) -> None:
-    rng = np.random.default_rng(31)
-    vocabulary = Vocabulary(codebook_sizes=SIZES)
-    model, version = new_model(1, vocabulary), new_version(rng, num_delta=20)
-    bucket = Bucket(batch=3, length=20, num_beams=9, scoring=scoring)
-    decode = new_decode(model, version, bucket)
-    for _ in range(3):
-        asked = Asked.drawn(rng, version, vocabulary, int(rng.integers(1, 4)), 20)
-        again = decoded(decode, version, asked)
-        fresh = decoded(new_decode(model, version, bucket), version, asked)
-        assert again.scores.tobytes() == fresh.scores.tobytes()
-        assert np.array_equal(again.codes, fresh.codes)
-        poison((*decode.inputs, *decode.outputs))
 
 
 def test_what_waits_in_the_trays_is_all_that_a_run_knows() -> None:
