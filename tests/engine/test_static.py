@@ -72,14 +72,10 @@ def test_it_finds_what_beam_search_finds_again_and_again(seed: int) -> None:
         same(decoded(decode, version, asked), searched(model, version, asked, bucket.num_beams, scoring))
 
 
-
-
 def test_a_decoder_of_experts_is_refused() -> None:
     model = new_encoder_decoder(4, Vocabulary(codebook_sizes=SIZES), num_experts=2)
     with pytest.raises(ArgumentError, match="a decoder of 2 experts cannot be captured"):
         StaticModel(model)
-
-
 
 
 def test_what_waits_in_the_trays_is_all_that_a_run_knows() -> None:
