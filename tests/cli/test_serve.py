@@ -1,7 +1,6 @@
 """`leafbeam serve`: its options, words and files reach the server and the engine."""
 
 import signal
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -76,12 +75,6 @@ def test_rules_of_a_file_and_of_options_join_those_of_the_run(serve_with: Any) -
 
 def test_every_setting_says_what_it_means() -> None:
     assert [setting.name for setting in settings_of(ServerConfig) if not setting.meaning] == []
-
-
-def test_ablation_switches_are_settings_and_no_options() -> None:
-    shown = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "100"}).stdout
-    assert not [name for name in ("batching", "overlap", "predict") if f"--{name}" in shown or f"--no-{name}" in shown]
-    assert {"batching", "overlap", "predict"} <= {field.name for field in fields(Settings)}
 
 
 @pytest.mark.parametrize(

@@ -34,12 +34,6 @@ def test_an_option_overrides_a_word_and_a_word_the_file(tmp_path: Path) -> None:
     assert printed(*words)["budget"] == {"epochs": 2}
 
 
-def test_what_is_printed_is_read_again(tmp_path: Path) -> None:
-    path, words = tmp_path / "train.toml", ("--set", "architecture=encoder-decoder", "--set", "num_experts=4", "--width", "64")
-    path.write_text(CliRunner().invoke(app, ["train", "--print-config", *words]).stdout)
-    assert printed("--config", str(path)) == printed(*words)
-
-
 def test_every_setting_says_what_it_means() -> None:
     assert [setting.name for setting in settings_of(Recipe) if not setting.meaning] == []
 

@@ -6,11 +6,10 @@ import gzip
 import json
 import re
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
@@ -383,38 +382,16 @@ def test_a_busy_server_is_asked_again_and_a_refusal_is_not(server: State, fault:
     assert len(failed) == 1
 
 
-def test_a_pause_that_the_server_asks_for_beyond_the_deadline_is_not_waited_for(server: State) -> None:
-    server.fault = lambda body, answer: Reply(status=503, headers={"Retry-After": "100"}, body=b"busy")
-    with vllm(server, HttpOptions(timeout_s=5)) as client:
-        (answer,) = client.logprobs([TokenQuery(prefix=[5], tokens_C=np.array([9]))])
-    assert isinstance(answer, InferenceError)
-    assert answer.reason == "refused"
-    assert len(server.bodies) == 1
-
-
-@pytest.mark.parametrize("way", ["silent", "trickle"])
-def test_a_late_answer_is_a_timeout_and_is_not_asked_again(server: State, way: str) -> None:
+def test_a_late_answer_is_a_timeout_and_is_not_asked_again(server: State) -> None:
     go = threading.Event()
-
-    def trickle() -> Generator[bytes]:
-        while not go.wait(0.02):
-            yield b" "
-
-    def fault(body: dict[str, Any], answer: Any) -> Any:
-        if way == "trickle":
-            return Reply(chunks=trickle)
-        go.wait(20)
-        return answer
-
-    server.fault = fault
+    server.fault = lambda body, answer: answer if go.wait(20) else None
     try:
         with vllm(server, HttpOptions(timeout_s=0.3)) as client:
             (answer,) = client.logprobs([TokenQuery(prefix=[5], tokens_C=np.array([9]))])
     finally:
         go.set()
     assert isinstance(answer, InferenceError)
-    assert answer.reason == "timeout"
-    assert len(server.bodies) == 1
+    assert (answer.reason, len(server.bodies)) == ("timeout", 1)
 
 
 def test_a_failed_request_takes_its_own_users_answer_alone(server: State) -> None:
@@ -439,19 +416,6 @@ def test_a_server_that_does_not_listen_is_unreachable() -> None:
         (answer,) = client.logprobs([TokenQuery(prefix=[5], tokens_C=np.array([9]))])
     assert isinstance(answer, InferenceError)
     assert answer.reason == "unreachable"
-
-
-def test_a_redirect_is_not_followed() -> None:
-    sent: list[httpx.Request] = []
-
-    def elsewhere(request: httpx.Request) -> httpx.Response:
-        sent.append(request)
-        return httpx.Response(307, headers={"Location": "http://example.org/"})
-
-    with SglangServer("http://host", transport=httpx.MockTransport(elsewhere)) as client:
-        (answer,) = client.logprobs([TokenQuery(prefix=[5], tokens_C=np.array([9]))])
-    assert isinstance(answer, InferenceError)
-    assert len(sent) == 1
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://host", "http://", "http://host:port", "file:///etc/passwd"])
