@@ -1,7 +1,4 @@
-"""The documents are true: their Python runs and prints what they show, their commands, options, links and names exist.
-
-A block of Python after `<!-- compile only: REASON -->` needs what a test machine lacks, and is compiled only.
-"""
+"""Documents: their code runs, their commands, links, names and numbers exist, and their prose is plain."""
 
 import contextlib
 import importlib
@@ -24,7 +21,7 @@ import yaml
 from markdown.extensions.toc import slugify
 
 import leafbeam
-from leafbeam import Trie, errors
+from leafbeam import Trie, decode, errors, index
 from leafbeam.catalog import Catalog
 from leafbeam.catalog.rule_config import read_rules
 from leafbeam.cli.app import app
@@ -35,6 +32,7 @@ from leafbeam.serve.catalog_schema import ItemBody, RollbackBody, RuleBody, Snap
 from leafbeam.serve.items import request_of
 from leafbeam.serve.schema import RecommendAnswer, RecommendBody
 from tests import prose
+from tests.fixtures.documents import README
 from tests.fixtures.shops import small_model
 
 ROOT = prose.ROOT
@@ -374,3 +372,21 @@ def test_the_pictures_of_the_page_are_small_and_have_a_command() -> None:
     assert pictures
     assert all(f'name="{picture.stem}"' in script for picture in pictures)
     assert sum(picture.stat().st_size for picture in pictures) <= 600_000
+
+
+def test_the_ten_line_example_prints_what_the_readme_says() -> None:
+    code, output = re.findall(r"```(?:python)?\n(.*?)```", README.split("## Ten lines")[1], re.DOTALL)[:2]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(code, "README.md", "exec"), {})
+    assert printed.getvalue() == output
+
+
+def test_the_public_surface_is_what_all_says() -> None:
+    for module in (leafbeam, decode, errors, index):
+        assert all(hasattr(module, name) for name in module.__all__), module.__name__
+    search = {"BeamSearch", "Filter", "LeafbeamError", "Sampler", "SearchResult", "Trie"}
+    assert set(leafbeam.__all__) == search | {"AsyncClient", "Client", "generate"}
+    classes = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
+    assert classes == set(errors.__all__)
+    assert all(name in (errors.__doc__ or "") for name in classes)

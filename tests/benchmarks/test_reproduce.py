@@ -333,21 +333,3 @@ def test_every_experiment_runs_shows_draws_and_keeps_its_rows(module: Any, shape
     assert all(kind in text for kind in DISTRIBUTIONS)
     chosen.draw(kept).savefig(tmp_path / "plot.png", dpi=40)
     assert (tmp_path / "plot.png").stat().st_size > 3000
-
-
-def test_a_point_that_does_not_fit_is_shown_and_drawn_around(tmp_path: Path) -> None:
-    shapes = [Shape(distribution="uniform", num_items=size, num_codes=300, num_levels=4) for size in (800, 10**8)]
-    shown = ("leafbeam", "unconstrained")
-    nothing = lambda shape, reason: experiment.no_steps(shape, reason) | {"left_out": dict.fromkeys(shown, reason)}  # noqa: E731
-    chosen = replace(figure_2.EXPERIMENT, shapes=lambda quick: shapes, nothing=nothing)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figure_2, "LABELS", dict.fromkeys(("leafbeam", "unconstrained"), ""))
-        rows = chosen.run(setting(), ["uniform"], Console(quiet=True), keep=False)
-    console = Console(record=True, width=200, file=io.StringIO())
-    chosen.show(console, rows)
-    assert "10^8: leafbeam; unconstrained, torch: the catalog does not fit: needs" in console.export_text()
-    chosen.draw(rows)
-    sizes = [one for one in memory.EXPERIMENT.shapes(False) if one.num_items == 10**8]
-    measured = {one.distribution: memory.EXPERIMENT.nothing(one, "does not fit") for one in sizes}
-    assert set(measured["uniform"]["computed"]) == {"leafbeam", "entropy"}
-    assert set(measured["zipf"]["left_out"]) == {"static", "leafbeam", "leafbeam_packed", "entropy"}

@@ -14,7 +14,6 @@ from benchmarks.serving import load
 from benchmarks.xgr import figure_17, figure_18, figure_19, figures_3_to_5, figures_13_14, figures_15_16
 from benchmarks.xgr import serving_figure as figure_module
 from benchmarks.xgr.serving_figure import RunOptions
-from leafbeam.errors import DataError
 
 pytestmark = pytest.mark.slow
 
@@ -86,29 +85,6 @@ def test_variants_are_ordered_where_their_medians_differ_and_settled_when_that_r
     assert not figure_18.is_settled([order, order])
     assert not figure_18.is_settled([order, order, other])
     assert figure_18.is_settled([other, order, order])
-
-
-def test_a_peer_whose_server_does_not_come_up_is_a_row_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch):
-    @contextmanager
-    def serving(path: Path, settings: object, rules: object, system: str) -> Generator[object]:
-        if system != "leafbeam":
-            raise DataError("the server did not come up: MemoryError")
-        yield SimpleNamespace(send=lambda planned: [])
-
-    run = SimpleNamespace(trie=SimpleNamespace(num_levels=4), path=Path("runs/shop"), planned=lambda *_, **__: [])
-    monkeypatch.setattr(figures_13_14, "serving_with", serving)
-    measured = {"p99_ms": 5.0, "unanswered": 0, "goodput_per_s": 3.5}
-    monkeypatch.setattr(figures_13_14, "_rates", lambda *_: iter([(4.0, measured)]))
-    found = list(figures_13_14._points(run, run.path, "Qwen3", figures_13_14._QUICK))
-    assert [(at.get("system", at["what"]), at.get("rate"), measured.get("status")) for at, measured in found] == [
-        ("leafbeam", 4.0, None),
-        ("paged_attention", 0.0, "out of memory"),
-        ("highest rate", None, None),
-    ]
-    assert found[-1][1] == {
-        "rate": {"leafbeam": 4.0, "paged_attention": 0.0},
-        "goodput": {"leafbeam": 3.5, "paged_attention": 0.0},
-    }
 
 
 def test_systems_that_find_other_items_are_no_comparison(monkeypatch: pytest.MonkeyPatch):
