@@ -18,6 +18,10 @@ from leafbeam.semid import ItemEncoder
 TITLES = ["red shoe", "red boot", "blue shoe", "green tea", "old green tea", "black tea"]
 
 
+class Crash(BaseException):
+    """The end of the process, in the middle of a change."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Shop:
     folder: Path

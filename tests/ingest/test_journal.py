@@ -232,21 +232,6 @@ def test_a_first_change_on_a_full_disk_is_made_once_there_is_room(shop: Shop, na
         assert codes_of(writer)["first"] == [1, 2] == codes_read(shop)["first"]
 
 
-def test_a_commit_that_was_interrupted_is_there_after_a_restart(shop: Shop) -> None:
-    class Interrupt(BaseException):
-        pass
-
-    with shop.writer() as writer:
-        writer.put(rows({"item_id": "first", "codes": [1, 1]}))
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupt):  # noqa: PT012
-            patch.setattr("leafbeam.live.commit_store.CommitStore._publish", raising(Interrupt()))
-            writer.catalog.insert([[2, 1]], ["direct"])
-        with pytest.raises(LogError, match="change 2 is on disk but not in memory"):
-            writer.catalog.insert([[2, 2]], ["other"])
-    with shop.writer() as writer:
-        assert codes_of(writer)["direct"] == [2, 1] == codes_read(shop)["direct"]
-
-
 def test_a_change_that_is_given_up_after_the_index_took_it_leaves_no_gap(shop: Shop) -> None:
     with shop.writer() as writer:
         writer.put(rows({"item_id": "first", "codes": [1, 1]}))

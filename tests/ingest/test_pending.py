@@ -8,7 +8,7 @@ import pytest
 
 from leafbeam.errors import BatchError, DataError, ItemIdError, LogError
 from leafbeam.retrieve import ItemMemory
-from tests.ingest.shop import KEY, Shop, counts, raising, rows, state
+from tests.ingest.shop import KEY, Crash, Shop, counts, raising, rows, state
 
 
 @pytest.mark.parametrize("known_by", ["table", "memory"])
@@ -103,9 +103,6 @@ def test_a_damaged_snapshot_is_refused_and_changes_go_on_also_after_a_restart(sh
 
 @pytest.mark.parametrize("stage", ["table", "index"])
 def test_a_rollback_that_is_decided_is_made_after_a_crash_at_any_later_moment(shop: Shop, stage: str):
-    class Crash(BaseException):
-        pass
-
     crash = {
         "table": "leafbeam.live.commit_store.CommitStore.commit",
         "index": "leafbeam.catalog.active_rules.ActiveRules.advance",

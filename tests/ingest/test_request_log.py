@@ -8,6 +8,7 @@ import pytest
 from leafbeam.errors import ConflictError, LogError
 from leafbeam.ingest.request_log import RequestLog
 from leafbeam.live import RequestKey, disk
+from tests.ingest.shop import Crash, raising
 
 
 def add(log: RequestLog, number: int, *, applied: bool = True) -> None:
@@ -64,9 +65,6 @@ def test_a_long_log_begins_anew_with_the_newest_answers(tmp_path: Path, monkeypa
 
 
 def test_a_crash_while_a_log_begins_anew_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    class Crash(BaseException):
-        pass
-
     monkeypatch.setattr("leafbeam.ingest.request_log._MAX_BYTES", 1)
     for step, name in enumerate(("create", "rename", "sync_path", "remove")):
         folder = tmp_path / name
@@ -74,11 +72,8 @@ def test_a_crash_while_a_log_begins_anew_loses_nothing(tmp_path: Path, monkeypat
         with RequestLog.open(folder) as log:
             add(log, 0)
 
-            def crash(*_: Any) -> None:
-                raise Crash
-
             with monkeypatch.context() as patch, pytest.raises(Crash):  # noqa: PT012
-                patch.setattr(disk, name, crash)
+                patch.setattr(disk, name, raising(Crash()))
                 add(log, 1)
         with RequestLog.open(folder) as log:
             assert answers(log, 2) == [{"answer": 0}, {"answer": 1}], step

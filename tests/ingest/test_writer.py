@@ -29,7 +29,7 @@ from leafbeam.live.commit_store import CommitStore
 from leafbeam.live.transaction import WriteSet
 from leafbeam.retrieve import ItemMemory
 from leafbeam.tables.as_json import rows_of
-from tests.ingest.shop import KEY, TITLES, Shop, counts, raising, rows, state
+from tests.ingest.shop import KEY, TITLES, Crash, Shop, counts, raising, rows, state
 
 
 def test_a_batch_with_wrong_lines_changes_nothing_and_names_every_one(shop: Shop):
@@ -114,18 +114,12 @@ def test_a_live_item_keeps_its_codes_and_an_item_is_as_good_as_new_after_its_ret
 
 @pytest.mark.parametrize("stage", ["commit", "index", "memory"])
 def test_a_change_that_is_decided_is_made_after_a_crash_at_any_later_moment(shop: Shop, stage: str, monkeypatch):
-    class Crash(BaseException):
-        pass
-
-    def crash(*_: Any, **__: Any) -> None:
-        raise Crash
-
     with pytest.raises(Crash), shop.writer() as writer:  # noqa: PT012
         writer.put(rows({"item_id": "first", "codes": [1, 1], "price": 1}))
         target = {
-            "commit": ("leafbeam.live.commit_store.CommitStore.commit", crash),
-            "index": ("leafbeam.catalog.active_rules.ActiveRules.advance", crash),
-            "memory": ("leafbeam.retrieve.ItemMemory.insert", crash),
+            "commit": ("leafbeam.live.commit_store.CommitStore.commit", raising(Crash())),
+            "index": ("leafbeam.catalog.active_rules.ActiveRules.advance", raising(Crash())),
+            "memory": ("leafbeam.retrieve.ItemMemory.insert", raising(Crash())),
         }[stage]
         with monkeypatch.context() as patch:
             patch.setattr(*target)
@@ -174,11 +168,8 @@ def test_a_change_that_is_not_decided_is_not_made(shop: Shop, monkeypatch):
         writer.put(rows({"item_id": "first", "codes": [1, 1]}))
         before = state(writer)
 
-        def full(*_: Any) -> None:
-            raise OSError(28, "No space left on device")
-
         with monkeypatch.context() as patch:
-            patch.setattr(disk, "write", full)
+            patch.setattr(disk, "write", raising(OSError(28, "No space left on device")))
             with pytest.raises(LogError, match=r"No space left on device.*nothing was changed"):
                 writer.put(rows({"item_id": "new", "codes": [1, 2], "price": 3}, {"item_id": "i0", "price": 99}))
         assert state(writer) == before
@@ -231,9 +222,6 @@ def test_a_snapshot_is_gone_back_to_as_one_change(shop: Shop):
 
 
 def test_a_snapshot_that_is_half_removed_or_half_made_at_a_crash_is_none(shop: Shop, monkeypatch):
-    class Crash(BaseException):
-        pass
-
     def remove_one(path: Path, **_: Any) -> None:
         if path.exists():
             (path / "snapshot.json").unlink()

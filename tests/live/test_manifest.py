@@ -1,6 +1,5 @@
 """One writer, whole files, and errors that name what is wrong with a directory."""
 
-import errno
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import numpy as np
 import pytest
 
 from leafbeam.errors import ArgumentError, LockedError, LogError
-from leafbeam.live import LiveIndex, disk
+from leafbeam.live import LiveIndex
 from tests.live.dictionary import START, agree, content, started
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "segments-v1"
@@ -31,23 +30,6 @@ def test_format_version_1_opens_forever(tmp_path: Path) -> None:
         assert list(content(index.version()).items()) == list(expected.items())
         assert (index.version().number, index.status.num_replayed) == (4, 3)
     assert len(list(FIXTURE.iterdir())) == 3  # reading left nothing there
-
-
-def test_a_full_disk_refuses_the_change_and_the_next_one_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    index = started(tmp_path / "shop")
-
-    def fail(descriptor: int, data: bytes) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(disk, "write", fail)
-        with pytest.raises(LogError, match=r"No space left on device.*nothing was changed"):
-            index.insert([[1, 1, 1]], ["e"])
-    agree(index, START)
-    index.insert([[1, 1, 2]], ["e"])
-    index.close()
-    with LiveIndex.open(tmp_path / "shop") as index:
-        agree(index, {**START, "e": (1, 1, 2)})
 
 
 def test_an_interrupt_between_log_and_memory_closes_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
