@@ -20,7 +20,7 @@ from torch import Tensor
 
 from benchmarks.gpu.timing import Measured, attempt, poisoned, times
 from leafbeam.automata import Automaton, TokenTrie
-from leafbeam.ops.constrain import Scoring
+from leafbeam.ops.constrain import Beams, Scoring
 from leafbeam.ops.constrain.cpu import automaton as automata
 from leafbeam.ops.constrain.cpu.automaton import AutomatonBatch
 from leafbeam.ops.constrain.triton import automaton as triton_automata
@@ -73,14 +73,13 @@ def _rounds(languages: AutomatonBatch, sizes: Sizes, scoring: Scoring) -> list[t
     """(inputs, outputs of the CPU) of each round of a search with random logits."""
     rng = np.random.default_rng()
     lo, hi = automata.roots(languages)
-    scores = np.zeros((sizes.requests, 1), np.float32)
+    beams = Beams.start(lo, hi, np.zeros((sizes.requests, 1), np.float32))
     met: list[tuple[Any, Any]] = []
     for level in range(sizes.rounds):
-        logits = rng.standard_normal((sizes.requests, lo.shape[2], sizes.codes), np.float32) * 3
-        given = (lo, hi, scores, logits)
-        found = automata.step(languages, level, *given, None, num_beams=sizes.beams, scoring=scoring)
-        met.append((given, found))
-        lo, hi, scores = found.lo, found.hi, found.scores
+        logits = rng.standard_normal((sizes.requests, beams.lo.shape[2], sizes.codes), np.float32) * 3
+        given = (beams.lo, beams.hi, beams.scores, logits)
+        beams = automata.step(languages, level, beams, logits, None, num_beams=sizes.beams, scoring=scoring)
+        met.append((given, beams))
     return met
 
 
@@ -91,7 +90,9 @@ def parity(device: torch.device, languages: AutomatonBatch, sizes: Sizes, scorin
     for level, (given, expected) in enumerate(_rounds(languages, sizes, scoring)):
         lo, hi, scores, logits = (torch.from_numpy(one).to(device) for one in given)
         with poisoned():
-            found = triton_automata.step(arrays, level, lo, hi, scores, logits, None, num_beams=sizes.beams, scoring=scoring)
+            found = triton_automata.step(
+                arrays, level, Beams.start(lo, hi, scores), logits, None, num_beams=sizes.beams, scoring=scoring
+            )
         ours = {name: getattr(found, name).cpu().numpy() for name in ("scores", "parent", "code", "lo", "hi", "num_valid")}
         assert np.array_equal(ours["num_valid"], expected.num_valid), f"round {level}: num_valid"
         np.testing.assert_allclose(ours["scores"], expected.scores, rtol=1e-5, atol=1e-4, err_msg=f"round {level}")
@@ -111,7 +112,8 @@ def measure(device: torch.device, languages: AutomatonBatch, sizes: Sizes, bandw
     for given, _ in _rounds(languages, sizes, "full"):
         tensors = [torch.from_numpy(one).to(device) for one in given]
         for scoring in ("full", "allowed"):
-            run = partial(triton_automata.launch, arrays, 0, *tensors, None, num_beams=sizes.beams, scoring=scoring)
+            beams = Beams.start(*tensors[:3])
+            run = partial(triton_automata.launch, arrays, 0, beams, tensors[3], None, num_beams=sizes.beams, scoring=scoring)
             measured[f"{scoring}_us"].append(times([run] * 2, device)["p50"])
         run = partial(_unconstrained, tensors[2], tensors[3], sizes.beams)
         measured["unconstrained_us"].append(times([run] * 2, device)["p50"])

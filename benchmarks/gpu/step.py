@@ -24,15 +24,15 @@ from benchmarks.gpu.timing import Measured, attempt, poisoned, times
 from benchmarks.peers import peer, static
 from benchmarks.workloads import DISTRIBUTIONS, random_codes, random_logits
 from leafbeam.decode.results import root_ranges
-from leafbeam.index import Segment, Trie, Version
-from leafbeam.ops.constrain import RequestFilter, Scoring, request_filters
+from leafbeam.index import Filter, Segment, Trie, Version
+from leafbeam.ops.constrain import Beams, Scoring, request_filters
 from leafbeam.ops.constrain.cpu import step as cpu
 from leafbeam.ops.constrain.static.matrix import TransitionMatrix
 from leafbeam.ops.constrain.triton import step as triton
 
 __all__ = ["Sizes", "parity", "random_trie", "runs", "search_times"]
 
-Requests = list[tuple[RequestFilter, ...]]
+Requests = list[Filter]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,10 +117,13 @@ def parity(device: torch.device, distribution: str, segments: int, scoring: Scor
     worst, flipped, compared = 0.0, 0, 0
     for level in range(sizes.levels):
         logits = random_logits(rng, 3, lo.shape[2], sizes.codes)
-        expected = cpu.step(on_cpu, level, lo, hi, scores, logits, cpu_filters, num_beams=sizes.beams, scoring=scoring)
-        given = [torch.from_numpy(one).to(device) for one in (lo, hi, scores, logits)]
+        expected = cpu.step(
+            on_cpu, level, Beams.start(lo, hi, scores), logits, cpu_filters, num_beams=sizes.beams, scoring=scoring
+        )
+        *ranges, drawn = [torch.from_numpy(one).to(device) for one in (lo, hi, scores, logits)]
+        beams = Beams.start(*ranges)
         with poisoned():
-            found = triton.step(on_gpu, level, *given, gpu_filters, num_beams=sizes.beams, scoring=scoring)
+            found = triton.step(on_gpu, level, beams, drawn, gpu_filters, num_beams=sizes.beams, scoring=scoring)
         ours = {name: getattr(found, name).cpu().numpy() for name in ("scores", "parent", "code", "lo", "hi", "num_valid")}
         assert np.array_equal(ours["num_valid"], expected.num_valid), f"level {level}: num_valid"
         np.testing.assert_allclose(ours["scores"], expected.scores, rtol=1e-5, atol=1e-4, err_msg=f"level {level}")
@@ -166,7 +169,7 @@ def search_times(device: torch.device, trie: Trie, sizes: Sizes, bandwidth: floa
             "leafbeam": [partial(step, *one, bound, scoring="full") for one in given],
             "leafbeam_allowed": [partial(step, *one, bound, scoring="allowed") for one in given],
             "leafbeam_filtered": [partial(step, *one, half, scoring="full") for one in given],
-            "unconstrained": [partial(_unconstrained, one[2], one[3], sizes.beams) for one in given],
+            "unconstrained": [partial(_unconstrained, one[0].scores, one[1], sizes.beams) for one in given],
         }
         for name, several in ways.items():
             by_level[name].append(times(several, device))
@@ -180,7 +183,7 @@ def search_times(device: torch.device, trie: Trie, sizes: Sizes, bandwidth: floa
     measured["share_of_copy_bandwidth"] = round(read / (later * 1e-6) / bandwidth, 4)
     measured["unconstrained_over_leafbeam"] = round(measured["unconstrained_us"] / measured["leafbeam_us"], 3)
     if sizes.items <= 1_000_000 and sizes.levels >= 3:
-        measured |= _static_times(device, trie, sizes, [[one[3] for one in state] for state in states])
+        measured |= _static_times(device, trie, sizes, [[one[1] for one in state] for state in states])
         measured["static_over_leafbeam"] = round(measured["static_us"] / measured["leafbeam_us"], 3)
     return measured
 
@@ -191,17 +194,16 @@ def _tenth(trie: Trie) -> NDArray[np.bool_]:
 
 def _states(
     device: torch.device, trie: Trie, arrays: Any, bound: Any, requests: Requests, sizes: Sizes
-) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """The inputs of each round of one search: ranges, scores and logits."""
+) -> list[tuple[Beams[Tensor], Tensor]]:
+    """The inputs of each round of one search: beams and logits."""
     generator = torch.Generator(device).manual_seed(int(np.random.default_rng().integers(2**40)))
     lo, hi = (torch.from_numpy(one).to(device) for one in root_ranges(Version.of(trie), requests))
-    scores = torch.zeros(sizes.requests, 1, device=device)
-    rounds: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+    beams = Beams.start(lo, hi, torch.zeros(sizes.requests, 1, device=device))
+    rounds: list[tuple[Beams[Tensor], Tensor]] = []
     for level in range(sizes.levels):
-        logits = torch.randn(sizes.requests, lo.shape[2], sizes.codes, device=device, generator=generator)
-        rounds.append((lo, hi, scores, logits))
-        found = triton.step(arrays, level, *rounds[-1], bound, num_beams=sizes.beams, scoring="full")
-        lo, hi, scores = found.lo, found.hi, found.scores
+        logits = torch.randn(sizes.requests, beams.lo.shape[2], sizes.codes, device=device, generator=generator)
+        rounds.append((beams, logits))
+        beams = triton.step(arrays, level, *rounds[-1], bound, num_beams=sizes.beams, scoring="full")
     return rounds
 
 

@@ -18,8 +18,8 @@ from benchmarks.micro.step import B, K, L, V
 from benchmarks.rows import interleaved, spread
 from benchmarks.workloads import random_codes, random_logits
 from leafbeam.catalog import Catalog
-from leafbeam.index import Filter, Trie, VersionFilter
-from leafbeam.ops.constrain import request_filters
+from leafbeam.index import Filter, Trie
+from leafbeam.ops.constrain import Beams, request_filters
 from leafbeam.ops.constrain.cpu import step as cpu
 
 __all__ = ["RULES", "SELECTIVITIES", "measure", "measure_rules"]
@@ -92,7 +92,7 @@ def measure_rules(distribution: str, num_items: int, repeats: int, seed: int = 0
     with Catalog.in_memory(items, trie, RULES, background=False) as catalog:
         found = catalog.rules.filters
         for name, mask in expected.items():
-            assert found[name].parts[0] == trie.filter(item_ids=item_ids[mask]), name
+            assert found[name] == trie.filter(item_ids=item_ids[mask]), name
         ids = item_ids[:1000]
         runs: dict[str, Any] = {f"rule of a {name}": partial(catalog.refresh, name) for name in RULES}
         runs |= {
@@ -111,11 +111,11 @@ def measure_rules(distribution: str, num_items: int, repeats: int, seed: int = 0
     return {"kind": "rules", "distribution": distribution, "num_items": num_items, "V": V, "L": L}, measured
 
 
-def _used(chosen: VersionFilter | None) -> None:
+def _used(chosen: Filter | None) -> None:
     """Build the parts of a filter that are built at first use."""
     assert chosen is not None
     for part in chosen.parts:
-        assert part.leaves.count > 0
+        assert part.num_reachable() > 0
 
 
 def _search(trie: Trie, chosen: Filter | list[Filter] | None, logits: list[Any]) -> Any:
@@ -125,12 +125,12 @@ def _search(trie: Trie, chosen: Filter | list[Filter] | None, logits: list[Any])
 
     def run() -> tuple[Any, Any]:
         lo = np.zeros((1, batch_size, 1), np.int64)
-        hi, scores = np.full((1, batch_size, 1), trie.num_leaves), np.zeros((batch_size, 1), np.float32)
+        hi = np.full((1, batch_size, 1), trie.num_leaves)
+        beams = Beams.start(lo, hi, np.zeros((batch_size, 1), np.float32))
         taken: list[Any] = []
         for level in range(L):
-            beams = cpu.step(arrays, level, lo, hi, scores, logits[level], filters, num_beams=K, scoring="full")
-            lo, hi, scores = beams.lo, beams.hi, beams.scores
+            beams = cpu.step(arrays, level, beams, logits[level], filters, num_beams=K, scoring="full")
             taken.append(np.stack([beams.parent, beams.code]))
-        return np.stack(taken), scores
+        return np.stack(taken), beams.scores
 
     return run

@@ -24,7 +24,7 @@ from leafbeam.decode import BeamSearch, SearchResult
 from leafbeam.decode.results import root_ranges
 from leafbeam.index import Trie, Version
 from leafbeam.model import DecodeSession, ModelConfig, Transformer, Vocabulary
-from leafbeam.ops.constrain import Scoring, request_filters
+from leafbeam.ops.constrain import Beams, Scoring, request_filters
 from leafbeam.ops.constrain.cpu import step as cpu
 
 __all__ = ["measure", "runs"]
@@ -119,13 +119,13 @@ def leaves_left(trie: Trie, batch_size: int, seed: int = 0) -> dict[str, Any]:
     arrays = cpu.bind(trie)
     bound = cpu.bind_filters(arrays, requests)
     lo, hi = root_ranges(Version.of(trie), requests)
-    scores = np.zeros((batch_size, 1), np.float32)
+    beams = Beams.start(lo, hi, np.zeros((batch_size, 1), np.float32))
     first = {most: np.zeros(batch_size, np.int64) for most in _MOST_LEAVES}
     read = {most: np.zeros(batch_size, np.int64) for most in _MOST_LEAVES}
     for level in range(L):
-        logits = random_logits(rng, batch_size, lo.shape[2], V)
-        beams = cpu.step(arrays, level, lo, hi, scores, logits, bound, num_beams=K, scoring="full")
-        lo, hi, scores = beams.lo, beams.hi, beams.scores
+        logits = random_logits(rng, batch_size, beams.lo.shape[2], V)
+        beams = cpu.step(arrays, level, beams, logits, bound, num_beams=K, scoring="full")
+        lo, hi = beams.lo, beams.hi
         widest_B = (hi - lo)[0].max(axis=1)
         for most in _MOST_LEAVES:
             for request in np.flatnonzero((first[most] == 0) & (widest_B <= most)):

@@ -23,7 +23,7 @@ from benchmarks.rows import spread
 from benchmarks.workloads import DISTRIBUTIONS, random_codes, random_logits
 from leafbeam.decode.jax_search import JaxBeamSearch
 from leafbeam.index import Segment, Trie, Version
-from leafbeam.ops.constrain import request_filters
+from leafbeam.ops.constrain import Beams, request_filters
 from leafbeam.ops.constrain.cpu import step as cpu
 from leafbeam.ops.constrain.fixed_shape import jax as ops
 from leafbeam.ops.constrain.fixed_shape import step as fixed_step
@@ -142,7 +142,7 @@ class _Bound:
         self.requests = request_filters(version, B, allowed, deny)
         self.filters = self.cache.bind(self.requests)
         hi = [one.trie.num_leaves for one in version.segments]
-        self.root = (
+        self.root = Beams.start(
             jax_rounds.on_device(np.zeros((len(hi), B, 1), np.int32)),
             jax_rounds.on_device(np.broadcast_to(np.array(hi, np.int32)[:, None, None], (len(hi), B, 1))),
             jax_rounds.on_device(np.zeros((B, 1), np.float32)),
@@ -155,20 +155,18 @@ class _Bound:
         self._take(version, None, None)
 
     def round(self, level: int, state: Any, fresh: Any) -> Any:
-        lo, hi, scores = self.root if state is None else (state.lo, state.hi, state.scores)
-        return jax.block_until_ready(
-            ops.step(self.arrays, level, lo, hi, scores, fresh, self.filters, num_beams=K, scoring="full")
-        )
+        beams = self.root if state is None else state
+        return jax.block_until_ready(ops.step(self.arrays, level, beams, fresh, self.filters, num_beams=K, scoring="full"))
 
     def truth(self, logits: list[NDArray[np.float32]]) -> NDArray[np.float32]:
         """The scores that the CPU backend gives."""
         arrays = cpu.bind(self.version)
         filters = cpu.bind_filters(arrays, self.requests)
-        lo, hi, scores = np.asarray(self.root[0], np.int64), np.asarray(self.root[1], np.int64), np.asarray(self.root[2])
+        lo, hi = (np.asarray(array, np.int64) for array in (self.root.lo, self.root.hi))
+        beams = Beams.start(lo, hi, np.asarray(self.root.scores))
         for level, values in enumerate(logits):
-            beams = cpu.step(arrays, level, lo, hi, scores, values, filters, num_beams=K, scoring="full")
-            lo, hi, scores = beams.lo, beams.hi, beams.scores
-        return scores
+            beams = cpu.step(arrays, level, beams, values, filters, num_beams=K, scoring="full")
+        return beams.scores
 
 
 def _num_compiled() -> int:

@@ -57,7 +57,10 @@ def measure(distribution: str, num_items: int, seed: int = 0) -> tuple[dict[str,
         found = _codes(trie, rule, logits)
         for ours, alone in zip(found, _codes(Trie.build(codes[mask], [V] * L), None, logits), strict=True):
             np.testing.assert_array_equal(ours, alone)
-        counts = {name: [min(K, int(rule.leaves.has(kept).sum())) for kept in leaves] for name, leaves in after.items()}
+        counts = {
+            name: [min(K, int(np.isin(kept, rule.parts[0].leaf_positions()).sum())) for kept in leaves]
+            for name, leaves in after.items()
+        }
         counts["leafbeam"] = [len(ours) for ours in found]
         own = static.StaticPeer.of(matrix_of_codes(codes[mask], [V] * L))
         counts["static_of_the_rule"] = [len(kept) for kept in _static_leaves(trie, own, logits, K)]

@@ -25,7 +25,7 @@ from benchmarks.peers.static_matrix import matrix_of_codes
 from benchmarks.rows import spread
 from benchmarks.workloads import random_codes, random_logits
 from leafbeam.index import Trie
-from leafbeam.ops.constrain import Scoring, request_filters
+from leafbeam.ops.constrain import Beams, Scoring, request_filters
 from leafbeam.ops.constrain.cpu import step as cpu
 
 __all__ = ["measure"]
@@ -54,12 +54,12 @@ def _measure(distribution: str, num_items: int, repeats: int, seed: int) -> tupl
     lean = static.StaticPeer.of(matrix_of_codes(codes, [V] * L))
     literal = replace(lean, scatter=True)
 
-    root = (np.zeros((1, B, 1), np.int64), np.full((1, B, 1), trie.num_leaves), np.zeros((B, 1), np.float32))
+    root = Beams.start(np.zeros((1, B, 1), np.int64), np.full((1, B, 1), trie.num_leaves), np.zeros((B, 1), np.float32))
 
     def ours(scoring: Scoring) -> Round:
         def round_of(level: int, state: Any, fresh: Any) -> Any:
-            lo, hi, scores = root if state is None else (state.lo, state.hi, state.scores)
-            return cpu.step(arrays, level, lo, hi, scores, fresh, filters, num_beams=K, scoring=scoring)
+            beams = root if state is None else state
+            return cpu.step(arrays, level, beams, fresh, filters, num_beams=K, scoring=scoring)
 
         return round_of
 

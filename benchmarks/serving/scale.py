@@ -18,7 +18,7 @@ from benchmarks.rows import spread
 from benchmarks.workloads import random_chunk, random_logits
 from leafbeam.index import Trie
 from leafbeam.index.builder import TrieBuilder
-from leafbeam.ops.constrain import Scoring, request_filters
+from leafbeam.ops.constrain import Beams, Scoring, request_filters
 from leafbeam.ops.constrain.cpu import step as cpu
 
 __all__ = ["measure"]
@@ -88,15 +88,12 @@ class _Search:
     def run(self, logits: list[NDArray[np.float32]]) -> list[float]:
         """Seconds of each round; the logits are written anew before it, as a model's head would have done."""
         lo, hi = np.zeros((1, B, 1), np.int64), np.full((1, B, 1), self.trie.num_leaves)
-        scores = np.zeros((B, 1), np.float32)
+        beams = Beams.start(lo, hi, np.zeros((B, 1), np.float32))
         seconds: list[float] = []
         for level, values in enumerate(logits):
             np.copyto(self.fresh[level], values)
             begin = time.perf_counter()
-            beams = cpu.step(
-                self.arrays, level, lo, hi, scores, self.fresh[level], self.filters, num_beams=K, scoring=self.scoring
-            )
+            beams = cpu.step(self.arrays, level, beams, self.fresh[level], self.filters, num_beams=K, scoring=self.scoring)
             seconds.append(time.perf_counter() - begin)
-            lo, hi, scores = beams.lo, beams.hi, beams.scores
-        assert (lo < hi).all()
+        assert (beams.lo < beams.hi).all()
         return seconds

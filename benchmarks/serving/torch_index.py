@@ -17,7 +17,7 @@ from torch import Tensor
 from leafbeam.engine.graphs.device_index import MAX_DENIED, Requests
 from leafbeam.engine.graphs.graph import Graphs, graphs_for
 from leafbeam.engine.graphs.static_decode import StaticDecode
-from leafbeam.index import Version
+from leafbeam.index import Filter, Version
 from leafbeam.ops.attention import reference
 from leafbeam.ops.constrain.fixed_shape import torch as torch_ops
 from leafbeam.ops.constrain.fixed_shape.capacity import bucket
@@ -29,6 +29,7 @@ class TorchIndex:
     """`DeviceIndex` over the torch backend. delta_leaves: space for a delta of so many leaves."""
 
     def __init__(self, version: Version, device: torch.device | str, *, delta_leaves: int = 0) -> None:
+        self._version = version
         self._arrays: torch_ops.VersionArrays = torch_ops.bind(version, device, delta_leaves=delta_leaves)
 
     @property
@@ -51,12 +52,12 @@ class TorchIndex:
         return _TorchFilters(self, batch)
 
     def launch(self, level: int, beams: Any, logits_BKV: Tensor, filters: Any, **search: Any) -> Any:
-        state = beams.lo, beams.hi, beams.scores
-        return torch_ops.launch(self._arrays, level, *state, logits_BKV, filters.arrays, **search)
+        return torch_ops.launch(self._arrays, level, beams, logits_BKV, filters.arrays, **search)
 
-    def bind_filters(self, requests: Requests) -> torch_ops.FilterArrays:
-        """A batch's filters, in memory of their own."""
-        return torch_ops.bind_filters(self._arrays, requests)
+    def bind_filters(self, requests: Requests, batch: int) -> torch_ops.FilterArrays:
+        """Return a batch's filters in memory of their own; further requests get none."""
+        unfiltered = Filter(parts=(), index=self._version)
+        return torch_ops.bind_filters(self._arrays, [*requests, *[unfiltered] * (batch - len(requests))])
 
 
 class RunAgain:
@@ -87,7 +88,7 @@ class _TorchFilters:
 
     def __init__(self, index: TorchIndex, batch: int) -> None:
         self._index, self._batch = index, batch
-        empty = index.bind_filters([()] * batch)
+        empty = index.bind_filters([], batch)
         sizes = {"slot_B": batch, "denied_BD": MAX_DENIED, "dead_BD3": MAX_DENIED}
         allocated: dict[int, Tensor] = {}  # levels go on sharing what they share
 
@@ -111,9 +112,9 @@ class _TorchFilters:
         return sum(tensor.nbytes for tensor in self._allocated)
 
     def refill(self, requests: Requests) -> bool:
-        if max((len(part.denied_D) for parts in requests for part in parts), default=0) > MAX_DENIED:
+        if max((len(part.denied_D) for request in requests for part in request.parts), default=0) > MAX_DENIED:
             return False
-        bound = self._index.bind_filters([*requests, *[()] * (self._batch - len(requests))])
+        bound = self._index.bind_filters(requests, self._batch)
         # Levels share tensors: each is copied once.
         pairs = {id(old): (old, new) for old, new in zip(_tensors(self.arrays.levels), _tensors(bound.levels), strict=True)}
         for old, new in pairs.values():

@@ -27,7 +27,7 @@ from benchmarks.static.catalog import Catalog
 from leafbeam.errors import MissingExtraError
 from leafbeam.index import Trie, Version
 from leafbeam.index.level import code_dtype
-from leafbeam.ops.constrain import request_filters
+from leafbeam.ops.constrain import Beams, request_filters
 from leafbeam.ops.constrain.cpu import step as cpu
 from leafbeam.ops.constrain.static.matrix import TransitionMatrix
 
@@ -237,15 +237,15 @@ def _leafbeam_method(name: str, trie: Trie, batch_size: int, num_beams: int) -> 
     """`ops.constrain.cpu`: log-sum-exp, constraint and selection are one loop."""
     arrays = cpu.bind(trie)
     filters = cpu.bind_filters(arrays, request_filters(trie, batch_size, None, None))
-    root = (
+    root = Beams.start(
         np.zeros((1, batch_size, 1), np.int64),
         np.full((1, batch_size, 1), trie.num_leaves),
         np.zeros((batch_size, 1), np.float32),
     )
 
     def round_of(level: int, beams: Any, logits: Any) -> Any:
-        lo, hi, scores = root if beams is None else (beams.lo, beams.hi, beams.scores)
-        return cpu.step(arrays, level, lo, hi, scores, logits, filters, num_beams=num_beams, scoring="full")
+        given = root if beams is None else beams
+        return cpu.step(arrays, level, given, logits, filters, num_beams=num_beams, scoring="full")
 
     return Method(
         name=name,
@@ -273,7 +273,7 @@ def _leafbeam_jax_method(trie: Trie, batch_size: int, num_beams: int) -> Method:
     def round_of(level: int, beams: Any, logits: Any) -> Any:
         lo, hi, scores = (root, whole, zero) if beams is None else (beams.lo, beams.hi, beams.scores)
         return jax_rounds.complete(
-            backend.step(arrays, level, lo, hi, scores, logits, filters, num_beams=num_beams, scoring="full")
+            backend.step(arrays, level, Beams.start(lo, hi, scores), logits, filters, num_beams=num_beams, scoring="full")
         )
 
     return Method(

@@ -30,7 +30,7 @@ from benchmarks.static.catalog import Catalog
 from benchmarks.static.methods import LineUp, Method, reason_of
 from benchmarks.workloads import random_logits
 from leafbeam.index import Trie
-from leafbeam.ops.constrain import request_filters
+from leafbeam.ops.constrain import Beams, request_filters
 from leafbeam.ops.constrain.cpu import step as cpu
 
 __all__ = [
@@ -119,7 +119,7 @@ def is_clear(trie: Trie, logits: Logits, num_beams: int) -> bool:
     lo = np.zeros((1, batch_size, 1), np.int64)
     hi, scores = np.full_like(lo, trie.num_leaves), np.zeros((batch_size, 1), np.float32)
     for level, values in enumerate(logits):
-        beams = cpu.step(arrays, level, lo, hi, scores, values, filters, num_beams=num_beams + 1, scoring="full")
+        beams = cpu.step(arrays, level, Beams.start(lo, hi, scores), values, filters, num_beams=num_beams + 1, scoring="full")
         above, below = beams.scores[:, :-1], beams.scores[:, 1:]
         if (above[below > -np.inf] - below[below > -np.inf] < _CLOSE).any():
             return False

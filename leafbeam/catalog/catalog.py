@@ -23,7 +23,7 @@ from leafbeam.catalog.sources import CsvOptions, ItemSource
 from leafbeam.catalog.time_limit import DEFAULT_S
 from leafbeam.catalog.transaction import Attributes, CatalogTransaction
 from leafbeam.errors import CodesError, counted
-from leafbeam.index import Trie, Version, VersionFilter
+from leafbeam.index import Filter, Trie, Version
 from leafbeam.index.items import ItemIds
 from leafbeam.live import LiveIndex
 from leafbeam.live.transaction import Codes
@@ -192,7 +192,7 @@ class Catalog:
         """Return the fingerprint of the base trie."""
         return self.version().segments[0].trie.version
 
-    def filter(self, rules: str | Iterable[str] | Expression = (), *, deny: ItemIds = ()) -> VersionFilter | None:
+    def filter(self, rules: str | Iterable[str] | Expression = (), *, deny: ItemIds = ()) -> Filter | None:
         """Return the items that the rules (names, or an expression over them) allow now, without denied ones (see
         RuleSet.filter).
         """
@@ -429,7 +429,7 @@ class Catalog:
             raise CodesError(f"the codebooks of the saved items are {trie.codebook_sizes}, those of the index {own}")
         with self._rules.lock, self._active.write_lock:
             version = self.index.version()
-            old_ids = version.filter_of([None] * len(version.segments)).item_ids()
+            old_ids = version.all_items.item_ids()
             is_known_N = version.knows(trie.item_ids) if len(old_ids) else np.zeros(trie.num_items, np.bool_)
             new_codes = trie.codes_of(trie.item_ids)
             is_other_N = is_known_N.copy()

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 
 from leafbeam.catalog.expression import Expression
-from leafbeam.index import VersionFilter
+from leafbeam.index import Filter, Version
 from leafbeam.index.items import ItemIds
 
-FilterOf = Callable[[Expression], VersionFilter]
+FilterOf = Callable[[Expression], Filter]
 
 _CHUNK = 4096  # words that are compared at once: most pairs share an item in the first of them
 
@@ -37,34 +37,34 @@ def conflict_of(expression: Expression, filter_of: FilterOf) -> tuple[str, ...]:
 
 
 def conflict_with_exclusions(
-    listed: VersionFilter,
+    version: Version,
+    listed: Filter,
     expression: Expression | None,
-    filters: Mapping[str, VersionFilter],
+    filters: Mapping[str, Filter],
     excluded: Mapping[str, ItemIds],
 ) -> tuple[str, ...]:
     """Return the smallest set of parts that no item satisfies together, as `conflict_of`; excluded ids are further parts.
 
     Args:
+        version: The version of the index to which the filters belong.
         listed: The items that may be returned without a rule.
         expression: The rules of the request.
         filters: The filter of each rule.
         excluded: The ids that the request excludes, by the name of the part, such as "- history". A rule's name cannot begin
             with a minus.
     """
-    version = listed.version
     parts = () if expression is None else expression.parts if expression.kind == "and" else (expression,)
     of_name = dict(filters)
     for name, item_ids in excluded.items():
-        ids_n = version.deny_ids(item_ids)
-        of_name[name] = listed - version.filter(item_ids=ids_n[version.knows(ids_n)])
+        of_name[name] = listed.deny(version.deny_ids(item_ids))
         parts = (*parts, Expression(kind="name", name=name))
     return conflict_of(Expression(kind="and", parts=parts), lambda part: part.evaluate(of_name.__getitem__))
 
 
-def _irreducible(filters: Sequence[VersionFilter]) -> list[int]:
+def _irreducible(filters: Sequence[Filter]) -> list[int]:
     """Return the indices of filters that share no item together, none of which can be left out."""
     kept: list[int] = []
-    common: VersionFilter | None = None  # of the filters kept
+    common: Filter | None = None  # of the filters kept
     end = len(filters)
     while common is None or len(common):
         shared = common
@@ -80,7 +80,7 @@ def _irreducible(filters: Sequence[VersionFilter]) -> list[int]:
     return sorted(kept)
 
 
-def _are_disjoint(left: VersionFilter, right: VersionFilter) -> bool:
+def _are_disjoint(left: Filter, right: Filter) -> bool:
     """Return whether two filters of one version have no item in common."""
     for left_part, right_part in zip(left.parts, right.parts, strict=True):
         left_W, right_W = left_part.ordinals.words_W, right_part.ordinals.words_W

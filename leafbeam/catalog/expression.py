@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from leafbeam.errors import RequestError, short_repr
-from leafbeam.index import VersionFilter
+from leafbeam.index import Filter
 
 MAX_CHARACTERS = 1000
 MAX_NAMES = 64
@@ -79,7 +79,7 @@ class Expression:
             return self.name
         return f" {_SIGNS[self.kind]} ".join(part.text if part.kind == "name" else f"({part.text})" for part in self.parts)
 
-    def evaluate(self, filter_of: Callable[[str], VersionFilter]) -> VersionFilter:
+    def evaluate(self, filter_of: Callable[[str], Filter]) -> Filter:
         """Return the set of items. This costs one pass over the bitmaps for each operator."""
         if self.kind == "name":
             return filter_of(self.name)

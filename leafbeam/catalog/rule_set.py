@@ -12,14 +12,14 @@ from leafbeam.catalog.expression import Expression
 from leafbeam.catalog.remap import old_rows_of, remap, with_bits
 from leafbeam.catalog.rule_config import LISTED, LoadReport, Rule
 from leafbeam.errors import UnknownRuleError, counted
-from leafbeam.index import Filter, Trie, Version, VersionFilter
+from leafbeam.index import Filter, Trie, Version
 from leafbeam.index.items import ItemIds
 
 # What a rule selects: one filter for each segment, deleted items included.
 SegmentFilters = tuple[Filter, ...]
 
 
-class RuleFilters(Mapping[str, VersionFilter]):
+class RuleFilters(Mapping[str, Filter]):
     """The filter of each rule for one version, made when it is first used.
 
     Args:
@@ -30,9 +30,9 @@ class RuleFilters(Mapping[str, VersionFilter]):
     def __init__(self, version: Version, by_segment: Mapping[str, SegmentFilters]) -> None:
         self.version = version
         self.by_segment = by_segment
-        self._made: dict[str, VersionFilter] = {}
+        self._made: dict[str, Filter] = {}
 
-    def __getitem__(self, name: str) -> VersionFilter:
+    def __getitem__(self, name: str) -> Filter:
         if name == LISTED:
             raise KeyError(name)
         made = self._made.get(name)
@@ -48,7 +48,7 @@ class RuleFilters(Mapping[str, VersionFilter]):
         return len(self.by_segment) - (LISTED in self.by_segment)
 
     @cached_property
-    def listed(self) -> VersionFilter | None:
+    def listed(self) -> Filter | None:
         """Return the live items that have a row in the table; None if all have one."""
         if LISTED not in self.by_segment:
             return None
@@ -86,7 +86,7 @@ class RuleSet:
     def version(self) -> Version:
         return self.filters.version
 
-    def filter(self, rules: str | Iterable[str] | Expression = (), *, deny: ItemIds = ()) -> VersionFilter | None:
+    def filter(self, rules: str | Iterable[str] | Expression = (), *, deny: ItemIds = ()) -> Filter | None:
         """Return the items with a row that the rules allow, without denied ones; None if that is every live item.
 
         This costs one look-up if the expression is cached. Otherwise it costs a pass over the bitmaps for each operator, a
@@ -110,9 +110,7 @@ class RuleSet:
         denied = self.version.deny_ids(deny)
         if not len(denied):
             return allowed
-        if allowed is None:
-            allowed = self.version.filter_of([None] * len(self.version.segments))
-        return allowed - self.version.filter(item_ids=denied[self.version.knows(denied)])
+        return (self.version.all_items if allowed is None else allowed).deny(denied)
 
     def conflict(self, expression: Expression) -> tuple[str, ...]:
         """Return the rule, or the smallest set of rules, for which no item is left; () if the expression allows an item.
@@ -128,7 +126,7 @@ class RuleSet:
         )
 
     @cached_property
-    def _evaluate(self) -> Callable[[Expression], VersionFilter]:
+    def _evaluate(self) -> Callable[[Expression], Filter]:
         filters = self.filters  # no reference to self: a cycle would keep old versions until a garbage collection
         return lru_cache(maxsize=64)(lambda expression: expression.evaluate(filters.__getitem__))
 

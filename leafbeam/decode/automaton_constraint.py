@@ -57,10 +57,9 @@ class AutomatonConstraint:
 
     def root(self) -> Beams[Any]:
         lo_SB1, hi_SB1 = automata.roots(self.batch)
-        zeros_B1 = np.zeros_like(lo_SB1[0])
-        parts = (zeros_B1.astype(np.float32), zeros_B1, zeros_B1, lo_SB1, hi_SB1, zeros_B1[:, 0] + 1)
-        scores, parent, code, lo, hi, num_valid = (to_kind_of(part, self._final_B1) for part in parts)
-        return Beams(scores=scores, parent=parent, code=code, lo=lo, hi=hi, num_valid=num_valid)
+        scores_B1 = np.zeros(lo_SB1.shape[1:], np.float32)
+        lo, hi, scores = (to_kind_of(part, self._final_B1) for part in (lo_SB1, hi_SB1, scores_B1))
+        return Beams.start(lo, hi, scores)
 
     def step(self, number: int, beams: Beams[Any], logits: Any) -> Beams[Any]:
         num_beams, scoring = self.config.num_beams[number], self.config.scoring
@@ -70,12 +69,12 @@ class AutomatonConstraint:
                 return self._step_through_head(number, beams, hidden_BKD)
             logits = dense_logits(hidden_BKD, self._head)
         logits_BKV = check_logits(logits, number, (*beams.scores.shape, self.batch.num_codes), beams.scores)
-        state = (number, beams.lo, beams.hi, beams.scores, logits_BKV, None)
+        state = (number, beams, logits_BKV, None)
         if self._device is None:
             return automata.step(self.batch, *state, num_beams=num_beams, scoring=scoring)
-        beams, bad = self._device.ops.launch(self._arrays, *state, num_beams=num_beams, scoring=scoring)
+        best, bad = self._device.ops.launch(self._arrays, *state, num_beams=num_beams, scoring=scoring)
         self.bad_T += [bad * 0] * (number - len(self.bad_T)) + [bad]  # nothing was read in rounds that were jumped over
-        return beams
+        return best
 
     def _step_through_head(self, number: int, beams: Beams[Any], hidden_BKD: Any) -> Beams[Any]:
         logits = self._head_logits(beams, hidden_BKD)

@@ -26,12 +26,12 @@ from leafbeam.decode.results import (
     root_ranges,
 )
 from leafbeam.errors import ArgumentError, counted
-from leafbeam.index import Trie, Version
+from leafbeam.index import Filter, Trie, Version
 from leafbeam.ops.backend import BoundIndex, IndexBindings, to_numpy
-from leafbeam.ops.constrain import Beams, RequestFilter, Scoring
+from leafbeam.ops.constrain import Beams, Scoring
 from leafbeam.ops.head import HeadCosts
 
-Requests = Sequence[tuple[RequestFilter, ...]]
+Requests = Sequence[Filter]
 ConstraintOf = Callable[[BoundIndex, Requests, NDArray[np.int64], SearchConfig], Constraint]
 
 
@@ -80,12 +80,8 @@ class ItemSearch:
 
     def _guess(self, requests: Requests) -> int:
         """Return how many prefixes of a level the request that allows the fewest items is expected to need."""
-        tries = [segment.trie for segment in self.version.segments]
-        allowed = [
-            sum(trie.num_leaves if part.leaves is None else part.leaves.count for trie, part in zip(tries, parts, strict=True))
-            for parts in requests
-        ]
-        share = max(1, min(allowed)) / max(1, sum(trie.num_leaves for trie in tries))
+        allowed = [sum(part.num_reachable() for part in request.parts) for request in requests]
+        share = max(1, min(allowed)) / max(1, sum(segment.trie.num_leaves for segment in self.version.segments))
         return first_width(share, self.num_items, self.config.scoring)
 
     def _run(
@@ -273,7 +269,7 @@ class BeamSearch(ItemSearch):
         filters, scoring = ops.bind_filters(bound.arrays, requests), config.scoring
 
         def launch(level: int, beams: Beams[Any], logits_BKV: Any, num_beams: int) -> tuple[Beams[Any], Any]:
-            arguments = (bound.arrays, level, beams.lo, beams.hi, beams.scores, logits_BKV, filters)
+            arguments = (bound.arrays, level, beams, logits_BKV, filters)
             if bound.waits:
                 return ops.step(*arguments, num_beams=num_beams, scoring=scoring), None
             return ops.launch(*arguments, num_beams=num_beams, scoring=scoring)
@@ -287,9 +283,9 @@ class BeamSearch(ItemSearch):
 def _are_certain(requests: Requests, lo_SBK: NDArray[np.int64], hi_SBK: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Which beams (B, K) have one allowed SID left, or none. One that stands in both segments counts as two."""
     num_BK = (hi_SBK - lo_SBK).sum(0)
-    for b, parts in enumerate(requests):
-        if any(part.leaves is not None for part in parts):
-            num_BK[b] = sum(part.num_leaves(lo_SBK[s, b], hi_SBK[s, b]) for s, part in enumerate(parts))
+    for b, request in enumerate(requests):
+        if any(part.leaves is not None for part in request.parts):
+            num_BK[b] = sum(part.num_leaves(lo_SBK[s, b], hi_SBK[s, b]) for s, part in enumerate(request.parts))
     return num_BK <= 1
 
 
@@ -300,14 +296,14 @@ def _forced_suffix(version: Version, requests: Requests, level: int, beams: Beam
     """
     lo_SBK, hi_SBK = (to_numpy(array) for array in (beams.lo, beams.hi))
     live_BK = to_numpy(beams.scores) > -np.inf
-    if not any(parts[0].leaves for parts in requests) and (hi_SBK - lo_SBK)[:, live_BK].max(initial=0) > 1:
+    if not any(request.parts[0].leaves for request in requests) and (hi_SBK - lo_SBK)[:, live_BK].max(initial=0) > 1:
         return None
     leaves_SBK = np.full(lo_SBK.shape, -1, np.int64)
     codes_BKL = np.zeros((*live_BK.shape, version.num_levels), np.int64)
     for s, segment in enumerate(version.segments):
-        for b, parts in enumerate(requests):
+        for b, request in enumerate(requests):
             beams_n = np.flatnonzero(live_BK[b] & (hi_SBK[s, b] > lo_SBK[s, b]))
-            leaves = parts[s].sole_leaves(lo_SBK[s, b, beams_n], hi_SBK[s, b, beams_n])
+            leaves = request.parts[s].sole_leaves(lo_SBK[s, b, beams_n], hi_SBK[s, b, beams_n])
             if (leaves < 0).any():
                 return None
             codes = segment.trie.codes_at(leaves)

@@ -247,10 +247,7 @@ class TrieConstraint:
 
     def root(self) -> Beams[Any]:
         xp, hi_SB1 = namespace_of(self._hi_SB), self._hi_SB[:, :, None]
-        lo_SB1 = hi_SB1 * 0
-        scores_B1 = xp.zeros_like(hi_SB1[0], dtype=xp.float32)
-        num_valid_B = self._hi_SB.any(0) * 1
-        return Beams(scores=scores_B1, parent=lo_SB1[0], code=lo_SB1[0], lo=lo_SB1, hi=hi_SB1, num_valid=num_valid_B)
+        return Beams.start(hi_SB1 * 0, hi_SB1, xp.zeros_like(hi_SB1[0], dtype=xp.float32))
 
     def step(self, number: int, beams: Beams[Any], logits: Any) -> Beams[Any]:
         num_rows = beams.scores.shape[1]

@@ -26,8 +26,8 @@ from leafbeam.decode.model_calls import ModelCalls
 from leafbeam.decode.results import BatchFilters, DenyLists, SearchResult, check_batch, collect_items, root_ranges
 from leafbeam.errors import ArgumentError, counted
 from leafbeam.extras import optional_imports
-from leafbeam.index import Trie, Version
-from leafbeam.ops.constrain import Beams, RequestFilter, Scoring
+from leafbeam.index import Filter, Trie, Version
+from leafbeam.ops.constrain import Beams, Scoring
 
 with optional_imports("JaxBeamSearch"):
     import jax
@@ -64,7 +64,7 @@ class JaxBatch:
     """Requests ready to be decoded: their filters on the device, and the version that they are for."""
 
     version: Version
-    requests: list[tuple[RequestFilter, ...]]
+    requests: list[Filter]
     arrays: ops.VersionArrays
     filters: ops.FilterArrays
     hi_SB: NDArray[np.int32]
@@ -247,9 +247,9 @@ def beam_search(
         return logits
 
     def launch(level: int, beams: Beams[Array], logits_BKV: Array, num_beams: int) -> tuple[Beams[Array], Array]:
-        arguments = (levels[level], filters[level], beams.lo, beams.hi, beams.scores, logits_BKV)
-        beams, bad_BK = ops.extend(*arguments, num_beams=num_beams, scoring=config.scoring)
-        return beams, ops.first_bad_row(bad_BK)
+        arguments = (levels[level], filters[level], beams, logits_BKV)
+        best, bad_BK = ops.extend(*arguments, num_beams=num_beams, scoring=config.scoring)
+        return best, ops.first_bad_row(bad_BK)
 
     constraint = TrieConstraint(config, hi_SB, launch)
     trace = decode(constraint, ModelCalls(call_model), watch=False)

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError, FilterError, counted, short_repr
 from leafbeam.html_table import html_table
-from leafbeam.index import Filter, Trie, Version, VersionFilter
+from leafbeam.index import Filter, ItemSet, Trie, Version
 from leafbeam.index.items import ItemIds
 from leafbeam.ops.backend import to_numpy
-from leafbeam.ops.constrain import Beams, RequestFilter, request_filters
+from leafbeam.ops.constrain import Beams, request_filters
 
 # One filter for all requests, or one for each; the denied item ids of each request.
-BatchFilters = Filter | VersionFilter | Sequence[Filter | VersionFilter | None] | None
+BatchFilters = Filter | Sequence[Filter | None] | None
 DenyLists = Sequence[ItemIds | None] | None
 _SHOWN_REQUESTS, _SHOWN_ITEMS = 4, 5  # in notebooks
 _Found = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
@@ -128,20 +128,20 @@ class SearchResult:
         return html_table(f"Search result: {counts}", ["request", "rank", "item", "log probability", "Semantic ID"], rows)
 
 
-def check_batch(version: Version, batch_size: int, filters: BatchFilters, deny: DenyLists) -> list[tuple[RequestFilter, ...]]:
-    """For each request one RequestFilter a segment, after checking that the lists are as long as the batch."""
+def check_batch(version: Version, batch_size: int, filters: BatchFilters, deny: DenyLists) -> list[Filter]:
+    """Return the filter of each request, less its denied items; check that the lists are as long as the batch."""
     if batch_size < 1:
         raise ArgumentError(f"batch_size is {batch_size}: expected at least 1 request")
     given: Any = filters
     is_list = isinstance(given, Sequence) and not isinstance(given, str)
     each: list[Any] = list(given) if is_list else [given]
     for number, one in enumerate(each):
-        if one is not None and not isinstance(one, Filter | VersionFilter):
+        if one is not None and not isinstance(one, Filter):
             name = f"filters[{number}]" if is_list else "filters"
             raise FilterError(
                 f"{name} is {short_repr(one)}: expected a Filter: make one with index.filter(mask) or catalog.filter('cheap')"
             )
-    if not isinstance(filters, Filter | VersionFilter):
+    if not isinstance(filters, Filter):
         _check_length("filters", filters, batch_size)
     _check_length("deny", deny, batch_size)
     return request_filters(version, batch_size, filters, deny)
@@ -160,11 +160,11 @@ def _check_length(name: str, values: object, batch_size: int) -> None:
         )
 
 
-def root_ranges(version: Version, requests: Sequence[tuple[RequestFilter, ...]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def root_ranges(version: Version, requests: Sequence[Filter]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(lo_SB1, hi_SB1) before the first round: all of each segment, nothing of one in which a request may reach nothing."""
     hi_SB1 = np.array(
         [
-            [[segment.trie.num_leaves if parts[s].may_reach(segment.trie.num_leaves) else 0] for parts in requests]
+            [[segment.trie.num_leaves if request.parts[s].num_reachable() else 0] for request in requests]
             for s, segment in enumerate(version.segments)
         ],
         np.int64,
@@ -174,7 +174,7 @@ def root_ranges(version: Version, requests: Sequence[tuple[RequestFilter, ...]])
 
 def collect_items(
     version: Version,
-    requests: Sequence[tuple[RequestFilter, ...]],
+    requests: Sequence[Filter],
     ranges: tuple[NDArray[np.int64], NDArray[np.int64]],
     scores_BK: NDArray[np.float32],
     num_valid_B: NDArray[np.int64],
@@ -186,7 +186,7 @@ def collect_items(
     lo_SBK, hi_SBK = ranges
     live_BK = np.arange(lo_SBK.shape[2]) < num_valid_B[:, None]
     found = [
-        _allowed_items(segment.trie, [parts[s] for parts in requests], live_BK & (hi_SBK[s] > lo_SBK[s]), lo_SBK[s])
+        _allowed_items(segment.trie, [request.parts[s] for request in requests], live_BK & (hi_SBK[s] > lo_SBK[s]), lo_SBK[s])
         for s, segment in enumerate(version.segments)
     ]
     row_n, slot_n, ordinal_n, segment_n = _in_order(found)
@@ -222,9 +222,7 @@ def _in_order(found: Sequence[_Found]) -> tuple[NDArray[np.int64], ...]:
     return tuple(found_4n[:, np.lexsort((found_4n[3], found_4n[1], found_4n[0]))])
 
 
-def _allowed_items(
-    trie: Trie, filters: Sequence[RequestFilter], live_BK: NDArray[np.bool_], leaves_BK: NDArray[np.int64]
-) -> _Found:
+def _allowed_items(trie: Trie, parts: Sequence[ItemSet], live_BK: NDArray[np.bool_], leaves_BK: NDArray[np.int64]) -> _Found:
     """(request, beam, ordinal) of every allowed item on the live leaves of one segment, in this order."""
     row_n, slot_n = np.nonzero(live_BK)
     indptr, leaf_n = trie.items.leaf_indptr, leaves_BK[live_BK]
@@ -235,8 +233,8 @@ def _allowed_items(
     row_i, slot_i = np.repeat(row_n, size_n), np.repeat(slot_n, size_n)
     ordinal_i = np.arange(len(row_i)) + np.repeat(begin_n - (np.cumsum(size_n) - size_n), size_n)
     allowed_i = np.ones(len(row_i), np.bool_)
-    for row, one in enumerate(filters):
-        if one.filter is not None or len(one.denied_ordinals):
+    for row, part in enumerate(parts):
+        if part.bitmap is not None or len(part.denied_ordinals):
             of_row = slice(*np.searchsorted(row_i, (row, row + 1)).tolist())
-            allowed_i[of_row] = one.allows(ordinal_i[of_row])
+            allowed_i[of_row] = part.has(ordinal_i[of_row])
     return (row_i, slot_i, ordinal_i) if allowed_i.all() else (row_i[allowed_i], slot_i[allowed_i], ordinal_i[allowed_i])

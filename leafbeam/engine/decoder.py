@@ -17,9 +17,9 @@ from leafbeam.engine.graphs.graph import Graphs
 from leafbeam.engine.request import PendingRequest
 from leafbeam.engine.search_widths import SearchWidths
 from leafbeam.errors import ArgumentError
+from leafbeam.index import Filter
 from leafbeam.model import AnyVocabulary, PromptStore, Transformer, Workspace
 from leafbeam.ops.backend import IndexBindings
-from leafbeam.ops.constrain import RequestFilter
 
 _LARGE_HEAD = 1 << 18  # weights of a level; listing the legal codes of a smaller one takes longer than multiplying all
 
@@ -194,7 +194,7 @@ class Decoder:
         self,
         graphs: Graphs,
         requests: Sequence[PendingRequest],
-        filters: Sequence[tuple[RequestFilter, ...]],
+        filters: Sequence[Filter],
         tokens_BT: NDArray[np.int64],
         lengths_B: NDArray[np.int64],
         started: float,

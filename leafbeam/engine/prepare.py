@@ -18,7 +18,7 @@ from leafbeam.engine.search_widths import SearchKind, SearchWidths
 from leafbeam.engine.settings import Limits, Settings
 from leafbeam.errors import CheckpointError, RequestError, UnknownRuleError, counted
 from leafbeam.ids import first_of_other_kind, is_possible
-from leafbeam.index import Version, VersionFilter
+from leafbeam.index import Filter, Version
 
 _MIN_WIDTH = 32  # beams of a proof, up to which requests share batches
 
@@ -72,7 +72,7 @@ class RequestPreparer:
         """Return the channel of a request: its own, or "fused" where there is an item memory."""
         return request.channel or ("fused" if self._has_memory else "model")
 
-    def kind(self, request: Request, version: Version, item_filter: VersionFilter | None = None) -> SearchKind | None:
+    def kind(self, request: Request, version: Version, item_filter: Filter | None = None) -> SearchKind | None:
         """Return the kind of a search that proves its answer; None for one with a fixed number of beams."""
         if request.num_beams is not None or not self._settings.proves:
             return None
@@ -160,7 +160,7 @@ class RequestPreparer:
 
 def _empty_rules(
     version: Version,
-    allowed: VersionFilter | None,
+    allowed: Filter | None,
     rules: RuleSet | None,
     expression: Expression | None,
     excluded: Mapping[str, Sequence[ItemId]],
@@ -173,7 +173,8 @@ def _empty_rules(
         return ()
     listed = None if rules is None else rules.filter()
     return conflict_with_exclusions(
-        version.filter_of([None] * len(version.segments)) if listed is None else listed,
+        version,
+        version.all_items if listed is None else listed,
         expression,
         {} if rules is None else rules.filters,
         {name: ids for name, ids in excluded.items() if ids},

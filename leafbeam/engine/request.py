@@ -13,7 +13,7 @@ from leafbeam.engine.batcher import RequestSize
 from leafbeam.engine.search_widths import SearchKind
 from leafbeam.errors import RequestError, counted, short_repr
 from leafbeam.ids import is_id
-from leafbeam.index import Version, VersionFilter
+from leafbeam.index import Filter, Version
 from leafbeam.retrieve import Reason
 
 ItemId = int | str
@@ -205,7 +205,7 @@ class PendingRequest:
     num_beams: int
     kind: SearchKind | None
     version: Version
-    item_filter: VersionFilter | None
+    item_filter: Filter | None
     rules_generation: int | None
     codes: NDArray[np.int64]
     deny: NDArray[Any] | None

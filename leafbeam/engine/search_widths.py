@@ -12,7 +12,7 @@ from math import log2
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.index import Version, VersionFilter
+from leafbeam.index import Filter, Version
 from leafbeam.ops.constrain import Scoring
 
 _CALL_ROWS = 48  # a call of the model costs as much as so many rows: 25 at 0.44 B parameters, 50 with a layer of 128
@@ -37,7 +37,7 @@ class SearchKind:
     scoring: Scoring
 
     @classmethod
-    def of(cls, version: Version, item_filter: VersionFilter | None, num_items: int, scoring: Scoring) -> "SearchKind":
+    def of(cls, version: Version, item_filter: Filter | None, num_items: int, scoring: Scoring) -> "SearchKind":
         """Return the kind of a request under a filter."""
         if scoring == "allowed" or item_filter is None or not version.num_items:
             return cls(num_items=num_items, octave=0, scoring=scoring)

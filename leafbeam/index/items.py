@@ -203,6 +203,10 @@ class ItemTable:
         return len(self.order_N)
 
     @property
+    def num_leaves(self) -> int:
+        return self.num_items if self.leaf_indptr is None else len(self.leaf_indptr) - 1
+
+    @property
     def kind(self) -> str:
         """Return the kind of the ids' dtype: "i", or "S" for UTF-8."""
         return "i" if self.ids is None else self.ids.dtype.kind

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import ArgumentError, FilterError, ForeignFilterError, IndexFileError, counted
+from leafbeam.errors import ArgumentError, FilterError, IndexFileError, counted
 from leafbeam.html_table import html_table
 from leafbeam.index import bit_kernels as bits
 from leafbeam.index.bitmap import Bitmap
-from leafbeam.index.filters import Filter
+from leafbeam.index.filters import Filter, ItemSet
 from leafbeam.index.integrity import find_problem, fingerprint
 from leafbeam.index.items import ItemIds, ItemTable, check_item_ids
 from leafbeam.index.level import MAX_ITEMS, Level, check_codes, check_sizes, code_dtype, code_width, packed_words
@@ -267,20 +267,26 @@ class Trie:
 
     def filter_of(self, ordinals: Bitmap) -> Filter:
         """Return the filter of the items with these ordinals."""
-        return Filter(ordinals=ordinals, items=self.items, index_version=self.version)
+        return Filter(parts=(ItemSet(items=self.items, bitmap=ordinals),), index=self)
 
     def filter_of_rows(self, rows_n: NDArray[np.int64]) -> Filter:
         """Return the filter of the items in these rows, which may repeat."""
         return self.filter_of(Bitmap.from_positions(self.items.ordinal_N[rows_n], self.num_items))
 
-    def check_filter(self, item_filter: Filter) -> None:
-        """Check that a filter belongs to this index; raise ForeignFilterError if it was made for another one."""
-        if item_filter.index_version != self.version:
-            raise ForeignFilterError(
-                f"this filter covers {counted(item_filter.ordinals.size, 'item')} of index "
-                f"{item_filter.index_version}, but the index "
-                f"is {self.version} with {self.num_items:,}: make it again with index.filter(...)"
-            )
+    @property
+    def all_items(self) -> Filter:
+        """Return the filter of all items."""
+        return Filter(parts=(ItemSet(items=self.items),), index=self)
+
+    @property
+    def name(self) -> str:
+        """Return the version, under the name that it has in a `Version`."""
+        return self.version
+
+    @property
+    def identity(self) -> object:
+        """Return the version: tries with equal arrays can share filters."""
+        return self.version
 
     @property
     def codebook_sizes(self) -> tuple[int, ...]:

@@ -1,22 +1,18 @@
 """A catalog at one moment: immutable segments and their live items. Shapes: N items, n items of one call, L levels."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Self
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError, ForeignFilterError, counted, short_repr
 from leafbeam.html_table import html_table
-from leafbeam.index.bitmap import Bitmap
-from leafbeam.index.filters import Filter, ItemSet
+from leafbeam.index.filters import Filter, ItemSet, check_filter
 from leafbeam.index.items import ItemIds, as_id_array, check_known
 from leafbeam.index.trie import Trie
 
 MAX_SEGMENTS = 2
-_FEW_LEAVES = 4096
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -28,12 +24,17 @@ class Segment:
 
     def __post_init__(self) -> None:
         if self.live is not None:
-            self.trie.check_filter(self.live)
+            check_filter(self.trie, self.live)
 
     @property
-    def live_filter(self) -> Filter:
-        """`live`, or the filter of all items."""
-        return self.trie.filter_of(Bitmap.full(self.trie.num_items)) if self.live is None else self.live
+    def live_items(self) -> ItemSet:
+        """Return the live items."""
+        return (self.trie.all_items if self.live is None else self.live).parts[0]
+
+    def live_part(self, item_filter: Filter) -> ItemSet:
+        """Return the live items that a filter of the trie allows."""
+        check_filter(self.trie, item_filter)
+        return (item_filter if self.live is None else item_filter & self.live).parts[0]
 
     @property
     def num_items(self) -> int:
@@ -127,7 +128,18 @@ class Version:
         """Return an upper bound of the number of distinct prefixes of `level + 1` codes; prefixes of deleted items count."""
         return sum(segment.trie.levels[level].num_nodes for segment in self.segments)
 
-    def filter(self, *, item_ids: ItemIds) -> "VersionFilter":
+    @property
+    def all_items(self) -> Filter:
+        """Return the filter of all live items."""
+        return Filter(parts=tuple(segment.live_items for segment in self.segments), index=self)
+
+    @property
+    def identity(self) -> object:
+        """Return the version itself; that of the trie if the version is one trie without deleted items."""
+        segment = self.segments[0]
+        return segment.trie.identity if len(self.segments) == 1 and segment.live is None else self
+
+    def filter(self, *, item_ids: ItemIds) -> Filter:
         """Return the live items with these ids. This costs a few searches per id.
 
         Raises:
@@ -135,50 +147,32 @@ class Version:
         """
         segment_n, row_n = self._locate_all(item_ids)
         rows_S = [row_n[segment_n == number] for number in range(len(self.segments))]
-        parts = tuple(segment.trie.filter_of_rows(rows) for segment, rows in zip(self.segments, rows_S, strict=True))
-        return VersionFilter(parts=parts, version=self)
+        filters = [segment.trie.filter_of_rows(rows) for segment, rows in zip(self.segments, rows_S, strict=True)]
+        return Filter(parts=tuple(rows_filter.parts[0] for rows_filter in filters), index=self)
 
-    def filter_of(self, parts: Sequence[Filter | None]) -> "VersionFilter":
-        """Return the live items that the filters of the segments allow; None in place of a filter allows the whole segment.
+    def filter_of(self, parts: Sequence[Filter]) -> Filter:
+        """Return the live items that the filters of the segments' tries allow.
 
-        This costs one AND for each segment.
+        This costs one AND for each segment with deleted items.
         """
         if len(parts) != len(self.segments):
             raise ForeignFilterError(
                 f"{counted(len(parts), 'filter')} for {counted(len(self.segments), 'segment')}: expected one for each"
             )
-        live: list[Filter] = []
-        for segment, part in zip(self.segments, parts, strict=True):
-            if part is None:
-                live.append(segment.live_filter)
-            else:
-                segment.trie.check_filter(part)
-                live.append(part if segment.live is None else part & segment.live)
-        return VersionFilter(parts=tuple(live), version=self)
+        return Filter(parts=tuple(map(Segment.live_part, self.segments, parts)), index=self)
 
-    def segment_filters(self, item_filter: "Filter | VersionFilter | None") -> tuple[Filter | None, ...]:
-        """Return the filter of a request for each segment; None allows all live items.
+    def request_filter(self, item_filter: Filter | None) -> Filter:
+        """Return the live items that the filter of a request allows; None allows all.
 
         Raises:
             ForeignFilterError: If the filter was made for another index.
         """
         if item_filter is None:
-            return tuple(segment.live for segment in self.segments)
-        if isinstance(item_filter, VersionFilter):
-            if item_filter.version is self:
-                return item_filter.parts
-            raise ForeignFilterError(
-                f"this filter belongs to version {item_filter.version.number} of "
-                f"{counted(item_filter.version.num_items, 'item')}, but "
-                f"the search runs on version {self.number} with {self.num_items:,}: make it again with version.filter(...)"
-            )
-        if len(self.segments) > 1:
-            raise ForeignFilterError(
-                f"this filter covers one trie of {counted(item_filter.ordinals.size, 'item')}, "
-                "but the search runs on a base and a "
-                f"delta: make it with version.filter(...) or version.filter_of(...)"
-            )
-        return self.filter_of([item_filter]).parts
+            return self.all_items
+        if len(self.segments) == len(item_filter.parts) == 1 and item_filter.index.identity == self.segments[0].trie.identity:
+            return self.filter_of([item_filter])
+        check_filter(self, item_filter)
+        return item_filter
 
     def locate(self, item_ids: ItemIds, *, deleted: bool = False) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the segment and the row of each live item, -1 and -1 for an unknown id.
@@ -260,8 +254,7 @@ class Version:
                 if lo == hi:
                     break
             leaves_n = np.arange(lo, hi)
-            if segment.live is not None and len(leaves_n):
-                leaves_n = leaves_n[segment.live.leaves.has(leaves_n)]
+            leaves_n = leaves_n[segment.live_items.has_leaves(leaves_n)]
             if len(leaves_n):
                 parts.append(trie.levels[len(prefix)].codes_at(leaves_n).astype(np.int64))
         return np.unique(np.concatenate(parts)) if parts else np.empty(0, np.int64)
@@ -272,7 +265,7 @@ class Version:
     def __contains__(self, codes: Sequence[int]) -> bool:
         for segment in self.segments:
             leaf = segment.trie.leaf_of(codes)
-            if leaf >= 0 and (segment.live is None or leaf in segment.live.leaves):
+            if leaf >= 0 and segment.live_items.has_leaves(np.array([leaf])).all():
                 return True
         return False
 
@@ -291,75 +284,3 @@ class Version:
         segment_n, row_n = self.locate(item_ids)
         check_known(item_ids, row_n, f"version {self.number} has {counted(self.num_items, 'item')}")
         return segment_n, row_n
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class VersionFilter(ItemSet):
-    """A set of live items of one version: a `Filter` for each segment.
-
-    It has the operators of `Filter`; `~` is all other live items.
-
-    Args:
-        parts: The filter of each segment.
-        version: The version to which they belong.
-    """
-
-    parts: tuple[Filter, ...]
-    version: Version
-
-    def item_ids(self) -> NDArray[np.generic]:
-        """Return the ids of all allowed items, segment by segment."""
-        return np.concatenate([part.item_ids() for part in self.parts if len(part)] or [np.empty(0, np.int64)])
-
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes of the bitmaps."""
-        return sum(part.nbytes for part in self.parts)
-
-    @cached_property
-    def num_prefixes(self) -> tuple[int, ...] | None:
-        """Return for each level an upper bound of the number of prefixes of allowed items; None beyond 4,096 leaves.
-
-        The bound is exact with one segment. The first use reads the SIDs of the allowed leaves.
-        """
-        leaves = [part.leaves for part in self.parts]
-        if sum(bitmap.count for bitmap in leaves) > _FEW_LEAVES:
-            return None
-        counts_L = np.zeros(self.version.num_levels, np.int64)
-        for segment, bitmap in zip(self.version.segments, leaves, strict=True):
-            if bitmap.count:
-                codes_nL = segment.trie.codes_at(bitmap.positions())
-                # Leaves lie in the order of their SIDs, so a prefix that differs from the one before it is a new one.
-                counts_L += 1 + np.logical_or.accumulate(codes_nL[1:] != codes_nL[:-1], axis=1).sum(axis=0)
-        return tuple(counts_L.tolist())
-
-    def __len__(self) -> int:
-        return sum(len(part) for part in self.parts)
-
-    def __contains__(self, item_id: int | str) -> bool:
-        return any(item_id in part for part in self.parts)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, VersionFilter) and self.version is other.version and self.parts == other.parts
-
-    def __hash__(self) -> int:
-        return hash(self.parts)
-
-    def __invert__(self) -> "VersionFilter":
-        return self.version.filter_of([None] * len(self.parts)) - self
-
-    def __repr__(self) -> str:
-        return f"VersionFilter({len(self):,} of {counted(self.version.num_items, 'live item')})"
-
-    def _repr_html_(self) -> str:
-        share = f"{len(self) / max(1, self.version.num_items):.2%}"
-        rows = [(len(self), self.version.num_items, share)]
-        return html_table(f"Filter of version {self.version.name}", ["items allowed", "of items", "share"], rows)
-
-    def combined(self, other: Self, combine: Callable[[Filter, Filter], Filter]) -> Self:
-        self.check_operand(other)
-        if self.version is not other.version:
-            raise ForeignFilterError(
-                f"the filters belong to versions {self.version.number} and {other.version.number}: make both with the same one"
-            )
-        return replace(self, parts=tuple(map(combine, self.parts, other.parts)))

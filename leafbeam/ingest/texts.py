@@ -29,7 +29,7 @@ class MemoryTexts:
         if self.memory is None:
             return
         version = catalog.index.version()
-        ids = version.filter_of([None] * len(version.segments)).item_ids()
+        ids = version.all_items.item_ids()
         self._look_up(catalog, decode_ids(ids[self.memory.rows_of(ids) < 0]).tolist() if len(ids) else [])
 
     def ids_of(self, record: Mapping[str, Any]) -> list[int | str]:

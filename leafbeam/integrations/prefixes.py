@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leafbeam.decode.results import root_ranges
-from leafbeam.index import Version
+from leafbeam.index import Filter, Version
 from leafbeam.integrations.kernels import advance_rows
 from leafbeam.model.code_tokens import CodeTokens, check_end_token, check_sequences
-from leafbeam.ops.constrain import RequestFilter
 from leafbeam.ops.constrain.cpu import step as cpu
 
 _MAX_PREFIXES = 4096  # cached, of all requests together
@@ -36,7 +35,7 @@ class PrefixTracker:
     range (lo, hi) in each segment, empty for an illegal prefix. table: buffer of the prefix look-up.
     """
 
-    def __init__(self, version: Version, tokens: CodeTokens, requests: Sequence[tuple[RequestFilter, ...]]) -> None:
+    def __init__(self, version: Version, tokens: CodeTokens, requests: Sequence[Filter]) -> None:
         self.num_requests = len(requests)
         self.num_levels = version.num_levels
         self._arrays = cpu.bind(version)
@@ -119,7 +118,7 @@ class LegalTokens:
         version: Version,
         tokens: CodeTokens,
         eos_token_id: int,
-        requests: Sequence[tuple[RequestFilter, ...]],
+        requests: Sequence[Filter],
         arrays: cpu.VersionArrays | None = None,
     ) -> None:
         self._version, self._tokens, self._eos = version, tokens, eos_token_id

@@ -18,10 +18,9 @@ from torch import Tensor
 
 from leafbeam.decode.results import check_batch, collect_items
 from leafbeam.errors import ArgumentError
-from leafbeam.index import Filter, Trie, Version, VersionFilter
+from leafbeam.index import Filter, Trie, Version
 from leafbeam.integrations.prefixes import LegalTokens
 from leafbeam.model.code_tokens import CodeTokens, CodeTokensLike
-from leafbeam.ops.constrain import RequestFilter
 from leafbeam.ops.constrain.cpu import step as cpu
 
 RULES, DENY = "leafbeam_rules", "leafbeam_deny"
@@ -41,7 +40,7 @@ class ServedItems:
     index: Trie | Version
     eos_token_id: int
     code_tokens: CodeTokensLike = None
-    filters: Mapping[str, Filter | VersionFilter] = field(default_factory=dict[str, Filter | VersionFilter])
+    filters: Mapping[str, Filter] = field(default_factory=dict[str, Filter])
 
     def __post_init__(self) -> None:
         check_batch(self.version, max(1, len(self.filters)), list(self.filters.values()) or None, None)
@@ -66,7 +65,7 @@ class ServedItems:
         """
         return self.version.num_levels
 
-    def request_filter(self, extra_args: Mapping[str, Any] | None) -> tuple[RequestFilter, ...] | None:
+    def request_filter(self, extra_args: Mapping[str, Any] | None) -> Filter | None:
         """Return the items that a request may be shown; None for a request that names no rules and no denied items, which
         samples text.
 
@@ -90,7 +89,7 @@ class ServedItems:
                 raise ArgumentError(f"{name} is {str(values)[:80]}: expected a list of names or ids")
         return check_batch(self.version, 1, self.filter_of(rules), [deny or None])[0]
 
-    def filter_of(self, rules: Sequence[str]) -> Any:
+    def filter_of(self, rules: Sequence[str]) -> Filter | None:
         """Return the items that all these filters allow, None for no rules.
 
         Raises:
@@ -101,7 +100,7 @@ class ServedItems:
             raise ArgumentError(f"{RULES} names {missing[0]!r}: expected some of {sorted(self.filters)}")
         return reduce(and_, (self.filters[rule] for rule in rules)) if rules else None
 
-    def legal_tokens(self, request: tuple[RequestFilter, ...]) -> LegalTokens:
+    def legal_tokens(self, request: Filter) -> LegalTokens:
         """Return the legal tokens of one request after each prefix."""
         return LegalTokens(self.version, self.tokens, self.eos_token_id, [request], self._arrays)
 
@@ -112,7 +111,7 @@ class ServedItems:
             generated: The tokens, with or without the end token.
             extra_args: The arguments of the request that generated them.
         """
-        request = self.request_filter(extra_args) or self.request_filter({RULES: []})
+        request = self.request_filter({RULES: [], **(extra_args or {})})
         assert request is not None
         tokens = list(generated)
         tokens = tokens[: tokens.index(self.eos_token_id)] if self.eos_token_id in tokens else tokens

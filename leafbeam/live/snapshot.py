@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.errors import counted
-from leafbeam.index import Segment, Trie, Version
+from leafbeam.index import Filter, Segment, Trie, Version
 from leafbeam.live.transaction import WriteSet, codes_dtype, concat_ids
 
 
@@ -128,7 +128,8 @@ def _without(segment: Segment, rows: NDArray[np.int64]) -> Segment:
     """Return the segment less some of its items."""
     if len(rows) == 0:
         return segment
-    return Segment(trie=segment.trie, live=segment.live_filter.without(segment.trie.items.ordinal_N[rows]))
+    less = segment.live_items.without(segment.trie.items.ordinal_N[rows])
+    return Segment(trie=segment.trie, live=Filter(parts=(less,), index=segment.trie))
 
 
 def _live_rows(segment: Segment | None) -> NDArray[np.bool_]:

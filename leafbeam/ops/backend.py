@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError
 from leafbeam.extras import require
-from leafbeam.index import Trie, Version
-from leafbeam.ops.constrain import Beams, RequestFilter, Scoring
+from leafbeam.index import Filter, Trie, Version
+from leafbeam.ops.constrain import Beams, Scoring
 from leafbeam.ops.constrain.cpu.ragged import TrieChildren
 from leafbeam.ops.constrain.legal_codes import LegalCodes
 
@@ -53,15 +53,13 @@ class ConstrainBackend(Protocol):
 
     def bind(self, index: Trie | Version) -> Any: ...
 
-    def bind_filters(self, arrays: Any, filters: Sequence[tuple[RequestFilter, ...]]) -> Any: ...
+    def bind_filters(self, arrays: Any, filters: Sequence[Filter]) -> Any: ...
 
     def step(
         self,
         arrays: Any,
         level: int,
-        lo_SBK: Any,
-        hi_SBK: Any,
-        scores_BK: Any,
+        beams: Beams[Any],
         logits_BKV: Any,
         filters: Any,
         *,

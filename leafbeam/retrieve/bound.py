@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.errors import ItemIdError, counted
-from leafbeam.index import Filter, Trie, Version, VersionFilter
+from leafbeam.index import Filter, Trie, Version
 from leafbeam.retrieve import kernels
 from leafbeam.retrieve.memory import ItemMemory
 
@@ -55,18 +55,17 @@ class BoundMemory:
                 ordinal_N[rows[trie]] = trie.items.ordinal_N
             self._ordinals[trie] = ordinal_N
 
-    def allowed(self, item_filter: Filter | VersionFilter | None = None) -> NDArray[np.bool_]:
+    def allowed(self, item_filter: Filter | None = None) -> NDArray[np.bool_]:
         """Return which items of the memory a filter of the version allows; None allows all live items.
 
         Raises:
             ForeignFilterError: If the filter was made for another index.
         """
         allowed_N = np.zeros(self.num_items, np.bool_)
-        parts = self.version.segment_filters(item_filter)
+        parts = self.version.request_filter(item_filter).parts
         for segment, part in zip(self.version.segments, parts, strict=True):
             if segment.trie in self._ordinals:
-                chosen = segment.live_filter if part is None else part
-                kernels.allow(chosen.ordinals.words_W, self._ordinals[segment.trie], allowed_N)
+                kernels.allow(part.ordinals.words_W, self._ordinals[segment.trie], allowed_N)
         return allowed_N
 
     def _insert(self, trie: Trie, new_n: NDArray[np.int64]) -> None:

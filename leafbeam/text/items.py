@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.errors import AutomatonError
-from leafbeam.index import Filter, Trie, Version, VersionFilter
+from leafbeam.index import Filter, Trie, Version
 from leafbeam.model.code_tokens import CodeTokens, CodeTokensLike
 
 
@@ -39,11 +39,11 @@ class Items:
 
     index: Trie | Version
     code_tokens: CodeTokensLike = None
-    item_filter: Filter | VersionFilter | None = None
+    item_filter: Filter | None = None
 
     def __post_init__(self) -> None:
         assert len(self._tokens.levels) == self._version.num_levels
-        assert len(self._filters) == len(self._version.segments)
+        assert len(self._allowed.parts) == len(self._version.segments)
 
     def sequences(self) -> list[NDArray[np.int64]]:
         """Return the tokens of each allowed SID, once.
@@ -52,8 +52,8 @@ class Items:
             AutomatonError: If no item is allowed.
         """
         found: list[NDArray[np.int64]] = []
-        for segment, allowed in zip(self._version.segments, self._filters, strict=True):
-            codes_NL = segment.trie.codes_at(allowed.leaves.positions())
+        for segment, allowed in zip(self._version.segments, self._allowed.parts, strict=True):
+            codes_NL = segment.trie.codes_at(allowed.leaf_positions())
             columns = [level.token_V[codes_NL[:, number]] for number, level in enumerate(self._tokens.levels)]
             lengths_N = np.full(len(codes_NL), self._version.num_levels)
             if self._end_code is not None:
@@ -79,11 +79,11 @@ class Items:
     def _with_tokens(self, tokens: list[int]) -> NDArray[Any]:
         codes = [level.code_of(token) for level, token in zip(self._tokens.levels, tokens, strict=False)]
         found: list[NDArray[Any]] = []
-        for segment, allowed in zip(self._version.segments, self._filters, strict=True):
+        for segment, allowed in zip(self._version.segments, self._allowed.parts, strict=True):
             leaf = segment.trie.leaf_of(codes)
             if leaf >= 0:
                 ordinals = np.arange(*segment.trie.items.ordinals_of_leaf(leaf))
-                ordinals = ordinals[allowed.ordinals.has(ordinals)]
+                ordinals = ordinals[allowed.has(ordinals)]
                 found.append(segment.trie.items.ids_of(segment.trie.items.order_N[ordinals]))
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
@@ -92,10 +92,9 @@ class Items:
         return Version.of(self.index)
 
     @cached_property
-    def _filters(self) -> tuple[Filter, ...]:
-        """Return the allowed live items of each segment."""
-        parts = zip(self._version.segments, self._version.segment_filters(self.item_filter), strict=True)
-        return tuple(segment.live_filter if part is None else part for segment, part in parts)
+    def _allowed(self) -> Filter:
+        """Return the allowed live items."""
+        return self._version.request_filter(self.item_filter)
 
     @property
     def _end_code(self) -> int | None:

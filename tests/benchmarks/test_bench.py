@@ -15,7 +15,7 @@ from benchmarks.rows import append_row, interleaved, spread
 from benchmarks.serving import scale
 from benchmarks.workloads import DISTRIBUTIONS, random_codes, random_logits
 from leafbeam import Trie
-from leafbeam.ops.constrain import request_filters
+from leafbeam.ops.constrain import Beams, request_filters
 from leafbeam.ops.constrain.cpu import step as cpu
 
 
@@ -32,7 +32,7 @@ def test_static_gives_the_same_beams_where_it_is_exact(distribution: str) -> Non
     scores = np.zeros((3, 1), np.float32)
     for level in range(levels):
         logits = random_logits(rng, 3, lo.shape[2], size)
-        ours = cpu.step(arrays, level, lo, hi, scores, logits, allowed, num_beams=beams, scoring="full")
+        ours = cpu.step(arrays, level, Beams.start(lo, hi, scores), logits, allowed, num_beams=beams, scoring="full")
         state = extend(peer, state, torch.from_numpy(logits), beams)
         np.testing.assert_allclose(ours.scores, state.scores_BK.numpy(), atol=1e-4)
         assert (ours.code == state.code_BK.numpy()).mean() > 0.97

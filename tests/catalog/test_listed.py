@@ -37,7 +37,7 @@ def shown(catalog: Catalog) -> set:
     """The items of a request without a rule."""
     chosen = catalog.filter()
     version = catalog.version()
-    return set((version.filter_of([None] * len(version.segments)) if chosen is None else chosen).item_ids().tolist())
+    return set((version.all_items if chosen is None else chosen).item_ids().tolist())
 
 
 def test_an_item_whose_row_was_deleted_is_not_answered_after_a_reload_with_or_without_a_rule(path: Path) -> None:

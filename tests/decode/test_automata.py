@@ -9,6 +9,7 @@ import pytest
 from leafbeam.automata import Automaton
 from leafbeam.decode.sequence_search import SequenceSearch
 from leafbeam.errors import ArgumentError, LogitsError
+from leafbeam.ops.constrain import Beams
 from leafbeam.ops.constrain.cpu import automaton as automata
 from tests.fixtures.automaton_model import END, PATTERNS, SIZE, VOCABULARY, Model
 
@@ -109,7 +110,7 @@ def test_children_are_the_legal_codes_and_where_they_lead() -> None:
     row_indptr, code_C = codes.indptr_R1, codes.code_C
     assert row_indptr[-1] == row_indptr[-2]  # the dead one
     scores, logits = np.zeros(states.shape[1:], np.float32), np.zeros((1, states.size, SIZE), np.float32)
-    found = automata.step(languages, 0, states, ends, scores, logits, None, num_beams=len(code_C), scoring="full")
+    found = automata.step(languages, 0, Beams.start(states, ends, scores), logits, None, num_beams=len(code_C), scoring="full")
     order = np.lexsort((found.code[0], found.parent[0]))
     assert found.parent[0, order].tolist() == np.repeat(np.arange(states.size), np.diff(row_indptr)).tolist()
     assert found.code[0, order].tolist() == code_C.tolist()

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from leafbeam import BeamSearch, Trie
 from leafbeam.decode import SearchResult
-from leafbeam.index import Version, VersionFilter
+from leafbeam.index import Filter, Version
 from leafbeam.index.version import Segment
 
 BACKENDS = ["cpu", "torch", "reference"]
@@ -35,7 +35,7 @@ class Tiny:
         self.step, self.excluded, self.seed = rng.choice([0.0, 0.5, 3.0]), rng.choice([0.0, 0.2]), seed
         self.paths: list[list[tuple[int, ...]]] = []
 
-    def filters(self) -> list[VersionFilter]:
+    def filters(self) -> list[Filter]:
         """The rule of each request."""
         return [self.version.filter(item_ids=np.flatnonzero(allowed_N & self.live_N)) for allowed_N in self.allowed_BN]
 

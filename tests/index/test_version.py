@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leafbeam.errors import ArgumentError, ForeignFilterError, ItemIdError
-from leafbeam.index import Bitmap, Filter, Segment, Trie, Version, VersionFilter
+from leafbeam.index import Bitmap, Segment, Trie, Version
 
 SIZES = (4, 3, 5)
 
@@ -63,40 +63,18 @@ def test_filters_of_a_version_are_sets_of_live_ids(seed: int, data: st.DataObjec
     assert a | (b & ~a) == a | b
 
 
-@settings(max_examples=50)
-@given(st.integers(0, 2**32), st.data())
-def test_prefixes_of_a_filter_are_counted_in_each_segment(seed: int, data: st.DataObject) -> None:
-    version, truth = two_segments(seed)
-    chosen = data.draw(st.lists(st.sampled_from(sorted(truth)), unique=True))
-    segment_n, _ = version.locate(chosen)
-    expected = [
-        sum(
-            len({truth[one][: level + 1] for one, s in zip(chosen, segment_n, strict=True) if s == number}) for number in (0, 1)
-        )
-        for level in range(len(SIZES))
-    ]
-    assert version.filter(item_ids=chosen).num_prefixes == tuple(expected)
-
-
-def test_prefixes_of_many_leaves_are_not_counted() -> None:
-    codes = np.stack(np.unravel_index(np.arange(5000), (50, 100)), axis=1)
-    trie = Trie.build(codes, (50, 100), np.arange(5000))
-    version = Version.of(trie)
-    assert version.filter(item_ids=np.arange(4096)).num_prefixes == (41, 4096)
-    assert version.filter(item_ids=np.arange(4097)).num_prefixes is None
-
-
 def test_parts_are_met_with_what_is_alive() -> None:
     version, truth = two_segments(1)
-    everything = version.filter_of([None, None])
+    everything = version.all_items
     assert {str(one) for one in everything.item_ids()} == set(truth)
     base = version.segments[0].trie
-    part = version.filter_of([base.filter(np.ones(base.num_items, np.bool_)), None])
+    delta = version.segments[1].trie
+    part = version.filter_of([base.filter(np.ones(base.num_items, np.bool_)), delta.all_items])
     assert part == everything
     with pytest.raises(ForeignFilterError, match="1 filter for 2 segments"):
-        version.filter_of([None])
+        version.filter_of([base.all_items])
     with pytest.raises(ForeignFilterError):
-        version.filter_of([None, base.filter(np.ones(base.num_items, np.bool_))])
+        version.filter_of([base.all_items, base.filter(np.ones(base.num_items, np.bool_))])
 
 
 def test_a_filter_of_another_version_is_refused() -> None:
@@ -104,24 +82,24 @@ def test_a_filter_of_another_version_is_refused() -> None:
     again = Version(segments=version.segments, number=8)
     theirs, ours = again.filter(item_ids=sorted(truth)), version.filter(item_ids=sorted(truth))
     for call, message in (
-        (lambda: ours & theirs, "versions 7 and 8"),
-        (lambda: version.segment_filters(theirs), r"belongs to version 8 .* runs on version 7"),
-        (lambda: version.segment_filters(version.segments[0].live), "runs on a base and a delta"),
+        (lambda: ours & theirs, r"two indexes: .*\+7 with .* and .*\+8 with"),
+        (lambda: version.request_filter(theirs), r"belongs to index .*\+8 with .* runs on .*\+7 with"),
+        (lambda: version.request_filter(version.segments[0].live), "make it again"),
     ):
         with pytest.raises(ForeignFilterError, match=message):
             call()
-    assert version.segment_filters(ours) == ours.parts
+    assert version.request_filter(ours) is ours
 
 
 def test_a_trie_is_a_version_by_itself() -> None:
     trie = Trie.build([[0, 1], [1, 0], [1, 1]], [2, 2], ["a", "b", "c"])
     version = Version.of(trie)
     assert Version.of(version) is version
-    assert version.segment_filters(None) == (None,)
+    assert version.request_filter(None) == trie.all_items
     chosen = trie.filter(item_ids=["b"])
-    assert version.segment_filters(chosen) == (chosen,)
+    assert version.request_filter(chosen).parts[0] is chosen.parts[0]
     assert version.num_nodes(0) == 2
-    assert isinstance(version.filter(item_ids=["a"]), VersionFilter)
+    assert version.filter(item_ids=["a"]) == trie.filter(item_ids=["a"])
     with pytest.raises(ArgumentError, match="3 segments"):
         Version(segments=version.segments * 3)
     with pytest.raises(ArgumentError, match="different codebooks"):
@@ -137,9 +115,9 @@ def test_without_equals_difference(seed: int, shared: bool) -> None:
     trie = Trie.build(codes, [100] * 3)
     before = trie.filter(rng.random(num_items) < 0.7)
     gone = np.unique(rng.integers(0, num_items, int(rng.integers(0, 9))))
-    after = before.without(gone)
-    expected = before - Filter(ordinals=Bitmap.from_positions(gone, num_items), items=trie.items, index_version=trie.version)
-    assert after == expected
+    after = before.parts[0].without(gone)
+    expected = (before - trie.filter_of(Bitmap.from_positions(gone, num_items))).parts[0]
+    assert after.ordinals == expected.ordinals
     assert after.leaves == expected.leaves
     assert after.leaves.count == expected.leaves.count
 

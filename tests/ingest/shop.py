@@ -41,7 +41,7 @@ def state(writer: CatalogWriter) -> dict[str, Any]:
     """Codes and attributes of all items, and the items that each rule allows."""
     catalog = writer.catalog
     version = catalog.version()
-    ids = sorted(version.filter_of([None] * len(version.segments)).item_ids().astype(str).tolist())
+    ids = sorted(version.all_items.item_ids().astype(str).tolist())
     codes = version.codes_of(ids).tolist()
     rows = catalog.lookup(ids).to_pylist()
     rules = {name: sorted(found.item_ids().astype(str).tolist()) for name, found in catalog.rules.filters.items()}

@@ -28,7 +28,7 @@ def codes_read(shop: Shop) -> dict[str, list[int]]:
     """The items that another process reads."""
     with LiveIndex.open(shop.folder / "live" / "index", read_only=True) as index:
         version = index.version()
-        ids = sorted(version.filter_of([None] * len(version.segments)).item_ids().astype(str).tolist())
+        ids = sorted(version.all_items.item_ids().astype(str).tolist())
         return dict(zip(ids, version.codes_of(ids).tolist(), strict=True)) if ids else {}
 
 

@@ -24,7 +24,7 @@ from .tiny import EOS, PAD, SIZES, WORDS, Kind, Model, Shop, prompts
 def rows_of(shop: Shop, depth: int, count: int) -> NDArray[np.int64]:
     """Beginnings of random items."""
     version = Version.of(shop.index)
-    codes = version.codes_of(version.filter_of([None] * len(version.segments)).item_ids())
+    codes = version.codes_of(version.all_items.item_ids())
     picked = codes[shop.rng.integers(0, len(codes), count), :depth]
     return np.stack([table[column] for table, column in zip(shop.tokens, picked.T, strict=False)], 1) if depth else picked
 
@@ -120,7 +120,7 @@ def test_the_callback_answers_like_the_trie_for_every_prefix() -> None:
     allowed_tokens = prefix_allowed_tokens_fn(
         version, code_tokens=shop.tokens, eos_token_id=EOS, prompt_length=1, filters=filters, deny=[None, None, [250]]
     )
-    everything = version.filter_of([None, None])
+    everything = version.all_items
     for request, one in enumerate(filters):
         items = version.codes_of((everything - version.filter(item_ids=[250]) if one is None else one).item_ids())
         trie = PythonTrie(np.stack([shop.tokens[level][items[:, level]] for level in range(3)], axis=1).tolist())

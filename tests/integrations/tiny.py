@@ -10,7 +10,7 @@ from transformers import LogitsProcessorList, Qwen3Config, Qwen3ForCausalLM
 
 from leafbeam import Trie
 from leafbeam.decode import StepFn
-from leafbeam.index import Filter, Segment, Version, VersionFilter
+from leafbeam.index import Filter, Segment, Version
 from leafbeam.integrations.transformers import TrieLogitsProcessor
 
 PAD, EOS, WORDS = 0, 2, 160
@@ -91,10 +91,8 @@ class Shop:
             self.index = Version(segments=(Segment(trie=base, live=live), Segment(trie=delta)), number=1)
         self.rng = rng
 
-    def filter(self, share: float) -> Filter | VersionFilter:
-        alive = (
-            np.arange(self.index.num_items) if isinstance(self.index, Trie) else self.index.filter_of([None, None]).item_ids()
-        )
+    def filter(self, share: float) -> Filter:
+        alive = np.arange(self.index.num_items) if isinstance(self.index, Trie) else self.index.all_items.item_ids()
         return self.index.filter(item_ids=alive[self.rng.random(len(alive)) < share])
 
     def processor(self, inputs: dict[str, torch.Tensor], **options: Any) -> TrieLogitsProcessor:

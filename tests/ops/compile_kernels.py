@@ -52,7 +52,7 @@ def kernels_of(module: Any) -> None:
 def constrain() -> None:
     from leafbeam import Trie
     from leafbeam.index import Segment, Version
-    from leafbeam.ops.constrain import request_filters
+    from leafbeam.ops.constrain import Beams, request_filters
     from leafbeam.ops.constrain.triton import step as triton
 
     kernels_of(triton)
@@ -68,14 +68,16 @@ def constrain() -> None:
         arrays = triton.bind(version, "cpu")
         bound = triton.bind_filters(arrays, request_filters(version, 2, None, None), max_denied=8 if filtered else None)
         ranges = torch.zeros(len(version.segments), 2, rows, dtype=torch.int64)
+        start = Beams.start(ranges, ranges, torch.zeros(2, rows))
         logits = torch.zeros(2, rows, size, dtype=torch.bfloat16 if filtered else torch.float32)
         for level in (0, 1) if filtered else (1,):
-            triton.launch(arrays, level, ranges, ranges, torch.zeros(2, rows), logits, bound, num_beams=beams, scoring=scoring)  # pyright: ignore[reportArgumentType]
+            triton.launch(arrays, level, start, logits, bound, num_beams=beams, scoring=scoring)  # pyright: ignore[reportArgumentType]
     triton.children(arrays, 1, ranges, ranges, bound)  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
 def automata() -> None:
     from leafbeam.automata import Automaton
+    from leafbeam.ops.constrain import Beams
     from leafbeam.ops.constrain.cpu import automaton as automata
     from leafbeam.ops.constrain.triton import automaton as triton_automata
 
@@ -86,7 +88,7 @@ def automata() -> None:
         states, scores = torch.zeros(1, requests, 70, dtype=torch.int64), torch.zeros(requests, 70)
         for dtype, scoring in ((torch.bfloat16, "full"), (torch.float32, "allowed")):
             logits = torch.zeros(requests, 70, 4096, dtype=dtype)
-            triton_automata.launch(arrays, 0, states, states, scores, logits, None, num_beams=70, scoring=scoring)  # pyright: ignore[reportArgumentType]
+            triton_automata.launch(arrays, 0, Beams.start(states, states, scores), logits, None, num_beams=70, scoring=scoring)  # pyright: ignore[reportArgumentType]
 
 
 def head() -> None:

@@ -8,6 +8,7 @@ import torch
 
 from leafbeam.automata import Automaton
 from leafbeam.errors import ArgumentError, LogitsError
+from leafbeam.ops.constrain import Beams
 from leafbeam.ops.constrain.cpu import automaton as automata
 from leafbeam.ops.constrain.triton import automaton as triton_automata
 
@@ -47,9 +48,9 @@ def test_a_round_is_that_of_the_loops(scoring: Any, shares: tuple[float, float],
     for ties in (False, True):  # the second finds what the first left behind
         drawn = rng.integers(0, 3, (2, rows, SIZE)) if ties else rng.normal(size=(2, rows, SIZE))
         given = (lo, hi, -rng.integers(0, 3, (2, rows)).astype(np.float32), drawn.astype(np.float32))
-        expected = automata.step(languages, 0, *given, None, num_beams=beams, scoring=scoring)
-        tensors = [torch.from_numpy(one) for one in given]
-        found = triton_automata.step(arrays, 0, *tensors, None, num_beams=beams, scoring=scoring)
+        expected = automata.step(languages, 0, Beams.start(*given[:3]), given[3], None, num_beams=beams, scoring=scoring)
+        *ranges, logits = [torch.from_numpy(one) for one in given]
+        found = triton_automata.step(arrays, 0, Beams.start(*ranges), logits, None, num_beams=beams, scoring=scoring)
         np.testing.assert_allclose(found.scores.numpy(), expected.scores, rtol=1e-5, atol=1e-5)
         for name in ("num_valid", "parent", "code", "lo", "hi"):
             if not ties:  # the last bit of a log-sum-exp decides what is equal
@@ -66,13 +67,12 @@ def test_nan_is_named_and_the_next_round_is_clean() -> None:
     automaton = Automaton.from_sequences([[0, 1], [1]], vocabulary_size=2)
     arrays = triton_automata.bind(automata.bind([automaton, automaton], end_code=2, num_codes=3), "cpu")
     lo = torch.zeros(1, 2, 1, dtype=torch.int64)
+    root = Beams.start(lo, lo + 1, torch.zeros(2, 1))
     logits = torch.zeros(2, 1, 3)
     logits[1, 0, 1] = torch.nan
     with np.errstate(invalid="ignore"), pytest.raises(LogitsError, match="request 1, beam 0 in round 4"):
-        triton_automata.step(arrays, 4, lo, lo + 1, torch.zeros(2, 1), logits, None, num_beams=2, scoring="full")
-    clean = triton_automata.step(
-        arrays, 4, lo, lo + 1, torch.zeros(2, 1), torch.zeros(2, 1, 3), None, num_beams=2, scoring="full"
-    )
+        triton_automata.step(arrays, 4, root, logits, None, num_beams=2, scoring="full")
+    clean = triton_automata.step(arrays, 4, root, torch.zeros(2, 1, 3), None, num_beams=2, scoring="full")
     assert clean.code.tolist() == [[0, 1], [0, 1]]
 
 

@@ -13,7 +13,7 @@ from leafbeam.decode.results import root_ranges
 from leafbeam.errors import ArgumentError, LogitsError
 from leafbeam.index import Segment, Version
 from leafbeam.ops import backend as backends
-from leafbeam.ops.constrain import Scoring, reference, request_filters
+from leafbeam.ops.constrain import Beams, Scoring, reference, request_filters
 from leafbeam.ops.constrain.cpu import step as cpu
 from leafbeam.ops.constrain.cpu.logsumexp import CHUNK, chunk_maxima, sum_exp
 from leafbeam.ops.constrain.cpu.topk import Candidates, compact, key_of, score_of
@@ -81,8 +81,9 @@ def test_nan_and_infinity_are_named_with_request_and_beam(name: str, scoring: st
     state = (np.zeros((1, 2, 1), np.int64), np.full((1, 2, 1), 10), np.zeros((2, 1), np.float32), logits)
     if name == "reference":
         state = tuple(torch.from_numpy(array) for array in state)
+    *ranges, logits = state
     with pytest.raises(LogitsError, match="request 1, beam 0 at level 0 hold NaN or \\+inf"):
-        ops.step(arrays, 0, *state, filters, num_beams=3, scoring=scoring)
+        ops.step(arrays, 0, Beams.start(*ranges), logits, filters, num_beams=3, scoring=scoring)
 
 
 @settings(max_examples=60)
@@ -145,11 +146,23 @@ def test_a_very_wide_level_with_very_many_beams(  # the scan, the compaction and
         on_cpu, on_torch = cpu.bind(trie), reference.bind(trie)
         for num_beams in (1, 50, 3000):
             ours = cpu.step(
-                on_cpu, 1, lo, hi, scores, logits, cpu.bind_filters(on_cpu, requests), num_beams=num_beams, scoring="full"
+                on_cpu,
+                1,
+                Beams.start(lo, hi, scores),
+                logits,
+                cpu.bind_filters(on_cpu, requests),
+                num_beams=num_beams,
+                scoring="full",
             )
-            state = [torch.from_numpy(array) for array in (lo, hi, scores, logits)]
+            *ranges, logits_BKV = [torch.from_numpy(array) for array in (lo, hi, scores, logits)]
             truth = reference.step(
-                on_torch, 1, *state, reference.bind_filters(on_torch, requests), num_beams=num_beams, scoring="full"
+                on_torch,
+                1,
+                Beams.start(*ranges),
+                logits_BKV,
+                reference.bind_filters(on_torch, requests),
+                num_beams=num_beams,
+                scoring="full",
             )
             np.testing.assert_allclose(ours.scores, truth.scores.numpy(), atol=1e-5)
             same = ours.code == truth.code.numpy()
@@ -169,10 +182,11 @@ def test_a_warm_round_allocates_its_answer_and_no_more_for_wide_levels(scoring: 
     arrays = cpu.bind(trie)
     filters = cpu.bind_filters(arrays, request_filters(trie, 2, None, None))
     logits_BKV = rng.standard_normal((2, 1, sizes[0])).astype(np.float32)
-    lo_SBK, scores_BK = np.zeros((1, 2, 1), np.int64), np.zeros((2, 1), np.float32)
+    lo_SBK = np.zeros((1, 2, 1), np.int64)
+    beams = Beams.start(lo_SBK, lo_SBK + trie.num_leaves, np.zeros((2, 1), np.float32))
 
     def step() -> None:
-        cpu.step(arrays, 0, lo_SBK, lo_SBK + trie.num_leaves, scores_BK, logits_BKV, filters, num_beams=20, scoring=scoring)
+        cpu.step(arrays, 0, beams, logits_BKV, filters, num_beams=20, scoring=scoring)
 
     step()
     tracemalloc.start()

@@ -17,7 +17,7 @@ from leafbeam import Trie  # noqa: E402
 from leafbeam.decode.results import root_ranges  # noqa: E402
 from leafbeam.errors import ArgumentError, LogitsError  # noqa: E402
 from leafbeam.index import Segment, Version  # noqa: E402
-from leafbeam.ops.constrain import request_filters  # noqa: E402
+from leafbeam.ops.constrain import Beams, request_filters  # noqa: E402
 from leafbeam.ops.constrain.cpu import step as cpu  # noqa: E402
 from leafbeam.ops.constrain.fixed_shape import jax as ops  # noqa: E402
 from leafbeam.ops.constrain.fixed_shape import step as fixed_step  # noqa: E402
@@ -92,8 +92,8 @@ def compare(
         shape = (*lo.shape[1:], SIZES[level])
         logits = np.zeros(shape, np.float32) if ties else random_logits(rng, shape)
         settings: Any = {"num_beams": width, "scoring": scoring}
-        truth = cpu.step(on_cpu, level, lo, hi, scores, logits, cpu_filters, **settings)
-        ours = ops.step(arrays, level, lo, hi, scores, logits, filters, **settings)
+        truth = cpu.step(on_cpu, level, Beams.start(lo, hi, scores), logits, cpu_filters, **settings)
+        ours = ops.step(arrays, level, Beams.start(lo, hi, scores), logits, filters, **settings)
         assert ours.num_valid.tolist() == truth.num_valid.tolist()
         np.testing.assert_allclose(ours.scores, truth.scores, rtol=1e-5, atol=2e-5)
         np.testing.assert_array_equal(ours.parent, truth.parent)
@@ -174,12 +174,13 @@ def test_no_buffer_of_the_size_of_the_logits_is_written() -> None:
     assert arrays.levels[0][0].capacity.wide > 0
     assert arrays.levels[1][0].capacity.wide == 0
     for level, parents in enumerate((1, beams)):
-        given = jnp.zeros((1, 2, parents), jnp.int32), jnp.ones((1, 2, parents), jnp.int32), jnp.zeros((2, parents))
+        ranges = jnp.zeros((1, 2, parents), jnp.int32), jnp.ones((1, 2, parents), jnp.int32)
+        start = Beams.start(*ranges, jnp.zeros((2, parents)))
         for scoring in ("full", "allowed"):
             lowered = ops._XP.compiled(fixed_step.run).lower(
                 arrays.levels[level],
                 filters.levels[level],
-                *given,
+                start,
                 jnp.zeros((2, parents, size)),
                 num_beams=beams,
                 scoring=scoring,
@@ -196,9 +197,9 @@ def test_nan_and_infinity_are_named_with_request_and_beam(scoring: Any, poison: 
     filters = ops.bind_filters(arrays, request_filters(trie, 2, None, None))
     logits = np.zeros((2, 1, 10), np.float32)
     logits[1, 0, 3] = poison
-    state = np.zeros((1, 2, 1), np.int64), np.full((1, 2, 1), 10), np.zeros((2, 1), np.float32), logits
+    root = Beams.start(np.zeros((1, 2, 1), np.int64), np.full((1, 2, 1), 10), np.zeros((2, 1), np.float32))
     with pytest.raises(LogitsError, match="request 1, beam 0 at level 0 hold NaN or \\+inf"):
-        ops.step(arrays, 0, *state, filters, num_beams=2, scoring=scoring)
+        ops.step(arrays, 0, root, logits, filters, num_beams=2, scoring=scoring)
 
 
 def test_more_leaves_than_int32_counts_are_refused() -> None:
@@ -238,11 +239,11 @@ def test_sizes_are_powers_of_two_and_grow_only() -> None:
 
 def test_neither_the_step_nor_the_search_imports_torch() -> None:
     code = (
-        "import sys, numpy as np; from leafbeam.index import Trie; from leafbeam.ops.constrain import request_filters;"
+        "import sys, numpy as np; from leafbeam.index import Trie; from leafbeam.ops.constrain import Beams, request_filters;"
         "from leafbeam.ops.constrain.fixed_shape import jax as ops;"
         "import leafbeam.decode.jax_search, jax; trie = Trie.build([[0, 1], [1, 0]], (2, 2)); arrays = ops.bind(trie);"
         "filters = ops.bind_filters(arrays, request_filters(trie, 1, None, None)); one = np.zeros((1, 1, 1));"
-        "beams = ops.step(arrays, 0, one, one + 2, one[0], np.zeros((1, 1, 2)), filters, num_beams=2, scoring='full');"
+        "beams = ops.step(arrays, 0, Beams.start(one, one + 2, one[0]), np.zeros((1, 1, 2)), filters, num_beams=2, scoring='full');"
         "print(beams.num_valid, 'torch' in sys.modules, jax.config.jax_enable_x64, beams.lo.dtype)"
     )
     root = Path(__file__).parent.parent.parent

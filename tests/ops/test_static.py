@@ -12,7 +12,7 @@ from leafbeam import BeamSearch, Trie
 from leafbeam.decode.results import root_ranges
 from leafbeam.errors import ArgumentError, LogitsError
 from leafbeam.index import Segment, Version
-from leafbeam.ops.constrain import request_filters
+from leafbeam.ops.constrain import Beams, request_filters
 from leafbeam.ops.constrain.cpu import step as cpu
 from leafbeam.ops.constrain.static import torch as static_torch
 from tests.fixtures import grid
@@ -39,8 +39,8 @@ def compare(trie: Trie, dense_levels: int, scoring: Any, widths: tuple[int, ...]
     for level, width in enumerate(widths):
         logits = rng.normal(size=(*lo.shape[1:], trie.codebook_sizes[level])).astype(np.float32)
         settings: Any = {"num_beams": width, "scoring": scoring}
-        truth = cpu.step(on_cpu, level, lo, hi, scores, logits, cpu_filters, **settings)
-        ours = static_torch.step(arrays, level, lo, hi, scores, logits, filters, **settings)
+        truth = cpu.step(on_cpu, level, Beams.start(lo, hi, scores), logits, cpu_filters, **settings)
+        ours = static_torch.step(arrays, level, Beams.start(lo, hi, scores), logits, filters, **settings)
         np.testing.assert_allclose(ours.scores, truth.scores, rtol=1e-5, atol=2e-5)
         for name in ("parent", "code", "lo", "hi", "num_valid"):
             np.testing.assert_array_equal(getattr(ours, name), getattr(truth, name), err_msg=f"{name} at level {level}")

@@ -42,9 +42,11 @@ class Round:
         return cpu.step(
             arrays,
             1,
-            np.ascontiguousarray(self.lo_SP.reshape(-1, *shape)),
-            np.ascontiguousarray(self.hi_SP.reshape(-1, *shape)),
-            scores_P.reshape(shape),
+            Beams.start(
+                np.ascontiguousarray(self.lo_SP.reshape(-1, *shape)),
+                np.ascontiguousarray(self.hi_SP.reshape(-1, *shape)),
+                scores_P.reshape(shape),
+            ),
             logits_PV.reshape(*shape, self.size),
             cpu.bind_filters(arrays, self.requests * shape[0]),
             num_beams=num_beams,
@@ -179,6 +181,6 @@ def test_a_certain_code_is_found_by_one_beam(scoring: str) -> None:
     logits_BKV[0, 0, 3] = 100  # its log-probability is 0 in float32
     arrays, requests = cpu.bind(trie), request_filters(trie, 1, None, None)
     lo, hi = np.zeros((1, 1, 1), np.int64), np.full((1, 1, 1), 10)
-    given: Any = arrays, 0, lo, hi, np.zeros((1, 1), np.float32), logits_BKV, cpu.bind_filters(arrays, requests)
+    given: Any = arrays, 0, Beams.start(lo, hi, np.zeros((1, 1), np.float32)), logits_BKV, cpu.bind_filters(arrays, requests)
     found = cpu.step(*given, num_beams=1, scoring=scoring)
     assert (found.num_valid.tolist(), found.code.tolist(), found.scores.tolist()) == ([1], [[3]], [[0.0]])

@@ -12,7 +12,7 @@ import torch._dynamo
 from leafbeam import Trie
 from leafbeam.decode.results import root_ranges
 from leafbeam.index import Segment, Version
-from leafbeam.ops.constrain import request_filters
+from leafbeam.ops.constrain import Beams, request_filters
 from leafbeam.ops.constrain.cpu import step as cpu
 from leafbeam.ops.constrain.fixed_shape import torch as ops
 from tests.fixtures import grid
@@ -46,9 +46,9 @@ def search(extend: Any, version: Version, arrays: Any, requests: Any, seed: int,
     for level, width in enumerate(WIDTHS):
         logits = rng.normal(size=(*lo.shape[1:], SIZES[level])).astype(np.float32)
         settings: Any = {"num_beams": width, "scoring": scoring}
-        truth = cpu.step(on_cpu, level, lo, hi, scores, logits, cpu_filters, **settings)
-        given = [torch.from_numpy(one) for one in (lo, hi, scores, logits)]
-        ours, bad = extend(arrays.levels[level], filters.levels[level], *given, **settings)
+        truth = cpu.step(on_cpu, level, Beams.start(lo, hi, scores), logits, cpu_filters, **settings)
+        *ranges, drawn = [torch.from_numpy(one) for one in (lo, hi, scores, logits)]
+        ours, bad = extend(arrays.levels[level], filters.levels[level], Beams.start(*ranges), drawn, **settings)
         assert not bad.any()
         np.testing.assert_allclose(ours.scores, truth.scores, rtol=1e-5, atol=2e-5)
         for name in ("parent", "code", "lo", "hi", "num_valid"):
@@ -85,7 +85,8 @@ def test_inductor_gives_the_same_beams() -> None:
     compiled = torch.compile(ops.extend, fullgraph=True, dynamic=False)
     for allowed in (trie.filter(rng.random(200) < 0.5), trie.filter(rng.random(200) < 0.1)):
         filters = ops.bind_filters(arrays, request_filters(trie, 2, [allowed, None], None))
-        given = torch.zeros(1, 2, 1).long(), torch.full((1, 2, 1), 200), torch.zeros(2, 1), torch.randn(2, 1, 300)
+        root = Beams.start(torch.zeros(1, 2, 1).long(), torch.full((1, 2, 1), 200), torch.zeros(2, 1))
+        given = root, torch.randn(2, 1, 300)
         settings: Any = {"num_beams": 30, "scoring": "full"}
         ours, _ = compiled(arrays.levels[0], filters.levels[0], *given, **settings)
         eager, _ = ops.extend(arrays.levels[0], filters.levels[0], *given, **settings)

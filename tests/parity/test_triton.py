@@ -18,8 +18,8 @@ import torch
 from leafbeam import Trie
 from leafbeam.decode.results import root_ranges
 from leafbeam.errors import ArgumentError, LogitsError
-from leafbeam.index import Version
-from leafbeam.ops.constrain import RequestFilter, reference, request_filters
+from leafbeam.index import Filter, Version
+from leafbeam.ops.constrain import Beams, reference, request_filters
 from leafbeam.ops.constrain.cpu import step as cpu
 from leafbeam.ops.constrain.triton import step as triton
 from tests.fixtures.grid import CASES, LISTED, SCORINGS, SHAPES, Catalog, check_case
@@ -71,7 +71,7 @@ def test_the_whole_grid_under_the_interpreter(name: str, shape: str, scoring: st
     check_case(name, shape, "triton", scoring)
 
 
-def two_rounds(version: Version, requests: list[tuple[RequestFilter, ...]], size: int, beams: int) -> list[Any]:
+def two_rounds(version: Version, requests: list[Filter], size: int, beams: int) -> list[Any]:
     """The beams after the first round on the CPU, for the second to start from, and its logits."""
     rng = np.random.default_rng(7)
     arrays = cpu.bind(version)
@@ -79,8 +79,8 @@ def two_rounds(version: Version, requests: list[tuple[RequestFilter, ...]], size
     lo, hi = root_ranges(version, requests)
     first = rng.standard_normal((len(requests), 1, size), np.float32)
     scores = np.zeros((len(requests), 1), np.float32)
-    found = cpu.step(arrays, 0, lo, hi, scores, first, bound, num_beams=beams, scoring="full")
-    return [found.lo, found.hi, found.scores, rng.standard_normal((len(requests), beams, size), np.float32)]
+    found = cpu.step(arrays, 0, Beams.start(lo, hi, scores), first, bound, num_beams=beams, scoring="full")
+    return [found, rng.standard_normal((len(requests), beams, size), np.float32)]
 
 
 @pytest.mark.slow
@@ -112,8 +112,8 @@ def test_children_are_the_references(shape: str) -> None:
     version = Version.of(catalog.index)
     ids = list(catalog.sids)
     requests = request_filters(version, 2, [None, catalog.filter(ids[::2])], [None, ids[:9]])
-    lo, hi, _, _ = two_rounds(version, requests, case.sizes[0], 3)
-    for level, (lo_SBK, hi_SBK) in enumerate([root_ranges(version, requests), (lo, hi)]):
+    beams, _ = two_rounds(version, requests, case.sizes[0], 3)
+    for level, (lo_SBK, hi_SBK) in enumerate([root_ranges(version, requests), (beams.lo, beams.hi)]):
         expected = reference.children(
             (arrays := reference.bind(version)),
             level,
@@ -134,10 +134,10 @@ def test_a_poisoned_row_is_named_and_the_next_round_is_clean(scoring: str, poiso
     bound = triton.bind_filters(arrays, request_filters(trie, 2, None, None))
     logits = np.zeros((2, 1, 3), np.float32)
     logits[1, 0, 2] = poison
-    root = (np.zeros((1, 2, 1), np.int64), np.full((1, 2, 1), 3), np.zeros((2, 1), np.float32))
+    root = Beams.start(np.zeros((1, 2, 1), np.int64), np.full((1, 2, 1), 3), np.zeros((2, 1), np.float32))
     with np.errstate(invalid="ignore"), pytest.raises(LogitsError, match="request 1, beam 0"):
-        triton.step(arrays, 0, *root, logits, bound, num_beams=2, scoring=scoring)  # type: ignore[arg-type]
-    found = triton.step(arrays, 0, *root, np.zeros_like(logits), bound, num_beams=2, scoring=scoring)  # type: ignore[arg-type]
+        triton.step(arrays, 0, root, logits, bound, num_beams=2, scoring=scoring)
+    found = triton.step(arrays, 0, root, np.zeros_like(logits), bound, num_beams=2, scoring=scoring)
     assert found.code.tolist() == [[0, 1], [0, 1]]
 
 
@@ -146,15 +146,11 @@ def test_filters_of_another_batch_take_the_place_of_the_last() -> None:
     arrays = triton.bind(trie)
     none, some = request_filters(trie, 1, None, None), request_filters(trie, 1, trie.filter(np.arange(60) > 55), [[57, 58]])
     bound = triton.bind_filters(arrays, none, max_denied=4)
-    root = (
-        np.zeros((1, 1, 1), np.int64),
-        np.full((1, 1, 1), 60),
-        np.zeros((1, 1), np.float32),
-        np.zeros((1, 1, 60), np.float32),
-    )
+    root = Beams.start(np.zeros((1, 1, 1), np.int64), np.full((1, 1, 1), 60), np.zeros((1, 1), np.float32))
+    logits = np.zeros((1, 1, 60), np.float32)
     for filters, expected in ((none, 20), (some, 2), (none, 20)):
         triton.refill(bound, filters)
-        found = triton.step(arrays, 0, *root, bound, num_beams=20, scoring="full")
+        found = triton.step(arrays, 0, root, logits, bound, num_beams=20, scoring="full")
         assert int(found.num_valid[0]) == expected
     for call, message in (
         (lambda: triton.refill(bound, request_filters(trie, 1, None, [list(range(9))])), "max_denied"),
@@ -169,14 +165,14 @@ def test_what_the_kernels_cannot_do_is_refused_before_a_launch() -> None:
     trie = Trie.build([[0], [1]], [2])
     arrays = triton.bind(trie)
     bound = triton.bind_filters(arrays, request_filters(trie, 1, None, None))
-    root = (np.zeros((1, 1, 1), np.int64), np.full((1, 1, 1), 2), np.zeros((1, 1), np.float32))
+    root = Beams.start(np.zeros((1, 1, 1), np.int64), np.full((1, 1, 1), 2), np.zeros((1, 1), np.float32))
     with pytest.raises(ArgumentError, match="num_beams is 9000"):
-        triton.step(arrays, 0, *root, np.zeros((1, 1, 2), np.float32), bound, num_beams=9000, scoring="full")
+        triton.step(arrays, 0, root, np.zeros((1, 1, 2), np.float32), bound, num_beams=9000, scoring="full")
     with pytest.raises(LogitsError, match="expected"):
-        triton.step(arrays, 0, *root, np.zeros((1, 1, 3), np.float32), bound, num_beams=2, scoring="full")
-    two = (np.zeros((1, 2, 1), np.int64), np.full((1, 2, 1), 2), np.zeros((2, 1), np.float32))
+        triton.step(arrays, 0, root, np.zeros((1, 1, 3), np.float32), bound, num_beams=2, scoring="full")
+    two = Beams.start(np.zeros((1, 2, 1), np.int64), np.full((1, 2, 1), 2), np.zeros((2, 1), np.float32))
     with pytest.raises(ArgumentError, match="one for each request"):
-        triton.step(arrays, 0, *two, np.zeros((2, 1, 2), np.float32), bound, num_beams=2, scoring="full")
+        triton.step(arrays, 0, two, np.zeros((2, 1, 2), np.float32), bound, num_beams=2, scoring="full")
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 import leafbeam
 from leafbeam.index import Trie
 from leafbeam.ops import backend
-from leafbeam.ops.constrain.types import RequestFilter
+from leafbeam.ops.constrain import Beams
 from leafbeam.serve import create_app
 from tests.serve.running import opened
 
@@ -58,15 +58,15 @@ def check(walk: str, files: dict[str, None], compiled: Sequence[str] = ()) -> No
 
 def test_the_walk_of_codes_names_files_that_a_build_and_a_step_run() -> None:
     recorder, codes_NL = Recorder(), np.random.default_rng(0).integers(0, 8, (100, 2))
-    scores_BK, logits_BKV = np.zeros((1, 1), np.float32), np.zeros((1, 1, 8), np.float32)
+    logits_BKV = np.zeros((1, 1, 8), np.float32)
 
     def build_and_step() -> None:
         trie = Trie.build(codes_NL, (8, 8))
         cpu = backend.load("cpu")[1]
         arrays = cpu.bind(trie)
-        filters = cpu.bind_filters(arrays, [(RequestFilter.of(trie, None),)])
-        lo_SBK, hi_SBK = np.zeros((1, 1, 1), np.int64), np.full((1, 1, 1), trie.num_leaves)
-        beams = cpu.step(arrays, 0, lo_SBK, hi_SBK, scores_BK, logits_BKV, filters, num_beams=4, scoring="full")
+        filters = cpu.bind_filters(arrays, [trie.all_items])
+        root = Beams.start(np.zeros((1, 1, 1), np.int64), np.full((1, 1, 1), trie.num_leaves), np.zeros((1, 1), np.float32))
+        beams = cpu.step(arrays, 0, root, logits_BKV, filters, num_beams=4, scoring="full")
         assert beams.num_valid.tolist() == [4]
 
     build_and_step()  # compiles

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leafbeam.index import Version
-from leafbeam.ops.constrain import Beams, RequestFilter, Scoring
+from leafbeam.index import Filter, Version
+from leafbeam.ops.constrain import Beams, Scoring
 from leafbeam.ops.constrain.fixed_shape.capacity import bucket
 
 _MIN_DELTA = 1 << 13  # elements of each of a delta's arrays at least, so that it may grow from nothing
 MAX_DENIED = 256  # of a request: space in every graph; a batch with more runs eagerly
-Requests = Sequence[tuple[RequestFilter, ...]]
+Requests = Sequence[Filter]
 
 
 class DeviceIndex:
@@ -73,17 +73,15 @@ class DeviceIndex:
         self, level: int, beams: Beams[Tensor], logits_BKV: Tensor, filters: DeviceFilters, *, num_beams: int, scoring: Scoring
     ) -> tuple[Beams[Tensor], Tensor]:
         """The backend's `launch`: (beams, bad)."""
-        state = beams.lo, beams.hi, beams.scores
-        return self._ops.launch(self._arrays, level, *state, logits_BKV, filters.arrays, num_beams=num_beams, scoring=scoring)
+        return self._ops.launch(self._arrays, level, beams, logits_BKV, filters.arrays, num_beams=num_beams, scoring=scoring)
 
 
 class DeviceFilters:
     """The filters of a batch where a graph reads them. arrays: as the backend's `bind_filters` makes them."""
 
     def __init__(self, ops: Any, arrays: Any, batch: int) -> None:
-        self._ops, self._batch, self._max_denied = ops, batch, batch * MAX_DENIED
-        self._empty = (RequestFilter.none(),) * arrays.num_segments
-        self.arrays = ops.bind_filters(arrays, [self._empty] * batch, max_denied=self._max_denied)
+        self._ops, self._max_denied = ops, batch * MAX_DENIED
+        self.arrays = ops.bind_filters(arrays, [], batch_size=batch, max_denied=self._max_denied)
 
     @property
     def nbytes(self) -> int:
@@ -91,9 +89,10 @@ class DeviceFilters:
 
     def refill(self, requests: Requests) -> bool:
         """Overwrite them with another batch's filters; False where these need more space than there is."""
-        if any(sum(len(part.denied_D) for part in parts) > self._max_denied for parts in zip(*requests, strict=True)):
+        parts_SB = zip(*(request.parts for request in requests), strict=True)
+        if any(sum(len(part.denied_D) for part in parts_B) > self._max_denied for parts_B in parts_SB):
             return False
-        self._ops.refill(self.arrays, [*requests, *[self._empty] * (self._batch - len(requests))])
+        self._ops.refill(self.arrays, requests)
         return True
 
 

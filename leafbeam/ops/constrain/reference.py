@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from leafbeam.errors import LogitsError
-from leafbeam.index import Trie, Version
-from leafbeam.ops.constrain.types import LOWEST, Beams, RequestFilter, Scoring
+from leafbeam.index import Filter, Trie, Version
+from leafbeam.ops.constrain.types import LOWEST, Beams, Scoring
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -41,17 +41,13 @@ def _unpack(trie: Trie, device: torch.device | str) -> TrieArrays:
     return TrieArrays(codes_ML=codes_ML.to(device), starts_LM=starts_LM.to(device))
 
 
-def bind_filters(arrays: tuple[TrieArrays, ...], filters: Sequence[Sequence[RequestFilter]]) -> tuple[Tensor, ...]:
+def bind_filters(arrays: tuple[TrieArrays, ...], filters: Sequence[Filter]) -> tuple[Tensor, ...]:
     """Return for each segment a mask, bool (B, M), of the leaves that each request may reach."""
     alive: list[Tensor] = []
     for number, segment in enumerate(arrays):
-        alive_BM = torch.ones(len(filters), len(segment.codes_ML), dtype=torch.bool)
-        for request, parts in enumerate(filters):
-            leaves = parts[number].leaves
-            if leaves is not None:
-                alive_BM[request] = False
-                alive_BM[request, torch.from_numpy(leaves.positions())] = True
-            alive_BM[request, torch.from_numpy(parts[number].denied_D)] = False
+        alive_BM = torch.zeros(len(filters), len(segment.codes_ML), dtype=torch.bool)
+        for request, item_filter in enumerate(filters):
+            alive_BM[request, torch.from_numpy(item_filter.parts[number].leaf_positions())] = True
         alive.append(alive_BM.to(segment.codes_ML.device))
     return tuple(alive)
 
@@ -97,9 +93,7 @@ def _children_of(segment: TrieArrays, alive_M: Tensor, level: int, lo: int, hi: 
 def step(
     arrays: tuple[TrieArrays, ...],
     level: int,
-    lo_SBK: Tensor,
-    hi_SBK: Tensor,
-    scores_BK: Tensor,
+    beams: Beams[Tensor],
     logits_BKV: Tensor,
     filters: tuple[Tensor, ...],
     *,
@@ -117,11 +111,11 @@ def step(
     Raises LogitsError where a live row holds NaN or +inf.
 
     Args:
-        lo_SBK, hi_SBK: int64, a leaf range for each segment, all empty for a dead beam.
-        scores_BK, logits_BKV: float32. A logit of -inf is a code that the model itself excludes.
+        beams: The beams before the round: `lo`, `hi` and `scores` are read. The ranges of a dead beam are empty.
+        logits_BKV: float32. A logit of -inf is a code that the model itself excludes.
     """
-    device, logits_BKV = lo_SBK.device, logits_BKV.float()
-    num_segments, batch_size, num_rows = lo_SBK.shape
+    device, logits_BKV = beams.lo.device, logits_BKV.float()
+    num_segments, batch_size, num_rows = beams.lo.shape
     shape = (batch_size, num_beams)
     out = Beams(
         scores=torch.full(shape, -torch.inf, device=device),
@@ -131,20 +125,20 @@ def step(
         hi=torch.zeros((num_segments, *shape), dtype=torch.int64, device=device),
         num_valid=torch.zeros(shape[0], dtype=torch.int64, device=device),
     )
-    row_indptr, code_C, lo_SC, hi_SC = children(arrays, level, lo_SBK, hi_SBK, filters)
+    row_indptr, code_C, lo_SC, hi_SC = children(arrays, level, beams.lo, beams.hi, filters)
     for request in range(batch_size):
         candidates: list[tuple[Tensor, Tensor, Tensor]] = []  # (score, parent, number among all children)
         for beam in range(num_rows):
             row = request * num_rows + beam
             child_C = torch.arange(int(row_indptr[row]), int(row_indptr[row + 1]), device=device)
-            if len(child_C) == 0 or bool(scores_BK[request, beam].isneginf()):
+            if len(child_C) == 0 or bool(beams.scores[request, beam].isneginf()):
                 continue
             row_V = logits_BKV[request, beam]
             read = row_V if scoring == "full" else row_V[code_C[child_C]]
             if bool(read.isnan().any()) or bool(read.isposinf().any()):
                 raise LogitsError.not_finite(request, beam, f"at level {level}")
             logit_C = row_V[code_C[child_C]]
-            scores_C = (scores_BK[request, beam] + (logit_C - read.logsumexp(0))).clamp(min=LOWEST)
+            scores_C = (beams.scores[request, beam] + (logit_C - read.logsumexp(0))).clamp(min=LOWEST)
             live_C = (logit_C > -torch.inf) & ~scores_C.isnan()
             candidates.append((scores_C[live_C], torch.full_like(child_C, beam)[live_C], child_C[live_C]))
         if not candidates:

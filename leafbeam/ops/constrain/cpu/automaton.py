@@ -144,9 +144,7 @@ def legal(arrays: AutomatonBatch, lo_SBK: NDArray[np.int64], hi_SBK: NDArray[np.
 def step(
     arrays: AutomatonBatch,
     level: int,
-    lo_SBK: NDArray[np.int64],
-    hi_SBK: NDArray[np.int64],
-    scores_BK: NDArray[np.float32],
+    beams: Beams[NDArray[Any]],
     logits_BKV: NDArray[np.float32],
     filters: Any,
     *,
@@ -159,6 +157,7 @@ def step(
     Cost: one read of the logits for "full", and of the legal ones; rows whose beam cannot be among the best are not read.
     Raises LogitsError where a row that was read holds NaN or +inf, ArgumentError for shapes that do not fit.
     """
+    lo_SBK, hi_SBK, scores_BK = beams.lo, beams.hi, beams.scores
     _check(arrays, lo_SBK)
     _, batch_size, num_rows = lo_SBK.shape
     if logits_BKV.shape != (batch_size, num_rows, arrays.num_codes):

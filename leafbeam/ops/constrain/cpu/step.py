@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.errors import LogitsError
-from leafbeam.index import Trie, Version
+from leafbeam.index import Filter, ItemSet, Trie, Version
 from leafbeam.ops.constrain.cpu.children import FilterAddresses
 from leafbeam.ops.constrain.cpu.kernels import children_of_rows, step_of_rows
 from leafbeam.ops.constrain.cpu.logsumexp import CHUNK
 from leafbeam.ops.constrain.cpu.scratch import Scratch
 from leafbeam.ops.constrain.cpu.topk import candidate_buffers
 from leafbeam.ops.constrain.levels import LevelView
-from leafbeam.ops.constrain.types import Beams, RequestFilter, Scoring
+from leafbeam.ops.constrain.types import Beams, Scoring
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,7 +45,7 @@ class FilterArrays:
     """
 
     pair: tuple[tuple[NDArray[np.int64], ...], tuple[NDArray[np.int64], ...]]
-    held: tuple[tuple[RequestFilter, ...], ...]
+    held: tuple[Filter, ...]
 
 
 def bind(index: Trie | Version) -> VersionArrays:
@@ -59,21 +59,21 @@ def bind(index: Trie | Version) -> VersionArrays:
     )
 
 
-def bind_filters(arrays: VersionArrays, filters: Sequence[tuple[RequestFilter, ...]]) -> FilterArrays:
+def bind_filters(arrays: VersionArrays, filters: Sequence[Filter]) -> FilterArrays:
     """Collect the addresses of a batch's filters, once for all rounds of a search."""
-    bound = [_addresses([parts[s] for parts in filters], size) for s, size in enumerate(arrays.num_leaves_S)]
+    bound = [_addresses([request.parts[s] for request in filters], size) for s, size in enumerate(arrays.num_leaves_S)]
     return FilterArrays(pair=(bound[0], bound[-1]), held=tuple(filters))
 
 
-def _addresses(filters: Sequence[RequestFilter], num_leaves: int) -> tuple[NDArray[np.int64], ...]:
-    words_B, before_B = np.zeros(len(filters), np.int64), np.zeros(len(filters), np.int64)
-    for request, part in enumerate(filters):
+def _addresses(parts: Sequence[ItemSet], num_leaves: int) -> tuple[NDArray[np.int64], ...]:
+    words_B, before_B = np.zeros(len(parts), np.int64), np.zeros(len(parts), np.int64)
+    for request, part in enumerate(parts):
         if part.leaves is not None:
             assert part.leaves.size == num_leaves
             words_B[request] = part.leaves.words_W.ctypes.data
             before_B[request] = part.leaves.before_W.ctypes.data
-    denied_indptr = np.array([*accumulate((len(part.denied_D) for part in filters), initial=0)], np.int64)
-    denied = np.concatenate([part.denied_D for part in filters], dtype=np.int64)
+    denied_indptr = np.array([*accumulate((len(part.denied_D) for part in parts), initial=0)], np.int64)
+    denied = np.concatenate([part.denied_D for part in parts], dtype=np.int64)
     return tuple(FilterAddresses(words_B=words_B, before_B=before_B, denied_indptr=denied_indptr, denied=denied))
 
 
@@ -100,9 +100,7 @@ def children(
 def step(
     arrays: VersionArrays,
     level: int,
-    lo_SBK: NDArray[np.int64],
-    hi_SBK: NDArray[np.int64],
-    scores_BK: NDArray[np.float32],
+    beams: Beams[NDArray[Any]],
     logits_BKV: NDArray[np.float32],
     filters: FilterArrays,
     *,
@@ -115,7 +113,7 @@ def step(
     whose beam score is already below that threshold is not read at all.
     Raises LogitsError where a row that was read holds NaN or +inf.
     """
-    num_segments, batch_size, num_rows = lo_SBK.shape
+    num_segments, batch_size, num_rows = beams.lo.shape
     shape = (batch_size, num_beams)
     scores = np.empty(shape, np.float32)
     parent_code = np.zeros((2, *shape), np.int64)
@@ -125,9 +123,9 @@ def step(
     floats = arrays.scratch.array("floats", (2, max(space.shape[2], logits_BKV.shape[2] // CHUNK + 1)), np.float32)
     bad = step_of_rows(
         arrays.levels[level],
-        lo_SBK,
-        hi_SBK,
-        scores_BK,
+        beams.lo,
+        beams.hi,
+        beams.scores,
         logits_BKV,
         filters.pair,
         scoring == "full",

@@ -12,12 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError
-from leafbeam.index import Bitmap
+from leafbeam.index import Bitmap, Filter, ItemSet
 from leafbeam.ops.constrain.fixed_shape.arrays import FilterArrays, LevelFilters, VersionArrays
 from leafbeam.ops.constrain.fixed_shape.capacity import SegmentCapacity, bucket
 from leafbeam.ops.constrain.fixed_shape.filter_layout import denied_arrays, filter_words
 from leafbeam.ops.constrain.fixed_shape.layout import SegmentLayout
-from leafbeam.ops.constrain.types import RequestFilter
 
 
 class FilterCache:
@@ -48,17 +47,17 @@ class FilterCache:
             cache._segments.append(old if same else _SegmentCache(arrays, layout, sizes, old.num_rows))
         return cache
 
-    def bind(self, filters: Sequence[tuple[RequestFilter, ...]]) -> FilterArrays:
+    def bind(self, filters: Sequence[Filter]) -> FilterArrays:
         """Return the filters of a batch: for each request one for each segment, missing ones allow everything. Thread-safe."""
         with self._lock:
             columns = [
-                segment.bind([parts[s] if s < len(parts) else None for parts in filters])
+                segment.bind([request.parts[s] if s < len(request.parts) else None for request in filters])
                 for s, segment in enumerate(self._segments)
             ]
         return FilterArrays(levels=tuple(zip(*columns, strict=True)))
 
 
-def bind_filters(arrays: VersionArrays, filters: Sequence[tuple[RequestFilter, ...]]) -> FilterArrays:
+def bind_filters(arrays: VersionArrays, filters: Sequence[Filter]) -> FilterArrays:
     """Copy a batch's filters to the device, each different one once."""
     return FilterCache(arrays).bind(filters)
 
@@ -75,7 +74,7 @@ class _SegmentCache:
         stacks = {name: np.stack([words] * num_rows) for name, words in everything.items()}
         self._stacks = {name: self._xp.asarray(stack, self._device) for name, stack in stacks.items()}
 
-    def bind(self, requests: Sequence[RequestFilter | None]) -> tuple[LevelFilters, ...]:
+    def bind(self, requests: Sequence[ItemSet | None]) -> tuple[LevelFilters, ...]:
         """Return the filters of a batch at each level."""
         slot_B = self._rows([None if request is None else request.leaves for request in requests])
         slots = self._xp.asarray(slot_B, self._device)

@@ -15,12 +15,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.index import Bitmap
+from leafbeam.index import Bitmap, ItemSet
 from leafbeam.index.bit_kernels import rank
 from leafbeam.jit import njit
 from leafbeam.ops.constrain.fixed_shape.capacity import SegmentCapacity, bucket
 from leafbeam.ops.constrain.fixed_shape.layout import LevelLayout, SegmentLayout, window_words
-from leafbeam.ops.constrain.types import RequestFilter
 
 MIN_DENIED = 8  # a batch without a deny list runs the same compiled code as one with a short list
 
@@ -62,7 +61,7 @@ def _set_alive(words_W, before_W, lo_G, hi_G, indptr_G1, mask_G, firsts_E, codes
             before = after
 
 
-def denied_arrays(segment: SegmentLayout, requests: Sequence[RequestFilter | None]) -> dict[str, NDArray[np.int32]]:
+def denied_arrays(segment: SegmentLayout, requests: Sequence[ItemSet | None]) -> dict[str, NDArray[np.int32]]:
     """Return a batch's denied leaves and the listed children that are dead without them, padded with -1 to a power of two.
 
     denied_BD: leaves. dead_BD3{t}: (entry, mask or -1, code) for each level t.

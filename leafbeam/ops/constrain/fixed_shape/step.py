@@ -41,9 +41,7 @@ def extend(
     xp: ArrayNamespace,
     levels: Sequence[LevelArrays],
     filters: Sequence[LevelFilters],
-    lo_SBK: Any,
-    hi_SBK: Any,
-    scores_BK: Any,
+    beams: Beams[Any],
     logits_BKV: Any,
     *,
     num_beams: int,
@@ -54,15 +52,15 @@ def extend(
     levels, filters: of one level, one for each segment: `arrays.levels[t]`, `filters.levels[t]`. For use inside a traced or
     compiled function: another version or filter of the same capacity compiles nothing.
     """
-    num_segments, batch_size, num_parents = lo_SBK.shape
+    num_segments, batch_size, num_parents = beams.lo.shape
     assert len(levels) == num_segments
     size = levels[0].capacity.size
-    request_R = xp.arange(batch_size * num_parents, lo_SBK) // num_parents
-    lo_SR, hi_SR = lo_SBK.reshape(num_segments, -1), hi_SBK.reshape(num_segments, -1)
+    request_R = xp.arange(batch_size * num_parents, beams.lo) // num_parents
+    lo_SR, hi_SR = beams.lo.reshape(num_segments, -1), beams.hi.reshape(num_segments, -1)
     children = [children_of(xp, levels[s], filters[s], request_R, lo_SR[s], hi_SR[s]) for s in range(num_segments)]
     logits_RV = xp.float32(logits_BKV.reshape(-1, size))
     find = _dense_candidates if any(level.capacity.wide for level in levels) else _narrow_candidates
-    candidates = find(xp, children, logits_RV, scores_BK.reshape(-1), batch_size, num_beams, scoring == "full")
+    candidates = find(xp, children, logits_RV, beams.scores.reshape(-1), batch_size, num_beams, scoring == "full")
     count = min(num_beams, candidates.score_BC.shape[1])
     best_BK, position_BK = xp.top_k(candidates.score_BC, count)
     live_BK = best_BK > NEG_INF
@@ -73,8 +71,8 @@ def extend(
         ranges_of(xp, levels[s], filters[s], children[s], hi_SR[s], row_BK, code_BK, live_BK) for s in range(num_segments)
     ]
     lo_SBK, hi_SBK = (xp.concat([bounds[end][None] for bounds in ranges], 0) for end in (0, 1))
-    beams = padded_beams(xp, num_beams, best_BK, row_BK % num_parents, code_BK, lo_SBK, hi_SBK)
-    return beams, candidates.bad_R.reshape(batch_size, num_parents)
+    best = padded_beams(xp, num_beams, best_BK, row_BK % num_parents, code_BK, lo_SBK, hi_SBK)
+    return best, candidates.bad_R.reshape(batch_size, num_parents)
 
 
 def padded_beams(
@@ -98,10 +96,19 @@ def first_bad_row(xp: ArrayNamespace, bad: Any) -> Any:
     return xp.where(rest > 0, len(bad_R) + 1 - rest, 0)
 
 
-def run(xp: ArrayNamespace, levels: Any, filters: Any, *state: Any, num_beams: int, scoring: Scoring) -> tuple[Beams[Any], Any]:
+def run(
+    xp: ArrayNamespace,
+    levels: Any,
+    filters: Any,
+    beams: Beams[Any],
+    logits_BKV: Any,
+    *,
+    num_beams: int,
+    scoring: Scoring,
+) -> tuple[Beams[Any], Any]:
     """Run `extend`, and return the first bad row in place of all of them."""
-    beams, bad_BP = extend(xp, levels, filters, *state, num_beams=num_beams, scoring=scoring)
-    return beams, first_bad_row(xp, bad_BP)
+    best, bad_BP = extend(xp, levels, filters, beams, logits_BKV, num_beams=num_beams, scoring=scoring)
+    return best, first_bad_row(xp, bad_BP)
 
 
 def launcher(run: Callable[..., tuple[Beams[Any], Any]]) -> Callable[..., tuple[Beams[Any], Any]]:
@@ -110,16 +117,14 @@ def launcher(run: Callable[..., tuple[Beams[Any], Any]]) -> Callable[..., tuple[
     def launch(
         arrays: Any,
         level: int,
-        lo_SBK: Any,
-        hi_SBK: Any,
-        scores_BK: Any,
+        beams: Beams[Any],
         logits_BKV: Any,
         filters: FilterArrays | None,
         *,
         num_beams: int,
         scoring: Scoring,
     ) -> tuple[Beams[Any], Any]:
-        state = arrays.xp.inputs((lo_SBK, hi_SBK), scores_BK, logits_BKV, arrays.device)
+        state = arrays.xp.inputs(beams, logits_BKV, arrays.device)
         of_level = arrays.levels[level], filters and filters.levels[level]
         return arrays.xp.compiled(run)(*of_level, *state, num_beams=num_beams, scoring=scoring)
 

@@ -6,6 +6,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from leafbeam.ops.constrain.types import Beams
+
 NEG_INF = -float("inf")
 
 
@@ -102,8 +104,8 @@ class ArrayNamespace:
     def asarray(self, array: NDArray[Any], device: Any) -> Any:
         """Return a copy of a numpy array on a device."""
 
-    def inputs(self, numbers: Sequence[Any], scores: Any, logits: Any, device: Any) -> Any:
-        """Return (*numbers, scores, logits) as a compiled function takes them: on the device, as numbers and float32."""
+    def inputs(self, beams: Beams[Any], logits: Any, device: Any) -> Any:
+        """Return (beams, logits) as a compiled function takes them: on the device, as numbers and float32."""
 
     def set_rows(self, stacks: dict[str, Any], rows_n: Any, fresh: dict[str, Any]) -> Any:
         """Copies of the stacks with some rows replaced, the same rows in all."""

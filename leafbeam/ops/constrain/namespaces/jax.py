@@ -91,8 +91,10 @@ class JaxNamespace(ArrayNamespace):
     def asarray(self, array: NDArray[Any], device: Any) -> Array:
         return jax.device_put(array, device)
 
-    def inputs(self, numbers: Sequence[Any], scores: Any, logits: Any, device: Any) -> tuple[Any, ...]:
-        return (*(_as_dtype(array, jnp.int32) for array in numbers), _as_dtype(scores, jnp.float32), logits)
+    def inputs(self, beams: Beams[Any], logits: Any, device: Any) -> tuple[Beams[Any], Any]:
+        names = "lo", "hi", "parent", "code", "num_valid"
+        numbers = {name: _as_dtype(getattr(beams, name), jnp.int32) for name in names}
+        return Beams(scores=_as_dtype(beams.scores, jnp.float32), **numbers), logits
 
     def set_rows(self, stacks: dict[str, Array], rows_n: Array, fresh: dict[str, Array]) -> dict[str, Array]:
         return _set_rows(stacks, rows_n, fresh)

@@ -1,6 +1,6 @@
 """`ArrayNamespace` in torch: numbers and words are int64; stored words are int32, stored codes uint8, int16 or int32."""
 
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leafbeam.ops.constrain.namespaces import ArrayNamespace
+from leafbeam.ops.constrain.types import Beams
 
 _WORD = 0xFFFFFFFF
 
@@ -87,12 +88,10 @@ class TorchNamespace(ArrayNamespace):
         signed = {"uint32": np.int32, "uint16": np.int16}.get(array.dtype.name)
         return torch.from_numpy(array if signed is None else array.view(signed)).to(device)
 
-    def inputs(self, numbers: Sequence[Any], scores: Any, logits: Any, device: Any) -> tuple[Tensor, ...]:
-        return (
-            *(torch.as_tensor(array, device=device).long() for array in numbers),
-            torch.as_tensor(scores, device=device).float(),
-            torch.as_tensor(logits, device=device),
-        )
+    def inputs(self, beams: Beams[Any], logits: Any, device: Any) -> tuple[Beams[Tensor], Tensor]:
+        lo, hi = (torch.as_tensor(array, device=device).long() for array in (beams.lo, beams.hi))
+        scores = torch.as_tensor(beams.scores, device=device).float()
+        return replace(beams, lo=lo, hi=hi, scores=scores), torch.as_tensor(logits, device=device)
 
     def set_rows(self, stacks: dict[str, Tensor], rows_n: Tensor, fresh: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: stack.index_copy(0, rows_n.long(), fresh[name]) for name, stack in stacks.items()}

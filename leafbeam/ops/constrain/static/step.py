@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from leafbeam.errors import ArgumentError, counted
-from leafbeam.index import Trie, Version
+from leafbeam.index import Filter, Trie, Version
 from leafbeam.index.level import code_dtype
 from leafbeam.ops.constrain.fixed_shape.step import add_log_probs, first_bad_row, is_bad, launcher, padded_beams
 from leafbeam.ops.constrain.namespaces import NEG_INF, ArrayNamespace
 from leafbeam.ops.constrain.static.matrix import TransitionMatrix, prefix_numbers
-from leafbeam.ops.constrain.types import Beams, RequestFilter, Scoring, waiting
+from leafbeam.ops.constrain.types import Beams, Scoring, waiting
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -143,9 +143,10 @@ def level_tables(
     )
 
 
-def bind_filters(arrays: StaticArrays, filters: Sequence[tuple[RequestFilter, ...]]) -> None:
+def bind_filters(arrays: StaticArrays, filters: Sequence[Filter]) -> None:
     """Check that no request is filtered, because STATIC has no filters. Raises ArgumentError for a filter or a denied item."""
-    for number, (part,) in enumerate(filters):
+    for number, item_filter in enumerate(filters):
+        (part,) = item_filter.parts
         if part.leaves is not None or len(part.denied_D):
             raise ArgumentError(
                 f"request {number} has a filter or denied items: backend 'static' cannot filter per request; build an index of "
@@ -192,9 +193,7 @@ def run(
     xp: ArrayNamespace,
     tables: LevelTables,
     filters: None,
-    lo_1BP: Any,
-    hi_1BP: Any,
-    scores_BP: Any,
+    beams: Beams[Any],
     logits_BPV: Any,
     *,
     num_beams: int,
@@ -204,12 +203,12 @@ def run(
 
     A row of NaN or +inf is treated as dead. "allowed" normalises over the legal codes, which the paper does not.
     """
-    batch_size, num_parents = scores_BP.shape
-    is_live_R = (hi_1BP > lo_1BP).reshape(-1)
-    base_R1 = xp.where(is_live_R, scores_BP.reshape(-1), NEG_INF)[:, None]
+    batch_size, num_parents = beams.scores.shape
+    is_live_R = (beams.hi > beams.lo).reshape(-1)
+    base_R1 = xp.where(is_live_R, beams.scores.reshape(-1), NEG_INF)[:, None]
     node_R = tables.first_in  # of the root: the first node, or prefix 0
     if tables.leaves_in is not None:
-        number_R = xp.where(is_live_R, xp.search_sorted(tables.leaves_in, lo_1BP.reshape(-1)), 0)
+        number_R = xp.where(is_live_R, xp.search_sorted(tables.leaves_in, beams.lo.reshape(-1)), 0)
         node_R = tables.first_in + number_R if tables.prefixes_in is None else xp.take(tables.prefixes_in, number_R)
     node_R = xp.where(is_live_R, node_R, 0)
 
@@ -236,8 +235,8 @@ def run(
     if tables.leaves_out is not None:
         number_BK = xp.where(live_BK, number_BK, 0)
         lo_BK, hi_BK = xp.take(tables.leaves_out, number_BK), xp.take(tables.leaves_out, number_BK + 1)
-    beams = padded_beams(xp, num_beams, best_BK, parent_BK, code_BK, lo_BK[None], hi_BK[None])
-    return beams, first_bad_row(xp, is_bad(lse_R) & legal.any(1))
+    best = padded_beams(xp, num_beams, best_BK, parent_BK, code_BK, lo_BK[None], hi_BK[None])
+    return best, first_bad_row(xp, is_bad(lse_R) & legal.any(1))
 
 
 launch = launcher(run)

@@ -140,9 +140,7 @@ def bind(batch: AutomatonBatch, device: torch.device | str) -> DeviceAutomatonBa
 def launch(
     arrays: DeviceAutomatonBatch,
     level: int,
-    lo_SBK: Tensor,
-    hi_SBK: Tensor,
-    scores_BK: Tensor,
+    beams: Beams[Tensor],
     logits_BKV: Tensor,
     filters: Any,
     *,
@@ -153,10 +151,10 @@ def launch(
 
     bad: int64, 0, or the number + 1 of a row that held NaN or +inf. Raises ArgumentError and LogitsError, before any launch.
     """
-    if lo_SBK.shape[:2] != (1, len(arrays.requests_B5)):
-        raise ArgumentError(f"ranges have shape {tuple(lo_SBK.shape)}: expected (1, {len(arrays.requests_B5)}, beams)")
+    if beams.lo.shape[:2] != (1, len(arrays.requests_B5)):
+        raise ArgumentError(f"ranges have shape {tuple(beams.lo.shape)}: expected (1, {len(arrays.requests_B5)}, beams)")
     size = arrays.num_codes
-    r = new_round(lo_SBK, hi_SBK, scores_BK, logits_BKV, arrays.min_key_B, size=size, num_beams=num_beams)
+    r = new_round(beams, logits_BKV, arrays.min_key_B, size=size, num_beams=num_beams)
     automaton_row_kernel[(r.batch_size * r.num_rows,)](
         arrays.tables,
         arrays.requests_B5,

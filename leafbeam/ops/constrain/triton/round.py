@@ -78,13 +78,11 @@ class Round(NamedTuple):
         )
 
 
-def new_round(
-    lo_SBK: Tensor, hi_SBK: Tensor, scores_BK: Tensor, logits_BKV: Tensor, min_key_B: Tensor, *, size: int, num_beams: int
-) -> Round:
+def new_round(beams: Beams[Tensor], logits_BKV: Tensor, min_key_B: Tensor, *, size: int, num_beams: int) -> Round:
     """Check the arguments of a round and allocate its outputs. Raises ArgumentError, LogitsError."""
     lo_SBK, hi_SBK, scores_BK, logits_BKV = (
         array if isinstance(array, Tensor) else torch.as_tensor(array, device=min_key_B.device)
-        for array in (lo_SBK, hi_SBK, scores_BK, logits_BKV)
+        for array in (beams.lo, beams.hi, beams.scores, logits_BKV)
     )
     num_segments, batch_size, num_rows = lo_SBK.shape
     if len(min_key_B) != batch_size:

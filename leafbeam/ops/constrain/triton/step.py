@@ -25,13 +25,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leafbeam.errors import ArgumentError, counted
-from leafbeam.index import Trie, Version
+from leafbeam.index import Filter, Trie, Version
 from leafbeam.index.level import Level
 from leafbeam.ops.constrain.levels import LevelView
 from leafbeam.ops.constrain.triton.kernels import NO_KEY, ChildLists, children_kernel, request_kernel, row_kernel
 from leafbeam.ops.constrain.triton.ranges import Segment, form_of
 from leafbeam.ops.constrain.triton.round import new_round
-from leafbeam.ops.constrain.types import Beams, RequestFilter, Scoring, waiting
+from leafbeam.ops.constrain.types import Beams, Scoring, waiting
 
 _TILE = 512  # children looked at together
 _NARROW = 64  # the same where all of them may stay: deep ranges have few
@@ -116,16 +116,17 @@ def bind(index: Trie | Version, device: torch.device | str | None = None) -> Ver
 
 
 def bind_filters(
-    arrays: VersionArrays, filters: Sequence[tuple[RequestFilter, ...]], *, max_denied: int | None = None
+    arrays: VersionArrays, filters: Sequence[Filter], *, batch_size: int | None = None, max_denied: int | None = None
 ) -> FilterArrays:
     """Copy a batch's bitmaps (each different one once) and denied leaves to the device. Cost: 1.5 bits a leaf and filter.
 
-    max_denied: room for so many denied leaves of a batch and segment, and for filters where there are none now, so that
-    `refill` can bring those of another batch to a captured graph. None: what this batch needs.
+    batch_size: the number of requests, if more than there are filters. max_denied: room for so many denied leaves of a batch
+    and segment, and for filters where there are none now, so that `refill` can bring those of another batch to a captured
+    graph. None: what this batch needs.
     """
-    size, capacity, filtered = len(filters), max_denied, True
+    size, capacity, filtered = batch_size or len(filters), max_denied, True
     if capacity is None:
-        parts = [part for request in filters for part in request]
+        parts = [part for request in filters for part in request.parts]
         capacity = size * max((len(part.denied_D) for part in parts), default=0)
         filtered = any(part.leaves is not None or len(part.denied_D) for part in parts)
     shapes = (size, size, size + 1, max(1, capacity))
@@ -142,30 +143,35 @@ def bind_filters(
     return bound
 
 
-def refill(bound: FilterArrays, filters: Sequence[tuple[RequestFilter, ...]]) -> None:
-    """Put the filters of another batch of the same size where a captured graph finds them. Raises ArgumentError: no room."""
+def refill(bound: FilterArrays, filters: Sequence[Filter]) -> None:
+    """Put the filters of another batch where a captured graph finds them; further requests of the graph get none.
+
+    Raises ArgumentError: no room.
+    """
     size, held = len(bound.min_key_B), []
-    if len(filters) != size:
+    if len(filters) > size:
         raise ArgumentError(
             f"{counted(len(filters), 'request')} where the filters were bound for {size}: bind them for the larger batch"
         )
     for number, (words_B, before_B, denied_indptr, denied) in enumerate(bound.segments):
-        parts = [request[number] for request in filters]
+        parts = [request.parts[number] for request in filters]
         bitmaps = {id(part.leaves): part.leaves for part in parts if part.leaves is not None}
         copies = {
             key: (_on(bitmap.words_W, denied.device), _on(bitmap.before_W, denied.device)) for key, bitmap in bitmaps.items()
         }
-        leaves = np.concatenate([part.denied_D for part in parts])
+        leaves = np.concatenate([np.empty(0, np.int64), *[part.denied_D for part in parts]])
         if len(leaves) > len(denied) or (not bound.filtered and (copies or len(leaves))):
             raise ArgumentError(
                 f"{counted(len(leaves), 'denied leaf', 'denied leaves')} and {counted(len(copies), 'filter')} where "
                 f"there is room for {len(denied)} and "
                 f"{'any number' if bound.filtered else 'none'}: give bind_filters a larger max_denied"
             )
-        addresses = [copies.get(id(part.leaves), (None, None)) for part in parts]
+        nothing = [(None, None)] * (size - len(parts))
+        addresses = [copies.get(id(part.leaves), (None, None)) for part in parts] + nothing
         words_B.copy_(torch.tensor([0 if words is None else words.data_ptr() for words, _ in addresses]))
         before_B.copy_(torch.tensor([0 if before is None else before.data_ptr() for _, before in addresses]))
-        denied_indptr.copy_(torch.tensor([0, *np.cumsum([len(part.denied_D) for part in parts]).tolist()]))
+        counts_B = [len(part.denied_D) for part in parts] + [0] * len(nothing)
+        denied_indptr.copy_(torch.tensor([0, *np.cumsum(counts_B).tolist()]))
         denied[: len(leaves)].copy_(torch.from_numpy(leaves))
         held.append(copies)
     bound.held[:] = held
@@ -174,9 +180,7 @@ def refill(bound: FilterArrays, filters: Sequence[tuple[RequestFilter, ...]]) ->
 def launch(
     arrays: VersionArrays,
     level: int,
-    lo_SBK: Tensor,
-    hi_SBK: Tensor,
-    scores_BK: Tensor,
+    beams: Beams[Tensor],
     logits_BKV: Tensor,
     filters: FilterArrays,
     *,
@@ -191,8 +195,8 @@ def launch(
     (of several, any). Cost: one read of the logits for "full", a few reads for each child.
     Raises ArgumentError and LogitsError, before any launch.
     """
-    size, num_segments = arrays.sizes[level], len(lo_SBK)
-    r = new_round(lo_SBK, hi_SBK, scores_BK, logits_BKV, filters.min_key_B, size=size, num_beams=num_beams)
+    size, num_segments = arrays.sizes[level], len(beams.lo)
+    r = new_round(beams, logits_BKV, filters.min_key_B, size=size, num_beams=num_beams)
     segments, forms = _segments(arrays, level, filters)
     row_kernel[(r.batch_size * r.num_rows,)](
         segments,
