@@ -243,7 +243,8 @@ def test_neither_the_step_nor_the_search_imports_torch() -> None:
         "from leafbeam.ops.constrain.fixed_shape import jax as ops;"
         "import leafbeam.decode.jax_search, jax; trie = Trie.build([[0, 1], [1, 0]], (2, 2)); arrays = ops.bind(trie);"
         "filters = ops.bind_filters(arrays, request_filters(trie, 1, None, None)); one = np.zeros((1, 1, 1));"
-        "beams = ops.step(arrays, 0, Beams.start(one, one + 2, one[0]), np.zeros((1, 1, 2)), filters, num_beams=2, scoring='full');"
+        "root = Beams.start(one, one + 2, one[0]); logits = np.zeros((1, 1, 2));"
+        "beams = ops.step(arrays, 0, root, logits, filters, num_beams=2, scoring='full');"
         "print(beams.num_valid, 'torch' in sys.modules, jax.config.jax_enable_x64, beams.lo.dtype)"
     )
     root = Path(__file__).parent.parent.parent
