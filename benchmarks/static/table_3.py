@@ -19,7 +19,7 @@ from benchmarks.studies.cold_start_study import METHODS, ColdStudy, study_cold_s
 from benchmarks.studies.retriever import DenseRecipe
 from benchmarks.studies.text_teacher import TeacherRecipe
 from leafbeam.semid import EmbeddingConfig, QuantiserConfig, RqVaeConfig
-from leafbeam.train import Budget, EvaluationSet, InteractionLog, RankingMetrics, Recipe, load_log
+from leafbeam.train import Budget, EvaluationSet, InteractionLog, LogRules, RankingMetrics, Recipe, load_log
 
 __all__ = ["HEADLINE", "SIDS", "TABLE", "TEACHERS", "paper_of"]
 
@@ -93,7 +93,7 @@ def _study(run: LearningRun, seed: int, sids: str, teacher: str) -> ColdStudy:
 def _rows(run: LearningRun, console: Console, keep: Callable[[Row], None]) -> list[Row]:
     rows: list[Row] = []
     for directory in run.data:
-        log = load_log(directory, unseen="drop")
+        log = load_log(directory, rules=LogRules(unseen="drop"))
         for share in run.shares:
             split = cold_split(log, share=share, part=run.part)
             if run.quick:

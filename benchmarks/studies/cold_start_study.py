@@ -258,7 +258,8 @@ def _trained(
         teacher = TextTeacher(retriever, split.cold_items, graph, study.teacher)
         histories = with_pseudo_histories(split.train, teacher, study.teacher, seed=study.seed)
     users = log.user_ids if recipe.num_users else None
-    trainer = Trainer(model, histories, fitted.table.codes, recipe, user_ids=users, teacher=teacher)
+    trainer = Trainer(model, histories, fitted.table.codes, recipe, user_ids=users)
+    trainer.teacher = teacher or trainer.teacher
     trainer.run(progress=None if progress is None else lambda stats: progress("training the model", stats.share))
     return model
 

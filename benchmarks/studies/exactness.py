@@ -41,7 +41,7 @@ from leafbeam.decode.model_calls import StepFn
 from leafbeam.engine import Settings
 from leafbeam.index import Filter, Trie
 from leafbeam.semid import CodeVectors, EmbeddingConfig, QuantiserConfig, SidTable, fit_sids, text_columns, text_vectors
-from leafbeam.train import Budget, InteractionLog, Recipe, Split, leave_one_out, load_log, train
+from leafbeam.train import Budget, InteractionLog, Recipe, Split, TrainOptions, leave_one_out, load_log, train
 from leafbeam.train.evaluation import EvaluationSet
 from leafbeam.train.metrics import Estimate
 
@@ -152,7 +152,7 @@ def _bench(
     embedding: EmbeddingConfig,
     users: int,
 ) -> _Bench:
-    model = train(log, split, table, recipe, code_vectors=code_vectors).eval()
+    model = train(log, split, table, recipe, options=TrainOptions(code_vectors=code_vectors)).eval()
     trie = Trie.build(table.codes, codebook_sizes=table.codebook_sizes, item_ids=log.item_ids)
     codes_NL = np.asarray(trie.codes_of(log.item_ids), np.int64)
     asked = EvaluationSet.from_split(split, "test", sample=users, seed=recipe.seed)

@@ -18,8 +18,10 @@ from leafbeam.index import Trie
 from leafbeam.semid import EmbeddingConfig, QuantiserConfig, fit_sids, text_columns, text_vectors
 from leafbeam.train import (
     Budget,
+    EvaluationConfig,
     InteractionLog,
     Recipe,
+    TrainOptions,
     evaluate,
     leave_one_out,
     load_log,
@@ -143,7 +145,9 @@ def _row(run: LearningRun, directory: Path, log: InteractionLog, seed: int, cons
             seconds["model"] = round(moment.seconds, 1)
             say("training the model", moment.share)
 
-        model = train(log, split, fitted.table, recipe, progress=training, code_vectors=fitted.code_vectors)
+        model = train(
+            log, split, fitted.table, recipe, options=TrainOptions(progress=training, code_vectors=fitted.code_vectors)
+        )
         trie = Trie.build(fitted.table.codes, codebook_sizes=fitted.table.codebook_sizes, item_ids=log.item_ids)
         columns = text_columns(log.items)
         memory = tune_memory(fit_memory(log, split.train, columns), split)
@@ -163,11 +167,10 @@ def _row(run: LearningRun, directory: Path, log: InteractionLog, seed: int, cons
             trie,
             log,
             split,
-            sample=QUICK_USERS if run.quick else None,
             baselines=baselines,
             memory=memory,
-            unconstrained_users=100 if run.quick else 2000,
             progress=lambda done, total: say("evaluating", done / total),
+            config=EvaluationConfig(sample=QUICK_USERS if run.quick else None, unconstrained_users=100 if run.quick else 2000),
         )
     free = report.unconstrained
     return TABLE.row(

@@ -45,8 +45,8 @@ def evaluate(
     from leafbeam.model import load_model
     from leafbeam.retrieve import ItemMemory
     from leafbeam.semid import SidTable, text_columns, text_vectors
+    from leafbeam.train import EvaluationConfig, leave_one_out
     from leafbeam.train import evaluate as measure
-    from leafbeam.train import leave_one_out
     from leafbeam.train.baselines import text_neighbours, transition_baselines
     from leafbeam.train.fusion import fit_memory
 
@@ -72,14 +72,11 @@ def evaluate(
             Trie.build(sids.codes, sids.codebook_sizes, sids.item_ids),
             log,
             split,
-            part=part,
-            num_beams=num_beams,
-            scoring=scoring,
-            sample=users,
-            seed=seed,
+            EvaluationConfig(
+                part=part, num_beams=num_beams, scoring=scoring, sample=users, seed=seed, unconstrained_users=unconstrained
+            ),
             baselines=baselines,
             memory=memory,
-            unconstrained_users=unconstrained,
             progress=lambda count, total: bar.show("evaluating", count / total, f"{count:,} of {counted(total, 'user')}"),
         )
     console.print(report.table())

@@ -97,7 +97,8 @@ class Source:
             raise DataError(f"{error}: import the run again") from error
 
     def _read_log(self) -> InteractionLog:
-        from leafbeam.train import Columns, load_amazon, load_log, load_movielens
+        from leafbeam.tables import CsvFormat
+        from leafbeam.train import Columns, LogRules, load_amazon, load_log, load_movielens
 
         if self.path is None:
             raise DataError("this run was imported without interactions: import it again, with their file as --data")
@@ -118,13 +119,9 @@ class Source:
                 timestamp=self.time_column,
                 item_of_items=self.id_column or self.item_column,
             ),
-            time_unit=self.time_unit,
-            order=self.order,
-            k_core=self.k_core,
-            text_ids=self.text_ids,
-            delimiter=self.delimiter,
-            items_delimiter=self.items_delimiter,
-            encoding=self.encoding,
+            rules=LogRules(time_unit=self.time_unit, order=self.order, k_core=self.k_core, text_ids=self.text_ids),
+            form=CsvFormat(delimiter=self.delimiter, encoding=self.encoding),
+            items_form=CsvFormat(delimiter=self.items_delimiter or self.delimiter, encoding=self.encoding),
             headerless=self.kind == "cornac",
         )
 

@@ -207,6 +207,7 @@ def _fit_model(
 ) -> "AnyModel":
     """Train the model and report its figures. reserved_s: the part of the budget that other steps take."""
     from leafbeam.semid import CodeVectors
+    from leafbeam.train import TrainOptions
     from leafbeam.train import train as fit
     from leafbeam.train.baselines import memory_scores, transition_baselines
 
@@ -220,13 +221,15 @@ def _fit_model(
                 material.sids,
                 recipe,
                 paths.path,
-                progress=shown.show,
-                resume=resume,
-                device=device,
-                baselines={**transition_baselines(memory, split.train), "memory": memory_scores(memory)},
-                on_baselines=shown.show_baselines,
-                code_vectors=CodeVectors.load(paths.quantiser, material.sids),
-                reserved_s=reserved_s,
+                TrainOptions(
+                    progress=shown.show,
+                    resume=resume,
+                    device=device,
+                    baselines={**transition_baselines(memory, split.train), "memory": memory_scores(memory)},
+                    on_baselines=shown.show_baselines,
+                    code_vectors=CodeVectors.load(paths.quantiser, material.sids),
+                    reserved_s=reserved_s,
+                ),
             )
     except KeyboardInterrupt:
         console.print("Stopped; the checkpoint is kept.")

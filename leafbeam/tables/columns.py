@@ -52,8 +52,8 @@ def _missing(source: SourceTable, name: str, role: str) -> str:
     if role == "item":
         fix += "; with --order file (order='file') it may hold lists, a user's items from the oldest on"
     if source.is_text and len(names) == 1 and (marks := [mark for mark in ";\t|," if mark in names[0]]):
-        option = "items_delimiter" if role == "item_of_items" else "delimiter"
-        fix = f"fields are separated by {marks[0]!r}: pass it as --{option.replace('_', '-')} ({option}={marks[0]!r})"
+        option, form = ("--items-delimiter", "items_form") if role == "item_of_items" else ("--delimiter", "form")
+        fix = f"fields are separated by {marks[0]!r}: pass it as {option} (in Python {form}=CsvFormat(delimiter={marks[0]!r}))"
     return f"{source.source} has no column {name!r}; it has {listed(map(repr, names))}: {fix}"
 
 

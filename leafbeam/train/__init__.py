@@ -4,15 +4,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from leafbeam.train.checkpoint import Checkpoint
-    from leafbeam.train.evaluation import EvaluationSet, Part, evaluate
+    from leafbeam.train.evaluation import EvaluationConfig, EvaluationSet, Part, evaluate
     from leafbeam.train.histories import Histories
-    from leafbeam.train.interaction_log import Columns, InteractionLog, LogReport, load_log, log_from_tables
+    from leafbeam.train.interaction_log import Columns, InteractionLog, LogReport, LogRules, load_log, log_from_tables
     from leafbeam.train.metrics import Ranking, RankingMetrics
     from leafbeam.train.parallel import DataParallel
     from leafbeam.train.public_logs import load_amazon, load_movielens
     from leafbeam.train.recipe import Architecture, Budget, PresetName, Recipe, preset
     from leafbeam.train.report import EvaluationReport
-    from leafbeam.train.run import codes_of_log, train
+    from leafbeam.train.run import TrainOptions, codes_of_log, train
     from leafbeam.train.split import Split, leave_one_out
     from leafbeam.train.trainer import Trainer, TrainStats
 
@@ -22,17 +22,20 @@ __all__ = [
     "Checkpoint",
     "Columns",
     "DataParallel",
+    "EvaluationConfig",
     "EvaluationReport",
     "EvaluationSet",
     "Histories",
     "InteractionLog",
     "LogReport",
+    "LogRules",
     "Part",
     "PresetName",
     "Ranking",
     "RankingMetrics",
     "Recipe",
     "Split",
+    "TrainOptions",
     "TrainStats",
     "Trainer",
     "codes_of_log",

@@ -18,6 +18,7 @@ from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie
 from leafbeam.model import AnyModel, DecodeSession, Transformer, Workspace
 from leafbeam.model.cpu.threads import torch_threads
+from leafbeam.ops.constrain import Scoring
 from leafbeam.retrieve import Fusion, Fusions, ItemMemory
 from leafbeam.semid.config import check_choice
 from leafbeam.train.baselines import ScoreFn, SidSet, memory_scores, popularity, rank_targets, unconstrained_search
@@ -74,23 +75,50 @@ class EvaluationSet:
         return (order_U[first : first + batch_users] for first in range(0, len(order_U), batch_users))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationConfig:
+    """The settings of an evaluation.
+
+    Args:
+        part: The part whose items are held out.
+        num_beams: The number of beams.
+        scoring: As for `BeamSearch`.
+        max_items: The number of last items before the held-out item that the model reads; None takes as many as in training.
+        sample: The number of users, drawn by `seed`; None takes all.
+        seed: The seed of the sample.
+        unconstrained_users: The number of users that are also searched without the trie, to measure invalid SIDs and time.
+        batch_users: The number of users in a batch.
+        threads: The number of CPU threads of the model.
+
+    Raises:
+        ArgumentError: If a number is out of range.
+    """
+
+    part: Part = "test"
+    num_beams: int = 20
+    scoring: Scoring = "full"
+    max_items: int | None = None
+    sample: int | None = None
+    seed: int = 0
+    unconstrained_users: int = 2000
+    batch_users: int = 128
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("num_beams", "max_items", "batch_users", "threads"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ArgumentError(f"{name} is {value}: expected at least 1")
+
+
 def evaluate(
     model: AnyModel,
     trie: Trie,
     log: InteractionLog,
     split: Split,
+    config: EvaluationConfig | None = None,
     *,
-    part: Part = "test",
-    num_beams: int = 20,
-    scoring: Literal["full", "allowed"] = "full",
-    max_items: int | None = None,
-    sample: int | None = None,
-    seed: int = 0,
     baselines: Mapping[str, ScoreFn] | None = None,
     memory: ItemMemory | None = None,
-    unconstrained_users: int = 2000,
-    batch_users: int = 128,
-    threads: int = 1,
     progress: Progress | None = None,
 ) -> EvaluationReport:
     """Rank the whole catalog for each user by constrained beam search, and report the rank of the held-out item.
@@ -104,50 +132,28 @@ def evaluate(
         trie: The index of the items.
         log: The log.
         split: Its parts.
-        part: The part whose items are held out.
-        num_beams: The number of beams.
-        scoring: As for `BeamSearch`.
-        max_items: The number of last items before the held-out item that the model reads; None takes as many as in training.
-        sample: The number of users, drawn by `seed`; None takes all.
-        seed: The seed of the sample.
+        config: The settings of the evaluation.
         baselines: Other methods by name, each a function from histories to scores of all items of the log. Popularity in the
             training part is always among them.
         memory: An item memory of the training part, whose rows are those of the log. Its ranking is reported too, alone and
             together with the model.
-        unconstrained_users: The number of users that are also searched without the trie, to measure invalid SIDs and time.
-        batch_users: The number of users in a batch.
-        threads: The number of CPU threads of the model.
         progress: Called with the number of users done and of all users.
 
     Raises:
         ItemIdError: If the trie lacks an item of the log.
         ArgumentError: If trie and model differ in their levels.
     """
-    start = time.perf_counter()
+    start, config = time.perf_counter(), config or EvaluationConfig()
     if trie.codebook_sizes != model.vocabulary.codebook_sizes:
         sizes = f"the index has codebooks {trie.codebook_sizes}, the model {model.vocabulary.codebook_sizes}"
         raise ArgumentError(f"{sizes}: build the index from the Semantic IDs that the model was trained on")
-    if max_items is None:
-        max_items = _longest_history(model)
-    if min(num_beams, batch_users, max_items, threads) < 1:
-        raise ArgumentError(f"{num_beams=}, {batch_users=}, {max_items=}, {threads=}: at least 1 each")
-    eval_set = EvaluationSet.from_split(split, part, sample=sample, seed=seed)
-    search = BeamSearch(trie, num_beams=num_beams, scoring=scoring)
+    max_items = _longest_history(model) if config.max_items is None else config.max_items
+    eval_set = EvaluationSet.from_split(split, config.part, sample=config.sample, seed=config.seed)
+    search = BeamSearch(trie, num_beams=config.num_beams, scoring=config.scoring)
     fused = None if memory is None else FusedRanks(memory, eval_set.histories, eval_set.targets_U)
     on_beams = None if fused is None else fused.observe
     evaluator = _Evaluator(model, trie, log, eval_set, search, max_items, on_beams=on_beams)
-    users = len(eval_set.users)
-    compared_U = np.zeros(users, np.bool_)
-    compared_U[np.random.default_rng(seed).permutation(users)[:unconstrained_users]] = True
-    done = 0
-    with torch_threads(threads):
-        # The compared users come first, in batches of their own, so that both searches are timed on the same prompts.
-        for compare in (True, False):
-            for batch in eval_set.batches(max_items, batch_users, among=compared_U == compare):
-                evaluator.run_batch(batch, compare=compare)
-                done += len(batch)
-                if progress is not None:
-                    progress(done, users)
+    compared_U = evaluator.run(config, progress)
     ranks = {"model": evaluator.ranks}
     scorers = {"popularity": popularity(split.train, log.num_items), **(baselines or {})}
     if memory is not None and fused is not None:
@@ -156,12 +162,12 @@ def evaluate(
     for name, scores in scorers.items():
         ranks[name] = rank_targets(scores, eval_set.histories, eval_set.targets_U, num_items=log.num_items)
     return EvaluationReport(
-        part=part,
+        part=config.part,
         fit_on="train" if len(split.valid_users()) else "train+valid",
-        users=users,
+        users=len(eval_set.users),
         items=trie.num_items,
-        num_beams=num_beams,
-        scoring=scoring,
+        num_beams=config.num_beams,
+        scoring=config.scoring,
         max_items=max_items,
         trie_version=trie.version,
         rankings={name: Ranking.from_ranks(named) for name, named in ranks.items()},
@@ -299,6 +305,21 @@ class _Evaluator:
         self._start: Callable[..., DecodeSession] = model.start
         if isinstance(model, Transformer) and model.takes_workspace:
             self._start = partial(model.start, workspace=Workspace())
+
+    def run(self, config: EvaluationConfig, progress: Progress | None) -> NDArray[np.bool_]:
+        """Rank all users, and return which of them were searched without the trie too."""
+        users, done = len(self._eval_set.users), 0
+        compared_U = np.zeros(users, np.bool_)
+        compared_U[np.random.default_rng(config.seed).permutation(users)[: config.unconstrained_users]] = True
+        with torch_threads(config.threads):
+            # The compared users come first, in batches of their own, so that both searches are timed on the same prompts.
+            for compare in (True, False):
+                for batch in self._eval_set.batches(self._max_items, config.batch_users, among=compared_U == compare):
+                    self.run_batch(batch, compare=compare)
+                    done += len(batch)
+                    if progress is not None:
+                        progress(done, users)
+        return compared_U
 
     def run_batch(self, indices: NDArray[np.int64], *, compare: bool) -> None:
         """Rank the users at `indices`; compare: by both searches on the same prompts, in alternating order, and timed."""

@@ -44,6 +44,39 @@ _CHOICES = {"time_unit": TimeUnit, "duplicates": Duplicates, "order": Order, "un
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LogRules:
+    """The rules by which tables become a log.
+
+    Args:
+        time_unit: The unit of times that are numbers.
+        duplicates: "drop" counts rows with the same user, item and time as one interaction; "keep" keeps all of them.
+        order: "file" keeps the file's order altogether and needs no column of times: without one, a row's number is its time.
+        unlisted: "keep" adds an item that the item table lacks, with null attributes; "drop" drops its rows; "refuse" raises.
+        unseen: "keep" keeps an item without interactions; "drop" drops it.
+        k_core: If not 0, users and items with fewer interactions are dropped until none is left; only the remaining items stay,
+            whatever `unseen` says.
+        text_ids: If true, all ids become text; otherwise they keep their type.
+
+    Raises:
+        ArgumentError: If a value is not one of its choices, or `k_core` is negative.
+    """
+
+    time_unit: TimeUnit = "s"
+    duplicates: Duplicates = "drop"
+    order: Order = "time"
+    unlisted: Unlisted = "keep"
+    unseen: Unseen = "keep"
+    k_core: int = 0
+    text_ids: bool = False
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            check_choice(name, getattr(self, name), choices)
+        if self.k_core < 0:
+            raise ArgumentError(f"k_core={self.k_core}: 0 keeps everything, 5 is usual")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Columns:
     """The column names of the user's own tables.
 
@@ -139,16 +172,9 @@ def load_log(
     interactions: str | Path | None = None,
     items: str | Path | None = None,
     columns: Columns | None = None,
-    time_unit: TimeUnit = "s",
-    duplicates: Duplicates = "drop",
-    order: Order = "time",
-    unlisted: Unlisted = "keep",
-    unseen: Unseen = "keep",
-    k_core: int = 0,
-    text_ids: bool = False,
-    delimiter: str = ",",
-    items_delimiter: str | None = None,
-    encoding: str = "utf-8",
+    rules: LogRules | None = None,
+    form: CsvFormat | None = None,
+    items_form: CsvFormat | None = None,
     headerless: bool = False,
 ) -> InteractionLog:
     """Read a table of interactions (user, item, time) and, if there is one, a table of items.
@@ -161,10 +187,10 @@ def load_log(
         path: A directory with `interactions.parquet`, `.csv` or `.csv.gz` and optionally `items.*`.
         interactions: In place of a directory, the file of interactions.
         items: The file of items.
-        columns: As for `log_from_tables`, like the following options that are not described here.
-        delimiter: The delimiter of CSV.
-        items_delimiter: The delimiter of the table of items, if it has another one.
-        encoding: The encoding of CSV.
+        columns: The names of the columns.
+        rules: The rules by which the tables become a log.
+        form: The delimiter and the encoding of CSV.
+        items_form: Those of the table of items, if it has others.
         headerless: If true, interactions are lines of user, item, rating and perhaps time, as cornac has them.
 
     Raises:
@@ -173,56 +199,41 @@ def load_log(
     Examples:
         >>> load_log(interactions="clicks.csv", items="goods.csv", columns=Columns(user="who", item="sku", item_of_items="sku"))
     """
-    items_delimiter = delimiter if items_delimiter is None else items_delimiter
-    for name, character in (("delimiter", delimiter), ("items_delimiter", items_delimiter)):
-        if len(character) != 1:
-            raise ArgumentError(f"{name}={character!r}: expected one character, such as ',' or ';'")
-    columns = columns or Columns()
+    columns, form = columns or Columns(), form or CsvFormat()
+    interactions, items = _files_of_log(path, interactions, items)
+    if headerless:
+        taken = read_ratings(interactions)
+    else:
+        names, times = (columns.user, columns.item), (columns.timestamp,)
+        taken = read_table(interactions, ids=names, times=times, only=(*names, *times), form=form, lists=columns.item)
+    offered = None
+    if items is not None:
+        offered = joined_features(read_table(items, ids=(columns.item_of_items,), form=items_form or form))
+    return log_from_tables(taken, offered, columns=columns, rules=rules)
+
+
+def _files_of_log(
+    path: str | Path | None, interactions: str | Path | None, items: str | Path | None
+) -> tuple[Path, Path | None]:
+    """Return the files of interactions and of items. Raises ArgumentError, DataError if there are none."""
     if path is not None and is_dataset(Path(path)):
         path, interactions = None, path
-    if path is not None and interactions is None:
-        if not Path(path).is_dir():
-            if Path(path).exists():
-                raise DataError(f"{path} is not a directory: name a table as interactions=FILE")
+    if (path is None) == (interactions is None):
+        raise ArgumentError("give either a directory, or interactions=FILE (and items=FILE)")
+    if path is not None:
+        directory = Path(path)
+        if directory.exists() and not directory.is_dir():
+            raise DataError(f"{path} is not a directory: name a table as interactions=FILE")
+        if not directory.exists():
             raise DataError(f"there is no directory {path}: it should hold interactions.parquet (or .csv)")
-        interactions = find_table(Path(path), "interactions")
+        interactions = find_table(directory, "interactions")
         if interactions is None:
             missing = f"{path} holds no {', '.join(f'interactions{suffix}' for suffix in SUFFIXES)}"
             how = "`leafbeam fit-sids --data FILE` (in Python interactions=FILE)"
             raise DataError(f"{missing}: rename the file, or name it with {how}")
-        items = items if items is not None else find_table(Path(path), "items")
-    elif path is not None or interactions is None:
-        raise ArgumentError("give either a directory, or interactions=FILE (and items=FILE)")
-    names = (columns.user, columns.item)
-    taken = (
-        read_ratings(Path(interactions))
-        if headerless
-        else read_table(
-            Path(interactions),
-            ids=names,
-            times=(columns.timestamp,),
-            only=(*names, columns.timestamp),
-            form=CsvFormat(delimiter=delimiter, encoding=encoding),
-            lists=columns.item,
-        )
-    )
-    offered = None
-    if items is not None:
-        form = CsvFormat(delimiter=items_delimiter, encoding=encoding)
-        offered = read_table(Path(items), ids=(columns.item_of_items,), form=form)
-        offered = joined_features(offered)
-    return log_from_tables(
-        taken,
-        offered,
-        columns=columns,
-        time_unit=time_unit,
-        duplicates=duplicates,
-        order=order,
-        unlisted=unlisted,
-        unseen=unseen,
-        k_core=k_core,
-        text_ids=text_ids,
-    )
+        items = items if items is not None else find_table(directory, "items")
+    assert interactions is not None
+    return Path(interactions), None if items is None else Path(items)
 
 
 def log_from_tables(
@@ -230,17 +241,11 @@ def log_from_tables(
     items: pa.Table | SourceTable | None = None,
     *,
     columns: Columns | None = None,
-    time_unit: TimeUnit = "s",
-    duplicates: Duplicates = "drop",
-    order: Order = "time",
-    unlisted: Unlisted = "keep",
-    unseen: Unseen = "keep",
-    k_core: int = 0,
-    text_ids: bool = False,
+    rules: LogRules | None = None,
 ) -> InteractionLog:
     """Make a log from two tables in memory. This costs a sort of the rows.
 
-    Times are numbers of `time_unit` since 1970, datetimes, dates or ISO 8601 text. `report` counts what each rule did:
+    Times are numbers of `rules.time_unit` since 1970, datetimes, dates or ISO 8601 text. `report` counts what each rule did:
 
     * A column of lists of items is a row for each item (see `load_log`).
     * Each user's rows are sorted by time; equal times keep the file's order.
@@ -253,101 +258,69 @@ def log_from_tables(
         interactions: The interactions.
         items: The items.
         columns: The names of the columns.
-        time_unit: The unit of times that are numbers.
-        duplicates: "drop" counts rows with the same user, item and time as one interaction; "keep" keeps all of them.
-        order: "file" keeps the file's order altogether and needs no column of times: without one, a row's number is its time.
-        unlisted: "keep" adds an item that the item table lacks, with null attributes; "drop" drops its rows; "refuse" raises.
-        unseen: "keep" keeps an item without interactions; "drop" drops it.
-        k_core: If not 0, users and items with fewer interactions are dropped until none is left; only the remaining items stay,
-            whatever `unseen` says.
-        text_ids: If true, all ids become text; otherwise they keep their type.
+        rules: What is kept, dropped and converted.
 
     Raises:
         DataError: If a column is missing; an id is empty, has control characters, or has another type than others; an item is
             listed twice; times are empty, not finite, unreadable, all in the future or all too early; or the log is empty, also
             after k_core.
     """
-    columns = columns or Columns()
-    _check_options(k_core, time_unit=time_unit, duplicates=duplicates, order=order, unlisted=unlisted, unseen=unseen)
+    columns, rules = columns or Columns(), rules or LogRules()
     if not isinstance(interactions, SourceTable):
         interactions = SourceTable(table=interactions, source="the table of interactions")
-    interactions = rows_of_lists(interactions, columns.item, columns.timestamp, in_order=order == "file")
-    users, times_E, has_times = _users_and_times(interactions, columns, time_unit, order, text_ids=text_ids)
+    interactions = rows_of_lists(interactions, columns.item, columns.timestamp, in_order=rules.order == "file")
+    users, times_E, has_times = _users_and_times(interactions, columns, rules)
     future_E = times_E > time.time() * 1e9
     early_E = times_E < _YEAR_1980 if has_times else np.zeros(len(users), np.bool_)
-    _check_unit(future_E, early_E, time_unit)
+    _check_unit(future_E, early_E, rules.time_unit)
 
     items = items if items is None or isinstance(items, SourceTable) else SourceTable(table=items, source="the table of items")
-    taken, offered = _ids_of_items(interactions, items, columns, text_ids=text_ids)
-    new_ids, notes = _unlisted(taken.values, offered, items, unlisted)
-    catalog = pa.concat_arrays([offered, new_ids]) if unlisted == "keep" else offered
+    taken, offered = _ids_of_items(interactions, items, columns, text_ids=rules.text_ids)
+    new_ids, notes = _unlisted(taken.values, offered, items, rules.unlisted)
+    catalog = pa.concat_arrays([offered, new_ids]) if rules.unlisted == "keep" else offered
     rows_n = pc.fill_null(pc.index_in(taken.values, value_set=catalog), -1).to_numpy(zero_copy_only=False).astype(np.int32)
-    rows = _Rows(users.codes_E, rows_n[taken.codes_E], times_E)
-    listed_E = rows.items_E >= 0
-    rows, out_of_order = rows.sorted(order)
-    rows = rows if listed_E.all() else rows.at(rows.items_E >= 0)
-    first_E = _first_of_equals(*rows) if duplicates == "drop" else np.ones(len(rows.users_E), np.bool_)
-    rows = rows.at(first_E)
-    tied = rows.num_tied if order == "time" else 0
-    core_E = _core(rows.users_E, rows.items_E, k_core)
-    users_E, items_E, times_E = rows.at(core_E)
-    if len(users_E) == 0:
-        rule = f"no {k_core}-core: no user is left" if k_core else "no interaction whose item is listed"
-        raise DataError(f"of {counted(len(listed_E), 'row')} there is {rule}")
+    rows, counts = _Rows(users.codes_E, rows_n[taken.codes_E], times_E).cleaned(rules)
 
-    seen_N = np.bincount(items_E, minlength=len(catalog)) > 0
-    keep_N = seen_N if k_core or unseen == "drop" else np.ones(len(catalog), np.bool_)
-    items_E = (np.cumsum(keep_N) - 1)[items_E].astype(np.int32)
+    seen_N = np.bincount(rows.items_E, minlength=len(catalog)) > 0
+    keep_N = seen_N if rules.k_core or rules.unseen == "drop" else np.ones(len(catalog), np.bool_)
+    items_E = (np.cumsum(keep_N) - 1)[rows.items_E].astype(np.int32)
     attributes = pa.table({columns.item_of_items: offered}) if items is None else items.table
     table = _item_table(attributes, columns.item_of_items, catalog, keep_N)
-    counts_U = np.bincount(users_E, minlength=len(users.values))
+    counts_U = np.bincount(rows.users_E, minlength=len(users.values))
     user_ids = users.values.filter(pa.array(counts_U > 0))
     counts_U = counts_U[counts_U > 0]
+    report = LogReport(
+        **counts,
+        unlisted_items=len(new_ids),
+        unseen_items=int((~seen_N).sum()),
+        unseen_items_dropped=int((~keep_N).sum()),
+        items_without_text=_count_without_text(table),
+        rows_in_the_future=int(future_E.sum()),
+        rows_before_1980=int(early_E.sum()),
+        users_with_one_interaction=int((counts_U == 1).sum()),
+        users=len(counts_U),
+        items=len(table),
+        interactions=len(items_E),
+        notes=tuple(notes),
+    )
+    indptr_U1 = np.concatenate([[0], np.cumsum(counts_U)])
     return InteractionLog(
         item_ids=numpy_ids(table["item_id"]),
         user_ids=numpy_ids(user_ids),
-        histories=Histories(indptr_U1=np.concatenate([[0], np.cumsum(counts_U)]), items_E=items_E, times_E=times_E),
+        histories=Histories(indptr_U1=indptr_U1, items_E=items_E, times_E=rows.times_E),
         items=table,
-        report=LogReport(
-            rows_read=len(listed_E),
-            duplicates_dropped=int((~first_E).sum()),
-            unlisted_items=len(new_ids),
-            unlisted_rows_dropped=int((~listed_E).sum()),
-            core_rows_dropped=int((~core_E).sum()),
-            unseen_items=int((~seen_N).sum()),
-            unseen_items_dropped=int((~keep_N).sum()),
-            items_without_text=_count_without_text(table),
-            users_out_of_order=out_of_order,
-            rows_in_the_future=int(future_E.sum()),
-            rows_before_1980=int(early_E.sum()),
-            tied_times=tied,
-            users_with_one_interaction=int((counts_U == 1).sum()),
-            users=len(counts_U),
-            items=len(table),
-            interactions=len(items_E),
-            notes=tuple(notes),
-        ),
+        report=report,
     )
 
 
-def _check_options(k_core: int, **choices: str) -> None:
-    """Raise ArgumentError for an option that is not one of its choices, or for a negative k_core."""
-    for name, value in choices.items():
-        check_choice(name, value, _CHOICES[name])
-    if k_core < 0:
-        raise ArgumentError(f"k_core={k_core}: 0 keeps everything, 5 is usual")
-
-
-def _users_and_times(
-    interactions: SourceTable, columns: Columns, time_unit: TimeUnit, order: Order, *, text_ids: bool
-) -> tuple[Ids, NDArray[np.int64], bool]:
+def _users_and_times(interactions: SourceTable, columns: Columns, rules: LogRules) -> tuple[Ids, NDArray[np.int64], bool]:
     """Return the user and the time of each row, and whether the times are of a column; without one, they are row numbers."""
-    users = read_ids(interactions, columns.user, "user", as_text=text_ids)
-    has_times = order != "file" or columns.timestamp in interactions.table.column_names
-    times_E = nanoseconds(interactions, columns.timestamp, time_unit) if has_times else np.arange(len(users), dtype=np.int64)
+    users = read_ids(interactions, columns.user, "user", as_text=rules.text_ids)
+    has_times = rules.order != "file" or columns.timestamp in interactions.table.column_names
+    times_E = nanoseconds(interactions, columns.timestamp, rules.time_unit) if has_times else np.arange(len(users))
     if len(users) == 0:
         raise DataError(f"{interactions.source} has no rows")
-    return users.as_numbers() if interactions.is_text and not text_ids else users, times_E, has_times
+    return users.as_numbers() if interactions.is_text and not rules.text_ids else users, times_E, has_times
 
 
 def _unlisted(ids: pa.Array, offered: pa.Array, items: SourceTable | None, unlisted: str) -> tuple[pa.Array, list[str]]:
@@ -383,6 +356,27 @@ class _Rows(NamedTuple):
         out_of_order = _count_out_of_order(self.users_E[by_user_E], self.times_E[by_user_E])
         is_sorted = order == "file" or not out_of_order
         return self.at(by_user_E if is_sorted else np.lexsort((self.times_E, self.users_E))), out_of_order
+
+    def cleaned(self, rules: LogRules) -> "tuple[_Rows, dict[str, int]]":
+        """Return the rows that the rules keep, sorted, and the counts of a `LogReport`. Raises DataError if none is left."""
+        listed_E = self.items_E >= 0
+        rows, out_of_order = self.sorted(rules.order)
+        rows = rows if listed_E.all() else rows.at(rows.items_E >= 0)
+        first_E = _first_of_equals(*rows) if rules.duplicates == "drop" else np.ones(len(rows.users_E), np.bool_)
+        rows = rows.at(first_E)
+        core_E = _core(rows.users_E, rows.items_E, rules.k_core)
+        counts = {
+            "rows_read": len(listed_E),
+            "duplicates_dropped": int((~first_E).sum()),
+            "unlisted_rows_dropped": int((~listed_E).sum()),
+            "core_rows_dropped": int((~core_E).sum()),
+            "users_out_of_order": out_of_order,
+            "tied_times": rows.num_tied if rules.order == "time" else 0,
+        }
+        if not core_E.any():
+            rule = f"no {rules.k_core}-core: no user is left" if rules.k_core else "no interaction whose item is listed"
+            raise DataError(f"of {counted(len(listed_E), 'row')} there is {rule}")
+        return rows.at(core_E), counts
 
     @property
     def num_tied(self) -> int:

@@ -31,7 +31,7 @@ class DataParallel:
 
     Examples:
         >>> # torchrun --nproc-per-node 2 this.py
-        >>> train(log, split, sids, recipe, "runs/beauty", parallel=DataParallel.join())
+        >>> train(log, split, sids, recipe, "runs/beauty", TrainOptions(parallel=DataParallel.join()))
     """
 
     rank: int = 0

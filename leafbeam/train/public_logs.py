@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from leafbeam.errors import DataError, counted
 from leafbeam.tables import SourceTable, TimeUnit, column, read_table
-from leafbeam.train.interaction_log import Columns, InteractionLog, log_from_tables
+from leafbeam.train.interaction_log import Columns, InteractionLog, LogRules, log_from_tables
 
 
 class _Format(NamedTuple):
@@ -63,7 +63,9 @@ def load_amazon(reviews: str | Path, meta: str | Path | None = None, *, k_core: 
     interactions = pa.table({"user_id": users, "item_id": taken, "timestamp": pa.array(times, pa.int64())})
     items = None if meta is None else SourceTable(table=_read_items(Path(meta), set(taken)), source=str(meta))
     return log_from_tables(
-        SourceTable(table=interactions, source=str(path)), items, time_unit=form.time_unit, unseen="drop", k_core=k_core
+        SourceTable(table=interactions, source=str(path)),
+        items,
+        rules=LogRules(time_unit=form.time_unit, unseen="drop", k_core=k_core),
     )
 
 
@@ -167,7 +169,7 @@ def load_movielens(directory: str | Path, *, min_rating: float = 0.0, k_core: in
     genres = movies["genres"].cast(pa.string())
     genres = pc.if_else(pc.equal(genres, "(no genres listed)"), None, pc.replace_substring(genres, "|", " "))
     movies = pa.table({"movieId": movies["movieId"], "title": movies["title"].cast(pa.string()), "genres": genres})
-    return log_from_tables(rated, listed.with_table(movies), columns=columns, unseen="drop", k_core=k_core)
+    return log_from_tables(rated, listed.with_table(movies), columns=columns, rules=LogRules(unseen="drop", k_core=k_core))
 
 
 def _find(directory: Path, stem: str) -> Path:

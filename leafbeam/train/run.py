@@ -5,7 +5,7 @@ Shapes: N items, L levels.
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -29,22 +29,40 @@ from leafbeam.train.trainer import Progress, Trainer
 _BASELINES_SHARE = 0.1  # of a budget in minutes
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrainOptions:
+    """How a training runs, beside its recipe.
+
+    Args:
+        progress: Called with the state of training.
+        resume: If true, training continues from the checkpoint, also with a larger budget.
+        device: The device of training.
+        parallel: This one of several processes; rank 0 writes.
+        baselines: Other methods by name, to compare with.
+        on_baselines: Called at the start with Recall@10 of popularity and of `baselines` on the same users.
+        code_vectors: Those of `fit_sids`, at which the embeddings of the codes begin; None begins at random.
+        reserved_s: The seconds that the caller needs, before or after, of a budget in minutes.
+        clock: Returns seconds; it must be monotonic.
+    """
+
+    progress: Progress | None = None
+    resume: bool = False
+    device: torch.device | str = "cpu"
+    parallel: DataParallel = field(default_factory=DataParallel)
+    baselines: Mapping[str, ScoreFn] = field(default_factory=dict[str, ScoreFn])
+    on_baselines: Callable[[Mapping[str, float]], None] | None = None
+    code_vectors: CodeVectors | None = None
+    reserved_s: float = 0.0
+    clock: Callable[[], float] = time.monotonic
+
+
 def train(
     log: InteractionLog,
     split: Split,
     sids: SidTable,
     recipe: Recipe | None = None,
     directory: str | Path | None = None,
-    *,
-    progress: Progress | None = None,
-    resume: bool = False,
-    device: torch.device | str = "cpu",
-    parallel: DataParallel | None = None,
-    baselines: Mapping[str, ScoreFn] | None = None,
-    on_baselines: Callable[[Mapping[str, float]], None] | None = None,
-    code_vectors: CodeVectors | None = None,
-    reserved_s: float = 0.0,
-    clock: Callable[[], float] = time.monotonic,
+    options: TrainOptions | None = None,
 ) -> AnyModel:
     """Train a model on the training part of a split, and save it.
 
@@ -63,54 +81,37 @@ def train(
         sids: The SID of each item.
         recipe: The settings of training.
         directory: Where to write; None writes nothing.
-        progress: Called with the state of training.
-        resume: If true, training continues from the checkpoint, also with a larger budget.
-        device: The device of training.
-        parallel: This one of several processes; rank 0 writes.
-        baselines: Other methods by name, to compare with.
-        on_baselines: Called at the start with Recall@10 of popularity and of `baselines` on the same users.
-        code_vectors: Those of `fit_sids`, at which the embeddings of the codes begin; None begins at random.
-        reserved_s: The seconds that the caller needs, before or after, of a budget in minutes.
-        clock: Returns seconds; it must be monotonic.
+        options: How the training runs.
 
     Raises:
         ItemIdError: If an item has no SID.
         CheckpointError: If the checkpoint is damaged or of another recipe.
         TrainingError: If training fails, such as by a loss that is not finite.
     """
-    began, recipe, parallel = clock(), recipe or Recipe(), parallel or DataParallel()
-    minutes = recipe.budget.minutes if parallel.size == 1 else None  # several processes validate the same users
+    recipe, options = recipe or Recipe(), options or TrainOptions()
+    parallel, clock = options.parallel, options.clock
+    began = clock()
     vocabulary = recipe.vocabulary(sids.codebook_sizes)
     generator = torch.Generator().manual_seed(recipe.seed)
-    model = new_model(recipe.model_config(vocabulary), vocabulary, generator, device=device)
-    if code_vectors is not None:
-        embed_codes(model, code_vectors, seed=recipe.seed)
+    model = new_model(recipe.model_config(vocabulary), vocabulary, generator, device=options.device)
+    if options.code_vectors is not None:
+        embed_codes(model, options.code_vectors, seed=recipe.seed)
     codes_NL = codes_of_log(log, sids)
-    validate = None
+    validate, reserved_s = None, options.reserved_s
     if recipe.validations and len(split.valid_users()):
-        trie = Trie.build(codes_NL, codebook_sizes=sids.codebook_sizes, item_ids=log.item_ids)
-        validate = Validation(
-            trie,
-            log,
-            split,
-            max_items=recipe.max_items,
-            sample=recipe.validation_users,
-            baselines=baselines,
-            seconds=None if minutes is None else _BASELINES_SHARE * 60 * minutes,
-            clock=clock,
-        )
-        if on_baselines is not None:
-            on_baselines(validate.recalls)
+        validate = _validation(log, split, Trie.build(codes_NL, sids.codebook_sizes, log.item_ids), recipe, options)
+        if options.on_baselines is not None:
+            options.on_baselines(validate.recalls)
         reserved_s += validate.warm_up(model.eval(), clock)
     users = log.user_ids if recipe.num_users else None
     trainer = Trainer(model, split.train, codes_NL, recipe, validate=validate, parallel=parallel, user_ids=users, clock=clock)
     checkpoint, writes = None if directory is None else Path(directory) / "checkpoint", parallel.rank == 0
-    if checkpoint is not None and resume and Checkpoint.exists(checkpoint):
+    if checkpoint is not None and options.resume and Checkpoint.exists(checkpoint):
         trainer.resume(Checkpoint.load(checkpoint))
-    elif checkpoint is not None and not resume and writes:
+    elif checkpoint is not None and not options.resume and writes:
         Checkpoint.remove(checkpoint)  # a later resume must not continue the run that this one replaces
     trainer.shorten(parallel.max_seconds(reserved_s + clock() - began, model.device))  # the same on every process
-    trainer.run(progress=progress, checkpoint=checkpoint)
+    trainer.run(progress=options.progress, checkpoint=checkpoint)
     model = trainer.full_model()
     if directory is None:
         return model
@@ -121,6 +122,20 @@ def train(
         summary["baselines"] = {} if validate is None else validate.recalls
         write_json(directory / "training.json", summary)
     return model
+
+
+def _validation(log: InteractionLog, split: Split, trie: Trie, recipe: Recipe, options: TrainOptions) -> Validation:
+    minutes = recipe.budget.minutes if options.parallel.size == 1 else None  # several processes validate the same users
+    return Validation(
+        trie,
+        log,
+        split,
+        max_items=recipe.max_items,
+        sample=recipe.validation_users,
+        baselines=options.baselines,
+        seconds=None if minutes is None else _BASELINES_SHARE * 60 * minutes,
+        clock=options.clock,
+    )
 
 
 @torch.no_grad()

@@ -70,8 +70,10 @@ class Trainer:
 
     The `model` is changed in place, on its own device. `histories` hold rows of `codes_NL`. `validate` returns Recall@10 on
     validation items. `parallel` is this process of several. `user_ids` has one id per history, for a recipe with `num_users`.
-    `teacher` makes the soft targets, for `recipe.graph_weight` of the loss; None is a `GraphTeacher` of the histories. `clock`
-    returns monotonic seconds.
+    `clock` returns monotonic seconds.
+
+    Attributes:
+        teacher: Makes the soft targets, for `recipe.graph_weight` of the loss: a `GraphTeacher` of the histories.
 
     Raises:
         CodesError: If SIDs do not fit the vocabulary or the histories.
@@ -88,7 +90,6 @@ class Trainer:
         validate: Callable[[AnyModel], float] | None = None,
         parallel: DataParallel | None = None,
         user_ids: NDArray[np.int64] | NDArray[np.str_] | None = None,
-        teacher: Teacher | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         last_item = int(histories.items_E.max(initial=-1))
@@ -102,9 +103,10 @@ class Trainer:
         self._tokens_NL = torch.as_tensor(model.vocabulary.tokens(codes_NL), device=model.device)
         self._codes_NL = torch.as_tensor(codes_NL, device=model.device)
         self._users_U = _user_tokens(model, histories, recipe, user_ids)
-        self._teacher, self._sampled = teacher, None
-        if recipe.graph_weight and teacher is None:
-            self._teacher = GraphTeacher(histories, len(codes_NL), num_targets=recipe.graph_items)
+        self.teacher: Teacher | None = None
+        if recipe.graph_weight:
+            self.teacher = GraphTeacher(histories, len(codes_NL), num_targets=recipe.graph_items)
+        self._sampled = None
         last = model.vocabulary.codebook_sizes[-1]
         if last > recipe.sampled_codes:
             self._sampled = SampledLevel(codes_NL, last, drawn=recipe.sampled_codes, device=model.device)
@@ -238,9 +240,9 @@ class Trainer:
         """Return the targets of each level, for the last items of the windows."""
         codes_PRL = codes_PL[:, None][:, :0]
         weights_PR = torch.zeros(codes_PRL.shape[:2], device=items_BT.device)
-        if self._teacher is not None:
+        if self.teacher is not None:
             first = items_BT.shape[1] - len(codes_PL) // len(items_BT)
-            soft = self._teacher.targets(items_BT.cpu().numpy(), first)
+            soft = self.teacher.targets(items_BT.cpu().numpy(), first)
             weights_PR = torch.from_numpy(soft.weights_PR).to(items_BT.device)
             codes_PRL = self._codes_NL[torch.from_numpy(soft.items_PR).to(items_BT.device, torch.int64)]
         targets: list[LevelTarget] = []

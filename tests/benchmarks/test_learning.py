@@ -17,7 +17,7 @@ from benchmarks.static.table_3 import TEACHERS
 from benchmarks.studies.cold_split import cold_split
 from benchmarks.studies.cold_start_study import METHODS
 from leafbeam.datasets import make_shop
-from leafbeam.train import RankingMetrics, load_log
+from leafbeam.train import LogRules, RankingMetrics, load_log
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +73,7 @@ def test_table_3_of_validation_items_holds_out_others_than_the_test_s(shop: Path
     kinds = "--share", "0.15", "--sids", "kmeans", "--teacher", "none"
     (row,) = rows_of("static-table-3", "--data", shop, "--part", "valid", *kinds)
     assert row["parameters"]["part"] == "valid"
-    log = load_log(shop, unseen="drop")
+    log = load_log(shop, rules=LogRules(unseen="drop"))
     valid, test = (cold_split(log, share=0.15, part=part) for part in ("valid", "test"))
     assert row["measured"]["split"] == asdict(valid.report) != asdict(test.report)
     assert not (valid.cold_N & test.cold_N).any()

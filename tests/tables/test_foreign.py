@@ -13,9 +13,9 @@ import pytest
 
 from leafbeam.cli.sources import Source
 from leafbeam.errors import DataError
-from leafbeam.tables import SourceTable, TimeUnit
+from leafbeam.tables import CsvFormat, SourceTable, TimeUnit
 from leafbeam.tables.foreign import joined_features, read_atomic, read_dataset, read_ratings
-from leafbeam.train import Columns, InteractionLog, load_log
+from leafbeam.train import Columns, InteractionLog, LogRules, load_log
 
 ROWS = [(7, 1, 5.0, 1_000_000_300), (7, 3, 3.5, 1_000_000_100), (9, 1, 1.0, 1_000_000_200)]
 TITLES = {1: "red lamp", 2: "desk", 3: 'a "sofa'}
@@ -81,7 +81,7 @@ def test_every_library_s_files_are_the_same_log(tmp_path: Path, make: Any):
 
 def test_lines_without_times_keep_their_order(tmp_path: Path):
     (tmp_path / "uir.csv").write_text("ann,b,1\nann,a,2\n")
-    log = load_log(interactions=tmp_path / "uir.csv", headerless=True, order="file")
+    log = load_log(interactions=tmp_path / "uir.csv", headerless=True, rules=LogRules(order="file"))
     assert log.item_ids[log.histories[0]].tolist() == ["b", "a"]
     with pytest.raises(DataError, match="--order file"):
         load_log(interactions=tmp_path / "uir.csv", headerless=True)
@@ -135,7 +135,7 @@ def test_digits_of_times_are_kept_in_files_of_text(tmp_path: Path, first: str, s
     else:
         path = tmp_path / "x.inter"
         path.write_text(f"user_id:token\titem_id:token\ttimestamp:{form}\n" + "".join("\t".join(row) + "\n" for row in rows))
-    log = load_log(interactions=path, time_unit=unit, headerless=form == "cornac")
+    log = load_log(interactions=path, headerless=form == "cornac", rules=LogRules(time_unit=unit))
     assert log.item_ids[log.histories[0]].tolist() == ["a", "b"]
     assert log.histories.times_E.tolist() == [NS, NS + 1]
 
@@ -166,7 +166,7 @@ def test_recbole_in_other_encodings_is_read(tmp_path: Path, encoding: str):
     text = "user_id:token\titem_id:token\ttimestamp:float\nzoé\tcafé\t1769000001\n"
     (tmp_path / "x.inter").write_bytes(text.encode(encoding))
     named = "utf-8" if encoding == "utf-8-sig" else encoding
-    log = load_log(interactions=tmp_path / "x.inter", encoding=named)
+    log = load_log(interactions=tmp_path / "x.inter", form=CsvFormat(encoding=named))
     assert (log.user_ids.tolist(), log.item_ids.tolist()) == (["zoé"], ["café"])
     if named != "utf-8":
         with pytest.raises(DataError, match=r"pass --encoding (latin-1|utf-16)"):

@@ -21,7 +21,7 @@ from leafbeam.index import Trie
 from leafbeam.ingest.lines import problem_of_new_id
 from leafbeam.tables import SourceTable, nanoseconds, read_rows, read_table
 from leafbeam.tables.columns import TimeUnit
-from leafbeam.train import load_log, log_from_tables
+from leafbeam.train import LogRules, load_log, log_from_tables
 
 BAD_IDS: list[tuple[str, pa.Array, str]] = [
     ("D8 line break", pa.array(["a", "b\nc"]), "control characters, such as line breaks, in row 2 ('b\\nc')"),
@@ -129,14 +129,14 @@ def test_whole_numbers_of_any_type_are_ids(tmp_path: Path, ids: pa.Array, expect
         assert [row[0] for row in connection.sql("SELECT item_id FROM items").fetchall()] == expected
     log = log_from_tables(pa.table({"user_id": [1, 1], "item_id": ids, "timestamp": [1, 2]}))
     assert log.item_ids.tolist() == expected
-    as_text = log_from_tables(pa.table({"user_id": [1, 1], "item_id": ids, "timestamp": [1, 2]}), text_ids=True)
+    as_text = log_from_tables(pa.table({"user_id": [1, 1], "item_id": ids, "timestamp": [1, 2]}), rules=LogRules(text_ids=True))
     assert as_text.item_ids.tolist() == list(map(str, expected))
 
 
 def test_decimals_beyond_64_bits_are_ids_once_they_are_read_as_text() -> None:
     """D2: as `--text-ids` admits."""
     ids = pa.array([Decimal(2**64), Decimal(7)], pa.decimal128(38, 0))
-    log = log_from_tables(pa.table({"user_id": [1, 1], "item_id": ids, "timestamp": [1, 2]}), text_ids=True)
+    log = log_from_tables(pa.table({"user_id": [1, 1], "item_id": ids, "timestamp": [1, 2]}), rules=LogRules(text_ids=True))
     assert log.item_ids.tolist() == [str(2**64), "7"]
 
 

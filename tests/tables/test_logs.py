@@ -11,7 +11,7 @@ import pytest
 
 from leafbeam.errors import ArgumentError, DataError
 from leafbeam.tables import TimeUnit
-from leafbeam.train import Columns, InteractionLog, load_log, log_from_tables
+from leafbeam.train import Columns, InteractionLog, LogRules, load_log, log_from_tables
 from tests.fixtures.logs import histories
 
 HISTORIES = {"anna": ["A7", "B1", "A7"], "ben": ["C2"]}
@@ -48,7 +48,7 @@ def test_a_history_in_a_cell_is_read_in_its_order(tmp_path: Path) -> None:
     files = list_files(tmp_path)
     assert len(files) == 9
     for name, path in files.items():
-        assert histories(load_log(interactions=path, order="file")) == HISTORIES, name
+        assert histories(load_log(interactions=path, rules=LogRules(order="file"))) == HISTORIES, name
         with pytest.raises(DataError, match=r"--order file|has no column 'timestamp'"):
             load_log(interactions=path)
 
@@ -56,10 +56,10 @@ def test_a_history_in_a_cell_is_read_in_its_order(tmp_path: Path) -> None:
 def test_a_column_of_histories_may_have_any_name(tmp_path: Path) -> None:
     """L2: read once it is named; without a name the error tells how."""
     path = write(tmp_path / "log.csv", 'user_id,history\n1,"[3, 4]"\n2,"[5]"\n3,[]\n')
-    log = load_log(interactions=path, order="file", columns=Columns(item="history"))
+    log = load_log(interactions=path, columns=Columns(item="history"), rules=LogRules(order="file"))
     assert histories(log) == {1: [3, 4], 2: [5]}
     with pytest.raises(DataError, match=r"no column 'item_id'; it has 'user_id', 'history': .*it may hold lists"):
-        load_log(interactions=path, order="file")
+        load_log(interactions=path, rules=LogRules(order="file"))
 
 
 def test_lists_of_times_order_lists_of_items(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_lists_of_times_order_lists_of_items(tmp_path: Path) -> None:
 def test_a_bad_list_is_named_by_its_line(tmp_path: Path, text: str, where: str) -> None:
     """L2: mistakes in lists have the line of their cell."""
     with pytest.raises(DataError, match=where):
-        load_log(interactions=write(tmp_path / "log.csv", text), order="file")
+        load_log(interactions=write(tmp_path / "log.csv", text), rules=LogRules(order="file"))
 
 
 ROWS = [
@@ -143,7 +143,7 @@ NS = 1_769_000_001_000_000_001
 def test_times_of_nanoseconds_keep_their_order(tmp_path: Path, times: pa.Array) -> None:
     """D7: rows 1 ns apart are two rows, in order, from Parquet, CSV and JSON lines."""
     table = pa.table({"user_id": ["u", "u"], "item_id": ["b", "a"], "timestamp": times})
-    log = log_from_tables(table, time_unit="ns")
+    log = log_from_tables(table, rules=LogRules(time_unit="ns"))
     assert histories(log) == {"u": ["a", "b"]}
     assert log.histories.times_E.tolist() == [NS, NS + 1]
     pq.write_table(table, tmp_path / "log.parquet")
@@ -154,7 +154,7 @@ def test_times_of_nanoseconds_keep_their_order(tmp_path: Path, times: pa.Array) 
     lines = [{"user_id": "u", "item_id": item, "timestamp": word} for item, word in zip("ba", words, strict=True)]
     write(tmp_path / "log.jsonl", "\n".join(map(json.dumps, lines)))
     for name in ("log.parquet", "log.csv", "log.jsonl"):
-        assert histories(load_log(interactions=tmp_path / name, time_unit="ns")) == {"u": ["a", "b"]}, name
+        assert histories(load_log(interactions=tmp_path / name, rules=LogRules(time_unit="ns"))) == {"u": ["a", "b"]}, name
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_fractions_of_a_second_keep_all_their_digits(tmp_path: Path, first: str,
     lines = [{"user_id": "u", "item_id": item, "timestamp": time} for item, time in rows]
     write(tmp_path / "log.jsonl", "\n".join(map(json.dumps, lines)))
     for name in ("log.csv", "log.jsonl"):
-        log = load_log(interactions=tmp_path / name, time_unit=unit)
+        log = load_log(interactions=tmp_path / name, rules=LogRules(time_unit=unit))
         assert histories(log) == {"u": ["a", "b", "c"]}, name
         assert np.diff(log.histories.times_E).tolist() == [1, 0], name
 
@@ -232,7 +232,7 @@ def test_arrays_as_numpy_prints_them_are_not_ids(tmp_path: Path, cell: str) -> N
     path = tmp_path / "log.csv"
     write(path, f'user_id,item_id\nu,"{cell}"\nv,"{cell}"\n')
     with pytest.raises(DataError, match=r"holds arrays as NumPy prints them \(line 2: .*write lists with commas"):
-        load_log(interactions=path, order="file")
+        load_log(interactions=path, rules=LogRules(order="file"))
 
 
 def test_lists_of_views_of_text_are_histories(tmp_path: Path) -> None:
@@ -240,7 +240,10 @@ def test_lists_of_views_of_text_are_histories(tmp_path: Path) -> None:
     kind = pa.list_(pa.string_view())
     table = pa.table({"user_id": ["u", "v"], "item_id": pa.array([["b", "a"], ["c"]], kind)})
     pq.write_table(table, tmp_path / "log.parquet")
-    assert histories(load_log(interactions=tmp_path / "log.parquet", order="file")) == {"u": ["b", "a"], "v": ["c"]}
+    assert histories(load_log(interactions=tmp_path / "log.parquet", rules=LogRules(order="file"))) == {
+        "u": ["b", "a"],
+        "v": ["c"],
+    }
 
 
 @pytest.mark.parametrize(
@@ -262,7 +265,7 @@ def test_tied_times_are_counted(tmp_path: Path) -> None:
     table = pa.table({"user_id": [1, 1, 1], "item_id": [1, 2, 3], "timestamp": seconds})
     pq.write_table(table, tmp_path / "log.parquet")
     assert load_log(interactions=tmp_path / "log.parquet").report.tied_times == 1
-    assert load_log(interactions=tmp_path / "log.parquet", order="file").report.tied_times == 0
+    assert load_log(interactions=tmp_path / "log.parquet", rules=LogRules(order="file")).report.tied_times == 0
 
 
 @pytest.mark.parametrize("times", [pa.array([2**62]), pa.array([-(2**62)], pa.timestamp("us")), pa.array(["9999-12-31"])])
@@ -335,7 +338,7 @@ def load_times(tmp_path: Path, times: list[Any], form: str, unit: TimeUnit = "s"
         pq.write_table(pa.Table.from_pylist(rows), path)
     else:
         write(path, "\n".join(map(json.dumps, rows)))
-    return load_log(interactions=path, time_unit=unit)
+    return load_log(interactions=path, rules=LogRules(time_unit=unit))
 
 
 @pytest.mark.parametrize(
@@ -441,13 +444,13 @@ def test_lists_of_times_keep_their_digits(tmp_path: Path, times: str, unit: Time
     else:
         cells = ",".join('"' + column[0].as_py().replace('"', '""') + '"' for column in table.columns)
         write(path, f"user_id,item_id,timestamp\n{cells}\n")
-    log = load_log(interactions=path, time_unit=unit)
+    log = load_log(interactions=path, rules=LogRules(time_unit=unit))
     assert histories(log) == {"u": ["a", "b"]}
     assert log.histories.times_E.tolist() == [1_769_000_001_123_456_788, 1_769_000_001_123_456_789]
     if form == "csv":
         write(path, path.read_text() + 'v,"[""b""]",\n')
         with pytest.raises(DataError, match=r"not as many times as 'item_id' has items in line 3"):
-            load_log(interactions=path, time_unit=unit)
+            load_log(interactions=path, rules=LogRules(time_unit=unit))
 
 
 @pytest.mark.parametrize("times", [[101], [31], [1, 2, 3], [261300], [261122, 7], [22112026, 41112026], [86399]])

@@ -12,7 +12,18 @@ from leafbeam.index import Trie
 from leafbeam.model import AnyModel
 from leafbeam.retrieve import ItemMemory
 from leafbeam.semid import SidTable
-from leafbeam.train import Budget, InteractionLog, Split, TrainStats, evaluation, fusion, leave_one_out, train, trainer
+from leafbeam.train import (
+    Budget,
+    InteractionLog,
+    Split,
+    TrainOptions,
+    TrainStats,
+    evaluation,
+    fusion,
+    leave_one_out,
+    train,
+    trainer,
+)
 from leafbeam.train.evaluation import EvaluationSet, Validation, fit_fusion
 from leafbeam.train.fusion import fit_memory, tune_memory
 from tests.train.small_trainer import SIZES, TINY, all_codes, log_of
@@ -219,7 +230,7 @@ def test_minutes_pay_for_baselines_preparations_and_the_last_validation(
 
     recipe = replace(TINY, budget=Budget(minutes=1), validations=1, validation_users=300, graph_weight=0.1)  # three batches
     options = {"progress": tick, "reserved_s": reserved_s, "clock": clock}
-    train(log, split, sids, recipe, tmp_path, **options)
+    train(log, split, sids, recipe, tmp_path, TrainOptions(**options))
     assert history[-1].share == 1
     assert history[-1].seconds == pytest.approx(expected, abs=1)
     assert clock.now + reserved_s <= max(60, 30 + reserved_s + 501 * user_s + teacher_s + 2 * validation_s) + 2
@@ -247,5 +258,11 @@ def test_the_estimate_of_a_validation_is_that_of_a_batch_after_the_kernels_are_c
 def test_steps_are_as_many_whatever_else_takes_time(log: InteractionLog, split: Split, sids: SidTable) -> None:
     """L6: only minutes are shared; steps and epochs give the same weights on every run."""
     clock, history = Clock(), []
-    train(log, split, sids, replace(TINY, budget=Budget(steps=4)), progress=history.append, reserved_s=1e9, clock=clock)
+    train(
+        log,
+        split,
+        sids,
+        replace(TINY, budget=Budget(steps=4)),
+        options=TrainOptions(progress=history.append, reserved_s=1e9, clock=clock),
+    )
     assert [stats.step for stats in history] == [1, 2, 3, 4]

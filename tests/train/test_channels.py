@@ -11,7 +11,7 @@ from leafbeam.datasets import make_shop
 from leafbeam.index import Trie
 from leafbeam.retrieve import MemoryConfig
 from leafbeam.semid import fit_sids, text_columns
-from leafbeam.train import Budget, InteractionLog, evaluate, leave_one_out, log_from_tables, preset, train
+from leafbeam.train import Budget, EvaluationConfig, InteractionLog, evaluate, leave_one_out, log_from_tables, preset, train
 from leafbeam.train.evaluation import fit_fusion
 from leafbeam.train.fusion import fit_memory, tune_memory
 from leafbeam.train.report import SERVED
@@ -41,7 +41,7 @@ def test_the_fused_ranking_is_never_a_standard_error_below_its_best_channel(kind
     trie = Trie.build(sids.codes, sids.codebook_sizes, sids.item_ids)
     memory = tune_memory(fit_memory(log, split.train, text_columns(log.items)), split)
     memory.fusion = fit_fusion(model, trie, log, split, memory)
-    report = evaluate(model, trie, log, split, memory=memory, unconstrained_users=0)
+    report = evaluate(model, trie, log, split, memory=memory, config=EvaluationConfig(unconstrained_users=0))
     for seen in ("kept", "removed"):
         channels = {name: getattr(report.rankings[name], seen).recall_10 for name in SERVED}
         best = max(channels.values(), key=lambda recall: recall.mean)

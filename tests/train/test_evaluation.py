@@ -16,6 +16,7 @@ from leafbeam.model import Transformer, Vocabulary
 from leafbeam.semid import SidTable
 from leafbeam.train import (
     Budget,
+    EvaluationConfig,
     EvaluationSet,
     InteractionLog,
     RankingMetrics,
@@ -103,7 +104,13 @@ def test_the_scores_equal_a_brute_force_ranking_of_every_item(shop: tuple[Intera
         order = np.argsort(-log_probabilities(model, sids.codes[history], every))
         free_ranks.append([tuple(every[row]) for row in order].index(tuple(sids.codes[target])))
         invalid.append(np.mean([tuple(every[row].tolist()) not in exists for row in order]))
-    report = evaluate(model, trie, log, split, part=part, num_beams=60, max_items=4, unconstrained_users=10**6, batch_users=7)
+    report = evaluate(
+        model,
+        trie,
+        log,
+        split,
+        config=EvaluationConfig(part=part, num_beams=60, max_items=4, unconstrained_users=10**6, batch_users=7),
+    )
     assert report.rankings["model"].kept == RankingMetrics.from_ranks(np.array(ranks))
     assert report.users == len(ranks)
     assert report.unconstrained is not None
@@ -117,7 +124,7 @@ def test_a_log_that_can_be_memorised_is_recalled_in_first_place_and_popularity_i
 ):
     log, split, sids, trie = shop
     model = train(log, split, sids, dataclasses.replace(TINY, validations=1, validation_users=20))
-    report = evaluate(model, trie, log, split, num_beams=10, max_items=6)
+    report = evaluate(model, trie, log, split, config=EvaluationConfig(num_beams=10, max_items=6))
     ranking, popular = report.rankings["model"].removed, report.rankings["popularity"].removed
     assert ranking.recall_1.mean > 0.6
     assert ranking.ndcg_5.mean >= ranking.recall_1.mean
@@ -157,8 +164,8 @@ def test_removed_seen_items_are_not_ranked_by_the_model(shop: tuple[InteractionL
         above = set(np.flatnonzero(scores > scores[target]).tolist()) - set(history.tolist())
         ranks.append(MISS if target in history else len(above))
     vectors = np.random.default_rng(0).standard_normal((log.num_items, 4))
-    settings = {"num_beams": 60, "max_items": 4, "unconstrained_users": 5, "baselines": {"text": text_neighbours(vectors)}}
-    rankings = evaluate(model, trie, log, split, **settings, batch_users=7).rankings
+    config = EvaluationConfig(num_beams=60, max_items=4, unconstrained_users=5, batch_users=7)
+    rankings = evaluate(model, trie, log, split, config, baselines={"text": text_neighbours(vectors)}).rankings
     assert rankings["model"].removed == RankingMetrics.from_ranks(np.array(ranks))
     assert list(rankings) == ["model", "popularity", "text"]
     assert all(ranking.removed != ranking.kept for ranking in rankings.values())
@@ -167,7 +174,9 @@ def test_removed_seen_items_are_not_ranked_by_the_model(shop: tuple[InteractionL
 def test_the_rank_of_an_item_on_a_shared_sid_counts_the_others(shop: tuple[InteractionLog, Split, SidTable, Trie]):
     log, split, sids, _ = shop
     shared = dataclasses.replace(sids, codes=sids.codes[np.arange(log.num_items) // 3 * 3])
-    report = evaluate(model_of(), trie_of(shared), log, split, num_beams=60, max_items=4, unconstrained_users=0)
+    report = evaluate(
+        model_of(), trie_of(shared), log, split, config=EvaluationConfig(num_beams=60, max_items=4, unconstrained_users=0)
+    )
     assert report.rankings["model"].kept.recall_1.mean == 0
     assert report.rankings["model"].kept.recall_10.mean > 0
 
@@ -201,9 +210,14 @@ def test_every_user_is_ranked_once_whatever_the_batches(shop: tuple[InteractionL
     log, split, _, trie = shop
     seen: list[tuple[int, int]] = []
     settings = {"num_beams": 5, "max_items": 4}
-    whole = evaluate(model_of(), trie, log, split, **settings, unconstrained_users=0)
+    whole = evaluate(model_of(), trie, log, split, EvaluationConfig(**settings, unconstrained_users=0))
     small = evaluate(
-        model_of(), trie, log, split, **settings, batch_users=3, unconstrained_users=20, progress=lambda *at: seen.append(at)
+        model_of(),
+        trie,
+        log,
+        split,
+        progress=lambda *at: seen.append(at),
+        config=EvaluationConfig(**settings, batch_users=3, unconstrained_users=20),
     )
     assert small.rankings == whole.rankings
     assert whole.unconstrained is None
@@ -240,9 +254,9 @@ def test_an_index_that_does_not_fit_is_refused(shop: tuple[InteractionLog, Split
     with pytest.raises(ItemIdError):
         evaluate(model_of(), Trie.build(sids.codes[:9], codebook_sizes=SIZES, item_ids=sids.item_ids[:9]), log, split)
     with pytest.raises(ArgumentError, match="part"):
-        evaluate(model_of(), trie, log, split, part="train")
+        evaluate(model_of(), trie, log, split, config=EvaluationConfig(part="train"))
     with pytest.raises(ArgumentError, match="num_beams=0"):
-        evaluate(model_of(), trie, log, split, num_beams=0)
+        evaluate(model_of(), trie, log, split, config=EvaluationConfig(num_beams=0))
 
 
 def test_a_split_with_nothing_held_out_is_refused():
@@ -254,7 +268,9 @@ def test_a_split_with_nothing_held_out_is_refused():
 def test_a_report_prints_recall_and_ndcg_of_every_ranking_and_writes_json(shop: tuple[InteractionLog, Split, SidTable, Trie]):
     log, split, _, trie = shop
     text = text_neighbours(np.random.default_rng(0).standard_normal((log.num_items, 4)))
-    report = evaluate(model_of(), trie, log, split, num_beams=8, unconstrained_users=10, baselines={"text": text})
+    report = evaluate(
+        model_of(), trie, log, split, baselines={"text": text}, config=EvaluationConfig(num_beams=8, unconstrained_users=10)
+    )
     recall = json.loads(report.to_json())["rankings"]["model"]["removed"]["recall_10"]["mean"]
     assert recall == report.rankings["model"].removed.recall_10.mean
     console = Console(width=120, record=True, file=io.StringIO())

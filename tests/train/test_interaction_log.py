@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from leafbeam.errors import ArgumentError, DataError
-from leafbeam.train import Columns, load_log, log_from_tables
+from leafbeam.tables import CsvFormat
+from leafbeam.train import Columns, LogRules, load_log, log_from_tables
 
 ROWS = {
     "user_id": ["b", "a", "b", "a", "b", "c"],
@@ -79,7 +80,7 @@ def test_equal_times_keep_the_order_of_the_file():
 
 def test_order_file_keeps_the_files_order_where_times_disagree():
     table = pa.table({"user_id": [1, 2, 1], "item_id": [5, 6, 7], "timestamp": [9, 1, 3]})
-    assert names(log_from_tables(table, order="file"), 0) == [5, 7]
+    assert names(log_from_tables(table, rules=LogRules(order="file")), 0) == [5, 7]
     assert names(log_from_tables(table), 0) == [7, 5]
 
 
@@ -88,7 +89,7 @@ def test_a_row_given_twice_counts_once_and_a_repeat_at_another_time_stays():
     log = log_from_tables(table)
     assert [len(log.histories[user]) for user in range(2)] == [2, 1]
     assert log.report.duplicates_dropped == 1
-    assert len(log_from_tables(table, duplicates="keep").histories[0]) == 3
+    assert len(log_from_tables(table, rules=LogRules(duplicates="keep")).histories[0]) == 3
 
 
 def test_an_item_that_is_not_listed_is_added_dropped_or_refused():
@@ -98,11 +99,11 @@ def test_an_item_that_is_not_listed_is_added_dropped_or_refused():
     assert kept.item_ids.tolist() == ["a", "new"]
     assert kept.items["title"].to_pylist() == ["t", None]
     assert kept.report.unlisted_items == 1
-    dropped = log_from_tables(clicks, items, unlisted="drop")
+    dropped = log_from_tables(clicks, items, rules=LogRules(unlisted="drop"))
     assert dropped.user_ids.tolist() == [1]
     assert dropped.report.unlisted_rows_dropped == 2
     with pytest.raises(DataError, match="'new'"):
-        log_from_tables(clicks, items, unlisted="refuse")
+        log_from_tables(clicks, items, rules=LogRules(unlisted="refuse"))
 
 
 def test_an_item_without_interactions_stays_unless_unseen_is_drop():
@@ -111,14 +112,14 @@ def test_an_item_without_interactions_stays_unless_unseen_is_drop():
     kept = log_from_tables(clicks, items)
     assert names(kept, 0) == ["b"]
     assert (kept.num_items, kept.report.unseen_items) == (2, 1)
-    assert log_from_tables(clicks, items, unseen="drop").item_ids.tolist() == ["b"]
+    assert log_from_tables(clicks, items, rules=LogRules(unseen="drop")).item_ids.tolist() == ["b"]
 
 
 def test_the_core_is_the_same_as_dropping_one_by_one():
     rng = np.random.default_rng(0)
     users, items = rng.integers(0, 60, 400), rng.integers(0, 60, 400)
     pairs = list(zip(users.tolist(), items.tolist(), range(400), strict=True))
-    log = log_from_tables(pa.table({"user_id": users, "item_id": items, "timestamp": np.arange(400)}), k_core=5)
+    log = log_from_tables(pa.table({"user_id": users, "item_id": items, "timestamp": np.arange(400)}), rules=LogRules(k_core=5))
     while True:
         kept = [
             row
@@ -137,7 +138,7 @@ def test_the_core_is_the_same_as_dropping_one_by_one():
 
 def test_an_empty_core_is_an_error():
     with pytest.raises(DataError, match="7-core"):
-        log_from_tables(pa.table(ROWS), k_core=7)
+        log_from_tables(pa.table(ROWS), rules=LogRules(k_core=7))
 
 
 @pytest.mark.parametrize(
@@ -157,7 +158,7 @@ def test_an_empty_core_is_an_error():
     ],
 )
 def test_times_of_every_kind_are_nanoseconds(times, unit):
-    log = log_from_tables(pa.table({"user_id": [1, 1], "item_id": [1, 2], "timestamp": times}), time_unit=unit)
+    log = log_from_tables(pa.table({"user_id": [1, 1], "item_id": [1, 2], "timestamp": times}), rules=LogRules(time_unit=unit))
     assert (log.histories.times_E % 10**18).tolist() == [1_000_000_000, 2_000_000_000]
 
 
@@ -192,17 +193,17 @@ def test_numbers_in_one_csv_and_text_in_the_other_agree_as_text(tmp_path):
 def test_text_ids_make_every_id_text_whatever_the_files_hold(tmp_path):
     (tmp_path / "interactions.csv").write_text("user_id,item_id,timestamp\n1,0,1\n1,7,2\n")
     pq.write_table(pa.table({"item_id": [0, 7], "title": ["a", "b"]}), tmp_path / "items.parquet")
-    numbers, text = load_log(tmp_path), load_log(tmp_path, text_ids=True)
+    numbers, text = load_log(tmp_path), load_log(tmp_path, rules=LogRules(text_ids=True))
     assert (numbers.item_ids.tolist(), numbers.user_ids.tolist()) == ([0, 7], [1])
     assert (text.item_ids.tolist(), text.user_ids.tolist()) == (["0", "7"], ["1"])
     assert names(text, 0) == ["0", "7"]
     table = pa.table({"user_id": pa.array([1], pa.int32()), "item_id": pa.array([2**63], pa.uint64()), "timestamp": [1]})
-    assert log_from_tables(table, text_ids=True).item_ids.tolist() == [str(2**63)]
+    assert log_from_tables(table, rules=LogRules(text_ids=True)).item_ids.tolist() == [str(2**63)]
 
 
 def test_a_log_in_order_needs_no_times(tmp_path):
     (tmp_path / "interactions.csv").write_text("user_id,item_id\nb,x\na,x\nb,y\nb,x\nb,x\n")
-    log = load_log(tmp_path, order="file")
+    log = load_log(tmp_path, rules=LogRules(order="file"))
     assert [names(log, user) for user in range(2)] == [["x", "y", "x", "x"], ["x"]]
     with pytest.raises(DataError, match=r"'timestamp'.*--time-column.*--order file"):
         load_log(tmp_path)
@@ -210,17 +211,19 @@ def test_a_log_in_order_needs_no_times(tmp_path):
 
 def test_csv_may_have_another_delimiter(tmp_path):
     (tmp_path / "interactions.csv").write_text("user_id;item_id;timestamp\n1;8;1\n")
-    assert load_log(tmp_path, delimiter=";").item_ids.tolist() == [8]
+    assert load_log(tmp_path, form=CsvFormat(delimiter=";")).item_ids.tolist() == [8]
     with pytest.raises(DataError, match="separated by ';': pass it as --delimiter"):
         load_log(tmp_path)
     (tmp_path / "items.csv").write_text("item_id,name\n8,tea\n")
-    with pytest.raises(DataError, match=r"items.csv .* separated by ',': pass it as --items-delimiter \(items_delimiter=','\)"):
-        load_log(tmp_path, delimiter=";")
-    assert load_log(tmp_path, delimiter=";", items_delimiter=",").items["name"].to_pylist() == ["tea"]
-    with pytest.raises(ArgumentError, match="items_delimiter='ab': expected one character"):
-        load_log(tmp_path, items_delimiter="ab")
+    with pytest.raises(DataError, match=r"items.csv .* separated by ',': pass it as --items-delimiter"):
+        load_log(tmp_path, form=CsvFormat(delimiter=";"))
+    assert load_log(tmp_path, form=CsvFormat(delimiter=";"), items_form=CsvFormat(delimiter=",")).items["name"].to_pylist() == [
+        "tea"
+    ]
+    with pytest.raises(ArgumentError, match="delimiter='ab': expected one character"):
+        load_log(tmp_path, items_form=CsvFormat(delimiter="ab"))
     with pytest.raises(ArgumentError, match="one character"):
-        load_log(tmp_path, delimiter="")
+        load_log(tmp_path, form=CsvFormat(delimiter=""))
 
 
 @pytest.mark.parametrize(
@@ -317,8 +320,8 @@ def test_missing_and_ambiguous_files_are_named(tmp_path):
 
 def test_wrong_options_are_named():
     for call, says in (
-        (lambda: log_from_tables(pa.table(ROWS), time_unit="minutes"), "time_unit='minutes'"),
-        (lambda: log_from_tables(pa.table(ROWS), k_core=-1), "k_core=-1"),
+        (lambda: log_from_tables(pa.table(ROWS), rules=LogRules(time_unit="minutes")), "time_unit='minutes'"),
+        (lambda: log_from_tables(pa.table(ROWS), rules=LogRules(k_core=-1)), "k_core=-1"),
         (lambda: load_log(), "directory"),
     ):
         with pytest.raises(ArgumentError, match=says):
@@ -348,6 +351,8 @@ def test_seconds_read_in_a_smaller_unit_are_refused_and_ordinals_are_counted(uni
     rows = {"user_id": [1, 1], "item_id": ["a", "b"], "timestamp": [1_700_000_000, 1_700_000_001]}
     assert log_from_tables(pa.table(rows)).report.rows_before_1980 == 0
     with pytest.raises(DataError, match=f"every time lies before 1980 as time_unit='{unit}': pass another"):
-        log_from_tables(pa.table(rows), time_unit=unit)
+        log_from_tables(pa.table(rows), rules=LogRules(time_unit=unit))
     assert log_from_tables(pa.table({**rows, "timestamp": [1, 2]})).report.rows_before_1980 == 2
-    assert log_from_tables(pa.table({"user_id": [1], "item_id": ["a"]}), order="file").report.rows_before_1980 == 0
+    assert (
+        log_from_tables(pa.table({"user_id": [1], "item_id": ["a"]}), rules=LogRules(order="file")).report.rows_before_1980 == 0
+    )

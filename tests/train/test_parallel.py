@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from leafbeam.errors import ArgumentError
 from leafbeam.model import load_model, new_model
-from leafbeam.train import Budget, Checkpoint, DataParallel, Recipe, Trainer, leave_one_out, train
+from leafbeam.train import Budget, Checkpoint, DataParallel, Recipe, Trainer, TrainOptions, leave_one_out, train
 from tests.train.small_trainer import SIZES, TINY, all_codes, log_of, same, sids_of, trainer_of, walks, weights_of
 
 PLAIN = dataclasses.replace(TINY, budget=Budget(steps=6), dropout=0.0, batch_tokens=45)
@@ -75,7 +75,7 @@ def shared(out: str) -> dict[str, object]:
         ends = [weights_of(one.full_model()) for one in (trainer, resumed) if one.run() is None]
         assert same(*ends)
         found[name] = {"losses": losses, "weights": ends[0], "share": here / sum(weight.numel() for weight in weights)}
-    model = train(*shop(), f"{out}/run", parallel=parallel)  # pyright: ignore[reportArgumentType]
+    model = train(*shop(), f"{out}/run", options=TrainOptions(parallel=parallel))  # pyright: ignore[reportArgumentType]
     return found | {"trained": weights_of(model)}
 
 

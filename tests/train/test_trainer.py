@@ -14,6 +14,7 @@ from leafbeam.train import (
     Checkpoint,
     Recipe,
     Trainer,
+    TrainOptions,
     TrainStats,
     codes_of_log,
     leave_one_out,
@@ -284,9 +285,11 @@ def test_train_writes_a_model_that_loads_and_resumes_where_it_stopped(tmp_path: 
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(log, split, sids, TINY, tmp_path, progress=stop)
+        train(log, split, sids, TINY, tmp_path, options=TrainOptions(progress=stop))
     steps: list[int] = []
-    model = train(log, split, sids, TINY, tmp_path, resume=True, progress=lambda stats: steps.append(stats.step))
+    model = train(
+        log, split, sids, TINY, tmp_path, options=TrainOptions(resume=True, progress=lambda stats: steps.append(stats.step))
+    )
     assert steps == list(range(6, 13))
     assert same(weights_of(whole), weights_of(model))
     read = Transformer.from_pretrained(tmp_path / "model")
@@ -406,5 +409,5 @@ def test_a_split_with_its_validation_items_trains_on_them_and_never_on_the_test(
     assert split.before_test().items_E.tolist() == split.train.items_E.tolist()
     assert (split.report.valid_interactions, split.report.train_interactions) == (0, len(split.train.items_E))
     seen: list[float] = []
-    train(log, split, sids_of(items), TINY, on_baselines=lambda recalls: seen.append(1))
+    train(log, split, sids_of(items), TINY, options=TrainOptions(on_baselines=lambda recalls: seen.append(1)))
     assert not seen  # without validation items nothing is validated

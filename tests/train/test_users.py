@@ -14,7 +14,7 @@ from leafbeam.engine import Engine, Request
 from leafbeam.errors import ArgumentError, CheckpointError, RequestError
 from leafbeam.index import Trie
 from leafbeam.model import EncoderDecoder, TokenTable, Transformer, Vocabulary, load_model, new_model, vocabulary_from_dict
-from leafbeam.train import Budget, Checkpoint, Histories, Recipe, Trainer, evaluate, leave_one_out, train
+from leafbeam.train import Budget, Checkpoint, EvaluationConfig, Histories, Recipe, Trainer, evaluate, leave_one_out, train
 from leafbeam.train.batches import Batches
 from leafbeam.train.checkpoint import fingerprint
 from tests.train.small_trainer import SIZES, TINY, all_codes, log_of, same, sids_of, walks, weights_of
@@ -198,7 +198,7 @@ def test_train_saves_a_model_with_users_and_evaluate_passes_each_user(
         return start(read, tokens_BT, lengths_B, **options)
 
     monkeypatch.setattr(type(read), "start", watched)
-    report = evaluate(read, trie, log, split, unconstrained_users=5, num_beams=4, batch_users=7)
+    report = evaluate(read, trie, log, split, config=EvaluationConfig(unconstrained_users=5, num_beams=4, batch_users=7))
     histories = [sids.codes[split.before_test()[user][-report.max_items :]] for user in range(30)]
     tokens_U = read.vocabulary.prompts([[]] * 30, log.user_ids)[0][:, 1]
     assert seen == {

@@ -13,7 +13,7 @@ from leafbeam.model.token_names import families, named_vocabulary, read_codebook
 from leafbeam.semid import SidTable
 from leafbeam.semid.table import numpy_ids
 from leafbeam.tables import SourceTable, read_table
-from leafbeam.train import load_log
+from leafbeam.train import LogRules, load_log
 from leafbeam.train.item_join import item_table
 
 _SUFFIXES = {b"{": "json", b"[[": "json", b"[": "jsonl", b"PK": "pt", b"PAR1": "parquet", b"\x93NUMPY": "npy"}
@@ -62,7 +62,7 @@ def fuzz_ratings(data: bytes) -> None:
     """Lines of user, item, rating and perhaps time, up to a log."""
     path = Path(_folder().name) / "ratings"
     path.write_bytes(data)
-    load_log(interactions=path, headerless=True, order="file")
+    load_log(interactions=path, headerless=True, rules=LogRules(order="file"))
 
 
 def fuzz_dataset(data: bytes) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from leafbeam.tables import read_rows, read_table
 from leafbeam.tables.csv_rows import CsvFormat, read_csv
-from leafbeam.train import Columns, load_log
+from leafbeam.train import Columns, LogRules, load_log
 
 _ENCODINGS = {b"L": "latin-1", b"U": "utf-16-le"}
 
@@ -65,5 +65,5 @@ def fuzz_csv_types(data: bytes) -> None:
 def fuzz_json_log(data: bytes) -> None:
     """A log in JSON or JSON lines, with histories in cells, up to the log."""
     path = _file("log.json" if data[:1] == b"[" or data[:2] == b'{"' else "log.jsonl", data)
-    log = load_log(interactions=path, order="file", columns=Columns(item="item"))
+    log = load_log(interactions=path, columns=Columns(item="item"), rules=LogRules(order="file"))
     assert log.report.interactions == len(log.histories.items_E)
