@@ -70,6 +70,29 @@ class JaxBatch:
     hi_SB: NDArray[np.int32]
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BatchSplit:
+    """The devices over which batches are split.
+
+    Args:
+        mesh: A mesh of devices.
+        axis: The name of the axis over which a batch is split.
+        carry_specs: A pytree of PartitionSpec over `carry` (or a prefix of it); by default every leaf is split by its first
+            axis.
+
+    Raises:
+        ArgumentError: If the mesh has no such axis.
+    """
+
+    mesh: Mesh
+    axis: str = "batch"
+    carry_specs: Any = None
+
+    def __post_init__(self) -> None:
+        if self.axis not in self.mesh.axis_names:
+            raise ArgumentError(f"axis is {self.axis!r}: the mesh has {', '.join(map(repr, self.mesh.axis_names))}")
+
+
 class JaxBeamSearch:
     """Beam search over the Semantic IDs of an index, compiled as a whole; results equal those of `BeamSearch`.
 
@@ -84,10 +107,7 @@ class JaxBeamSearch:
         max_rows: As for `BeamSearch`.
         delta_leaves: The number of leaves of a delta for which to leave space, if changes will come.
         max_filters: The largest number of distinct filters in a batch.
-        mesh: A mesh over whose axis `axis` the batch is split.
-        axis: The name of that axis.
-        carry_specs: A pytree of PartitionSpec over `carry` (or a prefix of it); by default every leaf is split by its first
-            axis.
+        split: The devices over which batches are split; None runs on one.
 
     Examples:
         >>> search = JaxBeamSearch(index, num_items=10)
@@ -104,13 +124,9 @@ class JaxBeamSearch:
         max_rows: int = 512,
         delta_leaves: int = 0,
         max_filters: int = 1,
-        mesh: Mesh | None = None,
-        axis: str = "batch",
-        carry_specs: Any = None,
+        split: BatchSplit | None = None,
     ) -> None:
         version = Version.of(index)
-        if mesh is not None and axis not in mesh.axis_names:
-            raise ArgumentError(f"axis is {axis!r}: the mesh has {', '.join(map(repr, mesh.axis_names))}")
         beams = beams_of_search(version.num_levels, num_beams, num_items, max_rows)
         self._widest = SearchConfig.fixed(version.codebook_sizes, end_code_of(version), beams, scoring)
         self.config, self.num_items, self._proves = self._widest, beams[-1], num_beams is None
@@ -118,9 +134,8 @@ class JaxBeamSearch:
             width = first_width(1.0, self.num_items, scoring)
             widths = [min(width, limit) for limit in self._widest.num_beams[:-1]]
             self.config = replace(self._widest, num_beams=(*widths, self.num_items))
-        self._mesh, self._axis = mesh, axis
-        self._carry_specs = PartitionSpec(axis) if carry_specs is None else carry_specs
-        device = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+        self._split = split
+        device = None if split is None else NamedSharding(split.mesh, PartitionSpec())
         self.version, self.arrays = version, ops.bind(version, device, delta_leaves=delta_leaves)
         self._cache = ops.FilterCache(self.arrays, max_filters + 1)
 
@@ -182,7 +197,7 @@ class JaxBeamSearch:
             ArgumentError: If the arguments do not fit.
             ForeignFilterError: If a filter was made for another index.
         """
-        num_devices = 1 if self._mesh is None else self._mesh.shape[self._axis]
+        num_devices = 1 if self._split is None else self._split.mesh.shape[self._split.axis]
         if batch_size % num_devices:
             raise ArgumentError(f"batch_size is {batch_size}: expected a multiple of {num_devices}, the devices that share it")
         requests = check_batch(self.version, batch_size, filters, deny)
@@ -197,10 +212,11 @@ class JaxBeamSearch:
 
     def _decode(self, step_fn: JaxStepFn, carry: Any, batch: JaxBatch, config: SearchConfig) -> JaxResult:
         arguments = (batch.arrays.levels, batch.filters.levels, batch.hi_SB, carry)
-        mesh, axis = self._mesh, self._axis
-        if mesh is None:
+        if self._split is None:
             return search(*arguments, step_fn=step_fn, config=config)
-        carry_specs = jax.tree.broadcast(self._carry_specs, carry, is_leaf=_is_spec)
+        mesh, axis = self._split.mesh, self._split.axis
+        whole_specs = PartitionSpec(axis) if self._split.carry_specs is None else self._split.carry_specs
+        carry_specs = jax.tree.broadcast(whole_specs, carry, is_leaf=_is_spec)
         specs = (filter_specs(batch.filters.levels, axis), PartitionSpec(None, axis), carry_specs)
         levels, *split = arguments
         placed = [
@@ -208,7 +224,7 @@ class JaxBeamSearch:
             for tree, spec in zip(split, specs, strict=True)
         ]
         leaves = tuple(jax.tree.leaves(carry_specs, is_leaf=_is_spec))
-        return search(levels, *placed, step_fn=step_fn, config=config, mesh=mesh, axis=axis, carry_specs=leaves)
+        return search(levels, *placed, step_fn=step_fn, config=config, split=(mesh, axis, leaves))
 
     def items(self, batch: JaxBatch, result: JaxResult) -> SearchResult:
         """Turn leaves into items on the host. This waits for the device.
@@ -265,7 +281,7 @@ def beam_search(
     )
 
 
-@partial(jax.jit, static_argnames=("step_fn", "config", "mesh", "axis", "carry_specs"))
+@partial(jax.jit, static_argnames=("step_fn", "config", "split"))
 def search(
     levels: tuple[tuple[ops.LevelArrays, ...], ...],
     filters: tuple[tuple[ops.LevelFilters, ...], ...],
@@ -274,21 +290,20 @@ def search(
     *,
     step_fn: JaxStepFn,
     config: SearchConfig,
-    mesh: Mesh | None = None,
-    axis: str = "",
-    carry_specs: tuple[PartitionSpec, ...] = (),
+    split: tuple[Mesh, str, tuple[PartitionSpec, ...]] | None = None,
 ) -> JaxResult:
-    """`beam_search`, compiled; over a mesh, each device searches for its own requests."""
+    """`beam_search`, compiled; with `split` (mesh, axis, specs of the carry), each device searches for its own requests."""
 
     def whole_search(levels: Any, filters: Any, hi_SB: Array, carry: Any) -> JaxResult:
         return beam_search(levels, filters, hi_SB, step_fn, carry, config=config)
 
-    if mesh is None:
+    if split is None:
         return whole_search(levels, filters, hi_SB, carry)
-    split, second = PartitionSpec(axis), PartitionSpec(None, axis)
+    mesh, axis, carry_specs = split
+    first, second = PartitionSpec(axis), PartitionSpec(None, axis)
     level_specs = jax.tree.map(lambda _: PartitionSpec(), levels)
     carry_tree = jax.tree.unflatten(jax.tree.structure(carry), carry_specs)
-    specs: dict[str, Any] = dict.fromkeys(("scores_BK", "codes_BKL", "num_valid_B", "bad_DL", "bound_B"), split)
+    specs: dict[str, Any] = dict.fromkeys(("scores_BK", "codes_BKL", "num_valid_B", "bad_DL", "bound_B"), first)
     specs |= {"lo_SBK": second, "hi_SBK": second}
     split_search = jax.shard_map(
         whole_search,

@@ -15,7 +15,7 @@ jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 
 from leafbeam import BeamSearch, Trie  # noqa: E402
-from leafbeam.decode.jax_search import JaxBeamSearch  # noqa: E402
+from leafbeam.decode.jax_search import BatchSplit, JaxBeamSearch  # noqa: E402
 from leafbeam.errors import ArgumentError, ForeignFilterError, LogitsError  # noqa: E402
 from leafbeam.index import Segment, Version  # noqa: E402
 
@@ -192,7 +192,7 @@ def test_arguments_are_checked() -> None:
             JaxBeamSearch(trie, wrong)
     for call, message in (
         (lambda: JaxBeamSearch(trie, 3, "fulll"), "scoring"),
-        (lambda: JaxBeamSearch(trie, 3, mesh=jax.make_mesh((1,), ("requests",))), "the mesh has 'requests'"),
+        (lambda: BatchSplit(mesh=jax.make_mesh((1,), ("requests",))), "the mesh has 'requests'"),
         (lambda: JaxBeamSearch(trie, 3).for_version(Trie.build([[0, 1]], (4, 4))), "another version"),
     ):
         with pytest.raises(ArgumentError, match=message):
@@ -220,7 +220,7 @@ def test_sharded_over_four_devices_equals_one_and_imports_no_torch() -> None:
         from jax.sharding import PartitionSpec as P
         from tests.decode.test_jax_search import TableModel, SIZES, assert_same, version_of
         from leafbeam import BeamSearch
-        from leafbeam.decode.jax_search import JaxBeamSearch
+        from leafbeam.decode.jax_search import BatchSplit, JaxBeamSearch
         assert len(jax.devices()) == 4
         rng = np.random.default_rng(8)
         version = version_of(rng, 900, 60)
@@ -231,7 +231,7 @@ def test_sharded_over_four_devices_equals_one_and_imports_no_torch() -> None:
         alone = BeamSearch(version, 15).run(model.on_host(8), 8, filters, deny)
         mesh = jax.make_mesh((4,), ("batch",))
         specs = {"state": P("batch"), "tables": P()}
-        search = JaxBeamSearch(version, 15, mesh=mesh, carry_specs=specs)
+        search = JaxBeamSearch(version, 15, split=BatchSplit(mesh=mesh, carry_specs=specs))
         batch = search.prepare(8, filters, deny)
         ranked = search.decode(model, model.carry(8), batch)
         assert len(ranked.scores_BK.sharding.device_set) == 4

@@ -255,7 +255,7 @@ def test_an_index_that_does_not_fit_is_refused(shop: tuple[InteractionLog, Split
         evaluate(model_of(), Trie.build(sids.codes[:9], codebook_sizes=SIZES, item_ids=sids.item_ids[:9]), log, split)
     with pytest.raises(ArgumentError, match="part"):
         evaluate(model_of(), trie, log, split, config=EvaluationConfig(part="train"))
-    with pytest.raises(ArgumentError, match="num_beams=0"):
+    with pytest.raises(ArgumentError, match="num_beams is 0"):
         evaluate(model_of(), trie, log, split, config=EvaluationConfig(num_beams=0))
 
 
