@@ -1,5 +1,6 @@
 """Rounds over automata in Triton, under the interpreter, against the loops that have been compared with float64."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -83,25 +84,13 @@ def test_what_does_not_fit_is_refused_before_a_launch() -> None:
         triton_automata.bind(automata.bind([one, other], end_code=END, num_codes=SIZE), "cpu")
     arrays = triton_automata.bind(automata.bind([one], end_code=END, num_codes=SIZE), "cpu")
     lo = torch.zeros(1, 1, 2, dtype=torch.int64)
-    scores, logits = torch.zeros(1, 2), torch.zeros(1, 2, SIZE)
+    beams, logits = Beams.start(lo, lo, torch.zeros(1, 2)), torch.zeros(1, 2, SIZE)
+    three = Beams.start(lo.expand(1, 3, 2), lo, torch.zeros(1, 2))
+    launch = partial(triton_automata.launch, arrays, 0, filters=None, scoring="full")
     for error, call, message in (
-        (
-            ArgumentError,
-            lambda: triton_automata.launch(arrays, 0, lo, lo, scores, logits, None, num_beams=0, scoring="full"),
-            "num_beams is 0",
-        ),
-        (
-            ArgumentError,
-            lambda: triton_automata.launch(
-                arrays, 0, lo.expand(1, 3, 2), lo, scores, logits, None, num_beams=2, scoring="full"
-            ),
-            "expected \\(1, 1, beams\\)",
-        ),
-        (
-            LogitsError,
-            lambda: triton_automata.launch(arrays, 0, lo, lo, scores, logits[..., 1:], None, num_beams=2, scoring="full"),
-            "shape",
-        ),
+        (ArgumentError, lambda: launch(beams, logits, num_beams=0), "num_beams is 0"),
+        (ArgumentError, lambda: launch(three, logits, num_beams=2), "expected \\(1, 1, beams\\)"),
+        (LogitsError, lambda: launch(beams, logits[..., 1:], num_beams=2), "shape"),
     ):
         with pytest.raises(error, match=message):
             call()

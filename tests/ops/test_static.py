@@ -104,9 +104,9 @@ def test_nan_and_infinity_are_named_with_request_and_beam(poison: float) -> None
     arrays = static_torch.bind(trie)
     logits = np.zeros((2, 1, 10), np.float32)
     logits[1, 0, 3] = poison
-    state = np.zeros((1, 2, 1), np.int64), np.full((1, 2, 1), 10), np.zeros((2, 1), np.float32), logits
+    root = Beams.start(np.zeros((1, 2, 1), np.int64), np.full((1, 2, 1), 10), np.zeros((2, 1), np.float32))
     with pytest.raises(LogitsError, match="request 1, beam 0 at level 0 hold NaN or \\+inf"):
-        static_torch.step(arrays, 0, *state, None, num_beams=2, scoring="full")
+        static_torch.step(arrays, 0, root, logits, None, num_beams=2, scoring="full")
 
 
 def test_a_filter_or_a_denied_item_is_refused() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from leafbeam.errors import ArgumentError, DataError
-from leafbeam.train import Histories, leave_one_out, load_log, log_from_tables
+from leafbeam.train import Histories, LogRules, leave_one_out, load_log, log_from_tables
 from leafbeam.train.batches import Batches
 from leafbeam.train.losses import LevelTarget, SampledLevel, full_loss
 
@@ -140,7 +140,7 @@ def test_beauty_has_the_published_counts():
 def test_ambiguous_times_of_toys_are_counted_and_can_be_left_in_the_files_order():
     if not (DATA / "amazon_toys").is_dir():
         pytest.skip("amazon_toys is not beside the checkout, and LEAFBEAM_DATA does not name it")
-    log = load_log(DATA / "amazon_toys", order="file")
+    log = load_log(DATA / "amazon_toys", rules=LogRules(order="file"))
     assert log.report.users_out_of_order == 8
 
 
