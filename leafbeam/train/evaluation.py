@@ -18,7 +18,6 @@ from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie
 from leafbeam.model import AnyModel, DecodeSession, Transformer, Workspace
 from leafbeam.model.cpu.threads import torch_threads
-from leafbeam.ops.constrain import Scoring
 from leafbeam.retrieve import Fusion, Fusions, ItemMemory
 from leafbeam.semid.config import check_choice
 from leafbeam.train.baselines import ScoreFn, SidSet, memory_scores, popularity, rank_targets, unconstrained_search
@@ -96,7 +95,7 @@ class EvaluationConfig:
 
     part: Part = "test"
     num_beams: int = 20
-    scoring: Scoring = "full"
+    scoring: Literal["full", "allowed"] = "full"
     max_items: int | None = None
     sample: int | None = None
     seed: int = 0

@@ -58,14 +58,14 @@ def check(walk: str, files: dict[str, None], compiled: Sequence[str] = ()) -> No
 
 def test_the_walk_of_codes_names_files_that_a_build_and_a_step_run() -> None:
     recorder, codes_NL = Recorder(), np.random.default_rng(0).integers(0, 8, (100, 2))
-    logits_BKV = np.zeros((1, 1, 8), np.float32)
+    ranges_SBK, logits_BKV = np.zeros((1, 1, 1), np.int64), np.zeros((1, 1, 8), np.float32)
+    root = Beams.start(ranges_SBK, ranges_SBK + Trie.build(codes_NL, (8, 8)).num_leaves, np.zeros((1, 1), np.float32))
 
     def build_and_step() -> None:
         trie = Trie.build(codes_NL, (8, 8))
         cpu = backend.load("cpu")[1]
         arrays = cpu.bind(trie)
         filters = cpu.bind_filters(arrays, [trie.all_items])
-        root = Beams.start(np.zeros((1, 1, 1), np.int64), np.full((1, 1, 1), trie.num_leaves), np.zeros((1, 1), np.float32))
         beams = cpu.step(arrays, 0, root, logits_BKV, filters, num_beams=4, scoring="full")
         assert beams.num_valid.tolist() == [4]
 
