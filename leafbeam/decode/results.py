@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError, FilterError, counted, short_repr
 from leafbeam.html_table import html_table
-from leafbeam.index import Filter, ItemSet, Trie, Version
+from leafbeam.index import Filter, Trie, Version
+from leafbeam.index.filters import ItemSet
 from leafbeam.index.items import ItemIds
 from leafbeam.ops.backend import to_numpy
 from leafbeam.ops.constrain import Beams, request_filters

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.errors import LogitsError
-from leafbeam.index import Filter, ItemSet, Trie, Version
+from leafbeam.index import Filter, Trie, Version
+from leafbeam.index.filters import ItemSet
 from leafbeam.ops.constrain.cpu.children import FilterAddresses
 from leafbeam.ops.constrain.cpu.kernels import children_of_rows, step_of_rows
 from leafbeam.ops.constrain.cpu.logsumexp import CHUNK

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError
-from leafbeam.index import Bitmap, Filter, ItemSet
+from leafbeam.index import Bitmap, Filter
+from leafbeam.index.filters import ItemSet
 from leafbeam.ops.constrain.fixed_shape.arrays import FilterArrays, LevelFilters, VersionArrays
 from leafbeam.ops.constrain.fixed_shape.capacity import SegmentCapacity, bucket
 from leafbeam.ops.constrain.fixed_shape.filter_layout import denied_arrays, filter_words

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.index import Bitmap, ItemSet
+from leafbeam.index import Bitmap
 from leafbeam.index.bit_kernels import rank
+from leafbeam.index.filters import ItemSet
 from leafbeam.jit import njit
 from leafbeam.ops.constrain.fixed_shape.capacity import SegmentCapacity, bucket
 from leafbeam.ops.constrain.fixed_shape.layout import LevelLayout, SegmentLayout, window_words
