@@ -24,7 +24,8 @@ from benchmarks.gpu.timing import Measured, attempt
 from benchmarks.serving.torch_index import RunAgain, TorchIndex
 from benchmarks.workloads import random_codes
 from leafbeam.decode import BeamSearch, SearchResult
-from leafbeam.decode.results import check_batch, collect_items, root_ranges
+from leafbeam.decode.beam_search import result_of
+from leafbeam.decode.results import check_batch, root_ranges
 from leafbeam.engine.graphs.device_index import DeviceIndex
 from leafbeam.engine.graphs.graph import CudaCapturer
 from leafbeam.engine.graphs.static_decode import Bucket, StaticDecode
@@ -132,7 +133,7 @@ class Case:
             with capturer.stream():
                 assert decode.load(tokens_BT, lengths_B, hi_SB, requests)
                 replay()
-                return collect_items(self.version, requests, *decode.result(len(requests), 1), sizes.beams)
+                return result_of(decode.trace(len(requests), 1), self.version, requests, decode.config, sizes.beams)
 
         return run
 

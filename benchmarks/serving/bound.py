@@ -26,7 +26,7 @@ from benchmarks.serving.engines import one_thread, shape_of
 from benchmarks.serving.load_run import LoadRun
 from leafbeam.decode import BeamSearch, SearchResult
 from leafbeam.engine import Settings
-from leafbeam.engine.search_widths import SearchKind, SearchWidths
+from leafbeam.engine.search_widths import SearchKind, SearchWidths, with_spares
 from leafbeam.index import Filter, Version
 from leafbeam.model import Workspace
 
@@ -75,18 +75,23 @@ class _Bench:
         users = self.rng.integers(len(run.histories), size=batch)
         return [run.trie.codes_at(run.leaves_of(run.histories[int(user)][-_HISTORY - 1 : -1])) for user in users]
 
-    def search(self, prompts: list[NDArray[np.int64]], search: BeamSearch, num_first: int | None) -> SearchResult:
+    def search(
+        self, prompts: list[NDArray[np.int64]], search: BeamSearch, num_first: Any, widths: NDArray[np.int64] | None = None
+    ) -> SearchResult:
         """Run the prompts and a search."""
         tokens_BT, lengths_B = self.run.model.vocabulary.prompts(prompts)
         session = self.run.model.start(torch.from_numpy(tokens_BT), torch.from_numpy(lengths_B), workspace=self.workspace)
         last_step_fn = None if num_first is None else session.last_step_fn
-        return search.run(session.step_fn, len(prompts), self.rule, last_step_fn=last_step_fn, num_first=num_first)
+        return search.run(
+            session.step_fn, len(prompts), self.rule, last_step_fn=last_step_fn, num_first=num_first, widths=widths
+        )
 
     def proof(self, prompts: list[NDArray[np.int64]], learnt: SearchWidths) -> SearchResult:
         """Search as an engine does, and learn from it."""
-        widths, num_first = learnt.first_pass([self.kind], _MAX_ROWS, can_split=True)
-        search = BeamSearch(self.run.trie, num_items=self.num_items, max_rows=_MAX_ROWS, widths=widths)
-        result = self.search(prompts, search, num_first)
+        needed = learnt.of(self.kind) or (self.kind.guess,) * (self.run.trie.num_levels - 1)
+        widths_BL, num_first_B = with_spares(np.tile(needed, (len(prompts), 1)), _MAX_ROWS)
+        search = BeamSearch(self.run.trie, num_items=self.num_items, max_rows=_MAX_ROWS)
+        result = self.search(prompts, search, num_first_B, widths_BL)
         assert result.beams_needed is not None
         learnt.observe(self.kind, result.beams_needed)
         return result

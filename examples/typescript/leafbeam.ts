@@ -288,6 +288,17 @@ export interface JsonSchemaFormat {
   schema: unknown;
 }
 
+/** How many beams the proofs of recent requests needed. */
+export interface LearntWidths {
+  /** Items that the search ranks. */
+  num_items: number;
+  /** Share of the items that the rules allow, to the nearest power of two. */
+  share: number;
+  scoring: string;
+  /** Beams of the next first pass, for each level but the last. */
+  widths: Array<number>;
+}
+
 /** The beams that the search kept at one level, best first. */
 export interface LevelAnswer {
   /** The code that each beam took. */
@@ -355,6 +366,8 @@ export interface Readiness {
   precision?: string | null;
   /** What was measured and chosen for this machine at the start: threads, precision, products. */
   tuning?: Record<string, string>;
+  /** What each kind of request needs. */
+  search_widths?: Array<LearntWidths>;
 }
 
 /** The largest part of an item's score. */
@@ -485,7 +498,8 @@ export interface SlowBatchAnswer {
   requests: number;
   /** Of all prompts. */
   tokens: number;
-  num_beams: number;
+  /** Beams of all requests together. */
+  beam_rows: number;
   prefill_s: number;
   rounds_s: number;
   constrain_s: number;

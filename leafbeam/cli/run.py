@@ -31,6 +31,7 @@ class RunDirectory:
     catalog.duckdb       items and their attributes                         (build)
     rules.toml           rules as SQL predicates                            (yours)
     live/                items and rules that came since                    (serve, items)
+    search_widths.json   how many beams the proofs of recent requests needed    (serve)
     report.json          figures of every step, one entry a step            (all)
     """
 
@@ -46,6 +47,7 @@ class RunDirectory:
         self.catalog = path / "catalog.duckdb"
         self.rules = path / "rules.toml"
         self.live = path / "live"
+        self.search_widths = path / "search_widths.json"
         self.report = path / "report.json"
 
     @property

@@ -118,6 +118,8 @@ def serve(
         rule_timeout_s=config.rule_timeout_s,
         verify=config.verify,
     )
+    if config.engine.widths_file is None:
+        config = replace(config, engine=replace(config.engine, widths_file=paths.search_widths))
     encoder = paths.load_encoder()
     run_server(paths.model, files, config=config, text=text, changes=paths.live, encoder=encoder, on_ready=on_ready)
 

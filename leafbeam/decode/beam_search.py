@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from leafbeam.decode.bound import Pass, search_until_proved
 from leafbeam.decode.config import SearchConfig, beams_of_levels, beams_of_search, end_code_of, first_width
-from leafbeam.decode.constraint import Constraint, TrieConstraint, raise_if_bad, rounds
+from leafbeam.decode.constraint import Constraint, Cut, Trace, TrieConstraint, raise_if_bad, rounds
 from leafbeam.decode.head_constraint import HeadConstraint
 from leafbeam.decode.model_calls import JumpForward, ModelCalls, StepFn, SuffixFn
 from leafbeam.decode.results import (
@@ -22,6 +22,7 @@ from leafbeam.decode.results import (
     DenyLists,
     SearchResult,
     check_batch,
+    check_length,
     collect_items,
     root_ranges,
 )
@@ -31,6 +32,7 @@ from leafbeam.ops.backend import BoundIndex, IndexBindings, to_numpy
 from leafbeam.ops.constrain import Beams, Scoring
 from leafbeam.ops.head import HeadCosts
 
+Widths = Sequence[int] | Sequence[Sequence[int]] | NDArray[np.int64]
 Requests = Sequence[Filter]
 ConstraintOf = Callable[[BoundIndex, Requests, NDArray[np.int64], SearchConfig], Constraint]
 
@@ -44,7 +46,6 @@ class ItemSearch:
         backend: The backend that runs the search.
         device: The device that runs the search.
         proves: Whether passes are repeated until the answers are proved.
-        widths: The beams of a proof's first pass, for each level but the last; by default they are guessed.
     """
 
     def __init__(
@@ -56,32 +57,45 @@ class ItemSearch:
         *,
         num_items: int,
         proves: bool = False,
-        widths: Sequence[int] | None = None,
     ) -> None:
         self._bindings = index if isinstance(index, IndexBindings) else IndexBindings(index)
         self.version = self._bindings.version
         self.config, self.num_items = config, num_items
         self.backend, self.device = backend, device
         self._proves = proves
-        self._widths = None if widths is None else beams_of_levels(widths, self.version.num_levels - 1, "widths")
         if (backend, device) != ("auto", "auto"):
             self._bindings.on(backend, device)
 
     def _passes(
-        self, requests: Requests, search: Pass, num_items: Sequence[int] | None = None, *, explain: bool = False
+        self,
+        requests: Requests,
+        search: Pass,
+        num_items: Sequence[int] | None = None,
+        widths: Widths | None = None,
+        **options: Any,
     ) -> SearchResult:
-        """Run a search once, or until its answers are proved, of so many items for each request."""
+        """Run a search once, or until its answers are proved. options: of `search_until_proved`."""
         if not self._proves:
             return search(self.config, None)
-        *limits, last = self.config.num_beams
-        widths = self._widths or [self._guess(requests)] * len(limits)
-        first = replace(self.config, num_beams=(*map(min, widths, limits), last))
-        return search_until_proved(first, limits, search, num_items or [self.num_items] * len(requests), explain=explain)
+        num_levels = self.version.num_levels - 1
+        if widths is None:
+            widths = [[self._guess(request)] * num_levels for request in requests]
+        elif not len(widths) or not isinstance(widths[0], Sequence | np.ndarray):
+            widths = [widths] * len(requests)  # type: ignore[assignment]
+        check_length("widths", widths, len(requests))
+        each: Any = np.asarray(widths).tolist()
+        widths_BL = np.array([beams_of_levels(row, num_levels, "widths") for row in each], np.int64)
+        num_items = self._num_items(requests, num_items)
+        return search_until_proved(self.config, search, widths_BL, num_items, **options)
 
-    def _guess(self, requests: Requests) -> int:
-        """Return how many prefixes of a level the request that allows the fewest items is expected to need."""
-        allowed = [sum(part.num_reachable() for part in request.parts) for request in requests]
-        share = max(1, min(allowed)) / max(1, sum(segment.trie.num_leaves for segment in self.version.segments))
+    def _num_items(self, requests: Requests, num_items: Sequence[int] | None) -> list[int]:
+        """Return the number of items of each request, at most those of the search."""
+        return [self.num_items] * len(requests) if num_items is None else [min(self.num_items, count) for count in num_items]
+
+    def _guess(self, request: Filter) -> int:
+        """Return how many prefixes of a level a request is expected to need."""
+        allowed = sum(part.num_reachable() for part in request.parts)
+        share = max(1, allowed) / max(1, sum(segment.trie.num_leaves for segment in self.version.segments))
         return first_width(share, self.num_items, self.config.scoring)
 
     def _run(
@@ -93,41 +107,53 @@ class ItemSearch:
         *,
         watch: bool,
         explain: bool = False,
-        least_B: NDArray[np.float32] | None = None,
+        cut: Cut | None = None,
         num_items: Sequence[int] | None = None,
     ) -> SearchResult:
-        """Run a pass, from filters to items. watch, least_B: see `decode`. explain: the result has the beams of each level."""
-        version = self.version
+        """Run a pass, from filters to items. watch, cut: see `decode`. explain: the result has the beams of each level."""
+        version, num_items = self.version, self._num_items(requests, num_items)
         hi_SB = root_ranges(version, requests)[1][:, :, 0]
         if not hi_SB.any():  # nothing may be shown: the model is not called
             nothing = np.zeros((*hi_SB.shape, 1), np.int64)
             scores_B1, num_valid_B = np.zeros((len(requests), 1), np.float32), np.zeros(len(requests), np.int64)
-            result = collect_items(version, requests, (nothing, nothing), scores_B1, num_valid_B, self.num_items)
+            result = collect_items(version, requests, (nothing, nothing), scores_B1, num_valid_B, num_items)
             return replace(result, bound=np.full(len(requests), -np.inf, np.float32), rows=num_valid_B)
         bound = self._bindings.on(self.backend, self.device, model.first_logits)
         constraint = constraint_of(bound, requests, hi_SB, config)
         watch = watch or bound.waits
         levels: list[BeamLevel] = []
         trace = None
-        for trace in rounds(constraint, model, watch=watch, least_B=least_B):
+        for trace in rounds(constraint, model, watch=watch, cut=cut):
             if explain and len(trace.rounds) > len(levels):  # the last trace repeats the one before
                 levels.append(BeamLevel.of(trace.beams))
         assert trace is not None
         raise_if_bad(constraint)
-        lo_SBK, hi_SBK, scores_BK = (to_numpy(array) for array in (trace.beams.lo, trace.beams.hi, trace.beams.scores))
-        result = collect_items(
-            version, requests, (lo_SBK, hi_SBK), scores_BK, trace.num_valid_B, self.num_items, trace.rounds_saved
-        )
-        result = replace(result, levels=tuple(levels), bound=to_numpy(trace.bound(config.num_rounds)))
-        if not (self._proves or isinstance(trace.beams.scores, np.ndarray)):
-            return result  # a fixed search on a device copies nothing more to the host
-        return replace(
-            result,
-            beams_needed=trace.beams_needed(
-                config.num_rounds, result.last_scores(num_items or [self.num_items] * len(requests))
-            ),
-            rows=np.broadcast_to(to_numpy(model.rows), len(requests)).astype(np.int64),
-        )
+        keeps_to_device = not (self._proves or isinstance(trace.beams.scores, np.ndarray))
+        result = result_of(trace, version, requests, config, num_items, is_brief=keeps_to_device)
+        rows = None if keeps_to_device else np.broadcast_to(to_numpy(model.rows), len(requests)).astype(np.int64)
+        return replace(result, levels=tuple(levels), rows=rows)
+
+
+def result_of(
+    trace: Trace,
+    version: Version,
+    requests: Requests,
+    config: SearchConfig,
+    num_items: int | Sequence[int],
+    *,
+    is_brief: bool = False,
+) -> SearchResult:
+    """Return the items that a pass found, and how far they are proved.
+
+    is_brief: copy nothing more from a device than that takes, without `beams_needed`.
+    """
+    ranges = to_numpy(trace.beams.lo), to_numpy(trace.beams.hi)
+    scores_BK = to_numpy(trace.beams.scores)
+    result = collect_items(version, requests, ranges, scores_BK, trace.num_valid_B, num_items, trace.rounds_saved)
+    result = replace(result, bound=to_numpy(trace.bound(config.num_rounds)))
+    if is_brief:
+        return result
+    return replace(result, beams_needed=trace.beams_needed(config.num_rounds, result.last_scores))
 
 
 class BeamSearch(ItemSearch):
@@ -148,11 +174,9 @@ class BeamSearch(ItemSearch):
         num_items: The number of items of an answer, proved to be the best; 20 if neither this nor `num_beams` is set.
         max_rows: With `num_items`, the largest number of prefixes of a level that a pass may keep. Where a proof needs more,
             `SearchResult.num_exact` says how many items are proved.
-        widths: With `num_items`, the number of prefixes that the first pass keeps, of each level but the last. By default a
-            guess from the share of items that the filters allow; `SearchResult.beams_needed` says what was needed.
 
     Raises:
-        ArgumentError: For a number below 1, both `num_items` and `num_beams`, or widths for another number of levels.
+        ArgumentError: For a number below 1, or both `num_items` and `num_beams`.
 
     Example:
         >>> search = BeamSearch(index, num_items=10)
@@ -170,12 +194,11 @@ class BeamSearch(ItemSearch):
         *,
         num_items: int | None = None,
         max_rows: int = 512,
-        widths: Sequence[int] | None = None,
     ) -> None:
         version = index.version if isinstance(index, IndexBindings) else Version.of(index)
         beams = beams_of_search(version.num_levels, num_beams, num_items, max_rows)
         config = SearchConfig.of(version, beams, scoring)
-        super().__init__(index, config, backend, device, num_items=beams[-1], proves=num_beams is None, widths=widths)
+        super().__init__(index, config, backend, device, num_items=beams[-1], proves=num_beams is None)
 
     def __repr__(self) -> str:
         config = self.config
@@ -193,11 +216,14 @@ class BeamSearch(ItemSearch):
         explain: bool = False,
         *,
         last_step_fn: StepFn | None = None,
-        num_first: int | None = None,
+        num_first: int | Sequence[int] | None = None,
         head: Sequence[Any] | None = None,
         costs: HeadCosts | None = None,
         can_restart: bool = True,
         num_items: Sequence[int] | None = None,
+        widths: Widths | None = None,
+        first: SearchResult | None = None,
+        on_pass: Callable[[SearchResult], None] | None = None,
     ) -> SearchResult:
         """Decode a batch of requests, each with its own filter and its own denied items.
 
@@ -225,13 +251,19 @@ class BeamSearch(ItemSearch):
                 the best beams, and a second time for the later ones that may still be among the kept ones, if there are any.
                 Parents are the same beams both times. This is exact and needs a CPU. It pays where the model is sure of the
                 last code (see `SearchResult.beams_needed`).
-            num_first: The number of beams of the first call of last_step_fn; by default as many as the last level keeps.
+            num_first: The number of beams of the first call of last_step_fn, one for all requests or one for each; by default
+                as many as the last level keeps.
             head: For each level the rows of the model's head for its codes, (V, D), float32 on a CPU, otherwise where the
                 logits would be. The functions then return hidden states, (B, D) and later (B, K, D). With scoring "allowed" the
                 head is multiplied for legal codes alone in rounds where that is expected to take less time: large codebooks
                 with few children. It needs the backend "cpu", or "triton", which then waits in every such round.
             costs: The measured costs of this machine, by which `head` decides; None uses estimates.
             num_items: The number of items of each request, if some need fewer than the search proves.
+            widths: The number of prefixes that the first pass of a proof keeps, of each level but the last: one list for all
+                requests, or one for each. By default a guess from the share of items that each filter allows;
+                `SearchResult.beams_needed` says what was needed.
+            first: The result of a first pass that has run elsewhere with `widths`.
+            on_pass: Is told the result after each pass but the last. The answers of which `is_proved` is true are final.
             can_restart: Whether step_fn(None, None) may be called again, to start anew from the prompts. Without it a search
                 with `num_items` has one pass, which keeps `max_rows` prefixes of each level.
 
@@ -242,19 +274,21 @@ class BeamSearch(ItemSearch):
             LogitsError: If the logits have the wrong shape, or are NaN or +inf.
         """
         requests = check_batch(self.version, batch_size, filters, deny)
-        if num_first is not None and num_first < 1:
+        if num_first is not None and np.min(num_first) < 1:
             raise ArgumentError(f"num_first is {num_first}: expected a positive number of beams, or None")
         suffix_fn = None if explain else suffix_fn
         are_certain = None if suffix_fn is None or self.config.scoring == "full" else partial(_are_certain, requests)
         constraint_of = partial(self._constraint, head, costs)
 
-        def search(config: SearchConfig, least_B: NDArray[np.float32] | None) -> SearchResult:
+        def search(config: SearchConfig, cut: Cut | None) -> SearchResult:
             model = ModelCalls(step_fn, suffix_fn, last_step_fn, num_first, are_certain)
             watch = suffix_fn is not None
-            options: Any = {"watch": watch, "explain": explain, "least_B": least_B, "num_items": num_items}
+            options: Any = {"watch": watch, "explain": explain, "cut": cut, "num_items": num_items}
             return self._run(requests, model, constraint_of, config, **options)
 
-        return self._passes(requests, search, num_items, explain=explain) if can_restart else search(self.config, None)
+        if not can_restart:
+            return search(self.config, None)
+        return self._passes(requests, search, num_items, widths, first=first, on_pass=on_pass, explain=explain)
 
     def _constraint(
         self,

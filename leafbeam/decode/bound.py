@@ -1,6 +1,6 @@
 """A search that proves its answer: passes of growing width, until no dropped prefix scores above the last item.
 
-    widths  how many prefixes the first pass keeps at each level
+    widths  how many prefixes the first pass keeps at each level, of each request
     tau     the score of the last item of the answer
     bound   the highest score of a prefix that was dropped
 
@@ -23,38 +23,55 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.decode.config import SearchConfig
+from leafbeam.decode.constraint import Cut
 from leafbeam.decode.results import SearchResult
 
-Pass = Callable[[SearchConfig, NDArray[np.float32] | None], SearchResult]
+Pass = Callable[[SearchConfig, Cut | None], SearchResult]
 _GROWTH, _FIRST_GROWN = 4, 64
 # Two passes compute a prefix in batches of different shapes, and its score differs by rounding.
 _ROUNDING = 1e-4
 
 
 def search_until_proved(
-    config: SearchConfig, limits: Sequence[int], search: Pass, num_items: Sequence[int], *, explain: bool = False
+    limits: SearchConfig,
+    search: Pass,
+    widths_BL: NDArray[np.int64],
+    num_items: Sequence[int],
+    *,
+    first: SearchResult | None = None,
+    on_pass: Callable[[SearchResult], None] | None = None,
+    explain: bool = False,
 ) -> SearchResult:
     """Repeat a search with more beams until every request's answer is proved, or no level may have more beams.
 
     Args:
-        config: The first pass; its last level has as many beams as the answer has items.
-        limits: The largest number of beams of each level but the last.
-        search: Runs a pass. Its second argument, shape (B,), is the score below which each request drops a prefix: None in the
-            first pass, +inf for a request whose answer is proved.
+        limits: The largest number of beams of each level; the last level has as many as the answer has items.
+        search: Runs a pass, with the beams that each request keeps, where they differ. Requests that are proved keep none.
+        widths_BL: The beams of the first pass, for each request and each level but the last.
         num_items: The number of items of each request, at most those of the last level.
+        first: The result of the first pass, if it has run already.
+        on_pass: Is told the result after each pass but the last.
         explain: Run proved requests again as well, so that the levels of the last pass show all requests.
 
     Returns:
-        The result of each request's last pass. `proves` is False only where the limits were reached.
+        The result of each request's last pass. `is_proved` is False only where the limits were reached.
     """
-    result = search(config, None)
-    while not (proved_B := result.proves(num_items)).all() and (wider := _wider(config, limits)) != config:
-        config = wider
+    *most, last = limits.num_beams
+    widths_BL = np.minimum(widths_BL, most)
+    config = replace(limits, num_beams=(*widths_BL.max(0).tolist(), last))
+    num_items_B = np.array(num_items)
+    differ = bool((widths_BL != widths_BL[0]).any() or (num_items_B != num_items_B[0]).any())
+    cut = Cut(num_items_B=num_items_B, widths_BL=widths_BL) if differ else None
+    result = search(config, cut) if first is None else first
+    while not (proved_B := result.is_proved).all() and (differ or _wider(config, most) != config):
+        config, differ = _wider(config, most), False
+        if on_pass is not None:
+            on_pass(result)
         with np.errstate(over="ignore"):  # below the lowest score: nothing is dropped
-            least_B = result.last_scores(num_items) * np.float32(1 + _ROUNDING) - np.float32(_ROUNDING)  # scores are at most 0
-        if not explain:
-            least_B = np.where(proved_B, np.float32(np.inf), least_B)
-        result = _merged(result, search(config, least_B), np.zeros_like(proved_B) if explain else proved_B)
+            least_B = result.last_scores * np.float32(1 + _ROUNDING) - np.float32(_ROUNDING)  # scores are at most 0
+        done_B = np.zeros_like(proved_B) if explain else proved_B
+        cut = Cut(num_items_B=num_items_B, least_B=np.where(done_B, np.float32(np.inf), least_B))
+        result = _merged(result, search(config, cut), done_B)
     return result
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.decode.config import SearchConfig
-from leafbeam.decode.model_calls import JumpForward, ModelCalls
+from leafbeam.decode.model_calls import JumpForward, ModelCalls, of_beams
 from leafbeam.errors import LogitsError
 from leafbeam.ops.backend import is_jax, namespace_of, to_kind_of, to_numpy
 from leafbeam.ops.constrain import Beams
@@ -107,7 +107,37 @@ class Trace:
         return num_valid_B if self.max_beams is None else np.minimum(num_valid_B, self.max_beams)
 
 
-def decode(constraint: Constraint, model: ModelCalls, *, watch: bool, least_B: NDArray[np.float32] | None = None) -> Trace:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Cut:
+    """The beams that each request keeps, where they are fewer than the search has.
+
+    Args:
+        num_items_B: The number of items of each request: what the last round has to keep.
+        widths_BL: The number of beams of each request, for each level but the last; None keeps all.
+        least_B: The score below which each request drops a beam, which waits for a device; None drops none.
+    """
+
+    num_items_B: NDArray[np.int64]
+    widths_BL: NDArray[np.int64] | None = None
+    least_B: NDArray[np.float32] | None = None
+
+    def of(self, number: int, beams: Beams[Any], *, keeps_all: bool) -> tuple[Beams[Any], Any]:
+        """Return the beams that are kept of a round, and a score (B,) that none of the others exceeds.
+
+        keeps_all: whether every prefix has a beam; otherwise some may have been dropped that score as high as the last beam.
+        """
+        batch, num_beams = beams.scores.shape
+        count_B = np.full(batch, num_beams) if self.widths_BL is None else np.minimum(num_beams, self.widths_BL[:, number])
+        if self.least_B is not None:
+            count_B = np.minimum(count_B, (to_numpy(beams.scores) >= self.least_B[:, None]).sum(1))
+        highest_B = of_beams(beams.scores, np.minimum(count_B, num_beams - 1)[:, None])[:, 0]
+        if keeps_all:
+            is_whole_B = to_kind_of(count_B == num_beams, beams.scores)
+            highest_B = namespace_of(beams.scores).where(is_whole_B, -np.inf, highest_B)
+        return _first(beams, count_B), highest_B
+
+
+def decode(constraint: Constraint, model: ModelCalls, *, watch: bool, cut: Cut | None = None) -> Trace:
     """Run a search.
 
     Args:
@@ -115,14 +145,12 @@ def decode(constraint: Constraint, model: ModelCalls, *, watch: bool, least_B: N
         model: The calls of the model.
         watch: End the search once no beam has a choice, and jump over forced codes; this waits for a device every round.
             Without it no value is looked at, so that the loop can be traced and captured.
-        least_B: Shape (B,). Every round but the last drops the beams of each request that score lower; this waits too.
+        cut: The beams that requests keep, where they differ.
     """
-    return deque(rounds(constraint, model, watch=watch, least_B=least_B), maxlen=1).pop()
+    return deque(rounds(constraint, model, watch=watch, cut=cut), maxlen=1).pop()
 
 
-def rounds(
-    constraint: Constraint, model: ModelCalls, *, watch: bool, least_B: NDArray[np.float32] | None = None
-) -> Iterator[Trace]:
+def rounds(constraint: Constraint, model: ModelCalls, *, watch: bool, cut: Cut | None = None) -> Iterator[Trace]:
     """Yield what a search has done after each call of the model, and at its end. Arguments as for `decode`.
 
     The traces share `rounds`, `kept` and `bounds`, which grow.
@@ -144,31 +172,18 @@ def rounds(
             logits = model.logits_after(jump, beams)
             beams = constraint.step(len(done), beams, logits)
         elif _keeps_fewer(config, number, beams):
-            beams = _last_round(constraint, model, beams)
+            beams = _last_round(constraint, model, beams, cut)
         else:
             beams = constraint.step(number, beams, model.logits(number, beams, jump))
         number = len(done)
         if not config.keeps_all(number):
             bounds[number] = beams.scores[:, -1]
-        if least_B is not None and number < config.num_rounds - 1:
-            beams, bounds[number] = _without_low(beams, least_B, keeps_all=config.keeps_all(number))
+        if cut is not None and number < config.num_rounds - 1:
+            beams, bounds[number] = cut.of(number, beams, keeps_all=config.keeps_all(number))
         kept[number] = beams.scores
         done.append((beams.code, beams.parent))
         yield Trace(beams=beams, rounds=done, calls=model.calls, max_beams=None, kept=kept, bounds=bounds)
     yield Trace(beams=beams, rounds=done, calls=model.calls, max_beams=max_beams, kept=kept, bounds=bounds)
-
-
-def _without_low(beams: Beams[Any], least_B: NDArray[np.float32], *, keeps_all: bool) -> tuple[Beams[Any], Any]:
-    """Return the beams that score at least `least_B`, and a score (B,) that none of the others exceeds.
-
-    keeps_all: whether every prefix has a beam; otherwise some may have been dropped that score as high as the last beam.
-    """
-    scores_BK = to_numpy(beams.scores)
-    count_B, num_beams = (scores_BK >= least_B[:, None]).sum(1), scores_BK.shape[1]
-    highest_B = scores_BK[np.arange(len(count_B)), np.minimum(count_B, num_beams - 1)]
-    if keeps_all:
-        highest_B = np.where(count_B == num_beams, np.float32(-np.inf), highest_B)
-    return _first(beams, count_B), to_kind_of(highest_B, beams.scores)
 
 
 def _keeps_fewer(config: SearchConfig, number: int, beams: Beams[Any]) -> bool:
@@ -177,7 +192,7 @@ def _keeps_fewer(config: SearchConfig, number: int, beams: Beams[Any]) -> bool:
     return is_last and isinstance(beams.scores, np.ndarray) and config.num_beams[number] < beams.scores.shape[1]
 
 
-def _last_round(constraint: Constraint, model: ModelCalls, beams: Beams[Any]) -> Beams[Any]:
+def _last_round(constraint: Constraint, model: ModelCalls, beams: Beams[Any], cut: Cut | None) -> Beams[Any]:
     """The last round, which keeps N of K beams: the model runs some of the best, then the later ones that may still be kept.
 
         found = step(beams[:first]);  needed = beams with scores >= found.scores[N - 1];  step(beams[:needed])
@@ -187,27 +202,41 @@ def _last_round(constraint: Constraint, model: ModelCalls, beams: Beams[Any]) ->
     number = constraint.config.num_rounds - 1
     if not model.takes_parts:
         return constraint.step(number, beams, model.logits(number, beams))
-    num_kept, (batch, num_beams) = constraint.config.num_beams[number], beams.scores.shape
-    num_first = min(max(num_kept, model.num_first or 0), num_beams)
-    best = _first(beams, np.full(batch, num_first))
-    logits = model.last_logits(best, 0, num_first)
-    found = constraint.step(number, best, logits)
-    needed_B = beams_needed(beams, found)
-    width = int(needed_B.max())
-    if width <= num_first:
+    batch, num_beams = beams.scores.shape
+    num_kept = constraint.config.num_beams[number]
+    kept_B = np.full(batch, num_kept) if cut is None else np.minimum(num_kept, cut.num_items_B)
+    first_B = np.minimum(num_beams, np.maximum(kept_B, 0 if model.num_first is None else model.num_first))
+    best = _first(beams, first_B)
+    logits_BJV = to_numpy(model.last_logits(best))
+    found = constraint.step(number, best, logits_BJV)
+    needed_B = np.maximum(beams_needed(beams, found, kept_B), first_B)
+    if (needed_B == first_B).all():
         return found
-    first_BJV = np.array(to_numpy(logits))  # the next call may overwrite it
-    wanted = _first(beams, np.maximum(needed_B, num_first))
-    second_BJV = to_numpy(model.last_logits(wanted, num_first, width))
-    expected = batch, width - num_first, first_BJV.shape[2]
-    if second_BJV.shape != expected:
-        raise LogitsError(f"last_step_fn returned logits of shape {second_BJV.shape} at level {number}: expected {expected}")
-    return constraint.step(number, wanted, np.concatenate([first_BJV, second_BJV], 1))
+    begin, width = int(first_B.min()), int(needed_B.max())
+    logits_BKV = np.zeros((batch, width, logits_BJV.shape[2]), np.float32)
+    logits_BKV[:, : logits_BJV.shape[1]] = logits_BJV  # the next call may overwrite them
+    wanted, is_later_BJ = _first(beams, needed_B), np.arange(begin, width) >= first_B[:, None]
+    later_BJV = to_numpy(model.last_logits(_from(begin, wanted, is_later_BJ), is_later=True))
+    if later_BJV.shape != (expected := logits_BKV[:, begin:].shape):
+        raise LogitsError(f"last_step_fn returned logits of shape {later_BJV.shape} at level {number}: expected {expected}")
+    logits_BKV[:, begin:][is_later_BJ] = later_BJV[is_later_BJ]
+    return constraint.step(number, wanted, logits_BKV)
 
 
-def beams_needed(before: Beams[Any], after: Beams[Any]) -> NDArray[np.int64]:
-    """How many beams of a round, best first, may be among those that it keeps: with no lower score than its last one, [B]."""
-    return ((before.scores > -np.inf) & (before.scores >= after.scores[:, -1:])).sum(1)
+def _from(begin: int, beams: Beams[NDArray[Any]], live_BJ: NDArray[np.bool_]) -> Beams[NDArray[Any]]:
+    """Return the beams from number `begin` on; those that are not live repeat the last one, which costs a model nothing."""
+    last = beams.scores.shape[1] - 1
+    columns_BJ = np.where(live_BJ, np.arange(begin, last + 1), last)
+    scores_BJ = np.where(live_BJ, beams.scores[:, begin:], np.float32(-np.inf))
+    parent, code = of_beams(beams.parent, columns_BJ), of_beams(beams.code, columns_BJ)
+    lo, hi = (np.stack([of_beams(array_BK, columns_BJ) for array_BK in array]) for array in (beams.lo, beams.hi))
+    return Beams(scores=scores_BJ, parent=parent, code=code, lo=lo, hi=hi, num_valid=live_BJ.sum(1))
+
+
+def beams_needed(before: Beams[Any], after: Beams[Any], kept_B: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many beams of a round, best first, may be among the first `kept_B` of the next: with no lower score, [B]."""
+    least_B1 = of_beams(after.scores, kept_B[:, None] - 1)
+    return ((before.scores > -np.inf) & (before.scores >= least_B1)).sum(1)
 
 
 def _first(beams: Beams[Any], count_B: NDArray[np.int64]) -> Beams[Any]:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from leafbeam.decode.bound import search_until_proved
 from leafbeam.decode.config import SearchConfig, beams_of_search, end_code_of, first_width
-from leafbeam.decode.constraint import TrieConstraint, decode, raise_first_bad
+from leafbeam.decode.constraint import Cut, TrieConstraint, decode, raise_first_bad
 from leafbeam.decode.model_calls import ModelCalls
 from leafbeam.decode.results import BatchFilters, DenyLists, SearchResult, check_batch, collect_items, root_ranges
 from leafbeam.errors import ArgumentError, counted
@@ -183,12 +183,13 @@ class JaxBeamSearch:
         """
         batch = self.prepare(batch_size, filters, deny)
 
-        def search(config: SearchConfig, least_B: NDArray[np.float32] | None) -> SearchResult:
+        def search(config: SearchConfig, _: Cut | None) -> SearchResult:
             return self._items(batch, self._decode(step_fn, carry, batch, config), config)
 
         if not self._proves:
             return search(self.config, None)
-        return search_until_proved(self.config, self._widest.num_beams[:-1], search, [self.num_items] * batch_size)
+        widths_BL = np.tile(self.config.num_beams[:-1], (batch_size, 1))
+        return search_until_proved(self._widest, search, widths_BL, [self.num_items] * batch_size)
 
     def prepare(self, batch_size: int, filters: BatchFilters = None, deny: DenyLists = None) -> JaxBatch:
         """Check a batch's filters, and send those that are new to the device.

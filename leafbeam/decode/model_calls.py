@@ -68,7 +68,7 @@ class ModelCalls:
         step_fn: StepFn,
         suffix_fn: SuffixFn | None = None,
         last_step_fn: StepFn | None = None,
-        num_first: int | None = None,
+        num_first: int | Sequence[int] | None = None,
         are_certain: AreCertain | None = None,
     ) -> None:
         self._step_fn, self._suffix_fn, self._last_step_fn = step_fn, suffix_fn, last_step_fn
@@ -97,12 +97,12 @@ class ModelCalls:
         """Whether the last round may be run in parts: its logits have not come with a jump."""
         return self._last_step_fn is not None and self._round == len(self._replayed)
 
-    def last_logits(self, beams: Beams[Any], begin: int, end: int) -> Any:
-        """The logits of the last round for beams begin to end, until the next call. Counted as one call from beam 0 on."""
+    def last_logits(self, beams: Beams[Any], *, is_later: bool = False) -> Any:
+        """The logits of the last round for some beams, until the next call; two calls of one round are counted as one."""
         assert self._last_step_fn is not None
-        self.calls += begin == 0
-        self.rows = self.rows + (beams.scores[:, begin:end] > -np.inf).sum(1)
-        return self._last_step_fn(*self._continued(beams, slice(begin, end)))
+        self.calls += not is_later
+        self.rows = self.rows + (beams.scores > -np.inf).sum(1)
+        return self._last_step_fn(*self._continued(beams))
 
     def logits(self, number: int, beams: Beams[Any], jump: JumpForward | None = None) -> Any:
         """The logits of round `number`; given a jump, one call brings those of all its rounds."""
@@ -116,7 +116,7 @@ class ModelCalls:
             if self._round == 1:  # the call has followed these parents
                 return logits_BKV
             self._origin_BK = self._origins(beams)
-            return _of_beams(logits_BKV, self._origin_BK)
+            return of_beams(logits_BKV, self._origin_BK)
         self.calls += 1
         self.rows = self.rows + beams.num_valid
         continued = self._continued(beams)
@@ -138,24 +138,24 @@ class ModelCalls:
             raise LogitsError(f"suffix_fn returned the logits of {counted(len(logits_T), 'level')}: expected {jump.num_rounds}")
         return logits_T
 
-    def _continued(self, beams: Beams[Any], part: slice = slice(None)) -> tuple[Any, Any]:
+    def _continued(self, beams: Beams[Any]) -> tuple[Any, Any]:
         """The codes that these beams just took and their parents, as the model gets them."""
-        codes_BK, parents_BK = beams.code[:, part], self._origins(beams)[:, part]
+        codes_BK, parents_BK = beams.code, self._origins(beams)
         if self._are_certain is not None and isinstance(codes_BK, np.ndarray):
-            copies_BK = self._are_certain(beams.lo[..., part], beams.hi[..., part])
+            copies_BK = self._are_certain(beams.lo, beams.hi)
             if copies_BK.any():
                 last = copies_BK.shape[1] - 1
                 source_B1 = last - copies_BK[:, ::-1].argmin(1)[:, None]  # the last one with a choice, if there is one
                 beams_BK = np.where(copies_BK, source_B1, np.arange(last + 1))
-                codes_BK, parents_BK = _of_beams(codes_BK, beams_BK), _of_beams(parents_BK, beams_BK)
+                codes_BK, parents_BK = of_beams(codes_BK, beams_BK), of_beams(parents_BK, beams_BK)
         return to_kind_of(codes_BK, self._first), to_kind_of(parents_BK, self._first)
 
     def _origins(self, beams: Beams[Any]) -> Any:
         """The parents as the model counts its beams: those of its last call."""
-        return beams.parent if self._origin_BK is None else _of_beams(self._origin_BK, beams.parent)
+        return beams.parent if self._origin_BK is None else of_beams(self._origin_BK, beams.parent)
 
 
-def _of_beams(array_BK: Any, beams_BK: Any) -> Any:
+def of_beams(array_BK: Any, beams_BK: Any) -> Any:
     """array_BK[b, beams_BK[b, k]] for every b and k."""
     array_BK = array_BK if hasattr(array_BK, "dtype") else np.asarray(array_BK)
     beams_BK = to_kind_of(beams_BK, array_BK)

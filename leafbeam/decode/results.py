@@ -68,6 +68,7 @@ class SearchResult:
         item_ids: For each request its items, best first, `num_valid[b]` of them; items of one Semantic ID follow each other.
         scores: Shape (B, K), float32. The log probability of each item, -inf beyond `num_valid`.
         codes: Shape (B, K, L), int64. The Semantic ID of each item, 0 beyond `num_valid`.
+        num_items: Shape (B,), int64. The number of items that each request wants.
         num_valid: Shape (B,), int64. The number of items of each request.
         rounds_saved: The number of calls of the model that were skipped because codes were forced.
         levels: The beams of each level, if the search explains itself; those of its last pass.
@@ -84,6 +85,7 @@ class SearchResult:
     item_ids: list[NDArray[Any]]
     scores: NDArray[np.float32]
     codes: NDArray[np.int64]
+    num_items: NDArray[np.int64]
     num_valid: NDArray[np.int64]
     rounds_saved: int = 0
     levels: tuple[BeamLevel, ...] = ()
@@ -106,17 +108,12 @@ class SearchResult:
     @property
     def is_proved(self) -> NDArray[np.bool_]:
         """Shape (B,). True where the whole answer is proved: no list of as many allowed items has better scores."""
-        return self.proves([self.scores.shape[1]] * len(self.scores))
+        return np.zeros(len(self.scores), np.bool_) if self.bound is None else self.bound <= self.last_scores
 
-    def proves(self, num_items: Sequence[int]) -> NDArray[np.bool_]:
-        """Return where so many first items of each request, or all if there are fewer, are proved; shape (B,)."""
-        if self.bound is None:
-            return np.zeros(len(self.scores), np.bool_)
-        return self.bound <= self.last_scores(num_items)
-
-    def last_scores(self, num_items: Sequence[int]) -> NDArray[np.float32]:
-        """Return the score of the last of so many items of each request, -inf if it has fewer; shape (B,)."""
-        return self.scores[np.arange(len(self.scores)), np.minimum(num_items, self.scores.shape[1]) - 1]
+    @property
+    def last_scores(self) -> NDArray[np.float32]:
+        """Shape (B,), float32. The score of the last item that each request wants, -inf if it has fewer."""
+        return self.scores[np.arange(len(self.scores)), self.num_items - 1]
 
     def _repr_html_(self) -> str:
         """The first items of the first requests."""
@@ -143,12 +140,13 @@ def check_batch(version: Version, batch_size: int, filters: BatchFilters, deny: 
                 f"{name} is {short_repr(one)}: expected a Filter: make one with index.filter(mask) or catalog.filter('cheap')"
             )
     if not isinstance(filters, Filter):
-        _check_length("filters", filters, batch_size)
-    _check_length("deny", deny, batch_size)
+        check_length("filters", filters, batch_size)
+    check_length("deny", deny, batch_size)
     return request_filters(version, batch_size, filters, deny)
 
 
-def _check_length(name: str, values: object, batch_size: int) -> None:
+def check_length(name: str, values: object, batch_size: int) -> None:
+    """Raise ArgumentError unless there is one value for each request."""
     if values is None:
         return
     if not isinstance(values, Sized) or isinstance(values, str) or getattr(values, "shape", None) == ():
@@ -179,11 +177,13 @@ def collect_items(
     ranges: tuple[NDArray[np.int64], NDArray[np.int64]],
     scores_BK: NDArray[np.float32],
     num_valid_B: NDArray[np.int64],
-    width: int,
+    num_items: int | Sequence[int],
     rounds_saved: int = 0,
 ) -> SearchResult:
-    """Turn ranked leaves into ranked items; a SID with several allowed items lists them all, up to `width` in total."""
+    """Turn ranked leaves into ranked items; a SID with several allowed items lists them all, up to `num_items` in total."""
     batch_size = len(requests)
+    num_items_B = np.array(np.broadcast_to(num_items, batch_size), np.int64)
+    width = int(num_items_B.max())
     lo_SBK, hi_SBK = ranges
     live_BK = np.arange(lo_SBK.shape[2]) < num_valid_B[:, None]
     found = [
@@ -193,10 +193,10 @@ def collect_items(
     row_n, slot_n, ordinal_n, segment_n = _in_order(found)
     num_valid = np.bincount(row_n, minlength=batch_size)
     rank_n = np.arange(len(row_n)) - np.repeat(np.cumsum(num_valid) - num_valid, num_valid)
-    if num_valid.max(initial=0) > width:
-        kept = rank_n < width
+    if (num_valid > num_items_B).any():
+        kept = rank_n < num_items_B[row_n]
         row_n, slot_n, ordinal_n, segment_n, rank_n = (array[kept] for array in (row_n, slot_n, ordinal_n, segment_n, rank_n))
-    num_valid = np.minimum(num_valid, width).astype(np.int64)
+    num_valid = np.minimum(num_valid, num_items_B).astype(np.int64)
     scores = np.full((batch_size, width), -np.inf, np.float32)
     codes = np.zeros((batch_size, width, version.num_levels), np.int64)
     scores[row_n, rank_n] = scores_BK[row_n, slot_n]
@@ -211,7 +211,9 @@ def collect_items(
     ids = [array for array in ids if len(array)] or ids[:1]
     item_ids = np.concatenate(ids)[np.argsort(np.concatenate(of_segment))] if len(ids) > 1 else ids[0]
     lists = np.split(item_ids, np.cumsum(num_valid)[:-1]) if batch_size > 1 else [item_ids]
-    return SearchResult(item_ids=lists, scores=scores, codes=codes, num_valid=num_valid, rounds_saved=rounds_saved)
+    return SearchResult(
+        item_ids=lists, scores=scores, codes=codes, num_items=num_items_B, num_valid=num_valid, rounds_saved=rounds_saved
+    )
 
 
 def _in_order(found: Sequence[_Found]) -> tuple[NDArray[np.int64], ...]:

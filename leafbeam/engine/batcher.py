@@ -14,32 +14,31 @@ from leafbeam.errors import ArgumentError, OverloadedError, counted
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchSize:
-    """A batch in numbers: requests, prompt tokens in total, tokens of the longest prompt, beams of each request."""
+    """A batch in numbers: requests, prompt tokens in total, tokens of the longest prompt, beams of all requests together."""
 
     requests: int
     tokens: int
     longest: int
-    num_beams: int
+    beam_rows: int
 
     @classmethod
     def of(cls, requests: int, tokens: int, num_beams: int) -> "BatchSize":
-        """Return a batch of `requests` prompts with `tokens` tokens each."""
-        return cls(requests=requests, tokens=requests * tokens, longest=tokens, num_beams=num_beams)
+        """Return a batch of `requests` prompts with `tokens` tokens and `num_beams` beams each."""
+        return cls(requests=requests, tokens=requests * tokens, longest=tokens, beam_rows=requests * num_beams)
 
     @property
     def padded_tokens(self) -> int:
         """Prompt tokens when every prompt is padded to the longest."""
         return self.requests * self.longest
 
-    @property
-    def beam_rows(self) -> int:
-        """Rows of each decode step after the first."""
-        return self.requests * self.num_beams
-
-    def with_prompt(self, tokens: int) -> "BatchSize":
-        """Return the size after adding one prompt."""
-        longest = max(self.longest, tokens)
-        return BatchSize(requests=self.requests + 1, tokens=self.tokens + tokens, longest=longest, num_beams=self.num_beams)
+    def with_request(self, tokens: int, num_beams: int) -> "BatchSize":
+        """Return the size after adding one request."""
+        return BatchSize(
+            requests=self.requests + 1,
+            tokens=self.tokens + tokens,
+            longest=max(self.longest, tokens),
+            beam_rows=self.beam_rows + num_beams,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,6 +141,7 @@ class Batcher(Generic[RequestT]):
         self._p95 = p95
         self._groups: dict[Hashable, list[QueueEntry[RequestT]]] = {}  # by key, least slack first
         self._tokens: Counter[Hashable] = Counter()  # of each group
+        self._beams: Counter[Hashable] = Counter()
         self._numbers = count()
         self._length = 0
 
@@ -189,6 +189,7 @@ class Batcher(Generic[RequestT]):
         entry = QueueEntry(request=request, size=size, order=(latest, next(self._numbers)))
         insort(self._groups.setdefault(size.key, []), entry, key=_order)
         self._tokens[size.key] += size.tokens
+        self._beams[size.key] += size.num_beams
         self._length += 1
         return entry
 
@@ -200,9 +201,10 @@ class Batcher(Generic[RequestT]):
             return False
         del group[index]
         self._tokens[entry.size.key] -= entry.size.tokens
+        self._beams[entry.size.key] -= entry.size.num_beams
         self._length -= 1
         if not group:
-            del self._groups[entry.size.key], self._tokens[entry.size.key]
+            del self._groups[entry.size.key], self._tokens[entry.size.key], self._beams[entry.size.key]
         return True
 
     def next_batch(self, now: float, *, ending: bool = False) -> tuple[Batch[RequestT] | None, list[RequestT]]:
@@ -246,6 +248,7 @@ class Batcher(Generic[RequestT]):
         entries = sorted((entry for group in self._groups.values() for entry in group), key=_order)
         self._groups.clear()
         self._tokens.clear()
+        self._beams.clear()
         self._length = 0
         return [entry.request for entry in entries]
 
@@ -274,7 +277,7 @@ class Batcher(Generic[RequestT]):
         for entry in group[1:]:
             if len(entries) >= self.capacity.requests:
                 break
-            grown = size.with_prompt(entry.size.tokens)
+            grown = size.with_request(entry.size.tokens, entry.size.num_beams)
             if self.capacity.holds(grown):
                 seconds = self._p95(grown)
                 if seconds <= self._max_batch_s and now + seconds <= min(due, entry.size.deadline):
@@ -282,9 +285,9 @@ class Batcher(Generic[RequestT]):
                     size, due = grown, min(due, entry.size.deadline)
                     continue
             full = True
-            if self._p95(size.with_prompt(1)) > min(self._max_batch_s, due - now):
-                break  # no shorter prompt fits either
-        return entries, size, full or not self.capacity.holds(size.with_prompt(1))
+            if self._p95(size.with_request(1, 1)) > min(self._max_batch_s, due - now):
+                break  # no smaller request fits either
+        return entries, size, full or not self.capacity.holds(size.with_request(1, first.num_beams))
 
     def _seconds_ahead(self, order: tuple[float, float] | None) -> float:
         """Seconds of one worker for the queued requests before `order`, or for all of them."""
@@ -292,9 +295,11 @@ class Batcher(Generic[RequestT]):
         for key, group in self._groups.items():
             requests = len(group) if order is None else bisect_left(group, order, key=_order)
             if requests:
-                is_whole = requests == len(group)
-                tokens = self._tokens[key] if is_whole else sum(entry.size.tokens for entry in group[:requests])
-                batches, each = self._split(requests, -(-tokens // requests), group[0].size.num_beams)
+                tokens, beams = self._tokens[key], self._beams[key]
+                if requests < len(group):
+                    tokens = sum(entry.size.tokens for entry in group[:requests])
+                    beams = sum(entry.size.num_beams for entry in group[:requests])
+                batches, each = self._split(requests, -(-tokens // requests), -(-beams // requests))
                 seconds += batches * each
         return seconds
 

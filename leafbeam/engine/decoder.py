@@ -3,8 +3,10 @@
 Shapes: B requests, T tokens of the longest prompt, K beams, L levels.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,15 +14,16 @@ import torch
 from numpy.typing import NDArray
 
 from leafbeam.decode import BeamSearch, SearchResult
-from leafbeam.decode.results import check_batch, collect_items, root_ranges
+from leafbeam.decode.beam_search import result_of
+from leafbeam.decode.results import check_batch
 from leafbeam.engine.graphs.graph import Graphs
 from leafbeam.engine.request import PendingRequest
-from leafbeam.engine.search_widths import SearchWidths
+from leafbeam.engine.search_widths import SearchWidths, with_spares
 from leafbeam.errors import ArgumentError
-from leafbeam.index import Filter
 from leafbeam.model import AnyVocabulary, PromptStore, Transformer, Workspace
 from leafbeam.ops.backend import IndexBindings
 
+Prompts = tuple[NDArray[np.int64], NDArray[np.int64]]
 _LARGE_HEAD = 1 << 18  # weights of a level; listing the legal codes of a smaller one takes longer than multiplying all
 
 
@@ -65,9 +68,13 @@ class BatchAbandoned(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchOutput:
-    """The search result of a batch, when it started, and the seconds of each stage."""
+    """The search result of a batch, when it started, and the seconds of each stage.
+
+    final_B: True for each request that no later pass searches again.
+    """
 
     search: SearchResult
+    final_B: NDArray[np.bool_]
     started: float
     prefill_s: float
     rounds_s: float
@@ -112,76 +119,87 @@ class Decoder:
         self._heads: list[torch.Tensor] | None = None
         self._workspace = Workspace() if self._has_workspace else None
 
-    def run(self, requests: Sequence[PendingRequest]) -> BatchOutput:
-        """Search for requests with equal keys. Raises BatchAbandoned, LogitsError, and any error of the model."""
-        started = self._clock()
-        first, vocabulary, device = requests[0], self._model.vocabulary, self._model.device
+    def run(self, requests: Sequence[PendingRequest], on_pass: Callable[[BatchOutput], None] | None = None) -> BatchOutput:
+        """Search for requests with equal keys. Raises BatchAbandoned, LogitsError, and any error of the model.
+
+        on_pass: is told the output after each pass but the last; its final answers need not wait for the others.
+        """
+        timer = _Timer(requests, self._clock)
+        prompts = self._prompts(requests)
+        replayed = None if self._graphs is None or requests[0].request.explain else self._replay(requests, prompts, timer)
+        if replayed is not None and _is_final(replayed, requests).all():
+            result = replayed
+        else:
+            result = self._search(requests, prompts, timer, replayed, on_pass)
+        for row, pending in enumerate(requests):
+            if pending.kind is not None and result.beams_needed is not None:
+                self._widths.observe(pending.kind, result.beams_needed[row : row + 1])
+        return timer.output(result, np.ones(len(requests), np.bool_))
+
+    def _prompts(self, requests: Sequence[PendingRequest]) -> Prompts:
+        """Return the tokens (B, T) of the batch's prompts, padded on the right, and their lengths (B,)."""
+        vocabulary = self._model.vocabulary
         users = [pending.request.user for pending in requests] if vocabulary.num_users else None
-        tokens_BT, lengths_B = vocabulary.prompts([pending.codes for pending in requests], users)
-        filters, deny = [pending.item_filter for pending in requests], [pending.deny for pending in requests]
-        explain = first.request.explain
-        if self._graphs is not None and not explain:
-            request_filters = check_batch(first.version, len(requests), filters, deny)
-            replayed = self._replay(self._graphs, requests, request_filters, tokens_BT, lengths_B, started)
-            if replayed is not None:
-                return replayed
+        return vocabulary.prompts([pending.codes for pending in requests], users)
+
+    def _search(
+        self,
+        requests: Sequence[PendingRequest],
+        prompts: Prompts,
+        timer: "_Timer",
+        first_pass: SearchResult | None,
+        on_pass: Callable[[BatchOutput], None] | None,
+    ) -> SearchResult:
+        """Run the prompts, and search; from the second pass on, if the first one was replayed."""
+        first, device = requests[0], self._model.device
         start: Callable[..., ModelRounds] = self._model.start
         buffers: dict[str, Any] = {} if self._workspace is None else {"workspace": self._workspace, "store": self._store}
         heads = self._level_heads() if first.request.scoring == "allowed" else None
         if heads is not None:
             buffers["hidden"] = True
-        rounds = start(torch.from_numpy(tokens_BT).to(device), torch.from_numpy(lengths_B).to(device), **buffers)
-        prefill_s = self._clock() - started
-        rounds_s = 0.0
-
-        def timed(forward: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-            def step(codes: Any, parents: Any) -> Any:
-                nonlocal rounds_s
-                _check_abandoned(requests)
-                before = self._clock()
-                logits = forward(*_of_waiting(requests, codes, parents))
-                rounds_s += self._clock() - before
-                return logits
-
-            return step
-
+        with timer.prefill():
+            rounds = start(*(torch.from_numpy(array).to(device) for array in prompts), **buffers)
         if self._bindings is None or self._bindings.version is not first.version:
             self._bindings = IndexBindings(first.version, like=self._bindings)
-        search, num_first = self._search(requests, can_split=device.type == "cpu" and hasattr(rounds, "last_step_fn"))
-        # A forced suffix is found by a look at the beams, for which a device would have to wait every round.
-        suffix_fn = getattr(rounds, "suffix_fn", None) if device.type == "cpu" else None
-        last_step_fn = None if num_first is None else getattr(rounds, "last_step_fn", None)
-        result = search.run(
-            timed(rounds.step_fn),
+        # Only a CPU can look at the beams between two calls without a wait.
+        on_cpu = device.type == "cpu"
+        suffix_fn = getattr(rounds, "suffix_fn", None) if on_cpu else None
+        last_step_fn = getattr(rounds, "last_step_fn", None) if on_cpu else None
+        search, options = self._new_search(requests, can_split=last_step_fn is not None)
+        if last_step_fn is not None and "num_first" in options:
+            options["last_step_fn"] = timer.rounds(last_step_fn)
+
+        def after(result: SearchResult) -> None:
+            if on_pass is not None and (final_B := _is_final(result, requests)).any():
+                on_pass(timer.output(result, final_B))
+
+        return search.run(
+            timer.rounds(rounds.step_fn),
             batch_size=len(requests),
-            filters=filters,
-            deny=deny,
-            suffix_fn=suffix_fn and timed(suffix_fn),
-            explain=explain,
-            last_step_fn=last_step_fn and timed(last_step_fn),
-            num_first=num_first,
+            filters=[pending.item_filter for pending in requests],
+            deny=[pending.deny for pending in requests],
+            suffix_fn=suffix_fn and timer.rounds(suffix_fn),
+            explain=first.request.explain,
             head=heads,
             num_items=[pending.num_ranked for pending in requests],
+            first=first_pass,
+            on_pass=after,
+            **options,
         )
-        if result.beams_needed is not None:
-            for row, pending in enumerate(requests):
-                if pending.kind is not None:
-                    self._widths.observe(pending.kind, result.beams_needed[row : row + 1])
-        constrain_s = self._clock() - started - prefill_s - rounds_s
-        return BatchOutput(search=result, started=started, prefill_s=prefill_s, rounds_s=rounds_s, constrain_s=constrain_s)
 
-    def _search(self, requests: Sequence[PendingRequest], *, can_split: bool) -> tuple[BeamSearch, int | None]:
-        """Return the search of a batch, and the beams of the first call of its last level if that is called in parts."""
+    def _new_search(self, requests: Sequence[PendingRequest], *, can_split: bool) -> tuple[BeamSearch, dict[str, Any]]:
+        """Return the search of a batch, and the options by which its first pass suits each request."""
         assert self._bindings is not None
-        first, num_levels = requests[0], self._bindings.version.num_levels
-        scoring, kinds = first.request.scoring, [pending.kind for pending in requests if pending.kind is not None]
-        if not kinds:
-            beams = [first.num_beams] * (num_levels - 1) + [max(pending.num_ranked for pending in requests)]
-            return BeamSearch(self._bindings, num_beams=beams, scoring=scoring), None
-        widths, num_first = self._widths.first_pass(kinds, self._max_rows, can_split=can_split)
-        num_items = max(kind.num_items for kind in kinds)
-        search = BeamSearch(self._bindings, scoring=scoring, num_items=num_items, max_rows=self._max_rows, widths=widths)
-        return search, num_first
+        first, num_items = requests[0], max(pending.num_ranked for pending in requests)
+        scoring = first.request.scoring
+        widths_BL = np.array([pending.widths for pending in requests], np.int64)
+        if first.kind is None:
+            return BeamSearch(self._bindings, num_beams=[*widths_BL[0].tolist(), num_items], scoring=scoring), {}
+        search = BeamSearch(self._bindings, scoring=scoring, num_items=num_items, max_rows=self._max_rows)
+        if not (can_split and widths_BL.size):
+            return search, {"widths": widths_BL}
+        widths_BL, num_first_B = with_spares(widths_BL, self._max_rows)
+        return search, {"widths": widths_BL, "num_first": num_first_B}
 
     def _level_heads(self) -> list[torch.Tensor] | None:
         """Of a model whose search multiplies the head itself, for legal codes alone; None where all codes are cheaper."""
@@ -190,42 +208,78 @@ class Decoder:
             self._heads = self._model.level_heads() if largest >= _LARGE_HEAD else None
         return self._heads
 
-    def _replay(
-        self,
-        graphs: Graphs,
-        requests: Sequence[PendingRequest],
-        filters: Sequence[Filter],
-        tokens_BT: NDArray[np.int64],
-        lengths_B: NDArray[np.int64],
-        started: float,
-    ) -> BatchOutput | None:
-        """Return the search as one graph, timed as rounds; None if no graph fits."""
+    def _replay(self, requests: Sequence[PendingRequest], prompts: Prompts, timer: "_Timer") -> SearchResult | None:
+        """Return the search, or the first pass of a proof, as one graph, timed as rounds; None if no graph fits."""
+        assert self._graphs is not None
         first = requests[0]
-        version, num_beams, scoring = first.version, first.size.num_beams, first.request.scoring
-        hi_SB = root_ranges(version, filters)[1][:, :, 0]
-        _check_abandoned(requests)
-        before = self._clock()
-        prompts = tokens_BT, lengths_B, hi_SB, filters
-        last = graphs.search(self._worker, version, *prompts, num_beams=num_beams, scoring=scoring)
-        if last is None:
+        version, scoring, num_items = first.version, first.request.scoring, [pending.num_ranked for pending in requests]
+        filters, deny = [pending.item_filter for pending in requests], [pending.deny for pending in requests]
+        batch = check_batch(version, len(requests), filters, deny)
+        num_beams = max(pending.size.num_beams for pending in requests)
+        is_proof = first.kind is not None
+        if is_proof:
+            num_beams = max(num_beams, *num_items)
+        replay = partial(self._graphs.search, num_beams=num_beams, scoring=scoring, is_proof=is_proof)
+        found = timer.rounds(replay)(self._worker, version, *prompts, batch)
+        if found is None:
             return None
-        rounds_s = self._clock() - before
-        result = collect_items(version, filters, *last, first.num_beams)
-        constrain_s = self._clock() - started - rounds_s
-        return BatchOutput(search=result, started=started, prefill_s=0.0, rounds_s=rounds_s, constrain_s=constrain_s)
+        trace, config = found
+        return result_of(trace, version, batch, config, num_items)
 
 
-def _check_abandoned(requests: Sequence[PendingRequest]) -> None:
-    if all(pending.is_done for pending in requests):
-        raise BatchAbandoned
+class _Timer:
+    """The seconds of the stages of a batch, whose requests may be cancelled before each round."""
+
+    def __init__(self, requests: Sequence[PendingRequest], clock: Callable[[], float]) -> None:
+        self._requests, self._clock, self._started = requests, clock, clock()
+        self._prefill_s = self._rounds_s = 0.0
+
+    @contextmanager
+    def prefill(self) -> Generator[None]:
+        """Count the seconds of the block as those of the prompts."""
+        before = self._clock()
+        yield
+        self._prefill_s += self._clock() - before
+
+    def rounds(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """Count the seconds of a function's calls as those of rounds. The calls raise BatchAbandoned."""
+
+        def timed(*arguments: Any) -> Any:
+            if all(pending.is_done for pending in self._requests):
+                raise BatchAbandoned
+            before = self._clock()
+            result = forward(*_of_waiting(self._requests, arguments))
+            self._rounds_s += self._clock() - before
+            return result
+
+        return timed
+
+    def output(self, search: SearchResult, final_B: NDArray[np.bool_]) -> BatchOutput:
+        """Return what the batch has found so far."""
+        constrain_s = self._clock() - self._started - self._prefill_s - self._rounds_s
+        return BatchOutput(
+            search=search,
+            final_B=final_B,
+            started=self._started,
+            prefill_s=self._prefill_s,
+            rounds_s=self._rounds_s,
+            constrain_s=constrain_s,
+        )
 
 
-def _of_waiting(requests: Sequence[PendingRequest], codes: Any, parents: Any) -> tuple[Any, Any]:
-    """Return the model's input with the beams of cancelled requests replaced by copies of one row; on a device, unchanged."""
+def _is_final(result: SearchResult, requests: Sequence[PendingRequest]) -> NDArray[np.bool_]:
+    """Return which answers of a pass no later one would change: all of a search with fixed beams, and those that are proved."""
+    if requests[0].kind is None:
+        return np.ones(len(requests), np.bool_)
+    return result.is_proved
+
+
+def _of_waiting(requests: Sequence[PendingRequest], arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return codes and parents, on a CPU with copies of one row in place of the beams of requests that are done."""
     done = [row for row, pending in enumerate(requests) if pending.is_done]
-    if not done or not isinstance(codes, torch.Tensor) or codes.device.type != "cpu":
-        return codes, parents
-    codes, parents = codes.clone(), parents.clone()  # they are the search's
+    if not done or not isinstance(arguments[0], torch.Tensor) or arguments[0].device.type != "cpu":
+        return arguments
+    codes, parents = arguments[0].clone(), arguments[1].clone()  # they are the search's
     codes[done] = parents[done] = 0
     return codes, parents
 

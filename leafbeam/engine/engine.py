@@ -61,6 +61,7 @@ class Engine:
     copy of the weights. `recommend` does all of it in the caller's thread.
 
     `tuning` says what was measured and chosen for this machine before the first batch: threads, precision and products.
+    `search_widths` says how many beams recent proofs needed.
 
     Args:
         model: The model (see `Model`).
@@ -96,9 +97,10 @@ class Engine:
         self.settings, self.limits, self.counts = settings or Settings(), limits or Limits(), Counts()
         index = catalog if isinstance(catalog, Catalog) else Version.of(catalog)
         has_memory = memory is not None
-        self._widths = SearchWidths()
+        file = self.settings.widths_file
+        self.search_widths = SearchWidths() if file is None else SearchWidths.load(file, len(model.vocabulary.codebook_sizes))
         self._preparer = RequestPreparer(
-            model, index, self.settings, self.limits, clock, widths=self._widths, has_memory=has_memory
+            model, index, self.settings, self.limits, clock, widths=self.search_widths, has_memory=has_memory
         )
         self._check(can_capture=new_graphs is not None or model.device.type == "cuda")
         self._new_graphs = new_graphs or graphs_for
@@ -121,7 +123,7 @@ class Engine:
     def _decoder(self, model: Model, *, stores: bool = True, graphs: Graphs | None = None, worker: int = 0) -> Decoder:
         """Return a decoder for a model. stores: whether it uses the prompt store."""
         store = self.prompt_store if stores else None
-        widths, max_rows = self._widths, self.settings.max_rows
+        widths, max_rows = self.search_widths, self.settings.max_rows
         return Decoder(model, self.clock, store, widths=widths, max_rows=max_rows, graphs=graphs, worker=worker)
 
     def _check(self, *, can_capture: bool) -> None:
@@ -349,6 +351,8 @@ class Engine:
                 worker.join(max(0.0, over - time.monotonic()))
         self.scheduler.close()
         self._results.stop(wait=not any(worker.is_alive() for worker in self._workers))
+        if self.settings.widths_file is not None:
+            self.search_widths.save(self.settings.widths_file)
 
     def close(self, grace_s: float = 30.0) -> None:
         """Stop, and close what `load` opened."""

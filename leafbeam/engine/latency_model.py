@@ -129,6 +129,5 @@ def learn(
 
 def _features(size: BatchSize) -> tuple[float, float, float, float, float, float]:
     """Return the terms of the model, scaled to similar magnitudes."""
-    requests, tokens, longest = size.requests, size.tokens, size.longest
-    rows = requests * size.num_beams
+    requests, tokens, longest, rows = size.requests, size.tokens, size.longest, size.beam_rows
     return 1.0, tokens / 1e3, (requests * longest - tokens) / 1e3, rows / 1e3, tokens * longest / 1e6, rows * longest / 1e6

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from leafbeam.catalog import Catalog, Expression, RuleSet
 from leafbeam.catalog.conflict import conflict_with_exclusions
-from leafbeam.decode.config import first_width
 from leafbeam.engine.batcher import RequestSize
 from leafbeam.engine.decoder import Model
 from leafbeam.engine.request import Channel, ItemId, PendingRequest, Request
@@ -19,8 +18,6 @@ from leafbeam.engine.settings import Limits, Settings
 from leafbeam.errors import CheckpointError, RequestError, UnknownRuleError, counted
 from leafbeam.ids import first_of_other_kind, is_possible
 from leafbeam.index import Filter, Version
-
-_MIN_WIDTH = 32  # beams of a proof, up to which requests share batches
 
 
 class RequestPreparer:
@@ -72,12 +69,24 @@ class RequestPreparer:
         """Return the channel of a request: its own, or "fused" where there is an item memory."""
         return request.channel or ("fused" if self._has_memory else "model")
 
+    def _proves(self, request: Request) -> bool:
+        return request.num_beams is None and self._settings.num_beams is None
+
     def kind(self, request: Request, version: Version, item_filter: Filter | None = None) -> SearchKind | None:
         """Return the kind of a search that proves its answer; None for one with a fixed number of beams."""
-        if request.num_beams is not None or not self._settings.proves:
+        if not self._proves(request):
             return None
         num_items = request.num_items if self.channel(request) == "model" else self.num_beams(request)
         return SearchKind.of(version, item_filter, num_items, request.scoring)
+
+    def widths(self, request: Request, kind: SearchKind | None, version: Version) -> tuple[int, ...]:
+        """Return the beams that a search of this kind is expected to need, of each level but the last."""
+        num_levels = version.num_levels - 1
+        if kind is None:
+            return (self.num_beams(request),) * num_levels
+        needed = self._widths.of(kind) or (kind.guess,) * num_levels
+        most = (min(self._settings.max_rows, max(1, version.num_nodes(level))) for level in range(num_levels))
+        return tuple(map(min, needed, most))
 
     def size(
         self,
@@ -85,29 +94,20 @@ class RequestPreparer:
         arrived: float,
         num_known: int | None = None,
         version: Version | None = None,
-        kind: SearchKind | None = None,
+        widths: tuple[int, ...] | None = None,
     ) -> RequestSize:
-        """Return the request's size. By default from counts alone, without a look-up: for the admission check.
-
-        Requests of one batch need about as many beams: those of a proof are rounded up to a power of two, from 32 on.
-        """
+        """Return the request's size. By default from counts alone, without a look-up: for the admission check."""
         version = self.version if version is None else version
-        num_beams = self.num_beams(request)
-        widest = num_beams
-        if kind is None:
-            kind = self.kind(request, version)
-        if kind is not None:
-            learnt = self._widths.of(kind)
-            width = max(learnt, default=1) if learnt else first_width(2.0**kind.octave, kind.num_items, kind.scoring)
-            nodes = max((version.num_nodes(level) for level in range(version.num_levels - 1)), default=1)
-            widest = min(self._settings.max_rows, nodes, max(_MIN_WIDTH, 1 << (width - 1).bit_length()))
+        if widths is None:
+            widths = self.widths(request, self.kind(request, version), version)
         deadline_s = self._settings.deadline_s if request.deadline_s is None else request.deadline_s
         num_items = min(len(request.history), self._max_items) if num_known is None else num_known
+        num_beams = None if self._proves(request) else self.num_beams(request)
         return RequestSize(
             # A pending request holds its version, so the id is unique.
-            key=(widest, None if kind else num_beams, request.scoring, request.explain, id(version)),
+            key=(num_beams, request.scoring, request.explain, id(version)),
             tokens=self.num_tokens(num_items),
-            num_beams=widest,
+            num_beams=max(widths, default=1),
             arrived=arrived,
             deadline=arrived + deadline_s,
         )
@@ -131,7 +131,8 @@ class RequestPreparer:
         newest = slice(max(0, len(history) - self._max_items), None)
         codes = version.codes_at(segment_n[newest], row_n[newest]) if history else np.empty((0, self._num_levels), np.int64)
         num_beams, kind = self.num_beams(request), self.kind(request, version, item_filter)
-        size = self.size(request, arrived, len(codes), version, kind)
+        widths = self.widths(request, kind, version)
+        size = self.size(request, arrived, len(codes), version, widths)
         if size.tokens > self._settings.max_batch_tokens:
             raise RequestError(
                 f"the known items of the history, {len(codes):,}, take {counted(size.tokens, 'token')}, and a batch holds "
@@ -145,6 +146,7 @@ class RequestPreparer:
             size=size,
             num_beams=num_beams,
             kind=kind,
+            widths=widths,
             version=version,
             item_filter=item_filter,
             rules_generation=None if rules is None else rules.generation,

@@ -194,7 +194,7 @@ class PendingRequest:
 
     channel: what ranks the items. history: the known ids of its history. size: with the key of its batch, its arrival and its
     deadline; its beams are those of the widest level. num_beams: the beams of the last level. kind: of the search, if it proves
-    its answer.
+    its answer. widths: the beams that its search is expected to need, of each level but the last.
     codes: (n, L) int64, of the newest known items. deny: the known ids that must not be returned, num_left_out of the history
     among them. empty_rules: see `Result`. prepared: when it was ready to be queued.
     future: completed with the result; cancelling it withdraws the request, queued or running.
@@ -204,6 +204,7 @@ class PendingRequest:
     size: RequestSize
     num_beams: int
     kind: SearchKind | None
+    widths: tuple[int, ...]
     version: Version
     item_filter: Filter | None
     rules_generation: int | None

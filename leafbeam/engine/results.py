@@ -48,7 +48,7 @@ class ResultWriter:
             self._pool.shutdown(wait=wait)
 
     def deliver(self, requests: Sequence[PendingRequest], output: BatchOutput) -> None:
-        """Complete every request that is not done, here or in another thread."""
+        """Complete every request whose answer is final and that is not done, here or in another thread."""
         if self._pool is None or sum(pending.request.num_items for pending in requests) <= _INLINE_ITEMS:
             self._complete(requests, output)
         elif not all(pending.is_done for pending in requests):
@@ -56,7 +56,7 @@ class ResultWriter:
 
     def _complete(self, requests: Sequence[PendingRequest], output: BatchOutput) -> None:
         for row, pending in enumerate(requests):
-            if pending.is_done:
+            if pending.is_done or not output.final_B[row]:
                 continue
             try:
                 result = self.result(pending, row, len(requests), output)
@@ -85,8 +85,8 @@ class ResultWriter:
         num_exact = 0 if search.num_exact is None else int(search.num_exact[row])
         proof = Proof(
             num_beams=pending.num_beams if pending.kind is None else pending.size.num_beams,
-            exact=bool(search.proves([pending.num_ranked] * len(search.scores))[row]),
-            num_exact=min(num_exact, pending.num_ranked),
+            exact=bool(search.is_proved[row]),
+            num_exact=num_exact,
             rows=0 if search.rows is None else int(search.rows[row]),
         )
         result = self._write(pending, items, codes_kL, batch_size, proof, output.started, stages)

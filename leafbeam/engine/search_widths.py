@@ -3,17 +3,25 @@
 Shapes: L levels of the index, n recent requests.
 """
 
+import json
+import logging
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from math import log2
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from leafbeam import files
+from leafbeam.decode.config import beams_of_levels, check_scoring, first_width
+from leafbeam.errors import ArgumentError
 from leafbeam.index import Filter, Version
 from leafbeam.ops.constrain import Scoring
+
+log = logging.getLogger("leafbeam.engine")
 
 _CALL_ROWS = 48  # a call of the model costs as much as so many rows: 25 at 0.44 B parameters, 50 with a layer of 128
 _MEMORY, _EVERY = 64, 8  # requests that are remembered of a kind, and requests from one choice to the next
@@ -36,6 +44,11 @@ class SearchKind:
     octave: int
     scoring: Scoring
 
+    def __post_init__(self) -> None:
+        check_scoring(self.scoring)
+        if self.num_items < 1 or not -64 <= self.octave <= 0:
+            raise ArgumentError(f"num_items={self.num_items} and octave={self.octave}: expected 1 or more, and -64 to 0")
+
     @classmethod
     def of(cls, version: Version, item_filter: Filter | None, num_items: int, scoring: Scoring) -> "SearchKind":
         """Return the kind of a request under a filter."""
@@ -43,6 +56,11 @@ class SearchKind:
             return cls(num_items=num_items, octave=0, scoring=scoring)
         share = max(1, len(item_filter)) / version.num_items
         return cls(num_items=num_items, octave=min(0, round(log2(share))), scoring=scoring)
+
+    @property
+    def guess(self) -> int:
+        """Return how many prefixes of a level such requests are expected to need."""
+        return first_width(2.0**self.octave, self.num_items, self.scoring)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -57,6 +75,9 @@ class _Recent:
 class SearchWidths:
     """The widths of first passes, for each kind of search. Threads may share it.
 
+    Args:
+        learnt: The widths of some kinds, for requests until a few more have run.
+
     Example:
         >>> widths, kind = SearchWidths(), SearchKind(num_items=10, octave=0, scoring="full")
         >>> for needed in (11, 13, 9, 12, 11, 10, 12, 13):
@@ -65,38 +86,42 @@ class SearchWidths:
         (14,)
     """
 
-    def __init__(self) -> None:
-        self._kinds: OrderedDict[SearchKind, _Recent] = OrderedDict()  # the latest observed last
-        self._lock = threading.Lock()
+    def __init__(self, learnt: Mapping[SearchKind, Sequence[int]] | None = None) -> None:
+        self._kinds = OrderedDict((kind, _Recent(widths=tuple(widths))) for kind, widths in (learnt or {}).items())
+        self._lock = threading.Lock()  # the latest observed kind is the last
+
+    @property
+    def learnt(self) -> dict[SearchKind, tuple[int, ...]]:
+        """Return the widths of each kind of which enough requests have run."""
+        with self._lock:
+            return {kind: recent.widths for kind, recent in self._kinds.items() if recent.widths is not None}
 
     def of(self, kind: SearchKind) -> tuple[int, ...] | None:
         """Return the prefixes that a first pass keeps at each level but the last; None until a few requests have run."""
         recent = self._kinds.get(kind)
         return None if recent is None else recent.widths
 
-    def first_pass(
-        self, kinds: Collection[SearchKind], max_rows: int, *, can_split: bool
-    ) -> tuple[tuple[int, ...] | None, int | None]:
-        """Return the widths of a batch's first pass, and how many beams the first call of its last level runs.
+    @classmethod
+    def load(cls, path: Path, num_levels: int) -> "SearchWidths":
+        """Return the widths of a file that `save` wrote; none, with a warning, if it is damaged or of another index."""
+        try:
+            rows = files.read_json(path)
+            learnt = {SearchKind(**row["kind"]): beams_of_levels(row["widths"], num_levels - 1, "widths") for row in rows}
+        except FileNotFoundError:
+            return cls()
+        except (OSError, ValueError, TypeError, KeyError, RecursionError, ArgumentError) as error:
+            log.warning("the widths in %s are not used, and are learnt again: %s", path, error)
+            return cls()
+        return cls(learnt)
 
-        Args:
-            kinds: The kinds of the batch's requests.
-            max_rows: The largest width.
-            can_split: Whether the last level can be run in two calls. It then has some beams to spare, which are run only where
-                they can still win.
-
-        Returns:
-            (None, None) where a kind is not known yet; the second is None where the last level is run in one call.
-        """
-        learnt = [self.of(kind) for kind in set(kinds)]
-        widths = [max(level) for level in zip(*(known or () for known in learnt), strict=False)]
-        if None in learnt or not widths:
-            return None, None
-        widths = [min(max_rows, width) for width in widths]
-        num_first = widths[-1]
-        if can_split:
-            widths[-1] = min(max_rows, _SPARE * num_first)
-        return tuple(widths), num_first if can_split else None
+    def save(self, path: Path) -> None:
+        """Write what was learnt to a JSON file; a warning says if it cannot be written."""
+        rows = [{"kind": asdict(kind), "widths": widths} for kind, widths in self.learnt.items()]
+        try:
+            with files.replacing(path) as part:
+                part.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+        except OSError as error:
+            log.warning("the learnt widths are not kept: %s", error)
 
     def observe(self, kind: SearchKind, needed_BL: NDArray[np.int64]) -> None:
         """Learn from the requests of a batch: `SearchResult.beams_needed`."""
@@ -110,6 +135,16 @@ class SearchWidths:
             recent.observed += len(needed_BL)
             if recent.observed // _EVERY > before // _EVERY:
                 recent.widths = cheapest_widths(np.stack(recent.needed))
+
+
+def with_spares(widths_BL: NDArray[np.int64], max_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the widths of a first pass whose last level runs in two calls, and the beams (B,) of the first of them.
+
+    The last but one level keeps some beams to spare. The second call runs those of them that can still win.
+    """
+    num_first_B = widths_BL[:, -1]
+    spares_B1 = np.minimum(max_rows, _SPARE * num_first_B)[:, None]
+    return np.concatenate([widths_BL[:, :-1], spares_B1], 1), num_first_B
 
 
 def cheapest_widths(needed_nL: NDArray[np.int64]) -> tuple[int, ...]:

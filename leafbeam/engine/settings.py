@@ -16,6 +16,7 @@ Precision = Literal["float32", "bfloat16"]
 
 _MAY_BE_0 = ("wait_s", "prompt_store_mb")
 _TYPICAL_BEAMS = 20
+_CAPTURED_BEAMS = 64
 _BATCH_SHARE = 0.5  # of slo_s, so that a request that arrives during a batch can still be answered by the next one
 
 
@@ -49,9 +50,11 @@ class Settings:
         host_threads: The number of threads that build results beside the workers.
         prompt_store_mb: The megabytes in which keys and values of recent prompts are stored, for longer prompts that begin
             with the same tokens (float32 models on a CPU only).
-        graphs: If true, whole searches are captured as CUDA graphs at the start, for num_beams and both scorings, and
-            replayed for requests.
+        graphs: If true, whole searches are captured as CUDA graphs at the start, for both scorings, and replayed for requests.
+            They have num_beams beams, or 64 if that is not set, which proves most answers; the others are searched further.
         graph_mb: The megabytes that the graphs of all workers may take together.
+        widths_file: A file in which the engine keeps how many beams the proofs of recent requests needed, so that an engine
+            that starts later need not learn it again. It is read at the start and written at the end.
         attention_costs: A file that `make gpu` wrote on this GPU. It has measured costs, by which graphs split their
             attention; without it the costs are estimated.
         batching: If false, requests run one at a time. This is for experiments.
@@ -79,6 +82,7 @@ class Settings:
     prompt_store_mb: int = 0
     graphs: bool = False
     graph_mb: int = 1024
+    widths_file: Path | None = None
     attention_costs: Path | None = None
     batching: bool = True
     overlap: bool = True
@@ -107,14 +111,14 @@ class Settings:
             raise ArgumentError(f"wait_s={self.wait_s:g} must be below the deadline of {self.deadline_s:g} s")
 
     @property
-    def proves(self) -> bool:
-        """Return whether requests that choose no beams get proved answers; captured searches have a fixed number of beams."""
-        return self.num_beams is None and not self.graphs
-
-    @property
     def beams(self) -> int:
         """The number of beams of a typical search, and of items that the model adds to a fused ranking."""
         return self.num_beams or _TYPICAL_BEAMS
+
+    @property
+    def captured_beams(self) -> int:
+        """The number of beams of captured searches."""
+        return self.num_beams or _CAPTURED_BEAMS
 
     @property
     def capacity(self) -> Capacity:

@@ -253,7 +253,7 @@ class Worker(threading.Thread):
             return None
         try:
             with self._stream():
-                self._output = self._decoder.run(requests)
+                self._output = self._decoder.run(requests, partial(self._deliver, requests))
             self._deliver(requests, self._output)
         except BaseException as error:
             if is_out_of_memory(error):

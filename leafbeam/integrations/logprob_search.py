@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from leafbeam.decode.beam_search import ItemSearch, Requests
 from leafbeam.decode.config import SearchConfig, beams_of_search
-from leafbeam.decode.constraint import TrieConstraint
+from leafbeam.decode.constraint import Cut, TrieConstraint
 from leafbeam.decode.model_calls import ModelCalls
 from leafbeam.decode.results import BatchFilters, DenyLists, SearchResult, check_batch
 from leafbeam.decode.sampling import log_softmax
@@ -127,8 +127,8 @@ class LogprobBeamSearch(ItemSearch):
         requests = check_batch(self.version, len(prompts), filters, deny)
         rounds = _Rounds(self, [_checked(prompt, number) for number, prompt in enumerate(prompts)], allow_partial)
 
-        def search(config: SearchConfig, least_B: NDArray[np.float32] | None) -> SearchResult:
-            return self._run(requests, ModelCalls(rounds.step_fn), rounds.constraint, config, watch=True, least_B=least_B)
+        def search(config: SearchConfig, cut: Cut | None) -> SearchResult:
+            return self._run(requests, ModelCalls(rounds.step_fn), rounds.constraint, config, watch=True, cut=cut)
 
         found = self._passes(requests, search)
         return LogprobSearchResult(**vars(found), failures=rounds.failures, num_queries=rounds.num_queries)

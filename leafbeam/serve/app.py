@@ -18,6 +18,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from leafbeam.engine import Engine
+from leafbeam.engine.search_widths import SearchWidths
 from leafbeam.errors import ArgumentError
 from leafbeam.ingest import CatalogWriter
 from leafbeam.serve.access import Access, AccessMiddleware, with_cors
@@ -34,7 +35,7 @@ from leafbeam.serve.observation import Observation, ObservationMiddleware, Reque
 from leafbeam.serve.openapi import document_of, page_of
 from leafbeam.serve.page import playground_routes
 from leafbeam.serve.routing import routes_of
-from leafbeam.serve.schema import Health, Readiness, SlowBatchesAnswer
+from leafbeam.serve.schema import Health, LearntWidths, Readiness, SlowBatchesAnswer
 from leafbeam.text import TextService
 
 MAX_PENDING = {"changes": 16, "look-ups": 16, "interactions": 256}  # that wait for the disk; more get 429
@@ -177,6 +178,14 @@ def _readiness(engine: Engine | None, text: TextService | None, http_workers: in
         threads=None if engine is None else engine.threads,
         precision=tuning.get("precision"),
         tuning=tuning,
+        search_widths=() if engine is None else _learnt(engine.search_widths),
         text_model=None if text is None else text.name,
         http_workers=http_workers,
+    )
+
+
+def _learnt(search_widths: SearchWidths) -> tuple[LearntWidths, ...]:
+    return tuple(
+        LearntWidths(num_items=kind.num_items, share=2.0**kind.octave, scoring=kind.scoring, widths=widths)
+        for kind, widths in search_widths.learnt.items()
     )

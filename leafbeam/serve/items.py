@@ -157,7 +157,7 @@ def slow_batch_answer(batch: SlowBatch) -> SlowBatchAnswer:
         median_s=batch.median_s,
         requests=size.requests,
         tokens=size.tokens,
-        num_beams=size.num_beams,
+        beam_rows=size.beam_rows,
         prefill_s=batch.prefill_s,
         rounds_s=batch.rounds_s,
         constrain_s=batch.constrain_s,

@@ -244,6 +244,15 @@ class Health(Struct, frozen=True, kw_only=True):
     alive: bool = True
 
 
+class LearntWidths(Struct, frozen=True, kw_only=True):
+    """How many beams the proofs of recent requests needed."""
+
+    num_items: Annotated[int, Meta(description="Items that the search ranks.")]
+    share: Annotated[float, Meta(description="Share of the items that the rules allow, to the nearest power of two.")]
+    scoring: str
+    widths: Annotated[tuple[int, ...], Meta(description="Beams of the next first pass, for each level but the last.")]
+
+
 class Readiness(Struct, frozen=True, kw_only=True):
     """The readiness of the server, with its index and rules."""
 
@@ -262,6 +271,7 @@ class Readiness(Struct, frozen=True, kw_only=True):
         dict[str, str],
         Meta(description="What was measured and chosen for this machine at the start: threads, precision, products."),
     ] = {}
+    search_widths: Annotated[tuple[LearntWidths, ...], Meta(description="What each kind of request needs.")] = ()
 
 
 class SlowBatchAnswer(Struct, frozen=True, kw_only=True):
@@ -273,7 +283,7 @@ class SlowBatchAnswer(Struct, frozen=True, kw_only=True):
     median_s: float
     requests: int
     tokens: Annotated[int, Meta(description="Of all prompts.")]
-    num_beams: int
+    beam_rows: Annotated[int, Meta(description="Beams of all requests together.")]
     prefill_s: float
     rounds_s: float
     constrain_s: float

@@ -87,21 +87,19 @@ def check(tiny: Tiny, result: SearchResult, scoring: str, num_items: int) -> Non
 @given(
     seed=st.integers(0, 1 << 30),
     num_items=st.integers(1, 30),
-    width=st.integers(1, 12),
+    widths=st.lists(st.integers(1, 12), min_size=4, max_size=4),
     max_rows=st.sampled_from([1, 3, 10, 10_000]),
     scoring=st.sampled_from(["full", "allowed"]),
     backend=st.sampled_from(BACKENDS),
     explain=st.booleans(),
 )
 def test_the_answer_is_that_of_all_allowed_items_scored(  # type: ignore[no-untyped-def]
-    seed, num_items, width, max_rows, scoring, backend, explain
+    seed, num_items, widths, max_rows, scoring, backend, explain
 ) -> None:
     tiny = Tiny(seed)
-    widths = [width] * (len(tiny.sizes) - 1)
-    search = BeamSearch(
-        tiny.version, scoring=scoring, backend=backend, device="cpu", num_items=num_items, max_rows=max_rows, widths=widths
-    )
-    result = search.run(tiny.step_fn, tiny.batch, tiny.filters(), tiny.denied, explain=explain)
+    search = BeamSearch(tiny.version, scoring=scoring, backend=backend, device="cpu", num_items=num_items, max_rows=max_rows)
+    each = [[width] * (len(tiny.sizes) - 1) for width in widths[: tiny.batch]]
+    result = search.run(tiny.step_fn, tiny.batch, tiny.filters(), tiny.denied, explain=explain, widths=each)
     check(tiny, result, scoring, min(num_items, search.num_items))
     if max_rows == 10_000:
         assert result.is_proved.all()
@@ -115,7 +113,7 @@ def test_items_that_a_mask_gives_the_lowest_score_are_proved_too() -> None:
         row_V = np.float32([0.0, lowest, lowest, lowest])
         return row_V[None] if codes is None else np.broadcast_to(row_V, (*codes.shape, 4))
 
-    result = BeamSearch(Trie.build(codes, [4, 4]), num_items=4, widths=[1]).run(step_fn)
+    result = BeamSearch(Trie.build(codes, [4, 4]), num_items=4).run(step_fn, widths=[1])
     assert result.passes == 2
     assert result.is_proved.all()
     assert result.scores[0].tolist() == [0.0, *[lowest] * 3]

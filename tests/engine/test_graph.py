@@ -17,7 +17,8 @@ import torch
 from starlette.testclient import TestClient
 
 from benchmarks.serving.torch_index import TorchIndex
-from leafbeam.decode.results import check_batch, collect_items, root_ranges
+from leafbeam.decode.beam_search import result_of
+from leafbeam.decode.results import check_batch
 from leafbeam.engine import Counts, Engine, Request, Settings
 from leafbeam.engine.batcher import Capacity
 from leafbeam.engine.graphs.graph import CudaCapturer, Graphs, buckets_of, graphs_for
@@ -100,12 +101,11 @@ class Rack:
     def search(self, version: Version, asked: Asked, num_beams: int = 6, scoring: Any = "full", worker: int = 0) -> bool:
         """Whether a graph ran it; then it was right."""
         requests = check_batch(version, len(asked.lengths_B), asked.filters, asked.deny)
-        hi_SB = root_ranges(version, requests)[1][:, :, 0]
-        given = version, asked.tokens_BT, asked.lengths_B, hi_SB, requests
+        given = version, asked.tokens_BT, asked.lengths_B, requests
         found = self.graphs.search(worker, *given, num_beams=num_beams, scoring=scoring)
         if found is None:
             return False
-        result = collect_items(version, requests, *found, num_beams)
+        result = result_of(found[0], version, requests, found[1], num_beams)
         same(result, searched(self.model, version, asked, num_beams, scoring))
         return True
 

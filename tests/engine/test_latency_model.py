@@ -25,7 +25,7 @@ def random_size(rng: np.random.Generator) -> BatchSize:
     requests = int(rng.integers(1, 17))
     lengths = np.minimum(2000, 20 + (100 * rng.pareto(1.3, requests))).astype(int)
     num_beams = int(rng.choice([20, 50, 128]))
-    return BatchSize(requests=requests, tokens=int(lengths.sum()), longest=int(lengths.max()), num_beams=num_beams)
+    return BatchSize(requests=requests, tokens=int(lengths.sum()), longest=int(lengths.max()), beam_rows=requests * num_beams)
 
 
 def learnt(batches: int, noise: float = 0.05, stalls: float = 0.0, seed: int = 0) -> tuple[LatencyModel, np.random.Generator]:
@@ -88,7 +88,7 @@ def test_no_term_is_ever_negative_and_more_work_never_takes_less_time():
     assert min(time.fit.seconds.values()) >= 0
     for _ in range(50):
         size = random_size(rng)
-        assert time.expected(size.with_prompt(100)) >= time.expected(size)
+        assert time.expected(size.with_request(100, 20)) >= time.expected(size)
 
 
 def test_invalid_sizes_are_rejected():
@@ -144,8 +144,8 @@ def test_what_a_thread_uses_is_its_own():
 def test_an_engine_keeps_a_batch_that_stalls(shop, monkeypatch, caplog):
     run, stalls = Decoder.run, []
 
-    def stalling(self, requests):
-        output = run(self, requests)
+    def stalling(self, requests, on_pass=None):
+        output = run(self, requests, on_pass)
         if stalls:
             time.sleep(stalls.pop())
         return output

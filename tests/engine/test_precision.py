@@ -33,6 +33,7 @@ class Machine:
             item_ids=ids,
             scores=scores,
             codes=np.zeros((*scores.shape, 1), np.int64),
+            num_items=np.full(len(answers), scores.shape[1]),
             num_valid=np.array([len(answer) for answer in answers]),
         )
 

@@ -1,11 +1,13 @@
 """The widths of first passes: learnt from what proofs needed, and answers stay as they are."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from leafbeam.decode import BeamSearch, SearchResult
 from leafbeam.engine import Engine, Request, Settings
 from leafbeam.engine.search_widths import SearchKind, SearchWidths, cheapest_widths
 from leafbeam.index import Trie, Version
@@ -94,14 +96,60 @@ def test_answers_do_not_depend_on_the_widths(
         last_calls.clear()
         monkeypatch.setattr(SearchWidths, "of", lambda self, kind, widths=widths: widths)
         answers_by_width.append(answers(Engine(shop.model, shop.trie), asked))
-        assert (widths is not None) == any(in_parts for _, in_parts in last_calls)
+        assert any(in_parts for _, in_parts in last_calls)
     assert answers_by_width[1:] == answers_by_width[:1] * 3
 
 
-def test_an_engine_soon_proves_its_answers_in_one_pass(shop: Shop) -> None:
+def test_an_engine_soon_proves_its_answers_in_one_pass(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes, run = list[int](), BeamSearch.run
+
+    def counted(self: BeamSearch, *arguments: Any, **options: Any) -> SearchResult:
+        result = run(self, *arguments, **options)
+        passes.append(result.passes)
+        return result
+
+    monkeypatch.setattr(BeamSearch, "run", counted)
+    monkeypatch.setattr(SearchKind, "guess", 1)
     engine = Engine(shop.model, shop.trie)
-    rows = [engine.recommend(one).rows for one in requests(shop, num_items=3) * 4]
-    assert np.mean(rows[-20:]) < np.mean(rows[:8])
+    for one in requests(shop, num_items=8) * 2:
+        engine.recommend(one)
+    assert np.mean(passes[:4]) > 1
+    assert np.mean(passes[-20:]) == 1
+
+
+def test_what_was_learnt_is_kept_over_restarts(shop: Shop, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "widths.json"
+    with Engine(shop.model, shop.trie, settings=Settings(widths_file=file)) as engine:
+        for one in requests(shop, num_items=8):
+            engine.submit(one).result()
+    learnt = engine.search_widths.learnt
+    assert [kind.num_items for kind in learnt] == [8]
+    assert Engine(shop.model, shop.trie, settings=Settings(widths_file=file)).search_widths.learnt == learnt
+    for damaged in ("", "[{}]", '[{"kind": {"num_items": 8, "octave": 0, "scoring": "full"}, "widths": [3]}]', "[" * 99_999):
+        file.write_text(damaged)
+        assert Engine(shop.model, shop.trie, settings=Settings(widths_file=file)).search_widths.learnt == {}
+        assert "are learnt again" in caplog.text
+        caplog.clear()
+
+
+def test_a_proved_answer_does_not_wait_for_the_others_of_its_batch(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    easy, hard = (Request(history=("é1",), num_items=count) for count in (1, 40))
+    monkeypatch.setattr(SearchKind, "guess", 4)
+    engine = Engine(shop.model, shop.trie)
+    pending = [engine._preparer.prepare(one, 0.0) for one in (easy, hard)]
+    told: list[tuple[list[bool], list[Any]]] = []
+    output = engine._offline_decoder.run(pending, lambda found: told.append((found.final_B.tolist(), found.search.item_ids)))
+    assert output.search.passes > 1
+    assert told[0][0] == [True, False]
+    assert told[0][1][0][:1].tolist() == list(engine.recommend(easy).item_ids)
+
+
+def test_a_batch_computes_what_each_of_its_requests_needs(shop: Shop) -> None:
+    asked = [Request(history=("é1",), num_items=1), Request(history=("é2",), num_items=40)]
+    engine = Engine(shop.model, shop.trie)
+    alone = [engine.recommend(one).rows for one in asked]
+    np.testing.assert_allclose([one.rows for one in engine.recommend(asked)], alone, atol=1)  # ties, by rounding
+    assert alone[0] < alone[1]
 
 
 def test_a_shown_search_shows_its_last_pass(shop: Shop) -> None:

@@ -15,7 +15,8 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.serving.torch_index import TorchIndex
 from leafbeam import Trie
 from leafbeam.decode import SearchResult
-from leafbeam.decode.results import check_batch, collect_items, root_ranges
+from leafbeam.decode.beam_search import result_of
+from leafbeam.decode.results import check_batch, root_ranges
 from leafbeam.engine.graphs.device_index import DeviceIndex
 from leafbeam.engine.graphs.static_decode import Bucket, StaticDecode
 from leafbeam.errors import ArgumentError, LogitsError
@@ -37,8 +38,8 @@ def decoded(decode: StaticDecode, version: Version, asked: Asked, run: Callable[
     requests = check_batch(version, len(asked.lengths_B), asked.filters, asked.deny)
     assert decode.load(asked.tokens_BT, asked.lengths_B, root_ranges(version, requests)[1][:, :, 0], requests)
     (run or decode.run)()
-    found = decode.result(len(requests), len(version.segments))
-    return collect_items(version, requests, *found, decode.bucket.num_beams)
+    trace, num_beams = decode.trace(len(requests), len(version.segments)), decode.bucket.num_beams
+    return result_of(trace, version, requests, decode.config, num_beams)
 
 
 def poison(tensors: Sequence[torch.Tensor]) -> None:

@@ -198,7 +198,8 @@ def test_answers_of_a_model_of_ones_own_are_checked(model: Model, answer: Any) -
 
 def take(result: SearchResult, rows: list[int]) -> SearchResult:
     ids = [result.item_ids[row] for row in rows]
-    return SearchResult(item_ids=ids, scores=result.scores[rows], codes=result.codes[rows], num_valid=result.num_valid[rows])
+    arrays = {name: getattr(result, name)[rows] for name in ("scores", "codes", "num_items", "num_valid")}
+    return SearchResult(item_ids=ids, **arrays)
 
 
 def test_tokens_that_the_engine_excludes_are_not_returned(model: Model) -> None:

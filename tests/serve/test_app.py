@@ -243,6 +243,6 @@ def test_slow_batches_are_listed_with_what_explains_them(first_shop):
         (slow,) = client.get("/v1/slow-batches").json()["batches"]
         assert metric(client, 'leafbeam_batch_faults_total{kind="slow"}') == 1
     assert slow.pop("ended_at") == pytest.approx(time.time(), abs=60)
-    expected = {"worker": 1, "seconds": 0.7, "median_s": 0.01, "requests": 2, "tokens": 16, "num_beams": 20}
+    expected = {"worker": 1, "seconds": 0.7, "median_s": 0.01, "requests": 2, "tokens": 16, "beam_rows": 40}
     expected |= {"prefill_s": 0, "rounds_s": 0, "constrain_s": 0, "cpu_s": 0.002, "waits": 1, "preempted": 40, "faults": 5}
     assert slow == expected

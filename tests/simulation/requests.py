@@ -39,7 +39,7 @@ class Decoder:
     def release_memory(self) -> None:
         self._schedule.counts["released"] += 1
 
-    def run(self, requests: list[PendingRequest]) -> BatchOutput:
+    def run(self, requests: list[PendingRequest], on_pass: Any = None) -> BatchOutput:
         schedule, world = self._schedule, self._schedule.world
         random, started = schedule.random, world.now
         schedule.check_batch(requests)
@@ -60,9 +60,13 @@ class Decoder:
             item_ids=[np.array(["a", "b"])] * batch,
             scores=np.zeros((batch, num_items), np.float32),
             codes=np.zeros((batch, num_items, 2), np.int64),
+            num_items=np.full(batch, num_items),
             num_valid=np.full(batch, num_items),
         )
-        return BatchOutput(search=search, started=started, prefill_s=0.0, rounds_s=world.now - started, constrain_s=0.0)
+        final_B = np.ones(batch, np.bool_)
+        return BatchOutput(
+            search=search, final_B=final_B, started=started, prefill_s=0.0, rounds_s=world.now - started, constrain_s=0.0
+        )
 
 
 class Schedule:
@@ -177,6 +181,7 @@ class Schedule:
             ),
             num_beams=num_beams,
             kind=None,
+            widths=(2,),
             version=VERSION,
             item_filter=None,
             rules_generation=None,

@@ -12,11 +12,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from leafbeam.decode.config import end_code_of
-from leafbeam.engine.batcher import Capacity
+from leafbeam.decode.config import SearchConfig, end_code_of
+from leafbeam.decode.constraint import Trace
+from leafbeam.decode.results import root_ranges
+from leafbeam.engine.batcher import BatchSize, Capacity
 from leafbeam.engine.counts import Counts
 from leafbeam.engine.graphs.device_index import DeviceFilters, DeviceIndex, Requests
-from leafbeam.engine.graphs.static_decode import Bucket, FinalBeams, StaticDecode
+from leafbeam.engine.graphs.static_decode import Bucket, StaticDecode
 from leafbeam.engine.settings import Settings
 from leafbeam.index import Version
 from leafbeam.model import EncoderDecoder, Transformer
@@ -91,7 +93,7 @@ class Graphs:
     `search` replays the cheapest graph that holds a batch, or returns None: then the batch has to run eagerly. Every batch is
     counted, as "replayed" or by the reason why not:
 
-        no_bucket   more requests, longer prompts or another number of beams than were captured
+        no_bucket   more requests, longer prompts or another number of beams than were captured (of a proof: more)
         no_room     more denied items than a graph has space for
         version     another version of the index: it is being prepared, or it is an older one that a request still holds
 
@@ -143,21 +145,30 @@ class Graphs:
         version: Version,
         tokens_BT: NDArray[np.int64],
         lengths_B: NDArray[np.int64],
-        hi_SB: NDArray[np.int64],
         requests: Requests,
         *,
         num_beams: int,
         scoring: Scoring,
-    ) -> FinalBeams | None:
-        """Replay a batch; None where no graph can run it. Raises LogitsError, and any error of the device."""
-        sizes = (len(requests), int(lengths_B.max()), num_beams, scoring)
+        is_proof: bool = False,
+    ) -> tuple[Trace, SearchConfig] | None:
+        """Replay a batch, and return the search and its shapes; None where no graph can run it.
+
+        num_beams, is_proof: exactly these beams, or as the first pass of a proof at least as many. Raises LogitsError, and any
+        error of the device.
+        """
+        size = BatchSize(requests=len(requests), tokens=int(lengths_B.sum()), longest=int(lengths_B.max()), beam_rows=0)
         with self._pinned(version) as captured:
-            reason, result = "version", None
+            reason, found = "version", None
             if captured is not None:
-                inputs = tokens_BT, lengths_B, hi_SB, requests
-                reason, result = _replayed(captured.workers[worker], sizes, inputs, len(version.segments))
+                graphs = captured.workers[worker]
+                fitting = [pair for pair in graphs.decodes if pair[0].bucket.holds(size, num_beams, scoring, is_proof=is_proof)]
+                reason, found = "no_bucket", None
+                if fitting:
+                    inputs = tokens_BT, lengths_B, root_ranges(version, requests)[1][:, :, 0], requests
+                    with graphs.capturer.stream():
+                        reason, found = _replayed(*fitting[0], inputs, len(version.segments))
             self._counts.add("graphs", reason)
-            return result
+            return found
 
     @contextmanager
     def _pinned(self, version: Version) -> Generator[_CapturedIndex | None, None, None]:
@@ -259,17 +270,13 @@ class Graphs:
 
 
 def _replayed(
-    graphs: _WorkerGraphs, sizes: tuple[int, int, int, Scoring], inputs: tuple[Any, Any, Any, Requests], num_segments: int
-) -> tuple[str, FinalBeams | None]:
-    """Replay a batch on the cheapest graph that holds it, and return "replayed" and its beams, or why no graph can run it."""
-    decode, replay = next((pair for pair in graphs.decodes if pair[0].bucket.holds(*sizes)), (None, None))
-    if decode is None or replay is None:
-        return "no_bucket", None
-    with graphs.capturer.stream():
-        if not decode.load(*inputs):
-            return "no_room", None
-        replay()
-        return "replayed", decode.result(len(inputs[3]), num_segments)
+    decode: StaticDecode, replay: Callable[[], None], inputs: tuple[Any, Any, Any, Requests], num_segments: int
+) -> tuple[str, tuple[Trace, SearchConfig] | None]:
+    """Replay a batch, and return "replayed" and the search, or why the graph cannot run it."""
+    if not decode.load(*inputs):
+        return "no_room", None
+    replay()
+    return "replayed", (decode.trace(len(inputs[3]), num_segments), decode.config)
 
 
 def _priority(bucket: Bucket) -> tuple[bool, int, int]:
@@ -295,7 +302,7 @@ def graphs_for(
     if attention is None:
         costs = None if settings.attention_costs is None else AttentionCosts.load(settings.attention_costs)
         attention = import_module("leafbeam.ops.attention.triton").attention(costs)
-    sizes: dict[str, int] = {"longest": longest, "num_beams": settings.beams}
+    sizes: dict[str, int] = {"longest": longest, "num_beams": settings.captured_beams}
     return Graphs(
         StaticModel(model, attention),
         version,

@@ -12,19 +12,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leafbeam.decode.config import SearchConfig
-from leafbeam.decode.constraint import TrieConstraint, decode, raise_first_bad
+from leafbeam.decode.constraint import Trace, TrieConstraint, decode, raise_first_bad
 from leafbeam.decode.model_calls import ModelCalls
+from leafbeam.engine.batcher import BatchSize
 from leafbeam.engine.graphs.device_index import DeviceFilters, DeviceIndex, Requests
 from leafbeam.model.static_model import StaticModel
 from leafbeam.ops.constrain import Beams, Scoring
 
-# ((lo_SBK, hi_SBK), scores_BK, num_valid_B) of n requests on the host, best first: arguments of `collect_items`.
-FinalBeams = tuple[tuple[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float32], NDArray[np.int64]]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bucket:
-    """The sizes of a decode: at most `batch` requests, with prompts of at most `length` tokens; exactly this search."""
+    """The sizes of a decode: at most `batch` requests, with prompts of at most `length` tokens, and the search."""
 
     batch: int
     length: int
@@ -36,9 +34,10 @@ class Bucket:
         """The tokens of a prefill, whatever the batch."""
         return self.batch * self.length
 
-    def holds(self, requests: int, longest: int, num_beams: int, scoring: Scoring) -> bool:
-        """Whether it can run such a batch."""
-        return requests <= self.batch and longest <= self.length and (num_beams, scoring) == (self.num_beams, self.scoring)
+    def holds(self, size: BatchSize, num_beams: int, scoring: Scoring, *, is_proof: bool) -> bool:
+        """Whether it can run a batch: with exactly these beams, or as the first pass of a proof with more."""
+        enough = num_beams == self.num_beams or (is_proof and num_beams < self.num_beams)
+        return size.requests <= self.batch and size.longest <= self.length and enough and scoring == self.scoring
 
 
 class StaticDecode:
@@ -46,7 +45,7 @@ class StaticDecode:
 
         load(batch)   copies tokens, lengths, root ranges and filters into the input buffers
         run()         reads these and writes ranges, scores, counts and bad rows to the output buffers
-        result(n)     copies the output buffers to the host
+        trace(n)      copies the output buffers to the host
 
     `run` synchronises with nothing and overwrites all that an earlier run left. A batch smaller than the bucket is filled up
     with requests that may reach nothing. Results are those of BeamSearch over a DecodeSession. end_code: of an index of
@@ -59,7 +58,7 @@ class StaticDecode:
         self, model: StaticModel, index: DeviceIndex, bucket: Bucket, filters: DeviceFilters, *, end_code: int | None = None
     ) -> None:
         self.bucket, self._model, self._index, self._filters = bucket, model, index, filters
-        self._config = SearchConfig.fixed(model.codebook_sizes, end_code, bucket.num_beams, bucket.scoring)
+        self.config = SearchConfig.fixed(model.codebook_sizes, end_code, bucket.num_beams, bucket.scoring)
         shape, device, whole = (bucket.batch, bucket.num_beams), model.device, torch.int64
         self.tokens_BT = torch.zeros(bucket.batch, bucket.length, dtype=whole, device=device)
         self.lengths_B = torch.ones(bucket.batch, dtype=whole, device=device)
@@ -67,7 +66,8 @@ class StaticDecode:
         self.scores_BK = torch.zeros(shape, device=device)
         self.ranges_2SBK = torch.zeros(2, index.num_segments, *shape, dtype=whole, device=device)
         self.num_valid_B = torch.zeros(bucket.batch, dtype=whole, device=device)
-        self.bad_L = torch.zeros(self._config.num_rounds, dtype=whole, device=device)
+        self.bad_L = torch.zeros(self.config.num_rounds, dtype=whole, device=device)
+        self.kept_LBK = torch.zeros(self.config.num_rounds - 1, *shape, device=device)
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
@@ -75,7 +75,7 @@ class StaticDecode:
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
-        return self.scores_BK, self.ranges_2SBK, self.num_valid_B, self.bad_L
+        return self.scores_BK, self.ranges_2SBK, self.num_valid_B, self.bad_L, self.kept_LBK
 
     @property
     def nbytes(self) -> int:
@@ -86,7 +86,7 @@ class StaticDecode:
     def work_bytes(self) -> int:
         """About what `run` needs in between: keys and values, activations of the prefill, scores and logits of a round."""
         bucket = self.bucket
-        logits = 2 * 4 * bucket.batch * bucket.num_beams * max(self._config.code_sizes)
+        logits = 2 * 4 * bucket.batch * bucket.num_beams * max(self.config.code_sizes)
         return self._model.work_bytes(bucket.batch, bucket.length, bucket.num_beams) + logits
 
     def load(
@@ -109,22 +109,37 @@ class StaticDecode:
     def run(self) -> None:
         """From input to output buffers; can be captured."""
         session = self._model.start(self.tokens_BT, self.lengths_B, self.bucket.num_beams)
-        constraint = TrieConstraint(self._config, self.hi_SB, self._launch)
-        beams = decode(constraint, ModelCalls(session.step_fn), watch=False).beams
+        constraint = TrieConstraint(self.config, self.hi_SB, self._launch)
+        trace = decode(constraint, ModelCalls(session.step_fn), watch=False)
+        beams = trace.beams
         self.scores_BK.copy_(beams.scores)
         self.ranges_2SBK[0].copy_(beams.lo)
         self.ranges_2SBK[1].copy_(beams.hi)
         self.num_valid_B.copy_(beams.num_valid)
         self.bad_L.copy_(torch.stack(constraint.bad_T))
+        for number, num_beams in enumerate(self.config.num_beams[:-1]):
+            self.kept_LBK[number, :, :num_beams].copy_(trace.kept[number])
 
     def _launch(self, level: int, beams: Beams[Tensor], logits_BKV: Tensor, num_beams: int) -> tuple[Beams[Tensor], Tensor]:
-        return self._index.launch(level, beams, logits_BKV, self._filters, num_beams=num_beams, scoring=self._config.scoring)
+        return self._index.launch(level, beams, logits_BKV, self._filters, num_beams=num_beams, scoring=self.config.scoring)
 
-    def result(self, batch: int, num_segments: int) -> FinalBeams:
-        """The last beams of the first `batch` requests; waits for the device. Raises LogitsError for NaN and +inf."""
-        raise_first_bad(_on_host(self.bad_L)[None], self._config.rows_of_rounds)
+    def trace(self, batch: int, num_segments: int) -> Trace:
+        """The search of the first `batch` requests; waits for the device. Raises LogitsError for NaN and +inf."""
+        config = self.config
+        raise_first_bad(_on_host(self.bad_L)[None], config.rows_of_rounds)
         lo_SBK, hi_SBK = _on_host(self.ranges_2SBK)[:, :num_segments, :batch]
-        return (lo_SBK, hi_SBK), _on_host(self.scores_BK)[:batch], _on_host(self.num_valid_B)[:batch]
+        scores_BK, num_valid_B = _on_host(self.scores_BK)[:batch], _on_host(self.num_valid_B)[:batch]
+        nothing_BK = np.zeros(scores_BK.shape, np.int64)
+        kept_LBK = _on_host(self.kept_LBK)[:, :batch]
+        kept = {number: kept_LBK[number, :, :num_beams] for number, num_beams in enumerate(config.num_beams[:-1])}
+        return Trace(
+            beams=Beams(scores=scores_BK, parent=nothing_BK, code=nothing_BK, lo=lo_SBK, hi=hi_SBK, num_valid=num_valid_B),
+            rounds=[],
+            calls=0,
+            max_beams=None,
+            kept=kept,
+            bounds={number: scores[:, -1] for number, scores in kept.items() if not config.keeps_all(number)},
+        )
 
 
 def _on_host(tensor: Tensor) -> NDArray[Any]:
