@@ -1,6 +1,7 @@
 """`leafbeam serve`: its options, words and files reach the server and the engine."""
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,11 @@ def serve_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_words_and_options_reach_the_engine(serve_with: Any) -> None:
-    assert serve_with()["config"].engine == Settings()
+    default = serve_with()
+    assert default["config"].engine == Settings(widths_file=default["changes"].parent / "search_widths.json")
     words = ("--set", "engine.prompt_store_mb=64", "--beams", "50", "--slo-ms", "200", "--set", "limits.max_deny=7")
     config = serve_with(*words, "--set", "max_body_bytes=2048", "--http-workers", "2")["config"]
-    assert config.engine == Settings(prompt_store_mb=64, num_beams=50, slo_s=0.2)
+    assert replace(config.engine, widths_file=None) == Settings(prompt_store_mb=64, num_beams=50, slo_s=0.2)
     assert (config.limits.max_deny, config.max_body_bytes, config.http_workers) == (7, 2048, 2)
 
 

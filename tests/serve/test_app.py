@@ -117,9 +117,15 @@ def test_health_readiness_and_the_end(first_shop):
             "threads": engine.threads,
             "precision": "float32",
             "tuning": engine.tuning.lines(),
+            "search_widths": [],
             "text_model": None,
             "http_workers": 0,
         }
+        for _ in range(8):
+            client.post(URL, json={"num_items": 3, "rules": ["cheap"]})
+        (learnt,) = client.get("/readyz").json()["search_widths"]
+        assert (learnt["num_items"], learnt["share"], learnt["scoring"]) == (3, 0.5, "full")
+        assert len(learnt["widths"]) == engine.trie.num_levels - 1
         engine.stop()
         response = client.get("/readyz")
         assert (response.status_code, response.json()["ready"], response.json()["reason"]) == (503, False, "it has stopped")
