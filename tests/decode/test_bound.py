@@ -111,7 +111,7 @@ def test_items_that_a_mask_gives_the_lowest_score_are_proved_too() -> None:
 
     def step_fn(codes: np.ndarray | None, parents: np.ndarray | None) -> np.ndarray:
         row_V = np.float32([0.0, lowest, lowest, lowest])
-        return row_V[None] if codes is None else np.broadcast_to(row_V, (*codes.shape, 4))
+        return row_V[None] if codes is None else np.tile(row_V, (*codes.shape, 1))
 
     result = BeamSearch(Trie.build(codes, [4, 4]), num_items=4).run(step_fn, widths=[1])
     assert result.passes == 2

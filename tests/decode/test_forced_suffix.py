@@ -69,7 +69,9 @@ def test_most_rounds_of_deep_sparse_ids_are_saved() -> None:
             self.calls += 1
             self.level = 0 if codes_BK is None else self.level + 1
             shape = (1, 64) if codes_BK is None else (*codes_BK.shape, 64)
-            return np.broadcast_to(logits[self.level], shape)
+            return np.broadcast_to(
+                logits[self.level], shape
+            ).copy()  # an array that can be written is one kernel less to compile
 
         def suffix_fn(self, codes_BKT: np.ndarray, parents_BK: np.ndarray) -> list[np.ndarray]:
             assert codes_BKT.shape[2] == 8 - 3
@@ -134,7 +136,7 @@ def test_sequences_are_scored_until_the_longest_ends() -> None:
     class Model:
         def __call__(self, codes_BK: np.ndarray | None, parents_BK: np.ndarray | None) -> np.ndarray:
             self.level = 0 if codes_BK is None else self.level + 1
-            return np.broadcast_to(logits[self.level], (1, 7) if codes_BK is None else (*codes_BK.shape, 7))
+            return np.broadcast_to(logits[self.level], (1, 7) if codes_BK is None else (*codes_BK.shape, 7)).copy()
 
         def suffix_fn(self, codes_BKT: np.ndarray, parents_BK: np.ndarray) -> list[np.ndarray]:
             asked.append(codes_BKT.shape[2])

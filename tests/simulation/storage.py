@@ -231,7 +231,7 @@ class Schedule:
 
             def step(codes: Any, parents: Any, levels: Any = levels) -> Any:
                 logits = next(levels)
-                return logits[None] if codes is None else np.broadcast_to(logits, (*codes.shape, len(logits)))
+                return logits[None] if codes is None else np.tile(logits, (*codes.shape, 1))
 
             found = BeamSearch(rules.version, num_beams=32).run(step, filters=filters)
             count = int(found.num_valid[0])
