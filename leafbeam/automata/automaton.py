@@ -20,6 +20,8 @@ from leafbeam.automata.arrays import AutomatonArrays, AutomatonLimits, Limits, S
 from leafbeam.automata.byte_dfa import ByteDFA
 from leafbeam.automata.compose import compose
 from leafbeam.automata.forced_chains import ForcedChains
+from leafbeam.automata.json_schema import schema_language
+from leafbeam.automata.regex import compile_pattern
 from leafbeam.automata.token_trie import TokenTrie
 from leafbeam.errors import AutomatonError, IndexFileError, counted
 from leafbeam.index.bitmap import Bitmap
@@ -72,7 +74,9 @@ class Automaton:
             AutomatonError: If the pattern or the vocabulary is invalid, the language is empty, or a limit is exceeded.
             MissingExtraError: If outlines-core is not installed.
         """
-        return cls._of(sources.from_pattern(pattern, TokenTrie.of(vocabulary), AutomatonLimits(**limits)), compress)
+        bounds = AutomatonLimits(**limits)
+        language = compile_pattern(pattern, bounds.max_states)
+        return cls._of(compose(language, TokenTrie.of(vocabulary), bounds, "the pattern"), compress)
 
     @classmethod
     def from_json_schema(
@@ -95,7 +99,9 @@ class Automaton:
             AutomatonError: If a keyword is not supported, with its JSON pointer; otherwise as for `from_regex`.
             MissingExtraError: If outlines-core is not installed.
         """
-        return cls._of(sources.from_schema(schema, TokenTrie.of(vocabulary), AutomatonLimits(**limits)), compress)
+        bounds = AutomatonLimits(**limits)
+        language = schema_language(schema, bounds.max_states)
+        return cls._of(compose(language, TokenTrie.of(vocabulary), bounds, "the schema"), compress)
 
     @classmethod
     def from_choices(

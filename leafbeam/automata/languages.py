@@ -6,7 +6,6 @@ Shapes: X states, E edges, J classes of bytes that several automata share.
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from leafbeam.automata.byte_dfa import ByteDFA
 from leafbeam.automata.minimize import Edges
@@ -73,7 +72,9 @@ def _until(text: ByteDFA, stop: bytes, max_states: int) -> ByteDFA:
     accepting_X = np.zeros(num_states + 1, np.bool_)
     accepting_X[end] = True
     to_e = np.where(read_e == length, end, to_e + read_e % length)
-    return ByteDFA.of_classes(class_256, _ascending(from_e, label_e, to_e), accepting_X, 0)
+    order = np.lexsort((label_e, from_e))
+    ascending = Edges(*(part[order].astype(np.int32) for part in (from_e, label_e, to_e)))
+    return ByteDFA.of_classes(class_256, ascending, accepting_X, 0)
 
 
 def concatenate(parts: Sequence[ByteDFA], max_states: int) -> ByteDFA:
@@ -85,8 +86,3 @@ def concatenate(parts: Sequence[ByteDFA], max_states: int) -> ByteDFA:
         network.add(before, part, node)
     network.add(node, parts[-1], END)
     return network.language()
-
-
-def _ascending(from_E: NDArray[np.integer], label_E: NDArray[np.integer], to_E: NDArray[np.integer]) -> Edges:
-    order = np.lexsort((label_E, from_E))
-    return Edges(*(part[order].astype(np.int32) for part in (from_E, label_E, to_E)))

@@ -19,7 +19,7 @@ from itertools import chain
 import numpy as np
 
 from leafbeam.automata.byte_dfa import ByteDFA
-from leafbeam.errors import AutomatonError, counted
+from leafbeam.errors import AutomatonError, counted, short_repr
 from leafbeam.extras import optional_imports
 
 _END, _START = 256, 257  # token numbers besides the bytes: the end of the text, which outlines-core requires, and `ab`
@@ -45,13 +45,13 @@ def compile_pattern(pattern: str, max_states: int) -> ByteDFA:
         index = Index(rf"(?:ab(?:{whole})\z|)", Vocabulary(_END, {**alphabet, b"ab": [_START]}))
     except ValueError as error:
         raise AutomatonError(
-            f"outlines-core refuses the pattern {_short(pattern)}: {error}. Expected a regular expression in the syntax of "
+            f"outlines-core refuses the pattern {short_repr(pattern)}: {error}. Expected a regular expression in the syntax of "
             f"Rust's regex crate, without look-around and back-references, that can match something"
         ) from error
     dfa = _dfa_of(index.get_transitions(), index.get_initial_state(), index.get_final_states())
     if dfa.num_states > max_states:
         raise AutomatonError(
-            f"the pattern {_short(pattern)} needs {counted(dfa.num_states, 'state')}: "
+            f"the pattern {short_repr(pattern)} needs {counted(dfa.num_states, 'state')}: "
             f"expected at most max_states={max_states:,}; "
             f"raise it, or bound repetitions more tightly"
         )
@@ -105,7 +105,7 @@ def check_pattern(pattern: str, max_states: int) -> None:
             sizes.append(0)
         elif sign == ")":
             if len(sizes) == 1:
-                raise AutomatonError(f"the pattern {_short(pattern)} closes a bracket at {at} that was not opened")
+                raise AutomatonError(f"the pattern {short_repr(pattern)} closes a bracket at {at} that was not opened")
             last = sizes.pop()
             sizes[-1] += last
         else:
@@ -114,12 +114,12 @@ def check_pattern(pattern: str, max_states: int) -> None:
             at = _end_of_atom(pattern, at)
         if sizes[-1] > max_states:
             raise AutomatonError(
-                f"the pattern {_short(pattern)} unrolls to {counted(sizes[-1], 'character')} or more: expected at most "
+                f"the pattern {short_repr(pattern)} unrolls to {counted(sizes[-1], 'character')} or more: expected at most "
                 f"max_states={max_states:,}; bound its repetitions more tightly"
             )
         at += 1
     if len(sizes) > 1:
-        raise AutomatonError(f"the pattern {_short(pattern)} does not close {len(sizes) - 1} of its brackets")
+        raise AutomatonError(f"the pattern {short_repr(pattern)} does not close {len(sizes) - 1} of its brackets")
 
 
 def _end_of_atom(pattern: str, at: int) -> int:
@@ -144,14 +144,11 @@ def _end_of_atom(pattern: str, at: int) -> int:
             if not depth:
                 return at
         at += 1
-    raise AutomatonError(f"the pattern {_short(pattern)} does not close the class that begins at {begin}")
+    raise AutomatonError(f"the pattern {short_repr(pattern)} does not close the class that begins at {begin}")
 
 
 def _anchored(pattern: str, sign: str) -> AutomatonError:
     return AutomatonError(
-        f"the pattern {_short(pattern)} looks back with {sign}: a pattern always has to match the whole text, so leave it out"
+        f"the pattern {short_repr(pattern)} looks back with {sign}: a pattern always has to match the whole text, so "
+        "leave it out"
     )
-
-
-def _short(pattern: str) -> str:
-    return repr(pattern if len(pattern) <= 80 else f"{pattern[:60]}...{pattern[-17:]}")

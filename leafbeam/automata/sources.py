@@ -1,11 +1,10 @@
-"""Builders of automata: from patterns, JSON Schemas, texts and token sequences to `AutomatonArrays`.
+"""Builders of automata: from texts and token sequences to `AutomatonArrays`.
 
 Shapes: S states, E entries of rows, V tokens, T bytes or tokens of all texts or sequences, N texts or sequences.
 """
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,22 +12,12 @@ from numpy.typing import NDArray
 from leafbeam.automata.arrays import AutomatonArrays, AutomatonLimits, TransitionTable
 from leafbeam.automata.byte_dfa import ByteDFA, indptr_of, prefix_tree
 from leafbeam.automata.compose import compose
-from leafbeam.automata.json_schema import schema_language
 from leafbeam.automata.minimize import Edges, minimize
-from leafbeam.automata.regex import compile_pattern
 from leafbeam.automata.token_trie import TokenTrie
 from leafbeam.errors import AutomatonError
 from leafbeam.index.bitmap import Bitmap
 from leafbeam.index.sequences import SequenceTable
 from leafbeam.jit import njit
-
-
-def from_pattern(pattern: str, tokens: TokenTrie, limits: AutomatonLimits) -> AutomatonArrays:
-    return compose(compile_pattern(pattern, limits.max_states), tokens, limits, "the pattern")
-
-
-def from_schema(schema: Mapping[str, Any] | str, tokens: TokenTrie, limits: AutomatonLimits) -> AutomatonArrays:
-    return compose(schema_language(schema, limits.max_states), tokens, limits, "the schema")
 
 
 def choice_bytes(choices: Sequence[str | bytes]) -> list[bytes]:

@@ -281,7 +281,7 @@ def _load(
     import numpy as np
 
     from leafbeam.model import load_model
-    from leafbeam.model.token_names import families, named_vocabulary, offset_vocabulary, read_codebooks, read_token_ids
+    from leafbeam.model.token_names import codebook_of, families, named_vocabulary, offset_vocabulary, read_token_ids
 
     names = found.names if tokens.tokens is None else split_names(tokens.tokens)
     prompt, separator, first_token = tokens.prompt, tokens.separator, tokens.first_token
@@ -299,7 +299,8 @@ def _load(
     elif names:
         if len(names) != num_levels:
             raise CodesError(f"{found.source} has {counted(num_levels, 'level')}: expected as many --tokens, not {len(names)}")
-        codebooks = read_codebooks(directory, names)
+        all_tokens = read_token_ids(directory)
+        codebooks = [codebook_of(directory, all_tokens, name) for name in names]
         codes_NL = np.stack([book.codes(codes_NL[:, level]) for level, book in enumerate(codebooks)], axis=1)
         if (missing_NL := codes_NL < 0).any():
             row, level = (int(at[0]) for at in np.nonzero(missing_NL))

@@ -151,12 +151,6 @@ class DecodeSession:
         self._level, self._num_beams = first + len(tokens), num_beams
         return logits
 
-    def _check_codes(self, codes: Tensor, level: int) -> None:
-        """Raise ArgumentError for codes outside a level."""
-        size = self._vocabulary.codebook_sizes[level]
-        if self._are_checked and codes.numel() and not _are_below(codes, size):
-            raise ArgumentError(f"level {level} has the codes 0 to {size - 1:,}, got one outside")
-
     def _restart(self) -> None:
         self._runner.restart()
         self._level = 0  # of the codes in the next call
@@ -181,19 +175,17 @@ class DecodeSession:
                 f"a SID has {counted(self._vocabulary.num_levels, 'level')} and the last was answered: step_fn(None, "
                 "None) starts anew"
             )
-        self._check_codes(codes_BK, level)
-        if self._are_checked and shape.numel() and not _are_below(parents_BK, num_beams):
-            raise ArgumentError(f"the step before had the beams 0 to {num_beams - 1:,}, got a parent outside")
+        if self._are_checked and shape.numel():
+            size = self._vocabulary.codebook_sizes[level]
+            if not are_below(np.ascontiguousarray(codes_BK.numpy()), size):
+                raise ArgumentError(f"level {level} has the codes 0 to {size - 1:,}, got one outside")
+            if not are_below(np.ascontiguousarray(parents_BK.numpy()), num_beams):
+                raise ArgumentError(f"the step before had the beams 0 to {num_beams - 1:,}, got a parent outside")
         return codes_BK, parents_BK
 
 
-def _are_below(values: Tensor, size: int) -> bool:
-    """Whether all of some int64 on a CPU are 0 to size - 1; a kernel looks at a few numbers faster than torch or numpy."""
-    return are_below(np.ascontiguousarray(values.numpy()), size)
-
-
 def _range_of(values: Tensor) -> tuple[int, int]:
-    """The smallest and the largest, by numpy for the same reason."""
+    """Return the smallest and the largest, by numpy, which is faster than torch for a few numbers."""
     array = to_numpy(values)
     return int(array.min()), int(array.max())
 

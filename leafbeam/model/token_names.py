@@ -64,11 +64,6 @@ def read_token_ids(directory: Path) -> dict[str, int]:
     return found
 
 
-def read_codebooks(directory: Path, names: Sequence[str]) -> tuple[Codebook, ...]:
-    """The tokens of each level. names: one a level, such as `<a_*>`. Raises CheckpointError, also for a name without tokens."""
-    return tuple(_codebook(directory, read_token_ids(directory), name) for name in names)
-
-
 def families(tokens: Mapping[str, int]) -> list[str]:
     """Names that at least two tokens have, largest families first: what a user may have meant."""
     counts: dict[str, int] = {}
@@ -76,12 +71,6 @@ def families(tokens: Mapping[str, int]) -> list[str]:
         if match := re.fullmatch(r"(<.*?)(\d{1,9})(\D*>)", text):
             counts[f"{match[1]}*{match[3]}"] = counts.get(f"{match[1]}*{match[3]}", 0) + 1
     return [name for name, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])) if count > 1][:_MAX_FAMILIES]
-
-
-def check_name(name: str) -> None:
-    """Raise ArgumentError unless a name has one star."""
-    if name.count("*") != 1:
-        raise ArgumentError(f"the tokens {name!r}: expected one * in the place of the number, such as <a_*>")
 
 
 def named_vocabulary(
@@ -120,8 +109,20 @@ def _tokens_of(file: str, content: Any) -> dict[str, Any]:
     return dict(vocab) | {added["content"]: added["id"] for added in content.get("added_tokens") or []}
 
 
-def _codebook(directory: Path, tokens: Mapping[str, int], name: str) -> Codebook:
-    check_name(name)
+def codebook_of(directory: Path, tokens: Mapping[str, int], name: str) -> Codebook:
+    """Return the tokens of a level by their name, such as `<a_*>`.
+
+    Args:
+        directory: The directory, for messages.
+        tokens: All tokens, of `read_token_ids`.
+        name: The name.
+
+    Raises:
+        ArgumentError: If the name does not have one star.
+        CheckpointError: If there are no such tokens, or they are not numbered once each.
+    """
+    if name.count("*") != 1:
+        raise ArgumentError(f"the tokens {name!r}: expected one * in the place of the number, such as <a_*>")
     before, after = name.split("*")
     pattern = re.compile(re.escape(before) + _DIGITS + re.escape(after))
     by_number: dict[int, int] = {}

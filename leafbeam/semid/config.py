@@ -92,8 +92,9 @@ class QuantiserConfig:
     Args:
         codebook_sizes: The number of codes of each level. None decides by the number of items: one large level, which trains
             faster and recommends better than levels of equal size (two beyond 200,000 items); four levels of 256 for an RQ-VAE.
-        collision_strategy: The treatment of items with equal codes. "spread" and "level" add a level: "spread" of
-            `spread_codes` codes, each for one item or for a few dissimilar ones; "level" numbers the items of each SID (TIGER).
+        collision_strategy: The treatment of items with equal codes. "spread" and "level" add a level: "spread" of one code
+            per item, at most 16,384 unless a prefix has more items, each for one item or for a few dissimilar ones; "level"
+            numbers the items of each SID (TIGER).
             "free", "hungarian" and "sinkhorn" move items to free codes of the last level (`assign_free_codes`); "none" lets
             them share a SID. None is "spread", or "level" for an RQ-VAE or codebook_sizes of your own.
         method: "kmeans" quantises the vectors, "rqvae" a learned latent space.
@@ -133,16 +134,6 @@ class QuantiserConfig:
         if num_items > 200_000:
             return (2048, 256)
         return (min(max(2 ** round(log2(max(num_items, 1) / 6)), 16), 2048),)  # about six items a code
-
-
-def spread_codes(num_items: int, largest: int) -> int:
-    """Return the codes of the level that "spread" adds: one per item, at most 16,384 unless a prefix has more items.
-
-    Examples:
-        >>> spread_codes(12_000, largest=40)
-        12000
-    """
-    return max(min(num_items, 16_384), largest)
 
 
 def check_choice(name: str, value: object, literal: Any) -> None:

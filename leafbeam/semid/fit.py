@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from leafbeam.errors import ArgumentError, DataError, counted
 from leafbeam.semid.code_vectors import CodeVectors
 from leafbeam.semid.collisions import add_level, assign_free_codes, group_sizes, spread_level
-from leafbeam.semid.config import CollisionStrategy, EmbeddingConfig, Method, QuantiserConfig, spread_codes
+from leafbeam.semid.config import CollisionStrategy, EmbeddingConfig, Method, QuantiserConfig
 from leafbeam.semid.duplicates import NearDuplicates
 from leafbeam.semid.embedding import Embedding, Sessions, embed
 from leafbeam.semid.item_encoder import ItemEncoder
@@ -22,6 +22,8 @@ from leafbeam.semid.rqkmeans import ResidualKMeans
 from leafbeam.semid.rqvae import RqVae
 from leafbeam.semid.table import SidTable, numpy_ids
 from leafbeam.semid.vectors import check_vectors
+
+_MAX_SPREAD = 16_384  # codes of the level that "spread" adds, unless a prefix has more items
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -101,7 +103,7 @@ def fit_sids(
     codes, sizes = encoded_NL, fitted.codebook_sizes
     strategy = config.collision_strategy or config.default_collision_strategy
     if strategy == "spread":
-        extra = spread_codes(len(items), int(group_sizes(encoded_NL).max(initial=0)))
+        extra = max(min(len(items), _MAX_SPREAD), int(group_sizes(encoded_NL).max(initial=0)))
         codes, sizes = spread_level(encoded_NL, extra), (*sizes, extra)
     elif strategy == "level":
         popularity_N = None if sessions is None else np.bincount(sessions.items_E, minlength=len(items))

@@ -11,7 +11,7 @@ from leafbeam.automata.json_schema import schema_language
 from leafbeam.automata.languages import concatenate, free_text
 from leafbeam.automata.regex import compile_pattern
 from leafbeam.automata.sources import choice_bytes
-from leafbeam.errors import AutomatonError, counted
+from leafbeam.errors import AutomatonError, counted, short_repr
 from leafbeam.text.items import Items
 
 MAX_PARTS = 256  # of a template in JSON, those of its templates included
@@ -175,18 +175,14 @@ def constraint_from_json(value: Any) -> Regex | JsonSchema | Choices | FreeText 
         AutomatonError: If the value is anything else.
     """
     if not isinstance(value, Mapping) or len(value) != 1 or next(iter(value)) not in _READERS:
-        raise AutomatonError(f"a constraint is {_short(value)}: expected an object with one of {', '.join(_READERS)}")
+        raise AutomatonError(f"a constraint is {short_repr(value)}: expected an object with one of {', '.join(_READERS)}")
     ((kind, content),) = value.items()
     return _READERS[kind](content)
 
 
-def _regex(content: Any) -> Regex:
-    return Regex(pattern=content)  # whether it is a string is checked where it is compiled, as for the others
-
-
 def _choices(content: Any) -> Choices:
     if not isinstance(content, list) or not all(isinstance(text, str) for text in content):
-        raise AutomatonError(f"choices is {_short(content)}: expected a list of texts")
+        raise AutomatonError(f"choices is {short_repr(content)}: expected a list of texts")
     return Choices(texts=content)
 
 
@@ -195,13 +191,15 @@ def _free_text(content: Any) -> FreeText:
     if not isinstance(content, Mapping) or not all(
         name in known and isinstance(value, known[name]) and not isinstance(value, bool) for name, value in content.items()
     ):
-        raise AutomatonError(f"free_text is {_short(content)}: expected an object with stop, a text, or max_length, a number")
+        raise AutomatonError(
+            f"free_text is {short_repr(content)}: expected an object with stop, a text, or max_length, a number"
+        )
     return FreeText(**content)
 
 
 def _template(content: Any) -> Template:
     if not isinstance(content, list):
-        raise AutomatonError(f"template is {_short(content)}: expected a list of parts")
+        raise AutomatonError(f"template is {short_repr(content)}: expected a list of parts")
     num_parts = _num_parts(content)
     if num_parts > MAX_PARTS:
         raise AutomatonError(
@@ -218,14 +216,9 @@ def _num_parts(content: Any) -> int:
 
 
 _READERS: dict[str, Any] = {
-    "regex": _regex,
+    "regex": lambda content: Regex(pattern=content),  # checked where it is compiled
     "json_schema": lambda content: JsonSchema(schema=content),
     "choices": _choices,
     "free_text": _free_text,
     "template": _template,
 }
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

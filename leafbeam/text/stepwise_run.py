@@ -67,16 +67,8 @@ class StepwiseRun(TextBatch):
         # A text that does not choose stands where a sequence has ended: its only code is an end code again.
         states = [writer.state if chooses else writer.automaton.num_states for writer, chooses in pairs]
         shape = self._scores_BK.shape
-        lo_1BK, zeros_BK = np.array(states).reshape(1, *shape), np.zeros(shape, np.int64)
-        beams = Beams(
-            scores=self._scores_BK,
-            parent=zeros_BK,
-            code=zeros_BK,
-            lo=lo_1BK,
-            hi=lo_1BK + 1,
-            num_valid=zeros_BK[:, 0] + shape[1],
-        )
-        found = self._constraint.step(number, beams, hidden_RD.unflatten(0, shape))
+        lo_1BK = np.array(states).reshape(1, *shape)
+        found = self._constraint.step(number, Beams.start(lo_1BK, lo_1BK + 1, self._scores_BK), hidden_RD.unflatten(0, shape))
         if not found.num_valid.all():
             raise LogitsError.none_allowed(int(found.num_valid.argmin()), f"in round {number}")
         self._scores_BK = found.scores

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from leafbeam.cli.foreign_sids import read_sids
-from leafbeam.model.token_names import families, named_vocabulary, read_codebooks, read_token_ids
+from leafbeam.model.token_names import families, named_vocabulary, read_token_ids
 from leafbeam.semid import SidTable
 from leafbeam.semid.table import numpy_ids
 from leafbeam.tables import SourceTable, read_table
@@ -80,8 +80,9 @@ def fuzz_token_names(data: bytes) -> None:
     folder = Path(_folder().name)
     (folder / "tokenizer.json").write_bytes(data)
     (folder / "config.json").write_text(json.dumps({"model_type": "t5", "vocab_size": 64}))
-    families(read_token_ids(folder))
-    codebooks = read_codebooks(folder, ("<a_*>", "<b_*>"))
+    all_tokens = read_token_ids(folder)
+    families(all_tokens)
+    codebooks = [codebook_of(folder, all_tokens, name) for name in ("<a_*>", "<b_*>")]
     table = named_vocabulary(folder, codebooks, prompt="x {history} y", separator=", ")
     tokens, lengths = table.prompts([np.zeros((2, 2), np.int64)])
     assert tokens.shape == (1, int(lengths[0]))
