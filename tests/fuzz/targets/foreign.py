@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from leafbeam.cli.foreign_sids import read_sids
-from leafbeam.model.token_names import families, named_vocabulary, read_token_ids
+from leafbeam.model.token_names import codebook_of, families, named_vocabulary, read_token_ids
 from leafbeam.semid import SidTable
 from leafbeam.semid.table import numpy_ids
 from leafbeam.tables import SourceTable, read_table
