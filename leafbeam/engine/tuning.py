@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from leafbeam.engine.precision import PrecisionReport
 from leafbeam.engine.settings import Precision
 from leafbeam.engine.threads import ThreadTimes
-from leafbeam.model.cpu.tuning import ProductTuning
+from leafbeam.model.cpu.products import ProductTuning
 
 __all__ = ["Tuning"]
 

@@ -17,8 +17,8 @@ from leafbeam.errors import ArgumentError
 from leafbeam.model.base import SidModel
 from leafbeam.model.config import ModelConfig
 from leafbeam.model.cpu.layers import parameters_of
+from leafbeam.model.cpu.products import ProductTuning, tune_products
 from leafbeam.model.cpu.runner import CpuOptions, CpuRunner
-from leafbeam.model.cpu.tuning import ProductTuning, tune_products
 from leafbeam.model.cpu.workspace import Workspace
 from leafbeam.model.prompt_store import PromptStore
 from leafbeam.model.qwen3 import Layer, Qwen3, causal, make_dropout

@@ -59,7 +59,7 @@ def with_items(log: InteractionLog, items: pa.Table) -> InteractionLog:
             f"item ids are like {log.item_ids[0].item()!r} in the log and {ids[0].item()!r} in the run: expected one type; "
             "--text-ids reads all as text"
         )
-    rows_N = _rows_of(log.item_ids, ids)
+    rows_N = rows_among(log.item_ids, ids)
     items_E = rows_N[log.histories.items_E]
     if (items_E < 0).any():
         occurs_N = np.bincount(log.histories.items_E, minlength=log.num_items) > 0
@@ -72,6 +72,6 @@ def with_items(log: InteractionLog, items: pa.Table) -> InteractionLog:
     return replace(log, item_ids=ids, items=items, histories=histories, report=replace(log.report, items=len(ids)))
 
 
-def _rows_of(ids: NDArray[np.generic], among: NDArray[np.generic]) -> NDArray[np.int64]:
+def rows_among(ids: NDArray[np.generic], among: NDArray[np.generic]) -> NDArray[np.int64]:
     """Return the row of each id, -1 for an unknown id."""
     return pc.fill_null(pc.index_in(pa.array(ids), value_set=pa.array(among)), -1).to_numpy().astype(np.int64)

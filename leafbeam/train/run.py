@@ -21,6 +21,7 @@ from leafbeam.train.baselines import ScoreFn
 from leafbeam.train.checkpoint import Checkpoint
 from leafbeam.train.evaluation import Validation
 from leafbeam.train.interaction_log import InteractionLog
+from leafbeam.train.item_join import rows_among
 from leafbeam.train.parallel import DataParallel
 from leafbeam.train.recipe import Recipe
 from leafbeam.train.split import Split
@@ -152,16 +153,11 @@ def embed_codes(model: AnyModel, code_vectors: CodeVectors, *, seed: int = 0) ->
 
 def codes_of_log(log: InteractionLog, sids: SidTable) -> NDArray[np.int64]:
     """Return the SIDs (N, L) of the log's items, in its order; raise ItemIdError if an item has none."""
-    known_N, rows_N = np.zeros(log.num_items, np.bool_), np.zeros(log.num_items, np.int64)
-    if len(sids) and sids.item_ids.dtype.kind == log.item_ids.dtype.kind:
-        order = np.argsort(sids.item_ids)
-        found_N = np.searchsorted(sids.item_ids, log.item_ids, sorter=order)
-        rows_N = order[np.minimum(found_N, len(order) - 1)]
-        known_N = sids.item_ids[rows_N] == log.item_ids
-    if not known_N.all():
-        missing: np.generic = log.item_ids[int(np.argmin(known_N))]
-        count = int((~known_N).sum())
-        items = f"{count:,} of the log's {counted(len(known_N), 'item')} {'has' if count == 1 else 'have'}"
+    same_kind = sids.item_ids.dtype.kind == log.item_ids.dtype.kind
+    rows_N = rows_among(log.item_ids, sids.item_ids) if same_kind else np.full(log.num_items, -1)
+    if count := int((rows_N < 0).sum()):
+        missing: np.generic = log.item_ids[int(np.argmin(rows_N))]
+        items = f"{count:,} of the log's {counted(len(rows_N), 'item')} {'has' if count == 1 else 'have'}"
         found = f"{items} no Semantic ID, the first is {missing.item()!r}"
         raise ItemIdError(f"{found}: fit the SIDs on this log with `leafbeam fit-sids`")
     return sids.codes[rows_N]

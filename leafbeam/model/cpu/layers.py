@@ -16,13 +16,11 @@ from torch import Tensor
 
 from leafbeam.model.cpu import fused_kernels as fused
 from leafbeam.model.cpu import kernels, rounded_attention
-from leafbeam.model.cpu.products import Products
+from leafbeam.model.cpu.products import Products, are_fused
 from leafbeam.model.cpu.rounded_attention import RoundedPrompt
 from leafbeam.model.cpu.workspace import Chunk, Workspace
 from leafbeam.model.qwen3 import Layer
 from leafbeam.ops import openmp
-from leafbeam.ops.linear import blas
-from leafbeam.ops.linear.cpu import MIN_MEASURED_WEIGHTS
 
 Array = NDArray[Any]
 LayerParameters = list[Tensor]  # see `parameters_of`
@@ -69,21 +67,6 @@ def choose_layers(
     if are_fused(layers[0][:7], products):  # all layers have the same shapes
         return FusedLayers(layers, heads, scores[1], space)
     return TorchLayers(layers, heads, scores, Products(products, space))
-
-
-def are_fused(matrices: Sequence[Tensor], products: torch.dtype) -> bool:
-    """Return whether layers with these matrices run in one call: calling a product takes as long as each of their products."""
-    return (
-        products == torch.float32
-        and blas.is_available()
-        and all(
-            not weight.is_mkldnn
-            and weight.dtype == torch.float32
-            and weight.numel() < MIN_MEASURED_WEIGHTS
-            and weight.is_contiguous()
-            for weight in matrices
-        )
-    )
 
 
 class FusedLayers:

@@ -1,19 +1,27 @@
-"""Products of a layer's matrices on a CPU, each by the function that suits how the matrix is kept.
+"""Products of a layer's matrices on a CPU: how each matrix is multiplied is chosen here, and nowhere else.
+
+    small matrices of float32          all layers in one call (`are_fused`)
+    packed for oneDNN                  `ops.linear.onednn`, in float32 or bfloat16
+    others, in bfloat16                torch
+    others, in float32, of a few rows  `ops.linear.cpu` where it was measured to be faster, else torch
 
 Shapes: N rows, D inputs, V outputs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from leafbeam.errors import counted
 from leafbeam.model.cpu.workspace import Workspace, array_of
+from leafbeam.ops.linear import blas, onednn
 from leafbeam.ops.linear import cpu as linear
-from leafbeam.ops.linear import onednn
 
 
 class Products:
@@ -55,3 +63,74 @@ class Products:
             out_NV.addmm_(rows_ND, weight_DV)
         else:
             torch.mm(rows_ND, weight_DV, out=out_NV)
+
+
+def are_fused(matrices: Sequence[Tensor], products: torch.dtype) -> bool:
+    """Return whether layers with these matrices run in one call: calling a product takes as long as each of their products."""
+    return (
+        products == torch.float32
+        and blas.is_available()
+        and all(
+            not weight.is_mkldnn
+            and weight.dtype == torch.float32
+            and weight.numel() < linear.MIN_MEASURED_WEIGHTS
+            and weight.is_contiguous()
+            for weight in matrices
+        )
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProductTuning:
+    """How the layers' matrices are multiplied.
+
+    Args:
+        is_fused: Whether all layers run in one call, because their matrices are small.
+        num_packed: The matrices that are kept in oneDNN's layout.
+        num_matrices: All matrices of the layers.
+        few_rows: For each shape (outputs, inputs) of other matrices, the numbers of rows of which a kernel of leafbeam's own is
+            faster than torch's product.
+    """
+
+    is_fused: bool
+    num_packed: int
+    num_matrices: int
+    few_rows: dict[tuple[int, int], tuple[int, ...]]
+
+    @property
+    def is_measured(self) -> bool:
+        """Return whether anything was measured to choose."""
+        return self.num_packed > 0 or bool(self.few_rows)
+
+    def __str__(self) -> str:
+        if self.is_fused:
+            return "all layers in one call"
+        packed = f"{self.num_packed:,} of {counted(self.num_matrices, 'matrix', 'matrices')} packed for oneDNN"
+        few = [
+            f"own kernel at batches of {', '.join(map(str, rows))} for weights of {outputs:,} x {inputs:,}"
+            for (outputs, inputs), rows in self.few_rows.items()
+            if rows
+        ]
+        return "; ".join([packed, *few, "torch for the others"])
+
+
+def tune_products(layers: Sequence[Sequence[Tensor]], products: torch.dtype) -> ProductTuning:
+    """Return how the matrices of each layer are multiplied with torch's number of threads, measuring what is new.
+
+    Args:
+        layers: The seven matrices (V, D) of each layer; those that are part of another have no rows.
+        products: The dtype of the products.
+    """
+    matrices = [weight for layer in layers for weight in layer if len(weight)]
+    plain = [] if products == torch.bfloat16 else [weight for weight in matrices if not weight.is_mkldnn]
+    measured = {
+        (weight.shape[0], weight.shape[1]): weight.dtype for weight in plain if weight.numel() >= linear.MIN_MEASURED_WEIGHTS
+    }
+    threads = torch.get_num_threads()
+    few_rows = {shape: linear.faster_rows(*shape, dtype, threads) for shape, dtype in measured.items()}
+    return ProductTuning(
+        is_fused=bool(layers) and are_fused(layers[0], products),
+        num_packed=sum(weight.is_mkldnn for weight in matrices),
+        num_matrices=len(matrices),
+        few_rows={shape: tuple(sorted(rows)) for shape, rows in few_rows.items()},
+    )

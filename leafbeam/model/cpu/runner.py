@@ -3,7 +3,6 @@
     prompts   the tokens of all prompts, without padding; their keys and values are kept once per request
     codes     rows of B x K beams; the keys and values of each stay in the slot where they were written, and a table of
               ancestors finds them; beams that continue alike, as dead ones do, are one row
-    prefixes  rows of any codes after a prompt, all of which run again, in slots that nothing finds later
     texts     rows of B x K texts, each with as many new tokens as it has; token s of a text has a slot of its own
 
 A chunk of rows goes through all layers before the next, so that activations do not grow with the prompt or the beams and stay
