@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from leafbeam.model import Transformer
-from leafbeam.model.cpu import layers
+from leafbeam.model.cpu import products
 from leafbeam.ops.linear import cpu, onednn
 
 MakeModel = Callable[..., Transformer]
@@ -22,7 +22,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         return frozenset({2, 1}) if outputs == inputs else frozenset()
 
     monkeypatch.setattr(cpu, "MIN_MEASURED_WEIGHTS", 1)
-    monkeypatch.setattr(layers, "MIN_MEASURED_WEIGHTS", 1)
+    monkeypatch.setattr(products.linear, "MIN_MEASURED_WEIGHTS", 1)
     monkeypatch.setattr(cpu, "faster_rows", faster_rows)
     monkeypatch.setattr(onednn, "is_faster", lambda weight, threads: 96 in weight.shape)
     return shapes
@@ -31,7 +31,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 def test_a_small_model_runs_in_one_call(make_model: MakeModel) -> None:
     tuning = make_model().tune_products()
     assert tuning is not None
-    assert tuning.is_fused == layers.blas.is_available()
+    assert tuning.is_fused == products.blas.is_available()
     assert (tuning.num_packed, tuning.num_matrices, tuning.few_rows, tuning.is_measured) == (0, 14, {}, False)
     if tuning.is_fused:
         assert str(tuning) == "all layers in one call"
