@@ -375,12 +375,12 @@ def test_validations_are_spread_over_the_budget_and_cost_a_twentieth_of_its_minu
     monkeypatch.setattr(trainer_module, "VALIDATION_STEPS", 10)
     now = [0.0]
 
-    def clock() -> float:
-        now[0] += 0.2
-        return now[0]
-
-    def measured(cost_s: float) -> list[float]:
+    def measured(cost_s: float, tick_s: float) -> list[float]:
         times: list[float] = []
+
+        def clock() -> float:
+            now[0] += tick_s
+            return now[0]
 
         def validate(model: Transformer) -> float:
             now[0] += cost_s
@@ -392,12 +392,12 @@ def test_validations_are_spread_over_the_budget_and_cost_a_twentieth_of_its_minu
         trainer.run()
         return times
 
-    np.testing.assert_allclose(measured(0.01), np.arange(1, 11) / 10, atol=0.02)
-    times = measured(1.5)
+    np.testing.assert_allclose(measured(0.01, 0.3), np.arange(1, 11) / 10, atol=0.02)
+    times = measured(1.5, 1.0)
     assert 2 <= len(times) <= 4
     assert times[-1] == 1
     monkeypatch.setattr(trainer_module, "VALIDATION_STEPS", 10**6)
-    assert measured(0.01) == [1.0]
+    assert measured(0.01, 1.0) == [1.0]
 
 
 def test_a_split_with_its_validation_items_trains_on_them_and_never_on_the_test():
