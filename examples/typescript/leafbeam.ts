@@ -309,6 +309,8 @@ export interface LevelAnswer {
   scores: Array<number>;
   /** Semantic IDs of the index below its prefix, allowed or not. */
   num_sids: Array<number>;
+  /** The pass of the search that first kept it, from 1. */
+  passes: Array<number>;
 }
 
 /** A message of a chat. */

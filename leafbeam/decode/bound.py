@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from leafbeam.decode.config import SearchConfig
 from leafbeam.decode.constraint import Cut
-from leafbeam.decode.results import SearchResult
+from leafbeam.decode.results import SearchResult, with_passes
 
 Pass = Callable[[SearchConfig, Cut | None], SearchResult]
 _GROWTH, _FIRST_GROWN = 4, 64
@@ -96,6 +96,7 @@ def _merged(before: SearchResult, after: SearchResult, proved_B: NDArray[np.bool
         after,
         **{name: rows(name) for name in names},
         item_ids=[(before if proved else after).item_ids[b] for b, proved in enumerate(proved_B)],
+        levels=with_passes(after.levels, before.levels, before.passes + after.passes),
         rows=None if before.rows is None or after.rows is None else before.rows + after.rows,
         rounds_saved=before.rounds_saved + after.rounds_saved,
         passes=before.passes + after.passes,

@@ -3,8 +3,8 @@
 Shapes: S segments, B requests, K beams, L levels, n items found.
 """
 
-from collections.abc import Sequence, Sized
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence, Sized
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -37,27 +37,54 @@ class BeamLevel:
         parents: The beam of the previous level that it extends.
         scores: Its log probability so far.
         num_sids: The number of Semantic IDs of the index below its prefix, allowed or not.
+        passes: The number of the pass that first kept it, from 1.
     """
 
     codes: NDArray[np.int64]
     parents: NDArray[np.int64]
     scores: NDArray[np.float32]
     num_sids: NDArray[np.int64]
+    passes: NDArray[np.int64]
 
     @classmethod
     def of(cls, beams: Beams[Any]) -> "BeamLevel":
         """Return the beams after a round. On a device this waits."""
         lo_SBK, hi_SBK = to_numpy(beams.lo), to_numpy(beams.hi)
         codes, parents, scores = to_numpy(beams.code), to_numpy(beams.parent), to_numpy(beams.scores)
-        return cls(codes=codes, parents=parents, scores=scores, num_sids=(hi_SBK - lo_SBK).sum(0))
+        num_sids = (hi_SBK - lo_SBK).sum(0)
+        return cls(codes=codes, parents=parents, scores=scores, num_sids=num_sids, passes=np.ones(codes.shape, np.int64))
 
     def row(self, request: int) -> "BeamLevel":
         """Return the live beams of one request."""
         live_k = self.scores[request] > -np.inf
-        codes, parents, scores, num_sids = (
-            array[request][live_k] for array in (self.codes, self.parents, self.scores, self.num_sids)
-        )
-        return BeamLevel(codes=codes, parents=parents, scores=scores, num_sids=num_sids)
+        return BeamLevel(**{field.name: getattr(self, field.name)[request][live_k] for field in fields(self)})
+
+
+def with_passes(levels: Sequence[BeamLevel], before: Sequence[BeamLevel], number: int) -> tuple[BeamLevel, ...]:
+    """Return the beams of pass `number`, marked with the pass that first kept them, given those of the pass before."""
+    first = [
+        {(b, path): int(level.passes[b, k]) for b, k, path in beams}
+        for level, beams in zip(before, _paths_of(before), strict=True)
+    ]
+    found: list[BeamLevel] = []
+    for level, known, beams in zip(levels, first, _paths_of(levels), strict=True):
+        passes = np.full(level.codes.shape, number)
+        for b, k, path in beams:
+            passes[b, k] = known.get((b, path), number)
+        found.append(replace(level, passes=passes))
+    return tuple(found)
+
+
+def _paths_of(levels: Sequence[BeamLevel]) -> Iterator[list[tuple[int, int, tuple[int, ...]]]]:
+    """Yield the request, the number and the codes of every live beam, level by level."""
+    before: dict[tuple[int, int], tuple[int, ...]] = {}
+    for number, level in enumerate(levels):
+        beams: list[tuple[int, int, tuple[int, ...]]] = []
+        for b, k in np.argwhere(level.scores > -np.inf).tolist():
+            parent = before[b, int(level.parents[b, k])] if number else ()
+            beams.append((b, k, (*parent, int(level.codes[b, k]))))
+        before = {(b, k): path for b, k, path in beams}
+        yield beams
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -5,6 +5,7 @@ Shapes: B prompts, T tokens of each with padding, K beams, C new tokens of each 
 
 from __future__ import annotations
 
+import copy
 import inspect
 import warnings
 from collections.abc import Mapping, Sequence
@@ -63,7 +64,9 @@ def generate(
     return_dict_in_generate: bool | None = None,
     **others: Any,
 ) -> Tensor | GenerateOutput:
-    """Return the likeliest texts or items after each prompt, by an exact search of `num_beams` beams; transformers calls this.
+    """Return the likeliest texts or items after each prompt, by a search of `num_beams` beams; transformers calls this.
+
+    Without `num_beams`, items are proved to be the best `num_return_sequences` of all allowed ones (see `BeamSearch`).
 
     The prompts run once, and each later pass runs the new tokens of all beams over the cache, many at a time where they are
     forced. Of the model's generation config, num_beams, num_return_sequences, max_new_tokens and pad_token_id apply. Others
@@ -96,14 +99,15 @@ def generate(
     _check_settings(vars(config), is_own=generation_config is not None)
     beams = num_beams or config.num_beams or 1
     texts = num_return_sequences or config.num_return_sequences or 1
-    if not 1 <= texts <= beams:
-        raise ArgumentError(f"num_return_sequences is {texts}: expected 1 to num_beams, {beams}")
     constraints = [constraint] * len(prompts_BT) if not isinstance(constraint, Sequence) else list(constraint)
+    items = [one for one in constraints if isinstance(one, ItemConstraint)]
+    proves = bool(items) and num_beams is None and config.num_beams in (None, 1)
+    if not 1 <= texts <= (texts if proves else beams):
+        raise ArgumentError(f"num_return_sequences is {texts}: expected 1 to num_beams, {beams}")
     if len(constraints) != len(prompts_BT):
         raise ArgumentError(
             f"{counted(len(constraints), 'constraint')} for {counted(len(prompts_BT), 'prompt')}: expected one for each"
         )
-    items = [one for one in constraints if isinstance(one, ItemConstraint)]
     spelled = None if tokenizer is None or items else TextTokenizer.of(tokenizer, end=eos_token_id)
     end = items[0].items.eos_token_id if items else eos_token_id if spelled is None else spelled.end
     texts_of = [one for one in constraints if not items and not isinstance(one, ItemConstraint)]
@@ -113,9 +117,10 @@ def generate(
     passed = eos_token_id if eos_token_id is not None or generation_config is None else generation_config.eos_token_id
     if passed is not None and end not in tokens_of(passed):
         raise ArgumentError(f"eos_token_id is {passed}, and the constraint ends with {end}: pass the same end token to both")
-    calls = _CachedModel(model, prompts_BT, attention_mask)
+    calls = _CachedModel(model, prompts_BT, attention_mask, restarts=proves)
     if items:
-        result, tokens = _search_items(calls, items, len(constraints), beams, scoring)
+        width = {"num_items": texts} if proves else {"num_beams": beams}
+        result, tokens = _search_items(calls, items, len(constraints), scoring, **width)
     else:
         search = SequenceSearch(
             [by_id[id(one)] for one in constraints],
@@ -160,9 +165,9 @@ def _check_settings(settings: Mapping[str, Any], *, is_own: bool) -> None:
 
 
 def _search_items(
-    calls: _CachedModel, items: Sequence[ItemConstraint], batch_size: int, beams: int, scoring: Scoring
+    calls: _CachedModel, items: Sequence[ItemConstraint], batch_size: int, scoring: Scoring, **width: int
 ) -> tuple[SearchResult, list[list[NDArray[np.int64]]]]:
-    """Return the items, and the tokens of each."""
+    """Return the items, and the tokens of each. width: `num_beams` or `num_items` of the search."""
     served = items[0].items
     if len(items) != batch_size or any(one.items is not served for one in items):
         raise ArgumentError(
@@ -172,7 +177,7 @@ def _search_items(
     deny = [list(one.deny) or None for one in items]
     level_tokens = [torch.from_numpy(level.token_V).to(calls.device) for level in served.tokens.levels]
     calls.tokens_of_level = level_tokens
-    search = BeamSearch(served.version, num_beams=beams, scoring=scoring)
+    search = BeamSearch(served.version, scoring=scoring, **width)
     result = search.run(calls.step_fn, batch_size, filters=filters, deny=deny, suffix_fn=calls.suffix_fn)
     tokens = [
         [np.array([int(level_tokens[level][code]) for level, code in enumerate(row)]) for row in rows[:count].tolist()]
@@ -200,12 +205,12 @@ def _padded(prompts_BT: Tensor, tokens: list[list[NDArray[np.int64]]], texts: in
 
 class _CachedModel:
     """A model of transformers as `step_fn` and `suffix_fn`, whose constructor runs the prompts; each beam has a copy of its
-    prompt's cache.
+    prompt's cache. restarts: keep a copy of the prompts' cache, from which a search can start anew.
 
     tokens_of_level: the token of each code, by level; None where the codes are tokens.
     """
 
-    def __init__(self, model: Any, prompts_BT: Tensor, attention_mask: Tensor | None) -> None:
+    def __init__(self, model: Any, prompts_BT: Tensor, attention_mask: Tensor | None, *, restarts: bool) -> None:
         mask_BT = torch.ones_like(prompts_BT) if attention_mask is None else attention_mask.to(prompts_BT)
         if mask_BT.shape != prompts_BT.shape or not bool((mask_BT.diff(dim=1) >= 0).all() and mask_BT[:, -1].all()):
             raise ArgumentError("attention_mask: expected (prompts, tokens), 1 for tokens and 0 for padding on the left")
@@ -218,6 +223,7 @@ class _CachedModel:
         last = {"logits_to_keep": 1} if "logits_to_keep" in self._parameters else {}
         self._root_BV = self._forward(prompts_BT, positions_BT, **last)[:, -1]
         self.num_tokens = int(self._root_BV.shape[1])
+        self._prompt_cache, self._prompt_mask_BT = copy.deepcopy(self._cache) if restarts else None, mask_BT
 
     @torch.no_grad()
     def _forward(self, tokens_RC: Tensor, positions_RC: Tensor, **options: int) -> Tensor:
@@ -236,6 +242,9 @@ class _CachedModel:
     def step_fn(self, codes_BK: Any, parents_BK: Any) -> Tensor:
         """Return the logits of the next round, as `BeamSearch.run` takes them."""
         if codes_BK is None:
+            if self._level:
+                self._cache, self._mask_RT = copy.deepcopy(self._prompt_cache), self._prompt_mask_BT
+                self._num_beams, self._level = 1, 0
             return self._of_level(self._root_BV)
         return self.suffix_fn(torch.as_tensor(codes_BK)[..., None], parents_BK)[0]
 

@@ -122,6 +122,7 @@ class LevelAnswer(Struct, frozen=True, kw_only=True):
     parents: Annotated[list[int], Meta(description="The beam of the level before that each extends.")]
     scores: Annotated[list[float], Meta(description="Its log probability so far.")]
     num_sids: Annotated[list[int], Meta(description="Semantic IDs of the index below its prefix, allowed or not.")]
+    passes: Annotated[list[int], Meta(description="The pass of the search that first kept it, from 1.")]
 
 
 class RecommendAnswer(Struct, frozen=True, kw_only=True):

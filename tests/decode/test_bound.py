@@ -1,6 +1,10 @@
 """A search with `num_items` proves its answer: it is that of all allowed items scored, or `num_exact` says how far it is."""
 
+from itertools import product
+from typing import Any
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -53,6 +57,11 @@ class Tiny:
         self.paths = [[(*paths[p], c) for c, p in zip(code_K, parent_K, strict=True)] for paths, code_K, parent_K in rows]
         return np.array([[self.logits(b, path) for path in paths] for b, paths in enumerate(self.paths)])
 
+    def tables(self) -> list[np.ndarray]:
+        """The logits after every prefix of each level, (B, prefixes, V)."""
+        levels = [list(product(*map(range, self.sizes[:level]))) for level in range(len(self.sizes))]
+        return [np.array([[self.logits(b, path) for path in paths] for b in range(self.batch)]) for paths in levels]
+
     def scores(self, request: int, scoring: str) -> dict[int, float]:
         """The score of every allowed item that the model does not exclude, in float64."""
         allowed = [n for n in np.flatnonzero(self.allowed_BN[request] & self.live_N) if n not in self.denied[request]]
@@ -83,26 +92,67 @@ def check(tiny: Tiny, result: SearchResult, scoring: str, num_items: int) -> Non
             assert len(ids) == count == len(best)
 
 
-@settings(max_examples=150, deadline=None)
-@given(
-    seed=st.integers(0, 1 << 30),
-    num_items=st.integers(1, 30),
-    widths=st.lists(st.integers(1, 12), min_size=4, max_size=4),
-    max_rows=st.sampled_from([1, 3, 10, 10_000]),
-    scoring=st.sampled_from(["full", "allowed"]),
-    backend=st.sampled_from(BACKENDS),
-    explain=st.booleans(),
-)
-def test_the_answer_is_that_of_all_allowed_items_scored(  # type: ignore[no-untyped-def]
-    seed, num_items, widths, max_rows, scoring, backend, explain
-) -> None:
+CASES = {
+    "seed": st.integers(0, 1 << 30),
+    "num_items": st.integers(1, 30),
+    "widths": st.lists(st.integers(1, 12), min_size=4, max_size=4),
+    "max_rows": st.sampled_from([1, 3, 10, 10_000]),
+    "scoring": st.sampled_from(["full", "allowed"]),
+    "backend": st.sampled_from(BACKENDS),
+    "explain": st.booleans(),
+}
+
+
+def check_case(seed: int, num_items: int, widths: list[int], max_rows: int, scoring: Any, backend: str, explain: bool) -> None:
     tiny = Tiny(seed)
     search = BeamSearch(tiny.version, scoring=scoring, backend=backend, device="cpu", num_items=num_items, max_rows=max_rows)
     each = [[width] * (len(tiny.sizes) - 1) for width in widths[: tiny.batch]]
-    result = search.run(tiny.step_fn, tiny.batch, tiny.filters(), tiny.denied, explain=explain, widths=each)
+    finals: list[tuple[SearchResult, np.ndarray]] = []
+    result = search.run(
+        tiny.step_fn, tiny.batch, tiny.filters(), tiny.denied, explain=explain, widths=each,
+        on_pass=lambda found: finals.append((found, found.is_proved)),
+    )  # fmt: skip
     check(tiny, result, scoring, min(num_items, search.num_items))
+    for found, is_proved in finals:  # what a pass proves, a later one does not change
+        np.testing.assert_allclose(found.scores[is_proved], result.scores[is_proved], atol=1e-4)
+    for number, level in enumerate(result.levels):
+        live = level.scores > -np.inf
+        assert ((level.passes[live] >= 1) & (level.passes[live] <= result.passes)).all(), number
     if max_rows == 10_000:
         assert result.is_proved.all()
+
+
+@settings(max_examples=150, deadline=None)
+@given(**CASES)
+def test_the_answer_is_that_of_all_allowed_items_scored(**case: Any) -> None:
+    check_case(**case)
+
+
+@pytest.mark.full
+@settings(max_examples=10_000, deadline=None)
+@given(**CASES)
+def test_the_answer_is_that_of_all_allowed_items_scored_in_many_cases(**case: Any) -> None:
+    check_case(**case)
+
+
+@pytest.mark.full
+@settings(max_examples=10, deadline=None)
+@given(**{name: CASES[name] for name in ("seed", "num_items", "scoring")})
+def test_jax_proves_the_answer_too(seed: int, num_items: int, scoring: Any) -> None:
+    jax_search: Any = pytest.importorskip("leafbeam.decode.jax_search")
+    jnp: Any = pytest.importorskip("jax.numpy")
+    tiny = Tiny(seed)
+
+    def step_fn(carry: Any, codes: Any, parents: Any, level: int) -> tuple[Any, Any]:
+        tables, prefixes_BK = carry
+        if level:
+            prefixes_BK = jnp.take_along_axis(prefixes_BK, parents, 1) * tiny.sizes[level - 1] + codes
+        logits_BKV = jnp.take_along_axis(tables[level], prefixes_BK[:, :, None], 1)
+        return (tables, prefixes_BK), logits_BKV if level else logits_BKV[:, 0]
+
+    search = jax_search.JaxBeamSearch(tiny.version, num_items=num_items, scoring=scoring, max_rows=10_000)
+    carry = tiny.tables(), np.zeros((tiny.batch, 1), np.int32)
+    check(tiny, search.run(step_fn, carry, tiny.batch, tiny.filters(), tiny.denied), scoring, search.num_items)
 
 
 def test_items_that_a_mask_gives_the_lowest_score_are_proved_too() -> None:

@@ -245,6 +245,35 @@ def test_custom_generate_finds_items_under_rules_of_each_request(model: Model, t
     assert found.sequences[8, -3:].tolist() == first
 
 
+@pytest.mark.parametrize("scoring", ["full", "allowed"])
+def test_custom_generate_proves_the_best_items_without_a_number_of_beams(model: Model, tokenizer: Any, scoring: Any) -> None:
+    tokens = [np.arange(100, 112), np.arange(200, 209), np.arange(300, 314)]
+    index = Trie.build(np.random.default_rng(0).integers(0, [12, 9, 14], (300, 3)), [12, 9, 14])
+    fresh = index.filter(np.arange(300) % 7 == 0)
+    items = ServedItems(index=index, eos_token_id=tokenizer.eos_token_id, code_tokens=tokens, filters={"fresh": fresh})
+    inputs = inputs_of(tokenizer, TEXTS[:2])
+    constraint = [ItemConstraint(items=items), ItemConstraint(items=items, rules=["fresh"])]
+    found = exact(model, inputs, constraint=constraint, num_return_sequences=5, scoring=scoring)
+    assert found.result.is_proved.all()
+    wanted = BeamSearch(index, num_beams=300, scoring=scoring).run(step_fn_of(model, inputs, tokens), 2, [None, fresh])
+    np.testing.assert_allclose(found.sequences_scores.numpy().reshape(2, 5), wanted.scores[:, :5], atol=1e-4)
+
+
+def test_custom_generate_starts_a_second_pass_from_the_prompts(
+    model: Model, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = [np.arange(100, 112), np.arange(200, 209), np.arange(300, 314)]
+    index = Trie.build(np.random.default_rng(0).integers(0, [12, 9, 14], (300, 3)), [12, 9, 14])
+    items = ItemConstraint(items=ServedItems(index=index, eos_token_id=tokenizer.eos_token_id, code_tokens=tokens))
+    inputs = inputs_of(tokenizer, TEXTS[:2])
+    one_pass = exact(model, inputs, constraint=[items] * 2, num_return_sequences=5)
+    monkeypatch.setattr("leafbeam.decode.beam_search.first_width", lambda share, num_items, scoring: 1)
+    found = exact(model, inputs, constraint=[items] * 2, num_return_sequences=5)
+    assert found.result.passes > 1
+    assert found.result.is_proved.all()
+    np.testing.assert_allclose(found.sequences_scores, one_pass.sequences_scores, atol=1e-4)
+
+
 def test_custom_generate_finds_sequences_of_different_lengths(model: Model, tokenizer: Any, items: ServedItems) -> None:
     inputs = inputs_of(tokenizer, TEXTS[:2])
     found = exact(

@@ -7,15 +7,15 @@ const WIDTH = 900;
 const ROW = 19;
 const TOP = 34;
 
-/** The prefixes of a search: for each level [{path, parent, code, score, num_sids}], best first. */
+/** The prefixes of a search: for each level [{path, parent, code, score, num_sids, pass}], best first. */
 function prefixes(levels) {
   const all = [];
-  for (const { codes, parents, scores, num_sids } of levels) {
+  for (const { codes, parents, scores, num_sids, passes } of levels) {
     const before = all.at(-1);
     all.push(
       codes.map((code, beam) => {
         const parent = before ? before[parents[beam]].path : "";
-        return { path: `${parent}/${code}`, parent, code, score: scores[beam], num_sids: num_sids[beam] };
+        return { path: `${parent}/${code}`, parent, code, score: scores[beam], num_sids: num_sids[beam], pass: passes[beam] };
       }),
     );
   }
@@ -81,10 +81,10 @@ export function drawTrie(frame, levelsWith, levelsWithout, found) {
       const from = places.get(node.parent);
       places.set(node.path, place);
       const half = (from.x + place.x) / 2;
-      const shown = { class: node.kind, "data-level": level + 1 };
+      const shown = { class: node.pass > 1 ? `${node.kind} reopened` : node.kind, "data-level": level + 1 };
       edges.push(svg("path", { ...shown, d: `M${from.x} ${from.y}C${half} ${from.y} ${half} ${place.y} ${place.x} ${place.y}` }));
       const radius = level + 1 === numLevels ? 4 : 2.5 + 1.4 * Math.log10(1 + node.num_sids);
-      const title = `${node.path.slice(1).replaceAll("/", " › ")}: log probability ${node.score.toFixed(2)}, ${count(node.num_sids)} IDs below`;
+      const title = `${node.path.slice(1).replaceAll("/", " › ")}: log probability ${node.score.toFixed(2)}, ${count(node.num_sids)} IDs below${node.pass > 1 ? `, kept from pass ${node.pass} on` : ""}`;
       dots.push(svg("circle", { ...shown, cx: place.x, cy: place.y, r: radius }, svg("title", {}, title)));
       if (level + 1 === numLevels) dots.push(leafLabel(node, place, found));
       else dots.push(svg("text", { x: place.x + radius + 2, y: place.y - 3, "data-level": level + 1 }, String(node.code)));
@@ -131,9 +131,10 @@ export function tableOf(caption, levels) {
         el("td", {}, beam.path.slice(1).replaceAll("/", " › ")),
         el("td", {}, beam.score.toFixed(2)),
         el("td", {}, count(beam.num_sids)),
+        el("td", {}, String(beam.pass)),
       ),
     ),
   );
-  const heads = ["level", "rank", "prefix", "log probability", "IDs below"].map((name) => el("th", { scope: "col" }, name));
+  const heads = ["level", "rank", "prefix", "log probability", "IDs below", "pass"].map((name) => el("th", { scope: "col" }, name));
   return el("table", {}, el("caption", {}, caption), el("thead", {}, el("tr", {}, ...heads)), el("tbody", {}, ...rows));
 }
