@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 from leafbeam.jit import njit
 from leafbeam.model.cpu.kernels import (
     TILE,
+    Floats,
+    Integers,
     KVSlots,
     ScoreTile,
     attend_codes_of,
@@ -43,8 +45,8 @@ class Weights(NamedTuple):
     norms_LW: those before attention and before the feed-forward block (D), of queries and of keys (E), side by side.
     """
 
-    address_LW: Any
-    norms_LW: Any
+    address_LW: Integers
+    norms_LW: Floats
 
 
 @njit(**_OPTIONS)

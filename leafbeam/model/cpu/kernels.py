@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numba import types
+from numpy.typing import NDArray
 
 from leafbeam.index.bit_kernels import bits_float, float_bits, stored_as, widened
 from leafbeam.jit import njit
@@ -21,6 +22,10 @@ from leafbeam.ops.openmp import fork
 
 TILE = 64  # rows of a prompt that attend to it together: of more, too many scores are masked
 _FAST = {"reassoc", "contract", "nsz"}
+
+Floats = NDArray[np.float32]
+Integers = NDArray[np.int64]
+Values = NDArray[Any]  # float32, or the bits of bfloat16 as int16
 
 
 class Heads(NamedTuple):
@@ -30,33 +35,33 @@ class Heads(NamedTuple):
     ratio: int
     size: int
     eps: float
-    cos_PE: Any
-    sin_PE: Any
+    cos_PE: Floats
+    sin_PE: Floats
 
 
 class Activations(NamedTuple):
     """The rows of a chunk between the kernels: (X, ..) each, the rotated queries and weighted values (G, rows x R, E) flat."""
 
-    hidden_XD: Any
-    normed_XD: Any
-    query_XQ: Any
-    key_XG: Any
-    value_XG: Any
-    rotated: Any
-    weighted: Any
-    attended_XQ: Any
-    gate_XF: Any
-    up_XF: Any
-    top_GM: Any
-    total_GM: Any
-    positions_X: Any
+    hidden_XD: Floats
+    normed_XD: Values
+    query_XQ: Values
+    key_XG: Values
+    value_XG: Values
+    rotated: Values
+    weighted: Floats
+    attended_XQ: Values
+    gate_XF: Values
+    up_XF: Values
+    top_GM: Floats
+    total_GM: Floats
+    positions_X: Integers
 
 
 class KVSlots(NamedTuple):
     """Flat keys and values: key head g of a row starts at element `slot + shift + g x group_stride` of each."""
 
-    keys: Any
-    values: Any
+    keys: Floats
+    values: Floats
     shift: int
     group_stride: int
 
@@ -79,12 +84,12 @@ class CodeRows(NamedTuple):
     included. beams_N: each row's beam. visible_N: how many of its beam's codes a row sees.
     """
 
-    keys: Any
-    values: Any
-    slots_N: Any
-    ancestors_BS: Any
-    beams_N: Any
-    visible_N: Any
+    keys: Floats
+    values: Floats
+    slots_N: Integers
+    ancestors_BS: Integers
+    beams_N: Integers
+    visible_N: Integers
 
 
 @njit(types.UniTuple(types.float32, 2)(types.float32), cache=True, fastmath={"contract"}, nogil=True, _nrt=False)

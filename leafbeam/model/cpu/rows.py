@@ -9,9 +9,10 @@ Z segments: rows of a chunk that belong to one request, D hidden, X rows of a ch
 # pyright: basic, reportCallIssue=false
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from leafbeam.jit import njit
+from leafbeam.model.cpu.kernels import Integers
 from leafbeam.ops.openmp import fork
 
 __all__ = ["Rows", "are_below", "lay_out_codes", "lay_out_prompts", "load_embeddings", "segments_of"]
@@ -23,11 +24,11 @@ class Rows(NamedTuple):
     Of codes alone: their beams, of all requests, and how many codes they see, themselves included.
     """
 
-    tokens_N: Any
-    positions_N: Any
-    slots_N: Any
-    beams_N: Any
-    visible_N: Any
+    tokens_N: Integers
+    positions_N: Integers
+    slots_N: Integers
+    beams_N: Integers
+    visible_N: Integers
 
     def part(self, begin: int, end: int) -> Rows:
         """Rows begin to end."""
