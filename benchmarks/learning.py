@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from benchmarks.rows import RESULTS, make_row, read_rows
-from leafbeam.errors import ArgumentError, DataError
-from leafbeam.semid.config import check_choice
+from leafbeam.errors import ArgumentError, DataError, check_choice
 from leafbeam.train import Budget, Part, RankingMetrics
 from leafbeam.train.metrics import Estimate
 

@@ -40,6 +40,7 @@ Each message says what was expected, what came and how to fix it. Bugs of leafbe
 """
 
 from collections.abc import Mapping
+from typing import get_args
 
 __all__ = [
     "AccessDeniedError",
@@ -320,6 +321,19 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     ('1 row', '12,000 rows', '0 matches')
     """
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def check_choice(name: str, value: object, literal: object) -> None:
+    """Raise ArgumentError unless a value is one of a `Literal`.
+
+    Args:
+        name: The name of the argument.
+        value: Its value.
+        literal: The type.
+    """
+    if value not in (choices := get_args(literal)):
+        *others, last = map(repr, choices)
+        raise ArgumentError(f"{name} is {short_repr(value)}: expected {', '.join(others)} or {last}")
 
 
 def short_repr(value: object) -> str:

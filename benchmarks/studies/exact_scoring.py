@@ -12,10 +12,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.decode.config import beams_of_levels, check_scoring
+from leafbeam.decode.config import beams_of_levels
 from leafbeam.decode.constraint import check_logits
 from leafbeam.decode.model_calls import StepFn
-from leafbeam.errors import ArgumentError, LogitsError
+from leafbeam.errors import ArgumentError, LogitsError, check_choice
 from leafbeam.index import Trie
 from leafbeam.index.items import ItemIds
 from leafbeam.ops import backend as backends
@@ -43,7 +43,7 @@ class ExactScoring:
     """
 
     def __init__(self, index: Trie, item_ids: ItemIds, scoring: Scoring = "full") -> None:
-        check_scoring(scoring)
+        check_choice("scoring", scoring, Scoring)
         codes_CL = np.asarray(index.codes_of(item_ids), np.int64)
         if len(codes_CL) == 0:
             raise ArgumentError("there is no item to score: the allowed set is empty")

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from leafbeam.cli.options import Format, Order, TimeUnit
-from leafbeam.errors import ArgumentError, DataError
+from leafbeam.errors import ArgumentError, DataError, check_choice
 from leafbeam.files import read_json, write_json
 
 if TYPE_CHECKING:
@@ -59,8 +59,7 @@ class Source:
     listed: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Format):
-            raise ArgumentError(f"--format {self.kind}: choose one of {', '.join(get_args(Format))}")
+        check_choice("--format", self.kind, Format)
         if self.kind in ("tables", "cornac"):
             return
         if self.items is not None and self.kind == "movielens":

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import index, mul
-from typing import get_args
 
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import ArgumentError, check_choice
 from leafbeam.index import Version
 from leafbeam.ops.constrain import Scoring
 
@@ -31,7 +30,7 @@ class SearchConfig:
     num_nodes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        check_scoring(self.scoring)
+        check_choice("scoring", self.scoring, Scoring)
         assert len(self.num_beams) == len(self.code_sizes)
 
     @classmethod
@@ -106,11 +105,6 @@ def first_width(share: float, num_items: int, scoring: Scoring) -> int:
     """
     widening = 1.0 if scoring == "allowed" else min(_MAX_WIDENING, share**-_WIDENING)
     return round(2 * num_items * widening)
-
-
-def check_scoring(scoring: Scoring) -> None:
-    if scoring not in get_args(Scoring):
-        raise ArgumentError(f"scoring is {scoring!r}: expected 'full' or 'allowed'")
 
 
 def end_code_of(version: Version) -> int | None:

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam import files
-from leafbeam.decode.config import beams_of_levels, check_scoring, first_width
-from leafbeam.errors import ArgumentError
+from leafbeam.decode.config import beams_of_levels, first_width
+from leafbeam.errors import ArgumentError, check_choice
 from leafbeam.index import Filter, Version
 from leafbeam.ops.constrain import Scoring
 
@@ -45,7 +45,7 @@ class SearchKind:
     scoring: Scoring
 
     def __post_init__(self) -> None:
-        check_scoring(self.scoring)
+        check_choice("scoring", self.scoring, Scoring)
         if self.num_items < 1 or not -64 <= self.octave <= 0:
             raise ArgumentError(f"num_items={self.num_items} and octave={self.octave}: expected 1 or more, and -64 to 0")
 

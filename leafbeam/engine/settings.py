@@ -3,10 +3,10 @@
 import math
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from leafbeam.engine.batcher import Capacity
-from leafbeam.errors import ArgumentError, RequestError, counted, short_repr
+from leafbeam.errors import ArgumentError, RequestError, check_choice, counted, short_repr
 
 if TYPE_CHECKING:
     from leafbeam.engine.request import Request
@@ -105,8 +105,7 @@ class Settings:
             raise ArgumentError(f"slo_s must be a number of seconds above 0, or None, not {self.slo_s!r}")
         if self.attention_costs is not None and not self.graphs:
             raise ArgumentError("attention_costs is used only with graphs: set graphs to true, or remove attention_costs")
-        if self.precision not in get_args(Precision):
-            raise ArgumentError(f"precision must be one of {', '.join(get_args(Precision))}, not {self.precision!r}")
+        check_choice("precision", self.precision, Precision)
         if self.wait_s >= self.deadline_s:
             raise ArgumentError(f"wait_s={self.wait_s:g} must be below the deadline of {self.deadline_s:g} s")
 

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leafbeam.automata import Automaton
-from leafbeam.decode.config import check_scoring
-from leafbeam.errors import ArgumentError, counted
+from leafbeam.errors import ArgumentError, check_choice, counted
 from leafbeam.integrations.generate_call import GenerateCall, changed_by
 from leafbeam.integrations.masking import check_below_infinity, end_score
 from leafbeam.integrations.prefixes import occurs
@@ -111,7 +110,7 @@ class ConstraintLogitsProcessor:
         eos_token_id: int | None = None,
         scoring: Scoring = "full",
     ) -> None:
-        check_scoring(scoring)
+        check_choice("scoring", scoring, Scoring)
         if prompt_length < 0:
             raise ArgumentError(f"prompt_length is {prompt_length}: expected the number of columns of the prompts, 0 or more")
         self.tokenizer = None if tokenizer is None else TextTokenizer.of(tokenizer, end=eos_token_id)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from leafbeam.decode.constraint import Cut, TrieConstraint
 from leafbeam.decode.model_calls import ModelCalls
 from leafbeam.decode.results import BatchFilters, DenyLists, SearchResult, check_batch
 from leafbeam.decode.sampling import log_softmax
-from leafbeam.errors import ArgumentError, InferenceError, counted
+from leafbeam.errors import ArgumentError, InferenceError, check_choice, counted
 from leafbeam.index import Trie, Version
 from leafbeam.integrations.logprobs import LogprobModel, TokenQuery, answers_of
 from leafbeam.integrations.masking import Normalisation
@@ -87,8 +87,7 @@ class LogprobBeamSearch(ItemSearch):
         num_items: int | None = None,
         max_rows: int = 512,
     ) -> None:
-        if scoring not in get_args(Normalisation):
-            raise ArgumentError(f"scoring is {scoring!r}: expected 'vocabulary', 'allowed' or 'full'")
+        check_choice("scoring", scoring, Normalisation)
         version = Version.of(index)
         beams = beams_of_search(version.num_levels, num_beams, num_items, max_rows)
         config = SearchConfig.of(version, beams, "allowed" if scoring == "allowed" else "full")

@@ -7,7 +7,6 @@ generated, W tokens of the model, S segments, L levels, K sequences returned for
 """
 
 from collections.abc import Callable, Sequence
-from typing import get_args
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leafbeam.decode.results import BatchFilters, DenyLists, SearchResult, check_batch, collect_items
-from leafbeam.errors import ArgumentError, counted
+from leafbeam.errors import ArgumentError, check_choice, counted
 from leafbeam.index import Trie, Version
 from leafbeam.integrations.generate_call import GenerateCall, changed_by
 from leafbeam.integrations.masking import Normalisation, ScoreMasker
@@ -74,8 +73,7 @@ class TrieLogitsProcessor:
         scoring: Normalisation = "full",
         in_place: bool = False,
     ) -> None:
-        if scoring not in get_args(Normalisation):
-            raise ArgumentError(f"scoring is {scoring!r}: expected 'full', 'allowed' or 'vocabulary'")
+        check_choice("scoring", scoring, Normalisation)
         if prompt_length < 0:
             raise ArgumentError(f"prompt_length is {prompt_length}: expected the number of columns of the prompts, 0 or more")
         self.version = Version.of(index)

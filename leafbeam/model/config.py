@@ -3,9 +3,9 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from sys import float_info
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar
 
-from leafbeam.errors import ArgumentError, CheckpointError
+from leafbeam.errors import ArgumentError, CheckpointError, check_choice
 
 FeedForwardKind = Literal["relu", "gated-gelu", "gated-silu"]
 Config = TypeVar("Config")
@@ -151,10 +151,7 @@ class EncoderDecoderConfig:
 
     def __post_init__(self) -> None:
         _check_fields(self, may_be_zero={"dropout", "num_experts", "decoder_start_token_id", "router_aux_loss_coef"})
-        if self.feed_forward_proj not in get_args(FeedForwardKind):
-            raise ArgumentError(
-                f"feed_forward_proj={self.feed_forward_proj!r}: choose one of {', '.join(get_args(FeedForwardKind))}"
-            )
+        check_choice("feed_forward_proj", self.feed_forward_proj, FeedForwardKind)
         buckets, distance = self.relative_attention_num_buckets, self.relative_attention_max_distance
         if buckets % 4 or distance <= buckets // 2:
             raise ArgumentError(

@@ -6,11 +6,11 @@ Sources: the config.json of Qwen/Qwen3-0.6B, -1.7B and -4B; TIGER (Rajput et al.
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 
-from leafbeam.errors import ArgumentError, CheckpointError, short_repr
+from leafbeam.errors import CheckpointError, check_choice, short_repr
 from leafbeam.extras import require_device
 from leafbeam.model.config import EncoderDecoderConfig, ModelConfig
 from leafbeam.model.encoder_decoder import EncoderDecoder
@@ -88,8 +88,7 @@ def qwen3_config(size: Qwen3Size, *, vocab_size: int = _QWEN3_ROWS) -> ModelConf
         2048
     """
     sizes = {"0.6B": (1024, 3072, 28, 16), "1.7B": (2048, 6144, 28, 16), "4B": (2560, 9728, 36, 32)}
-    if size not in sizes:
-        raise ArgumentError(f"there is no preset of Qwen3 {size!r}: choose one of {', '.join(get_args(Qwen3Size))}")
+    check_choice("size", size, Qwen3Size)
     hidden, intermediate, layers, heads = sizes[size]
     return ModelConfig(
         vocab_size=vocab_size,

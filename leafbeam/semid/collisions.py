@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-from leafbeam.errors import ArgumentError, CodesError, counted
-from leafbeam.semid.config import check_choice
+from leafbeam.errors import ArgumentError, CodesError, check_choice, counted
 
 _ROUNDS, _SHARPNESS = 50, 20.0  # of the transport plan
 

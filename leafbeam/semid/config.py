@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 from math import log2
-from typing import Any, Literal, get_args
+from typing import Literal
 
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import ArgumentError, check_choice
 
 Method = Literal["kmeans", "rqvae"]
 CollisionStrategy = Literal["spread", "level", "free", "hungarian", "sinkhorn", "none"]
@@ -134,12 +134,6 @@ class QuantiserConfig:
         if num_items > 200_000:
             return (2048, 256)
         return (min(max(2 ** round(log2(max(num_items, 1) / 6)), 16), 2048),)  # about six items a code
-
-
-def check_choice(name: str, value: object, literal: Any) -> None:
-    """Raise ArgumentError unless `value` is one of the strings of a `Literal`."""
-    if value not in get_args(literal):
-        raise ArgumentError(f"{name}={value!r}: choose one of {', '.join(map(repr, get_args(literal)))}")
 
 
 def check_codebook_sizes(sizes: tuple[int, ...]) -> tuple[int, ...]:

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from leafbeam.errors import CheckpointError, DataError, counted
+from leafbeam.errors import CheckpointError, DataError, check_choice, counted
 from leafbeam.files import open_regular, read_json, write_tensors
 from leafbeam.index import Trie, Version
 from leafbeam.index.tensor_file import digest
-from leafbeam.semid.config import CollisionStrategy, check_choice
+from leafbeam.semid.config import CollisionStrategy
 from leafbeam.semid.embedder import ItemEmbedder
 from leafbeam.semid.quantiser import Quantiser
 from leafbeam.semid.rqkmeans import ResidualKMeans

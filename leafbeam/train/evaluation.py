@@ -14,12 +14,11 @@ import torch
 from numpy.typing import NDArray
 
 from leafbeam.decode import BeamSearch, SearchResult
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import ArgumentError, check_choice
 from leafbeam.index import Trie
 from leafbeam.model import AnyModel, DecodeSession, Transformer, Workspace
 from leafbeam.model.cpu.threads import torch_threads
 from leafbeam.retrieve import Fusion, Fusions, ItemMemory
-from leafbeam.semid.config import check_choice
 from leafbeam.train.baselines import ScoreFn, SidSet, memory_scores, popularity, rank_targets, unconstrained_search
 from leafbeam.train.fusion import FusedRanks, FusionExamples, affordable_users
 from leafbeam.train.histories import Histories

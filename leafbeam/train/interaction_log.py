@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from leafbeam.errors import ArgumentError, DataError, counted
-from leafbeam.semid.config import check_choice
+from leafbeam.errors import ArgumentError, DataError, check_choice, counted
 from leafbeam.semid.table import numpy_ids
 from leafbeam.tables import (
     CsvFormat,

@@ -4,11 +4,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import cos, pi
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from leafbeam.errors import ArgumentError, CheckpointError
+from leafbeam.errors import ArgumentError, CheckpointError, check_choice
 from leafbeam.model import AnyConfig, EncoderDecoderConfig, ModelConfig, Vocabulary
-from leafbeam.semid.config import check_choice
 
 Architecture = Literal["decoder-only", "encoder-decoder"]
 Precision = Literal["auto", "fp32", "bf16"]
@@ -246,8 +245,7 @@ def preset(
     Raises:
         ArgumentError: If there is no such recipe.
     """
-    if name not in get_args(PresetName):
-        raise ArgumentError(f"preset {name!r}: choose one of {', '.join(map(repr, get_args(PresetName)))}")
+    check_choice("the preset", name, PresetName)
     recipe = Recipe(seed=seed, architecture=architecture)
     if name == "tiny":
         recipe = replace(

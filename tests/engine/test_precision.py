@@ -127,7 +127,7 @@ def test_an_engine_that_was_not_started_measures_once(shop: Shop, monkeypatch: p
 
 
 def test_a_precision_that_there_is_not():
-    with pytest.raises(ArgumentError, match="precision must be one of float32, bfloat16, not 'float16'"):
+    with pytest.raises(ArgumentError, match="precision is 'float16': expected 'float32' or 'bfloat16'"):
         Settings(precision="float16")  # type: ignore[arg-type]
 
 

@@ -69,5 +69,5 @@ def test_tiger_is_an_encoder_decoder_of_the_papers_sizes():
 
 
 def test_an_unknown_size_is_refused():
-    with pytest.raises(ArgumentError, match=r"choose one of 0\.6B, 1\.7B, 4B"):
+    with pytest.raises(ArgumentError, match=r"expected '0\.6B', '1\.7B' or '4B'"):
         qwen3_config("7B")  # type: ignore[arg-type]

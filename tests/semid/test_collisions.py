@@ -99,7 +99,7 @@ def test_dead_codes_are_used_when_live_ones_run_out():
     for assignment in ("free", "hungarian", "sinkhorn"):
         moved = assign_free_codes(codes, (1, 9), np.array([[0.0], [0.9], [0.4]], np.float32), last, assignment)
         assert set(moved[:, 1].tolist()) == {0, 1, 2}
-    with pytest.raises(ArgumentError, match="assignment='best'"):
+    with pytest.raises(ArgumentError, match="assignment is 'best'"):
         assign_free_codes(codes, (1, 9), np.zeros((3, 1), np.float32), last, "best")
 
 

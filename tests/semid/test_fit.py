@@ -129,7 +129,7 @@ def test_an_rq_vae_fits_behind_the_same_call_and_the_report_is_plotted(tmp_path:
     assert "of ten nearest neighbours kept" in str(fit.report)
     plot_report(fit.report, fit.table).savefig(tmp_path / "report.png")
     assert (tmp_path / "report.png").stat().st_size > 10_000
-    with pytest.raises(ArgumentError, match="method='kmean'"):
+    with pytest.raises(ArgumentError, match="method is 'kmean'"):
         QuantiserConfig(method="kmean")
     with pytest.raises(ArgumentError, match="no such settings"):
         QuantiserConfig(rqvae=RqVaeConfig())

@@ -320,7 +320,7 @@ def test_missing_and_ambiguous_files_are_named(tmp_path):
 
 def test_wrong_options_are_named():
     for call, says in (
-        (lambda: log_from_tables(pa.table(ROWS), rules=LogRules(time_unit="minutes")), "time_unit='minutes'"),
+        (lambda: log_from_tables(pa.table(ROWS), rules=LogRules(time_unit="minutes")), "time_unit is 'minutes'"),
         (lambda: log_from_tables(pa.table(ROWS), rules=LogRules(k_core=-1)), "k_core=-1"),
         (lambda: load_log(), "directory"),
     ):

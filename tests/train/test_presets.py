@@ -49,5 +49,5 @@ def test_a_preset_takes_another_budget_and_seed_and_refuses_unknown_names():
     assert preset("tiny", budget=Budget(steps=3), seed=7) == dataclasses.replace(preset("tiny"), budget=Budget(steps=3), seed=7)
     sizes = [preset(name).hidden_size * preset(name).num_hidden_layers for name in ("tiny", "small", "base")]
     assert sizes == sorted(sizes)
-    with pytest.raises(ArgumentError, match="preset 'huge'"):
+    with pytest.raises(ArgumentError, match="the preset is 'huge'"):
         preset("huge")  # pyright: ignore[reportArgumentType]

@@ -6,9 +6,9 @@ Shapes: R rows (beams), V codes, D hidden, C legal codes of all rows together.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, get_args
+from typing import Any, Generic, Literal
 
-from leafbeam.errors import ArgumentError, LogitsError, counted
+from leafbeam.errors import ArgumentError, LogitsError, check_choice, counted
 from leafbeam.ops.constrain.legal_codes import Array, LegalCodes
 
 Normalize = Literal["full", "allowed"]
@@ -32,8 +32,7 @@ class HeadLogits(Generic[Array]):
 
 def check_inputs(hidden_RD: Any, weight_VD: Any, legal_codes: LegalCodes[Any], normalize: str) -> None:
     """Raise ArgumentError for an unknown `normalize`, LogitsError where shapes do not fit together."""
-    if normalize not in get_args(Normalize):
-        raise ArgumentError(f"normalize is {normalize!r}: expected 'full' or 'allowed'")
+    check_choice("normalize", normalize, Normalize)
     if hidden_RD.ndim != 2 or weight_VD.ndim != 2 or hidden_RD.shape[1] != weight_VD.shape[1]:
         raise LogitsError(
             f"hidden states {tuple(hidden_RD.shape)} and weight {tuple(weight_VD.shape)} do not fit: expected (R, D) and (V, D)"
