@@ -111,7 +111,7 @@ def test_unusable_input_is_named():
             lambda: fit_sids(items(), None, quantiser=QuantiserConfig(codebook_sizes=(1, 4), collision_strategy="free")),
             "collision_strategy='level'",
         ),
-        (ArgumentError, lambda: QuantiserConfig(collision_strategy="both"), "collision_strategy='both'"),
+        (ArgumentError, lambda: QuantiserConfig(collision_strategy="both"), "collision_strategy is 'both'"),
         (ArgumentError, lambda: QuantiserConfig(codebook_sizes=()), "codebook_sizes"),
     ):
         with pytest.raises(error, match=message):
