@@ -62,15 +62,16 @@ class BeamLevel:
 
 def with_passes(levels: Sequence[BeamLevel], before: Sequence[BeamLevel], number: int) -> tuple[BeamLevel, ...]:
     """Return the beams of pass `number`, marked with the pass that first kept them, given those of the pass before."""
-    first = [
-        {(b, path): int(level.passes[b, k]) for b, k, path in beams}
+    first = {
+        (b, path): int(level.passes[b, k])
         for level, beams in zip(before, _paths_of(before), strict=True)
-    ]
+        for b, k, path in beams
+    }
     found: list[BeamLevel] = []
-    for level, known, beams in zip(levels, first, _paths_of(levels), strict=True):
+    for level, beams in zip(levels, _paths_of(levels), strict=True):
         passes = np.full(level.codes.shape, number)
         for b, k, path in beams:
-            passes[b, k] = known.get((b, path), number)
+            passes[b, k] = first.get((b, path), number)
         found.append(replace(level, passes=passes))
     return tuple(found)
 
