@@ -7,6 +7,8 @@ from pathlib import Path
 import grimp
 import pytest
 
+from docs import concepts
+
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
 # Files of one noun without a package of their own.
@@ -47,3 +49,8 @@ def test_the_counted_imports_are_those_of_the_code() -> None:
 def test_no_file_of_the_package_is_longer_than_500_lines() -> None:
     lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in (ROOT / "leafbeam").rglob("*.py")}
     assert {path.name: length for path, length in lengths.items() if length > 500} == {}
+
+
+def test_the_table_of_ideas_counts_the_code() -> None:
+    assert concepts.written(PAGE) == PAGE, "run: python docs/concepts.py"
+    assert all(idea.places() for idea in concepts.IDEAS)  # a pattern that finds nothing counts nothing
