@@ -1,4 +1,4 @@
-"""Writes the table of ideas into docs/explanation/architecture.md: in how many files each is found. `python docs/concepts.py`."""
+"""Writes the table of ideas into docs/explanation/architecture.md, each counted in the code: `python docs/concepts.py`."""
 
 import re
 from dataclasses import dataclass
@@ -36,19 +36,34 @@ class Idea:
 
 IDEAS = (
     Idea(
-        name="constrained step for tries", before=6, wanted=5,
-        pattern=r"^def (step|launch|extend|run)\(", path=r"ops/constrain/(\w+/step|reference)\.py",
+        name="constrained step for tries",
+        before=6,
+        wanted=5,
+        pattern=r"^def (step|launch|extend|run)\(",
+        path=r"ops/constrain/(\w+/step|reference)\.py",
     ),
     Idea(
-        name="constrained step for automata", before=4, wanted=3,
-        pattern=r"^def (step|launch|extend_ragged)\(", path=r"ops/constrain/\w+/(automaton|ragged)\.py",
+        name="constrained step for automata",
+        before=4,
+        wanted=3,
+        pattern=r"^def (step|launch|extend_ragged)\(",
+        path=r"ops/constrain/\w+/(automaton|ragged)\.py",
     ),
     Idea(name="session of a model", before=3, wanted=2, pattern=r"^class \w*Session\b", path="/model/"),
     Idea(name="runner of a model", before=5, wanted=3, pattern=r"^class (CpuRunner|TorchRunner|StaticModel)\b", path="/model/"),
-    Idea(name="layout of keys and values", before=5, wanted=2, pattern=r"^class (CodeCache|TextCache)\b", path="/model/", classes=True),
+    Idea(
+        name="layout of keys and values",
+        before=5,
+        wanted=2,
+        pattern=r"^class (CodeCache|TextCache)\b",
+        path="/model/",
+        classes=True,
+    ),
     Idea(name="choice of a product on a CPU", before=7, wanted=3, pattern=r"\bis_faster\(", path="/(model|engine|text)/"),
     Idea(
-        name="what is measured while serving, or at load", before=7, wanted=2,
+        name="what is measured while serving, or at load",
+        before=7,
+        wanted=2,
         pattern=r"^class (LatencyModel|SearchWidths|Tuning)\b",
     ),
     Idea(name="host type of filters", before=3, wanted=1, pattern=r"^class \w*Filter\b"),
@@ -58,11 +73,13 @@ IDEAS = (
     Idea(name="atomic write", before=4, wanted=1, pattern=r"os\.replace\("),
     Idea(name="error to HTTP response", before=7, wanted=1, pattern=r"^def \w*error_response\(", path="/serve/"),
     Idea(name="facts of a route", before=7, wanted=1, pattern=r"^OPERATIONS\b", path="/serve/"),
-    Idea(name="fields of a request", before=6, wanted=2, pattern=r"^ +keep_history: (?!.*\) ->)", path="/(engine|serve|client)/"),
+    Idea(
+        name="fields of a request", before=6, wanted=2, pattern=r"^ +keep_history: (?!.*\) ->)", path="/(engine|serve|client)/"
+    ),
     Idea(name="where files are", before=6, wanted=2, pattern=r"^class (RunDirectory|CatalogFiles|\w+Paths)\b"),
     Idea(name="HTTP client", before=3, wanted=1, pattern=r"^class _?\w*Transport\b"),
     Idea(name="settings of a server", before=4, wanted=1, pattern=r"^class ServerConfig\b"),
-)  # fmt: skip
+)
 
 
 def written(page: str) -> str:
