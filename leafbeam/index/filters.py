@@ -139,11 +139,6 @@ class FilteredIndex(Protocol):
     """What a filter knows of its index, a `Trie` or a `Version`."""
 
     @property
-    def name(self) -> str:
-        """The name of the index in messages."""
-        ...
-
-    @property
     def identity(self) -> object:
         """A value that is equal for indexes whose filters can be combined."""
         ...
@@ -237,7 +232,7 @@ class Filter:
     def _repr_html_(self) -> str:
         num_items = len(self.index.all_items)
         rows = [(len(self), num_items, f"{len(self) / max(1, num_items):.2%}")]
-        return html_table(f"Filter of index {self.index.name}", ["items allowed", "of items", "share"], rows)
+        return html_table(f"Filter of {self.index!r}", ["items allowed", "of items", "share"], rows)
 
     @property
     def _bitmaps(self) -> list[Bitmap]:
@@ -249,8 +244,8 @@ class Filter:
             raise FilterError(f"an operand is {short_repr(other)}: expected a Filter too; make both in the same way")
         if self.index.identity != other.index.identity:
             raise ForeignFilterError(
-                f"the filters belong to two indexes: {_described(self.index)}, and {_described(other.index)}; make both with "
-                "the same index.filter(...)"
+                f"the filters belong to two indexes: {self.index!r} and {other.index!r}; make both with the same "
+                "index.filter(...)"
             )
         pairs = zip(self.parts, other.parts, strict=True)
         parts = (ItemSet(items=left.items, bitmap=combine(left.ordinals, right.ordinals)) for left, right in pairs)
@@ -261,10 +256,6 @@ def check_filter(index: FilteredIndex, item_filter: Filter) -> None:
     """Check that a filter belongs to an index; raise ForeignFilterError if it was made for another one."""
     if item_filter.index.identity != index.identity:
         raise ForeignFilterError(
-            f"this filter belongs to index {_described(item_filter.index)}, but the search runs on {_described(index)}: make "
-            "it again with the filter(...) of that index"
+            f"this filter belongs to {item_filter.index!r}, but the search runs on {index!r}: make it "
+            "again with the filter(...) of that index"
         )
-
-
-def _described(index: FilteredIndex) -> str:
-    return f"{index.name} with {counted(len(index.all_items), 'item')}"

@@ -279,11 +279,6 @@ class Trie:
         return Filter(parts=(ItemSet(items=self.items),), index=self)
 
     @property
-    def name(self) -> str:
-        """Return the version, under the name that it has in a `Version`."""
-        return self.version
-
-    @property
     def identity(self) -> object:
         """Return the version: tries with equal arrays can share filters."""
         return self.version
