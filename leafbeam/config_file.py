@@ -46,7 +46,7 @@ def settings_of(config: type) -> Iterator[Setting]:
     >>> next(setting.default for setting in settings_of(ServerConfig) if setting.name == "engine.max_batch")
     16
     """
-    kinds, meanings = get_type_hints(config), _meanings(config)
+    kinds, meanings = get_type_hints(config), meanings_of(config)
     fields = dataclasses.fields(config)
     for field in sorted(fields, key=lambda field: dataclasses.is_dataclass(kinds[field.name])):
         kind = kinds[field.name]
@@ -124,9 +124,10 @@ def kind_in_words(kind: Any) -> str:
     return _WORDS.get(kind, "a table of names and texts")
 
 
-def _meanings(config: type) -> dict[str, str]:
-    _, _, entries = (inspect.getdoc(config) or "").partition("\nArgs:\n")
-    return {name: " ".join(text.split()) for name, text in _ENTRY.findall(entries.partition("\n\n")[0])}
+def meanings_of(kind: type) -> dict[str, str]:
+    """Return what the docstring of a class says of its fields, under `Args:` or `Attributes:`."""
+    entries = re.split(r"\n(?:Args|Attributes):\n", inspect.getdoc(kind) or "", maxsplit=1)[1:]
+    return {name: " ".join(text.split()) for part in entries for name, text in _ENTRY.findall(part.partition("\n\n")[0])}
 
 
 def _default(field: Any) -> Any:

@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 
 from benchmarks.drawing import new_figure
 from benchmarks.rows import Row, spread
-from benchmarks.serving.engines import one_thread, shape_of
 from benchmarks.serving.load_run import LoadRun
 from leafbeam.decode import BeamSearch, SearchResult
 from leafbeam.engine import Settings
 from leafbeam.engine.search_widths import SearchKind, SearchWidths, with_spares
 from leafbeam.index import Filter, Version
 from leafbeam.model import Workspace
+from leafbeam.model.cpu.threads import torch_threads
 
 __all__ = ["draw", "measure", "measure_widths", "runs"]
 
@@ -42,7 +42,7 @@ def runs(quick: bool) -> Iterator[Measured]:
     """A row for each batch size, share of allowed items and length of the answer; then rows of recall by width."""
     run = LoadRun.demo(quick)
     shares, batches = ((1.0, 0.1), 10) if quick else ((1.0, 0.5, 0.1, 0.01), 100)
-    with one_thread():
+    with torch_threads(1):
         for share in shares:
             for batch in (1, 4) if quick else (1, 4, 16):
                 yield measure(run, share, batch, num_items=10, batches=batches)
@@ -135,7 +135,7 @@ def measure(run: LoadRun, share: float, batch: int, *, num_items: int, batches: 
             ]
     ratios = np.array(seconds["proof"]) / np.array(seconds["beams"])
     parameters = {"what": "searches", "share": share, "B": batch, "items": num_items, "beams": beams, "history": _HISTORY}
-    return parameters | shape_of(run), {
+    return parameters | run.shape, {
         "search_ms": {name: spread(values, 1e-3) for name, values in seconds.items()},
         "proof_over_beams": {
             "p50": round(float(np.median(seconds["proof"]) / np.median(seconds["beams"])), 3),
@@ -160,7 +160,7 @@ def measure_widths(run: LoadRun, share: float, users: int) -> Measured:
         results = [bench.fixed(prompt, beams) for prompt in prompts[_WARM:]]
         lost = [missing(best.item_ids[0], result.item_ids[0]) for best, result in zip(proofs, results, strict=True)]
         found[str(beams)] = {"recall": round(1 - float(np.mean(lost)), 4), "rows": mean_rows(results)}
-    return {"what": "widths", "share": share, "items": 10, "users": users} | shape_of(run), {"by_width": found}
+    return {"what": "widths", "share": share, "items": 10, "users": users} | run.shape, {"by_width": found}
 
 
 def mean_rows(results: list[SearchResult]) -> float:

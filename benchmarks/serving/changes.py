@@ -22,7 +22,6 @@ import numpy as np
 
 from benchmarks.serving import load
 from benchmarks.serving.changes_client import BATCH, BATCHES_PER_S, send_batches
-from benchmarks.serving.engines import shape_of
 from benchmarks.serving.load import Answered
 from benchmarks.serving.load_run import LoadRun
 from benchmarks.serving.load_server import Served, serving
@@ -65,7 +64,7 @@ def measure(
     quiet, live = (load.summary(answers, seconds=turns * seconds, slo_s=SLO_S) for answers in (without, beside))
     ratio = {name: round(live["latency_ms"][name] / quiet["latency_ms"][name], 3) for name in ("p50", "p90", "p99")}
     parameters = {"requests_per_s": requests_per_s, "changes_per_s": BATCHES_PER_S * BATCH, "batch": BATCH, "K": BEAMS}
-    return parameters | {"seconds": turns * seconds, "data": run.path.name} | shape_of(run), {
+    return parameters | {"seconds": turns * seconds, "data": run.path.name} | run.shape, {
         "without": quiet,
         "beside": live | {"changes": _summary(sent)},
         "ratio": {"latency_ms": ratio},

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from benchmarks.serving import load
-from benchmarks.serving.engines import one_thread, shape_of
 from benchmarks.serving.hostile import CLIENTS, Attacker, QuietClient
 from benchmarks.serving.hostile_client import post
 from benchmarks.serving.load import Answered
@@ -29,6 +28,7 @@ from benchmarks.serving.load_run import LoadRun
 from benchmarks.serving.load_server import Served, serving
 from benchmarks.serving.serve import SLO_S, measure_capacity
 from leafbeam.engine import Engine, Request, Settings
+from leafbeam.model.cpu.threads import torch_threads
 
 __all__ = ["runs"]
 
@@ -45,9 +45,9 @@ def runs(quick: bool) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     options = ["--beams", str(BEAMS), "--threads", "1", "--slo-ms", f"{SLO_S * 1e3:g}", "--changes", "off"]
     run = LoadRun.demo(quick)
     engine = Engine(run.model, run.trie, settings=Settings(num_beams=BEAMS, threads=1))
-    with ExitStack() as opened, one_thread(), engine:
+    with ExitStack() as opened, torch_threads(1), engine:
         servers = {n: opened.enter_context(serving(run.path, *options, "--http-workers", str(n))) for n in HTTP_WORKERS}
-        base = {"what": "unloaded", "K": BEAMS} | shape_of(run)
+        base = {"what": "unloaded", "K": BEAMS} | run.shape
         calls: dict[str, Call] = {
             "recommend": lambda body: engine.recommend(Request(**body)),
             "submit": lambda body: engine.submit(Request(**body)).result(),

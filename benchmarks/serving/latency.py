@@ -27,13 +27,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.serving.engines import one_thread, shape_of
 from benchmarks.serving.load_run import LoadRun
 from benchmarks.serving.load_server import serving
 from leafbeam.decode import BeamSearch
 from leafbeam.engine import Engine, Request, Settings
 from leafbeam.errors import DataError
 from leafbeam.model import Workspace
+from leafbeam.model.cpu.threads import torch_threads
 from leafbeam.ops.backend import to_numpy
 
 __all__ = ["BEAMS", "measure", "recorded_calls", "runs"]
@@ -61,7 +61,7 @@ def measure(run: LoadRun, turns: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """The row of a run; the first turn is not counted."""
     options = ["--beams", str(BEAMS), "--threads", "1"]
     engine = Engine(run.model, run.trie, settings=Settings(num_beams=BEAMS, threads=1))
-    with one_thread(), engine, serving(run.path, *options) as server:
+    with torch_threads(1), engine, serving(run.path, *options) as server:
         users_n = np.random.default_rng(0).integers(0, len(run.histories), (turns + 1) * _TURN)
         histories = [run.histories[int(user)].tolist() for user in users_n]
         with _over_http(server.url, histories) as over_http:
@@ -75,7 +75,7 @@ def measure(run: LoadRun, turns: int) -> tuple[dict[str, Any], dict[str, Any]]:
                         seconds[name].append(time.perf_counter() - began)
     tokens = float(np.mean([len(one) for one in histories])) * run.trie.num_levels + 1
     parameters = {"what": "unloaded", "K": BEAMS, "prompt_tokens_mean": round(tokens, 1), "threads": 1}
-    return parameters | shape_of(run), _summary(seconds)
+    return parameters | run.shape, _summary(seconds)
 
 
 def _summary(seconds: Mapping[str, Sequence[float]]) -> dict[str, Any]:

@@ -20,9 +20,10 @@ from leafbeam.index import Trie
 from leafbeam.model import ModelConfig, Transformer, Vocabulary
 from leafbeam.train import load_log
 
-__all__ = ["POSITIONS", "LoadRun", "small_qwen3"]
+__all__ = ["BEAMS", "POSITIONS", "LoadRun", "small_qwen3"]
 
 LAYERS, HIDDEN, POSITIONS = 4, 128, 8192
+BEAMS = 50  # of requests, unless a benchmark says otherwise
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -111,6 +112,20 @@ class LoadRun:
         """The leaves of items, without those that the index lacks."""
         rows = self.trie.find(ids)
         return self._leaf_of_row[rows[rows >= 0]]
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """The model and the catalog, for a row."""
+        config = self.model.config
+        return {
+            "num_items": self.trie.num_items,
+            "levels": self.trie.num_levels,
+            "layers": config.num_hidden_layers,
+            "hidden": config.hidden_size,
+            "heads": config.num_attention_heads,
+            "key_heads": config.num_key_value_heads,
+            "threads": 1,
+        }
 
     @property
     def _leaf_of_row(self) -> NDArray[np.int64]:

@@ -25,8 +25,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.peers import paged_engine, per_beam_engine
 from benchmarks.peers.failure import ended, failure_of
+from benchmarks.peers.searches import Sizes, kv_bytes_of
 from benchmarks.resident import peak_bytes
-from benchmarks.serving.engines import Sizes, kv_bytes_of
 from leafbeam.decode import BeamSearch
 from leafbeam.index import Trie
 from leafbeam.model import DecodeSession, ModelConfig, Transformer, Vocabulary, Workspace

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.serving import load
-from benchmarks.serving.engines import BEAMS, one_thread, shape_of
 from benchmarks.serving.load import Answered
-from benchmarks.serving.load_run import LoadRun
+from benchmarks.serving.load_run import BEAMS, LoadRun
 from benchmarks.serving.load_server import Served, serving
 from benchmarks.serving.serve import SLO_S, load_run, measure_capacity, memory_of, warm
+from leafbeam.model.cpu.threads import torch_threads
 
 __all__ = ["measure", "runs"]
 
@@ -33,7 +33,7 @@ _AFTER_S = 5.0
 
 def runs(quick: bool, data: Path | None = None) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """(parameters, measured) of each run. data: a directory of interactions; None: the made shop."""
-    with load_run(quick, data) as run, one_thread():
+    with load_run(quick, data) as run, torch_threads(1):
         for number in range(1 if quick else _RUNS):
             yield measure(run, number, *((1.0, 2.0, 3.0) if quick else (3.0, 12.0, 60.0)))
 
@@ -76,7 +76,7 @@ def measure(
         "goodput_over_best_rate": round(found["goodput_per_s"] / max(best, 1e-9), 3),
         "loop_ms": {"answer": round(float(answer_s) * 1e3, 3), "refusal": round(float(refusal_s) * 1e3, 3)},
     }
-    parameters = {"data": run.path.name, "K": BEAMS, "slo_ms": SLO_S * 1e3, "server": " ".join(options), **shape_of(run)}
+    parameters = {"data": run.path.name, "K": BEAMS, "slo_ms": SLO_S * 1e3, "server": " ".join(options), **run.shape}
     return parameters | {"run": number, "seconds": overload_s}, measured
 
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.serving.engines import one_thread
 from benchmarks.serving.latency import BEAMS
 from benchmarks.serving.load_run import LoadRun
 from leafbeam.engine import Engine, Request, Settings
+from leafbeam.model.cpu.threads import torch_threads
 
 __all__ = ["TIMED", "calls_of", "measure", "runs"]
 
@@ -36,7 +36,7 @@ def measure(run: LoadRun, repeats: int) -> tuple[dict[str, Any], dict[str, Any]]
     engine = Engine(run.model, run.trie, settings=Settings(num_beams=BEAMS, threads=1))
     users_n = np.random.default_rng(0).integers(0, len(run.histories), repeats)
     requests = [Request(history=tuple(run.histories[int(user)].tolist())) for user in users_n]
-    with one_thread():
+    with torch_threads(1):
         engine.recommend(requests[:10])
         profiler = cProfile.Profile()
         profiler.enable()

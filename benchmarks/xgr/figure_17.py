@@ -22,8 +22,8 @@ from benchmarks.peers.failure import failures_of
 from benchmarks.peers.paged_beams import PagedBeams
 from benchmarks.peers.per_beam_attention import BeamCopies
 from benchmarks.rows import interleaved
-from benchmarks.serving import engines
 from benchmarks.xgr.serving_figure import LABELS, Row, RunOptions, ServingFigure, paper_says, style, table, tidy
+from leafbeam.model.cpu.threads import torch_threads
 from leafbeam.ops.attention.reference import merge, prefix_attention, suffix_attention
 
 __all__ = ["FIGURE_17", "bandwidth"]
@@ -34,7 +34,7 @@ Points = Iterator[tuple[dict[str, Any], dict[str, Any]]]
 def _points(options: RunOptions) -> Points:
     beams_of = (16, 64) if options.quick else (128, 256, 512)
     cases = ((1, 128),) if options.quick else ((1, 512), (1, 1024), (2, 512))
-    with engines.one_thread():
+    with torch_threads(1):
         speed = bandwidth()
         for requests, tokens in cases:
             for beams in beams_of:

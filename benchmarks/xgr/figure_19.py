@@ -17,13 +17,15 @@ from rich.console import Console
 
 from benchmarks.drawing import finish, new_figure
 from benchmarks.peers.failure import failure_of
-from benchmarks.serving import engines, load
+from benchmarks.peers.searches import Search, answering, searches_of
+from benchmarks.serving import load
 from benchmarks.serving.load_run import LoadRun
 from benchmarks.static.inference import MODELS
 from benchmarks.xgr.serving_figure import Row, RunOptions, ServingFigure, paper_says, style, table, tidy
 from leafbeam.decode import BeamSearch
 from leafbeam.index import Trie
 from leafbeam.model import ModelConfig, Transformer, Vocabulary
+from leafbeam.model.cpu.threads import torch_threads
 
 __all__ = ["FIGURE_19"]
 
@@ -59,7 +61,7 @@ def _points_19(options: RunOptions) -> Points:
     sizes = (64, 64, 64) if options.quick else (256, 256, 256, 16)
     trie = Trie.build(np.stack([rng.integers(0, size, 12_000) for size in sizes], 1), list(sizes))
     vocabulary = Vocabulary(codebook_sizes=sizes)
-    with engines.one_thread():
+    with torch_threads(1):
         for asked in _QUICK if options.quick else _MODELS:
             config = ModelConfig(vocab_size=vocabulary.size, **asked.sizes)
             run = LoadRun(
@@ -88,10 +90,10 @@ def _points_19(options: RunOptions) -> Points:
                     yield {"system": name, "beams": beams} | at, measured
 
 
-def _engines_only(run: LoadRun, beams: int) -> tuple[dict[str, engines.Search], dict[str, dict[str, str]]]:
-    searches = engines.engines(run, BeamSearch(run.trie, beams, scoring="allowed"))
+def _engines_only(run: LoadRun, beams: int) -> tuple[dict[str, Search], dict[str, dict[str, str]]]:
+    searches = searches_of(run.model, BeamSearch(run.trie, beams, scoring="allowed"))
     chosen = {name: searches[name] for name in ("leafbeam", "paged_attention")}
-    return engines.answering(chosen, [run.trie.codes_at(np.arange(5))])
+    return answering(chosen, [run.trie.codes_at(np.arange(5))])
 
 
 def _show_19(console: Console, rows: list[Row]) -> None:

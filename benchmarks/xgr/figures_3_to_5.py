@@ -28,11 +28,11 @@ from benchmarks.peers.paged_beams import PagedBeams
 from benchmarks.peers.paged_engine import PAGE
 from benchmarks.peers.per_beam_attention import TreeBeams
 from benchmarks.rows import interleaved, spread
-from benchmarks.serving import engines
 from benchmarks.serving.load_run import LoadRun
 from benchmarks.xgr.figure_17 import bandwidth
 from benchmarks.xgr.serving_figure import LABELS, Row, RunOptions, ServingFigure, distinct, paper_says, style, table, tidy
 from leafbeam.decode import BeamSearch
+from leafbeam.model.cpu.threads import torch_threads
 from leafbeam.ops.attention.reference import merge, prefix_attention, suffix_attention
 from leafbeam.train.baselines import unconstrained_search
 
@@ -48,7 +48,7 @@ _BEAMS = (16, 32, 64, 128, 256, 512)
 def _points_3(options: RunOptions) -> Points:
     tokens, beams_of = (64, (4, 8)) if options.quick else (_TOKENS, _BEAMS)
     heads = {"heads": 4, "groups": 2, "size": 16} if options.quick else _HEADS
-    with engines.one_thread(), torch.inference_mode():
+    with torch_threads(1), torch.inference_mode():
         machine = {"bytes_per_s": bandwidth(), "flop_per_s": _products()}
         for beams in beams_of:
             shape = Shape(requests=1, beams=beams, tokens=tokens, codes=_CODES, **heads)
@@ -112,7 +112,7 @@ def _points_5(options: RunOptions) -> Points:
     groups, requests, beams = (2, 4, 20) if options.quick else (12, 25, 300)
     rng = np.random.default_rng(5)
     search = BeamSearch(run.trie, beams)
-    with engines.one_thread():
+    with torch_threads(1):
         for group in range(groups):
             prompts = run.prompts(rng, requests)
             tokens_BT, lengths_B = map(torch.from_numpy, run.model.vocabulary.prompts(prompts))

@@ -261,6 +261,22 @@ export interface ItemBody {
 
 /** A request for items, as `/v1/recommend` answers it, for clients of OpenAI. */
 export interface ItemCompletionBody {
+  /** Whose history it is, for models with user tokens; `read_user` of the answer says if it was read. */
+  user?: number | string | null;
+  /** Names of rules of the catalog. Every item returned is allowed by all of them. */
+  rules?: Array<string>;
+  /** Items that must not be returned, on top of the rules. */
+  deny_item_ids?: Array<number | string>;
+  /** `full`: log probabilities over each level's whole codebook. `allowed`: over the legal codes only. */
+  scoring?: "full" | "allowed";
+  /** An expression over rule names that must hold too: `&` and, `|` or, `-` and not, and parentheses, with the precedence of Python, such as `(fresh | promo) & in_stock - adult`. A `-` needs a space on its left. */
+  filter?: string | null;
+  /** Who ranks: `model`, the search; `memory`, the item memory without a search; `fused`, both. Default: `fused` if the server has an item memory, else `model`. */
+  channel?: "model" | "memory" | "fused" | null;
+  /** Whether items of the history may be returned too. */
+  keep_history?: boolean;
+  /** Milliseconds from the arrival of the request in which an answer is of use. Default: the server's objective. A request that cannot meet its deadline is rejected with 429, as early as that is clear. */
+  deadline_ms?: number | null;
   model: string;
   /** The history: item ids, oldest first; empty for none. */
   prompt: Array<number | string> | string;
@@ -268,14 +284,6 @@ export interface ItemCompletionBody {
   n?: number | null;
   /** `num_beams` of `/v1/recommend`. */
   beam_width?: number | null;
-  rules?: Array<string>;
-  filter?: string | null;
-  deny_item_ids?: Array<number | string>;
-  keep_history?: boolean;
-  scoring?: string;
-  channel?: string | null;
-  user?: number | string | null;
-  deadline_ms?: number | null;
   /** Changes nothing: an item has as many codes as it has. */
   max_tokens?: number | null;
   /** 0 or absent: items are ranked, not drawn. */
@@ -383,6 +391,7 @@ export interface ReasonAnswer {
 
 /** Items, best first, all of them in the index and allowed by every rule of the request. */
 export interface RecommendAnswer {
+  /** The items, best first. */
   item_ids: Array<number | string>;
   /** The Semantic ID of each item: one code per level. */
   codes: Array<Array<number>>;
@@ -412,16 +421,17 @@ export interface RecommendAnswer {
   read_user: boolean;
   /** Ids of the history that the index does not have. */
   ignored_history: Array<number | string>;
-  /** Denied ids that the index does not have. */
-  ignored_deny_item_ids: Array<number | string>;
+  /** The version of the index that answered. */
   index_version: string;
   /** 1 at start, one more after each reload of the rules. */
   rules_generation: number | null;
   /** How many requests ran together. */
   batch_size: number;
-  timings_ms: TimingsAnswer;
   /** With `explain`: the beams of each level; empty if no search ran. */
   levels?: Array<LevelAnswer>;
+  /** Denied ids that the index does not have. */
+  ignored_deny_item_ids: Array<number | string>;
+  timings_ms: TimingsAnswer;
 }
 
 /** A request. Every field has a default: `{}` asks for items without a history. */
@@ -434,18 +444,18 @@ export interface RecommendBody {
   num_items?: number;
   /** Names of rules of the catalog. Every item returned is allowed by all of them. */
   rules?: Array<string>;
-  /** An expression over rule names that must hold too: `&` and, `|` or, `-` and not, and parentheses, with the precedence of Python, such as `(fresh | promo) & in_stock - adult`. A `-` needs a space on its left. */
-  filter?: string | null;
   /** Items that must not be returned, on top of the rules. */
   deny_item_ids?: Array<number | string>;
-  /** Whether items of the history may be returned too. */
-  keep_history?: boolean;
   /** A fixed number of beams, raised to `num_items`, because a beam finds one item. Default: the server's, or as many as the proof needs that the answer is the best allowed list. */
   num_beams?: number | null;
   /** `full`: log probabilities over each level's whole codebook. `allowed`: over the legal codes only. */
   scoring?: "full" | "allowed";
+  /** An expression over rule names that must hold too: `&` and, `|` or, `-` and not, and parentheses, with the precedence of Python, such as `(fresh | promo) & in_stock - adult`. A `-` needs a space on its left. */
+  filter?: string | null;
   /** Who ranks: `model`, the search; `memory`, the item memory without a search; `fused`, both. Default: `fused` if the server has an item memory, else `model`. */
   channel?: "model" | "memory" | "fused" | null;
+  /** Whether items of the history may be returned too. */
+  keep_history?: boolean;
   /** Whether the answer has `levels`. Such requests form batches of their own, and take longer. */
   explain?: boolean;
   /** Milliseconds from the arrival of the request in which an answer is of use. Default: the server's objective. A request that cannot meet its deadline is rejected with 429, as early as that is clear. */

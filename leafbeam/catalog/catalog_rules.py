@@ -114,7 +114,7 @@ class CatalogRules:
             return self._schedule.wait(self._clock())
 
     def refresh_in_background(self) -> float | None:
-        """Do the same, and go on after any error."""
+        """Evaluate each rule that is due, and go on after any error."""
         try:
             return self.refresh_due()
         except Exception:  # the thread has to go on

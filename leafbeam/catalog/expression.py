@@ -118,7 +118,7 @@ class _Parser:
         return expression
 
     def _series(self, kind: _Kind, depth: int) -> Expression:
-        """Operands joined by one operator, each of them a series of the operator that binds next more tightly."""
+        """Read operands joined by one operator, each of them a series of the operator that binds next more tightly."""
         if kind == "name":
             return self._operand(depth)
         parts = [self._series(_BINDS_TIGHTER[kind], depth)]
@@ -153,7 +153,7 @@ class _Parser:
 
 
 def _normal(kind: _Kind, parts: list[Expression]) -> Expression:
-    """One expression of several, in normal form."""
+    """Return one expression of several, in normal form."""
     if kind == "minus":
         first, *others = parts
         if not others:

@@ -144,7 +144,7 @@ class ItemsTable:
 
     @contextmanager
     def reading(self, *, other_files: bool = False, before_change: bool = False, whole: bool = False) -> Generator[ReadSession]:
-        """One consistent view of the table. Raises DataError.
+        """Open one consistent view of the table. Raises DataError.
 
         Args:
             other_files: Whether SQL may write or read them.
@@ -167,7 +167,7 @@ class ItemsTable:
 
     @contextmanager
     def writing(self, *, other_files: bool = False) -> Generator[WriteSession]:
-        """One transaction, all or nothing: `commit` it inside the block. Other sessions wait meanwhile. Raises DataError."""
+        """Open one transaction, all or nothing: `commit` it in the block. Other sessions wait meanwhile. Raises DataError."""
         with self._lock.alone(), self._translated(), self._connected(read_only=False, other_files=other_files) as connection:
             self._num_changes += 1
             connection.begin()

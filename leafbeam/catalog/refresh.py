@@ -45,7 +45,7 @@ class Schedule:
             self._due[name] = max(began + self._intervals[name], now)
 
     def wait(self, now: float) -> float | None:
-        """Seconds until a rule is due; None if none ever is."""
+        """Return the seconds until a rule is due; None if none ever is."""
         return max(0.0, min(self._due.values()) - now) if self._due else None
 
 

@@ -70,7 +70,7 @@ def remap(filters: Sequence[Filter], version: Version, trie: Trie, old_row_N: ND
 
 
 def _as_matrix(ids_N: NDArray, dtype: np.dtype) -> NDArray:
-    """Ids of a dtype as a matrix: one column of integers, or one for each byte of a text."""
+    """Return ids of a dtype as a matrix: one column of integers, or one for each byte of a text."""
     return np.ascontiguousarray(ids_N, dtype).view(np.uint8 if dtype.kind == "S" else dtype).reshape(len(ids_N), -1)
 
 

@@ -76,7 +76,7 @@ class RowMap:
         )
 
     def refreshed(self, session: ReadSession) -> "RowMap | None":
-        """This map with the rows appended since; None if mapped rows have moved. Raises DataError for repeated ids."""
+        """Return this map with the rows appended since; None if mapped rows have moved. Raises DataError for repeated ids."""
         if self.change_counter is not None and self.change_counter == session.change_counter:
             return self
         if session.fingerprint(below=len(self.ordinal_R)) != self.fingerprint:
@@ -94,7 +94,7 @@ class RowMap:
         )
 
     def with_appended(self, ids_n: NDArray[np.generic], rows_n: NDArray[np.int64], change_counter: int | None) -> "RowMap":
-        """This map after the catalog appended these rows. Cost: amortised, that of a dictionary."""
+        """Return this map after the catalog appended these rows. Cost: amortised, that of a dictionary."""
         if not len(ids_n):
             return replace(self, change_counter=change_counter)
         newest = dict(zip(ids_n.tolist(), rows_n.tolist(), strict=True))
@@ -119,7 +119,7 @@ class RowMap:
         return has_row
 
     def unknown_to(self, version: Version, count: int = 3) -> tuple[int | str, ...]:
-        """Up to `count` ids of rows whose item the version does not have, looked for among the first thousands."""
+        """Return up to `count` ids of rows whose item the version does not have, of the first thousands."""
         appended = as_id_array(list(islice((key for part in self.appended for key in part), 1000)))
         candidates = [ids[~version.knows(ids)] for ids in (appended, self.unindexed_ids[:1000]) if len(ids)]
         return tuple(key for ids in candidates for key in decode_ids(ids).tolist())[:count]
@@ -141,7 +141,7 @@ class RowMap:
 
     @cached_property
     def _with_row(self) -> Filter:
-        """Items of the trie whose row is mapped."""
+        """Return the items of the trie whose row is mapped."""
         return scatter(np.ones(len(self.ordinal_R), np.uint8), self.ordinal_R, self.trie)
 
     @cached_property

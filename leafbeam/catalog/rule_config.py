@@ -22,7 +22,7 @@ _MAX_SECONDS = 365 * 86_400.0
 
 
 def parse_duration(duration: object, what: str = "a duration") -> float:
-    """Seconds of a text such as "500ms", "60s", "5m", "1h" or "1d", from 100 ms to a year. Raises RuleError."""
+    """Return the seconds of a text such as "500ms", "60s", "5m", "1h" or "1d", from 100 ms to a year. Raises RuleError."""
     found = _DURATION.fullmatch(duration) if isinstance(duration, str) else None
     seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
     if not _MIN_SECONDS <= seconds <= _MAX_SECONDS:
@@ -241,7 +241,7 @@ class LoadReport:
 
 
 def rules_from_text(texts: Iterable[str]) -> dict[str, object]:
-    """Rules of a command line, `NAME=PREDICATE` or `NAME@REFRESH=PREDICATE`, as a mapping for `Catalog.open`.
+    """Return rules of a command line, `NAME=PREDICATE` or `NAME@REFRESH=PREDICATE`, as a mapping for `Catalog.open`.
 
     Raises RuleError if a text is neither, or two name the same rule.
 
@@ -263,7 +263,7 @@ def rules_from_text(texts: Iterable[str]) -> dict[str, object]:
 
 
 def read_rules(source: RuleSource, *, refresh: float | None = None) -> tuple[dict[str, Rule], dict[str, RuleError]]:
-    """(rules, errors) by name; an invalid rule is an error of its own and does not hide the others.
+    """Return (rules, errors) by name; an invalid rule is an error of its own and does not hide the others.
 
     refresh: of rules that have none. Raises RuleError: no such file, not TOML, no table `[rules]`, or other keys.
     """

@@ -22,7 +22,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from leafbeam.catalog.rule_config import LISTED, Rule
-from leafbeam.catalog.sources import check_columns, quoted
 from leafbeam.catalog.time_limit import TimeLimit
 from leafbeam.errors import AttributesError, DataError, ItemIdError, RuleError, counted
 from leafbeam.index.items import ItemIds, decode_ids, ids_from_arrow
@@ -63,7 +62,7 @@ class RowMatches:
 
     @classmethod
     def none(cls, rules: Sequence[Rule], rows_n: NDArray[np.int64]) -> RowMatches:
-        """No rule selects any of the items with these rows."""
+        """Return the matches of rules that select none of the items with these rows."""
         none_n = {rule.name: np.zeros(len(rows_n), np.bool_) for rule in rules}
         return cls(bits={LISTED: rows_n >= 0, **none_n}, errors={}, rows_n=rows_n)
 
@@ -195,7 +194,7 @@ class ReadSession:
         self.connection.sql("SELECT * FROM items").write_parquet(str(path))
 
     def lookup(self, item_ids: ItemIds, columns: Sequence[str] | None) -> pa.Table:
-        """Rows of the given ids in the given order: `item_id` first, then the attributes; nulls for an unknown id."""
+        """Return the rows of these ids, in their order: `item_id` first, then the attributes; nulls for an unknown id."""
         known = _columns(self.connection, self.name)
         selected = [column for column in known if column != "item_id"] if columns is None else list(columns)
         _check_known(selected, known, self.name)
@@ -212,7 +211,7 @@ class ReadSession:
             raise ItemIdError(f"these ids cannot be looked up in {self.name}: {error}") from error
 
     def search(self, words: Sequence[str], column: str | None, limit: int) -> pa.Table:
-        """Rows whose text of a column has every word, in any case, or whose id is the words; the shortest texts first.
+        """Return rows whose text of a column has every word, in any case, or whose id is the words; the shortest texts first.
 
         column: None: ids alone. No words: the first rows of the table. Cost: one pass over the column, 20 ns a row.
         """
@@ -408,6 +407,24 @@ def check_table(connection: duckdb.DuckDBPyConnection, name: str) -> None:
         repeated = ", ".join(f"{item_id!r} ({counted(count, 'row')})" for item_id, count in bad[:3])
         more = ", and more" if len(bad) > 3 else ""
         raise DataError(f"each item_id may come once in the table 'items' of {name}, but these come again: {repeated}{more}")
+
+
+def check_columns(columns: Sequence[str], name: str) -> None:
+    """Raise DataError if no column is `item_id`, or two names are equal but for case (DuckDB ignores case)."""
+    if "item_id" not in columns:
+        near = [column for column in columns if re.sub(r"[\s_-]", "", column).lower() in ("itemid", "id", "item")]
+        hint = f": rename the column {near[0]!r} to 'item_id'" if near else ": call the column of the items' ids item_id"
+        raise DataError(f"{name} has no column 'item_id'; it has: {', '.join(columns) or 'none at all'}{hint}")
+    seen: set[str] = set()
+    for column in columns:
+        if column.lower() in seen:
+            raise DataError(f"{name} has two columns {column!r} (upper and lower case are one): rename one of them")
+        seen.add(column.lower())
+
+
+def quoted(name: str) -> str:
+    """Return a name as an SQL identifier, quoted."""
+    return '"' + name.replace('"', '""') + '"'
 
 
 def _check_known(columns: Sequence[str], known: Sequence[str], name: str) -> None:

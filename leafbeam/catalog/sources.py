@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from urllib.parse import unquote
 import duckdb
 import pyarrow as pa
 
+from leafbeam.catalog.sessions import check_columns, quoted
 from leafbeam.errors import DataError
 from leafbeam.extras import require
 from leafbeam.tables import CsvFormat, read_ids, read_table
@@ -153,24 +154,6 @@ def copy_items(
     else:
         expected = "a pyarrow.Table such as pa.table({...}), a PostgresTable, or the path of a file in Parquet, CSV or JSON"
         raise DataError(f"the items are a {type(source).__name__}: expected {expected}")
-
-
-def check_columns(columns: Sequence[str], name: str) -> None:
-    """Raise DataError if no column is `item_id`, or two names are equal but for case (DuckDB ignores case)."""
-    if "item_id" not in columns:
-        near = [column for column in columns if re.sub(r"[\s_-]", "", column).lower() in ("itemid", "id", "item")]
-        hint = f": rename the column {near[0]!r} to 'item_id'" if near else ": call the column of the items' ids item_id"
-        raise DataError(f"{name} has no column 'item_id'; it has: {', '.join(columns) or 'none at all'}{hint}")
-    seen: set[str] = set()
-    for column in columns:
-        if column.lower() in seen:
-            raise DataError(f"{name} has two columns {column!r} (upper and lower case are one): rename one of them")
-        seen.add(column.lower())
-
-
-def quoted(name: str) -> str:
-    """Return a name as an SQL identifier, quoted."""
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _copy_arrow(

@@ -76,7 +76,7 @@ def doctor(
 
 
 def _packages() -> Iterator[Finding]:
-    """Versions of leafbeam, Python and packages, and which extras are complete."""
+    """Yield the versions of leafbeam, Python and packages, and which extras are complete."""
     python = platform.python_version()
     supported = _PYTHON[0] <= sys.version_info[:2] < _PYTHON[1]
     yield Finding(area="versions", name="leafbeam", value=f"{__version__} in {Path(__file__).parents[1]}")
@@ -109,7 +109,7 @@ def _version_of(module: str) -> str | None:
 
 
 def machine_findings(machine: Machine) -> Iterator[Finding]:
-    """Cores, threads, memory, files, and where kernels are kept."""
+    """Yield cores, threads, memory, files, and where kernels are kept."""
     quota = "" if machine.quota is None else f", the control group allows {machine.quota:g}"
     yield Finding(area="machine", name="cores", value=f"{machine.cores}, of which {machine.allowed_cores} may be used{quota}")
     threads, usable = os.environ.get("OMP_NUM_THREADS", ""), machine.usable_cores

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from leafbeam.cli.console import done, stdout
-from leafbeam.cli.options import option, split_names, with_options
+from leafbeam.cli.options import KEY, option, split_names, with_options
 from leafbeam.errors import ArgumentError, counted
 from leafbeam.extras import require
 from leafbeam.files import read_text
@@ -137,7 +137,7 @@ def _follow_table(source: "VersionedTable", position: Path, following: Following
 
 
 def _follow(feed: "Feed", following: Following, *, wait_s: float) -> None:
-    from leafbeam.cli.item_writer import DEADLINE_S, KEY
+    from leafbeam.cli.item_writer import DEADLINE_S
     from leafbeam.client import Client, Retries
     from leafbeam.feeds import Followed, follow
 

@@ -2,10 +2,11 @@
 
 import os
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from leafbeam.cli.options import KEY
 from leafbeam.cli.run import RunDirectory
 from leafbeam.errors import BatchError, InvalidRequestError, LockedError
 from leafbeam.ingest import ChangeAnswer, Lines
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from leafbeam.ingest import CatalogWriter
 
 Operation = Literal["put", "delete"]
-KEY = "LEAFBEAM_KEY"  # of the environment
 DEADLINE_S = 60.0  # of a batch
 _HOLD_S = 3.0  # how long the catalog's file stays open for the next batch, because opening it takes longer than a change
 
@@ -35,18 +35,12 @@ class ItemWriter(Protocol):
         ...
 
 
-@contextmanager
-def items_of(run: Path, url: str | None, *, makes_codes: bool = True) -> Generator[ItemWriter]:
-    """Yield the items of a run that no server has open, or the items of a server.
+def items_of(run: Path, url: str | None, *, makes_codes: bool = True) -> AbstractContextManager[ItemWriter]:
+    """Open the items of a run that no server has open, or the items of a server.
 
     `makes_codes` says whether rows may lack codes, so that a run's encoder is loaded.
     """
-    if url is None:
-        with _run_items(RunDirectory(run), makes_codes=makes_codes) as writer:
-            yield writer
-    else:
-        with _served_items(url) as writer:
-            yield writer
+    return _served_items(url) if url is not None else _run_items(RunDirectory(run), makes_codes=makes_codes)
 
 
 class _RunItems:

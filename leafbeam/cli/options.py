@@ -14,6 +14,7 @@ Format = Literal["tables", "amazon", "movielens", "cornac"]
 Order = Literal["time", "file"]
 TimeUnit = Literal["s", "ms", "us", "ns"]
 DEFAULT_RUN = Path("runs/shop")
+KEY = "LEAFBEAM_KEY"  # the variable of the environment with a command's key for a server
 
 
 def option(flags: str, text: str, group: str | None = None, *, default: str | None = None, metavar: str | None = None) -> Any:
@@ -133,7 +134,7 @@ def _setting_option(flag: str, setting: Setting) -> Any:
 
 
 def split_names(text: str) -> tuple[str, ...]:
-    """`a,b` as names, without blanks."""
+    """Return the names in `a,b`, without blanks."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 

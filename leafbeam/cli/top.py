@@ -11,14 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from leafbeam.cli.console import stdout
-from leafbeam.cli.options import option
+from leafbeam.cli.options import KEY, option
 from leafbeam.errors import ArgumentError, DataError, ServerError
 from leafbeam.extras import require
 
 if TYPE_CHECKING:
     from leafbeam.client.readings import Rates
 
-KEY = "LEAFBEAM_KEY"  # of the environment
 _MAX_REFUSALS = 5
 
 

@@ -3,7 +3,7 @@
 import importlib
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -23,7 +23,6 @@ from leafbeam.cli.options import (
 )
 from leafbeam.cli.run import RunDirectory
 from leafbeam.cli.sources import Source
-from leafbeam.cli.stopwatch import Stopwatch
 from leafbeam.config_file import load_config, to_toml
 from leafbeam.errors import ArgumentError, counted
 from leafbeam.extras import require, require_device
@@ -326,3 +325,25 @@ def _save(memory: "ItemMemory", paths: RunDirectory, began: float) -> None:
             f"{aside} has the interactions that a server has counted: the new memory counts those of the run's log alone."
         )
     done(stdout(), f"{paths.memory}: the transitions and texts of {counted(len(memory), 'item')}", since=began)
+
+
+class Stopwatch:
+    """A clock for steps that follow one another; `str` lists their seconds, as in "log 2 s, training 41 s"."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._now = clock, clock()
+        self._steps: dict[str, float] = {}
+
+    def end(self, step: str) -> float:
+        """End a step, begin the next, and return the seconds that the first took."""
+        before, self._now = self._now, self._clock()
+        self._steps[step] = self._now - before
+        return self._steps[step]
+
+    @property
+    def total(self) -> float:
+        """Return the seconds of all steps so far, including the step that has not ended."""
+        return sum(self._steps.values()) + self._clock() - self._now
+
+    def __str__(self) -> str:
+        return ", ".join(f"{step} {seconds:.0f} s" for step, seconds in self._steps.items())

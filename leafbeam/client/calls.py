@@ -124,8 +124,8 @@ def put_items(items: Iterable[Mapping[str, Any]], *, key: str | None = None) -> 
     Args:
         items: Each with `item_id`, perhaps `codes` or `vector`, and attributes by the names of their columns. NaN is sent as
             null.
-        key: The idempotency key: the same request with the same key is made once, whoever sends it again and when. By default a
-            new key is used for the attempts of this call.
+        key: The idempotency key: a request that is sent again with the same key changes nothing more, also from another process
+            and after a restart of the server. By default a new key is used for the attempts of this call.
 
     Raises:
         InvalidRequestError: If an item is wrong; its `lines` say what is wrong with each item.

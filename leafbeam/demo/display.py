@@ -49,7 +49,7 @@ def item_title(row: dict[str, Any]) -> str:
 
 
 def item_facts(row: dict[str, Any]) -> str:
-    """Price, stock and first day, as far as the table has them."""
+    """Return price, stock and first day, as far as the table has them."""
     facts: list[str] = []
     if "price" in row:
         try:

@@ -7,10 +7,9 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
     from leafbeam.engine.counts import COUNTERS, Counts
     from leafbeam.engine.decoder import Model
     from leafbeam.engine.engine import Engine
-    from leafbeam.engine.precision import PrecisionReport
     from leafbeam.engine.request import Channel, ItemId, Request, Result, Scoring, Timings, UserId
     from leafbeam.engine.settings import Limits, Precision, Settings
-    from leafbeam.engine.tuning import Tuning
+    from leafbeam.engine.tuning import PrecisionReport, Tuning
     from leafbeam.engine.worker import SlowBatch
 
 __all__ = [

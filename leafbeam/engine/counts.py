@@ -67,7 +67,3 @@ class Counts:
         """Return a copy of a counter's values by reason."""
         with self._lock:
             return dict(self._counts[counter])
-
-    def total(self, counter: str) -> int:
-        """Return the sum of a counter over all reasons."""
-        return sum(self.of(counter).values())

@@ -16,13 +16,12 @@ import torch
 from leafbeam.catalog import Catalog
 from leafbeam.engine.batcher import Batcher
 from leafbeam.engine.catalog_files import CatalogFiles
-from leafbeam.engine.channels import MemoryChannel
 from leafbeam.engine.counts import Counts
 from leafbeam.engine.decoder import Decoder, Model
 from leafbeam.engine.graphs.graph import Graphs, graphs_for
 from leafbeam.engine.prepare import RequestPreparer
 from leafbeam.engine.request import PendingRequest, Request, Result
-from leafbeam.engine.results import ResultWriter
+from leafbeam.engine.results import MemoryChannel, ResultWriter
 from leafbeam.engine.scheduler import Scheduler
 from leafbeam.engine.search_widths import SearchWidths
 from leafbeam.engine.settings import Limits, Precision, Settings

@@ -56,7 +56,7 @@ class LatencyModel:
         return LatencyFit(seconds=seconds, spread=math.exp(self._log_spread), observed=self._observed)
 
     def expected(self, size: BatchSize) -> float:
-        """Expected seconds of a batch; 0 while unknown."""
+        """Return the expected seconds of a batch; 0 while unknown."""
         if self._observed < self._min_observations:
             return 0.0
         constant, tokens, padding, rows, longest_tokens, longest_rows = _features(size)
@@ -64,7 +64,7 @@ class LatencyModel:
         return a * constant + b * tokens + c * padding + d * rows + e * longest_tokens + f * longest_rows
 
     def p95(self, size: BatchSize) -> float:
-        """Seconds that 19 of 20 batches of this size stay within; 0 while unknown."""
+        """Return the seconds that 19 of 20 batches of this size stay within; 0 while unknown."""
         return self.expected(size) * math.exp(self._log_spread)
 
     def observe(self, size: BatchSize, seconds: float) -> None:

@@ -58,7 +58,7 @@ class RequestPreparer:
         return self._index if isinstance(self._index, Version) else self._index.version()
 
     def num_tokens(self, num_items: int) -> int:
-        """Tokens of a prompt with a history of `num_items` items."""
+        """Return the number of tokens of a prompt with a history of `num_items` items."""
         return self._vocabulary.prompt_length(num_items)
 
     def num_beams(self, request: Request) -> int:

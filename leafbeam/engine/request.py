@@ -1,6 +1,6 @@
 """A request, the limits on it, the request while it is pending, and the result."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -24,24 +24,25 @@ Channel = Literal["model", "memory", "fused"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """Which items to recommend after a history, under rules.
+    """A request for items after a history, under rules.
 
     Args:
-        history: Item ids, oldest first. Unknown ids are left out and reported.
-        user: The user whose history it is. Only models with user tokens read it, and the result says whether the model did.
-        num_items: The largest number of items to return; fewer are returned if fewer are allowed.
-        rules: The names of rules of the catalog, all of which must hold.
-        deny_item_ids: Items that must not be returned, in addition to the rules.
-        num_beams: The number of beams of the search; None takes that of the engine. It is raised to num_items, because a beam
-            finds one item.
-        scoring: "full" normalises over a level's whole codebook (STATIC), "allowed" over the legal codes (xGR).
-        filter: An expression over rule names that must hold too, such as "(fresh | promo) - adult" (see RuleSet.filter).
-        channel: What ranks the items: the "model", the item "memory" (neighbours of the history, without a search), or both
-            "fused". None takes fused if the engine has a memory, else the model.
-        deadline_s: The number of seconds from submission in which an answer is of use; None takes that of the engine. A request
-            that cannot meet its deadline is rejected as soon as that is clear.
+        history: Item ids, oldest first. Ids that the index does not have are left out and reported.
+        user: Whose history it is, for models with user tokens; `read_user` of the answer says if it was read.
+        num_items: The most items to return; fewer come back if the rules allow fewer.
+        rules: Names of rules of the catalog. Every item returned is allowed by all of them.
+        deny_item_ids: Items that must not be returned, on top of the rules.
+        num_beams: A fixed number of beams, raised to `num_items`, because a beam finds one item. Default: the server's, or as
+            many as the proof needs that the answer is the best allowed list.
+        scoring: `full`: log probabilities over each level's whole codebook. `allowed`: over the legal codes only.
+        filter: An expression over rule names that must hold too: `&` and, `|` or, `-` and not, and parentheses, with the
+            precedence of Python, such as `(fresh | promo) & in_stock - adult`. A `-` needs a space on its left.
+        channel: Who ranks: `model`, the search; `memory`, the item memory without a search; `fused`, both. Default: `fused` if
+            the server has an item memory, else `model`.
+        deadline_s: The number of seconds from submission in which an answer is of use. Default: the engine's. A request that
+            cannot meet its deadline is rejected, as early as that is clear.
         keep_history: Whether items of the history may be returned too.
-        explain: Whether the result has the beams of each level. Such requests form batches of their own.
+        explain: Whether the answer has `levels`. Such requests form batches of their own, and take longer.
 
     Raises:
         RequestError: If a field has the wrong type or an invalid value.
@@ -61,30 +62,24 @@ class Request:
     explain: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "history", _item_ids("history", self.history))
-        object.__setattr__(self, "deny_item_ids", _item_ids("deny_item_ids", self.deny_item_ids))
-        object.__setattr__(self, "num_items", _positive("num_items", self.num_items))
+        for name, read in _READERS.items():
+            value = getattr(self, name)
+            if value is not None or name not in _OPTIONAL:
+                object.__setattr__(self, name, read(name, value))
         rules: Any = self.rules
         names: tuple[Any, ...] = tuple(rules) if isinstance(rules, Iterable) and not isinstance(rules, str) else (None,)
         if not all(isinstance(name, str) for name in names):
             raise RequestError(f"rules must be a list of rule names, not {short_repr(rules)}")
         object.__setattr__(self, "rules", names)
-        if self.user is not None:
-            object.__setattr__(self, "user", _user(self.user))
-        if self.num_beams is not None:
-            object.__setattr__(self, "num_beams", _positive("num_beams", self.num_beams))
         if self.filter is not None and not isinstance(self.filter, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise RequestError(f"filter must be an expression over rule names as text, not {short_repr(self.filter)}")
-        if self.deadline_s is not None:
-            object.__setattr__(self, "deadline_s", _seconds("deadline_s", self.deadline_s))
         if self.scoring not in get_args(Scoring):
             raise RequestError(f"scoring must be 'full' or 'allowed', not {short_repr(self.scoring)}")
-        if not isinstance(self.keep_history, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise RequestError(f"keep_history must be True or False, not {short_repr(self.keep_history)}")
         if self.channel not in (None, *get_args(Channel)):
             raise RequestError(f"channel must be 'model', 'memory' or 'fused', not {short_repr(self.channel)}")
-        if not isinstance(self.explain, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise RequestError(f"explain must be True or False, not {short_repr(self.explain)}")
+        for name in ("keep_history", "explain"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise RequestError(f"{name} must be True or False, not {short_repr(value)}")
 
     def __repr__(self) -> str:
         parts = [f"{counted(len(self.history), 'item')} of history", f"num_items={self.num_items}"]
@@ -99,12 +94,12 @@ class Timings:
     """The seconds of each stage of a request; prefill, rounds and constrain are those of its whole batch.
 
     Attributes:
-        prepare: Looking up ids and resolving rules.
+        prepare: Looking up ids, resolving rules.
         queue: Waiting for a batch.
         prefill: The forward pass of the prompts.
         rounds: The forward passes of the beams.
         constrain: Choosing legal codes.
-        postprocess: Turning codes into the result.
+        postprocess: From codes to item ids.
     """
 
     prepare: float
@@ -130,35 +125,33 @@ class Result:
     """The answer to a request. All its items are in the index and allowed.
 
     Attributes:
-        item_ids: The items, best first, num_valid of them.
-        codes: The Semantic ID of each item.
-        scores: The score of each item. If the model alone ranks, scores are log probabilities, and items that share a SID are
-            adjacent and have equal scores; otherwise they are sums of features (see Fusion, ItemMemory).
-        channel: What ranked the items.
-        reasons: The largest part of each item's score; empty if the model alone ranks. Allowed items that neither the memory
-            nor the beams find fill up a short answer: they come last, the most popular first, with the reason "popular" and 0
-            or the last score before them as their score.
-        num_valid: The number of items: num_items of the request, or fewer if the rules allow fewer.
-        empty_rules: If no item is left, the smallest set of the request's rules that leaves none: a rule, a pair that shares no
-            item, or more; parts of the filter are given as text. If the rules leave items that "- deny_item_ids" and "-
-            history" remove, these count as rules too. Otherwise empty.
-        num_beams: The number of beams of the search, at the level that has the most in the first pass; 0 if no search ran.
-        exact: Whether the model's items are proved to be the best allowed ones: no prefix that the search dropped scores above
-            them. Always true unless the request or the engine sets num_beams, or the proof needs more than max_rows. For a
-            fused ranking this refers to all items that the model contributes.
-        num_exact: The number of first items of the model that are proved to be the best allowed ones.
-        rows: The number of rows that the model computed: one for the prompt and one for each beam of each level.
-        num_history_used: The number of items of the history that the model saw: the known ones, or the newest if not all fit. A
-            deleted item is known until the index is compacted.
-        num_history_left_out: The number of items that were not returned because they are in the history; 0 with keep_history.
+        item_ids: The items, best first.
+        codes: The Semantic ID of each item: one code per level.
+        scores: If `model` ranked, log probabilities: items that share a SID share a score. Else sums of features, comparable
+            within one answer only.
+        channel: Who ranked: `model`, `memory` or `fused`.
+        reasons: The largest part of each score, one an item; empty if `model` ranked. Allowed items that were not found fill up
+            a short answer of `memory` or `fused`: they come last, the most popular first, with the channel `popular`.
+        num_valid: How many items are returned, `num_items` or fewer; 0 if none is left, see `empty_rules`.
+        empty_rules: If no item is left: the rule, the pair of rules or the smallest set of them that already leaves none; parts
+            of `filter` as text. Where the rules leave items, `- deny_item_ids` and `- history`, which take these, count as
+            rules too. Else empty.
+        num_beams: Beams of the level that has the most in the search's first pass. 0 without a search.
+        exact: Whether the items that the model found are proved to be its best allowed ones; `fused` ranks these. Always true,
+            unless the request or the server sets a number of beams, or the proof needs more than `engine.max_rows` prefixes of
+            a level.
+        num_exact: How many of the model's first items are proved to be its best allowed ones.
+        rows: Rows that the model computed: one for the prompt, and one for each beam of each level.
+        num_history_used: Items of the history that the model saw, deleted ones too until a compaction.
+        num_history_left_out: Items of the history that the answer leaves out; 0 with `keep_history`.
         read_user: Whether the model read the user's token.
-        ignored_history: The ids of the history that the index does not have, as sent.
-        ignored_deny: The ids of deny_item_ids that the index does not have, as sent.
+        ignored_history: Ids of the history that the index does not have.
+        ignored_deny: Ids of `deny_item_ids` that the index does not have.
         index_version: The version of the index that answered.
-        rules_generation: The generation of the rules that answered; None without a catalog.
-        batch_size: The number of requests that ran together.
+        rules_generation: 1 at start, one more after each reload of the rules.
+        batch_size: How many requests ran together.
         timings: The seconds of each stage.
-        levels: The beams of each level, if the request asked for them and a search ran.
+        levels: With `explain`: the beams of each level; empty if no search ran.
     """
 
     item_ids: tuple[ItemId, ...]
@@ -221,7 +214,7 @@ class PendingRequest:
 
     @property
     def num_ranked(self) -> int:
-        """The number of items that the search ranks for this request."""
+        """Return the number of items that the search ranks for this request."""
         if self.kind is not None:
             return self.kind.num_items
         return self.request.num_items if self.channel == "model" and not self.request.explain else self.num_beams
@@ -256,17 +249,17 @@ def _item_ids(name: str, values: Any) -> tuple[ItemId, ...]:
     return ids
 
 
-def _user(value: Any) -> UserId:
+def _user(name: str, value: Any) -> UserId:
     user = value.item() if isinstance(value, np.generic) else value
     if not is_id(user):
-        raise RequestError(f"user must be an id (an integer or text), not {short_repr(user)}")
+        raise RequestError(f"{name} must be an id (an integer or text), not {short_repr(user)}")
     if isinstance(user, str) and not is_valid_unicode(user):
-        raise RequestError(f"user must be valid Unicode, not {short_repr(user)}")
+        raise RequestError(f"{name} must be valid Unicode, not {short_repr(user)}")
     return user
 
 
 def is_valid_unicode(text: str) -> bool:
-    """False for half a surrogate pair, which JSON can spell but UTF-8 cannot encode."""
+    """Return False for half a surrogate pair, which JSON can spell but UTF-8 cannot encode."""
     if text.isascii():
         return True
     try:
@@ -288,3 +281,14 @@ def _positive(name: str, value: Any) -> int:
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise RequestError(f"{name} must be an integer of at least 1, not {short_repr(value)}")
     return number
+
+
+_READERS: Mapping[str, Callable[[str, Any], Any]] = {
+    "history": _item_ids,
+    "deny_item_ids": _item_ids,
+    "num_items": _positive,
+    "user": _user,
+    "num_beams": _positive,
+    "deadline_s": _seconds,
+}
+_OPTIONAL = ("user", "num_beams", "deadline_s")

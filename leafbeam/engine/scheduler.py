@@ -204,7 +204,7 @@ class Scheduler:
         self.counts.add("cancelled", "waiting" if was_waiting else "running")
 
     def _seconds_until_free(self, now: float) -> float:
-        """Predicted seconds until a worker is idle."""
+        """Return the predicted seconds until a worker is idle."""
         if len(self._running) < self._settings.workers:
             return 0.0
         return max(0.0, min(running.since + running.batch.p95_s for running in self._running.values()) - now)

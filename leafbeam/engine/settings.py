@@ -111,7 +111,7 @@ class Settings:
 
     @property
     def beams(self) -> int:
-        """The number of beams of a typical search, and of items that the model adds to a fused ranking."""
+        """Return the number of beams of a typical search, and of items that the model adds to a fused ranking."""
         return self.num_beams or _TYPICAL_BEAMS
 
     @property

@@ -12,11 +12,10 @@ from leafbeam.catalog import Catalog
 from leafbeam.decode import SearchResult
 from leafbeam.engine.batcher import BatchSize
 from leafbeam.engine.decoder import Decoder
-from leafbeam.engine.precision import PrecisionReport, compare_precisions
 from leafbeam.engine.prepare import RequestPreparer
 from leafbeam.engine.request import ItemId, PendingRequest, Request, Scoring
 from leafbeam.engine.settings import Settings
-from leafbeam.engine.threads import ThreadTimes, measure_threads
+from leafbeam.engine.tuning import PrecisionReport, ThreadTimes, compare_precisions, measure_threads
 from leafbeam.index import Trie, Version
 
 _MAX_CALIBRATION_S = 1.0
@@ -25,7 +24,7 @@ _COMPARED_ITEMS = 20  # of each history that precisions are compared on
 
 
 def warm_up_requests(version: Version, num_beams: int) -> Iterator[Request]:
-    """One request for each scoring, with one beam and with `num_beams`."""
+    """Yield one request for each scoring, with one beam and with `num_beams`."""
     item = _live_item(version)
     for scoring in get_args(Scoring):
         for beams in (1, num_beams):
@@ -66,7 +65,7 @@ def choose_threads(
 def measure_precision(
     preparer: RequestPreparer, settings: Settings, float32: Decoder, bfloat16: Decoder, clock: Callable[[], float]
 ) -> PrecisionReport:
-    """Both precisions, on a batch of one request and on one of several, of histories drawn from the index."""
+    """Compare both precisions, on a batch of one request and on one of several, of histories drawn from the index."""
     rng = np.random.default_rng(0)
     items = max(preparer.version.segments, key=lambda segment: segment.num_items).trie.items
     length = min(preparer.max_history, _COMPARED_ITEMS) if items.num_items else 0

@@ -124,6 +124,6 @@ class SourceColumns:
 
 
 def check_max_changes(max_changes: int) -> None:
-    """Raises ArgumentError."""
+    """Check the largest number of changes of a batch. Raises ArgumentError."""
     if not 1 <= max_changes <= MAX_CHANGES:
         raise ArgumentError(f"a batch may have 1 to {MAX_CHANGES:,} changes, not {max_changes:,}")

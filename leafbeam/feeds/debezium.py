@@ -54,7 +54,7 @@ def read_envelope(value: bytes, key: bytes | None, columns: SourceColumns) -> tu
 
 
 def _payload_of(content: bytes, what: str) -> tuple[Any, Mapping[str, Any]]:
-    """(schema or None, payload) of a message's part, which may be the payload alone."""
+    """Return (schema or None, payload) of a message's part, which may be the payload alone."""
     try:
         found = msgspec.json.decode(content)
         check_keys(content, 0)
@@ -70,7 +70,7 @@ def _payload_of(content: bytes, what: str) -> tuple[Any, Mapping[str, Any]]:
 
 
 def _kinds_of(schema: Any) -> dict[str, tuple[str, Mapping[str, Any]]]:
-    """(type's name, its parameters) of the columns of the row after that have a type with a name."""
+    """Return (type's name, its parameters) of the columns of the row after that have a type with a name."""
     if schema is None:
         return {}
     try:

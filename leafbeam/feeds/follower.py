@@ -94,7 +94,7 @@ def _make(name: str, batch: Batch, client: Client, done: Followed, *, is_text: b
 
 
 def _send(client: Client, operation: Operation, rows: Sequence[Mapping[str, Any]], key: str) -> ChangeAnswer:
-    """Return the digest is of the content, which is another once bad changes are left out."""
+    """Send rows. Their key has a digest of the content, which is another once bad changes are left out."""
     key = f"{key}-{operation}-{blake2b(encode_lines(rows), digest_size=8).hexdigest()}"
     if operation == "put":
         return client.import_items(rows, key=key)
@@ -118,7 +118,7 @@ def _skip(name: str, bad: Mapping[str, str], done: Followed, *, skip_bad: bool) 
 
 
 def _latest(changes: Iterable[ItemChange], *, is_text: bool) -> list[ItemChange]:
-    """One change an item: the last, with which a patch after a put or a patch is merged. is_text: ids are sent as text."""
+    """Return the last change of each item; a patch is merged with a put or patch before it. is_text: ids are sent as text."""
     latest: dict[int | str, ItemChange] = {}
     for change in changes:
         item_id = change.row["item_id"]

@@ -54,7 +54,7 @@ class IcebergSource:
         return self._try(f"snapshot {version}", scan.to_arrow)
 
     def _try(self, what: str, call: Callable[[], T]) -> T:
-        """Raises FeedError for any error: those of pyiceberg and of its catalogs have no class in common."""
+        """Call a function of pyiceberg. Raises FeedError for any error, because they have no class in common."""
         try:
             return call()
         except Exception as error:

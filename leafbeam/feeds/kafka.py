@@ -241,7 +241,7 @@ class KafkaFeed:
 
 
 def _pending_of(metadata: str, name: str) -> tuple[int, str]:
-    """(end, key) of the batch under way. Raises FeedError."""
+    """Return (end, key) of the batch under way. Raises FeedError."""
     try:
         content = json.loads(metadata)
         until, key = content["until"], content["key"]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
 
-from leafbeam.catalog.sources import quoted
+from leafbeam.catalog.sessions import quoted
 from leafbeam.errors import DataError, FeedError, short_repr
 from leafbeam.extras import optional_imports
 from leafbeam.feeds.batch import Batch, ItemChange, SourceColumns, Start, check_max_changes
@@ -203,7 +203,7 @@ class TableFeed:
             try:
                 if problem:
                     raise DataError(problem)
-                if number < changes.num_put:
+                if number < len(changes.put):
                     made.append(ItemChange(operation="put", row=self._columns.row(row), place=place))
                 else:
                     made.append(ItemChange(operation="delete", row={"item_id": self._columns.id_of(row)}, place=place))
@@ -221,10 +221,6 @@ class _Differences:
 
     def __len__(self) -> int:
         return len(self.put) + len(self.delete)
-
-    @property
-    def num_put(self) -> int:
-        return len(self.put)
 
     def rows(self, begin: int, until: int) -> list[tuple[dict[str, Any], str]]:
         """Return changes `begin` up to `until` (excluded) as JSON values, each with its problem, or ""."""

@@ -74,14 +74,12 @@ class Change:
     def counts(self, version: Version, num_lines: int) -> ChangeAnswer:
         """Return the effect on a version. num_lines: the lines of the request, to count items to delete that do not exist."""
         live_n = version.knows(self.item_ids) if self.item_ids else np.zeros(0, np.bool_)
+        num_live, before = int(live_n.sum()), version.number
         if self.operation == "delete":
-            deleted = int(live_n.sum())
-            number, ignored = version.number + (deleted > 0), num_lines - deleted
-            return ChangeAnswer(inserted=0, updated=0, deleted=deleted, ignored=ignored, number=number)
-        moves = any(codes is not None for codes in self._new_codes(version, live_n))
-        inserted = int((~live_n).sum())
-        updated, number = int(live_n.sum()), version.number + moves
-        return ChangeAnswer(inserted=inserted, updated=updated, deleted=0, ignored=0, number=number)
+            ignored, number = num_lines - num_live, before + (num_live > 0)
+            return ChangeAnswer(inserted=0, updated=0, deleted=num_live, ignored=ignored, number=number)
+        number = before + any(codes is not None for codes in self._new_codes(version, live_n))
+        return ChangeAnswer(inserted=len(live_n) - num_live, updated=num_live, deleted=0, ignored=0, number=number)
 
     def make(self, transaction: CatalogTransaction, version: Version) -> None:
         """Add the change to a transaction on a version."""

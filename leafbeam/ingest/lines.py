@@ -96,7 +96,7 @@ class Lines:
 
     @classmethod
     def of_rows(cls, rows: Iterable[Any]) -> "Lines":
-        """Items as mappings."""
+        """Return items that are mappings already."""
         return cls(enumerate(rows, 1))
 
     def check(self, problem_of: Callable[[ItemLine], str | None]) -> None:
@@ -112,7 +112,7 @@ class Lines:
 
 
 class _NoJson(str):
-    """Return why a line is not JSON."""
+    """A text that says why a line is not JSON."""
 
 
 def _decoded(body: bytes) -> Iterator[tuple[int, Any]]:

@@ -5,7 +5,6 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,14 +20,6 @@ from leafbeam.live.write_ahead_log import LogContents
 _ATTEMPTS = 5  # to read a directory that another process is writing
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Replayed:
-    """The commits in the logs of an opened directory, and the bytes of an incomplete record."""
-
-    num_commits: int = 0
-    truncated_bytes: int = 0
-
-
 class CommitStore:
     """A sequence of snapshots; with a directory, each is on disk before it becomes the current one.
 
@@ -36,7 +27,8 @@ class CommitStore:
 
     Args:
         journal: The journal that has the commits in place of the directory's own log.
-        replayed: The commits and bytes that `open` read.
+        num_replayed: The number of commits that `open` found in the logs.
+        truncated_bytes: The bytes of an incomplete record that it found.
     """
 
     def __init__(
@@ -46,12 +38,13 @@ class CommitStore:
         *,
         read_only: bool = False,
         journal: Journal | None = None,
-        replayed: Replayed | None = None,
+        num_replayed: int = 0,
+        truncated_bytes: int = 0,
     ) -> None:
         self.snapshot = snapshot
         self.write_lock = threading.Lock()
         self.before_switch: Callable[[Trie], None] | None = None
-        self.replayed = replayed or Replayed()
+        self.num_replayed, self.truncated_bytes = num_replayed, truncated_bytes
         self._directory, self._journal = directory, journal
         self._closed = "the index was opened with read_only=True: open it for writing to change it" if read_only else None
         self._failure: str | None = None
@@ -71,8 +64,14 @@ class CommitStore:
         except BaseException:
             directory.close(discard=True)
             raise
-        replayed = Replayed(num_commits=len(write_sets), truncated_bytes=contents.truncated_bytes)
-        return cls(snapshot, None if read_only else directory, read_only=read_only, journal=journal, replayed=replayed)
+        return cls(
+            snapshot,
+            None if read_only else directory,
+            read_only=read_only,
+            journal=journal,
+            num_replayed=len(write_sets),
+            truncated_bytes=contents.truncated_bytes,
+        )
 
     @property
     def path(self) -> Path | None:
@@ -152,7 +151,8 @@ class CommitStore:
             if self.before_switch is not None:
                 self.before_switch(trie)
             if directory is not None:
-                next_base = directory.write_base(trie, begin.number, sync=directory.log.sync)
+                journal = directory.has_journal
+                next_base = directory.write_base(trie, begin.number, sync=directory.log.sync, has_journal=journal)
             # Commits made meanwhile: most are applied now, the few that come during that under the lock.
             with self.write_lock:
                 number = self.snapshot.number

@@ -66,7 +66,7 @@ class Manifest:
 
     @classmethod
     def decode(cls, data: bytes, path: Path) -> "Manifest":
-        """Raises LogError if these are not the bytes of a manifest."""
+        """Read the bytes of a manifest. Raises LogError if they are not."""
         damaged = f"{path} is not the manifest of a live index, or damaged; restore the directory from a copy"
         try:
             fields = json.loads(data)
@@ -129,7 +129,7 @@ class Directory:
         try:
             if _MANIFEST in disk.names(path):
                 raise LogError(f"{path} holds a live index already: open it, or choose another directory")
-            first = directory._write_base(trie, Manifest.of(0, trie.version, journal=has_journal), sync=sync)
+            first = directory.write_base(trie, 0, sync=sync, has_journal=has_journal)
             directory._log = first.log  # closed with the directory from here on
             directory.stage_manifest(first.manifest)
             disk.sync_path(path.parent)
@@ -198,7 +198,7 @@ class Directory:
             raise LogError(f"cannot read {path}: {error.strerror}") from error
 
     def _read(self) -> tuple[Trie, LogContents]:
-        """Manifest, base and log; read again if a writer replaced the files meanwhile."""
+        """Read the manifest, the base and the log; once more if a writer replaced the files meanwhile."""
         before: Manifest | None = None
         while True:
             manifest = self._read_manifest()
@@ -222,15 +222,12 @@ class Directory:
             self.manifest = manifest
             return trie, contents
 
-    def write_base(self, trie: Trie, number: int, *, sync: bool) -> NextBase:
+    def write_base(self, trie: Trie, number: int, *, sync: bool, has_journal: bool) -> NextBase:
         """Write a base and its empty log beside the current ones, synced. Raises OSError."""
-        return self._write_base(trie, Manifest.of(number, trie.version, journal=self.has_journal), sync=sync)
-
-    def _write_base(self, trie: Trie, manifest: Manifest, *, sync: bool) -> NextBase:
+        manifest = Manifest.of(number, trie.version, journal=has_journal)
         disk.save(trie, self.path / manifest.base)
         disk.sync_path(self.path / manifest.base)
-        path, number = self.path / manifest.log, manifest.number
-        log = WriteAheadLog.create(path, base_number=number, base_version=trie.version, sync=sync)
+        log = WriteAheadLog.create(self.path / manifest.log, base_number=number, base_version=trie.version, sync=sync)
         return NextBase(manifest=manifest, log=log)
 
     def stage_manifest(self, manifest: Manifest) -> None:

@@ -81,7 +81,7 @@ class Snapshot:
         return replace(after, delta=None, codes_DL=self.codes_DL[:0], ids_D=self.ids_D[:0])
 
     def merge(self, num_threads: int | None = None) -> Trie:
-        """One trie of all live items: those of the base in the caller's order, then those of the delta. Cost: a build."""
+        """Return one trie of all live items: those of the base, in the caller's order, then the delta's. Cost: a build."""
         trie = self.base.trie
         if self.delta is None and self.base.num_items == trie.num_items:
             return trie
@@ -133,7 +133,7 @@ def _without(segment: Segment, rows: NDArray[np.int64]) -> Segment:
 
 
 def _live_rows(segment: Segment | None) -> NDArray[np.bool_]:
-    """For each row, in the caller's order, whether it is live."""
+    """Return which rows are live, in the caller's order."""
     if segment is None:
         return np.zeros(0, np.bool_)
     if segment.live is None:

@@ -78,7 +78,7 @@ class WriteSet:
 
     @classmethod
     def combine(cls, write_sets: "Sequence[WriteSet]") -> "WriteSet":
-        """One write set with the effect of several in a row. Raises ValueError if one does not apply after those before it."""
+        """Return one write set with the effect of several in a row. Raises ValueError if one does not fit those before it."""
         if len(write_sets) == 1:
             return write_sets[0]
         ids = concat_ids([part for write_set in write_sets for part in (write_set.removed_R, write_set.added_A)])

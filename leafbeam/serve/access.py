@@ -1,7 +1,9 @@
 """Access: which requests a server answers to whom, and which sites' pages may read the answers (CORS)."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from http import HTTPStatus
 from typing import Literal
 from urllib.parse import urlsplit
@@ -9,6 +11,7 @@ from urllib.parse import urlsplit
 from starlette._utils import get_route_path  # as routes are matched; another way to cut the path could miss a scope
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
+from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as AsgiScope
 
@@ -17,8 +20,9 @@ from leafbeam.serve.errors import BodyError, error_response
 from leafbeam.serve.exposure import is_loopback
 from leafbeam.serve.keys import KeyFile, Scope
 from leafbeam.serve.observation import HEADER
-from leafbeam.serve.operations import Need
-from leafbeam.serve.routing import need_of
+from leafbeam.serve.operations import OPERATIONS, Need, Operation
+
+_PAGE = "/playground/"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +90,8 @@ class AccessMiddleware:
         self._app, self._access, self._refused = app, access, refused
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (need := _need_of(scope)) is not None:
+        # An application that is mounted in another has the path of the mount before its own.
+        if scope["type"] == "http" and (need := need_of(scope["method"], get_route_path(scope))) is not None:
             http = HttpRequest(scope)
             try:
                 self._access.check(http, need)
@@ -101,9 +106,30 @@ def _forbidden(message: str) -> BodyError:
     return BodyError(message, status=HTTPStatus.FORBIDDEN, reason="forbidden")
 
 
-def _need_of(scope: AsgiScope) -> Need | None:
-    """Return what a request needs; an application that is mounted in another has the path of the mount before its own."""
-    return need_of(scope["method"], get_route_path(scope))
+def need_of(method: str, path: str) -> Need | None:
+    """Return the scope that a request needs, or None for health checks and the files of the page.
+
+    "learn" is for counting interactions, which a server does only with --learn. A method that a path lacks needs the scope of
+    the last operation of that path; an unknown path needs "read".
+    """
+    if path == "/" or path.startswith(_PAGE):
+        return None
+    method = "GET" if method == "HEAD" else method
+    if (method, path) in (known := _needs_of_fixed_paths()):  # nearly every request, and faster than the patterns
+        return known[method, path]
+    at_path = [operation for pattern, operation in _patterns() if pattern.match(path)]
+    of_method = [operation for operation in at_path if operation.method == method]
+    return (of_method or at_path[-1:])[0].need if at_path else "read"
+
+
+@cache
+def _needs_of_fixed_paths() -> dict[tuple[str, str], Need | None]:
+    return {(operation.method, operation.path): operation.need for operation in OPERATIONS if "{" not in operation.path}
+
+
+@cache
+def _patterns() -> list[tuple[re.Pattern[str], Operation]]:
+    return [(compile_path(operation.route_path)[0], operation) for operation in OPERATIONS]
 
 
 _EXPOSED = ("retry-after", HEADER)

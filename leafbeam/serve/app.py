@@ -1,11 +1,12 @@
 """The HTTP interface of an engine, a language model, or both."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,7 +16,9 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request as HttpRequest
 from starlette.responses import HTMLResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 
 from leafbeam.engine import Engine
 from leafbeam.engine.search_widths import SearchWidths
@@ -25,22 +28,30 @@ from leafbeam.serve.access import Access, AccessMiddleware, with_cors
 from leafbeam.serve.catalog_routes import CatalogRoutes
 from leafbeam.serve.completions import CompletionRoutes
 from leafbeam.serve.config import ServerConfig
-from leafbeam.serve.errors import UnexpectedErrorMiddleware, http_error
+from leafbeam.serve.errors import Handler, UnexpectedErrorMiddleware, http_error
 from leafbeam.serve.exchange import Bounds, json_response
 from leafbeam.serve.executors import BoundedExecutor, in_own_thread
-from leafbeam.serve.item_search import ItemSearchRoute
-from leafbeam.serve.items import item_routes, slow_batch_answer
+from leafbeam.serve.items import item_handlers, slow_batch_answer
 from leafbeam.serve.metrics import Metrics
 from leafbeam.serve.observation import Observation, ObservationMiddleware, RequestIdMiddleware
 from leafbeam.serve.openapi import document_of, page_of
-from leafbeam.serve.page import playground_routes
-from leafbeam.serve.routing import routes_of
+from leafbeam.serve.operations import OPERATIONS
 from leafbeam.serve.schema import Health, LearntWidths, Readiness, SlowBatchesAnswer
 from leafbeam.text import TextService
 
 MAX_PENDING = {"changes": 16, "look-ups": 16, "interactions": 256}  # that wait for the disk; more get 429
 _READ_THREADS = 4
 NO_WRITER = "this server was started without a place to keep changes: see `leafbeam serve --changes`"
+
+FILES = Path(__file__).parent / "playground"
+# No inline script or style, nothing from elsewhere; no frame of another site.
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",  # asked for again each time, and answered with 304
+}
 
 
 def create_app(
@@ -52,7 +63,6 @@ def create_app(
     writer: CatalogWriter | str = NO_WRITER,
     access: Access | None = None,
     observation: Observation | None = None,
-    num_http_workers: Callable[[], int] = lambda: 0,
 ) -> Starlette:
     """Return the ASGI application of an engine, a language model, or both, which start and stop with it.
 
@@ -64,7 +74,6 @@ def create_app(
         writer: Changes the engine's catalog for clients; or why it cannot be changed.
         access: Who may do what; by default, programs on this machine may change the catalog.
         observation: Logs and traces requests; by default it logs them as `config` says.
-        num_http_workers: Called for the number of processes for HTTP that live.
     """
     if engine is None and text is None:
         raise ArgumentError("there is nothing to serve: pass an engine, a text service, or both")
@@ -76,7 +85,11 @@ def create_app(
     writes, reads, counting = (
         BoundedExecutor(what, number, _READ_THREADS if what == "look-ups" else 1) for what, number in MAX_PENDING.items()
     )
-    catalog = None if engine is None else CatalogRoutes(engine, writer, metrics, batch_bounds, writes=writes, reads=reads)
+    handlers = CompletionRoutes(engine, text, metrics, bounds).handlers
+    handlers |= _state_handlers(engine, text, metrics, access)
+    if engine is not None:
+        handlers |= item_handlers(engine, metrics, bounds, counting)
+        handlers |= CatalogRoutes(engine, writer, metrics, batch_bounds, writes=writes, reads=reads).handlers
     document = document_of(
         None if engine is None else engine.limits,
         has_text=text is not None,
@@ -101,12 +114,12 @@ def create_app(
 
     app = Starlette(
         routes=[
-            *([] if engine is None else item_routes(engine, metrics, bounds, counting)),
-            *([] if engine is None else [ItemSearchRoute(engine, reads).route]),
+            *(
+                Route(operation.route_path, handlers[operation.name], methods=[operation.method])
+                for operation in OPERATIONS
+                if operation.name in handlers
+            ),
             *([] if engine is None else playground_routes()),
-            *([] if catalog is None else catalog.routes),
-            *CompletionRoutes(engine, text, metrics, bounds).routes,
-            *_state_routes(engine, text, metrics, access, num_http_workers),
             *_document_routes(document),
         ],
         exception_handlers={HTTPException: http_error},
@@ -125,16 +138,14 @@ def create_app(
     return app
 
 
-def _state_routes(
-    engine: Engine | None, text: TextService | None, metrics: Metrics, access: Access, num_http_workers: Callable[[], int]
-) -> list[Route]:
-    """Return the routes that say how the server is."""
+def _state_handlers(engine: Engine | None, text: TextService | None, metrics: Metrics, access: Access) -> dict[str, Handler]:
+    """Return the handlers that say how the server is, by operation."""
 
     async def healthz(http: HttpRequest) -> Response:
         return json_response(Health())
 
     async def readyz(http: HttpRequest) -> Response:
-        readiness = _readiness(engine, text, num_http_workers())
+        readiness = _readiness(engine, text, metrics.num_http_workers())
         if not access.is_known(http):
             readiness = msgspec.structs.replace(readiness, rules={})
         return json_response(readiness, HTTPStatus.OK if readiness.ready else HTTPStatus.SERVICE_UNAVAILABLE)
@@ -146,8 +157,8 @@ def _state_routes(
     async def prometheus(http: HttpRequest) -> Response:
         return Response(metrics.page(), media_type=CONTENT_TYPE_LATEST)
 
-    own = {"get_health": healthz, "get_readiness": readyz, "get_metrics": prometheus}
-    return routes_of(own if engine is None else {"list_slow_batches": slow_batches, **own})
+    own: dict[str, Handler] = {"get_health": healthz, "get_readiness": readyz, "get_metrics": prometheus}
+    return own if engine is None else {"list_slow_batches": slow_batches, **own}
 
 
 def _document_routes(document: dict[str, Any]) -> list[Route]:
@@ -189,3 +200,20 @@ def _learnt(search_widths: SearchWidths) -> tuple[LearntWidths, ...]:
         LearntWidths(num_items=kind.num_items, share=2.0**kind.octave, scoring=kind.scoring, widths=widths)
         for kind, widths in search_widths.learnt.items()
     )
+
+
+class _PageFiles(StaticFiles):
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        response.headers.update(_HEADERS)
+        return response
+
+
+def playground_routes() -> list[BaseRoute]:
+    """Return the routes of `/`, and of the scripts and styles that it loads."""
+    files = _PageFiles(directory=FILES)
+
+    async def page(http: HttpRequest) -> Response:
+        return await files.get_response("index.html", http.scope)
+
+    return [Route("/", page), Mount("/playground", files)]

@@ -8,7 +8,6 @@ from typing import TypeVar
 import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.routing import Route
 
 from leafbeam.catalog import Catalog
 from leafbeam.engine import Engine
@@ -26,12 +25,11 @@ from leafbeam.serve.catalog_schema import (
     RulesAnswer,
     SnapshotBody,
 )
-from leafbeam.serve.errors import BodyError, answering, catalog_error_response
+from leafbeam.serve.errors import BodyError, Handler, answering, catalog_error_response
 from leafbeam.serve.exchange import Bounds, decode_body, json_response, key_of, read_body
 from leafbeam.serve.executors import BoundedExecutor
-from leafbeam.serve.item_search import attributes_of
+from leafbeam.serve.item_search import ItemSearchRoute, attributes_of
 from leafbeam.serve.metrics import Metrics
-from leafbeam.serve.routing import routes_of
 
 _READERS: dict[str, Callable[[bytes], Lines]] = {
     "application/x-ndjson": Lines.of_json_lines,
@@ -61,11 +59,12 @@ class CatalogRoutes:
         self._writes, self._reads = writes, reads
 
     @property
-    def routes(self) -> list[Route]:
+    def handlers(self) -> dict[str, Handler]:
+        """Return the handlers by operation."""
         handlers = {
-            "put_items": self._put,
-            "patch_items": self._patch,
-            "delete_items": self._delete,
+            "put_items": self._change,
+            "patch_items": self._change,
+            "delete_items": self._change,
             "delete_item": self._delete_one,
             "get_item": self._item,
             "get_catalog": self._catalog,
@@ -78,24 +77,18 @@ class CatalogRoutes:
             "get_rule": self._rule,
             "put_rule": self._put_rule,
             "delete_rule": self._delete_rule,
+            "find_items": ItemSearchRoute(self._engine, self._reads).answer,
         }
-        return routes_of({name: answering(answer, catalog_error_response) for name, answer in handlers.items()})
+        return {name: answering(answer, catalog_error_response) for name, answer in handlers.items()}
 
-    async def _put(self, http: HttpRequest) -> Response:
-        return await self._change(http, lambda writer: writer.put)
-
-    async def _patch(self, http: HttpRequest) -> Response:
-        return await self._change(http, lambda writer: writer.patch)
-
-    async def _delete(self, http: HttpRequest) -> Response:
+    async def _change(self, http: HttpRequest) -> Response:
+        """Read the lines of a body, and make one change of them: put, patch or delete, as the method says."""
         missing = http.query_params.get("missing", "error")
-        if missing not in ("error", "ignore"):
+        if http.method == "DELETE" and missing not in ("error", "ignore"):
             raise BodyError(f"missing must be 'error' or 'ignore', not {missing[:40]!r}")
-        return await self._change(http, lambda writer: partial(writer.delete, missing_ok=missing == "ignore"))
-
-    async def _change(self, http: HttpRequest, method: Callable[[CatalogWriter], Callable[..., ChangeAnswer]]) -> Response:
-        """Read the lines of a body, and make one change of them."""
-        change = method(self._writable())
+        writer = self._writable()
+        delete = partial(writer.delete, missing_ok=missing == "ignore")
+        change = {"PUT": writer.put, "PATCH": writer.patch, "DELETE": delete}[http.method]
         kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
         reader = _READERS.get(kind)
         if reader is None:

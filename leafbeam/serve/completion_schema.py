@@ -7,10 +7,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from leafbeam.decode import Sampling
-from leafbeam.engine import ItemId, Request
 from leafbeam.errors import short_repr
 from leafbeam.serve.errors import BodyError
-from leafbeam.serve.schema import Id, Int64
+from leafbeam.serve.schema import Id, Int64, ItemId, RecommendBody, RequestFields
 
 # What clients send although it changes nothing; any other value would be ignored, and is refused.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -202,43 +201,30 @@ class ChatBody(TextOptions, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise BodyError(message, param="max_completion_tokens")
 
 
-class ItemCompletionBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ItemCompletionBody(RequestFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A request for items, as `/v1/recommend` answers it, for clients of OpenAI."""
 
     model: str
     prompt: Annotated[list[Id] | str, Meta(description="The history: item ids, oldest first; empty for none.")]
     n: Annotated[Int64 | None, Meta(description="The most items to return. Default 1.")] = None
     beam_width: Annotated[Int64 | None, Meta(description="`num_beams` of `/v1/recommend`.")] = None
-    rules: list[str] = []
-    filter: str | None = None
-    deny_item_ids: list[Id] = []
-    keep_history: bool = False
-    scoring: str = "full"
-    channel: str | None = None
-    user: Id | None = None
-    deadline_ms: float | None = None
     max_tokens: Annotated[Int64 | None, Meta(description="Changes nothing: an item has as many codes as it has.")] = None
     temperature: Annotated[float | None, Meta(description="0 or absent: items are ranked, not drawn.")] = None
     stream: bool | None = None
 
-    def to_request(self) -> Request:
-        """Return the engine's request. Raises BodyError, RequestError."""
+    def to_recommend(self) -> RecommendBody:
+        """Return the same request for `/v1/recommend`. Raises BodyError."""
         if self.stream:
             raise BodyError("stream: items are known at the end of the search, leave it out", param="stream")
         if self.temperature:
             raise BodyError("temperature: items are ranked, not drawn, leave it out", param="temperature")
         if isinstance(self.prompt, str) and self.prompt:
             raise BodyError("prompt: expected a list of item ids, the history", param="prompt")
-        shared: dict[str, Any] = {
-            name: getattr(self, name)
-            for name in ("rules", "filter", "deny_item_ids", "keep_history", "scoring", "channel", "user")
-        }
-        return Request(
-            history=() if isinstance(self.prompt, str) else tuple(self.prompt),
+        return RecommendBody(
+            history=[] if isinstance(self.prompt, str) else self.prompt,
             num_items=1 if self.n is None else self.n,
             num_beams=self.beam_width,
-            deadline_s=None if self.deadline_ms is None else self.deadline_ms / 1e3,
-            **shared,
+            **{name: getattr(self, name) for name in RequestFields.__struct_fields__},
         )
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.routing import Route
 
 from leafbeam.automata import Automaton
 from leafbeam.engine import Engine, Result
@@ -34,9 +33,8 @@ from leafbeam.serve.completion_schema import (
 )
 from leafbeam.serve.errors import BodyError, Handler, answering, openai_error, openai_error_response
 from leafbeam.serve.exchange import Bounds, decode_body, json_response, read_body, result_of
-from leafbeam.serve.items import result_for
+from leafbeam.serve.items import request_of, result_for
 from leafbeam.serve.metrics import Metrics, num_tokens
-from leafbeam.serve.routing import routes_of
 from leafbeam.serve.schema import ModelEntry, ModelsAnswer
 from leafbeam.serve.text_events import EventStream, TextEvents
 from leafbeam.text import Generation, TextGenerator, TextRequest, TextService
@@ -60,9 +58,13 @@ class CompletionRoutes:
             raise ArgumentError(f"the language model is called {ITEMS!r}, the name of the recommender: rename its directory")
 
     @property
-    def routes(self) -> list[Route]:
-        counted_routes = {"complete": self._counted(self._complete), "chat": self._counted(self._chat)}
-        return routes_of({**counted_routes, "list_models": self._models})
+    def handlers(self) -> dict[str, Handler]:
+        """Return the handlers by operation."""
+        return {
+            "complete": self._counted(self._complete),
+            "chat": self._counted(self._chat),
+            "list_models": self._models,
+        }
 
     async def _models(self, http: HttpRequest) -> Response:
         return json_response(ModelsAnswer(data=[ModelEntry(id=name, created=self._started) for name in self._names]))
@@ -114,10 +116,10 @@ class CompletionRoutes:
         raise BodyError(message, status=HTTPStatus.NOT_FOUND, reason="model_not_found", param="model")
 
     async def _recommend(self, http: HttpRequest, body: ItemCompletionBody) -> Response:
-        """Items as choices."""
+        """Answer with items as choices."""
         engine = self._engine
         assert engine is not None
-        arrived, request = engine.clock(), body.to_request()
+        arrived, request = engine.clock(), request_of(body.to_recommend())
         result = await result_for(http, request, arrived, engine, self._metrics, self._bounds)
         return json_response(_items_answer(result))
 
@@ -183,7 +185,7 @@ class _Plan:
     is_chat: bool
 
     def requests(self, prompts: Sequence[tuple[int, ...]], automaton: Automaton, generator: TextGenerator) -> list[TextRequest]:
-        """Raises ArgumentError."""
+        """Return a request for each prompt. Raises ArgumentError."""
         options, seed = self.options, self.options.seed
         max_tokens = generator.default_max_tokens(prompts) if self.max_tokens is None else self.max_tokens
         return [

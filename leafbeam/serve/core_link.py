@@ -63,7 +63,7 @@ class CoreLink(asyncio.Protocol):
 
     @property
     def num_running(self) -> int:
-        """Requests without an answer yet."""
+        """Return the number of requests without an answer yet."""
         return len(self._exchanges)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -60,7 +60,7 @@ class BodyError(RequestError):
 
 
 def _status_of(error: Exception) -> int:
-    """429 if overloaded, 503 if unavailable, 4xx for an error of the request, 500 for any other."""
+    """Return the status: 429 if overloaded, 503 if unavailable, 4xx for an error of the request, 500 for any other."""
     if isinstance(error, BodyError):
         return error.status
     kinds = {
@@ -94,15 +94,13 @@ def answering(handler: Handler, respond: "Callable[[Request, Exception], Respons
 
 def error_response(request: Request, error: Exception) -> Response:
     """Return the answer to a request that failed; a fault of the server is logged."""
-    if not isinstance(error, LeafbeamError):
-        return _unexpected(request.scope, error)
     status, details = _status_of(error), dict[str, Any]()
     if isinstance(error, OverloadedError):  # `Retry-After` is in whole seconds, the body in milliseconds
         details = {"reason": error.reason, "retry_after_ms": math.ceil(1e3 * error.retry_after_s)}
     if isinstance(error, BatchError):
         details = {"lines": {str(number): encodable(problem) for number, problem in error.lines.items()}}
     name = "RequestError" if isinstance(error, BodyError) else type(error).__name__
-    return _answer(request.scope, status, name, str(error), _headers(request, error, status), details)
+    return _answer(status, name, _message_of(error), _headers(request, error, status), details)
 
 
 def catalog_error_response(request: Request, error: Exception) -> Response:
@@ -147,17 +145,16 @@ def _headers(request: Request, error: Exception, status: int) -> dict[str, str]:
 
 
 def openai_error(error: Exception) -> tuple[int, OpenAIError]:
-    """(status, body) of a failure as OpenAI's clients expect it: 400 for all that is wrong with a request's content."""
+    """Return (status, body) of a failure as OpenAI's clients expect it: 400 for all that is wrong with a request's content."""
     if isinstance(error, RecursionError):
         error = BodyError("the body nests too deeply")
     status = HTTPStatus.BAD_REQUEST if isinstance(error, AutomatonError) else _status_of(error)
     status = HTTPStatus.BAD_REQUEST if status == HTTPStatus.UNPROCESSABLE_ENTITY else HTTPStatus(status)
     kinds = {HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error"}
     name = "RequestError" if isinstance(error, BodyError) else type(error).__name__
-    message = str(error) if isinstance(error, LeafbeamError) else "the server failed; its log says why"
     param = error.param if isinstance(error, BodyError) else error.pointer if isinstance(error, AutomatonError) else None
     detail = OpenAIErrorDetail(
-        message=encodable(message),
+        message=encodable(_message_of(error)),
         type=kinds.get(status) or ("server_error" if status >= 500 else "invalid_request_error"),
         param=None if param is None else encodable(param),
         code=error.reason if isinstance(error, RequestError) and status != HTTPStatus.BAD_REQUEST else name,
@@ -180,7 +177,7 @@ async def http_error(request: Request, error: Exception) -> Response:
         detail = OpenAIErrorDetail(message=message, type="invalid_request_error", param=None, code="RequestError")
         content = msgspec.json.encode(OpenAIError(detail))
         return Response(content, error.status_code, headers, "application/json")
-    return _answer(request.scope, error.status_code, "RequestError", message, headers)
+    return _answer(error.status_code, "RequestError", message, headers)
 
 
 def _methods_at(request: Request) -> list[str]:
@@ -210,14 +207,12 @@ class UnexpectedErrorMiddleware:
         except Exception as error:
             if started or scope["type"] != "http":
                 raise
-            await _unexpected(scope, error)(scope, receive, send)
+            await error_response(Request(scope), error)(scope, receive, send)
 
 
-def _unexpected(scope: Scope, error: Exception) -> Response:
-    """Return the answer to a request that failed with an error that is not one of leafbeam, and log it."""
-    _log_failure(scope, error)
-    message = "the server failed; its log says why"
-    return _answer(scope, HTTPStatus.INTERNAL_SERVER_ERROR, type(error).__name__, message)
+def _message_of(error: Exception) -> str:
+    """Return what a client reads of an error; one that is not of leafbeam may hold anything."""
+    return str(error) if isinstance(error, LeafbeamError) else "the server failed; its log says why"
 
 
 def _log_failure(scope: Scope, error: Exception) -> None:
@@ -227,14 +222,7 @@ def _log_failure(scope: Scope, error: Exception) -> None:
     log.error("%s %s failed (request %s)", scope["method"], route, request_id, exc_info=error, extra={"fields": fields})
 
 
-def _answer(
-    scope: Scope,
-    status: int,
-    name: str,
-    message: str,
-    headers: dict[str, str] | None = None,
-    details: dict[str, Any] | None = None,
-) -> Response:
+def _answer(status: int, name: str, message: str, headers: dict[str, str], details: dict[str, Any] | None = None) -> Response:
     detail = ErrorDetail(type=name, message=encodable(message), **(details or {}))
     return Response(msgspec.json.encode(ErrorAnswer(detail)), status, headers, "application/json")
 
@@ -248,7 +236,7 @@ _PLACE = re.compile(r"^(.*?)(?: - at (?:key in )?`\$\.?(.*)`)?$", re.DOTALL)
 
 
 def describe(error: msgspec.ValidationError, body: Any = None) -> str:
-    """msgspec's error in the field's words: where, what was expected, what came. body: the type that was expected."""
+    """Say in the words of the interface what msgspec's error says: where, what was expected, what came. body: that type."""
     found = _PLACE.match(str(error))
     assert found is not None
     text, field = found[1].replace("`", ""), (found[2] or "the body")[:80]

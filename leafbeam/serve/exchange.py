@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from leafbeam.errors import ArgumentError, UnavailableError, counted
+from leafbeam.errors import UnavailableError, counted
 from leafbeam.json_reader import DoubledKeyError, check_keys
 from leafbeam.serve.errors import BodyError, describe
 from leafbeam.serve.operations import BY_NAME
@@ -38,10 +38,6 @@ class Bounds:
     max_body_bytes: int = 1 << 20
     max_body_s: float = 10.0
     answer_s: float = 60.0
-
-    def __post_init__(self) -> None:
-        if self.max_body_bytes < 1 or min(self.max_body_s, self.answer_s) <= 0:
-            raise ArgumentError("max_body_bytes, max_body_s and answer_s must be above 0")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -57,7 +57,10 @@ class _WorkerApp:
         http = HttpRequest(scope, receive)
         try:
             request, content = await self._read(http)
-            deadline = None if content is None else self._deadline_of(content)
+            deadline = None
+            if content is not None:
+                seconds = self._setup.deadline_s if content.deadline_ms is None else content.deadline_ms / 1e3
+                deadline = asyncio.get_running_loop().time() + min(seconds, _MAX_DEADLINE_S)
             await self._link.forward(request, receive, send, deadline=deadline)
         except ClientDisconnect:
             pass
@@ -79,11 +82,6 @@ class _WorkerApp:
         except BodyError as error:  # the core refuses it, after it has looked at the client's key
             return Open(0, head, refusal=Refusal.of(error), arrived=time.monotonic()), None
         return Open(0, head, body, arrived=arrived), content
-
-    def _deadline_of(self, content: RecommendBody) -> float:
-        """By the clock of the event loop."""
-        deadline_s = self._setup.deadline_s if content.deadline_ms is None else content.deadline_ms / 1e3
-        return asyncio.get_running_loop().time() + min(deadline_s, _MAX_DEADLINE_S)
 
 
 class _WorkerServer(uvicorn.Server):

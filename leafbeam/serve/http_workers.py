@@ -68,7 +68,7 @@ class HttpWorkers:
 
     @property
     def num_alive(self) -> int:
-        """Workers that accept connections."""
+        """Return the number of workers that accept connections."""
         return sum(worker.is_alive for worker in self._workers.values())
 
     @property
@@ -78,7 +78,7 @@ class HttpWorkers:
 
     @property
     def num_running(self) -> int:
-        """Requests of all that have no answer yet."""
+        """Return the number of requests, of all workers, that have no answer yet."""
         return sum(worker.link.num_running for worker in self._workers.values())
 
     async def start(self) -> None:
@@ -186,7 +186,7 @@ def _start_process(link: socket.socket, listening: socket.socket) -> "subprocess
 
 
 def _end_process(process: "subprocess.Popen[bytes]") -> int:
-    """Its exit status, minus the signal that ended it."""
+    """Return its exit status, or minus the signal that ended it."""
     try:
         return process.wait(_END_S)
     except subprocess.TimeoutExpired:

@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.routing import Route
 
 from leafbeam.catalog import Expression
 from leafbeam.catalog.items_table import title_column
@@ -20,9 +19,8 @@ from leafbeam.ids import is_possible, parse_id
 from leafbeam.index import Version
 from leafbeam.index.items import decode_ids
 from leafbeam.serve.catalog_schema import MAX_CHARACTERS, MAX_ITEMS, FoundItem, FoundItems
-from leafbeam.serve.errors import BodyError, answering, catalog_error_response
+from leafbeam.serve.errors import BodyError
 from leafbeam.serve.executors import BoundedExecutor
-from leafbeam.serve.routing import routes_of
 from leafbeam.tables.as_json import rows_of
 
 _MAX_BYTES = 4 << 20  # of the attributes in an answer, as Arrow has them
@@ -35,11 +33,7 @@ class ItemSearchRoute:
     def __init__(self, engine: Engine, lookups: BoundedExecutor) -> None:
         self._engine, self._lookups = engine, lookups
 
-    @property
-    def route(self) -> Route:
-        return routes_of({"find_items": answering(self._answer, catalog_error_response)})[0]
-
-    async def _answer(self, http: HttpRequest) -> Response:
+    async def answer(self, http: HttpRequest) -> Response:
         return Response(await self._found(http), media_type="application/json")
 
     async def _found(self, http: HttpRequest) -> bytes:
@@ -103,7 +97,7 @@ def attributes_of(table: pa.Table) -> list[dict[str, Any]]:
 
 
 def _bare(version: Version, query: str, texts: list[str], limit: int) -> FoundItems:
-    """Items of an index without a catalog: those of the ids, or the one whose id the query is, or the first ones."""
+    """Return items of an index without a catalog: those of the ids, or the one whose id the query is, or the first ones."""
     if texts:
         ids = [_id_of(text, version) for text in texts]
     elif query:

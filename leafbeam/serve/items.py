@@ -10,12 +10,11 @@ import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.routing import Route
 
 from leafbeam.decode import BeamLevel
 from leafbeam.engine import Engine, Limits, Request, Result, SlowBatch
 from leafbeam.errors import RequestError
-from leafbeam.serve.errors import answering
+from leafbeam.serve.errors import Handler, answering
 from leafbeam.serve.exchange import (
     Bounds,
     EarlyBody,
@@ -30,7 +29,6 @@ from leafbeam.serve.exchange import (
 from leafbeam.serve.executors import BoundedExecutor
 from leafbeam.serve.metrics import Metrics
 from leafbeam.serve.observation import note_answer
-from leafbeam.serve.routing import routes_of
 from leafbeam.serve.schema import (
     InteractionsAnswer,
     InteractionsBody,
@@ -47,8 +45,8 @@ _INLINE_IDS = 512  # more ids are looked up in a thread; for fewer, changing thr
 _INTERACTIONS_DECODER = msgspec.json.Decoder(InteractionsBody)
 
 
-def item_routes(engine: Engine, metrics: Metrics, bounds: Bounds, counting: BoundedExecutor) -> list[Route]:
-    """Return the routes that answer with items, and that count interactions. counting: writes these to disk."""
+def item_handlers(engine: Engine, metrics: Metrics, bounds: Bounds, counting: BoundedExecutor) -> dict[str, Handler]:
+    """Return the handlers that answer with items, and that count interactions, by operation. counting: writes these to disk."""
 
     async def answer(http: HttpRequest) -> Response:
         """Read, parse once, submit, wait."""
@@ -83,7 +81,7 @@ def item_routes(engine: Engine, metrics: Metrics, bounds: Bounds, counting: Boun
         return json_response(InteractionsAnswer(pairs=await counting.run(lambda: engine.observe(events, request))))
 
     answered = answering(answer)
-    return routes_of({"recommend": recommend, "count_interactions": answering(interactions)})
+    return {"recommend": recommend, "count_interactions": answering(interactions)}
 
 
 async def result_for(
@@ -131,8 +129,9 @@ def max_values(limits: Limits) -> int:
 
 def request_of(body: RecommendBody) -> Request:
     """Return the engine's request. Raises RequestError for a value out of range."""
-    values: dict[str, Any] = {name: getattr(body, name) for name in body.__struct_fields__ if name != "deadline_ms"}
-    return Request(**values, deadline_s=None if body.deadline_ms is None else body.deadline_ms / 1e3)
+    values = msgspec.structs.asdict(body)
+    deadline_ms = values.pop("deadline_ms")
+    return Request(**values, deadline_s=None if deadline_ms is None else deadline_ms / 1e3)
 
 
 def recommend_answer(result: Result, *, explain: bool = False) -> RecommendAnswer:

@@ -19,6 +19,8 @@ _STAGES = ("prepare", "queue", "prefill", "rounds", "constrain", "postprocess", 
 class Metrics:
     """The metrics of one server, with a registry of their own. The engine's and the texts' state is read when a page is made.
 
+    num_http_workers: is called for the number of processes for HTTP that live.
+
     >>> metrics.observe(200, 0.012); metrics.page()     # doctest: +SKIP
     """
 
@@ -51,7 +53,9 @@ class Metrics:
         self._access = Counter(
             "leafbeam_access_refused", "Requests refused before they were read", ["reason"], registry=registry
         )
-        self._http_workers = Gauge("leafbeam_http_workers", "HTTP processes that accept connections", registry=registry)
+        self.num_http_workers: Callable[[], int] = lambda: 0
+        http_workers = Gauge("leafbeam_http_workers", "HTTP processes that accept connections", registry=registry)
+        http_workers.set_function(lambda: self.num_http_workers())
         self._http_worker_restarts = Counter(
             "leafbeam_http_worker_restarts", "HTTP processes started in place of one that ended", registry=registry
         )
@@ -118,10 +122,6 @@ class Metrics:
     def observe_http_worker_restart(self) -> None:
         """Count an HTTP worker that ended and is started again."""
         self._http_worker_restarts.inc()
-
-    def follow_http_workers(self, num_alive: Callable[[], int]) -> None:
-        """Report the HTTP workers that live."""
-        self._http_workers.set_function(num_alive)
 
     def page(self) -> bytes:
         """Return all metrics as text for Prometheus."""

@@ -5,12 +5,13 @@ import inspect
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from leafbeam.catalog.expression import MAX_CHARACTERS as MAX_EXPRESSION
-from leafbeam.engine import Limits
+from leafbeam.config_file import meanings_of
+from leafbeam.engine import Channel, Limits, Request, Result, Scoring, Timings
 from leafbeam.serve import catalog_schema
 from leafbeam.serve.completion_schema import (
     ChatAnswer,
@@ -47,6 +48,7 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
     "RecommendBody": {"history": ["B0009V1YR8"], "num_items": 10, "rules": ["in_stock"], "deny_item_ids": ["B00021DPQK"]},
     "CompletionBody": {"model": "Qwen3-0.6B", "prompt": "A lamp is a", "guided_choice": ["thing", "person"]},
 }
+_SOURCES = {"RecommendBody": Request, "ItemCompletionBody": Request, "RecommendAnswer": Result, "TimingsAnswer": Timings}
 _REF = "#/components/schemas/{name}"
 
 _KEY_SCHEME = "key"
@@ -130,6 +132,15 @@ def _components(limits: Limits | None, types: list[type]) -> dict[str, Any]:
     if limits is None:
         return schemas
     schemas["ItemBody"]["additionalProperties"] = True  # attributes
+    for name, source in _SOURCES.items():
+        meanings, properties = meanings_of(source), schemas[name]["properties"]
+        described = {
+            field: {**properties.pop(field), "description": meanings[field]} for field in meanings if field in properties
+        }
+        schemas[name]["properties"] = described | properties
+    for name in ("RecommendBody", "ItemCompletionBody"):
+        schemas[name]["properties"]["scoring"]["enum"] = list(get_args(Scoring))
+        schemas[name]["properties"]["channel"]["enum"] = [*get_args(Channel), None]
     properties = schemas["RecommendBody"]["properties"]
     properties["filter"]["maxLength"] = MAX_EXPRESSION
     maxima = {"num_items": limits.max_items, "num_beams": limits.max_beams, "deadline_ms": limits.max_deadline_s * 1000}

@@ -113,6 +113,11 @@ class Operation:
     failure: str = "ErrorAnswer"
     done: str = "Done"
 
+    @property
+    def route_path(self) -> str:
+        """Return the path in the form that Starlette expects; the id of an item may contain slashes."""
+        return self.path.replace("{item_id}", "{item_id:path}")
+
 
 def _asked(name: str, path: str, summary: str, answer: str, body: tuple[str, ...], **more: Any) -> Operation:
     shared: dict[str, Any] = {"method": "POST", "need": "read", "failures": _ASKED, "done": "Answered"}

@@ -1,6 +1,7 @@
 """The JSON of the HTTP interface: types are checked here, strictly; values by `Request` and `Limits`, as in Python.
 
-Clients read these types too, so that this module needs nothing but msgspec.
+Clients read these types too, so that this module needs nothing but msgspec. The OpenAPI document takes the words for the fields
+of requests and answers from `leafbeam.engine.Request`, `Result` and `Timings`.
 """
 
 from typing import Annotated
@@ -12,58 +13,18 @@ from msgspec import Meta, Struct
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Id = Int64 | str
 ItemId = int | str
-# Bounds that the engine checks, with its own messages, are for the reader of the schema alone.
-_BEAMS = Meta(
-    description="A fixed number of beams, raised to `num_items`, because a beam finds one item. Default: the server's, or as "
-    "many as the proof needs that the answer is the best allowed list."
-)
 
 
-class RecommendBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A request. Every field has a default: `{}` asks for items without a history."""
+class RequestFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields that all requests for items have, as `leafbeam.engine.Request` describes and checks them."""
 
-    history: Annotated[
-        list[Id], Meta(description="Item ids, oldest first. Ids that the index does not have are left out and reported.")
-    ] = []
-    user: Annotated[
-        Id | None,
-        Meta(description="Whose history it is, for models with user tokens; `read_user` of the answer says if it was read."),
-    ] = None
-    num_items: Annotated[
-        Int64,
-        Meta(description="The most items to return; fewer come back if the rules allow fewer."),
-    ] = 10
-    rules: Annotated[
-        list[str], Meta(description="Names of rules of the catalog. Every item returned is allowed by all of them.")
-    ] = []
-    filter: Annotated[
-        str | None,
-        Meta(
-            description="An expression over rule names that must hold too: `&` and, `|` or, `-` and not, and parentheses, with "
-            "the precedence of Python, such as `(fresh | promo) & in_stock - adult`. A `-` needs a space on its left.",
-        ),
-    ] = None
-    deny_item_ids: Annotated[list[Id], Meta(description="Items that must not be returned, on top of the rules.")] = []
-    keep_history: Annotated[bool, Meta(description="Whether items of the history may be returned too.")] = False
-    num_beams: Annotated[Int64 | None, _BEAMS] = None
-    scoring: Annotated[
-        str,
-        Meta(
-            description="`full`: log probabilities over each level's whole codebook. `allowed`: over the legal codes only.",
-            extra_json_schema={"enum": ["full", "allowed"]},
-        ),
-    ] = "full"
-    channel: Annotated[
-        str | None,
-        Meta(
-            description="Who ranks: `model`, the search; `memory`, the item memory without a search; `fused`, both. Default: "
-            "`fused` if the server has an item memory, else `model`.",
-            extra_json_schema={"enum": ["model", "memory", "fused", None]},
-        ),
-    ] = None
-    explain: Annotated[
-        bool, Meta(description="Whether the answer has `levels`. Such requests form batches of their own, and take longer.")
-    ] = False
+    user: Id | None = None
+    rules: list[str] = []
+    filter: str | None = None
+    deny_item_ids: list[Id] = []
+    keep_history: bool = False
+    scoring: str = "full"
+    channel: str | None = None
     deadline_ms: Annotated[
         float | None,
         Meta(
@@ -72,6 +33,15 @@ class RecommendBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             extra_json_schema={"exclusiveMinimum": 0},
         ),
     ] = None
+
+
+class RecommendBody(RequestFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A request. Every field has a default: `{}` asks for items without a history."""
+
+    history: list[Id] = []
+    num_items: Int64 = 10
+    num_beams: Int64 | None = None
+    explain: bool = False
 
 
 class InteractionBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -96,12 +66,12 @@ class InteractionsAnswer(Struct, frozen=True, kw_only=True):
 class TimingsAnswer(Struct, frozen=True, kw_only=True):
     """Milliseconds of each stage. `prefill`, `rounds` and `constrain` are those of the whole batch."""
 
-    prepare: Annotated[float, Meta(description="Looking up ids, resolving rules.")]
-    queue: Annotated[float, Meta(description="Waiting for a batch.")]
-    prefill: Annotated[float, Meta(description="The forward pass of the prompts.")]
-    rounds: Annotated[float, Meta(description="The forward passes of the beams.")]
-    constrain: Annotated[float, Meta(description="Choosing legal codes.")]
-    postprocess: Annotated[float, Meta(description="From codes to item ids.")]
+    prepare: float
+    queue: float
+    prefill: float
+    rounds: float
+    constrain: float
+    postprocess: float
     total: Annotated[float, Meta(description="The sum.")]
 
 
@@ -129,66 +99,26 @@ class RecommendAnswer(Struct, frozen=True, kw_only=True):
     """Items, best first, all of them in the index and allowed by every rule of the request."""
 
     item_ids: tuple[ItemId, ...]
-    codes: Annotated[tuple[tuple[int, ...], ...], Meta(description="The Semantic ID of each item: one code per level.")]
-    scores: Annotated[
-        tuple[float, ...],
-        Meta(
-            description="If `model` ranked, log probabilities: items that share a SID share a score. Else sums of features, "
-            "comparable within one answer only."
-        ),
-    ]
-    channel: Annotated[str, Meta(description="Who ranked: `model`, `memory` or `fused`.")]
-    reasons: Annotated[
-        tuple[ReasonAnswer, ...],
-        Meta(
-            description="The largest part of each score, one an item; empty if `model` ranked. Allowed items that were not "
-            "found fill up a short answer of `memory` or `fused`: they come last, the most popular first, with the channel "
-            "`popular`."
-        ),
-    ]
-    num_valid: Annotated[
-        int, Meta(description="How many items are returned, `num_items` or fewer; 0 if none is left, see `empty_rules`.")
-    ]
-    empty_rules: Annotated[
-        tuple[str, ...],
-        Meta(
-            description="If no item is left: the rule, the pair of rules or the smallest set of them that already leaves none; "
-            "parts of `filter` as text. Where the rules leave items, `- deny_item_ids` and `- history`, which take these, "
-            "count as rules too. Else empty."
-        ),
-    ]
-    num_beams: Annotated[
-        int, Meta(description="Beams of the level that has the most in the search's first pass. 0 without a search.")
-    ]
-    exact: Annotated[
-        bool,
-        Meta(
-            description="Whether the items that the model found are proved to be its best allowed ones; `fused` ranks these. "
-            "Always true, unless the request or the server sets a number of beams, or the proof needs more than "
-            "`engine.max_rows` prefixes of a level."
-        ),
-    ]
-    num_exact: Annotated[int, Meta(description="How many of the model's first items are proved to be its best allowed ones.")]
-    rows: Annotated[
-        int, Meta(description="Rows that the model computed: one for the prompt, and one for each beam of each level.")
-    ]
-    num_history_used: Annotated[
-        int, Meta(description="Items of the history that the model saw, deleted ones too until a compaction.")
-    ]
-    num_history_left_out: Annotated[
-        int, Meta(description="Items of the history that the answer leaves out; 0 with `keep_history`.")
-    ]
-    read_user: Annotated[bool, Meta(description="Whether the model read the user's token.")]
-    ignored_history: Annotated[tuple[ItemId, ...], Meta(description="Ids of the history that the index does not have.")]
+    codes: tuple[tuple[int, ...], ...]
+    scores: tuple[float, ...]
+    channel: str
+    reasons: tuple[ReasonAnswer, ...]
+    num_valid: int
+    empty_rules: tuple[str, ...]
+    num_beams: int
+    exact: bool
+    num_exact: int
+    rows: int
+    num_history_used: int
+    num_history_left_out: int
+    read_user: bool
+    ignored_history: tuple[ItemId, ...]
     ignored_deny_item_ids: Annotated[tuple[ItemId, ...], Meta(description="Denied ids that the index does not have.")]
     index_version: str
-    rules_generation: Annotated[int | None, Meta(description="1 at start, one more after each reload of the rules.")]
-    batch_size: Annotated[int, Meta(description="How many requests ran together.")]
+    rules_generation: int | None
+    batch_size: int
     timings_ms: TimingsAnswer
-    levels: Annotated[
-        tuple[LevelAnswer, ...] | msgspec.UnsetType,
-        Meta(description="With `explain`: the beams of each level; empty if no search ran."),
-    ] = msgspec.UNSET
+    levels: tuple[LevelAnswer, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ErrorDetail(Struct, frozen=True, kw_only=True, omit_defaults=True):

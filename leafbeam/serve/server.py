@@ -25,7 +25,7 @@ from leafbeam.ingest import CatalogWriter
 from leafbeam.model import load_for_decoding
 from leafbeam.serve.access import Access
 from leafbeam.serve.app import NO_WRITER, create_app
-from leafbeam.serve.changes import NOT_LOCAL, access_of, open_changed
+from leafbeam.serve.changes import access_of, open_changed
 from leafbeam.serve.config import ServerConfig
 from leafbeam.serve.connection import BACKLOG, server_config
 from leafbeam.serve.executors import in_own_thread
@@ -143,8 +143,7 @@ class Server:
         self.engine, self.text = engine, text
         self.metrics = Metrics(engine, text)
         self._on_ready, self._reloader = on_ready, reloader or SighupReloader()
-        changes = "local" if is_loopback(host) else "off"
-        access = access or Access(changes=changes, reason=NOT_LOCAL, keys=config.key_file())
+        access = access or access_of("auto", host, config.key_file())
         observation = observation or Observation(log=config.log_requests)
         exposure.check(host, has_keys=access.keys is not None)
         self._host, self._socket = host, _listen(host, config.port)
@@ -158,7 +157,6 @@ class Server:
             writer=writer,
             access=access,
             observation=observation,
-            num_http_workers=lambda: 0 if self.http_workers is None else self.http_workers.num_alive,
         )
         files = {"certificate": exposure.certificate, "private_key": exposure.private_key}
         refused = self.metrics.observe_refused_connection
@@ -184,8 +182,8 @@ class Server:
             gate = None
             if engine is not None and not observation.is_on:  # else each request has its line or span
                 gate = Gate(engine, access, self.metrics)
-            self.http_workers = HttpWorkers(app, config.http_workers, self._socket, setup, self.metrics, gate)
-            self.metrics.follow_http_workers(lambda: 0 if self.http_workers is None else self.http_workers.num_alive)
+            workers = self.http_workers = HttpWorkers(app, config.http_workers, self._socket, setup, self.metrics, gate)
+            self.metrics.num_http_workers = lambda: workers.num_alive
         self._uvicorn = _DrainingServer(uvicorn_config, self._started, self._drain, grace_s, self.http_workers)
         self._grace_s, self._has_keys = grace_s, access.keys is not None
         self._takes_changes = access.changes != "off" and not isinstance(writer, str)

@@ -11,7 +11,11 @@ from leafbeam.files import open_regular
 
 
 def read_array(path: Path) -> NDArray[Any]:
-    """Read a `.npy` file. Raises DataError if it is damaged, or holds Python objects."""
+    """Read a `.npy` file.
+
+    Raises:
+        DataError: If the file is damaged, or holds Python objects.
+    """
     try:
         with open_regular(path) as file:
             return np.lib.format.read_array(file, allow_pickle=False)

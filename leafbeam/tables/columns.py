@@ -35,7 +35,16 @@ _OPTIONS = {  # of the command line, by the field of `Columns`
 
 
 def column(source: SourceTable, name: str, role: str) -> pa.ChunkedArray:
-    """Return a column, dictionaries kept. role: its field of `Columns`. Raises DataError if it is missing or has nulls."""
+    """Return a column, with its dictionaries.
+
+    Args:
+        source: The table.
+        name: The name of the column.
+        role: The column's field of `Columns`, for messages.
+
+    Raises:
+        DataError: If the column is missing or has nulls.
+    """
     if name not in source.table.column_names:
         raise DataError(_missing(source, name, role))
     values = source.table[name]

@@ -116,7 +116,17 @@ def _ids_of(source: SourceTable, name: str, role: str) -> pa.ChunkedArray:
 
 
 def same_type(taken: Ids, listed: Ids, interactions: SourceTable, items: SourceTable) -> tuple[Ids, Ids]:
-    """Return the item ids of both tables as one type: text without a type becomes numbers if the other table allows it."""
+    """Return the item ids of both tables as one type: text without a type becomes numbers if the other table allows it.
+
+    Args:
+        taken: The ids in the table of interactions.
+        listed: The ids in the table of items.
+        interactions: The table of interactions.
+        items: The table of items.
+
+    Raises:
+        DataError: If the types cannot be made one.
+    """
     if interactions.is_text and items.is_text:
         numbers = taken.as_numbers(), listed.as_numbers()
         return numbers if numbers[0].values.type == numbers[1].values.type else (taken, listed)

@@ -23,7 +23,14 @@ _ONE_FILE: dict[str, Any] = {"partitioning": None}  # no column is made of the n
 
 @contextmanager
 def open_parquet(path: Path) -> Generator[pq.ParquetFile]:
-    """Open a file; what fails to be read of it in the block, or to be decoded, becomes a DataError."""
+    """Open a file for the time of a block.
+
+    Args:
+        path: The file.
+
+    Raises:
+        DataError: If the file cannot be opened, or, in the block, read or decoded.
+    """
     if path.exists() and not path.is_file() and not path.is_dir():  # pyarrow would wait for a pipe
         raise DataError(f"{path} is not a regular file: write the table into a file")
     try:

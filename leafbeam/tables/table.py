@@ -79,8 +79,13 @@ class SourceTable:
 def listed(names: Iterable[str], *, total: int | None = None) -> str:
     """Return names with commas, the first ten of many, and how many more there are.
 
-    >>> listed(map(str, range(12)))
-    '0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more'
+    Args:
+        names: The names.
+        total: The number of all names, if `names` are only the first of them.
+
+    Examples:
+        >>> listed(map(str, range(12)))
+        '0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more'
     """
     names = list(names)
     total = len(names) if total is None else total
@@ -118,8 +123,13 @@ def check_names(names: Sequence[str], source: str) -> None:
 def describe(types: Mapping[str, pa.DataType | str], empty: Mapping[str, int]) -> str:
     """Return columns with their types, and how many of their values are empty, in one line.
 
-    >>> describe({"item_id": pa.string(), "price": "double"}, {"price": 1})
-    'item_id text · price number (1 empty)'
+    Args:
+        types: The type of each column, or its name in Arrow.
+        empty: The number of empty values, by column.
+
+    Examples:
+        >>> describe({"item_id": pa.string(), "price": "double"}, {"price": 1})
+        'item_id text · price number (1 empty)'
     """
     parts: list[str] = []
     for name, kind in types.items():

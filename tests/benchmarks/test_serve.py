@@ -5,33 +5,35 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from benchmarks.peers import searches
 from benchmarks.peers.failure import PeerFailure
-from benchmarks.serving import bound, changes, engines, latency, load, memory, overload, profile
+from benchmarks.serving import bound, changes, latency, load, memory, overload, profile, serve
 from benchmarks.serving.load_run import LoadRun
 from benchmarks.serving.load_server import serving
 from leafbeam.decode import BeamSearch
+from leafbeam.model.cpu.threads import torch_threads
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadRun]:
-    with engines.one_thread():
+    with torch_threads(1):
         yield LoadRun.make(tmp_path_factory.mktemp("load"), items=300, users=120)
 
 
 def test_peers_are_measured_only_where_they_agree(run: LoadRun):
-    parameters, measured = engines.measure_engine(run, 2, repeats=2)
+    parameters, measured = serve.measure_engine(run, 2, repeats=2)
     assert parameters["K"] == 50
     assert measured["identical_item_sets"] == 4
     assert set(measured["over_leafbeam"]) == {"hf_generate", "paged_attention", "per_beam_copies"}
     assert measured["over_leafbeam"]["hf_generate"] > 1
-    leafbeam = engines.engines(run, BeamSearch(run.trie, 10, scoring="allowed"))["leafbeam"]
+    leafbeam = searches.searches_of(run.model, BeamSearch(run.trie, 10, scoring="allowed"))["leafbeam"]
     prompts = run.prompts(np.random.default_rng(1), 1)
     mine = leafbeam(prompts)
     wrong = np.argsort(-np.arange(run.trie.num_leaves))[None, :10]
     with pytest.raises(AssertionError):
-        engines.check_same(run, mine, wrong, mine.scores - 1)
+        serve.check_same(run, mine, wrong, mine.scores - 1)
 
 
 def test_peers_that_fail_are_named_and_the_others_are_measured(run: LoadRun, monkeypatch: pytest.MonkeyPatch):
@@ -41,34 +43,34 @@ def test_peers_that_fail_are_named_and_the_others_are_measured(run: LoadRun, mon
     def full(*_: object, **__: object) -> None:
         raise MemoryError("8 GiB")
 
-    monkeypatch.setattr(engines.HfGenerate, "of", missing)
-    monkeypatch.setattr(engines.per_beam_engine, "start", full)
-    _, measured = engines.measure_engine(run, 1, repeats=2)
+    monkeypatch.setattr(serve.HfGenerate, "of", missing)
+    monkeypatch.setattr(searches.per_beam_engine, "start", full)
+    _, measured = serve.measure_engine(run, 1, repeats=2)
     assert {name: why["status"] for name, why in measured["failed"].items()} == {
         "per_beam_copies": "out of memory",
         "hf_generate": "missing",
     }
     assert set(measured["over_leafbeam"]) == {"paged_attention"}
-    _, measured = engines.measure_equal_p99(run, quick=True)
+    _, measured = serve.measure_equal_p99(run, quick=True)
     assert measured["failed"]["hf_generate"]["status"] == "missing"
-    _, measured = engines.measure_long_prompts_within(run, 40, (0.5,), 3, num_beams=16)
+    _, measured = serve.measure_long_prompts_within(run, 40, (0.5,), 3, num_beams=16)
     assert set(measured["failed"]) == {"per_beam_copies"}
     assert set(measured["lasting_per_s"]) == {"leafbeam", "paged_attention"}
-    monkeypatch.setattr(engines, "BeamSearch", full)
+    monkeypatch.setattr(serve, "BeamSearch", full)
     with pytest.raises(MemoryError):
-        engines.measure_engine(run, 1, repeats=1)
+        serve.measure_engine(run, 1, repeats=1)
 
 
 def test_long_prompts_are_measured_on_one_core_and_on_two(run: LoadRun):
     for workers in (1, 2):
-        parameters, measured = engines.measure_long_prompts(run, 1, 40, repeats=2, workers=workers, num_beams=16)
+        parameters, measured = serve.measure_long_prompts(run, 1, 40, repeats=2, workers=workers, num_beams=16)
         assert parameters["threads"] == workers
         assert set(measured["over_leafbeam"]) == {"paged_attention", "per_beam_copies"}
         held = measured["kv_bytes"]
         assert held["per_beam_copies"] > 4 * held["leafbeam"]
         assert held["leafbeam"] < held["paged_attention"] < held["per_beam_copies"]
     for slo_s, lasting in ((1e-6, 0.0), (1e3, 4.0)):
-        _, measured = engines.measure_long_prompts_within(run, 40, (0.5, 4.0), 6, num_beams=16, slo_s=slo_s)
+        _, measured = serve.measure_long_prompts_within(run, 40, (0.5, 4.0), 6, num_beams=16, slo_s=slo_s)
         assert set(measured["lasting_per_s"].values()) == {lasting}
         assert measured["leafbeam_over"]["paged_attention"] == (1 if lasting else None)
 

@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from leafbeam.catalog import Catalog, PostgresTable
-from leafbeam.catalog.sources import ItemSource, quoted
+from leafbeam.catalog.sessions import quoted
+from leafbeam.catalog.sources import ItemSource
 from leafbeam.errors import DataError
 from leafbeam.index import Trie
 from tests.catalog import postgres

@@ -30,7 +30,7 @@ def until(found) -> None:
 
 def num_ended(counts: Counts) -> int:
     """Requests that have ended."""
-    return sum(counts.total(kind) for kind in ("refused", "shed", "cancelled", "failed", "answered"))
+    return sum(sum(counts.of(kind).values()) for kind in ("refused", "shed", "cancelled", "failed", "answered"))
 
 
 def one_batch(engine: Engine, number: int, **fields):

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from leafbeam.decode import SearchResult
-from leafbeam.engine import Engine, Precision, Request, Settings
-from leafbeam.engine import precision as precision_module
-from leafbeam.engine.precision import PrecisionReport, compare_precisions
+from leafbeam.engine import Engine, Precision, Request, Settings, tuning
+from leafbeam.engine.tuning import PrecisionReport, compare_precisions
 from leafbeam.errors import ArgumentError
 from tests.engine.conftest import Shop
 
@@ -88,7 +87,7 @@ def test_faster_is_a_tenth_by_the_mean(speedups: tuple[float, ...], is_faster: b
 def test_an_engine_takes_the_faster_products_and_says_so(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, gain: float, chosen: Precision
 ):
-    monkeypatch.setattr(precision_module, "_GAIN", gain)
+    monkeypatch.setattr(tuning, "_GAIN", gain)
     asked = Settings(precision="bfloat16")
     with caplog.at_level(logging.INFO, "leafbeam.engine"), Engine(shop.model, shop.trie, settings=asked) as engine:
         assert engine.precision == chosen
@@ -114,7 +113,7 @@ def test_an_engine_takes_the_faster_products_and_says_so(
 
 
 def test_an_engine_that_was_not_started_measures_once(shop: Shop, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(precision_module, "_GAIN", 0.0)
+    monkeypatch.setattr(tuning, "_GAIN", 0.0)
     engine = Engine(shop.model, shop.trie, settings=Settings(precision="bfloat16"))
     assert engine.precision == "float32"
     first = engine.recommend(Request(history=("é3",), num_items=5))

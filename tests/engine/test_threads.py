@@ -13,7 +13,7 @@ import torch
 
 from leafbeam.engine import Engine, Request, Settings, worker
 from leafbeam.engine import engine as engine_module
-from leafbeam.engine.threads import measure_threads
+from leafbeam.engine.tuning import measure_threads
 from leafbeam.engine.worker import worker_stream
 from leafbeam.errors import ArgumentError
 from leafbeam.model.cpu.threads import torch_threads

@@ -76,7 +76,7 @@ def test_http_rejects_what_python_rejects_with_the_same_message(client, first_sh
         ('{"filter": "cheap; DROP TABLE items"}', "unexpected text at character 5: '; DROP TABLE items'"),
         ('{"filter": "cheap &"}', "ends where a rule's name"),
         ('{"scoring": 1}', "scoring: expected str, got int"),
-        ('{"rule": ["cheap"]}', "rule: there is no such field: expected history, user, num_items, rules, filter, "),
+        ('{"rule": ["cheap"]}', "rule: there is no such field: expected user, rules, filter, deny_item_ids, "),
         (r'{"\n\u001b[31m": 1}', r"\n\x1b[31m: there is no such field"),
         ('{"a' + "b" * 5000 + '": 1}', "there is no such field"),
         ("[]", "the body: expected a JSON object"),

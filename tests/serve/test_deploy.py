@@ -16,8 +16,8 @@ from starlette.testclient import TestClient
 import leafbeam
 from leafbeam.cli.app import app
 from leafbeam.serve import Access, KeyFile, create_app
+from leafbeam.serve.access import need_of
 from leafbeam.serve.keys import add_key
-from leafbeam.serve.routing import need_of
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

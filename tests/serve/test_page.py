@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
-from leafbeam.serve import page
+from leafbeam.serve import app
 
-FILES = sorted(path for path in page.FILES.iterdir())
+FILES = sorted(path for path in app.FILES.iterdir())
 
 
 def test_the_page_has_a_strict_policy_and_nothing_inline_or_from_elsewhere(client):
@@ -49,8 +49,8 @@ def test_the_page_is_small():
 
 def test_nothing_outside_the_folder_is_served(client):
     for path in (
-        "/playground/../page.py",
-        "/playground/%2e%2e/page.py",
+        "/playground/../app.py",
+        "/playground/%2e%2e/app.py",
         "/playground/..%2fpage.py",
         "/playground/",
         "/playground/no.js",
@@ -59,4 +59,4 @@ def test_nothing_outside_the_folder_is_served(client):
         assert response.status_code == 404
         assert response.json()["error"]["type"] == "RequestError"
     assert client.post("/").status_code == 405
-    assert Path(page.__file__).exists()
+    assert Path(app.__file__).exists()

@@ -94,8 +94,8 @@ def test_the_walk_of_a_change_names_files_that_one_runs(shop: Any) -> None:
         opened(shop) as (engine, writer),
         TestClient(create_app(engine, writer=writer), base_url="http://127.0.0.1") as client,
     ):
-        for item_id in (5000, 5001):  # the first makes the files
-            recorder.is_on = item_id == 5001
+        for item_id in (5000, 5001, 5002):  # the first makes the files, the second compiles
+            recorder.is_on = item_id == 5002
             answer = client.put("/v1/items", json={"item_id": item_id, "codes": [1, 2], "title": "new", "price": 3, "stock": 1})
             assert answer.json()["inserted"] == 1
         recorder.is_on = False

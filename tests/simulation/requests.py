@@ -235,7 +235,7 @@ class Schedule:
 
     def check_end(self) -> None:
         counts = self.engine_counts
-        ends = {name: counts.total(name) for name in ("shed", "cancelled", "failed", "answered")}
+        ends = {name: sum(counts.of(name).values()) for name in ("shed", "cancelled", "failed", "answered")}
         assert sum(ends.values()) == len(self.accepted), (ends, len(self.accepted))
         assert ends["cancelled"] == self.counts["cancelled"]
         late = in_time = 0

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from leafbeam.cli.stopwatch import Stopwatch
+from leafbeam.cli.train import Stopwatch
 from leafbeam.index import Trie
 from leafbeam.model import AnyModel
 from leafbeam.retrieve import ItemMemory

@@ -49,7 +49,7 @@ class DeviceIndex:
         return tries, replace(self._arrays, levels=tuple(zip(*columns[: len(tries)], strict=True)))
 
     def fits(self, prepared: Any) -> bool:
-        """Whether prepared arrays fit into the memory of the present ones."""
+        """Return whether prepared arrays fit into the memory of the present ones."""
         present, other = _levels(self._arrays), _levels(prepared[1])
         return len(present) == len(other) and all(
             (old.layout, old.width) == (new.layout, new.width)
@@ -72,7 +72,7 @@ class DeviceIndex:
     def launch(
         self, level: int, beams: Beams[Tensor], logits_BKV: Tensor, filters: DeviceFilters, *, num_beams: int, scoring: Scoring
     ) -> tuple[Beams[Tensor], Tensor]:
-        """The backend's `launch`: (beams, bad)."""
+        """Call the backend's `launch`, and return (beams, bad)."""
         return self._ops.launch(self._arrays, level, beams, logits_BKV, filters.arrays, num_beams=num_beams, scoring=scoring)
 
 
@@ -101,7 +101,7 @@ def _levels(arrays: Any) -> list[Any]:
 
 
 def _with_space(level: Any, segment: int) -> Any:
-    """The level's arrays, in larger ones."""
+    """Return the level's arrays, in larger ones."""
     larger = level.tensors._make(
         tensor.new_zeros(bucket(len(tensor), _MIN_DELTA if segment else 1)) for tensor in level.tensors
     )

@@ -41,7 +41,7 @@ class CudaCapturer:
         self._pool: Any = torch.cuda.graph_pool_handle()
 
     def stream(self) -> AbstractContextManager[Any]:
-        """The stream of all of the worker's decodes, as a context."""
+        """Open the stream of all of the worker's decodes."""
         return torch.cuda.stream(self._stream)
 
     def capture(self, decode: StaticDecode) -> Callable[[], None]:
@@ -129,13 +129,13 @@ class Graphs:
 
     @property
     def captured(self) -> int:
-        """How many decodes are ready, of all workers."""
+        """Return the number of decodes that are ready, of all workers."""
         captured = self._captured
         return 0 if captured is None else sum(len(worker.decodes) for worker in captured.workers)
 
     @property
     def nbytes(self) -> int:
-        """Bytes allocated, the index aside."""
+        """Return the bytes allocated, without those of the index."""
         captured = self._captured
         return 0 if captured is None else sum(worker.nbytes for worker in captured.workers)
 
@@ -172,7 +172,7 @@ class Graphs:
 
     @contextmanager
     def _pinned(self, version: Version) -> Generator[_CapturedIndex | None, None, None]:
-        """The graphs that hold this version, which they keep meanwhile; None where there are none yet."""
+        """Return the graphs that hold this version, which they keep meanwhile; None where there are none yet."""
         with self._lock:
             captured = self._captured
             if captured is not None and self._advance(captured, version):
@@ -189,7 +189,7 @@ class Graphs:
                     self._lock.notify_all()
 
     def _advance(self, captured: _CapturedIndex, version: Version) -> bool:
-        """Whether the graphs hold this version: they did, or its arrays are prepared and are copied now."""
+        """Return whether the graphs hold this version: they did, or its arrays are prepared and are copied now."""
         if version.has_tries_of(captured.version):
             if version.number > captured.version.number:
                 captured.version = version  # so that the one before can be freed
@@ -280,7 +280,7 @@ def _replayed(
 
 
 def _priority(bucket: Bucket) -> tuple[bool, int, int]:
-    """Which buckets to capture first: of the scoring that requests have unless they name one, then of the most tokens."""
+    """Return the rank of a bucket: the default scoring is captured first, then the most tokens."""
     return bucket.scoring == "full", bucket.padded_tokens, bucket.batch
 
 
@@ -316,7 +316,7 @@ def graphs_for(
 
 
 def buckets_of(capacity: Capacity, *, longest: int, num_beams: int, scoring: Scoring) -> list[Bucket]:
-    """Powers of two of requests and of tokens, as far as one batch may hold them; the longest prompt has a bucket of its own.
+    """Return powers of two of requests and of tokens, as far as a batch may hold them; the longest prompt has its own bucket.
 
     >>> capacity = Capacity(requests=2, tokens=128, beam_rows=40)
     >>> [(bucket.batch, bucket.length) for bucket in buckets_of(capacity, longest=100, num_beams=20, scoring="full")]

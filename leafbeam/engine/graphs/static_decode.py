@@ -31,11 +31,11 @@ class Bucket:
 
     @property
     def padded_tokens(self) -> int:
-        """The tokens of a prefill, whatever the batch."""
+        """Return the tokens of a prefill, which are the same for every batch."""
         return self.batch * self.length
 
     def holds(self, size: BatchSize, num_beams: int, scoring: Scoring, *, is_proof: bool) -> bool:
-        """Whether it can run a batch: with exactly these beams, or as the first pass of a proof with more."""
+        """Return whether it can run a batch: with exactly these beams, or as the first pass of a proof with more."""
         enough = num_beams == self.num_beams or (is_proof and num_beams < self.num_beams)
         return size.requests <= self.batch and size.longest <= self.length and enough and scoring == self.scoring
 
@@ -79,7 +79,7 @@ class StaticDecode:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the buffers; filters are shared between decodes of equal batch."""
+        """Return the bytes of the buffers; filters are shared between decodes of equal batch."""
         return sum(tensor.nbytes for tensor in (*self.inputs, *self.outputs))
 
     @property
@@ -107,7 +107,7 @@ class StaticDecode:
 
     @torch.inference_mode()
     def run(self) -> None:
-        """From input to output buffers; can be captured."""
+        """Compute the output buffers from the input buffers. This can be captured."""
         session = self._model.start(self.tokens_BT, self.lengths_B, self.bucket.num_beams)
         constraint = TrieConstraint(self.config, self.hi_SB, self._launch)
         trace = decode(constraint, ModelCalls(session.step_fn), watch=False)
@@ -124,7 +124,7 @@ class StaticDecode:
         return self._index.launch(level, beams, logits_BKV, self._filters, num_beams=num_beams, scoring=self.config.scoring)
 
     def trace(self, batch: int, num_segments: int) -> Trace:
-        """The search of the first `batch` requests; waits for the device. Raises LogitsError for NaN and +inf."""
+        """Return the search of the first `batch` requests; waits for the device. Raises LogitsError for NaN and +inf."""
         config = self.config
         raise_first_bad(_on_host(self.bad_L)[None], config.rows_of_rounds)
         lo_SBK, hi_SBK = _on_host(self.ranges_2SBK)[:, :num_segments, :batch]

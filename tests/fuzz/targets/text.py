@@ -13,6 +13,7 @@ from leafbeam.automata.ecma_pattern import rust_pattern
 from leafbeam.automata.json_schema import schema_language
 from leafbeam.serve.completion_schema import ChatBody, CompletionBody, ItemCompletionBody, TextOptions
 from leafbeam.serve.exchange import decode_body
+from leafbeam.serve.items import request_of
 from leafbeam.text import ChatTemplate, TextTokenizer
 from leafbeam.text.constraints import constraint_from_json
 
@@ -45,7 +46,7 @@ def fuzz_completion(data: bytes) -> None:
     kind = data[:1]
     body = decode_body(data[1:], "application/json", _BODIES[kind[0] % len(_BODIES) if kind else 0])
     if isinstance(body, ItemCompletionBody):
-        body.to_request()
+        request_of(body.to_recommend())
         return
     assert isinstance(body, TextOptions)
     body.check()
