@@ -130,7 +130,7 @@ class ItemSearch:
         raise_if_bad(constraint)
         keeps_to_device = not (self._proves or isinstance(trace.beams.scores, np.ndarray))
         result = result_of(trace, version, requests, config, num_items, is_brief=keeps_to_device)
-        rows = None if keeps_to_device else np.broadcast_to(to_numpy(model.rows), len(requests)).astype(np.int64)
+        rows = None if keeps_to_device else np.full(len(requests), to_numpy(model.rows), np.int64)
         return replace(result, levels=tuple(levels), rows=rows)
 
 
@@ -150,10 +150,8 @@ def result_of(
     ranges = to_numpy(trace.beams.lo), to_numpy(trace.beams.hi)
     scores_BK = to_numpy(trace.beams.scores)
     result = collect_items(version, requests, ranges, scores_BK, trace.num_valid_B, num_items, trace.rounds_saved)
-    result = replace(result, bound=to_numpy(trace.bound(config.num_rounds)))
-    if is_brief:
-        return result
-    return replace(result, beams_needed=trace.beams_needed(config.num_rounds, result.last_scores))
+    needed_BL = None if is_brief else trace.beams_needed(config.num_rounds, result.last_scores)
+    return replace(result, bound=to_numpy(trace.bound(config.num_rounds)), beams_needed=needed_BL)
 
 
 class BeamSearch(ItemSearch):

@@ -210,7 +210,7 @@ def collect_items(
 ) -> SearchResult:
     """Turn ranked leaves into ranked items; a SID with several allowed items lists them all, up to `num_items` in total."""
     batch_size = len(requests)
-    num_items_B = np.array(np.broadcast_to(num_items, batch_size), np.int64)
+    num_items_B = np.full(batch_size, num_items, np.int64)
     width = int(num_items_B.max())
     lo_SBK, hi_SBK = ranges
     live_BK = np.arange(lo_SBK.shape[2]) < num_valid_B[:, None]
