@@ -1,6 +1,8 @@
 """The peers of the serving study answer what the engine answers."""
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,50 +59,47 @@ def test_generate_of_transformers_finds_the_same_items(shop: tuple[Trie, Transfo
             assert sids == {tuple(sid) for sid in mine.codes[row].tolist()}
 
 
+def prompts_of(model: Transformer, codes: np.ndarray, lengths: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens_BT, lengths_B = model.vocabulary.prompts(histories(codes, lengths))
+    return torch.from_numpy(tokens_BT), torch.from_numpy(lengths_B)
+
+
+def same_answers(model: Any, trie: Trie, prompts: tuple[torch.Tensor, torch.Tensor], num_beams: list[int], start: Any) -> Any:
+    """The rounds of a peer, which give the engine's answers; the second search restarts on the same pages."""
+    search = BeamSearch(trie, num_beams)
+    shared = search.run(model.start(*prompts).step_fn, batch_size=3)
+    rounds = start(model, *prompts)
+    for suffix_fn in (None, rounds.suffix_fn):
+        found = search.run(rounds.step_fn, batch_size=3, suffix_fn=suffix_fn)
+        np.testing.assert_allclose(found.scores, shared.scores, atol=1e-4)
+        for mine, theirs in zip(found.item_ids, shared.item_ids, strict=True):
+            assert set(mine.tolist()) == set(theirs.tolist())
+    return rounds
+
+
 @pytest.mark.parametrize("rows", [5, 256])
 def test_copies_of_the_prompt_for_each_beam_give_the_same_answers(shop: tuple[Trie, Transformer, np.ndarray], rows: int):
     trie, model, codes = shop
-    search = BeamSearch(trie, [8, 20, 16, 16])
-    tokens_BT, lengths_B = (torch.from_numpy(one) for one in model.vocabulary.prompts(histories(codes, (4, 0, 11))))
-    shared = search.run(model.start(tokens_BT, lengths_B).step_fn, batch_size=3)
-    rounds = per_beam_engine.start(model, tokens_BT, lengths_B, Workspace(rows=rows))
-    copied = search.run(rounds.step_fn, batch_size=3, suffix_fn=rounds.suffix_fn)
-    np.testing.assert_allclose(copied.scores, shared.scores, atol=1e-4)
-    for mine, theirs in zip(copied.item_ids, shared.item_ids, strict=True):
-        assert set(mine.tolist()) == set(theirs.tolist())
+    prompts = prompts_of(model, codes, (4, 0, 11))
+    start = partial(per_beam_engine.start, workspace=Workspace(rows=rows))
+    rounds = same_answers(model, trie, prompts, [8, 20, 16, 16], start)
     token = search_bytes(model.config, prompt_tokens=1, beams=0, rounds=0)
-    assert rounds.prompt.nbytes == 16 * int(lengths_B.sum()) * token
+    assert rounds.prompt.nbytes == 16 * int(prompts[1].sum()) * token
 
 
 @pytest.mark.parametrize("rows", [5, 256])
 @pytest.mark.parametrize("num_beams", [[8, 20, 16, 16], [40, 3, 30, 30]])
 def test_paged_attention_gives_the_same_answers(shop: tuple[Trie, Transformer, np.ndarray], rows: int, num_beams: list[int]):
     trie, model, codes = shop
-    search = BeamSearch(trie, num_beams)
     # Prompts whose last page is partial, full, and about to be.
-    tokens_BT, lengths_B = (torch.from_numpy(one) for one in model.vocabulary.prompts(histories(codes, (4, 0, 11))))
-    lengths_B = torch.tensor([16, 1, 45])
-    shared = search.run(model.start(tokens_BT, lengths_B).step_fn, batch_size=3)
-    rounds = paged_engine.start(model, tokens_BT, lengths_B, Workspace(rows=rows))
-    for suffix_fn in (None, rounds.suffix_fn):  # the second search restarts on the same pages
-        paged = search.run(rounds.step_fn, batch_size=3, suffix_fn=suffix_fn)
-        np.testing.assert_allclose(paged.scores, shared.scores, atol=1e-4)
-        for mine, theirs in zip(paged.item_ids, shared.item_ids, strict=True):
-            assert set(mine.tolist()) == set(theirs.tolist())
+    prompts = prompts_of(model, codes, (4, 0, 11))[0], torch.tensor([16, 1, 45])
+    same_answers(model, trie, prompts, num_beams, partial(paged_engine.start, workspace=Workspace(rows=rows)))
 
 
 def test_an_encoder_decoder_reads_its_prompt_through_pages_with_the_same_answers(shop: tuple[Trie, Transformer, np.ndarray]):
     trie, _, codes = shop
     model = onerec(SIZES, small=True)
-    search = BeamSearch(trie, [8, 20, 16, 16])
-    tokens_BT, lengths_B = (torch.from_numpy(one) for one in model.vocabulary.prompts(histories(codes, (4, 1, 11))))
-    shared = search.run(model.start(tokens_BT, lengths_B).step_fn, batch_size=3)
-    rounds = paged_encoder_decoder.start(model, tokens_BT, lengths_B)
-    for suffix_fn in (None, rounds.suffix_fn):
-        paged = search.run(rounds.step_fn, batch_size=3, suffix_fn=suffix_fn)
-        np.testing.assert_allclose(paged.scores, shared.scores, atol=1e-4)
-        for mine, theirs in zip(paged.item_ids, shared.item_ids, strict=True):
-            assert set(mine.tolist()) == set(theirs.tolist())
+    same_answers(model, trie, prompts_of(model, codes, (4, 1, 11)), [8, 20, 16, 16], paged_encoder_decoder.start)
 
 
 @pytest.mark.parametrize("architecture", ["Qwen3", "OneRec"])

@@ -62,13 +62,15 @@ def forms(folder: Path) -> dict[str, Path]:
     }  # fmt: skip
 
 
-def test_every_form_makes_the_same_run(tmp_path: Path):
-    items = write(tmp_path / "items.csv", "item_id,title\n0,lamp\n2,desk\n9,sofa\n")
+@pytest.mark.parametrize(("column", "words"), [("item_id", ()), ("sku", ("--item-column", "sku"))])
+def test_every_form_makes_the_same_run(tmp_path: Path, column: str, words: tuple[str, ...]):
+    """Codes may have `item_id` where the items have another column."""
+    items = write(tmp_path / "items.csv", f"{column},title\n0,lamp\n2,desk\n9,sofa\n")
     made = {}
     for name, path in forms(tmp_path).items():
         run = tmp_path / f"run of {name}"
         turned = ["--transposed"] if "transposed" in name else []
-        result = call("import", "--sids", path, "--items", items, *turned, "--run", run)
+        result = call("import", "--sids", path, "--items", items, *words, *turned, "--run", run)
         assert result.exit_code == 0, f"{name}: {result.output}"
         assert "Next:" not in result.stdout, "a run without a model and interactions is not served, nor trained"
         made[name] = SidTable.load(run / "sids.parquet")
@@ -77,17 +79,6 @@ def test_every_form_makes_the_same_run(tmp_path: Path):
     assert len(made) == 15
     assert len({table.digest for table in made.values()}) == 1
     assert made["tokens"].codes.tolist() == CODES
-
-
-def test_codes_may_have_item_id_where_the_items_have_another_column(tmp_path: Path):
-    items = write(tmp_path / "goods.csv", "sku,title\n0,lamp\n2,desk\n")
-    for name, path in forms(tmp_path).items():
-        run = tmp_path / f"run of {name}"
-        turned = ["--transposed"] if "transposed" in name else []
-        result = call("import", "--sids", path, "--items", items, "--item-column", "sku", *turned, "--run", run)
-        assert result.exit_code == 0, f"{name}: {result.output}"
-        assert pq.read_table(run / "imported_items.parquet")["title"].to_pylist() == ["lamp", None, "desk"]
-        assert SidTable.load(run / "sids.parquet").codes.tolist() == CODES
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import tracemalloc
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -205,38 +206,31 @@ def test_a_full_disk_costs_the_record_and_no_more(log_path: Path, monkeypatch: p
     log.close()
 
 
-def test_after_a_failed_fsync_the_log_accepts_no_more_records(log_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def refused(*_: object) -> None:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+@pytest.mark.parametrize(
+    ("faults", "says", "left_bytes"),
+    [
+        ({"sync": refused}, "Input/output error", 0),
+        ({"write": (1, 20), "truncate": refused}, "No space left on device", 20),  # what cannot be rolled back stays
+    ],
+)
+def test_a_log_of_which_nobody_knows_what_is_on_disk_accepts_no_more_records(
+    log_path: Path, monkeypatch: pytest.MonkeyPatch, faults: dict[str, Any], says: str, left_bytes: int
+) -> None:
     log = WriteAheadLog.resume(LogContents.read(log_path), sync=True)
-
-    def fail(descriptor: int) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
     with monkeypatch.context() as patch:
-        patch.setattr(disk, "sync", fail)
-        with pytest.raises(LogError, match=r"Input/output error.*no more changes"):
-            log.append(b"unsure")
-    with pytest.raises(LogError, match="open the directory again"):
-        log.append(b"after")
-    assert payloads_of(log_path) == PAYLOADS
-    log.close()
-
-
-def test_a_record_that_cannot_be_rolled_back_closes_the_log(log_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = WriteAheadLog.resume(LogContents.read(log_path), sync=True)
-
-    def fail(descriptor: int, size: int) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(disk, "write", failing(1, 20))
-        patch.setattr(disk, "truncate", fail)
-        with pytest.raises(LogError, match=r"No space left on device.*no more changes"):
+        for name, fault in faults.items():
+            patch.setattr(disk, name, failing(*fault) if isinstance(fault, tuple) else fault)
+        with pytest.raises(LogError, match=f"{says}.*no more changes"):
             log.append(b"unsure")
     with pytest.raises(LogError, match="open the directory again"):
         log.append(b"after")
     log.close()
     contents = LogContents.read(log_path)
-    assert (len(contents.records), contents.truncated_bytes) == (len(PAYLOADS), 20)
+    assert (payloads_of(log_path), contents.truncated_bytes) == (PAYLOADS, left_bytes)
 
 
 def test_an_interrupted_write_is_rolled_back(log_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

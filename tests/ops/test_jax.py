@@ -14,16 +14,15 @@ jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 
 from leafbeam import Trie  # noqa: E402
-from leafbeam.decode.results import root_ranges  # noqa: E402
 from leafbeam.errors import ArgumentError, LogitsError  # noqa: E402
 from leafbeam.index import Segment, Version  # noqa: E402
 from leafbeam.ops.constrain import Beams, request_filters  # noqa: E402
-from leafbeam.ops.constrain.cpu import step as cpu  # noqa: E402
 from leafbeam.ops.constrain.fixed_shape import jax as ops  # noqa: E402
 from leafbeam.ops.constrain.fixed_shape import step as fixed_step  # noqa: E402
 from leafbeam.ops.constrain.fixed_shape.capacity import SHORT, Capacity, bucket, narrow_limit  # noqa: E402
 from leafbeam.ops.constrain.fixed_shape.layout import SegmentLayout  # noqa: E402
 from tests.fixtures import grid  # noqa: E402
+from tests.ops import rounds  # noqa: E402
 
 SIZES = (9, 300, 11)
 WIDTHS = (6, 20, 12)
@@ -83,24 +82,16 @@ def random_logits(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarra
 def compare(
     version: Version, arrays: Any, cache: Any, requests: Any, rng: np.random.Generator, scoring: Any, ties: bool = False
 ) -> None:
-    """A search by both backends, each round compared; both go on from the same beams. ties: every score of a round is equal."""
-    on_cpu = cpu.bind(version)
-    filters, cpu_filters = cache.bind(requests), cpu.bind_filters(on_cpu, requests)
-    lo, hi = root_ranges(version, requests)
-    scores = np.zeros(lo.shape[1:], np.float32)
-    for level, width in enumerate(WIDTHS):
-        shape = (*lo.shape[1:], SIZES[level])
-        logits = np.zeros(shape, np.float32) if ties else random_logits(rng, shape)
-        settings: Any = {"num_beams": width, "scoring": scoring}
-        truth = cpu.step(on_cpu, level, Beams.start(lo, hi, scores), logits, cpu_filters, **settings)
-        ours = ops.step(arrays, level, Beams.start(lo, hi, scores), logits, filters, **settings)
-        assert ours.num_valid.tolist() == truth.num_valid.tolist()
-        np.testing.assert_allclose(ours.scores, truth.scores, rtol=1e-5, atol=2e-5)
-        np.testing.assert_array_equal(ours.parent, truth.parent)
-        np.testing.assert_array_equal(ours.code, truth.code)
-        np.testing.assert_array_equal(ours.lo, truth.lo)
-        np.testing.assert_array_equal(ours.hi, truth.hi)
-        lo, hi, scores = truth.lo, truth.hi, truth.scores
+    """ties: every score of a round is equal."""
+    filters = cache.bind(requests)
+    rounds.compare(
+        lambda level, beams, logits, **settings: ops.step(arrays, level, beams, logits, filters, **settings),
+        version,
+        requests,
+        lambda shape: np.zeros(shape, np.float32) if ties else random_logits(rng, shape),
+        WIDTHS,
+        scoring,
+    )
 
 
 @pytest.mark.slow

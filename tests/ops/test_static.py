@@ -9,13 +9,12 @@ import pytest
 
 from benchmarks.peers.static_matrix import matrix_nbytes, matrix_of_codes
 from leafbeam import BeamSearch, Trie
-from leafbeam.decode.results import root_ranges
 from leafbeam.errors import ArgumentError, LogitsError
 from leafbeam.index import Segment, Version
 from leafbeam.ops.constrain import Beams, request_filters
-from leafbeam.ops.constrain.cpu import step as cpu
 from leafbeam.ops.constrain.static import torch as static_torch
 from tests.fixtures import grid
+from tests.ops import rounds
 
 UNFILTERED = [name for name, case in grid.CASES.items() if case.share is None and not case.denied and not case.lowest]
 
@@ -28,23 +27,18 @@ def test_the_parity_grid_without_filters(name: str, shape: str, scoring: str) ->
 
 
 def compare(trie: Trie, dense_levels: int, scoring: Any, widths: tuple[int, ...]) -> None:
-    """A search, each step compared with the CPU's; both go on from the same beams."""
-    rng = np.random.default_rng(5)
-    version = Version.of(trie)
+    rng, version = np.random.default_rng(5), Version.of(trie)
     requests = request_filters(version, 2, None, None)
-    on_cpu, arrays = cpu.bind(version), static_torch.bind(version, dense_levels=dense_levels)
-    filters, cpu_filters = static_torch.bind_filters(arrays, requests), cpu.bind_filters(on_cpu, requests)
-    lo, hi = root_ranges(version, requests)
-    scores = np.zeros(lo.shape[1:], np.float32)
-    for level, width in enumerate(widths):
-        logits = rng.normal(size=(*lo.shape[1:], trie.codebook_sizes[level])).astype(np.float32)
-        settings: Any = {"num_beams": width, "scoring": scoring}
-        truth = cpu.step(on_cpu, level, Beams.start(lo, hi, scores), logits, cpu_filters, **settings)
-        ours = static_torch.step(arrays, level, Beams.start(lo, hi, scores), logits, filters, **settings)
-        np.testing.assert_allclose(ours.scores, truth.scores, rtol=1e-5, atol=2e-5)
-        for name in ("parent", "code", "lo", "hi", "num_valid"):
-            np.testing.assert_array_equal(getattr(ours, name), getattr(truth, name), err_msg=f"{name} at level {level}")
-        lo, hi, scores = truth.lo, truth.hi, truth.scores
+    arrays = static_torch.bind(version, dense_levels=dense_levels)
+    filters = static_torch.bind_filters(arrays, requests)
+    rounds.compare(
+        lambda level, beams, logits, **settings: static_torch.step(arrays, level, beams, logits, filters, **settings),
+        version,
+        requests,
+        lambda shape: rng.normal(size=shape).astype(np.float32),
+        widths,
+        scoring,
+    )
 
 
 @pytest.mark.parametrize("num_items", [0, 1, 300])

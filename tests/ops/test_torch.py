@@ -10,12 +10,11 @@ import torch
 import torch._dynamo
 
 from leafbeam import Trie
-from leafbeam.decode.results import root_ranges
 from leafbeam.index import Segment, Version
 from leafbeam.ops.constrain import Beams, request_filters
-from leafbeam.ops.constrain.cpu import step as cpu
 from leafbeam.ops.constrain.fixed_shape import torch as ops
 from tests.fixtures import grid
+from tests.ops import rounds
 
 SIZES = (9, 300, 11)
 WIDTHS = (6, 20, 12)
@@ -37,23 +36,15 @@ def random_version(rng: np.random.Generator, num_items: int, num_delta: int) -> 
 
 
 def search(extend: Any, version: Version, arrays: Any, requests: Any, seed: int, scoring: Any) -> None:
-    """A search, each round compared with the CPU's; both go on from the same beams."""
-    rng = np.random.default_rng(seed)
-    on_cpu = cpu.bind(version)
-    filters, cpu_filters = ops.bind_filters(arrays, requests), cpu.bind_filters(on_cpu, requests)
-    lo, hi = root_ranges(version, requests)
-    scores = np.zeros(lo.shape[1:], np.float32)
-    for level, width in enumerate(WIDTHS):
-        logits = rng.normal(size=(*lo.shape[1:], SIZES[level])).astype(np.float32)
-        settings: Any = {"num_beams": width, "scoring": scoring}
-        truth = cpu.step(on_cpu, level, Beams.start(lo, hi, scores), logits, cpu_filters, **settings)
-        *ranges, drawn = [torch.from_numpy(one) for one in (lo, hi, scores, logits)]
+    rng, filters = np.random.default_rng(seed), ops.bind_filters(arrays, requests)
+
+    def step(level: int, beams: Beams, logits: np.ndarray, **settings: Any) -> Any:
+        *ranges, drawn = [torch.from_numpy(one) for one in (beams.lo, beams.hi, beams.scores, logits)]
         ours, bad = extend(arrays.levels[level], filters.levels[level], Beams.start(*ranges), drawn, **settings)
         assert not bad.any()
-        np.testing.assert_allclose(ours.scores, truth.scores, rtol=1e-5, atol=2e-5)
-        for name in ("parent", "code", "lo", "hi", "num_valid"):
-            np.testing.assert_array_equal(getattr(ours, name), getattr(truth, name))
-        lo, hi, scores = truth.lo, truth.hi, truth.scores
+        return ours
+
+    rounds.compare(step, version, requests, lambda shape: rng.normal(size=shape).astype(np.float32), WIDTHS, scoring)
 
 
 @pytest.mark.slow
