@@ -118,11 +118,11 @@ class RowMap:
         has_row[known] |= self._with_row.ordinals.has(self.trie.items.ordinal_N[rows[known]])
         return has_row
 
-    def unknown_to(self, version: Version, count: int = 3) -> tuple[int | str, ...]:
-        """Return up to `count` ids of rows whose item the version does not have, of the first thousands."""
+    def unknown_to(self, version: Version) -> tuple[int | str, ...]:
+        """Return up to three ids of rows whose item the version does not have, of the first thousands."""
         appended = as_id_array(list(islice((key for part in self.appended for key in part), 1000)))
         candidates = [ids[~version.knows(ids)] for ids in (appended, self.unindexed_ids[:1000]) if len(ids)]
-        return tuple(key for ids in candidates for key in decode_ids(ids).tolist())[:count]
+        return tuple(key for ids in candidates for key in decode_ids(ids).tolist())[:3]
 
     def filters(self, matches: NDArray[np.uint8], version: Version) -> tuple[Filter, ...]:
         """Return a filter for each segment, deleted items included, of the items whose row matches. matches: by row number."""

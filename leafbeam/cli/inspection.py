@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from leafbeam.cli.run import RunDirectory
 from leafbeam.errors import DataError, counted
@@ -44,9 +44,8 @@ def show_table(console: Console, path: Path) -> None:
         _show_codes(console, path, source.summary(), source.largest_codes(), sizes_known=bool(source.codebook_sizes))
         return
     sids = SidTable.load(path)
-    table = Table(title=f"{path}  ·  {counted(len(sids), 'item')}", title_justify="left")
-    for name in ("level", "codebook", "used", "perplexity", "largest code"):
-        table.add_column(name, justify="left" if name == "level" else "right")
+    figures = [Column(name, justify="right") for name in ("codebook", "used", "perplexity", "largest code")]
+    table = Table("level", *figures, title=f"{path}  ·  {counted(len(sids), 'item')}", title_justify="left")
     for level, size in enumerate(sids.codebook_sizes):
         counts = np.bincount(sids.codes[:, level], minlength=size)
         share = counts[counts > 0] / max(1, len(sids))
@@ -81,8 +80,7 @@ def show_directory(console: Console, path: Path) -> None:
 def _show_codes(console: Console, path: Path, summary: str, largest: dict[str, int | None], *, sizes_known: bool) -> None:
     """Show a table of codes, or a directory of them, without reading rows: their number, the levels and the largest codes."""
     console.print(f"{path}: {summary}", soft_wrap=True)
-    table = Table("column")
-    table.add_column("largest code", justify="right")
+    table = Table("column", Column("largest code", justify="right"))
     for name, code in largest.items():
         table.add_row(name, "not in the file's statistics" if code is None else f"{code:,}")
     console.print(table)
@@ -101,8 +99,7 @@ def _show_live_index(console: Console, path: Path) -> None:
     manifest = Manifest.decode((path / "manifest.json").read_bytes(), path / "manifest.json")
     log = journal_path(path) if manifest.journal else path / manifest.log
     console.print(f"{path}  ·  a live index of {counted(status.num_items, 'item')}", soft_wrap=True)
-    table = Table("figure", show_header=False)
-    table.add_column(justify="right")
+    table = Table("figure", Column(justify="right"), show_header=False)
     for name, value in (
         ("changes ever", status.number),
         ("changes in the log", status.num_replayed),
@@ -125,8 +122,8 @@ def _show_model(console: Console, path: Path) -> None:
 
     model = load_model(path)
     parameters = sum(weight.numel() for weight in model.parameters())
-    table = Table("setting", title=f"{path}  ·  {counted(parameters, 'parameter')}", title_justify="left", show_header=False)
-    table.add_column(justify="right")
+    title = f"{path}  ·  {counted(parameters, 'parameter')}"
+    table = Table("setting", Column(justify="right"), title=title, title_justify="left", show_header=False)
     names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
     if isinstance(model.config, EncoderDecoderConfig):
         names = ("d_model", "d_ff", "num_layers", "num_decoder_layers", "num_heads", "num_experts")
@@ -163,9 +160,9 @@ def show_plan(console: Console, num_items: int, sizes: tuple[int, ...], *, as_js
 
 def _bytes_table(title: str, plan: MemoryEstimate, file_bytes: int | None = None) -> Table:
     """Return a table of nodes, layout and bytes of each level, of the item table, and of the file if there is one."""
-    table = Table(title=title, title_justify="left")
-    for name in ("part", "codebook", "nodes", "layout", "codes", "first leaves", "boundary", "bytes", "bytes/item"):
-        table.add_column(name, justify="left" if name in ("part", "layout") else "right")
+    names = ("part", "codebook", "nodes", "layout", "codes", "first leaves", "boundary", "bytes", "bytes/item")
+    columns = [Column(name, justify="left" if name in ("part", "layout") else "right") for name in names]
+    table = Table(*columns, title=title, title_justify="left")
     for number, level in enumerate(plan.levels):
         nbytes = (level.codes, level.firsts, level.boundary, level.nbytes)
         shape = (f"level {number}", f"{level.size:,}", f"{level.num_nodes:,}", level.layout)
@@ -190,10 +187,8 @@ def _show_bounds(console: Console, plan: MemoryEstimate, counts: str) -> None:
         (f"leafbeam, packed codes{equal}", plan.packed_nbytes),
         (f"entropy bound, log2 of {plan.num_leaves:,}-subsets", plan.entropy_bits / 8),
     ]
-    table = Table(title="STATIC and the entropy bound for the same items", title_justify="left")
-    table.add_column("index")
-    for name in ("bytes", "bytes/item", "x leafbeam"):
-        table.add_column(name, justify="right")
+    figures = [Column(name, justify="right") for name in ("bytes", "bytes/item", "x leafbeam")]
+    table = Table("index", *figures, title="STATIC and the entropy bound for the same items", title_justify="left")
     for name, nbytes in rows:
         ratio = f"{nbytes / max(1, plan.nbytes):.2f}"
         table.add_row(name, f"{nbytes:,.0f}", f"{plan.per_item(nbytes):.2f}", ratio, style="bold" if name == "leafbeam" else "")

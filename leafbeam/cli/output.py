@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from leafbeam.catalog.items_table import title_column
@@ -119,11 +119,13 @@ def show(console: Console, engine: Engine, request: Request, result: Result) -> 
     """Print the items with titles and attributes, and below them what was missing or ignored."""
     assert engine.catalog is not None
     rules = " and ".join(request.rules) or "no rule"
-    table = Table(title=f"Next, under {rules}", title_justify="left")
-    table.add_column("", justify="right", style="dim")
-    for name in ("item", "title", "codes"):
-        table.add_column(name, overflow="fold")
-    table.add_column("score", justify="right")
+    table = Table(
+        Column(justify="right", style="dim"),
+        *(Column(name, overflow="fold") for name in ("item", "title", "codes")),
+        Column("score", justify="right"),
+        title=f"Next, under {rules}",
+        title_justify="left",
+    )
     if result.reasons:
         table.add_column("because of", overflow="fold")
     ids = cast("tuple[str, ...]", result.item_ids)  # all of one type, numbers or text

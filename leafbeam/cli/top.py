@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from rich.console import Group
 from rich.live import Live
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from leafbeam.cli.console import stdout
@@ -58,9 +58,7 @@ def view(url: str, rates: "Rates") -> Group:
     """Return the rates as a table."""
     now = rates.now
     is_ready = now.value("ready") > 0
-    table = Table(show_header=False, box=None, padding=(0, 2))
-    table.add_column(style="dim")
-    table.add_column(justify="right")
+    table = Table(Column(style="dim"), Column(justify="right"), show_header=False, box=None, padding=(0, 2))
     rows = {
         "requests/s": f"{rates.requests_per_s:,.1f}",
         "p50": _milliseconds(rates.p50_s),

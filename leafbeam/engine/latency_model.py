@@ -7,11 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.engine.batcher import BatchSize
-from leafbeam.errors import ArgumentError
 from leafbeam.jit import njit
 
 _TERMS = ("batch", "tokens", "padding", "beam_rows", "tokens_longest", "beam_rows_longest")
 _MAX_SWEEPS = 40
+_KEEP = 0.99  # of the weight of the batches before
+_MIN_OBSERVATIONS = 5
 _DRIFTED = 0.3  # mean log error over about ten batches
 
 
@@ -31,17 +32,13 @@ class LatencyModel:
 
     The terms are launches, matrix products of the prefill (over its padding too), matrix products of the decode steps,
     attention of the prefill, and attention of the beams over their prompts. Errors are relative, and outliers weigh less
-    (Huber). Old batches are forgotten over about `memory` batches, and faster while the mean error shows a drift.
+    (Huber). Old batches are forgotten over about a hundred batches, and faster while the mean error shows a drift.
 
-    `expected` is the fit; `p95` is the fit times the spread. Both are 0 until `min_observations` batches were observed.
+    `expected` is the fit; `p95` is the fit times the spread. Both are 0 until five batches were observed.
     Cost: about 10 microseconds an observation, after a compilation at the first.
     """
 
-    def __init__(self, *, memory: int = 100, min_observations: int = 5) -> None:
-        if memory < 2 or min_observations < 1:
-            raise ArgumentError(f"memory={memory} must be at least 2 and min_observations={min_observations} at least 1")
-        self._keep = 1 - 1 / memory
-        self._min_observations = min_observations
+    def __init__(self) -> None:
         size = len(_TERMS)
         self._moments, self._targets, self._solution = np.zeros((size, size)), np.zeros(size), np.zeros(size)
         self._weights = [0.0] * size  # the solution as numbers of Python, which are quicker to read one by one
@@ -57,7 +54,7 @@ class LatencyModel:
 
     def expected(self, size: BatchSize) -> float:
         """Return the expected seconds of a batch; 0 while unknown."""
-        if self._observed < self._min_observations:
+        if self._observed < _MIN_OBSERVATIONS:
             return 0.0
         constant, tokens, padding, rows, longest_tokens, longest_rows = _features(size)
         a, b, c, d, e, f = self._weights  # unrolled: every admission check calls this several times
@@ -79,7 +76,7 @@ class LatencyModel:
             self._drift += 0.1 * (min(1.0, max(-1.0, math.log(seconds / scale))) - self._drift)
         has_drifted = abs(self._drift) > _DRIFTED
         weight = (1.0 if error <= 0.5 or has_drifted else 0.5 / error) / scale**2
-        keep = 0.8 if has_drifted else self._keep
+        keep = 0.8 if has_drifted else _KEEP
         learn(self._moments, self._targets, self._solution, np.array(features), seconds, weight, keep)
         self._weights = self._solution.tolist()
         self._observed += 1

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from leafbeam.automata import Automaton
 from leafbeam.errors import ArgumentError, check_choice, counted
-from leafbeam.integrations.generate_call import GenerateCall, changed_by
+from leafbeam.integrations.generate_call import GenerateCall, changed_after
 from leafbeam.integrations.masking import check_below_infinity, end_score
 from leafbeam.integrations.prefixes import occurs
 from leafbeam.integrations.served_items import DENY, RULES, ServedItems
@@ -165,7 +165,7 @@ class ConstraintLogitsProcessor:
             raise ArgumentError(
                 f"no row begins a legal text with its {counted(generated.shape[1], 'token')} after the prompt (first row: "
                 f"{generated[0].tolist()}): is prompt_length={self.prompt_length} the number of columns of the "
-                f"prompts?{self._remark()}"
+                f"prompts? {changed_after(self, self._call, if_any=True)}".rstrip()
             )
         out = scores.masked_fill(torch.from_numpy(illegal_RW).to(scores.device), -torch.inf)
         top_R = out.amax(1)
@@ -194,21 +194,16 @@ class ConstraintLogitsProcessor:
 
     def _check_excluded(self, texts: Sequence[tuple[int, ...]]) -> None:
         """Raise ArgumentError where a processor after this one let only excluded tokens through for a prompt."""
-        call, width, own = self._call, len(texts) // len(self._rules), self._processors_after()
-        if call is None or (not own and (call.config.num_beams or 1) > 1):  # beams without a text have any tokens
-            return
+        call, width = self._call, len(texts) // len(self._rules)
+        if call is None or (not call.processors_after(self) and (call.config.num_beams or 1) > 1):
+            return  # beams without a text have any tokens
         for prompt, rule in enumerate(self._rules):
             rows = texts[prompt * width : (prompt + 1) * width]
             illegal_W = np.ones(self._min_width, np.bool_)
             if not any(rule.allow(np.array(tokens, np.int64), illegal_W) for tokens in rows):
-                raise ArgumentError(f"the texts of prompt {prompt} hold tokens that this processor excludes. {changed_by(own)}")
-
-    def _processors_after(self) -> list[str]:
-        return [] if self._call is None else self._call.processors_after(self)
-
-    def _remark(self) -> str:
-        own = self._processors_after()
-        return f" {changed_by(own)}" if own else ""
+                raise ArgumentError(
+                    f"the texts of prompt {prompt} hold tokens that this processor excludes. {changed_after(self, call)}"
+                )
 
     def _is_code(self, token: int) -> bool:
         """Return whether a token other than the end token is legal somewhere in a text."""

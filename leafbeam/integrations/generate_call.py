@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -199,8 +199,11 @@ class GenerateCall:
             )
 
 
-def changed_by(names: Sequence[str]) -> str:
-    """Return why scores are not what leafbeam's processor wrote, and the remedy. names: of the processors after it."""
+def changed_after(processor: object, call: GenerateCall | None, *, if_any: bool = False) -> str:
+    """Return why scores are not what leafbeam's processor wrote, and the remedy; "" with `if_any` if none runs after it."""
+    names = [] if call is None else call.processors_after(processor)
+    if if_any and not names:
+        return ""
     shown_names = f" ({', '.join(names)})" if names else ""
     return (
         f"A processor after this one{shown_names} returned NaN, or changed what is excluded: mend it, or put it before "

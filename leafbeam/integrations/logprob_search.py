@@ -183,7 +183,10 @@ class _Rounds:
         asked = [(int(row), slice(first, first + size)) for row, first, size in zip(row_R, first_R, size_R, strict=True)]
         asked = [one for one, certain in zip(asked, certain_R, strict=True) if not certain]
         queries = [
-            TokenQuery(prefix=self._prefix(row, num_rows, codes_BKT), tokens_C=self._asked_tokens(level, token_C[span]))
+            TokenQuery(
+                prefix=self._prefix(row, num_rows, codes_BKT),
+                tokens_C=tokens.sorted_2K[0] if scoring == "full" else token_C[span],
+            )
             for row, span in asked
         ]
         self.num_queries += len(queries)
@@ -194,7 +197,9 @@ class _Rounds:
                     raise answer
                 self.failures.setdefault(row // num_rows, answer)
             elif scoring == "full":
-                log_p_C[span] = _log_softmax(answer)[np.searchsorted(query.tokens_C, token_C[span])]
+                # -inf, not NaN, if the engine excludes every token of the level
+                log_p_level = log_softmax(answer.astype(np.float64), np.zeros(len(answer), np.int64))
+                log_p_C[span] = log_p_level[np.searchsorted(query.tokens_C, token_C[span])]
             else:
                 log_p_C[span] = answer
         if scoring == "allowed":
@@ -202,10 +207,6 @@ class _Rounds:
         if self.failures:
             log_p_C[np.isin(row_C // num_rows, list(self.failures))] = -np.inf
         return log_p_C
-
-    def _asked_tokens(self, level: int, token_C: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return all of the level's, ascending, for "full", else the legal ones."""
-        return self._search.tokens.levels[level].sorted_2K[0] if self._search.scoring == "full" else token_C
 
     def _prefix(self, row: int, num_rows: int, codes_BKT: NDArray[np.int64]) -> list[int]:
         request, beam = divmod(row, num_rows)
@@ -218,11 +219,6 @@ class _AskingConstraint(TrieConstraint):
 
     def read(self, number: int, beams: Beams[Any], logits: Any) -> Any:
         return logits
-
-
-def _log_softmax(logprobs_C: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Normalise over a level's tokens; the result is -inf if the engine excludes every one."""
-    return log_softmax(logprobs_C.astype(np.float64), np.zeros(len(logprobs_C), np.int64))
 
 
 def _checked(prompt: Sequence[int], number: int) -> list[int]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from leafbeam.decode.results import BatchFilters, DenyLists, SearchResult, check_batch, collect_items
 from leafbeam.errors import ArgumentError, check_choice, counted
 from leafbeam.index import Trie, Version
-from leafbeam.integrations.generate_call import GenerateCall, changed_by
+from leafbeam.integrations.generate_call import GenerateCall, changed_after
 from leafbeam.integrations.masking import Normalisation, ScoreMasker
 from leafbeam.integrations.prefixes import LegalTokens, PrefixTracker, occurs
 from leafbeam.model.code_tokens import CodeTokens, CodeTokensLike, check_sequences
@@ -122,7 +122,7 @@ class TrieLogitsProcessor:
             raise ArgumentError(
                 f"no row begins an allowed item with its {counted(depth, 'token')} after the prompt (first row: "
                 f"{input_ids[0, self.prompt_length :].tolist()}): is prompt_length={self.prompt_length} the number of columns "
-                f"of the prompts?{self._remark()}"
+                f"of the prompts? {changed_after(self, self._call, if_any=True)}".rstrip()
             )
         return out
 
@@ -170,7 +170,9 @@ class TrieLogitsProcessor:
         scores_R = np.full(len(sequences), np.nan, np.float32) if scores is None else to_numpy(scores)
         if scores is not None and np.isnan(scores_R).any():
             row = int(np.isnan(scores_R).argmax())
-            raise ArgumentError(f"the score of sequence {row}, of request {row // width}, is NaN. {self._cause()}")
+            raise ArgumentError(
+                f"the score of sequence {row}, of request {row // width}, is NaN. {changed_after(self, self._call)}"
+            )
         tokens_RL = self._whole_items(to_numpy(sequences)[:, self.prompt_length :])
         self._check_complete(tokens_RL, sequences.shape[1] - self.prompt_length)
         self._prefixes.advance(torch.from_numpy(tokens_RL), 0, self.num_tokens)
@@ -248,15 +250,8 @@ class TrieLogitsProcessor:
                 after = f"after {counted(int(length_R[row]), 'token')} of an item"
                 raise ArgumentError(
                     f"request {row // width} has no item: {after}, `generate` took one that this processor excludes. "
-                    f"{self._cause()}"
+                    f"{changed_after(self, self._call)}"
                 )
-
-    def _cause(self) -> str:
-        return changed_by([] if self._call is None else self._call.processors_after(self))
-
-    def _remark(self) -> str:
-        own = [] if self._call is None else self._call.processors_after(self)
-        return f" {changed_by(own)}" if own else ""
 
     def _whole_items(self, tokens_Rt: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the tokens (R, L), cut or padded to whole items; in an index of sequences, with the end token after the first

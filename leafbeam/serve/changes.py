@@ -98,7 +98,7 @@ def _open_directory(
         raise ArgumentError("changes need a catalog: pass its DuckDB file as catalog=")
     rules, index = directory / RULES, directory / INDEX
     reason = detail = "this server was started with --changes off" if changes == "off" else None  # clients see the reason
-    if reason is None and changes == "auto" and not _is_writable(directory):
+    if reason is None and changes == "auto" and not os.access(directory if directory.exists() else directory.parent, os.W_OK):
         reason, detail = "the server may not write its directory", f"this user may not write {directory}"
     if reason is None:
         try:
@@ -121,7 +121,3 @@ def _joined(rules: RuleSource, more: Path) -> RuleSource:
     if rules is None:
         return more
     return [*rules, more] if isinstance(rules, Sequence) and not isinstance(rules, str) else [rules, more]
-
-
-def _is_writable(directory: Path) -> bool:
-    return os.access(directory if directory.exists() else directory.parent, os.W_OK)

@@ -11,7 +11,6 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from leafbeam.decode import BeamLevel
 from leafbeam.engine import Engine, Limits, Request, Result, SlowBatch
 from leafbeam.errors import RequestError
 from leafbeam.serve.errors import Handler, answering
@@ -138,7 +137,14 @@ def recommend_answer(result: Result, *, explain: bool = False) -> RecommendAnswe
     """Return the answer to a request."""
     timings = TimingsAnswer(**{name: 1e3 * getattr(result.timings, name) for name in TimingsAnswer.__struct_fields__})
     reasons = tuple(ReasonAnswer(channel=why.channel, item_id=why.item_id, score=why.score) for why in result.reasons)
-    levels = tuple(map(_level_answer, result.levels)) if explain else msgspec.UNSET
+    levels = (
+        tuple(
+            LevelAnswer(**{name: getattr(level, name).tolist() for name in LevelAnswer.__struct_fields__})
+            for level in result.levels
+        )
+        if explain
+        else msgspec.UNSET
+    )
     renamed: dict[str, Any] = {"timings_ms": timings, "reasons": reasons, "levels": levels}
     renamed["ignored_deny_item_ids"] = result.ignored_deny
     return RecommendAnswer(
@@ -165,7 +171,3 @@ def slow_batch_answer(batch: SlowBatch) -> SlowBatchAnswer:
         preempted=use.preempted,
         faults=use.faults,
     )
-
-
-def _level_answer(level: BeamLevel) -> LevelAnswer:
-    return LevelAnswer(**{name: getattr(level, name).tolist() for name in LevelAnswer.__struct_fields__})

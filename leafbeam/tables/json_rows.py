@@ -8,6 +8,7 @@ import math
 import re
 import zlib
 from collections.abc import Callable, Generator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
@@ -165,7 +166,8 @@ def _column(values: list[Any], source: str, where: Where) -> pa.ChunkedArray:
         if len(kinds) > 1 and kinds.keys() != {int, float}:
             words = {kind: _KINDS.get(kind, kind.__name__) for kind in kinds}
             shown = listed(
-                f"{words[kind]} in {where(row)} ({short_repr(values[row])})" for kind, row in sorted(kinds.items(), key=_row_of)
+                f"{words[kind]} in {where(row)} ({short_repr(values[row])})"
+                for kind, row in sorted(kinds.items(), key=itemgetter(1))
             )
             raise DataError(f"{source} has values of several types{within}, {shown}: write all of them as one type")
         if float in rows and _INEXACT in rows:
@@ -187,10 +189,6 @@ def _column(values: list[Any], source: str, where: Where) -> pa.ChunkedArray:
     except (pa.ArrowException, OverflowError, ValueError, TypeError) as error:
         raise DataError(f"{source} cannot be read as a column ({error}): write its values as text") from error
     return pa.chunked_array([array.cast(pa.string()) if pa.types.is_null(array.type) else array])
-
-
-def _row_of(kind_and_row: tuple[type, int]) -> int:
-    return kind_and_row[1]
 
 
 def _rows_by_kind(values: list[Any]) -> dict[tuple[str, ...], dict[type | str, int]]:
