@@ -119,8 +119,7 @@ def generate(
         raise ArgumentError(f"eos_token_id is {passed}, and the constraint ends with {end}: pass the same end token to both")
     calls = _CachedModel(model, prompts_BT, attention_mask, restarts=proves)
     if items:
-        width = {"num_items": texts} if proves else {"num_beams": beams}
-        result, tokens = _search_items(calls, items, len(constraints), scoring, **width)
+        result, tokens = _search_items(calls, items, len(constraints), scoring, None if proves else beams, texts)
     else:
         search = SequenceSearch(
             [by_id[id(one)] for one in constraints],
@@ -165,9 +164,9 @@ def _check_settings(settings: Mapping[str, Any], *, is_own: bool) -> None:
 
 
 def _search_items(
-    calls: _CachedModel, items: Sequence[ItemConstraint], batch_size: int, scoring: Scoring, **width: int
+    calls: _CachedModel, items: Sequence[ItemConstraint], batch_size: int, scoring: Scoring, num_beams: int | None, texts: int
 ) -> tuple[SearchResult, list[list[NDArray[np.int64]]]]:
-    """Return the items, and the tokens of each. width: `num_beams` or `num_items` of the search."""
+    """Return the items, and the tokens of each. num_beams: None to prove the best `texts` items."""
     served = items[0].items
     if len(items) != batch_size or any(one.items is not served for one in items):
         raise ArgumentError(
@@ -177,7 +176,7 @@ def _search_items(
     deny = [list(one.deny) or None for one in items]
     level_tokens = [torch.from_numpy(level.token_V).to(calls.device) for level in served.tokens.levels]
     calls.tokens_of_level = level_tokens
-    search = BeamSearch(served.version, scoring=scoring, **width)
+    search = BeamSearch(served.version, num_beams, scoring, num_items=texts if num_beams is None else None)
     result = search.run(calls.step_fn, batch_size, filters=filters, deny=deny, suffix_fn=calls.suffix_fn)
     tokens = [
         [np.array([int(level_tokens[level][code]) for level, code in enumerate(row)]) for row in rows[:count].tolist()]
