@@ -34,10 +34,10 @@ configure_log(log_format, values=requests == "histories", level=logging.DEBUG)
 logging.getLogger("numba").setLevel(logging.WARNING)
 run, answer = Decoder.run, items.recommend_answer
 
-def broken_run(self, batch):
+def broken_run(self, batch, *on_pass):
     if batch[0].request.num_items == 7:
         raise KeyError(f"{batch[0].request.user} {batch[0].request.history}")
-    return run(self, batch)
+    return run(self, batch, *on_pass)
 
 def broken_answer(result, explain):
     if result.num_history_used == 2:

@@ -149,6 +149,7 @@ def test_a_server_of_texts_alone_has_no_items(text_dir: Path):
             "precision": None,
             "tuning": {},
             "text_model": TEXT_MODEL,
+            "search_widths": [],
             "http_workers": 0,
         }
         body = {**BODY, "guided_choice": ["red lamp"], "seed": 1}
