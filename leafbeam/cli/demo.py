@@ -55,6 +55,12 @@ def demo(
     ] = False,
 ) -> None:
     """Run every step from a log to recommendations that obey rules, and show the results."""
+    if data is not None and not data.is_dir():
+        what = f"{data} is not a directory" if data.exists() else f"there is no directory {data}"
+        raise DataError(
+            f"{what}: the demo takes one with interactions.parquet and items.parquet (or .csv); for tables of other names and "
+            "columns begin with `leafbeam fit-sids --data FILE --items FILE`"
+        )
     require(
         "`leafbeam demo`",
         *("duckdb", "httpx", "msgspec", "prometheus_client", "pyarrow", "scipy", "sklearn", "starlette", "torch", "uvicorn"),

@@ -49,11 +49,7 @@ class Demo:
         if self.minutes is not None and not 0 < self.minutes < 10_000:
             raise ArgumentError(f"--minutes {self.minutes}: a positive number of minutes")
         if self.data is not None and not self.data.is_dir():
-            what = f"{self.data} is not a directory" if self.data.exists() else f"there is no directory {self.data}"
-            raise DataError(
-                f"{what}: the demo takes one with interactions.parquet and items.parquet (or .csv); for tables of other names "
-                "and columns begin with `leafbeam fit-sids --data FILE --items FILE`"
-            )
+            raise DataError(f"there is no directory {self.data}: it should hold interactions.parquet and items.parquet")
 
     def run(self) -> None:
         """Run all steps and print them. Raises DemoError where a step fails or an answer violates a rule."""
