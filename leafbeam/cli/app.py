@@ -27,7 +27,7 @@ class Commands(TyperGroup):
             if ctx.params.get("debug"):
                 raise
             kind = "" if isinstance(error, LeafbeamError) else f"{type(error).__name__}: "
-            hint = "; LEAFBEAM_KEY has the key of a command" if isinstance(error, AccessDeniedError) else ""
+            hint = "; a command reads its key from LEAFBEAM_KEY" if isinstance(error, AccessDeniedError) else ""
             stderr().print(Text.assemble(("Error: ", "bold red"), kind, f"{error}{hint}"), soft_wrap=True)
             raise typer.Exit(2) from error
 

@@ -55,7 +55,7 @@ def doctor(
         Path | None, option("--run", "A run directory: also show what a server of its model would choose for this machine.")
     ] = None,
 ) -> None:
-    """Check the installation and the machine, and search on every backend that is there.
+    """Check the installation and the machine, and search on every backend that is installed.
 
     The exit code is 1 if something is wrong. A machine's first run compiles kernels, which can take a minute.
     """

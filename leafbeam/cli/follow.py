@@ -26,13 +26,15 @@ EveryOption = Annotated[float, option("--every", "The number of seconds between 
 class Following:
     """The options that all commands for following a source share."""
 
-    url: Annotated[str, option("--url", "The address of the run's server; LEAFBEAM_KEY has its key.")] = "http://127.0.0.1:8000"
+    url: Annotated[str, option("--url", "The address of the run's server; its key is read from LEAFBEAM_KEY.")] = (
+        "http://127.0.0.1:8000"
+    )
     item_id: Annotated[str, option("--item-id", "The column of the item ids.")] = "item_id"
     columns: Annotated[str, option("--columns", "The other columns to take, separated by commas.", default="all")] = ""
     once: Annotated[bool, option("--once", "End once there are no more changes.")] = False
-    skip_bad: Annotated[bool, option("--skip-bad", "Skip changes that cannot be made, and count them.")] = False
+    skip_bad: Annotated[bool, option("--skip-bad", "Skip changes that cannot be applied, and count them.")] = False
     from_now: Annotated[bool, option("--from-now", "At the first start, take only changes from now on.")] = False
-    batch: Annotated[int, option("--batch", "The largest number of changes of one request to the server.")] = 1000
+    batch: Annotated[int, option("--batch", "The largest number of changes in one request to the server.")] = 1000
     properties: Annotated[
         list[str] | None, option("--set", "Set a property of the library: NAME=VALUE; repeatable.", metavar="NAME=VALUE")
     ] = None
@@ -72,8 +74,8 @@ def kafka(
 ) -> None:
     """Follow a Kafka topic with Debezium's change events, as JSON.
 
-    The offset of a change is committed once the server has it on disk. After a crash, run the command again: nothing is lost or
-    made twice. One process follows a topic for a catalog. Properties are those of librdkafka.
+    The offset of a change is committed once the server has it on disk. After a crash, run the command again: no change is lost
+    or applied twice. Run only one such process for a catalog. --set and --config take properties of librdkafka.
     """
     _require("kafka", "confluent_kafka")
     from leafbeam.feeds import KafkaFeed
@@ -100,7 +102,8 @@ def delta(
 ) -> None:
     """Follow a Delta table: its rows, then what each newer version changes.
 
-    Two versions are compared row by row in memory, so their columns must fit. Properties are those of the storage.
+    Two versions are compared row by row in memory, so their columns must fit into it. --set and --config take properties
+    of the storage.
     """
     _require("delta", "deltalake", "pyarrow", "duckdb")
     from leafbeam.feeds import DeltaSource
@@ -119,7 +122,8 @@ def iceberg(
 ) -> None:
     """Follow an Iceberg table: its rows, then what each newer snapshot changes.
 
-    Two snapshots are compared row by row in memory, so their columns must fit. Properties are the catalog's, such as uri.
+    Two snapshots are compared row by row in memory, so their columns must fit into it. --set and --config take
+    properties of the catalog, such as uri.
     """
     _require("iceberg", "pyiceberg", "pyarrow", "duckdb")
     from leafbeam.feeds import IcebergSource

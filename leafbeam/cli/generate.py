@@ -33,10 +33,12 @@ class ConstraintOptions:
         None
     )
     regex: Annotated[str | None, option("--regex", "The regular expression that the whole text must match.", CONSTRAINT)] = None
-    choice: Annotated[list[str] | None, option("--choice", "A text that the answer may be; repeatable.", CONSTRAINT)] = None
+    choice: Annotated[list[str] | None, option("--choice", "One of the texts that may be written; repeatable.", CONSTRAINT)] = (
+        None
+    )
     template: Annotated[Path | None, option("--template", "The file of a template, a JSON list of parts.", CONSTRAINT)] = None
     rows: Annotated[
-        Path | None, option("--rows", "The file of JSON lines with prompts and constraints of their own.", CONSTRAINT)
+        Path | None, option("--rows", "A file of JSON lines, each with a prompt and its own constraint.", CONSTRAINT)
     ] = None
 
     def read(self, prompts: list[str] | None) -> tuple[list[str], list[str]]:
@@ -70,7 +72,8 @@ class SearchOptions:
     num_texts: Annotated[int, option("--texts", "The number of texts for each prompt, from the beams or sampled.")] = 1
     scoring: ScoringOption = "allowed"
     retokenize: Annotated[
-        bool, option("--retokenize", "Append forced text at once, in the tokenizer's own tokens: fewer calls, other texts.")
+        bool,
+        option("--retokenize", "Append forced text at once, in the tokenizer's own tokens. Saves calls, but may change texts."),
     ] = False
 
 
@@ -111,7 +114,7 @@ def generate(
         bool,
         option(
             "--json",
-            "Print a JSON line for each text, with its score, its tokens, whether it is whole, and the model calls in all.",
+            "Print a JSON line for each text: its score, its tokens, whether it is complete, and the number of model calls.",
         ),
     ] = False,
     *,

@@ -53,7 +53,7 @@ class CodesOptions:
     text_ids: Annotated[bool, option("--text-ids", "Read all ids as text: “0”, not 0.")] = False
     sizes: Annotated[
         str | None,
-        option("--codebook-sizes", "The number of codes of each level.", default="the model's; else by the largest codes"),
+        option("--codebook-sizes", "The number of codes of each level.", default="the model's, or from the largest codes"),
     ] = None
     transposed: Annotated[
         bool, option("--transposed", "Read a matrix of codes as one with a row for each level, not for each item.")
@@ -76,11 +76,14 @@ class TokenOptions:
     tokens: Annotated[
         str | None,
         option(
-            "--tokens", "The names of the model's tokens of each level: '<a_*>,<b_*>'.", MODEL, default="as in a JSON index"
+            "--tokens",
+            "The names of each level's tokens, with * for the code: '<a_*>,<b_*>'.",
+            MODEL,
+            default="as in a JSON index",
         ),
     ] = None
     first_token: Annotated[
-        int | None, option("--first-token", "The number of the token of the first code, if tokens have no names.", MODEL)
+        int | None, option("--first-token", "The id of the first code's token, if tokens have no names.", MODEL)
     ] = None
     prompt: Annotated[str | None, option("--prompt", "The text of a prompt, with {history}.", MODEL, default="{history}")] = (
         None
@@ -104,9 +107,9 @@ class LogOptions:
     kind: Annotated[Format, option("--format", "The format of the data, as in `fit-sids`.", LOG, metavar="NAME")] = "tables"
     user_column: Annotated[str, option("--user-column", "The column of the user of an interaction.", LOG)] = "user_id"
     time_column: Annotated[str, option("--time-column", "The column of the time of an interaction.", LOG)] = "timestamp"
-    time_unit: Annotated[TimeUnit, option("--time-unit", "The unit of times that are numbers.", LOG, metavar="s|ms|us|ns")] = (
-        "s"
-    )
+    time_unit: Annotated[
+        TimeUnit, option("--time-unit", "The unit of times that are given as numbers.", LOG, metavar="s|ms|us|ns")
+    ] = "s"
     order: Annotated[
         Order,
         option(

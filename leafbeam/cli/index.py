@@ -47,7 +47,7 @@ class TableOptions:
         bool, option("--packed", "Store codes in as many bits as they need: 11, not 16, for codebooks of 2,048.", TABLE)
     ] = False
     memory_limit: Annotated[
-        str, option("--memory-limit", "The memory for sorting; with more rows, they are sorted on disk.", TABLE)
+        str, option("--memory-limit", "The memory for sorting; rows that do not fit are sorted on disk.", TABLE)
     ] = "4GiB"
     scratch: Annotated[
         Path | None, option("--scratch", "The directory for sorting on disk.", TABLE, default="the temporary folder")
@@ -62,7 +62,8 @@ def build(
     ] = None,
     run: RunOption = DEFAULT_RUN,
     rule: Annotated[
-        list[str] | None, option("--rule", "Count the items of another rule; repeatable.", metavar="NAME=SQL")
+        list[str] | None,
+        option("--rule", "Also count the items of this rule, without keeping it; repeatable.", metavar="NAME=SQL"),
     ] = None,
     force: Annotated[
         bool, option("--force", "Replace an existing catalog.duckdb, or --out. Changes in live/ are then set aside.")

@@ -18,7 +18,7 @@ from leafbeam.extras import require
 BATCH = 1000  # items
 _NAMELESS = re.compile(r"unnamed_\d+|__index_level_\d+__")  # columns without a name in CSV, and the index of pandas in Parquet
 UrlOption = Annotated[
-    str | None, option("--url", "The address of the run's server, in place of --run; LEAFBEAM_KEY has its key.")
+    str | None, option("--url", "The address of the run's server, in place of --run; its key is read from LEAFBEAM_KEY.")
 ]
 
 
@@ -80,7 +80,7 @@ def import_items(
 ) -> None:
     """Add or replace the items of a file: item_id, attributes and, if they are known, codes.
 
-    Items are sent 1,000 at a time. A mistake ends the import and is named; the batches before it stay.
+    Items are sent 1,000 at a time. At the first mistake the import stops and names it; batches sent before stay.
     """
     _require(url)
     from leafbeam.cli.item_writer import items_of

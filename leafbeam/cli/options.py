@@ -146,7 +146,7 @@ NoVerifyOption = Annotated[
 ]
 ScoringOption = Annotated[
     Literal["full", "allowed"],
-    option("--scoring", "Normalise over the full codebook or the allowed codes.", metavar="full|allowed"),
+    option("--scoring", "Normalise over all codes of a level (full) or over the allowed ones.", metavar="full|allowed"),
 ]
 ConfigOption = Annotated[Path | None, option("--config", "A TOML file of settings, as --print-config writes it.")]
 SetOption = Annotated[

@@ -30,7 +30,7 @@ TABLE = "A table of users"
 Channel = Literal["model", "memory", "fused"]
 _HISTORY_HELP = (
     "Item ids, oldest first, with commas between them. An id with a comma, or with blanks around it, goes into double quotes, "
-    'as in A7,"B,8"; a double quote inside those is written twice.'
+    'as in A7,"B,8"; a double quote inside an id is written twice.'
 )
 
 
@@ -41,7 +41,7 @@ class RequestOptions:
     history: Annotated[str | None, option("--history", _HISTORY_HELP)] = None
     user: Annotated[str, option("--user", "A user of the log, in place of --history.")] = ""
     rules: Annotated[str, option("--rules", "The names of rules that every item must obey, separated by commas.")] = ""
-    deny: Annotated[str, option("--deny", "Item ids to exclude, as for --history.")] = ""
+    deny: Annotated[str, option("--deny", "Item ids to exclude, written as for --history.")] = ""
     keep_history: Annotated[bool, option("--keep-history", "Return items of the history too.")] = False
     num_items: Annotated[int, option("--items", "The largest number of items to return.")] = 10
     num_beams: Annotated[
@@ -52,9 +52,9 @@ class RequestOptions:
         Channel | None,
         option(
             "--channel",
-            "The ranking to use: that of the model, of the item memory, or of both.",
+            "The source of the ranking: the model, the item memory, or both.",
             metavar="model|memory|fused",
-            default="fused, without a memory model",
+            default="fused; model if there is no memory",
         ),
     ] = None
 
@@ -80,7 +80,7 @@ class TableOptions:
     ] = "history"
     on_ray: Annotated[bool, option("--ray", "Run on a Ray cluster.", TABLE)] = False
     ray_address: Annotated[
-        str | None, option("--ray-address", "The address of the Ray cluster.", TABLE, default="RAY_ADDRESS, or here")
+        str | None, option("--ray-address", "The address of the Ray cluster.", TABLE, default="RAY_ADDRESS, or this machine")
     ] = None
     workers: Annotated[
         int | None,

@@ -59,7 +59,8 @@ class TableOptions:
         str | None, option("--time-column", "The column of the time of an interaction.", TABLES, default="timestamp")
     ] = None
     time_unit: Annotated[
-        TimeUnit | None, option("--time-unit", "The unit of times that are numbers.", TABLES, default="s", metavar="s|ms|us|ns")
+        TimeUnit | None,
+        option("--time-unit", "The unit of times that are given as numbers.", TABLES, default="s", metavar="s|ms|us|ns"),
     ] = None
     order: Annotated[
         Order | None,
@@ -166,7 +167,7 @@ def fit_sids(
     tables: TableOptions,
     making: VectorOptions,
 ) -> None:
-    """Read a log, and give every item a Semantic ID by its text and its training interactions."""
+    """Read a log, and give every item a Semantic ID from its text and its training interactions."""
     quantiser = making.quantiser
     if making.plot is not None:
         check_plot(making.plot)

@@ -22,7 +22,7 @@ _MAX_REFUSALS = 5
 
 
 def top(
-    url: Annotated[str, option("--url", "The server's address; LEAFBEAM_KEY has its key.")] = "http://127.0.0.1:8000",
+    url: Annotated[str, option("--url", "The server's address; its key is read from LEAFBEAM_KEY.")] = "http://127.0.0.1:8000",
     interval: Annotated[float, option("--interval", "The number of seconds between two readings of /metrics.")] = 1.0,
     once: Annotated[bool, option("--once", "Print the figures of one interval, and end.")] = False,
 ) -> None:

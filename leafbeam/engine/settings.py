@@ -27,8 +27,8 @@ class Settings:
     Args:
         num_beams: The number of beams of requests that do not choose one. By default such requests get answers that are proved
             to be the best allowed lists, with as many beams as each proof needs (see Result.exact).
-        max_rows: The largest number of beams that a proof may keep at a level. A larger one proves more answers, and bounds the
-            time of a request less.
+        max_rows: The largest number of beams that a proof may keep at a level. A larger number proves more
+            answers, but lets a request take longer.
         workers: The number of threads that run batches; they share one copy of the weights, and on CUDA each has its own
             stream.
         threads: The number of CPU threads that each worker uses for matrix products. By default the warm-up measures the best
@@ -51,7 +51,7 @@ class Settings:
         prompt_store_mb: The megabytes in which keys and values of recent prompts are stored, for longer prompts that begin
             with the same tokens (float32 models on a CPU only).
         graphs: If true, whole searches are captured as CUDA graphs at the start, for both scorings, and replayed for requests.
-            They have num_beams beams, or 64 if that is not set, which proves most answers; the others are searched further.
+            They have num_beams beams, or 64 if that is not set. This proves most answers; for the others the search goes on.
         graph_mb: The megabytes that the graphs of all workers may take together.
         widths_file: A file in which the engine keeps how many beams the proofs of recent requests needed, so that an engine
             that starts later need not learn it again. It is read at the start and written at the end.

@@ -14,15 +14,17 @@ class ConnectionLimits:
     """The limits of what a client may send and hold open.
 
     Args:
-        max_header_bytes: The most bytes of the request line, headers and trailers of a request; more get 431.
-        max_headers: The most headers of a request; more get 431.
-        max_pipelined: The most requests that a client may send on a connection before it gets the first answer; more get 400.
+        max_header_bytes: The largest size, in bytes, of a request's line, headers and trailers together; a larger one gets 431.
+        max_headers: The largest number of headers of a request; a request with more gets 431.
+        max_pipelined: The largest number of requests that a client may send on a connection before it gets the first answer;
+            more get 400.
         header_s: The number of seconds from the first byte of a connection or request in which all of its headers must
-            arrive; after that it gets 408.
+            arrive; after that the client gets 408.
         idle_s: The number of seconds that a connection stays open between two requests.
         write_s: The number of seconds in which a client must read an answer; after that its connection is closed.
-        bulk_bytes_per_s: The number of bytes a second that the server reads from clients that send more than 8 KiB at once,
-            all of them together. Each chunk of a body counts as 256 bytes more. So a flood of bodies leaves time for answers.
+        bulk_bytes_per_s: The number of bytes a second that the server reads from all clients together that send more than 8 KiB
+            at once. Each chunk of a body counts as 256 bytes more than it has. With this limit, a flood of bodies leaves time
+            for answers.
         max_connections: The largest number of open connections. Beyond it, a new connection replaces the one that has waited
             longest without a complete request; if all of them have a running request, the new one gets 503. The default is
             the number of free file descriptors, up to 16,384.
