@@ -253,6 +253,12 @@ def _serving(name: str, *keys: str) -> Plot:
     return Plot(file=f"{name}.png", rows=rows, draw=draw)
 
 
+def _draw_proofs(rows: list[Row]) -> Figure:
+    from benchmarks.serving.bound import draw  # loads torch
+
+    return draw(rows)
+
+
 PLOTS = (
     Plot(file="rules.png", rows=_rule_rows, draw=_draw_rules),
     Plot(file="head.png", rows=_newest_points("head", {"what": "curve"}, ("distribution",)), draw=_draw_head),
@@ -261,6 +267,7 @@ PLOTS = (
         rows=_peer_rows,
         draw=_draw_peers,
     ),
+    Plot(file="search.png", rows=_newest_points("bound", {"what": "widths"}, ("share",)), draw=_draw_proofs),
     _static("static-table-1"),
     _static("static-figure-2"),
     _static("static-figure-3"),
