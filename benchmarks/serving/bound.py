@@ -175,14 +175,18 @@ def missing(best: NDArray[Any], found: NDArray[Any]) -> float:
 
 def draw(rows: list[Row]) -> Figure:
     """Draw recall of the best items against rows computed, a panel for each share of allowed items."""
-    widths = [row for row in rows if row["parameters"]["what"] == "widths"]
+    widths = sorted(
+        (row for row in rows if row["parameters"]["what"] == "widths"), key=lambda row: row["parameters"]["share"], reverse=True
+    )
     figure, panels = new_figure(len(widths), columns=2, width=4.2, height=3.0)
     for axes, row in zip(panels, widths, strict=True):
         found = dict(row["measured"]["by_width"])
         proof = found.pop("proof")
         axes.plot([one["rows"] for one in found.values()], [100 * one["recall"] for one in found.values()], "o-", label="beams")
         axes.plot([proof["rows"]], [100 * proof["recall"]], "*", markersize=12, label="proof")
-        axes.set(xscale="log", xlabel="rows of the model, a request", ylabel="of the best 10 found, %")
+        axes.set(xscale="log", xlabel="rows of the model, a request", ylabel="of the best 10 found, %", ylim=(None, 104))
+        axes.set_xticks((30, 100, 300, 1000), labels=("30", "100", "300", "1,000"))
+        axes.minorticks_off()
         axes.set_title(f"{100 * row['parameters']['share']:g} % of the items allowed")
         axes.legend()
     return figure
