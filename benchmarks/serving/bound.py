@@ -188,5 +188,5 @@ def draw(rows: list[Row]) -> Figure:
         axes.set_xticks((30, 100, 300, 1000), labels=("30", "100", "300", "1,000"))
         axes.minorticks_off()
         axes.set_title(f"{100 * row['parameters']['share']:g} % of the items allowed")
-        axes.legend()
+        axes.legend(loc="lower right")
     return figure
