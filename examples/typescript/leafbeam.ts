@@ -261,7 +261,7 @@ export interface ItemBody {
 
 /** A request for items, as `/v1/recommend` answers it, for clients of OpenAI. */
 export interface ItemCompletionBody {
-  /** Whose history it is, for models with user tokens; `read_user` of the answer says if it was read. */
+  /** The user of the history, for models with user tokens; `read_user` of the answer says if the model read it. */
   user?: number | string | null;
   /** Names of rules of the catalog. Every item returned is allowed by all of them. */
   rules?: Array<string>;
@@ -399,13 +399,13 @@ export interface RecommendAnswer {
   scores: Array<number>;
   /** Who ranked: `model`, `memory` or `fused`. */
   channel: string;
-  /** The largest part of each score, one an item; empty if `model` ranked. Allowed items that were not found fill up a short answer of `memory` or `fused`: they come last, the most popular first, with the channel `popular`. */
+  /** The largest part of each score, one for each item; empty if `model` ranked. A short answer of `memory` or `fused` is filled up with other allowed items: they come last, the most popular first, with the channel `popular`. */
   reasons: Array<ReasonAnswer>;
   /** How many items are returned, `num_items` or fewer; 0 if none is left, see `empty_rules`. */
   num_valid: number;
-  /** If no item is left: the rule, the pair of rules or the smallest set of them that already leaves none; parts of `filter` as text. Where the rules leave items, `- deny_item_ids` and `- history`, which take these, count as rules too. Else empty. */
+  /** If no item is left: the rule, the pair of rules, or the smallest set of rules that together allow no item; parts of `filter` are given as text. If the rules alone allow items, `- deny_item_ids` and `- history`, which exclude them, are named like rules. Empty if an item is left. */
   empty_rules: Array<string>;
-  /** Beams of the level that has the most in the search's first pass. 0 without a search. */
+  /** The largest number of beams of a level in the search's first pass; 0 without a search. */
   num_beams: number;
   /** Whether the items that the model found are proved to be its best allowed ones; `fused` ranks these. Always true, unless the request or the server sets a number of beams, or the proof needs more than `engine.max_rows` prefixes of a level. */
   exact: boolean;
@@ -438,7 +438,7 @@ export interface RecommendAnswer {
 export interface RecommendBody {
   /** Item ids, oldest first. Ids that the index does not have are left out and reported. */
   history?: Array<number | string>;
-  /** Whose history it is, for models with user tokens; `read_user` of the answer says if it was read. */
+  /** The user of the history, for models with user tokens; `read_user` of the answer says if the model read it. */
   user?: number | string | null;
   /** The most items to return; fewer come back if the rules allow fewer. */
   num_items?: number;
@@ -446,7 +446,7 @@ export interface RecommendBody {
   rules?: Array<string>;
   /** Items that must not be returned, on top of the rules. */
   deny_item_ids?: Array<number | string>;
-  /** A fixed number of beams, raised to `num_items`, because a beam finds one item. Default: the server's, or as many as the proof needs that the answer is the best allowed list. */
+  /** A fixed number of beams. It is raised to `num_items` if it is smaller, because a beam finds one item. Default: the server's number, or as many beams as it takes to prove that the answer is the best allowed list. */
   num_beams?: number | null;
   /** `full`: log probabilities over each level's whole codebook. `allowed`: over the legal codes only. */
   scoring?: "full" | "allowed";
@@ -474,7 +474,7 @@ export interface RollbackBody {
   snapshot?: string | null;
 }
 
-/** A rule in force. */
+/** A rule in use. */
 export interface RuleAnswer {
   name: string;
   where: string;
@@ -495,7 +495,7 @@ export interface RuleBody {
   refresh?: string | null;
 }
 
-/** All rules in force. */
+/** All rules in use. */
 export interface RulesAnswer {
   rules: Array<RuleAnswer>;
 }

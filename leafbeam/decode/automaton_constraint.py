@@ -32,7 +32,10 @@ from leafbeam.ops.head import HeadCosts, HeadLogits, cpu
 
 
 class AutomatonConstraint:
-    """The sequences of a batch's automata. head, costs: as for `SequenceSearch.run`. device: None for the CPU."""
+    """A constraint that allows the sequences of a batch's automata.
+
+    head, costs: as for `SequenceSearch.run`. device: None for the CPU.
+    """
 
     def __init__(
         self,
@@ -136,7 +139,7 @@ class DeviceAutomata:
             )
 
     def arrays_for(self, batch_size: int) -> Any:
-        """The arrays for one search: with scratch space of its own, so that several may run at a time."""
+        """Return the arrays for one search, with scratch space of their own, so that searches may run at the same time."""
         arrays = self._arrays
         copies = batch_size // len(arrays.requests_B5)
         return replace(arrays, requests_B5=arrays.requests_B5.repeat(copies, 1), min_key_B=arrays.min_key_B.repeat(copies))

@@ -42,7 +42,7 @@ class ItemSearch:
 
     Args:
         index: The index, or its bindings to devices.
-        config: The beams of each level and the scoring; of a search that proves its answers, the most beams of each level.
+        config: The number of beams of each level, and the scoring. If the search proves its answers, the numbers are limits.
         backend: The backend that runs the search.
         device: The device that runs the search.
         proves: Whether passes are repeated until the answers are proved.
@@ -145,7 +145,7 @@ def result_of(
 ) -> SearchResult:
     """Return the items that a pass found, and how far they are proved.
 
-    is_brief: copy nothing more from a device than that takes, without `beams_needed`.
+    is_brief: copy only what this needs from a device, and leave out `beams_needed`.
     """
     ranges = to_numpy(trace.beams.lo), to_numpy(trace.beams.hi)
     scores_BK = to_numpy(trace.beams.scores)
@@ -168,7 +168,7 @@ class BeamSearch(ItemSearch):
         backend: The backend that runs the search, see `leafbeam.ops.backend`. "auto" is decided by the first logits: numpy and
             torch on a CPU run on "cpu", torch on a GPU on "triton" (or "torch"), arrays of jax on "jax".
         device: The device that runs the search. With an explicit backend the index is copied there at once, else at the first
-            search. Only the leaves found come to the host, once a pass.
+            search. Only the leaves that were found are copied to the host, once in each pass.
         num_items: The number of items of an answer, proved to be the best; 20 if neither this nor `num_beams` is set.
         max_rows: With `num_items`, the largest number of prefixes of a level that a pass may keep. Where a proof needs more,
             `SearchResult.num_exact` says how many items are proved.
@@ -225,8 +225,8 @@ class BeamSearch(ItemSearch):
     ) -> SearchResult:
         """Decode a batch of requests, each with its own filter and its own denied items.
 
-        Each pass calls step_fn L times; on a CPU or with suffix_fn it calls it less often where no beam is left or every beam
-        has ended. On a device that look waits every round; without suffix_fn a search waits once.
+        Each pass calls step_fn L times. On a CPU, or with suffix_fn, it stops earlier if no beam is left or every beam has
+        ended. On a device this check waits for the device in every round; without suffix_fn a search waits only once.
 
         Args:
             step_fn: `step_fn(codes_BK, parents_BK)` returns logits. The first call passes (None, None) and expects (B, V) for
@@ -238,17 +238,18 @@ class BeamSearch(ItemSearch):
             deny: The denied item ids of each request. Ids that the index does not have change nothing.
             suffix_fn: `suffix_fn(codes_BKT, parents_BK)` returns the logits of T levels, each (B, K, V of the level). As soon
                 as all live beams have one allowed item left, it is called once in place of T calls of step_fn, with the same
-                answer. The codes are the one that every beam just took and those that must follow, except for the last. With
-                scoring "allowed" not even this call is made, and on a CPU a beam with one allowed item left reaches step_fn and
-                last_step_fn as a copy of another, which a `Transformer` does not run again: its score no longer changes, unless
-                the model excludes a forced code by a logit of -inf (in that case pass no suffix_fn).
+                answer. The codes are those that every beam just took, and the codes that must follow, except for the last
+                one. With scoring "allowed" not even this call is made. On a CPU, step_fn and last_step_fn then get a copy of
+                another beam in the place of each beam with one allowed item left, and a `Transformer` does not run copies
+                again. The score of such a beam no longer changes, unless the model excludes a forced code by a logit of -inf
+                (in that case do not pass suffix_fn).
             explain: If true, the result has the beams of each level (`SearchResult.levels`). The search then waits for a device
                 every round and does not use suffix_fn, so that every level has its scores.
             last_step_fn: `last_step_fn(codes_BJ, parents_BJ)` returns logits (B, J, V). If the last level keeps fewer beams
-                than the level before it (`num_beams=[128, 128, 10]`), it is called in place of step_fn for the last level: for
-                the best beams, and a second time for the later ones that may still be among the kept ones, if there are any.
-                Parents are the same beams both times. This is exact and needs a CPU. It pays where the model is sure of the
-                last code (see `SearchResult.beams_needed`).
+                than the level before it (`num_beams=[128, 128, 10]`), it is called in place of step_fn for the last level:
+                first for the best beams, and a second time if other beams may still be among those that are kept. Parents are
+                the same beams both times. This is exact and needs a CPU. It pays where the model is sure of the last code
+                (see `SearchResult.beams_needed`).
             num_first: The number of beams of the first call of last_step_fn, one for all requests or one for each; by default
                 as many as the last level keeps.
             head: For each level the rows of the model's head for its codes, (V, D), float32 on a CPU, otherwise where the
@@ -257,12 +258,12 @@ class BeamSearch(ItemSearch):
                 with few children. It needs the backend "cpu", or "triton", which then waits in every such round.
             costs: The measured costs of this machine, by which `head` decides; None uses estimates.
             num_items: The number of items of each request, if some need fewer than the search proves.
-            widths: The number of prefixes that the first pass of a proof keeps, of each level but the last: one list for all
+            widths: The number of prefixes that the first pass of a proof keeps at each level but the last: one list for all
                 requests, or one for each. By default a guess from the share of items that each filter allows;
                 `SearchResult.beams_needed` says what was needed.
             first: The result of a first pass that has run elsewhere with `widths`.
-            on_pass: Is told the result after each pass but the last. The answers of which `is_proved` is true are final.
-            can_restart: Whether step_fn(None, None) may be called again, to start anew from the prompts. Without it a search
+            on_pass: Called with the result of each pass but the last. The answers of which `is_proved` is true are final.
+            can_restart: Whether step_fn(None, None) may be called again, to start again from the prompts. Without it a search
                 with `num_items` has one pass, which keeps `max_rows` prefixes of each level.
 
         Raises:

@@ -50,7 +50,7 @@ def search_until_proved(
         widths_BL: The beams of the first pass, for each request and each level but the last.
         num_items: The number of items of each request, at most those of the last level.
         first: The result of the first pass, if it has run already.
-        on_pass: Is told the result after each pass but the last.
+        on_pass: Called with the result of each pass but the last.
         explain: Run proved requests again as well, so that the levels of the last pass show all requests.
 
     Returns:

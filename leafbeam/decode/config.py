@@ -1,4 +1,4 @@
-"""What a search is, whatever runs it: beams of each round, scoring, codes of each round, end code."""
+"""The configuration of a search, whatever runs it: beams of each round, scoring, codes of each round, end code."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SearchConfig:
 
     @classmethod
     def of(cls, version: Version, num_beams: int | Sequence[int], scoring: Scoring) -> SearchConfig:
-        """For a version of an index: no round has more beams than the level has nodes."""
+        """Return the configuration for a version of an index: no round has more beams than the level has nodes."""
         nodes = tuple(map(version.num_nodes, range(version.num_levels)))
         beams = tuple(map(min, beams_of_levels(num_beams, version.num_levels), nodes))
         sizes, end_code = version.codebook_sizes, end_code_of(version)
@@ -45,7 +45,8 @@ class SearchConfig:
     def fixed(
         cls, code_sizes: Sequence[int], end_code: int | None, num_beams: int | Sequence[int], scoring: Scoring
     ) -> SearchConfig:
-        """For every version of an index: no round but the last has more beams than there can be prefixes."""
+        """Return the configuration for all versions of an index: before the last round, no more beams than possible
+        prefixes."""
         num_prefixes = tuple(accumulate(code_sizes, mul))
         beams = beams_of_levels(num_beams, len(code_sizes))
         beams = (*map(min, beams, num_prefixes[:-1]), beams[-1])
@@ -62,16 +63,16 @@ class SearchConfig:
 
     @property
     def rows_of_rounds(self) -> list[int]:
-        """The number of beams that each round starts from."""
+        """Return the number of beams that each round starts from."""
         return [self.num_rows(number) for number in range(self.num_rounds)]
 
     def num_rows(self, number: int) -> int:
-        """How many beams round `number` starts from."""
+        """Return how many beams round `number` starts from."""
         return self.num_beams[number - 1] if number else 1
 
 
 def beams_of_levels(num_beams: int | Sequence[int], num_levels: int, name: str = "num_beams") -> tuple[int, ...]:
-    """Return a number of beams for each level, from one number or as many. Raises ArgumentError, which says `name`."""
+    """Return the number of beams of each level, from one number or as many. Raises an ArgumentError that names `name`."""
     try:
         beams = tuple(map(index, num_beams)) if isinstance(num_beams, Sequence) else (index(num_beams),) * num_levels
     except TypeError:  # a part of a beam, or a text
@@ -108,5 +109,5 @@ def first_width(share: float, num_items: int, scoring: Scoring) -> int:
 
 
 def end_code_of(version: Version) -> int | None:
-    """The code that ends a sequence; None where the items are no sequences."""
+    """Return the code that ends a sequence; None if the items are not sequences."""
     return version.segments[0].trie.end_code

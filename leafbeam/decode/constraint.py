@@ -24,9 +24,9 @@ Launch = Callable[[int, Beams[Any], Any, int], tuple[Beams[Any], Any]]
 
 
 class Constraint(Protocol):
-    """What a search may find, for one batch: the prefixes of a trie's items, or of an automaton's sequences.
+    """The prefixes that the searches of one batch may find: those of a trie's items, or of an automaton's sequences.
 
-    bad_T: for each round 0, or the number + 1 of a row that held NaN or +inf; empty where `step` raises LogitsError itself.
+    bad_T: for each round, 0 or one more than the number of a row that held NaN or +inf; empty if `step` raises LogitsError.
     rows_T: for each round of bad_T, the number of beams that it started from.
     """
 
@@ -35,7 +35,7 @@ class Constraint(Protocol):
     rows_T: list[int]
 
     def root(self) -> Beams[Any]:
-        """The beams before the first round: one for each request."""
+        """Return the beams before the first round: one for each request."""
         ...
 
     def step(self, number: int, beams: Beams[Any], logits: Any) -> Beams[Any]:
@@ -43,20 +43,22 @@ class Constraint(Protocol):
         ...
 
     def finished(self, beams: Beams[Any]) -> Any:
-        """Which beams are certain of the end code from here on, bool [B, K]; None where there is no end code."""
+        """Return which beams can take only the end code from here on, bool [B, K]; None if there is no end code."""
         ...
 
     def suffix(self, number: int, beams: Beams[Any]) -> JumpForward | None:
-        """The codes that round `number` and later ones have to take, None where a beam has a choice. Waits for a device."""
+        """Return the codes that all beams must take from round `number` on, None if one has a choice. Waits for a device."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trace:
-    """What a search did. rounds: (codes_BK, parents_BK) of each. max_beams: the fewest beams that a skipped round keeps.
+    """A record of what a search did.
+
+    rounds: (codes_BK, parents_BK) of each. max_beams: the smallest number of beams that a skipped round keeps.
 
     kept: by a round's number, the scores (B, K) of the beams that it kept, best first.
-    bounds: by a round's number, a score (B,) that no beam which the round dropped exceeds.
+    bounds: by a round's number, a score (B,) that is at least that of each beam that the round dropped.
     """
 
     beams: Beams[Any]
@@ -71,7 +73,8 @@ class Trace:
         return len(self.rounds) - self.calls
 
     def codes(self) -> Any:
-        """The codes of every beam, [B, K, T], found by going back from beam to parent; in jax if they are there, else numpy."""
+        """Return the codes of every beam, [B, K, T], found by going back from beam to parent; in jax if the beams are, else
+        numpy."""
         on_jax = is_jax(self.beams.scores)
         xp = namespace_of(self.beams.scores) if on_jax else np
         beams_BK = xp.tile(xp.arange(self.beams.scores.shape[1]), (self.beams.scores.shape[0], 1))
@@ -84,14 +87,14 @@ class Trace:
         return xp.stack(codes[::-1], axis=2)
 
     def bound(self, num_rounds: int) -> Any:
-        """Return a score (B,) that no prefix exceeds which a round before the last dropped; -inf where none was dropped."""
+        """Return the highest possible score (B,) of a prefix dropped before the last round; -inf if none was dropped."""
         xp = namespace_of(self.beams.scores)
         nothing_B = xp.full_like(self.beams.scores[:, 0], -np.inf)
         bounds = [bound_B for number, bound_B in self.bounds.items() if number < num_rounds - 1]
         return functools.reduce(xp.maximum, bounds, nothing_B)
 
     def beams_needed(self, num_rounds: int, least_B: NDArray[np.float32]) -> NDArray[np.int64]:
-        """Return how many beams each round before the last kept that score at least `least_B`, (B, T - 1)."""
+        """Return, for each round before the last, how many of its beams score at least `least_B`, (B, T - 1)."""
         needed: list[NDArray[np.int64]] = []
         for number in range(num_rounds - 1):
             if number in self.kept:
@@ -109,7 +112,7 @@ class Trace:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Cut:
-    """The beams that each request keeps, where they are fewer than the search has.
+    """The number of beams that each request keeps, if it is smaller than that of the search.
 
     Args:
         num_items_B: The number of items of each request: what the last round has to keep.
@@ -122,7 +125,7 @@ class Cut:
     least_B: NDArray[np.float32] | None = None
 
     def of(self, number: int, beams: Beams[Any], *, keeps_all: bool) -> tuple[Beams[Any], Any]:
-        """Return the beams that are kept of a round, and a score (B,) that none of the others exceeds.
+        """Return the beams of a round that are kept, and a score (B,) that no dropped beam exceeds.
 
         keeps_all: whether every prefix has a beam; otherwise some may have been dropped that score as high as the last beam.
         """
@@ -234,7 +237,7 @@ def _from(begin: int, beams: Beams[NDArray[Any]], live_BJ: NDArray[np.bool_]) ->
 
 
 def beams_needed(before: Beams[Any], after: Beams[Any], kept_B: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many beams of a round, best first, may be among the first `kept_B` of the next: with no lower score, [B]."""
+    """Return how many beams of a round score at least as high as beam number `kept_B` of the next round, [B]."""
     least_B1 = of_beams(after.scores, kept_B[:, None] - 1)
     return ((before.scores > -np.inf) & (before.scores >= least_B1)).sum(1)
 
@@ -257,7 +260,7 @@ def _is_over(constraint: Constraint, beams: Beams[Any]) -> bool:
 
 
 class TrieConstraint:
-    """The items of an index, for a batch's filters, on any device: `launch` does the rounds.
+    """A constraint that allows the items of an index under a batch's filters, on any device; `launch` runs a round.
 
     hi_SB: how many leaves of each segment a request starts from; the beams are arrays of its kind, on its device.
     launch(number, beams, logits_BKV, num_beams) -> (beams, bad): bad as in `Constraint.bad_T`, None if it raises LogitsError.
@@ -288,7 +291,7 @@ class TrieConstraint:
         return beams
 
     def read(self, number: int, beams: Beams[Any], logits: Any) -> Any:
-        """The model's logits, checked, where the beams are; a finished beam is certain of the end code."""
+        """Return the model's logits, checked and on the beams' device; a finished beam can take only the end code."""
         shape = (*beams.scores.shape, self.config.code_sizes[number])
         logits_BKV = check_logits(logits, number, shape, beams.scores)
         finished_BK = self.finished(beams) if number else None

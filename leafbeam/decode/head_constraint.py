@@ -30,7 +30,7 @@ _FUSED = 0.05  # the share of a product that is saved where its blocks are summe
 
 
 class HeadConstraint(TrieConstraint):
-    """The items of an index, for hidden states (B, K, D). Arguments as for `TrieConstraint`, and
+    """A `TrieConstraint` for a model that returns hidden states (B, K, D). Its further arguments:
 
     head: for each level the weight (V, D), on the device of the beams. costs: of that machine; None: the defaults.
     filters: the batch's, bound.
@@ -90,7 +90,7 @@ class HeadConstraint(TrieConstraint):
 
 
 def dense_logits(hidden_BKD: Any, weight_VD: Any) -> Any:
-    """The logits (B, K, V) of all codes, where the weight is. Raises ArgumentError where torch multiplies no such dtypes."""
+    """Return the logits (B, K, V) of all codes, on the weight's device. Raises ArgumentError for dtypes that do not fit."""
     hidden_BKD = to_kind_of(hidden_BKD, weight_VD)
     if hasattr(weight_VD, "detach") and hidden_BKD.dtype != weight_VD.dtype:
         raise ArgumentError(f"hidden states are {hidden_BKD.dtype} and the head is {weight_VD.dtype}: expected one dtype")
@@ -98,9 +98,9 @@ def dense_logits(hidden_BKD: Any, weight_VD: Any) -> Any:
 
 
 def listing_pays(costs: HeadCosts, scoring: Scoring, rows: int, weight_VD: Any, num_legal: Callable[[], int]) -> bool:
-    """Whether to list the legal codes and multiply these alone is expected to take less time than to multiply all.
+    """Return whether listing the legal codes and multiplying only these is expected to be faster than multiplying all codes.
 
-    num_legal: how many there are; called only where it may matter, because it may wait for a device.
+    num_legal: returns the number of legal codes; called only if it may matter, because it may wait for a device.
     """
     codes, hidden = weight_VD.shape
     dense = costs.dense_at(rows) * codes * hidden

@@ -103,7 +103,8 @@ class JaxBeamSearch:
         index: A trie, or a version of a live index.
         num_beams: As for `BeamSearch`.
         scoring: As for `BeamSearch`.
-        num_items: As for `BeamSearch`. Each pass of a proof is compiled once: 40 prefixes of a level for 20 items, 160, 512.
+        num_items: As for `BeamSearch`. Each pass of a proof is compiled once: for 20 items the passes keep 40, 160 and 512
+            prefixes of a level.
         max_rows: As for `BeamSearch`.
         delta_leaves: The number of leaves of a delta for which to leave space, if changes will come.
         max_filters: The largest number of distinct filters in a batch.
@@ -254,7 +255,7 @@ def beam_search(
     *,
     config: SearchConfig,
 ) -> JaxResult:
-    """The whole search, for use in a traced function. hi_SB: how many leaves of each segment a request starts from."""
+    """Run the whole search, inside a traced function. hi_SB: how many leaves of each segment a request starts from."""
     level = -1
 
     def call_model(codes_BK: Array | None, parents_BK: Array | None) -> Array:
@@ -293,7 +294,8 @@ def search(
     config: SearchConfig,
     split: tuple[Mesh, str, tuple[PartitionSpec, ...]] | None = None,
 ) -> JaxResult:
-    """`beam_search`, compiled; with `split` (mesh, axis, specs of the carry), each device searches for its own requests."""
+    """Run `beam_search`, compiled. split: mesh, axis and specs of the carry; each device then searches for its own
+    requests."""
 
     def whole_search(levels: Any, filters: Any, hi_SB: Array, carry: Any) -> JaxResult:
         return beam_search(levels, filters, hi_SB, step_fn, carry, config=config)
@@ -317,7 +319,7 @@ def search(
 
 
 def filter_specs(filters: Any, axis: str) -> Any:
-    """How a batch's filters are spread over a mesh: what is one for each request is split, the cache is whole everywhere."""
+    """Return how filters are spread over a mesh: arrays over requests are split, and each device has the whole cache."""
     by_request = ("slot_B", "denied_BD", "dead_BD3")
     whole, split = PartitionSpec(), PartitionSpec(axis)
     return jax.tree.map_with_path(lambda path, _: split if path[-1].name in by_request else whole, filters)

@@ -21,7 +21,7 @@ AreCertain = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class JumpForward:
-    """The codes that every live beam of a batch has to take next: as many as no beam has a choice about.
+    """The codes that every live beam of a batch has to take next, up to the first round in which a beam has a choice.
 
     codes_BKT: int64, the end code for finished beams, 0 for dead ones. lo_SBK, hi_SBK: int64, the ranges after the jump.
     decides: whether the round after the jump has something to decide: False where all beams finish, or no round is left.
@@ -34,21 +34,21 @@ class JumpForward:
 
     @property
     def num_rounds(self) -> int:
-        """How many rounds one call of the model stands for: one for each code, and the one that decides."""
+        """Return how many rounds one call of the model stands for: one for each code, and the round that decides."""
         return self.codes_BKT.shape[2] + self.decides
 
     @property
     def rounds(self) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """(codes_BK, parents_BK) of each round: every beam extends itself."""
+        """Return (codes_BK, parents_BK) of each round: every beam extends itself."""
         parents_BK = np.tile(np.arange(self.codes_BKT.shape[1]), (len(self.codes_BKT), 1))
         return [(self.codes_BKT[:, :, t], parents_BK) for t in range(self.codes_BKT.shape[2])]
 
     def after(self, beams: Beams[Any]) -> Beams[Any]:
-        """The same beams after the jump, where no score has changed; code and parent remain those of the last call."""
+        """Return the beams after the jump. Their scores have not changed; code and parent remain those of the last call."""
         return replace(beams, lo=to_kind_of(self.lo_SBK, beams.lo), hi=to_kind_of(self.hi_SBK, beams.hi))
 
     def inputs(self, codes_BK: Any) -> NDArray[np.int64]:
-        """What the model reads in that call: the codes that the beams just took, and the forced ones, less the last."""
+        """Return the codes that the model reads in that call: those just taken, and all forced ones but the last."""
         return np.concatenate([to_numpy(codes_BK)[..., None], self.codes_BKT[..., : self.num_rounds - 1]], 2)
 
 
@@ -59,8 +59,8 @@ class ModelCalls:
     array, and on the device, of its first logits. The logits of a jump's rounds are given round by round, so that the search
     runs as always.
 
-    are_certain(lo_SBK, hi_SBK) -> bool [B, K]: beams of numpy whose scores no logits change from here on. The model gets copies
-    of another beam of the request in their place, so that one which runs equal beams once saves them.
+    are_certain(lo_SBK, hi_SBK) -> bool [B, K]: beams, in numpy, whose scores no logits can change from here on. The model
+    gets copies of another beam of the request in their place, so that a model that runs equal beams only once saves these.
     """
 
     def __init__(
@@ -82,30 +82,30 @@ class ModelCalls:
 
     @property
     def first_logits(self) -> Any:
-        """The logits of round 0; calls the model if it has not been called yet."""
+        """Return the logits of round 0; calls the model if it has not been called yet."""
         if self._first is None:
             self.calls += 1
             self._first = self._step_fn(None, None)
         return self._first
 
     def can_jump(self, number: int) -> bool:
-        """Whether round `number` may begin a jump: not the first, nor while one is replayed."""
+        """Return whether round `number` may begin a jump: not the first round, and not while a jump is replayed."""
         return self._suffix_fn is not None and number > 0 and self._round == len(self._replayed)
 
     @property
     def takes_parts(self) -> bool:
-        """Whether the last round may be run in parts: its logits have not come with a jump."""
+        """Return whether the last round may be run in parts: not if its logits have come with a jump."""
         return self._last_step_fn is not None and self._round == len(self._replayed)
 
     def last_logits(self, beams: Beams[Any], *, is_later: bool = False) -> Any:
-        """The logits of the last round for some beams, until the next call; two calls of one round are counted as one."""
+        """Return the last round's logits for some beams, valid until the next call; two calls of one round count as one."""
         assert self._last_step_fn is not None
         self.calls += not is_later
         self.rows = self.rows + (beams.scores > -np.inf).sum(1)
         return self._last_step_fn(*self._continued(beams))
 
     def logits(self, number: int, beams: Beams[Any], jump: JumpForward | None = None) -> Any:
-        """The logits of round `number`; given a jump, one call brings those of all its rounds."""
+        """Return the logits of round `number`; given a jump, one call brings those of all its rounds."""
         if number == 0:
             return self.first_logits
         if jump is not None and jump.num_rounds > 1:
@@ -124,7 +124,7 @@ class ModelCalls:
         return self._step_fn(*continued)
 
     def logits_after(self, jump: JumpForward, beams: Beams[Any]) -> Any:
-        """The logits of the round after a jump whose own rounds are certain: every beam is still its own parent."""
+        """Return the logits of the round after a jump whose own rounds are certain: every beam is still its own parent."""
         return self._score(jump, beams)[-1]
 
     def _score(self, jump: JumpForward, beams: Beams[Any]) -> Sequence[Any]:
@@ -156,7 +156,7 @@ class ModelCalls:
 
 
 def of_beams(array_BK: Any, beams_BK: Any) -> Any:
-    """array_BK[b, beams_BK[b, k]] for every b and k."""
+    """Return array_BK[b, beams_BK[b, k]] for every b and k."""
     array_BK = array_BK if hasattr(array_BK, "dtype") else np.asarray(array_BK)
     beams_BK = to_kind_of(beams_BK, array_BK)
     requests_B1 = to_kind_of(np.arange(len(beams_BK))[:, None], array_BK)

@@ -90,7 +90,7 @@ def _paths_of(levels: Sequence[BeamLevel]) -> Iterator[list[tuple[int, int, tupl
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SearchResult:
-    """The ranked items of a batch of B requests. Fewer allowed items than asked for give a short answer.
+    """The ranked items of a batch of B requests. If fewer items are allowed than requested, the answer is short.
 
     Attributes:
         item_ids: For each request its items, best first, `num_valid[b]` of them; items of one Semantic ID follow each other.
@@ -100,8 +100,8 @@ class SearchResult:
         num_valid: Shape (B,), int64. The number of items of each request.
         rounds_saved: The number of calls of the model that were skipped because codes were forced.
         levels: The beams of each level, if the search explains itself; those of its last pass.
-        bound: Shape (B,), float32. No prefix that the search dropped scores higher, so no item that it missed does; -inf where
-            it dropped none. None for samples, which are in no order.
+        bound: Shape (B,), float32. No dropped prefix scores higher than this, so no missed item does either; -inf if nothing
+            was dropped. None for samples, which are not ordered by score.
         beams_needed: Shape (B, L - 1), int64. For each level but the last, the number of beams kept that score at least as
             high as the last item: a search that keeps these proves its answer in one pass. None for samples, and for
             searches of a fixed width on a device.
@@ -188,7 +188,7 @@ def check_length(name: str, values: object, batch_size: int) -> None:
 
 
 def root_ranges(version: Version, requests: Sequence[Filter]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(lo_SB1, hi_SB1) before the first round: all of each segment, nothing of one in which a request may reach nothing."""
+    """Return (lo_SB1, hi_SB1) before the first round: the whole segment, or nothing if a request may reach nothing in it."""
     hi_SB1 = np.array(
         [
             [[segment.trie.num_leaves if request.parts[s].num_reachable() else 0] for request in requests]

@@ -22,8 +22,9 @@ from leafbeam.ops.head import HeadCosts
 
 
 class SequenceSampler(SequenceSearch):
-    """A sampler of an automaton's token sequences. The draws are independent of each other, so the same sequence may come
-    twice.
+    """A sampler of an automaton's token sequences.
+
+    The draws are independent of each other, so the same sequence may come twice.
 
     A result is that of `SequenceSearch`, in the order drawn; scores are the log-probabilities of drawing. `Sampler` draws
     distinct items of an index. It runs on the CPU only.

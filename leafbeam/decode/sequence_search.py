@@ -52,9 +52,9 @@ class SequenceSearch:
 
     Args:
         automaton: One automaton for all requests, or one for each.
-        end_code: The model's end-of-sequence code. In a list, each code ends a sequence, and the score of an end is that of all
-            end codes together. An end code that is also a token of the language is text where the language allows it, and ends
-            the sequence after it if the sequence may end there.
+        end_code: The model's end-of-sequence code. If it is a list, each of its codes ends a sequence, and the score of an
+            end is that of all end codes together. An end code that is also a token of the language is text where the language
+            allows it, and ends the sequence after it if the sequence may end there.
         num_codes: V, the width of the logits.
         num_beams: The number of beams of each request.
         max_tokens: The largest number of rounds, including that of the end code.

@@ -229,7 +229,7 @@ class Batcher(Generic[RequestT]):
         return [entry.request for entry in expired]
 
     def closes_at(self, now: float) -> float:
-        """Return when a batch will close if nothing else happens; `now` or earlier: one is closed; inf: the queue is empty."""
+        """Return when the next batch closes: inf if the queue is empty, `now` or earlier if one is closed already."""
         times = [math.inf]
         for group in self._groups.values():
             entries, size, full = self._fill(group, now)

@@ -30,7 +30,8 @@ _LARGE_HEAD = 1 << 18  # weights of a level; listing the legal codes of a smalle
 class ModelRounds(Protocol):
     """The decode steps of one batch.
 
-    A `suffix_fn` beside them scores forced suffixes in one pass, a `last_step_fn` some beams of the last level.
+    The object may also have a `suffix_fn`, which scores forced suffixes in one pass, and a `last_step_fn` for some beams of
+    the last level.
     """
 
     def step_fn(self, codes_BK: Any = None, parents_BK: Any = None) -> Any: ...
@@ -84,10 +85,10 @@ class BatchOutput:
 class Decoder:
     """Runs the batches of one worker, one after the other, and times each stage.
 
-    Before each decode step it checks that a request is left that is not cancelled; on a CPU the beams of a cancelled one run
-    as one row from then on. Requests that name no beams get proved answers, with the widths that recent proofs needed.
-    Float32 models on a CPU reuse one workspace for all batches. The search runs where the model's logits are; there the index
-    stays bound for the next batch. On a device the seconds of decode steps are those of their launches.
+    Before each decode step it checks that a request is left that is not cancelled; on a CPU the beams of a cancelled request
+    run as one row from then on. Requests that do not set a number of beams get proved answers, with the widths that recent
+    proofs needed. Float32 models on a CPU reuse one workspace for all batches. The search runs where the model's logits are;
+    there the index stays bound for the next batch. On a device the seconds of decode steps are those of their launches.
 
     store: keys and values of recent prompts, shared by the workers; ArgumentError for models without a workspace.
     widths: what proofs needed, shared by the workers. max_rows: the most prefixes of a level that a proof may keep.
@@ -122,7 +123,7 @@ class Decoder:
     def run(self, requests: Sequence[PendingRequest], on_pass: Callable[[BatchOutput], None] | None = None) -> BatchOutput:
         """Search for requests with equal keys. Raises BatchAbandoned, LogitsError, and any error of the model.
 
-        on_pass: is told the output after each pass but the last; its final answers need not wait for the others.
+        on_pass: called with the output of each pass but the last, so that final answers need not wait for the others.
         """
         timer = _Timer(requests, self._clock)
         prompts = self._prompts(requests)

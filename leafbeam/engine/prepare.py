@@ -23,8 +23,9 @@ from leafbeam.index import Filter, Version
 class RequestPreparer:
     """Checks and prepares requests against the current version of an index and, with a catalog, its rules.
 
-    A prompt has the model's leading tokens and L for each item: as many of the newest items as its positions allow, with room
-    for one more item without the position after its last code. Raises CheckpointError if not even that fits.
+    A prompt has the model's leading tokens, and L tokens for each item of the history. The newest items are taken, as many as
+    the model's positions allow beside one more item, whose last code needs no position. Raises CheckpointError if not even
+    that one fits.
 
     max_history: items of the longest history that the limits and the model allow.
     """

@@ -28,12 +28,12 @@ class Request:
 
     Args:
         history: Item ids, oldest first. Ids that the index does not have are left out and reported.
-        user: Whose history it is, for models with user tokens; `read_user` of the answer says if it was read.
+        user: The user of the history, for models with user tokens; `read_user` of the answer says if the model read it.
         num_items: The most items to return; fewer come back if the rules allow fewer.
         rules: Names of rules of the catalog. Every item returned is allowed by all of them.
         deny_item_ids: Items that must not be returned, on top of the rules.
-        num_beams: A fixed number of beams, raised to `num_items`, because a beam finds one item. Default: the server's, or as
-            many as the proof needs that the answer is the best allowed list.
+        num_beams: A fixed number of beams. It is raised to `num_items` if it is smaller, because a beam finds one item.
+            Default: the server's number, or as many beams as it takes to prove that the answer is the best allowed list.
         scoring: `full`: log probabilities over each level's whole codebook. `allowed`: over the legal codes only.
         filter: An expression over rule names that must hold too: `&` and, `|` or, `-` and not, and parentheses, with the
             precedence of Python, such as `(fresh | promo) & in_stock - adult`. A `-` needs a space on its left.
@@ -130,13 +130,13 @@ class Result:
         scores: If `model` ranked, log probabilities: items that share a SID share a score. Else sums of features, comparable
             within one answer only.
         channel: Who ranked: `model`, `memory` or `fused`.
-        reasons: The largest part of each score, one an item; empty if `model` ranked. Allowed items that were not found fill up
-            a short answer of `memory` or `fused`: they come last, the most popular first, with the channel `popular`.
+        reasons: The largest part of each score, one for each item; empty if `model` ranked. A short answer of `memory` or
+            `fused` is filled up with other allowed items: they come last, the most popular first, with the channel `popular`.
         num_valid: How many items are returned, `num_items` or fewer; 0 if none is left, see `empty_rules`.
-        empty_rules: If no item is left: the rule, the pair of rules or the smallest set of them that already leaves none; parts
-            of `filter` as text. Where the rules leave items, `- deny_item_ids` and `- history`, which take these, count as
-            rules too. Else empty.
-        num_beams: Beams of the level that has the most in the search's first pass. 0 without a search.
+        empty_rules: If no item is left: the rule, the pair of rules, or the smallest set of rules that together allow no
+            item; parts of `filter` are given as text. If the rules alone allow items, `- deny_item_ids` and `- history`,
+            which exclude them, are named like rules. Empty if an item is left.
+        num_beams: The largest number of beams of a level in the search's first pass; 0 without a search.
         exact: Whether the items that the model found are proved to be its best allowed ones; `fused` ranks these. Always true,
             unless the request or the server sets a number of beams, or the proof needs more than `engine.max_rows` prefixes of
             a level.
@@ -188,8 +188,8 @@ class PendingRequest:
     channel: what ranks the items. history: the known ids of its history. size: with the key of its batch, its arrival and its
     deadline; its beams are those of the widest level. num_beams: the beams of the last level. kind: of the search, if it proves
     its answer. widths: the beams that its search is expected to need, of each level but the last.
-    codes: (n, L) int64, of the newest known items. deny: the known ids that must not be returned, num_left_out of the history
-    among them. empty_rules: see `Result`. prepared: when it was ready to be queued.
+    codes: (n, L) int64, of the newest known items. deny: the known ids that must not be returned; num_left_out of them are
+    from the history. empty_rules: see `Result`. prepared: when it was ready to be queued.
     future: completed with the result; cancelling it withdraws the request, queued or running.
     """
 

@@ -166,7 +166,7 @@ class Scheduler:
                 return batch
 
     def batch_done(self, worker: int, seconds: float | None) -> None:
-        """Take the end of a worker's batch. seconds: its duration; None if it does not measure the machine."""
+        """Record the end of a worker's batch. seconds: its duration; None if it does not measure the machine."""
         with self._lock:
             ended = self._running.pop(worker)
             if seconds is not None and not ended.hung:

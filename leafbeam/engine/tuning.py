@@ -27,7 +27,7 @@ class PrecisionReport:
     """Products in bfloat16 beside those in float32, on the same requests.
 
     speedups: with one request, and with several unless a batch takes seconds. same_items: the share of float32's answers that
-    bfloat16 gives too. score_difference: the largest of one item's log-probability, among those.
+    bfloat16 gives too. score_difference: the largest difference of an item's log-probability, among those answers.
     """
 
     speedups: tuple[float, ...]

@@ -31,7 +31,7 @@ _KEPT = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ThreadUse:
-    """The use that a thread has made of the machine so far; zeros but for cpu_s where the system does not count by thread.
+    """The use that a thread has made of the machine so far. If the system does not count by thread, all but cpu_s are 0.
 
     Args:
         cpu_s: The seconds on a core.
@@ -93,7 +93,7 @@ class SlowBatch:
 class SlowBatches:
     """The last slow batches of an engine. Thread-safe. Cost: some microseconds a batch.
 
-    on_slow: is told of each.
+    on_slow: called with each of them.
     """
 
     def __init__(self, on_slow: Callable[[SlowBatch], None] | None = None) -> None:
@@ -142,7 +142,7 @@ Stream = Callable[[], AbstractContextManager[Any]]
 
 
 def worker_stream(device: torch.device) -> Stream:
-    """Return what a worker opens around a batch, which is on CUDA a stream of its own: batches of workers then overlap.
+    """Return the context that a worker opens around a batch: on CUDA a stream of its own, so that batches of workers overlap.
 
     This is section 7 of xGR. It waits for the device once, because the weights were written on another stream.
     """

@@ -136,7 +136,7 @@ class ItemSet:
 
 
 class FilteredIndex(Protocol):
-    """What a filter knows of its index, a `Trie` or a `Version`."""
+    """The part of an index, a `Trie` or a `Version`, that its filters use."""
 
     @property
     def identity(self) -> object:

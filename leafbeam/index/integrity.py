@@ -1,4 +1,4 @@
-"""Whether a trie's arrays are those that were saved, and safe to search. Shapes: N items, M leaves, W words.
+"""Checks that a trie's arrays are as they were saved, and safe to search. Shapes: N items, M leaves, W words.
 
 The hash finds damage, but an author can write a matching one. So all that the kernels rely on is checked too: afterwards no
 search reads outside an array or returns an item that the file does not hold.

@@ -1,4 +1,4 @@
-"""What an index will cost before it is built, beside STATIC's bound and the entropy bound: arithmetic alone, no arrays.
+"""The memory that an index will take, estimated by arithmetic before it is built, beside STATIC's and the entropy bound.
 
     nodes of a level, N uniform SIDs:  P (1 - (1 - 1/P)^N), P the product of the codebooks down to that level
     STATIC, U_max:                     (1/8 + K2) |V|^d + K1 * sum over levels d+1..L of min(|V|^level, |C|)

@@ -33,7 +33,7 @@ class CodeTable(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class WordLayout:
-    """Where each level's code lies in the packed words: `(words[word_L[t]] >> shift_L[t]) & mask_L[t]`; none straddles two."""
+    """The position of each level's code in the packed words: `(words[word_L[t]] >> shift_L[t]) & mask_L[t]`, never in two."""
 
     word_L: NDArray[np.int64]
     shift_L: NDArray[np.int64]

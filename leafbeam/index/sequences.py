@@ -32,7 +32,7 @@ class SequenceTable:
 
     @classmethod
     def of(cls, sequences: Sequence[TokenSequence], vocabulary_size: int, max_length: int | None = None) -> "SequenceTable":
-        """Check and join the sequences. max_length: of those that may come later; None: the longest of these.
+        """Check and join the sequences. max_length: of sequences that may come later; None: as the longest of these.
 
         Raises CodesError (no whole number below `vocabulary_size`, or a sequence that is too long), ArgumentError.
         """

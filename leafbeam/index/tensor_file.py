@@ -22,7 +22,8 @@ Tensors = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileKind:
-    """key: the metadata entry with the header. newest: the newest format version read. has_digest: arrays are hashed."""
+    """A kind of file. key: the metadata entry with the header. newest: the newest version read. has_digest: arrays are
+    hashed."""
 
     key: str
     noun: str

@@ -17,7 +17,7 @@ MAX_SEGMENTS = 2
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Segment:
-    """A trie and which of its items are alive; `live` None: all of them."""
+    """A trie, and the set of its items that are alive; if `live` is None, all of them are."""
 
     trie: Trie
     live: Filter | None = None
@@ -42,7 +42,7 @@ class Segment:
         return self.trie.num_items if self.live is None else len(self.live)
 
     def is_live(self, rows_n: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which of these rows are alive; -1 is not."""
+        """Return which of these rows are alive; the row -1 is not."""
         alive = rows_n >= 0
         if self.live is not None:
             alive[alive] = self.live.ordinals.has(self.trie.items.ordinal_N[rows_n[alive]])
@@ -54,11 +54,10 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Version:
-    """An immutable snapshot of an index: a large *base* segment and, after changes, a small *delta* one, like Lucene's
-    segments.
+    """An immutable snapshot of an index: a large *base* segment and, after changes, a small *delta* segment.
 
     A search on a version sees one state from its first level to its last, whatever changes meanwhile. An item id is alive in
-    one segment at most; a SID may be in both, and is one child there.
+    at most one segment; a SID may be in both, and is still a single child in a search.
 
     Args:
         segments: The base, and the delta if there is one.
@@ -135,7 +134,7 @@ class Version:
 
     @property
     def identity(self) -> object:
-        """Return the version itself; that of the trie if the version is one trie without deleted items."""
+        """Return the version itself, or the trie's identity if the version is one trie without deleted items."""
         segment = self.segments[0]
         return segment.trie.identity if len(self.segments) == 1 and segment.live is None else self
 

@@ -31,7 +31,7 @@ class Access:
 
     Args:
         changes: Who may change what is served, if there are no keys: "local" for programs on this machine, and no page of
-            another site that a browser shows here; "open" for everyone; "off" for nobody. Everyone may read.
+            another site that a browser shows here; "open" for everyone; "off" for no client. Everyone may read.
         reason: Why changes are off.
         keys: The keys of clients, each with a scope; None without keys.
     """

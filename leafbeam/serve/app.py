@@ -69,9 +69,10 @@ def create_app(
     Args:
         engine: The engine.
         metrics: Its metrics, where the caller counts too.
-        config: Bounds of bodies and answers, seconds to stop, sites, and whether requests are logged; nothing else of it.
+        config: Bounds of bodies and answers, seconds to stop, sites, and whether requests are logged. Its other settings are
+            not read.
         text: The language model.
-        writer: Changes the engine's catalog for clients; or why it cannot be changed.
+        writer: Changes the engine's catalog for clients, or the reason why it cannot be changed.
         access: Who may do what; by default, programs on this machine may change the catalog.
         observation: Logs and traces requests; by default it logs them as `config` says.
     """

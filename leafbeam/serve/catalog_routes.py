@@ -42,7 +42,8 @@ S = TypeVar("S", bound=msgspec.Struct)
 class CatalogRoutes:
     """The routes of an engine's catalog.
 
-    writer: or why the catalog cannot be changed. bounds: of a batch. writes, reads: make changes, and read the table.
+    writer: changes the catalog, or the reason why it cannot be changed. bounds: those of a batch. writes, reads: threads that
+    make changes, and threads that read the table.
     """
 
     def __init__(

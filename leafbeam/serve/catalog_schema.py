@@ -96,7 +96,7 @@ class RuleBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class RuleAnswer(Struct, frozen=True, kw_only=True):
-    """A rule in force."""
+    """A rule in use."""
 
     name: str
     where: str
@@ -107,7 +107,7 @@ class RuleAnswer(Struct, frozen=True, kw_only=True):
 
 
 class RulesAnswer(Struct, frozen=True, kw_only=True):
-    """All rules in force."""
+    """All rules in use."""
 
     rules: tuple[RuleAnswer, ...]
 

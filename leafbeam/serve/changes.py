@@ -39,7 +39,7 @@ class ChangedCatalog:
     Args:
         source: The catalog, or its index alone.
         memory: The item memory.
-        writer: Makes more changes; or says why no changes are taken.
+        writer: Makes more changes, or the reason why no changes are accepted.
     """
 
     source: Catalog | Trie
@@ -70,7 +70,7 @@ def open_changed(
         files: The catalog's files. The index must be a file.
         directory: The directory of the changes (see LiveDirectory).
         opened: Closes what is opened here.
-        encoder: Gives new items codes; or says why there is none.
+        encoder: Gives new items codes, or the reason why there is none.
         changes: "on" raises an error where another process writes the directory; "auto" then serves what it holds, and also
             where this process may not write it; "off" takes no changes.
 

@@ -45,7 +45,7 @@ OPENAI_PATHS = frozenset(BY_NAME[name].path for name in ("complete", "chat", "li
 
 
 class BodyError(RequestError):
-    """The body of a request cannot be read as one. status: of the answer. param: the field that is wrong."""
+    """A request's body is invalid, or the request is refused. status: that of the answer. param: the field that is wrong."""
 
     def __init__(
         self,

@@ -178,7 +178,7 @@ async def disconnected(http: HttpRequest) -> None:
 
 
 def departure(http: HttpRequest) -> "asyncio.Future[None]":
-    """Done once the client has disconnected; to be cancelled when that does not matter any more."""
+    """Return a future that is done once the client has disconnected. Cancel it when that does not matter any more."""
     early = EarlyBody.of(http)
     return asyncio.ensure_future(disconnected(http)) if early is None else early.gone
 

@@ -43,7 +43,8 @@ class BoundedExecutor:
 async def in_own_thread(work: Callable[[], T]) -> T:
     """Return the result of a call in a new thread.
 
-    For what a server does when it stops: executors, so `asyncio.to_thread` too, refuse calls once the main thread has ended.
+    A server makes its last calls in this way while it stops, because executors, and so `asyncio.to_thread`, refuse calls once
+    the main thread has ended.
     """
     future: Future[T] = Future()
 

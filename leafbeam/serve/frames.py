@@ -80,7 +80,8 @@ class Refusal(Struct, frozen=True, array_like=True):
 class Open(Struct, frozen=True, array_like=True, tag=1):
     """A request. more: whether parts of its body follow.
 
-    arrived: of a body that the worker has read and checked: when it was there, by `time.monotonic`. refusal: its mistake.
+    If the worker has read and checked the body, `arrived` is when that was done, by `time.monotonic`, and `refusal` the
+    body's mistake.
     """
 
     id: int

@@ -1,6 +1,6 @@
 """Gate: refuses requests from HTTP workers for items that cannot be answered in time, before the application runs.
 
-An overloaded server refuses most of what comes. What the application does around each request takes longer than admission, and
+An overloaded server refuses most requests. What the application does around each request takes longer than admission, and
 keeps the interpreter from the thread that runs the model.
 """
 
@@ -18,7 +18,7 @@ from leafbeam.serve.metrics import Metrics
 
 
 class Gate:
-    """Admission by sizes of requests for items, counted as the application counts them.
+    """Checks from their sizes whether requests for items can be admitted; refusals are counted as in the application.
 
     A client without a key that may read gets its answer from the application.
     """
@@ -27,7 +27,7 @@ class Gate:
         self._engine, self._access, self._metrics = engine, access, metrics
 
     def check(self, opened: Open) -> Request | None:
-        """Return the parsed request, for the application; None for what is not looked at here, or wrong.
+        """Return the parsed request, for the application; None if it is invalid or is not checked here.
 
         Raises OverloadedError.
         """

@@ -148,7 +148,7 @@ def _read_setup(link: socket.socket, reader: "FrameReader[FromCore]") -> Setup:
 
 
 def main(link_descriptor: int, listening_descriptor: int) -> None:
-    """Serve until the core says that it is over, or ends."""
+    """Serve until the core says that the server stops, or until the core ends."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     reader: FrameReader[FromCore] = FrameReader(FromCore, ROOM_BYTES)

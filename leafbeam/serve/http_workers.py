@@ -48,7 +48,7 @@ class HttpWorkers:
 
     They accept from one listening socket. Each has a socket pair to this process, which no other process can open, and ends
     when this one does. If one ends before that, it loses its own connections, and is started again.
-    setup: of the first; the others differ in the number. gate: see `CoreLink`.
+    setup: that of the first worker; the others differ only in their number. gate: see `CoreLink`.
     """
 
     def __init__(

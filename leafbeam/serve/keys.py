@@ -94,7 +94,7 @@ class KeyFile:
         return self._current().get(digest_of(secret.strip())) if kind.lower() == "bearer" else None
 
     def wait_s(self, key: Key) -> float:
-        """Count a request of a key; 0, or the seconds after which it may be sent again."""
+        """Count a request of a key, and return 0, or the seconds after which it may be sent again."""
         rate = key.rate or self._rate
         if rate is None:
             return 0.0
@@ -159,9 +159,9 @@ def read_keys(path: Path) -> tuple[Key, ...]:
 
 
 def add_key(path: Path, name: str, scope: Scope, rate: float | None = None) -> str:
-    """Add a key to a file, which is made if it is not there; the key, which nothing keeps.
+    """Add a key to a file, which is made if it does not exist, and return the key, which is stored nowhere.
 
-    Raises ArgumentError for a name that is there, DataError, OSError.
+    Raises ArgumentError for a name that exists already, DataError, OSError.
     """
     keys = read_keys(path) if path.exists() else ()
     if any(key.name == name for key in keys):

@@ -19,7 +19,7 @@ _STAGES = ("prepare", "queue", "prefill", "rounds", "constrain", "postprocess", 
 class Metrics:
     """The metrics of one server, with a registry of their own. The engine's and the texts' state is read when a page is made.
 
-    num_http_workers: is called for the number of processes for HTTP that live.
+    num_http_workers: returns the number of HTTP workers that are running.
 
     >>> metrics.observe(200, 0.012); metrics.page()     # doctest: +SKIP
     """

@@ -97,7 +97,7 @@ class Tracer(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """The settings of what a server logs and traces for each request, in addition to its metrics. Probes have neither.
+    """The settings of what a server logs and traces for each request, in addition to its metrics; not for health probes.
 
     Args:
         log: Whether each request is logged as one line at level INFO: "off", "on", or "histories" (with its user and history).

@@ -79,7 +79,7 @@ class SighupReloader:
             self.set_reload(None)
 
     def set_reload(self, reload: Callable[[], object] | None) -> None:
-        """Call `reload` from now on, at once if a signal is pending; None: no longer."""
+        """Call `reload` from now on, at once if a signal is pending; with None, call nothing."""
         if self._is_running:
             self._is_running = False
             self._signals.put(False)

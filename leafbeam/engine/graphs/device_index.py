@@ -41,7 +41,8 @@ class DeviceIndex:
         return self._arrays.num_segments
 
     def prepare(self, version: Version) -> Any:
-        """Another version's arrays on the device, beside this one's; as much space as a new index takes. From any thread."""
+        """Return another version's arrays on the device, beside this one's. This takes as much space; any thread may call
+        it."""
         tries, columns = [segment.trie for segment in version.segments], [*zip(*self._arrays.levels, strict=True)]
         for s, trie in enumerate(tries):
             if s >= len(columns) or trie is not self._tries[s]:  # the others stay where they are
@@ -66,7 +67,7 @@ class DeviceIndex:
                     before[: len(after)].copy_(after)
 
     def filters(self, batch: int) -> DeviceFilters:
-        """Space for the filters of so many requests."""
+        """Return space for the filters of this many requests."""
         return DeviceFilters(self._ops, self._arrays, batch)
 
     def launch(

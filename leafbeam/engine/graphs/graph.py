@@ -33,7 +33,7 @@ _MIN_LENGTH = 32  # tokens of the smallest bucket
 
 
 class CudaCapturer:
-    """torch.cuda's graphs of one worker, on one stream and in one memory pool. nbytes: of the captures, buffers aside."""
+    """torch.cuda's graphs of one worker, on one stream and in one memory pool. nbytes: without buffers."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self.nbytes = device, 0
@@ -93,17 +93,18 @@ class Graphs:
     `search` replays the cheapest graph that holds a batch, or returns None: then the batch has to run eagerly. Every batch is
     counted, as "replayed" or by the reason why not:
 
-        no_bucket   more requests, longer prompts or another number of beams than were captured (of a proof: more)
+        no_bucket   more requests, longer prompts or another number of beams than were captured (for a proof: a larger number)
         no_room     more denied items than a graph has space for
         version     another version of the index: it is being prepared, or it is an older one that a request still holds
 
-    Deletions change filters alone, so nothing has to be done. Another new version of equal sizes is copied over the old one
-    between two batches; no graph is captured again. One of other sizes is captured again, in a thread. Until then its batches
+    Deletions change only filters, so the graphs stay as they are. Any other new version is copied over the old one between
+    two batches if its sizes are the same. If they are not, its graphs are captured anew, in a thread; until then its batches
     run eagerly.
 
-    buckets: tried from the largest on, first those of scoring "full", each captured where it fits the rest of the budget:
-    buffers and filters, and the memory that all decodes of a worker share while they run. max_bytes: of all workers together,
-    the index aside. bind: an index on the model's device. capturer: makes one for each worker.
+    buckets: the sizes to capture, tried from the largest on, first those of scoring "full"; each is captured if its buffers
+    and filters, and the memory that all decodes of a worker share while they run, fit the rest of the budget. max_bytes: the
+    budget of all workers together, without the index. bind: puts an index on the model's device. capturer: makes a capturer
+    for each worker.
     """
 
     def __init__(
@@ -153,8 +154,8 @@ class Graphs:
     ) -> tuple[Trace, SearchConfig] | None:
         """Replay a batch, and return the search and its shapes; None where no graph can run it.
 
-        num_beams, is_proof: exactly these beams, or as the first pass of a proof at least as many. Raises LogitsError, and any
-        error of the device.
+        num_beams, is_proof: the graph has exactly these beams or, for the first pass of a proof, at least as many. Raises
+        LogitsError, and any error of the device.
         """
         size = BatchSize(requests=len(requests), tokens=int(lengths_B.sum()), longest=int(lengths_B.max()), beam_rows=0)
         with self._pinned(version) as captured:

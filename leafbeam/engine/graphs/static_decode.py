@@ -84,7 +84,8 @@ class StaticDecode:
 
     @property
     def work_bytes(self) -> int:
-        """About what `run` needs in between: keys and values, activations of the prefill, scores and logits of a round."""
+        """Return about how many bytes `run` needs: keys and values, activations of the prefill, scores and logits of a
+        round."""
         bucket = self.bucket
         logits = 2 * 4 * bucket.batch * bucket.num_beams * max(self.config.code_sizes)
         return self._model.work_bytes(bucket.batch, bucket.length, bucket.num_beams) + logits
