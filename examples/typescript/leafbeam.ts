@@ -4,15 +4,15 @@
 export interface CatalogAnswer {
   index_version: string;
   num_items: number;
-  /** Items inserted or deleted since the last compaction. */
+  /** The number of items inserted or deleted since the last compaction. */
   num_changed: number;
   is_compacting: boolean;
   codebook_sizes: Array<number>;
-  /** What item ids are; null without items. */
+  /** The type of item ids; null if there are no items. */
   item_ids: "numbers" | "text" | null;
   /** The attributes and their types. */
   columns: Record<string, string>;
-  /** Those from which a new item gets its codes; may be empty. */
+  /** The attributes from which a new item gets its codes; there may be none. */
   text_columns: Array<string>;
   writable: boolean;
   /** Why it is not writable, or why new items need codes of their own. */
@@ -46,28 +46,28 @@ export interface ChatAnswer {
 /** A request for the next message of a chat. */
 export interface ChatBody {
   model: string;
-  /** Tokens of a text, its end included. Default 256, or what the model has positions for. */
+  /** The most tokens of a text, its end included. Default 256, or what the model has positions for. */
   max_tokens?: number | null;
   /** Default 1; 0 is greedy. */
   temperature?: number | null;
-  /** Draw among the likeliest tokens with this mass. */
+  /** Draw among the likeliest tokens with this total probability. */
   top_p?: number | null;
-  /** Draw among so many tokens. */
+  /** Draw among this many of the likeliest tokens. */
   top_k?: number | null;
   /** The same seed draws the same texts. Default: a new one. */
   seed?: number | null;
-  /** Texts for each prompt: drawn, or the best beams. Default 1. */
+  /** The number of texts for each prompt: drawn, or the best beams. Default 1. */
   n?: number | null;
-  /** Beams of an exact search, in the place of drawing. */
+  /** The number of beams of an exact search, instead of drawing. */
   beam_width?: number | null;
-  /** A text ends before the first of these, up to 4 of 1 KB. */
+  /** A text ends before the first of these; up to 4, of 1 KB each. */
   stop?: string | Array<string> | null;
   /** Send pieces of the texts as server-sent events. */
   stream?: boolean | null;
   stream_options?: StreamOptions | null;
-  /** `json_schema`: texts are its instances. */
+  /** With `json_schema`, texts are instances of that schema. */
   response_format?: ResponseFormat | null;
-  /** A pattern of the whole text. */
+  /** A pattern that the whole text matches. */
   guided_regex?: string | null;
   /** The text is one of these. */
   guided_choice?: Array<string> | null;
@@ -110,7 +110,7 @@ export interface CompletionAnswer {
   model: string;
   choices: Array<CompletionChoice>;
   object?: string;
-  /** Of items: the version of the index. */
+  /** For items: the version of the index. */
   system_fingerprint?: string | null;
   /** Tokens of texts; null for items. */
   usage?: Usage | null;
@@ -119,28 +119,28 @@ export interface CompletionAnswer {
 /** A request for texts after prompts. */
 export interface CompletionBody {
   model: string;
-  /** Tokens of a text, its end included. Default 256, or what the model has positions for. */
+  /** The most tokens of a text, its end included. Default 256, or what the model has positions for. */
   max_tokens?: number | null;
   /** Default 1; 0 is greedy. */
   temperature?: number | null;
-  /** Draw among the likeliest tokens with this mass. */
+  /** Draw among the likeliest tokens with this total probability. */
   top_p?: number | null;
-  /** Draw among so many tokens. */
+  /** Draw among this many of the likeliest tokens. */
   top_k?: number | null;
   /** The same seed draws the same texts. Default: a new one. */
   seed?: number | null;
-  /** Texts for each prompt: drawn, or the best beams. Default 1. */
+  /** The number of texts for each prompt: drawn, or the best beams. Default 1. */
   n?: number | null;
-  /** Beams of an exact search, in the place of drawing. */
+  /** The number of beams of an exact search, instead of drawing. */
   beam_width?: number | null;
-  /** A text ends before the first of these, up to 4 of 1 KB. */
+  /** A text ends before the first of these; up to 4, of 1 KB each. */
   stop?: string | Array<string> | null;
   /** Send pieces of the texts as server-sent events. */
   stream?: boolean | null;
   stream_options?: StreamOptions | null;
-  /** `json_schema`: texts are its instances. */
+  /** With `json_schema`, texts are instances of that schema. */
   response_format?: ResponseFormat | null;
-  /** A pattern of the whole text. */
+  /** A pattern that the whole text matches. */
   guided_regex?: string | null;
   /** The text is one of these. */
   guided_choice?: Array<string> | null;
@@ -158,19 +158,19 @@ export interface CompletionBody {
   presence_penalty?: number | null;
   suffix?: string | null;
   top_logprobs?: number | null;
-  /** A text, a list of tokens, or a list of several of either. */
+  /** A text or a list of tokens, or a list of several texts or several lists of tokens. */
   prompt: string | Array<string | number | Array<number>>;
 }
 
 export interface CompletionChoice {
   index: number;
   text: string;
-  /** `stop`: whole, or at a stop. `length`: cut off. */
+  /** `stop`: the text is complete, or ended at a stop. `length`: it was cut off. */
   finish_reason: string | null;
   logprobs: null;
-  /** Of items: the id; `text` is the same as text. */
+  /** For items: the id of the item; `text` has it as text. */
   item_id?: number | string | null;
-  /** Of items: as `scores` of `/v1/recommend`. */
+  /** For items: as `scores` of `/v1/recommend`. */
   score?: number | null;
 }
 
@@ -188,7 +188,7 @@ export interface ErrorDetail {
   reason?: string | null;
   /** With 429 and 503: when to try again; `Retry-After` in whole seconds. */
   retry_after_ms?: number | null;
-  /** Of a batch of items: what is wrong with each line, by its number. */
+  /** For a batch of items: what is wrong with each line, by its number. */
   lines?: Record<string, string> | null;
 }
 
@@ -208,9 +208,9 @@ export interface FoundItem {
 export interface FoundItems {
   items: Array<FoundItem>;
   num_allowed: number;
-  /** Items of the index. */
+  /** The number of items of the index. */
   num_items: number;
-  /** The column that is searched: `title`, else `name`, else the first of text; null: ids alone. */
+  /** The column that is searched: `title`, or `name`, or the first column of text; null: ids only. */
   title_column: string | null;
   index_version: string;
 }
@@ -222,14 +222,14 @@ export interface Health {
 
 /** The items that a user took, and the newest items that the user had before. */
 export interface InteractionBody {
-  /** Item ids, oldest first; the last few count. */
+  /** Item ids, oldest first; only the last few are counted. */
   history?: Array<number | string>;
   item_id: number | string;
 }
 
 /** The counted pairs of items. They are on disk. */
 export interface InteractionsAnswer {
-  /** Pairs of items of the memory that were counted. */
+  /** The number of pairs of items that were counted in the item memory. */
   pairs: number;
 }
 
@@ -254,7 +254,7 @@ export interface ItemBody {
   item_id: number | string;
   /** Its Semantic ID, one code a level. Default: made from its text. */
   codes?: Array<number> | null;
-  /** In place of text, where the Semantic IDs were fitted on vectors of your own. */
+  /** The item's vector, in place of text, if the Semantic IDs were fitted on your own vectors. */
   vector?: Array<number> | null;
   [attribute: string]: unknown;
 }
@@ -284,7 +284,7 @@ export interface ItemCompletionBody {
   n?: number | null;
   /** `num_beams` of `/v1/recommend`. */
   beam_width?: number | null;
-  /** Changes nothing: an item has as many codes as it has. */
+  /** Changes nothing: the number of codes of an item is fixed. */
   max_tokens?: number | null;
   /** 0 or absent: items are ranked, not drawn. */
   temperature?: number | null;
@@ -296,14 +296,14 @@ export interface JsonSchemaFormat {
   schema: unknown;
 }
 
-/** How many beams the proofs of recent requests needed. */
+/** The numbers of beams that the proofs of recent requests needed. */
 export interface LearntWidths {
-  /** Items that the search ranks. */
+  /** The number of items that the search ranks. */
   num_items: number;
-  /** Share of the items that the rules allow, to the nearest power of two. */
+  /** The share of the items that the rules allow, to the nearest power of two. */
   share: number;
   scoring: string;
-  /** Beams of the next first pass, for each level but the last. */
+  /** The number of beams of the next first pass, for each level but the last. */
   widths: Array<number>;
 }
 
@@ -311,13 +311,13 @@ export interface LearntWidths {
 export interface LevelAnswer {
   /** The code that each beam took. */
   codes: Array<number>;
-  /** The beam of the level before that each extends. */
+  /** The beam of the previous level that each beam extends. */
   parents: Array<number>;
-  /** Its log probability so far. */
+  /** The log probability of each beam so far. */
   scores: Array<number>;
-  /** Semantic IDs of the index below its prefix, allowed or not. */
+  /** The number of Semantic IDs of the index below each beam's prefix, allowed or not. */
   num_sids: Array<number>;
-  /** The pass of the search that first kept it, from 1. */
+  /** The pass of the search that first kept each beam, from 1. */
   passes: Array<number>;
 }
 
@@ -360,23 +360,23 @@ export interface OpenAIErrorDetail {
 /** The readiness of the server, with its index and rules. */
 export interface Readiness {
   ready: boolean;
-  /** Why not ready, such as a worker that hangs. */
+  /** Why the server is not ready, such as a worker that hangs. */
   reason: string | null;
   index_version: string | null;
   num_items: number;
-  /** Items that each rule allows now; none without a key, where keys are on. */
+  /** The number of items that each rule allows now; empty without a key, if the server has keys. */
   rules: Record<string, number>;
   /** Threads of each worker's matrix products. */
   threads: number | null;
   /** The language model of `/v1/completions`. */
   text_model: string | null;
-  /** HTTP processes that accept connections; 0: the server is one process. */
+  /** The number of HTTP processes that accept connections; 0 if the server is one process. */
   http_workers?: number;
-  /** Of matrix products; bfloat16 with how far it differs. */
+  /** The precision of matrix products; for bfloat16, also how far answers differ. */
   precision?: string | null;
   /** What was measured and chosen for this machine at the start: threads, precision, products. */
   tuning?: Record<string, string>;
-  /** What each kind of request needs. */
+  /** The numbers of beams that each kind of request needs. */
   search_widths?: Array<LearntWidths>;
 }
 
@@ -470,7 +470,7 @@ export interface ResponseFormat {
 
 /** A snapshot to go back to. */
 export interface RollbackBody {
-  /** Its name. Default: the newest. */
+  /** The name of the snapshot. Default: the newest one. */
   snapshot?: string | null;
 }
 
@@ -479,7 +479,7 @@ export interface RuleAnswer {
   name: string;
   where: string;
   refresh_s: number | null;
-  /** Items that it allows. */
+  /** The number of items that it allows. */
   num_items: number;
   /** Why its last evaluation failed; its filter before that stays in use. */
   error: string | null;
@@ -508,20 +508,20 @@ export interface SlowBatchAnswer {
   seconds: number;
   median_s: number;
   requests: number;
-  /** Of all prompts. */
+  /** The number of tokens of all prompts. */
   tokens: number;
-  /** Beams of all requests together. */
+  /** The number of beams of all requests together. */
   beam_rows: number;
   prefill_s: number;
   rounds_s: number;
   constrain_s: number;
-  /** Of the worker's thread. Far below `seconds`: it had no core, or waited for a lock. */
+  /** The CPU time of the thread; far below `seconds` if it had no core, or waited for a lock. */
   cpu_s: number;
-  /** Times that the thread gave up its core: for a lock, the disk, other threads. */
+  /** The number of times that the thread gave up its core: for a lock, the disk, other threads. */
   waits: number;
-  /** Times that the system gave its core to something else. */
+  /** The number of times that the system gave its core to something else. */
   preempted: number;
-  /** Pages of memory that were not there. */
+  /** The number of pages that were not in memory. */
   faults: number;
 }
 
@@ -568,7 +568,7 @@ export interface TimingsAnswer {
   constrain: number;
   /** From codes to item ids. */
   postprocess: number;
-  /** The sum. */
+  /** The sum of all stages. */
   total: number;
 }
 

@@ -98,14 +98,14 @@ class AutomatonConstraint:
         return check_logits(hidden, number, shape, beams.scores, "hidden states")
 
     def _head_logits(self, beams: Beams[Any], hidden_BKD: Any) -> HeadLogits[Any]:
-        """The logits of every beam's legal codes, from the model's hidden states."""
+        """Return the logits of every beam's legal codes, from the model's hidden states."""
         codes = automata.legal(self.batch, to_numpy(beams.lo), to_numpy(beams.hi))
         codes = codes.map(lambda array: to_kind_of(array, self._final_B1))
         hidden_RD = hidden_BKD.reshape(-1, hidden_BKD.shape[2])
         return self._ops.head(hidden_RD, self._head, codes, self.config.scoring, costs=self._costs)
 
     def _pays(self, beams: Beams[Any]) -> bool:
-        """Whether legal codes alone are expected to take less time than all; with scoring "full" all are needed."""
+        """Return whether multiplying only legal codes is expected to be faster; with scoring "full" all codes are needed."""
 
         def num_legal() -> int:
             lo_BK, hi_BK, count = to_numpy(beams.lo)[0], to_numpy(beams.hi)[0], 0
@@ -146,10 +146,11 @@ class DeviceAutomata:
 
 
 def _forced_chain(batch: automata.AutomatonBatch, beams: Beams[Any], max_codes: int) -> JumpForward | None:
-    """As many codes as every live beam has no choice about; None where a beam has one, or its automaton no chains.
+    """Return the codes that every live beam is forced to take; None if a beam has a choice, or its automaton has no chains.
 
-    A beam is on a chain while its state has one legal token and no sequence may end there (`Automaton.chains`). One whose chain
-    leads to the end of every sequence takes the end code from there on. Beams on longer chains stop in the middle of theirs.
+    A beam is on a chain while its state has one legal token and no sequence may end there (`Automaton.chains`). A beam whose
+    chain leads to the end of its sequence takes the end code from there on. Beams on longer chains stop in the middle of
+    their chains.
 
     Cost: two look-ups a beam, and a few vector operations for each code and request of the jump. Waits for a device.
     """

@@ -314,7 +314,7 @@ class BeamSearch(ItemSearch):
 
 
 def _are_certain(requests: Requests, lo_SBK: NDArray[np.int64], hi_SBK: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which beams (B, K) have one allowed SID left, or none. One that stands in both segments counts as two."""
+    """Return which beams (B, K) have at most one allowed SID left. A SID that is in both segments counts as two."""
     num_BK = (hi_SBK - lo_SBK).sum(0)
     for b, request in enumerate(requests):
         if any(part.leaves is not None for part in request.parts):

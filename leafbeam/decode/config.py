@@ -45,8 +45,7 @@ class SearchConfig:
     def fixed(
         cls, code_sizes: Sequence[int], end_code: int | None, num_beams: int | Sequence[int], scoring: Scoring
     ) -> SearchConfig:
-        """Return the configuration for all versions of an index: before the last round, no more beams than possible
-        prefixes."""
+        """Return the configuration for any version: no round but the last has more beams than there can be prefixes."""
         num_prefixes = tuple(accumulate(code_sizes, mul))
         beams = beams_of_levels(num_beams, len(code_sizes))
         beams = (*map(min, beams, num_prefixes[:-1]), beams[-1])

@@ -190,7 +190,7 @@ def rounds(constraint: Constraint, model: ModelCalls, *, watch: bool, cut: Cut |
 
 
 def _keeps_fewer(config: SearchConfig, number: int, beams: Beams[Any]) -> bool:
-    """Whether a round is the last, on the host, and keeps fewer beams than it starts from."""
+    """Return whether a round is the last one, runs on the host, and keeps fewer beams than it starts from."""
     is_last = number == config.num_rounds - 1
     return is_last and isinstance(beams.scores, np.ndarray) and config.num_beams[number] < beams.scores.shape[1]
 
@@ -254,7 +254,7 @@ def _first(beams: Beams[Any], count_B: NDArray[np.int64]) -> Beams[Any]:
 
 
 def _is_over(constraint: Constraint, beams: Beams[Any]) -> bool:
-    """Whether every beam is dead or finished."""
+    """Return whether every beam is dead or finished."""
     finished_BK = constraint.finished(beams)
     return not (beams.num_valid if finished_BK is None else (beams.scores > -np.inf) & ~finished_BK).any()
 

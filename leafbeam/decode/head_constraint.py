@@ -80,7 +80,7 @@ class HeadConstraint(TrieConstraint):
         return Beams(**{name: to_kind_of(array, beams.lo) for name, array in vars(best).items()})
 
     def _pays(self, beams: Beams[Any], weight_VD: Any) -> bool:
-        """Whether legal codes alone are expected to take less time, were there as many of a beam as leaves in its range."""
+        """Return whether multiplying only legal codes is expected to be faster; a beam's leaves stand for its legal codes."""
 
         def num_legal() -> int:
             leaves_BK = (to_numpy(beams.hi) - to_numpy(beams.lo)).sum(0)

@@ -139,7 +139,7 @@ class ModelCalls:
         return logits_T
 
     def _continued(self, beams: Beams[Any]) -> tuple[Any, Any]:
-        """The codes that these beams just took and their parents, as the model gets them."""
+        """Return the codes that these beams just took, and their parents, as the model gets them."""
         codes_BK, parents_BK = beams.code, self._origins(beams)
         if self._are_certain is not None and isinstance(codes_BK, np.ndarray):
             copies_BK = self._are_certain(beams.lo, beams.hi)

@@ -14,7 +14,7 @@ from leafbeam.errors import ArgumentError, LogitsError
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How a code is drawn: from softmax(logits / temperature) over the legal codes, cut to the most likely ones.
+    """The distribution from which codes are drawn: softmax(logits / temperature) over the most likely legal codes.
 
     Args:
         temperature: The divisor of the logits.

@@ -76,7 +76,7 @@ class SequenceSampler(SequenceSearch):
 
 
 class _SampledConstraint(AutomatonConstraint):
-    """Every beam goes on with a code that is drawn, in the place of the best of all beams' codes."""
+    """A constraint in which every beam continues with a drawn code, instead of the best codes of all beams being kept."""
 
     def __init__(
         self,

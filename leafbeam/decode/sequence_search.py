@@ -208,7 +208,7 @@ class SequenceRun:
 
 
 def _tokens(trace: Trace, finished_BK: NDArray[np.bool_], batch: automata.AutomatonBatch) -> list[list[NDArray[np.int64]]]:
-    """The codes of every beam, without the end code."""
+    """Return the codes of every beam, without the end code."""
     codes_BKT = trace.codes()
     lengths_BK = np.where(finished_BK, np.isin(codes_BKT, batch.end_codes).argmax(2), codes_BKT.shape[2])
     for b in np.flatnonzero(batch.has_text_ends).tolist():

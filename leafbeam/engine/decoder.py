@@ -203,7 +203,7 @@ class Decoder:
         return search, {"widths": widths_BL, "num_first": num_first_B}
 
     def _level_heads(self) -> list[torch.Tensor] | None:
-        """Of a model whose search multiplies the head itself, for legal codes alone; None where all codes are cheaper."""
+        """Return the levels' heads, which the search multiplies for legal codes alone; None if all codes are cheaper."""
         if self._heads is None and self._has_workspace and isinstance(self._model, Transformer):
             largest = max(self._model.vocabulary.codebook_sizes) * self._model.config.hidden_size
             self._heads = self._model.level_heads() if largest >= _LARGE_HEAD else None

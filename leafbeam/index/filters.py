@@ -145,7 +145,7 @@ class FilteredIndex(Protocol):
 
     @property
     def all_items(self) -> "Filter":
-        """The filter of all live items."""
+        """Return the filter of all live items."""
         ...
 
 

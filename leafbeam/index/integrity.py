@@ -100,7 +100,7 @@ def _item_problem(items: ItemTable) -> str:
 
 
 def _level_problem(number: int, level: Level, above_W: NDArray[np.uint64], all_leaves_W: NDArray[np.uint64]) -> str:
-    """above_W: the leaves where a node of the level above begins."""
+    """Return what is wrong with a level, "" if nothing is. above_W: the leaves where a node of the level above begins."""
     words_W, num_leaves, firsts = all_leaves_W, level.num_nodes, np.empty(0, np.uint32)
     if level.boundary is not None:
         words_W, num_leaves = level.boundary.words_W, level.boundary.size

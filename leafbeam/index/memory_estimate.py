@@ -233,7 +233,7 @@ def expected_nodes(num_items: int, capacity: int) -> float:
 
 
 def entropy_bits(capacity: int, num_leaves: int) -> float:
-    """log2 of binomial(P, M), by Stirling's series with the large terms cancelled; the relative error is below 1e-9."""
+    """Return log2 of binomial(P, M), by Stirling's series with the large terms cancelled; relative error below 1e-9."""
     k = min(num_leaves, capacity - num_leaves)
     if k <= 0:
         return 0.0

@@ -20,7 +20,8 @@ class ItemBody(Struct, frozen=True, kw_only=True):
         None
     )
     vector: Annotated[
-        list[float] | None, Meta(description="In place of text, where the Semantic IDs were fitted on vectors of your own.")
+        list[float] | None,
+        Meta(description="The item's vector, in place of text, if the Semantic IDs were fitted on your own vectors."),
     ] = None
 
 
@@ -49,10 +50,10 @@ class FoundItems(Struct, frozen=True, kw_only=True):
 
     items: tuple[FoundItem, ...]
     num_allowed: int
-    num_items: Annotated[int, Meta(description="Items of the index.")]
+    num_items: Annotated[int, Meta(description="The number of items of the index.")]
     title_column: Annotated[
         str | None,
-        Meta(description="The column that is searched: `title`, else `name`, else the first of text; null: ids alone."),
+        Meta(description="The column that is searched: `title`, or `name`, or the first column of text; null: ids only."),
     ]
     index_version: str
 
@@ -62,12 +63,16 @@ class CatalogAnswer(Struct, frozen=True, kw_only=True):
 
     index_version: str
     num_items: int
-    num_changed: Annotated[int, Meta(description="Items inserted or deleted since the last compaction.")]
+    num_changed: Annotated[int, Meta(description="The number of items inserted or deleted since the last compaction.")]
     is_compacting: bool
     codebook_sizes: tuple[int, ...]
-    item_ids: Annotated[Literal["numbers", "text"] | None, Meta(description="What item ids are; null without items.")]
+    item_ids: Annotated[
+        Literal["numbers", "text"] | None, Meta(description="The type of item ids; null if there are no items.")
+    ]
     columns: Annotated[dict[str, str], Meta(description="The attributes and their types.")]
-    text_columns: Annotated[tuple[str, ...], Meta(description="Those from which a new item gets its codes; may be empty.")]
+    text_columns: Annotated[
+        tuple[str, ...], Meta(description="The attributes from which a new item gets its codes; there may be none.")
+    ]
     writable: bool
     reason: Annotated[str | None, Meta(description="Why it is not writable, or why new items need codes of their own.")]
     snapshots: tuple[SnapshotAnswer, ...]
@@ -82,7 +87,7 @@ class SnapshotBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class RollbackBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A snapshot to go back to."""
 
-    snapshot: Annotated[str | None, Meta(description="Its name. Default: the newest.")] = None
+    snapshot: Annotated[str | None, Meta(description="The name of the snapshot. Default: the newest one.")] = None
 
 
 class RuleBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -101,7 +106,7 @@ class RuleAnswer(Struct, frozen=True, kw_only=True):
     name: str
     where: str
     refresh_s: float | None
-    num_items: Annotated[int, Meta(description="Items that it allows.")]
+    num_items: Annotated[int, Meta(description="The number of items that it allows.")]
     error: Annotated[str | None, Meta(description="Why its last evaluation failed; its filter before that stays in use.")]
     age_s: Annotated[float | None, Meta(description="Seconds since it was last evaluated over all items.")]
 

@@ -50,19 +50,26 @@ class TextOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     model: str
     max_tokens: Annotated[
-        Int64 | None, Meta(description="Tokens of a text, its end included. Default 256, or what the model has positions for.")
+        Int64 | None,
+        Meta(description="The most tokens of a text, its end included. Default 256, or what the model has positions for."),
     ] = None
     temperature: Annotated[float | None, Meta(description="Default 1; 0 is greedy.")] = None
-    top_p: Annotated[float | None, Meta(description="Draw among the likeliest tokens with this mass.")] = None
-    top_k: Annotated[Int64 | None, Meta(description="Draw among so many tokens.")] = None
+    top_p: Annotated[float | None, Meta(description="Draw among the likeliest tokens with this total probability.")] = None
+    top_k: Annotated[Int64 | None, Meta(description="Draw among this many of the likeliest tokens.")] = None
     seed: Annotated[Int64 | None, Meta(description="The same seed draws the same texts. Default: a new one.")] = None
-    n: Annotated[Int64 | None, Meta(description="Texts for each prompt: drawn, or the best beams. Default 1.")] = None
-    beam_width: Annotated[Int64 | None, Meta(description="Beams of an exact search, in the place of drawing.")] = None
-    stop: Annotated[str | list[str] | None, Meta(description="A text ends before the first of these, up to 4 of 1 KB.")] = None
+    n: Annotated[
+        Int64 | None, Meta(description="The number of texts for each prompt: drawn, or the best beams. Default 1.")
+    ] = None
+    beam_width: Annotated[Int64 | None, Meta(description="The number of beams of an exact search, instead of drawing.")] = None
+    stop: Annotated[
+        str | list[str] | None, Meta(description="A text ends before the first of these; up to 4, of 1 KB each.")
+    ] = None
     stream: Annotated[bool | None, Meta(description="Send pieces of the texts as server-sent events.")] = None
     stream_options: StreamOptions | None = None
-    response_format: Annotated[ResponseFormat | None, Meta(description="`json_schema`: texts are its instances.")] = None
-    guided_regex: Annotated[str | None, Meta(description="A pattern of the whole text.")] = None
+    response_format: Annotated[
+        ResponseFormat | None, Meta(description="With `json_schema`, texts are instances of that schema.")
+    ] = None
+    guided_regex: Annotated[str | None, Meta(description="A pattern that the whole text matches.")] = None
     guided_choice: Annotated[list[str] | None, Meta(description="The text is one of these.")] = None
     guided_template: Annotated[
         list[Any] | None,
@@ -153,7 +160,8 @@ class CompletionBody(TextOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     """A request for texts after prompts."""
 
     prompt: Annotated[
-        str | list[str | Int64 | list[Int64]], Meta(description="A text, a list of tokens, or a list of several of either.")
+        str | list[str | Int64 | list[Int64]],
+        Meta(description="A text or a list of tokens, or a list of several texts or several lists of tokens."),
     ]
 
     @property
@@ -208,7 +216,7 @@ class ItemCompletionBody(RequestFields, frozen=True, kw_only=True, forbid_unknow
     prompt: Annotated[list[Id] | str, Meta(description="The history: item ids, oldest first; empty for none.")]
     n: Annotated[Int64 | None, Meta(description="The most items to return. Default 1.")] = None
     beam_width: Annotated[Int64 | None, Meta(description="`num_beams` of `/v1/recommend`.")] = None
-    max_tokens: Annotated[Int64 | None, Meta(description="Changes nothing: an item has as many codes as it has.")] = None
+    max_tokens: Annotated[Int64 | None, Meta(description="Changes nothing: the number of codes of an item is fixed.")] = None
     temperature: Annotated[float | None, Meta(description="0 or absent: items are ranked, not drawn.")] = None
     stream: bool | None = None
 
@@ -237,10 +245,12 @@ class Usage(Struct, frozen=True, kw_only=True):
 class CompletionChoice(Struct, frozen=True, kw_only=True, omit_defaults=True):
     index: int
     text: str
-    finish_reason: Annotated[str | None, Meta(description="`stop`: whole, or at a stop. `length`: cut off.")]
+    finish_reason: Annotated[
+        str | None, Meta(description="`stop`: the text is complete, or ended at a stop. `length`: it was cut off.")
+    ]
     logprobs: None
-    item_id: Annotated[ItemId | None, Meta(description="Of items: the id; `text` is the same as text.")] = None
-    score: Annotated[float | None, Meta(description="Of items: as `scores` of `/v1/recommend`.")] = None
+    item_id: Annotated[ItemId | None, Meta(description="For items: the id of the item; `text` has it as text.")] = None
+    score: Annotated[float | None, Meta(description="For items: as `scores` of `/v1/recommend`.")] = None
 
 
 class CompletionAnswer(Struct, frozen=True, kw_only=True):
@@ -251,7 +261,7 @@ class CompletionAnswer(Struct, frozen=True, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     object: str = "text_completion"
-    system_fingerprint: Annotated[str | None, Meta(description="Of items: the version of the index.")] = None
+    system_fingerprint: Annotated[str | None, Meta(description="For items: the version of the index.")] = None
     usage: Annotated[Usage | None, Meta(description="Tokens of texts; null for items.")] = None
 
 

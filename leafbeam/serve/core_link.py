@@ -87,7 +87,7 @@ class CoreLink(asyncio.Protocol):
             self._take(frame)
 
     def send(self, frame: FromCore) -> None:
-        """Send a frame, unless the worker has ended; one that takes no frames is ended."""
+        """Send a frame, unless the worker has ended; a worker that accepts no frames is ended."""
         if self._transport.is_closing():
             return
         self._transport.write(encode(frame))

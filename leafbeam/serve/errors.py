@@ -104,7 +104,7 @@ def error_response(request: Request, error: Exception) -> Response:
 
 
 def catalog_error_response(request: Request, error: Exception) -> Response:
-    """Return the answer to a request that failed on a catalog: a table in use or a full disk is no fault of the request."""
+    """Return the answer to a request that failed on a catalog: a table in use or a full disk is not the request's fault."""
     if isinstance(error, DataError | LogError | OSError) and not isinstance(error, AttributesError):
         unavailable = _unavailable_error(request, error)
         is_locked = isinstance(error, LockedError)

@@ -43,7 +43,7 @@ _MAX_DEADLINE_S = 3600.0
 
 
 class _WorkerApp:
-    """What the core answers, as an application of ASGI. Bodies of requests for items are read and checked here."""
+    """The application that passes requests to the core. It reads and checks the bodies of requests for items itself."""
 
     def __init__(self, setup: Setup, link: WorkerLink) -> None:
         self._setup, self._link = setup, link
@@ -85,7 +85,7 @@ class _WorkerApp:
 
 
 class _WorkerServer(uvicorn.Server):
-    """uvicorn's server for as long as the core lives. is_orphan: the core is gone."""
+    """uvicorn's server, which runs for as long as the core does. is_orphan: whether the core has ended."""
 
     def __init__(self, setup: Setup, reader: "FrameReader[FromCore]", link_socket: socket.socket) -> None:
         self._setup, self._link_socket, self.is_orphan = setup, link_socket, False

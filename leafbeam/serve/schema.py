@@ -47,7 +47,7 @@ class RecommendBody(RequestFields, frozen=True, kw_only=True, forbid_unknown_fie
 class InteractionBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The items that a user took, and the newest items that the user had before."""
 
-    history: Annotated[list[Id], Meta(description="Item ids, oldest first; the last few count.")] = []
+    history: Annotated[list[Id], Meta(description="Item ids, oldest first; only the last few are counted.")] = []
     item_id: Id
 
 
@@ -60,7 +60,7 @@ class InteractionsBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class InteractionsAnswer(Struct, frozen=True, kw_only=True):
     """The counted pairs of items. They are on disk."""
 
-    pairs: Annotated[int, Meta(description="Pairs of items of the memory that were counted.")]
+    pairs: Annotated[int, Meta(description="The number of pairs of items that were counted in the item memory.")]
 
 
 class TimingsAnswer(Struct, frozen=True, kw_only=True):
@@ -72,7 +72,7 @@ class TimingsAnswer(Struct, frozen=True, kw_only=True):
     rounds: float
     constrain: float
     postprocess: float
-    total: Annotated[float, Meta(description="The sum.")]
+    total: Annotated[float, Meta(description="The sum of all stages.")]
 
 
 class ReasonAnswer(Struct, frozen=True, kw_only=True):
@@ -89,10 +89,12 @@ class LevelAnswer(Struct, frozen=True, kw_only=True):
     """The beams that the search kept at one level, best first."""
 
     codes: Annotated[list[int], Meta(description="The code that each beam took.")]
-    parents: Annotated[list[int], Meta(description="The beam of the level before that each extends.")]
-    scores: Annotated[list[float], Meta(description="Its log probability so far.")]
-    num_sids: Annotated[list[int], Meta(description="Semantic IDs of the index below its prefix, allowed or not.")]
-    passes: Annotated[list[int], Meta(description="The pass of the search that first kept it, from 1.")]
+    parents: Annotated[list[int], Meta(description="The beam of the previous level that each beam extends.")]
+    scores: Annotated[list[float], Meta(description="The log probability of each beam so far.")]
+    num_sids: Annotated[
+        list[int], Meta(description="The number of Semantic IDs of the index below each beam's prefix, allowed or not.")
+    ]
+    passes: Annotated[list[int], Meta(description="The pass of the search that first kept each beam, from 1.")]
 
 
 class RecommendAnswer(Struct, frozen=True, kw_only=True):
@@ -132,7 +134,7 @@ class ErrorDetail(Struct, frozen=True, kw_only=True, omit_defaults=True):
         int | None, Meta(description="With 429 and 503: when to try again; `Retry-After` in whole seconds.")
     ] = None
     lines: Annotated[
-        dict[str, str] | None, Meta(description="Of a batch of items: what is wrong with each line, by its number.")
+        dict[str, str] | None, Meta(description="For a batch of items: what is wrong with each line, by its number.")
     ] = None
 
 
@@ -176,33 +178,42 @@ class Health(Struct, frozen=True, kw_only=True):
 
 
 class LearntWidths(Struct, frozen=True, kw_only=True):
-    """How many beams the proofs of recent requests needed."""
+    """The numbers of beams that the proofs of recent requests needed."""
 
-    num_items: Annotated[int, Meta(description="Items that the search ranks.")]
-    share: Annotated[float, Meta(description="Share of the items that the rules allow, to the nearest power of two.")]
+    num_items: Annotated[int, Meta(description="The number of items that the search ranks.")]
+    share: Annotated[float, Meta(description="The share of the items that the rules allow, to the nearest power of two.")]
     scoring: str
-    widths: Annotated[tuple[int, ...], Meta(description="Beams of the next first pass, for each level but the last.")]
+    widths: Annotated[
+        tuple[int, ...], Meta(description="The number of beams of the next first pass, for each level but the last.")
+    ]
 
 
 class Readiness(Struct, frozen=True, kw_only=True):
     """The readiness of the server, with its index and rules."""
 
     ready: bool
-    reason: Annotated[str | None, Meta(description="Why not ready, such as a worker that hangs.")]
+    reason: Annotated[str | None, Meta(description="Why the server is not ready, such as a worker that hangs.")]
     index_version: str | None
     num_items: int
     rules: Annotated[
-        dict[str, int], Meta(description="Items that each rule allows now; none without a key, where keys are on.")
+        dict[str, int],
+        Meta(description="The number of items that each rule allows now; empty without a key, if the server has keys."),
     ]
     threads: Annotated[int | None, Meta(description="Threads of each worker's matrix products.")]
     text_model: Annotated[str | None, Meta(description="The language model of `/v1/completions`.")]
-    http_workers: Annotated[int, Meta(description="HTTP processes that accept connections; 0: the server is one process.")] = 0
-    precision: Annotated[str | None, Meta(description="Of matrix products; bfloat16 with how far it differs.")] = None
+    http_workers: Annotated[
+        int, Meta(description="The number of HTTP processes that accept connections; 0 if the server is one process.")
+    ] = 0
+    precision: Annotated[
+        str | None, Meta(description="The precision of matrix products; for bfloat16, also how far answers differ.")
+    ] = None
     tuning: Annotated[
         dict[str, str],
         Meta(description="What was measured and chosen for this machine at the start: threads, precision, products."),
     ] = {}
-    search_widths: Annotated[tuple[LearntWidths, ...], Meta(description="What each kind of request needs.")] = ()
+    search_widths: Annotated[
+        tuple[LearntWidths, ...], Meta(description="The numbers of beams that each kind of request needs.")
+    ] = ()
 
 
 class SlowBatchAnswer(Struct, frozen=True, kw_only=True):
@@ -213,17 +224,20 @@ class SlowBatchAnswer(Struct, frozen=True, kw_only=True):
     seconds: float
     median_s: float
     requests: int
-    tokens: Annotated[int, Meta(description="Of all prompts.")]
-    beam_rows: Annotated[int, Meta(description="Beams of all requests together.")]
+    tokens: Annotated[int, Meta(description="The number of tokens of all prompts.")]
+    beam_rows: Annotated[int, Meta(description="The number of beams of all requests together.")]
     prefill_s: float
     rounds_s: float
     constrain_s: float
     cpu_s: Annotated[
-        float, Meta(description="Of the worker's thread. Far below `seconds`: it had no core, or waited for a lock.")
+        float,
+        Meta(description="The CPU time of the thread; far below `seconds` if it had no core, or waited for a lock."),
     ]
-    waits: Annotated[int, Meta(description="Times that the thread gave up its core: for a lock, the disk, other threads.")]
-    preempted: Annotated[int, Meta(description="Times that the system gave its core to something else.")]
-    faults: Annotated[int, Meta(description="Pages of memory that were not there.")]
+    waits: Annotated[
+        int, Meta(description="The number of times that the thread gave up its core: for a lock, the disk, other threads.")
+    ]
+    preempted: Annotated[int, Meta(description="The number of times that the system gave its core to something else.")]
+    faults: Annotated[int, Meta(description="The number of pages that were not in memory.")]
 
 
 class SlowBatchesAnswer(Struct, frozen=True, kw_only=True):

@@ -64,7 +64,7 @@ class CudaCapturer:
 
 @dataclass(kw_only=True, eq=False)
 class _WorkerGraphs:
-    """What one worker has: its decodes with their replays, cheapest first, and the filters of each batch size."""
+    """The graphs of one worker: its decodes with their replays, cheapest first, and the filters of each batch size."""
 
     capturer: CudaCapturer
     decodes: list[tuple[StaticDecode, Callable[[], None]]] = field(default_factory=list)
@@ -243,7 +243,7 @@ class Graphs:
         return None
 
     def _capture_all(self, version: Version) -> _CapturedIndex:
-        """Everything anew, for each worker as much as its part of the budget holds."""
+        """Capture all graphs anew; each worker gets as many as its part of the budget holds."""
         index = self._bind(version)
         workers = [_WorkerGraphs(capturer=self._capturer()) for _ in range(self._num_workers)]
         for worker in workers:
