@@ -275,7 +275,7 @@ export interface ItemCompletionBody {
   channel?: "model" | "memory" | "fused" | null;
   /** Whether items of the history may be returned too. */
   keep_history?: boolean;
-  /** Milliseconds from the arrival of the request in which an answer is of use. Default: the server's objective. A request that cannot meet its deadline is rejected with 429, as early as that is clear. */
+  /** Milliseconds from the arrival of the request within which an answer is useful. Default: the server's objective. A request that cannot meet its deadline is rejected with 429, as early as that is clear. */
   deadline_ms?: number | null;
   model: string;
   /** The history: item ids, oldest first; empty for none. */
@@ -395,7 +395,7 @@ export interface RecommendAnswer {
   item_ids: Array<number | string>;
   /** The Semantic ID of each item: one code per level. */
   codes: Array<Array<number>>;
-  /** If `model` ranked, log probabilities: items that share a SID share a score. Else sums of features, comparable within one answer only. */
+  /** If `model` ranked, log probabilities: items that share a SID share a score. Otherwise sums of features, which can be compared only within one answer. */
   scores: Array<number>;
   /** Who ranked: `model`, `memory` or `fused`. */
   channel: string;
@@ -407,7 +407,7 @@ export interface RecommendAnswer {
   empty_rules: Array<string>;
   /** The largest number of beams of a level in the search's first pass; 0 without a search. */
   num_beams: number;
-  /** Whether the items that the model found are proved to be its best allowed ones; `fused` ranks these. Always true, unless the request or the server sets a number of beams, or the proof needs more than `engine.max_rows` prefixes of a level. */
+  /** Whether the items that the model found are proved to be its best allowed ones; `fused` ranks only these. Always true, unless the request or the server sets a number of beams, or the proof needs more than `engine.max_rows` prefixes of a level. */
   exact: boolean;
   /** How many of the model's first items are proved to be its best allowed ones. */
   num_exact: number;
@@ -458,7 +458,7 @@ export interface RecommendBody {
   keep_history?: boolean;
   /** Whether the answer has `levels`. Such requests form batches of their own, and take longer. */
   explain?: boolean;
-  /** Milliseconds from the arrival of the request in which an answer is of use. Default: the server's objective. A request that cannot meet its deadline is rejected with 429, as early as that is clear. */
+  /** Milliseconds from the arrival of the request within which an answer is useful. Default: the server's objective. A request that cannot meet its deadline is rejected with 429, as early as that is clear. */
   deadline_ms?: number | null;
 }
 

@@ -39,8 +39,8 @@ class Request:
             precedence of Python, such as `(fresh | promo) & in_stock - adult`. A `-` needs a space on its left.
         channel: Who ranks: `model`, the search; `memory`, the item memory without a search; `fused`, both. Default: `fused` if
             the server has an item memory, else `model`.
-        deadline_s: The number of seconds from submission in which an answer is of use. Default: the engine's. A request that
-            cannot meet its deadline is rejected, as early as that is clear.
+        deadline_s: The number of seconds from submission within which an answer is useful. Default: the engine's. A request
+            that cannot meet its deadline is rejected, as early as that is clear.
         keep_history: Whether items of the history may be returned too.
         explain: Whether the answer has `levels`. Such requests form batches of their own, and take longer.
 
@@ -127,8 +127,8 @@ class Result:
     Attributes:
         item_ids: The items, best first.
         codes: The Semantic ID of each item: one code per level.
-        scores: If `model` ranked, log probabilities: items that share a SID share a score. Else sums of features, comparable
-            within one answer only.
+        scores: If `model` ranked, log probabilities: items that share a SID share a score. Otherwise sums of features, which
+            can be compared only within one answer.
         channel: Who ranked: `model`, `memory` or `fused`.
         reasons: The largest part of each score, one for each item; empty if `model` ranked. A short answer of `memory` or
             `fused` is filled up with other allowed items: they come last, the most popular first, with the channel `popular`.
@@ -137,9 +137,9 @@ class Result:
             item; parts of `filter` are given as text. If the rules alone allow items, `- deny_item_ids` and `- history`,
             which exclude them, are named like rules. Empty if an item is left.
         num_beams: The largest number of beams of a level in the search's first pass; 0 without a search.
-        exact: Whether the items that the model found are proved to be its best allowed ones; `fused` ranks these. Always true,
-            unless the request or the server sets a number of beams, or the proof needs more than `engine.max_rows` prefixes of
-            a level.
+        exact: Whether the items that the model found are proved to be its best allowed ones; `fused` ranks only these. Always
+            true, unless the request or the server sets a number of beams, or the proof needs more than `engine.max_rows`
+            prefixes of a level.
         num_exact: How many of the model's first items are proved to be its best allowed ones.
         rows: Rows that the model computed: one for the prompt, and one for each beam of each level.
         num_history_used: Items of the history that the model saw, deleted ones too until a compaction.

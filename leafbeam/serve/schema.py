@@ -28,7 +28,7 @@ class RequestFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     deadline_ms: Annotated[
         float | None,
         Meta(
-            description="Milliseconds from the arrival of the request in which an answer is of use. Default: the server's "
+            description="Milliseconds from the arrival of the request within which an answer is useful. Default: the server's "
             "objective. A request that cannot meet its deadline is rejected with 429, as early as that is clear.",
             extra_json_schema={"exclusiveMinimum": 0},
         ),
