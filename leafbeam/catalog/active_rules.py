@@ -35,7 +35,7 @@ class _PreparedBase:
 
 
 class ActiveRules:
-    """The current RuleSet of a live index: readers take `rules` and never wait.
+    """The current RuleSet of a live index. Readers take `rules` and never wait.
 
     A thread that changes items or rules holds `write_lock` until it has called `advance` or set `rules`.
     """
@@ -59,7 +59,9 @@ class ActiveRules:
                 self._stop_record(record)
 
     def advance(self, changed_ids: NDArray[np.generic] = _NO_IDS, bits: Mapping[str, NDArray[np.bool_]] | None = None) -> None:
-        """Move the rules to the current version. changed_ids: live items (n,) evaluated anew; bits: their results by rule."""
+        """Move the rules to the current version. `changed_ids` (n,) are live items that were evaluated again, `bits`
+        their results by rule.
+        """
         old, version = self.rules, self.index.version()
         bits = bits or {}
         if len(changed_ids):
@@ -94,7 +96,7 @@ class ActiveRules:
         self._records = [other for other in self._records if other is not record]
 
     def _prepare(self, trie: Trie) -> None:
-        """Before a compaction's switch: make the filters of the new base while the old one is still in use."""
+        """Make the filters of a compaction's new base while the old one is still in use."""
         self._drop_prepared()
         rules, changes = self._start_record()
         old_row_N = old_rows_of(trie, rules.version)
@@ -112,7 +114,7 @@ class ActiveRules:
 
 
 def _bits_of(rules: RuleSet, ids_n: NDArray[np.generic]) -> dict[str, NDArray[np.bool_]]:
-    """Return for each rule which of the live items it selects, (n,)."""
+    """Return, for each rule, a mask (n,) of the live items that it selects."""
     bits = {name: np.zeros(len(ids_n), np.bool_) for name in rules.filters.by_segment}
     segment_n, row_n = rules.version.locate(ids_n)
     for number, segment in enumerate(rules.version.segments):

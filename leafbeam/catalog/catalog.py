@@ -33,7 +33,7 @@ log = logging.getLogger("leafbeam.catalog")
 
 
 class Catalog:
-    """Items with attributes in a DuckDB table, rules over them as filters, and a live index, which change together.
+    """Items with attributes in a DuckDB table, rules over them as filters, and a live index. All three change together.
 
     A request reads `rules`, an immutable RuleSet with the version of the index to which it belongs, and never the table. The
     rules are evaluated over all items by `open`, `reload`, `refresh` and, for rules with a refresh interval, by a background
@@ -101,7 +101,7 @@ class Catalog:
         Args:
             path: The DuckDB file to write.
             items: The rows of the items.
-            overwrite: If true, a file that exists is replaced.
+            overwrite: If true, an existing file is replaced.
             csv: The `delimiter` and the `encoding` of a CSV file.
         """
         ItemsTable.create(path, items, overwrite=overwrite, **csv)
@@ -122,7 +122,7 @@ class Catalog:
     ) -> "Catalog":
         """Open a catalog file and evaluate its rules.
 
-        This looks up the table's ids in the index, and scans columns for each rule.
+        This looks up the table's ids in the index, and scans the columns that each rule reads.
 
         Args:
             path: The DuckDB file.
@@ -131,13 +131,14 @@ class Catalog:
             refresh: The interval of rules that have none of their own ("60s"); None evaluates them at `reload` only.
             clock: The time in seconds, for tests.
             background: If false, there is no thread; call `refresh_due`. This is for tests.
-            data_may_fail: If true, a rule whose evaluation over these rows fails or takes too long is unavailable, and is not
-                an error here.
-            load: False for a process that only changes items: until `reload` no rule is known, nor which items have a row.
-            table: `exclusive` keeps the file open and locks other processes out, for frequent changes. `wait_s` is how long to
-                wait for a process that writes the file (5 s). `hold_s` is how long a change keeps the file open for the next
-                ones, unless another process has a catalog of it. `rule_timeout_s` limits each evaluation of a rule; a longer
-                one is an error of its rule.
+            data_may_fail: If true, a rule whose evaluation over these rows fails or takes too long does not raise here;
+                it is unavailable instead.
+            load: Whether to evaluate the rules now. False is for a process that only changes items; until `reload` it
+                knows no rules, and not which items have a row.
+            table: `exclusive` keeps the file open and locks other processes out, for frequent changes. `wait_s` is how
+                long to wait for a process that writes the file (5 s). `hold_s` is how long a change keeps the file open
+                for the next ones, unless another process uses the file as a catalog. `rule_timeout_s` limits each
+                evaluation of a rule; a rule that takes longer fails.
 
         Raises:
             DataError: If the file is unusable.
@@ -193,8 +194,8 @@ class Catalog:
         return self.version().segments[0].trie.version
 
     def filter(self, rules: str | Iterable[str] | Expression = (), *, deny: ItemIds = ()) -> Filter | None:
-        """Return the items that the rules (names, or an expression over them) allow now, without denied ones (see
-        RuleSet.filter).
+        """Return the items that the rules allow now, without denied ones. The rules are names, or an expression over
+        them (see RuleSet.filter).
         """
         return self.rules.filter(rules, deny=deny)
 
@@ -202,7 +203,7 @@ class Catalog:
         """Return the columns of the table and their types. This may open the file.
 
         Args:
-            before_change: If true, the file is opened for a change too.
+            before_change: If true, a change follows, and the file is opened for writing too.
 
         Raises:
             DataError: If the file is unusable.
@@ -221,13 +222,14 @@ class Catalog:
 
         Raises:
             DataError: If the file is unusable or a column is unknown.
-            ItemIdError: If ids are of another kind.
+            ItemIdError: If the ids cannot be compared with the table's, such as words with numbers.
         """
         with self._table.reading() as session:
             return session.lookup(item_ids, columns)
 
     def search(self, text: str, *, column: str | None = "title", limit: int = 20) -> pa.Table:
-        """Return items whose column has every word of a text, in any case, or whose id is the text; the shortest first.
+        """Return items whose column contains every word of a text, in upper or lower case, or whose id is the text; the
+        shortest first.
 
         This scans the column. An empty text gives the first items.
 
@@ -257,7 +259,7 @@ class Catalog:
         return self._rules.reload(items, **csv)
 
     def add_rule(self, name: str, where: str, refresh: str | None = None) -> None:
-        """Add or replace a rule, which outlives reloads.
+        """Add or replace a rule. The rule stays when the rules are reloaded.
 
         Args:
             name: The name of the rule.
@@ -271,7 +273,7 @@ class Catalog:
         self._rules.add(name, where, refresh)
 
     def remove_rule(self, name: str) -> None:
-        """Remove a rule. A rule that the rules file has returns at the next reload.
+        """Remove a rule. If the rules file has the rule, the next reload brings it back.
 
         Raises:
             UnknownRuleError: If there is no such rule.
@@ -303,14 +305,14 @@ class Catalog:
     def transaction(self, before_commit: Callable[[], None] = lambda: None) -> Generator[CatalogTransaction]:
         """Make several changes of items that become visible together when the block ends, or not at all if it raises.
 
-        Attributes are committed first, then the index's log; then both become visible. After a crash or an error between the
-        two, the table has attributes of items that the index does not have, which no rule reads. This costs what LiveIndex
-        costs, 5 ms for rows of new items, and about 1 ms per rule. It warns with CatalogInUseWarning if another process has the
-        file open.
+        The attributes are committed first, then the index's log; then both become visible. After a crash or an error
+        between the two, the table has attributes of items that the index does not have; no rule reads them. A
+        transaction costs what one of LiveIndex costs, plus 5 ms for the rows of new items and about 1 ms per rule. It
+        warns with CatalogInUseWarning if another process has the file open.
 
         Args:
-            before_commit: Called when all changes are checked and written, and only their commits are left; if it raises,
-                nothing is changed.
+            before_commit: A function that is called when all changes are checked and written, and only their commits
+                are left. If it raises, nothing is changed.
 
         Examples:
             >>> with catalog.transaction() as transaction:
@@ -337,13 +339,13 @@ class Catalog:
         self._rules.after_change()
 
     def insert(self, codes: Codes, item_ids: ItemIds, attributes: Attributes | None = None) -> int:
-        """Add items, which the next `rules` and `version()` have.
+        """Add items. The next `rules` and `version()` contain them.
 
         Args:
             codes: Shape (n, L).
             item_ids: The ids.
-            attributes: One row per item, in the order of the ids. None takes the rows that the table has already, otherwise
-                NULLs.
+            attributes: One row per item, in the order of the ids. With None, an item keeps the row that the table
+                already has for it, or else gets a row of NULLs.
 
         Returns:
             The number of the new version.
@@ -383,7 +385,7 @@ class Catalog:
         return self.version().number
 
     def update(self, item_ids: ItemIds, attributes: Attributes) -> None:
-        """Give items other attributes; the rules are evaluated for these items only.
+        """Give items other attributes. Rules are evaluated for these items only.
 
         Raises:
             ItemIdError: If an id is not live or occurs twice.
@@ -393,9 +395,10 @@ class Catalog:
             transaction.update(item_ids, attributes)
 
     def save(self, trie_path: str | os.PathLike[str], items_path: str | os.PathLike[str]) -> Version:
-        """Write all items into an index file and their attributes into a Parquet file, and return the version that was saved.
+        """Write all items into an index file and their attributes into a Parquet file, and return the version that was
+        saved.
 
-        This builds an index and copies the table; changes wait.
+        This builds an index and copies the table. Changes wait until it is done.
 
         Raises:
             OSError: If a file cannot be written.
@@ -409,10 +412,11 @@ class Catalog:
         return version
 
     def restore(self, trie: Trie, items: ItemSource, before_commit: Callable[[], None] = lambda: None) -> None:
-        """Replace all items and attributes at once by those of a trie and a source, such as `save` wrote; rules stay.
+        """Replace all items and attributes at once by those of a trie and a source, such as the files that `save`
+        wrote. The rules stay.
 
-        Requests see the items before, or those after. This looks up every id and evaluates all rules. After a crash between
-        table and log, call it again.
+        A request sees either all of the old items or all of the new ones. This looks up every id and evaluates all
+        rules. If the process crashes after the table is written and before the log is, call it again.
 
         Args:
             trie: The items.
@@ -443,13 +447,13 @@ class Catalog:
         self.reload()
 
     def compact(self, *, wait: bool = False) -> None:
-        """Merge the segments of the index in the background, and the filters with them (see LiveIndex.compact)."""
+        """Merge the segments of the index, and their filters, in the background (see LiveIndex.compact)."""
         self.index.compact(wait=wait)
 
     def purge(self) -> int:
-        """Delete the table's rows of items that the index does not have, and return their number.
+        """Delete the table's rows of items that the index does not have, and return the number of deleted rows.
 
-        The next evaluation joins again.
+        The next evaluation of the rules joins table and index again, which takes longer.
         """
         with self._rules.lock, self._active.write_lock:
             self._table.warn_if_shared(stacklevel=4)

@@ -1,4 +1,4 @@
-"""CatalogRules: the rules of a catalog, when they are evaluated, and the results in force."""
+"""CatalogRules: the rules of a catalog, the times of their evaluation, and the current results."""
 
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false
@@ -22,16 +22,17 @@ log = logging.getLogger("leafbeam.catalog")
 
 
 class CatalogRules:
-    """Evaluates the rules of a catalog at a load, after changes of items and at intervals; `Catalog` describes its methods.
+    """The part of a catalog that evaluates its rules: at a load, after changes of items and at intervals. `Catalog`
+    describes the methods.
 
     Args:
         table: The table of the items.
-        active: The rule set in force.
+        active: The current rule set.
         source: The definitions of the rules.
         refresh: The seconds between two evaluations of rules without an interval of their own.
         clock: The time in seconds.
         background: If true, a thread evaluates rules that are due.
-        data_may_fail: If true, a rule that fails at the first load is unavailable, and is not an error.
+        data_may_fail: If true, a rule that fails at the first load does not raise; it is unavailable instead.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class CatalogRules:
         return tuple(self._status_of(name, filters, definitions) for name in dict.fromkeys([*filters, *definitions]))
 
     def after_change(self) -> None:
-        """After a change of items, evaluate the rules whose result for an unchanged item may differ now."""
+        """Evaluate the rules that read other rows: a change of one item may change their result for another."""
         self._refresh_each(self._read_other_rows)
 
     def load(self, *, first: bool) -> LoadReport:
@@ -184,7 +185,9 @@ class CatalogRules:
         kept: Iterable[str],
         load: LoadReport | None = None,
     ) -> LoadReport:
-        """Make evaluated filters current, beside those of `kept`. record: changes since. load: the report of a whole load."""
+        """Make newly evaluated filters current, together with those of `kept`. `record` has the items changed
+        meanwhile; `load` is the report of a whole load.
+        """
         with self._active.write_lock:
             now, current = self._active.rules, self._active.rules.filters.by_segment
             changed_ids = self._active.live_ids(record)
@@ -237,7 +240,7 @@ class CatalogRules:
     def record(
         self, name: str, error: RuleError | None, *, at: float | None = None, seconds: float = 0.0, quiet: bool = False
     ) -> None:
-        """Keep the result of an evaluation; unless quiet, log when a rule begins to fail or succeeds again."""
+        """Store the result of an evaluation; unless `quiet`, log when a rule begins to fail or succeeds again."""
         before = self._evaluations.get(name, LastEvaluation())
         if error is None:
             self._evaluations[name] = LastEvaluation(succeeded_at=at, seconds=seconds)

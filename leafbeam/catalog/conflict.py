@@ -15,10 +15,10 @@ _CHUNK = 4096  # words that are compared at once: most pairs share an item in th
 def conflict_of(expression: Expression, filter_of: FilterOf) -> tuple[str, ...]:
     """Return the smallest set of parts of an expression that no item satisfies together, or () if some item satisfies all.
 
-    The set is a single part if that part is empty, else the first pair that shares no item, else a larger set of which no part
-    can be left out. A part is a rule's name, or an expression in parentheses of the request.
+    The set is a single part if that part is empty, else the first pair of parts that share no item, else a larger set
+    that needs each of its parts. A part is a rule's name, or an expression in parentheses.
 
-    Cost: a pass over the bitmaps for each part and each pair, most of which end at their first words.
+    Cost: a pass over the bitmaps for each part and each pair; most passes end after a few words.
     """
     if len(filter_of(expression)):
         return ()
@@ -43,11 +43,12 @@ def conflict_with_exclusions(
     filters: Mapping[str, Filter],
     excluded: Mapping[str, ItemIds],
 ) -> tuple[str, ...]:
-    """Return the smallest set of parts that no item satisfies together, as `conflict_of`; excluded ids are further parts.
+    """Return the smallest set of parts that no item satisfies together, as `conflict_of` does, with the excluded ids as
+    further parts.
 
     Args:
         version: The version of the index to which the filters belong.
-        listed: The items that may be returned without a rule.
+        listed: The items that may be returned when the request names no rules.
         expression: The rules of the request.
         filters: The filter of each rule.
         excluded: The ids that the request excludes, by the name of the part, such as "- history". A rule's name cannot begin
@@ -62,7 +63,9 @@ def conflict_with_exclusions(
 
 
 def _irreducible(filters: Sequence[Filter]) -> list[int]:
-    """Return the indices of filters that share no item together, none of which can be left out."""
+    """Return the indices of filters that have no item in common, as few as possible: without any one of them they would
+    have some.
+    """
     kept: list[int] = []
     common: Filter | None = None  # of the filters kept
     end = len(filters)

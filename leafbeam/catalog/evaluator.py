@@ -26,13 +26,13 @@ _SPARE_ROWS = 20_000  # numbers of removed rows that any table may have
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluation:
-    """Filters of a version or errors, and seconds, by rule.
+    """The filters of a version or the errors, and the seconds of the evaluation, by rule.
 
     Args:
         reads_other_rows: The rules whose result for an item depends on other rows of the table.
         num_items: The number of rows of the table, if they were counted.
         num_known: The number of live items with a row, if they were counted.
-        examples: The ids of a few rows without an item.
+        examples: The ids of a few rows whose item is not live.
     """
 
     version: Version
@@ -45,7 +45,7 @@ class Evaluation:
     examples: tuple[int | str, ...] = ()
 
     def check(self, *, data_may_fail: bool) -> None:
-        """Raise the first error; data_may_fail: of those that other rows could mend, none."""
+        """Raise the first error. With `data_may_fail`, errors that other rows could mend are not raised."""
         for error in self.errors.values():
             if not (data_may_fail and error.by_data):
                 raise error
@@ -53,7 +53,7 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LastEvaluation:
-    """When a rule was last evaluated successfully over all items, how long that took, and the current error."""
+    """The time and the duration of a rule's last successful evaluation over all items, and its current error."""
 
     succeeded_at: float | None = None
     seconds: float = 0.0
@@ -61,9 +61,10 @@ class LastEvaluation:
 
 
 class Evaluator:
-    """Evaluates rules over the whole table, or over the rows of changed items.
+    """An object that evaluates rules over the whole table, or over the rows of changed items.
 
-    One thread at a time calls `evaluate`, and one the other methods; with an exclusive table they do not wait for each other.
+    At most one thread at a time may call `evaluate`, and at most one the other methods. With an exclusive table these
+    two do not wait for each other.
     """
 
     def __init__(self, table: ItemsTable) -> None:
@@ -79,9 +80,11 @@ class Evaluator:
             session.check()
 
     def evaluate(self, rules: Sequence[Rule], version: Version, *, count: bool = False) -> Evaluation:
-        """Evaluate rules over the whole table; count: LISTED and the counts too. Raises DataError if it cannot be read at all.
+        """Evaluate rules over the whole table; with `count`, LISTED and the counts too. Raises DataError if the table
+        cannot be read.
 
-        Cost at 10^7 items: 40 ms for a rule over a column in memory; seconds more if rows have moved or the base is a new one.
+        Cost at 10^7 items: 40 ms for a rule over a column in memory; seconds more if rows have moved or the index has a
+        new base.
         """
         result = Evaluation(version=version)
         with self.table.reading(whole=True) as session:
@@ -163,7 +166,7 @@ class Evaluator:
             return session.evaluate_items(rules, ids_n)
 
     def purge(self, version: Version) -> int:
-        """Delete the rows of items that are not live in the version; returns how many."""
+        """Delete the rows of items that are not live in the version, and return the number of deleted rows."""
         with self.table.writing() as session:
             rows, ids = session.ids()
             unindexed = rows[~version.knows(ids)] if len(rows) else rows
@@ -178,14 +181,14 @@ class Evaluator:
             self._num_moved += len(rows_n)
 
     def _close_gaps(self, session: WriteSession) -> bool:
-        """Look for gaps once enough rows have left one, by removal or by a change of a list column."""
+        """Close gaps between row numbers once enough rows have been removed, or moved by a change of a list column."""
         if self._num_moved < _SPARE_ROWS:
             return False
         self._num_moved = 0
         return session.close_gaps(_SPARE_ROWS)
 
     def _row_map(self, session: ReadSession, version: Version) -> RowMap:
-        """Return the map of what this session sees."""
+        """Return the row map of the table as this session sees it."""
         known = self._map
         row_map = known.refreshed(session) if known is not None and known.is_for(version) else None
         if row_map is None:
@@ -197,12 +200,14 @@ class Evaluator:
         return row_map
 
     def _map_before(self, counter: int | None) -> RowMap | None:
-        """Return the map, if it is exact for the table before the change with this counter."""
+        """Return the row map if it was exact just before the change with this counter, else None."""
         row_map = self._map
         return row_map if row_map is not None and counter is not None and row_map.change_counter == counter - 1 else None
 
     def _rows(self, session: ReadSession, ids_n: NDArray[np.generic], row_map: RowMap | None) -> NDArray[np.int64]:
-        """Row numbers, -1 for an item without a row. row_map: of what the session sees, if there is one."""
+        """Return the items' row numbers, -1 for an item without a row. `row_map`: the map of what the session sees, if
+        there is one.
+        """
         may_exist_n = np.ones(len(ids_n), np.bool_) if row_map is None else row_map.has_row(ids_n)
         rows_n = np.full(len(ids_n), -1, np.int64)
         if may_exist_n.any():

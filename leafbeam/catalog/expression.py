@@ -1,4 +1,4 @@
-"""Expressions over rule names: what a request may combine; never SQL."""
+"""Expressions over rule names, in which requests combine rules. They are never SQL."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -51,8 +51,8 @@ class Expression:
 
     @classmethod
     def of(cls, rules: "str | Iterable[str] | Expression", also: str | None = None) -> "Expression | None":
-        """Return the filter of a request: an expression, or names that all hold, and another expression; None if there is
-        neither.
+        """Return what a request asks for as one expression: `rules` (an expression, or names that all hold) and another
+        expression, joined by `&`. The result is None if the request has neither.
         """
         if isinstance(rules, str | Expression):
             parts = [cls.parse(rules) if isinstance(rules, str) else rules]
@@ -69,7 +69,7 @@ class Expression:
 
     @property
     def names(self) -> frozenset[str]:
-        """Return all rules that it names."""
+        """Return the names of all rules in the expression."""
         return frozenset([self.name]) if self.kind == "name" else frozenset().union(*(part.names for part in self.parts))
 
     @property
@@ -90,7 +90,7 @@ class Expression:
 
 
 class _Parser:
-    """Recursive descent over the tokens, each with its position, the last of them empty."""
+    """A recursive-descent parser. Its tokens have positions, and the last token is empty."""
 
     def __init__(self, text: str) -> None:
         if len(text) > MAX_CHARACTERS:
@@ -118,7 +118,7 @@ class _Parser:
         return expression
 
     def _series(self, kind: _Kind, depth: int) -> Expression:
-        """Read operands joined by one operator, each of them a series of the operator that binds next more tightly."""
+        """Read operands joined by one operator. Each operand is a series of the operator that binds more tightly."""
         if kind == "name":
             return self._operand(depth)
         parts = [self._series(_BINDS_TIGHTER[kind], depth)]
@@ -140,7 +140,7 @@ class _Parser:
         return expression
 
     def _take(self, sign: str, expected: str) -> None:
-        """Pass over the next token. Raises RequestError if it is another."""
+        """Skip the expected token. Raises RequestError if the next token is another."""
         token, position = self._tokens[self._next]
         if token == sign:
             self._next += 1
@@ -153,7 +153,7 @@ class _Parser:
 
 
 def _normal(kind: _Kind, parts: list[Expression]) -> Expression:
-    """Return one expression of several, in normal form."""
+    """Return several expressions joined by one operator, in normal form."""
     if kind == "minus":
         first, *others = parts
         if not others:

@@ -38,7 +38,7 @@ class _HeldFile:
     """A file that is open for several sessions.
 
     Args:
-        number: The inode number of the file that is open; another file may be at its path by now.
+        number: The inode number of the open file. By now its path may lead to another file.
         timer: The timer that closes the file. Without one, the last reader closes it.
     """
 
@@ -54,7 +54,7 @@ class _HeldFile:
 
 
 class TableOptions(TypedDict, total=False):
-    """How the file of a catalog is opened: keyword arguments of `ItemsTable`."""
+    """The keyword arguments of `ItemsTable`, which say how a catalog's file is opened."""
 
     wait_s: float
     exclusive: bool
@@ -65,16 +65,16 @@ class TableOptions(TypedDict, total=False):
 class ItemsTable:
     """A DuckDB table `items`: `item_id` (integers or text, unique) and any attributes; in a file or in memory (path None).
 
-    DuckDB lets one process write a file or many read it, never both. So a connection is open only during a session, or several
-    that read at the same time; between sessions other processes may write the file. If one has it open, a session waits up to
-    `wait_s` seconds, then raises DataError.
+    DuckDB lets one process write a file or many read it, never both. So a connection is open only during a session, or
+    during several sessions that read at the same time; between sessions other processes may write the file. If another
+    process has it open, a session waits up to `wait_s` seconds, then raises DataError.
 
     Args:
         exclusive: Keep the file open and lock other processes out. Changes then cost milliseconds instead of opening the file,
             and reads do not wait for each other. A table in memory is always exclusive.
-        hold_s: A change that opened the file keeps it open so long for those that follow, unless another process has a catalog
-            of it.
-        rule_timeout_s: The limit of one evaluation.
+        hold_s: The seconds for which a change keeps the file open for the changes that follow, unless another process
+            uses the file as a catalog.
+        rule_timeout_s: The time limit of one evaluation of a rule, in seconds.
     """
 
     def __init__(
@@ -115,10 +115,9 @@ class ItemsTable:
         """Write a new file from an Arrow table or stream, a file that `read_table` reads, or a PostgresTable.
 
         The source has a column `item_id`. csv: the `delimiter` and the `encoding` of a file of CSV.
-        The file appears under its name only when it is complete. In a CSV file the ids are integers if all of them are written
-        as integers are (`7`, not `007`), else text.
-        Raises DataError: no `item_id`, a missing or repeated id, an unreadable source, or an existing file (unless
-        `overwrite`).
+        The file appears under its name only when it is complete. In a CSV file the ids are integers if all of them are
+        written like integers (`7`, not `007`), else text. Raises DataError if there is no `item_id`, an id is missing
+        or repeated, the source cannot be read, or the file exists (unless `overwrite`).
         """
         target = Path(path)
         if target.exists() and not overwrite:
@@ -147,9 +146,9 @@ class ItemsTable:
         """Open one consistent view of the table. Raises DataError.
 
         Args:
-            other_files: Whether SQL may write or read them.
-            before_change: A change follows, and the file is opened for it.
-            whole: The session reads the whole table, with all threads.
+            other_files: Whether SQL may read and write other files.
+            before_change: Whether a change follows, so that the file is opened for writing too.
+            whole: Whether the session reads the whole table, with all threads.
         """
         if self._open is None:
             is_alone = before_change or other_files
@@ -200,7 +199,7 @@ class ItemsTable:
         return self._use_lock is not None and self._use_lock.is_shared()
 
     def warn_if_shared(self, stacklevel: int) -> None:
-        """Warn with CatalogInUseWarning of other users of the file, before a change that they do not see at once."""
+        """Warn with CatalogInUseWarning, before a change, if others use the file: they do not see the change at once."""
         if self.is_shared():
             message = (
                 f"another process has {self.name} open: it sees changed rows after its next reload, and inserted or deleted "
@@ -210,7 +209,7 @@ class ItemsTable:
 
     @property
     def is_stopped(self) -> bool:
-        """Return whether evaluations were stopped, which is not a failure of a rule."""
+        """Return whether evaluations were stopped. A rule that was stopped has not failed."""
         return self._limit.stopped
 
     def stop(self) -> None:
@@ -218,7 +217,9 @@ class ItemsTable:
         self._limit.stop()
 
     def close(self) -> None:
-        """Stop evaluations, and close an exclusive file once no session uses it; after 5 s it stays open."""
+        """Stop evaluations, and close an exclusive file once no session uses it. If one still does after 5 s, the file
+        stays open.
+        """
         self.stop()
         self._limit.join()
         if self._use_lock is not None:
@@ -287,7 +288,7 @@ class ItemsTable:
             yield connection
 
     def _kept(self, *, other_files: bool) -> duckdb.DuckDBPyConnection | None:
-        """Return the open connection, unless it cannot read other files, or is held and to a file that is no longer there."""
+        """Return the open connection, unless it cannot read other files, or its file is held but no longer at its path."""
         if self._held is not None and (other_files or not self._held.is_at(self.path)):
             self._release()
         return self._open if self._held is None else self._held.connection
@@ -315,7 +316,7 @@ class ItemsTable:
             self._held = None
 
     def _begin(self, connection: duckdb.DuckDBPyConnection) -> int:
-        """Fix what a session on an exclusive table sees; returns the number of changes up to then."""
+        """Fix what a session on an exclusive table sees, and return the number of changes up to then."""
         with self._lock.alone():
             connection.begin()
             connection.execute("SELECT 1 FROM items LIMIT 0").fetchall()  # DuckDB fixes the view at the first statement
@@ -349,7 +350,8 @@ class ItemsTable:
 
 
 def title_column(schema: pa.Schema) -> str | None:
-    """Return the column `title`, else `name`, in any case, else the first of text; None where no column is text.
+    """Return the column `title`, else `name` (in upper or lower case), else the first column of text; None if no column
+    is text.
 
     >>> title_column(pa.schema({"item_id": pa.string(), "kind": pa.string(), "Name": pa.string()}))
     'Name'

@@ -13,8 +13,9 @@ _CLOSE_S = 5.0
 class Schedule:
     """When each rule is due, on any clock. Not thread-safe.
 
-    A rule is due `refresh` seconds after its last evaluation began, or when that ended if it took longer. The rule that has
-    been due longest comes first, so a slow rule delays others by one evaluation and starves none.
+    A rule is due `refresh` seconds after its last evaluation began; if the evaluation took longer than that, as soon as
+    it ends. The rule that has been due longest comes first, so a slow rule delays others by one evaluation and starves
+    none.
 
     >>> schedule = Schedule(); schedule.plan([Rule(name="fresh", where="age < 7", refresh=60.0)], now=0.0)
     >>> schedule.next_due(59.0), schedule.next_due(60.0), schedule.wait(50.0)
@@ -53,9 +54,9 @@ class BackgroundWorker:
     """One daemon thread that calls `work` whenever it is due.
 
     Args:
-        work: The bound method that does what is due and returns the seconds until its next call, or None. It is held weakly:
-            the thread ends when its object is freed, or with `close`. The first `wake` starts the thread; later ones call
-            `work` at once.
+        work: The bound method to call. It does what is due and returns the seconds until its next call, or None. It is
+            held weakly: the thread ends when the method's object is freed, or with `close`. The first `wake` starts the
+            thread; later ones call `work` at once.
     """
 
     def __init__(self, work: Callable[[], float | None], name: str) -> None:

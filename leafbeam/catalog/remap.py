@@ -1,4 +1,5 @@
-"""Sets of items moved between numberings: rows of the table, ordinals of a trie, ordinals of the trie that replaces it.
+"""Functions that move sets of items between numberings: rows of the table, ordinals of a trie, ordinals of the trie
+that replaces it.
 
 Shapes: R row numbers of the table, N items of a trie, O items of an older one, n items of one call, C columns of an id.
 """
@@ -14,7 +15,9 @@ from leafbeam.jit import njit
 
 
 def scatter(matches_R: NDArray[np.uint8], ordinal_R: NDArray[np.uint32], trie: Trie) -> Filter:
-    """Return the items whose row matches. ordinal_R: of each row's item, N if the trie has no such item. Cost: 2 ns a row."""
+    """Return the items whose row matches. `ordinal_R` has the ordinal of each row's item, N if the trie does not have
+    it. Cost: 2 ns a row.
+    """
     words_W = np.zeros(trie.num_items // 64 + 1, np.uint64)
     _scatter(matches_R, ordinal_R, words_W)
     words_W[-1] &= np.uint64((1 << (trie.num_items & 63)) - 1)
@@ -58,8 +61,8 @@ def old_rows_of(trie: Trie, version: Version) -> NDArray[np.int64]:
 
 
 def remap(filters: Sequence[Filter], version: Version, trie: Trie, old_row_N: NDArray[np.int64]) -> Filter:
-    """Return a set of items of a version (a filter for each segment, deleted items included) as one of a trie. Cost: 4 ns an
-    item.
+    """Return a set of a version's items as a filter of a trie. The set is a filter for each segment, deleted items
+    included. Cost: 4 ns an item.
     """
     words_W = np.zeros(trie.num_items // 64 + 1, np.uint64)
     first = 0
@@ -102,7 +105,7 @@ def _gather(old_row_N, first, words_W, ordinal_O, ordinal_N, out_W):
 
 @njit(cache=True, nogil=True)
 def _match(ids_NC, old_ids_OC, begin, first, old_row_N):
-    """Match rows from `begin` on with a segment's, both in order; returns the first row that the segment does not have."""
+    """Match rows from `begin` on with a segment's, both in order, and return the first row that the segment does not have."""
     size, width = ids_NC.shape
     old, old_size = 0, old_ids_OC.shape[0]
     for row in range(begin, size):

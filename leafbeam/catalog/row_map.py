@@ -23,9 +23,10 @@ from leafbeam.index.radix_sort import sort_rows
 
 @dataclass(frozen=True, kw_only=True)
 class RowMap:
-    """The join of table and trie on `item_id`, as numbers: with it a rule is one scan of the table.
+    """The join of table and trie on `item_id`, as row numbers and ordinals. With it, evaluating a rule is one scan of
+    the table.
 
-    Valid until a mapped row moves, which the table's fingerprint shows. Appended rows are looked up by id.
+    It is valid until a mapped row moves, which the table's fingerprint shows. Appended rows are looked up by id.
 
     Args:
         ordinal_R: uint32, the leaf-order position of each row's item; N if there is no such row, or the trie has no such item.
@@ -53,7 +54,8 @@ class RowMap:
     def read(cls, session: ReadSession, trie: Trie, *, check: bool = True) -> "RowMap":
         """Join table and trie. Cost: a sort of the table's ids and a search for each, 1 µs an item; less if the orders agree.
 
-        check: that ids are unique. Raises DataError if they are not, or are of another kind than the index's.
+        With `check`, this checks that ids are unique. Raises DataError if they are not, or if the table's ids are
+        numbers and the index's text, or the reverse.
         """
         if check:
             session.check()
@@ -94,7 +96,9 @@ class RowMap:
         )
 
     def with_appended(self, ids_n: NDArray[np.generic], rows_n: NDArray[np.int64], change_counter: int | None) -> "RowMap":
-        """Return this map after the catalog appended these rows. Cost: amortised, that of a dictionary."""
+        """Return this map after the catalog appended these rows. Amortised, this costs one insertion into a dictionary
+        per row.
+        """
         if not len(ids_n):
             return replace(self, change_counter=change_counter)
         newest = dict(zip(ids_n.tolist(), rows_n.tolist(), strict=True))
@@ -110,7 +114,7 @@ class RowMap:
         )
 
     def has_row(self, ids_n: NDArray[np.generic]) -> NDArray[np.bool_]:
-        """Return which ids have a row. Cost: a few searches an id."""
+        """Return a mask of the ids that have a row. Cost: a few searches an id."""
         has_row = np.array([any(key in part for part in self.appended) for key in ids_n.tolist()], np.bool_)
         has_row |= self._find_unindexed(ids_n) >= 0
         rows = self.trie.find(ids_n)
@@ -119,13 +123,17 @@ class RowMap:
         return has_row
 
     def unknown_to(self, version: Version) -> tuple[int | str, ...]:
-        """Return up to three ids of rows whose item the version does not have, of the first thousands."""
+        """Return up to three ids of rows whose item the version does not have. Only the first thousands of rows are
+        looked at.
+        """
         appended = as_id_array(list(islice((key for part in self.appended for key in part), 1000)))
         candidates = [ids[~version.knows(ids)] for ids in (appended, self.unindexed_ids[:1000]) if len(ids)]
         return tuple(key for ids in candidates for key in decode_ids(ids).tolist())[:3]
 
     def filters(self, matches: NDArray[np.uint8], version: Version) -> tuple[Filter, ...]:
-        """Return a filter for each segment, deleted items included, of the items whose row matches. matches: by row number."""
+        """Return, for each segment, a filter of the items whose row matches, deleted items included. `matches` is by
+        row number.
+        """
         mapped = scatter(matches[: len(self.ordinal_R)], self.ordinal_R, self.trie)
         rows, rows_T = self._appended_in(self.trie)
         if len(rows):
@@ -136,7 +144,7 @@ class RowMap:
         )
 
     def is_for(self, version: Version) -> bool:
-        """Return whether the version has the mapped trie, so that few items are looked up by id."""
+        """Return whether the version contains the mapped trie, so that only few items have to be looked up by id."""
         return any(segment.trie is self.trie for segment in version.segments)
 
     @cached_property
@@ -164,7 +172,9 @@ class RowMap:
         return np.where(self.unindexed_ids[at] == ids_n, at, -1)
 
     def _other_segment(self, trie: Trie, mapped: Filter, matches: NDArray[np.uint8]) -> Filter:
-        """Return the filter of another segment, whose items have appended or unindexed rows, or rows of replaced items."""
+        """Return the filter of a segment other than the mapped trie. Its items have appended rows, unindexed rows, or
+        rows of replaced items.
+        """
         ids_D = trie.items.ids_N
         mask_D = np.zeros(len(ids_D), np.bool_)
         missing_D = np.ones(len(ids_D), np.bool_)

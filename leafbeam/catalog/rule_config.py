@@ -1,4 +1,4 @@
-"""Rules: named SQL predicates, how they are written down, and their status."""
+"""Rules: named SQL predicates, the forms in which they are written down, and their status."""
 
 import json
 import os
@@ -57,8 +57,8 @@ class Rule:
     Args:
         name: The name of the rule.
         where: The predicate.
-        refresh: The seconds between evaluations; None evaluates it only when the catalog is reloaded, and for items that
-            change.
+        refresh: The seconds between evaluations; with None the rule is evaluated only when the catalog is reloaded, and
+            for items that change.
 
     Raises:
         RuleError: If the name or the interval is invalid.
@@ -91,7 +91,7 @@ class Rule:
 
     @classmethod
     def of(cls, name: str, value: object, *, refresh: float | None = None) -> "Rule":
-        """Return a rule from a predicate, or from a mapping of `where` and perhaps `refresh`.
+        """Return a rule from a predicate, or from a mapping with `where` and, optionally, `refresh`.
 
         Args:
             name: The name of the rule.
@@ -113,15 +113,15 @@ class Rule:
 
 
 def _nesting(where: str) -> int:
-    """Return how many brackets of a predicate are inside each other, those in quoted text left out."""
+    """Return how deeply the brackets of a predicate are nested, without those in quoted text."""
     steps = [1 if bracket in "([{" else -1 for bracket in re.findall(r"[][(){}]", re.sub(r"'[^']*'", "", where))]
     return max(accumulate(steps), default=0)
 
 
 def _forbidden_source(where: str) -> str | None:
-    """Return a function or a file that a predicate reads rows of, and must not.
+    """Return a function or file whose rows a predicate must not read but does, or None.
 
-    None too where DuckDB cannot parse it, which it says later.
+    The result is also None if DuckDB cannot parse the predicate; the evaluation reports that later.
     """
     if not re.search("from|table", where, re.IGNORECASE):
         return None
@@ -168,7 +168,7 @@ class RuleStatus:
         kept: Whether its last good filter is still in use because that failed.
         age_s: The seconds since its last successful evaluation over all items; None if there was none.
         seconds: The seconds that this evaluation took.
-        refresh: The seconds between evaluations; None evaluates it only at a reload.
+        refresh: The seconds between evaluations; None if it is evaluated only at a reload.
     """
 
     name: str
@@ -265,7 +265,8 @@ def rules_from_text(texts: Iterable[str]) -> dict[str, object]:
 def read_rules(source: RuleSource, *, refresh: float | None = None) -> tuple[dict[str, Rule], dict[str, RuleError]]:
     """Return (rules, errors) by name; an invalid rule is an error of its own and does not hide the others.
 
-    refresh: of rules that have none. Raises RuleError: no such file, not TOML, no table `[rules]`, or other keys.
+    `refresh` is the interval of rules that have none. Raises RuleError if there is no such file, it is not TOML, or it
+    has no table `[rules]` or other keys.
     """
     rules: dict[str, Rule] = {}
     errors: dict[str, RuleError] = {}

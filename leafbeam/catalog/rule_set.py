@@ -60,7 +60,8 @@ class RuleFilters(Mapping[str, Filter]):
 class RuleSet:
     """An immutable snapshot of the rules, for the version of the index to which they belong.
 
-    A request that holds one sees one state of items and rules. Search `rules.version` with its filters, and with no others.
+    A request that holds a reference to it sees one state of items and rules throughout. Search `rules.version` with its
+    filters, and with no others.
 
     Args:
         filters: The filter of each rule.

@@ -49,7 +49,8 @@ _SCAN = ("PROJECTION", "SEQ_SCAN")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RowMatches:
-    """Rules evaluated for n items: bits (n,) by rule, all 0 for a rule that failed, LISTED if the item has a row.
+    """The results of rules for n items: bits (n,) by rule, all 0 for a rule that failed. Under LISTED: whether the item
+    has a row.
 
     Args:
         errors: The error of each rule that could not be evaluated.
@@ -62,13 +63,13 @@ class RowMatches:
 
     @classmethod
     def none(cls, rules: Sequence[Rule], rows_n: NDArray[np.int64]) -> RowMatches:
-        """Return the matches of rules that select none of the items with these rows."""
+        """Return the result for rules that select none of the items with these rows."""
         none_n = {rule.name: np.zeros(len(rows_n), np.bool_) for rule in rules}
         return cls(bits={LISTED: rows_n >= 0, **none_n}, errors={}, rows_n=rows_n)
 
 
 class TableMatches(NamedTuple):
-    """A rule evaluated for the row numbers of a table: 1 for a row that it selects, else 0.
+    """The result of a rule by row number of a table: 1 for a row that the rule selects, else 0.
 
     Args:
         reads_other_rows: Whether the result for a row depends on other rows, as with a subquery over the items.
@@ -144,10 +145,11 @@ class ReadSession:
         return rows
 
     def evaluate(self, rule: Rule, num_rows: int, end: int) -> TableMatches:
-        """Evaluate a rule for each row number below `end`; it selects no missing row, and none where it is NULL.
+        """Evaluate a rule for each row number below `end`. Missing rows, and rows for which the rule is NULL, are not
+        selected.
 
-        num_rows: rows below `end`. Cost: 1.5 ns a row if the predicate reads only the row itself and no row was ever deleted,
-        three times that otherwise. Raises RuleError, also at the time limit.
+        `num_rows` is the number of rows below `end`. Cost: 1.5 ns a row if the predicate reads only the row itself and
+        no row was ever deleted, three times that otherwise. Raises RuleError, also at the time limit.
         """
         try:
             with self._limit.enforce(self.connection):
@@ -160,7 +162,8 @@ class ReadSession:
     def evaluate_items(self, rules: Sequence[Rule], ids_n: NDArray[np.generic], begin: int = 0) -> RowMatches:
         """Evaluate rules for the items with these ids; no rule selects an item without a row.
 
-        begin: a lower bound of their rows' numbers. Cost: milliseconds, and one pass over the ids from there, 20 ns each.
+        `begin` is a lower bound of their row numbers. Cost: milliseconds, and one pass over the ids from there, 20 ns
+        each.
         """
         if not len(ids_n):
             return RowMatches.none(rules, np.empty(0, np.int64))
@@ -211,9 +214,11 @@ class ReadSession:
             raise ItemIdError(f"these ids cannot be looked up in {self.name}: {error}") from error
 
     def search(self, words: Sequence[str], column: str | None, limit: int) -> pa.Table:
-        """Return rows whose text of a column has every word, in any case, or whose id is the words; the shortest texts first.
+        """Return rows whose column contains every word, in upper or lower case, or whose id is the words; the shortest
+        texts first.
 
-        column: None: ids alone. No words: the first rows of the table. Cost: one pass over the column, 20 ns a row.
+        If `column` is None, only ids are searched. Without words, the result is the first rows of the table. Cost: one
+        pass over the column, 20 ns a row.
         """
         _check_known([] if column is None else [column], _columns(self.connection, self.name), self.name)
         text = "NULL" if column is None else f"lower(CAST({quoted(column)} AS VARCHAR))"
@@ -286,7 +291,9 @@ class ReadSession:
             node = node["children"][0]
 
     def _plan(self, query: str, kind: str) -> list[Any]:
-        """Return the nodes of a query's plan. The setting stays, because no statement follows an error in a transaction."""
+        """Return the nodes of a query's plan. The setting is not reset, because a transaction takes no statement after
+        an error.
+        """
         self.connection.execute("SET explain_output = 'all'")
         return json.loads(dict(self.connection.execute(f"EXPLAIN (FORMAT json) {query}").fetchall())[kind])
 
@@ -304,7 +311,7 @@ class ReadSession:
         return RuleError(message, by_data=isinstance(error, duckdb.DataError))
 
     def _set_now(self, rules: Sequence[Rule]) -> None:
-        """Make now() a TIMESTAMP of UTC unless one of the predicates may see the difference, or none names it."""
+        """Make now() a TIMESTAMP of UTC, unless no predicate names it or one of them could tell the difference."""
         if not any(_NAMES_NOW.search(rule.where) for rule in rules):
             return
         as_utc = not any(_MAY_SEE_TIME_ZONES.search(rule.where) for rule in rules)
@@ -318,7 +325,7 @@ class ReadSession:
         self._now_is_utc = as_utc
 
     def _restart(self) -> None:
-        """Begin again: an error ends a transaction."""
+        """Begin the transaction again, because an error has ended it."""
         self._now_is_utc = None
         if self._begin is not None:
             self.connection.rollback()
@@ -343,12 +350,15 @@ class WriteSession(ReadSession):
         return int(self.connection.execute("SELECT coalesce(max(rowid) + 1, 0) FROM items").fetchall()[0][0])
 
     def close_gaps(self, spare: int) -> bool:
-        """Write the table anew, in the same order, where most numbers are of removed rows: DuckDB gives none twice.
+        """Write the table anew, in the same order, if most row numbers belong to removed rows. DuckDB never reuses a
+        number.
 
-        spare: numbers of removed rows that it may have. Returns whether it did; rows have their numbers from the commit on.
+        `spare` is the number of removed rows that are tolerated. Returns whether the table was written; the new row
+        numbers hold from the commit on.
 
-        A table with constraints, indexes, defaults or comments, which a copy would lose, stays as it is. Cost: a pass over the
-        row numbers; a copy of the table after more rows than it has were removed, or changed in a list column.
+        A table with constraints, indexes, defaults or comments, which a copy would lose, stays as it is. Cost: a pass
+        over the row numbers, and a copy of the table each time more rows than it has were removed, or changed in a list
+        column.
         """
         num_rows = self.connection.execute("SELECT count(*) FROM items").fetchall()[0][0]
         if self.end() <= 2 * num_rows + spare or self.connection.execute(_NOT_COPIED).fetchall()[0][0]:

@@ -116,7 +116,7 @@ class PostgresTable:
 
 
 class CsvOptions(TypedDict, total=False):
-    """The form of a source that is a file of CSV, as of `CsvFormat`: a comma and UTF-8 by default."""
+    """The delimiter and the encoding of a CSV source, as in `CsvFormat`; by default a comma and UTF-8."""
 
     delimiter: str
     encoding: str
@@ -134,11 +134,12 @@ def copy_items(
         connection: A database without such a table.
         source: The items.
         form: The delimiter and the encoding of CSV.
-        ids_are_checked: True for items that leafbeam wrote, whose ids may be older than a rule of `read_ids`.
+        ids_are_checked: If true, ids are not checked again. This is for files that leafbeam wrote, perhaps before
+            `read_ids` had its present checks.
 
     Raises:
-        DataError: For a source that cannot be read, and for ids as of `read_ids`.
-        duckdb.Error: For values without a type.
+        DataError: If the source cannot be read, or `read_ids` refuses its ids.
+        duckdb.Error: If values have no type that DuckDB knows.
     """
     if isinstance(source, PostgresTable):
         with source.rows() as (rows, casts):
@@ -181,7 +182,7 @@ def _copy_batches(
     *,
     ids_are_checked: bool = False,
 ) -> None:
-    """Copy rows as they come, with plain types and checked ids. casts: DuckDB's types of columns. Memory: a batch."""
+    """Copy rows batch by batch, with plain types and checked ids. `casts` are DuckDB's types of columns. Memory: one batch."""
     check_columns(schema.names, source)
     number, schema = schema.names.index("item_id"), plain_schema(schema, source)
     if not ids_are_checked:
@@ -228,7 +229,7 @@ def _copy_file(connection: duckdb.DuckDBPyConnection, source: Path, form: CsvFor
 
 
 def _with_exact_ids(rows: pa.RecordBatchReader) -> pa.RecordBatchReader:
-    """Return rows whose ids are text of numeric values with the ids as decimals, so that fractions are seen."""
+    """Return the rows; ids that are numeric values written as text become decimals, so that fractions are noticed."""
     number = rows.schema.get_field_index("item_id")
     schema = rows.schema.set(number, pa.field("item_id", _EXACT))
     batches = (batch.set_column(number, schema.field(number), batch["item_id"].cast(_EXACT)) for batch in rows)

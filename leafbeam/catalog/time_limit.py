@@ -18,7 +18,7 @@ _AGAIN_S = 0.05
 
 
 class TimeLimit:
-    """Bounds the seconds of each block of SQL statements, and ends all of them at `stop`.
+    """A time limit of each block of SQL statements. `stop` ends all of them.
 
     DuckDB looks for an interrupt between chunks of 2,048 rows: one call of a function on one row cannot be interrupted.
     Raises ArgumentError unless 0 < seconds <= a day.
@@ -35,7 +35,8 @@ class TimeLimit:
 
     @contextmanager
     def enforce(self, connection: duckdb.DuckDBPyConnection) -> Generator[None]:
-        """In the block the connection's statements raise duckdb.InterruptException beyond the limit. Cost: microseconds.
+        """Interrupt the connection's statements in the block, with duckdb.InterruptException, once they exceed the
+        limit. Cost: microseconds.
 
         Raises DataError after `stop`.
         """
@@ -56,23 +57,23 @@ class TimeLimit:
                     self._changed.notify_all()
 
     def stop(self) -> None:
-        """Interrupt every block that runs, and start no other."""
+        """Interrupt every running block, and refuse to start another."""
         with self._changed:
             self.stopped = True
             self._changed.notify_all()
 
     def closed_error(self) -> DataError:
-        """Return the error that every evaluation after `stop` raises, also one that `stop` interrupted."""
+        """Return the error that evaluations raise after `stop`, and when `stop` interrupts them."""
         return DataError("the catalog is closed: no rule is evaluated any more", may_pass=True)
 
     def join(self) -> None:
-        """After `stop`: wait for the watching thread, which holds connections, once nothing runs."""
+        """Wait, after `stop`, for the watching thread to end: it holds connections until nothing runs."""
         watcher = self._watcher
         if watcher is not None and not self._running:
             watcher.join(1.0)
 
     def _watch(self) -> None:
-        """Interrupt what is over its deadline; ends after having seen nothing run for as long as the limit."""
+        """Interrupt blocks that are over their deadline. The thread ends once nothing has run for as long as the limit."""
         with self._changed:
             self._changed.wait(self.seconds)
             while self._running:

@@ -85,7 +85,7 @@ class CatalogTransaction:
         self._record(ids, table)
 
     def evaluate_again(self, item_ids: ItemIds) -> None:
-        """Evaluate the rules for items whose attributes were changed in another way.
+        """Evaluate the rules for items whose attributes were changed by other means than this transaction.
 
         Raises:
             ItemIdError: If an id is not live.

@@ -1,6 +1,7 @@
-"""Calls: one request to each route of a server, and how its answer is read. Nothing here sends anything.
+"""Calls: the requests to all routes of a server, and the types of their answers. Nothing here sends anything.
 
-Each function is a method of `Client` and `AsyncClient`, under the name that the OpenAPI document has as its operationId.
+Each function is a method of `Client` and `AsyncClient`, under the same name, which is also its operationId in the
+OpenAPI document.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -49,18 +50,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Call(Generic[T]):
-    """A request, and how its answer is read.
+    """A request, and the way to read its answer.
 
     Args:
         method: The HTTP method.
         target: The path and the query, percent-encoded.
-        answer: The type of the answer's JSON; `str` for text, `bytes` for what came.
+        answer: The type of the answer's JSON; `str` for text, `bytes` for the body as it came.
         body: The body of the request.
         content_type: The type of the body.
         key: The header Idempotency-Key.
-        repeatable: Whether it may be sent again if the answer was lost: it only reads, changes nothing the second time, or has
-            a key.
-        statuses: The statuses of an answer.
+        repeatable: Whether it may be sent again if the answer was lost, because it only reads, changes nothing the
+            second time, or has a key.
+        statuses: The HTTP statuses that are an answer, and not an error.
     """
 
     method: str
@@ -110,7 +111,7 @@ def recommend(
 
 
 def count_interactions(interactions: Iterable[InteractionBody], *, key: str | None = None) -> Call[InteractionsAnswer]:
-    """Count what users took in the item memory, up to 1,000 interactions: `POST /v1/interactions`.
+    """Tell the item memory which items users took, up to 1,000 interactions: `POST /v1/interactions`.
 
     For `key` see `put_items`.
     """
@@ -122,10 +123,10 @@ def put_items(items: Iterable[Mapping[str, Any]], *, key: str | None = None) -> 
     """Insert or replace up to 10,000 items, all or none: `PUT /v1/items`.
 
     Args:
-        items: Each with `item_id`, perhaps `codes` or `vector`, and attributes by the names of their columns. NaN is sent as
-            null.
-        key: The idempotency key: a request that is sent again with the same key changes nothing more, also from another process
-            and after a restart of the server. By default a new key is used for the attempts of this call.
+        items: The items, each with `item_id`, optionally `codes` or `vector`, and attributes by the names of their
+            columns. NaN is sent as null.
+        key: The idempotency key: a request that is sent again with the same key changes nothing, even from another
+            process and after a restart of the server. By default a new key is used for the attempts of this call.
 
     Raises:
         InvalidRequestError: If an item is wrong; its `lines` say what is wrong with each item.
@@ -134,14 +135,14 @@ def put_items(items: Iterable[Mapping[str, Any]], *, key: str | None = None) -> 
 
 
 def put_lines(lines: bytes, key: str | None = None) -> Call[ChangeAnswer]:
-    """Insert or replace items that are encoded already. Arguments as of `put_items`."""
+    """Insert or replace items that are JSON lines already. The arguments are as for `put_items`."""
     return _change("put_items", lines, key)
 
 
 def patch_items(items: Iterable[Mapping[str, Any]], *, key: str | None = None) -> Call[ChangeAnswer]:
-    """Change the attributes or codes that each item names, of all items or none: `PATCH /v1/items`.
+    """Change the attributes or codes that are given for each item, for all items or none: `PATCH /v1/items`.
 
-    Otherwise like `put_items`.
+    Everything else is as for `put_items`.
     """
     return _change("patch_items", encode_lines(items), key)
 
@@ -223,7 +224,7 @@ def delete_snapshot(name: str) -> Call[CatalogAnswer]:
 
 
 def list_rules() -> Call[RulesAnswer]:
-    """List all rules in force: `GET /v1/rules`."""
+    """List all current rules: `GET /v1/rules`."""
     return _call("list_rules", RulesAnswer)
 
 
@@ -306,7 +307,9 @@ def _call(
     query: str = "",
     repeatable: bool = True,
 ) -> Call[T]:
-    """Return a request to an operation of the server. query: percent-encoded. values: those of its path, by their names."""
+    """Return a request to an operation of the server. `query` is percent-encoded; `values` are the parts of its path by
+    name.
+    """
     operation = BY_NAME[name]
     path = operation.path.format(**{name: _part(name, value) for name, value in (values or {}).items()})
     target = f"{path}?{query}" if query else path
@@ -339,7 +342,7 @@ def _part(argument: str, value: ItemId) -> str:
 
 
 def _without_defaults(body: RecommendBody) -> dict[str, Any]:
-    """Return the fields that say something: a server need not know the others."""
+    """Return the fields that differ from their defaults, so that an older server need not know the others."""
     fields, plain = msgspec.structs.asdict(body), RecommendBody()
     return {name: value for name, value in fields.items() if value != getattr(plain, name)}
 

@@ -62,8 +62,9 @@ class Client:
     """A client of `leafbeam serve`, which threads may share. Close it, or use it in a `with` block.
 
     Its methods are `import_items` and the functions of `leafbeam.client.calls`; they return the answer instead of a call. They
-    raise ArgumentError for what cannot be sent, and ServerError for everything else. The deadline ends a call exactly, unless a
-    server sends its headers in pieces, each of which may take as long as was left.
+    raise ArgumentError for what cannot be sent, and ServerError for everything else. A call ends exactly at its
+    deadline, unless the server sends its headers in pieces: each piece may then take as long as was left before the
+    first.
 
     Args:
         url: The server's address, such as "http://127.0.0.1:8000".
@@ -131,7 +132,8 @@ class Client:
 
 
 class AsyncClient:
-    """A client of `leafbeam serve` for asyncio: it has the methods of `Client`, to await, under exact deadlines.
+    """A client of `leafbeam serve` for asyncio. It has the methods of `Client` as coroutines, and its deadlines are
+    exact.
 
     `import_items` reads its items between requests, in the event loop.
 

@@ -12,7 +12,7 @@ _MAX_CHUNK_ITEMS = 10_000  # that a server takes
 
 
 class ImportedItems(ChangeAnswer, frozen=True, kw_only=True):
-    """The counts of an import so far, and its key, with which it can be run again."""
+    """The counts of an import so far, and the key with which it can be run again."""
 
     key: str
 
@@ -24,7 +24,7 @@ class ImportedItems(ChangeAnswer, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class _Chunk:
-    """Lines of consecutive items. first: how many items come before."""
+    """Lines of consecutive items. `first` is the number of items before them."""
 
     first: int
     lines: list[bytes]
@@ -46,8 +46,8 @@ def import_items(
         items: As for `put_items`. They are read as they are sent, so that one chunk is in memory at a time.
         chunk_items: The largest number of items of a request.
         chunk_bytes: The largest size of a request; a longer item is sent alone.
-        key: The idempotency key of the import. The same items with the same key, also after a crash, change nothing that is
-            done already.
+        key: The idempotency key of the import. If the same items are sent again with the same key, even after a crash,
+            what is done already is not done twice.
         on_chunk: Called after each chunk.
 
     Raises:
@@ -84,7 +84,7 @@ def _chunks(items: Iterable[Mapping[str, Any]], max_items: int, max_bytes: int) 
 
 
 def _moved(error: ServerError, chunk: _Chunk, key: str) -> ServerError:
-    """Return the error of a chunk as one of the import."""
+    """Return the error of a chunk with its line numbers counted from the start of the import."""
     fields = {name: value for name, value in vars(error).items() if not name.startswith("_")}
     fields["lines"] = {chunk.first + number: problem for number, problem in error.lines.items()}
     what = str(BatchError(fields["lines"], len(chunk.lines))) if error.lines else str(error)

@@ -1,4 +1,4 @@
-"""Readings of a server's metrics, and what happened between two of them."""
+"""Readings of a server's metrics, and the rates between two readings."""
 
 import math
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _REFUSALS = ("refused", "shed", "access_refused", "connections_refused")  # coun
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """The metrics of a server at one moment. at: seconds of the reader's clock. samples: values by name and labels."""
+    """The metrics of a server at one moment. `at` is the reader's clock in seconds; `samples` are values by name and labels."""
 
     at: float
     samples: Mapping[str, Mapping[Labels, float]] = field(repr=False)
@@ -36,7 +36,7 @@ class Reading:
         return cls(at=at, samples=samples)
 
     def series(self, name: str, label: str = "", **labels: str) -> dict[str, float]:
-        """Return the values of a metric by one of its labels ("" for none), of the series with these labels, added up."""
+        """Add up the series of a metric that have these labels, and return the sums by one label ("" for series without it)."""
         found: dict[str, float] = {}
         for have, value in self.samples.get(f"leafbeam_{name}", {}).items():
             if have >= labels.items():
@@ -55,7 +55,9 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """What a server did between two readings. refusals: a second, by reason. Quantiles are None without requests."""
+    """The rates of a server between two readings. `refusals` are per second, by reason. Quantiles are None if there
+    were no requests.
+    """
 
     seconds: float
     requests_per_s: float
@@ -69,7 +71,7 @@ class Rates:
 
     @classmethod
     def between(cls, before: Reading, after: Reading) -> "Rates":
-        """Return the rates between two readings. A counter that fell is one of a server that started again: it began at 0."""
+        """Return the rates between two readings. A counter that fell shows that the server was restarted; it counts from 0."""
         seconds = after.at - before.at
         if not seconds > 0:
             raise ArgumentError(f"the second reading must come after the first, not {-seconds:g} s before it")

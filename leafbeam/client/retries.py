@@ -1,4 +1,6 @@
-"""Attempts of one call: what is sent, when it is sent again, what its answer means. Nothing here reads a clock or socket."""
+"""The attempts of one call: what is sent, when it is sent again, and what the answer means. Nothing here reads a clock
+or a socket.
+"""
 
 import itertools
 import math
@@ -34,14 +36,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Retries:
-    """How long and how often a client tries a call.
+    """The deadline and the number of attempts of a call.
 
-    A call is sent again if the server was too busy (429, 503), if it did not reach the server, and, if the answer was lost, if
-    it only reads or changes nothing the second time. The pause before attempt n + 1 is what the server asks for (`Retry-After`)
-    plus a random part of first_pause_s * 2 ** (n - 1). A call whose next attempt would come after its deadline fails at once.
+    A call is sent again if the server was too busy (429, 503), or if the call did not reach the server. If the answer
+    was lost, it is sent again only if it reads, or changes nothing the second time. The pause before attempt n + 1 is
+    what the server asks for (`Retry-After`) plus a random part of first_pause_s * 2 ** (n - 1). A call whose next
+    attempt would come after its deadline fails at once.
 
     Args:
-        deadline_s: The seconds of one call with its retries. Each chunk of an import is a call.
+        deadline_s: The seconds that one call may take, with its retries. Each chunk of an import is a call.
         attempts: The largest number of attempts of one call.
         first_pause_s: The longest random pause before the second attempt.
         max_pause_s: The longest random pause before any attempt.
@@ -60,7 +63,7 @@ class Retries:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Send:
-    """Send a call once, with this id, within so many seconds; it leads to a Reply or a Fault."""
+    """A step that sends the call once, with this request id, within so many seconds. It leads to a Reply or a Fault."""
 
     call: Call[Any]
     request_id: str
@@ -69,14 +72,14 @@ class Send:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pause:
-    """Do nothing for so many seconds."""
+    """A step that waits for so many seconds."""
 
     seconds: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reply:
-    """A whole answer. headers: by their names in lower case."""
+    """A whole answer. `headers` are by their names in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -85,7 +88,7 @@ class Reply:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """Why there is no answer."""
+    """The reason why there is no answer."""
 
     code: Literal["unreachable", "cut", "late", "malformed", "stale"]
     message: str
@@ -98,7 +101,7 @@ Steps = Generator[Send | Pause, Outcome, T]
 def attempts(
     call: Call[T], retries: Retries, *, clock: Callable[[], float], random: Callable[[], float], new_id: Callable[[], str]
 ) -> Steps[T]:
-    """Return the steps of a call, until its answer. random: a number from 0 to 1. Raises ServerError."""
+    """Return the steps of a call until its answer. `random` returns a number from 0 to 1. Raises ServerError."""
     until = clock() + retries.deadline_s
     for attempt in itertools.count():
         request_id, left_s = new_id(), until - clock()
@@ -144,7 +147,7 @@ def _no_answer(call: Call[Any], fault: Fault, request_id: str, status: int | Non
 
 
 def _failure(call: Call[Any], reply: Reply, request_id: str) -> ServerError:
-    """Return the error of an answer that is a failure, of leafbeam or of a proxy before it."""
+    """Return the error for a failed answer, which leafbeam or a proxy in front of it has sent."""
     status = reply.status
     kind = _KINDS.get(status, InvalidRequestError if 400 <= status < 500 else ServerError)
     detail = _detail(reply.body)

@@ -1,4 +1,4 @@
-"""Transports: how calls reach a server and their answers come back, over blocking sockets or over asyncio, within bounds."""
+"""Transports: they send calls and receive answers over blocking sockets or asyncio, within limits of time and size."""
 
 import asyncio
 import functools
@@ -26,7 +26,7 @@ Script = Generator[Call[Any], Any, T]  # several calls, of which each waits for 
 
 
 class _Transport(Generic[HttpT]):
-    """Sends calls over the connections of httpx.
+    """A sender of calls over httpx.
 
     Args:
         http: The connections.
@@ -61,7 +61,7 @@ class _Transport(Generic[HttpT]):
         self._headers = {"accept": "application/json, text/plain", "accept-encoding": "identity", **headers}
 
     def _steps(self, made: Call[T] | Script[T]) -> Steps[T]:
-        """Yield the steps of a call, or of a script's calls one after the other."""
+        """Yield the steps of a call, or of all calls of a script (such as an import), one after the other."""
         if isinstance(made, Call):
             return (yield from self._attempts(made))
         go_on = functools.partial(next, made)
@@ -101,7 +101,7 @@ class _Transport(Generic[HttpT]):
 
 
 class BlockingTransport(_Transport[httpx.Client]):
-    """Sends calls over blocking sockets; threads may share it. Arguments as of `_Transport`."""
+    """A transport over blocking sockets, which threads may share. The arguments are those of `_Transport`."""
 
     def close(self) -> None:
         """Close the connections."""
@@ -128,7 +128,7 @@ class BlockingTransport(_Transport[httpx.Client]):
 
 
 class AsyncTransport(_Transport[httpx.AsyncClient]):
-    """Sends calls over asyncio. Arguments as of `_Transport`."""
+    """A transport over asyncio. The arguments are those of `_Transport`."""
 
     async def close(self) -> None:
         """Close the connections."""
@@ -169,7 +169,7 @@ async def _receive_async(answer: "_Answer", response: httpx.Response) -> None:
 
 
 class _Answer:
-    """An answer as it arrives, within bounds of time and size.
+    """An answer while it arrives, within limits of time and size.
 
     Args:
         send: What was sent.
@@ -186,7 +186,7 @@ class _Answer:
         self.fault: Fault | None = None
 
     def begin(self, response: httpx.Response) -> bool:
-        """Take the headers, and return whether the body is of use."""
+        """Take the headers, and return whether to read the body."""
         self._response, answered_id = response, response.headers.get(REQUEST_ID, "")
         if answered_id.startswith(self._prefix) and answered_id != self._send.request_id:
             # A server that answers twice would have each later request take the answer to the one before.
@@ -212,7 +212,7 @@ class _Answer:
         return Fault(code="late", message=f"gave no whole answer in time ({self._send.timeout_s:.3g} s were left)")
 
     def fail(self, error: Exception) -> Outcome:
-        """Return the outcome of a request that ended in an error of httpx, or of time."""
+        """Return the outcome of a request that ended in an error of httpx or ran out of time."""
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.ProxyError):
             address = f"{self._url.scheme}://{self._url.netloc.decode('ascii')}"  # without a password
             message = f"was not reached at {address} ({error or type(error).__name__}): is it running?"
