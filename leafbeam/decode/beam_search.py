@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.decode.bound import Pass, search_until_proved
-from leafbeam.decode.config import SearchConfig, beams_of_levels, beams_of_search, end_code_of, first_width
+from leafbeam.decode.config import SearchConfig, beams_of_levels, beams_of_search, counts_of_batch, end_code_of, first_width
 from leafbeam.decode.constraint import Constraint, Cut, Trace, TrieConstraint, raise_if_bad, rounds
 from leafbeam.decode.head_constraint import HeadConstraint
 from leafbeam.decode.model_calls import JumpForward, ModelCalls, StepFn, SuffixFn
@@ -26,7 +26,7 @@ from leafbeam.decode.results import (
     collect_items,
     root_ranges,
 )
-from leafbeam.errors import ArgumentError, counted
+from leafbeam.errors import counted
 from leafbeam.index import Filter, Trie, Version
 from leafbeam.ops.backend import BoundIndex, IndexBindings, to_numpy
 from leafbeam.ops.constrain import Beams, Scoring
@@ -70,27 +70,33 @@ class ItemSearch:
         self,
         requests: Requests,
         search: Pass,
-        num_items: Sequence[int] | None = None,
+        num_items: int | Sequence[int] | None = None,
         widths: Widths | None = None,
         **options: Any,
     ) -> SearchResult:
         """Run a search once, or until its answers are proved. options: of `search_until_proved`."""
         if not self._proves:
             return search(self.config, None)
-        num_levels = self.version.num_levels - 1
-        if widths is None:
-            widths = [[self._guess(request)] * num_levels for request in requests]
-        elif not len(widths) or not isinstance(widths[0], Sequence | np.ndarray):
-            widths = [widths] * len(requests)  # type: ignore[assignment]
-        check_length("widths", widths, len(requests))
-        each: Any = np.asarray(widths).tolist()
-        widths_BL = np.array([beams_of_levels(row, num_levels, "widths") for row in each], np.int64)
+        widths_BL = np.array(self._widths(requests, widths), np.int64)
         num_items = self._num_items(requests, num_items)
         return search_until_proved(self.config, search, widths_BL, num_items, **options)
 
-    def _num_items(self, requests: Requests, num_items: Sequence[int] | None) -> list[int]:
+    def _widths(self, requests: Requests, widths: Widths | None) -> list[tuple[int, ...]]:
+        """Return the beams of the first pass, for each request and each level but the last."""
+        most, num_levels = self.config.num_beams[:-1], self.version.num_levels - 1
+        given: Any = widths
+        if given is None:
+            given = [(self._guess(request),) * num_levels for request in requests]
+        elif not (isinstance(given, Sequence | np.ndarray) and len(given) and isinstance(given[0], Sequence | np.ndarray)):
+            given = [given] * len(requests)
+        check_length("widths", given, len(requests))
+        each = [row.tolist() if isinstance(row, np.ndarray) else row for row in given]
+        return [tuple(map(min, beams_of_levels(row, num_levels, "widths"), most)) for row in each]
+
+    def _num_items(self, requests: Requests, num_items: int | Sequence[int] | None) -> list[int]:
         """Return the number of items of each request, at most those of the search."""
-        return [self.num_items] * len(requests) if num_items is None else [min(self.num_items, count) for count in num_items]
+        counts = counts_of_batch(self.num_items if num_items is None else num_items, len(requests), "num_items")
+        return [min(self.num_items, count) for count in counts]
 
     def _guess(self, request: Filter) -> int:
         """Return how many prefixes of a level a request is expected to need."""
@@ -108,7 +114,7 @@ class ItemSearch:
         watch: bool,
         explain: bool = False,
         cut: Cut | None = None,
-        num_items: Sequence[int] | None = None,
+        num_items: int | Sequence[int] | None = None,
     ) -> SearchResult:
         """Run a pass, from filters to items. watch, cut: see `decode`. explain: the result has the beams of each level."""
         version, num_items = self.version, self._num_items(requests, num_items)
@@ -218,7 +224,7 @@ class BeamSearch(ItemSearch):
         head: Sequence[Any] | None = None,
         costs: HeadCosts | None = None,
         can_restart: bool = True,
-        num_items: Sequence[int] | None = None,
+        num_items: int | Sequence[int] | None = None,
         widths: Widths | None = None,
         first: SearchResult | None = None,
         on_pass: Callable[[SearchResult], None] | None = None,
@@ -257,7 +263,7 @@ class BeamSearch(ItemSearch):
                 head is multiplied for legal codes alone in rounds where that is expected to take less time: large codebooks
                 with few children. It needs the backend "cpu", or "triton", which then waits in every such round.
             costs: The measured costs of this machine, by which `head` decides; None uses estimates.
-            num_items: The number of items of each request, if some need fewer than the search proves.
+            num_items: The number of items, one for all requests or one for each, if they need fewer than the search proves.
             widths: The number of prefixes that the first pass of a proof keeps at each level but the last: one list for all
                 requests, or one for each. By default a guess from the share of items that each filter allows;
                 `SearchResult.beams_needed` says what was needed.
@@ -273,14 +279,13 @@ class BeamSearch(ItemSearch):
             LogitsError: If the logits have the wrong shape, or are NaN or +inf.
         """
         requests = check_batch(self.version, batch_size, filters, deny)
-        if num_first is not None and np.min(num_first) < 1:
-            raise ArgumentError(f"num_first is {num_first}: expected a positive number of beams, or None")
+        num_first_B = None if num_first is None else np.array(counts_of_batch(num_first, batch_size, "num_first"))
         suffix_fn = None if explain else suffix_fn
         are_certain = None if suffix_fn is None or self.config.scoring == "full" else partial(_are_certain, requests)
         constraint_of = partial(self._constraint, head, costs)
 
         def search(config: SearchConfig, cut: Cut | None) -> SearchResult:
-            model = ModelCalls(step_fn, suffix_fn, last_step_fn, num_first, are_certain)
+            model = ModelCalls(step_fn, suffix_fn, last_step_fn, num_first_B, are_certain)
             watch = suffix_fn is not None
             options: Any = {"watch": watch, "explain": explain, "cut": cut, "num_items": num_items}
             return self._run(requests, model, constraint_of, config, **options)

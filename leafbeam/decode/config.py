@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import index, mul
 
-from leafbeam.errors import ArgumentError, check_choice
+import numpy as np
+from numpy.typing import NDArray
+
+from leafbeam.errors import ArgumentError, check_choice, short_repr
 from leafbeam.index import Version
 from leafbeam.ops.constrain import Scoring
 
@@ -79,6 +82,18 @@ def beams_of_levels(num_beams: int | Sequence[int], num_levels: int, name: str =
     if len(beams) != num_levels or min(beams, default=1) < 1:
         raise ArgumentError(f"{name} is {num_beams!r}: expected a positive integer, or {num_levels} of them, one a level")
     return beams
+
+
+def counts_of_batch(counts: int | Sequence[int] | NDArray[np.int64], batch_size: int, name: str) -> tuple[int, ...]:
+    """Return a positive number for each request, from one number or as many. Raises ArgumentError, which says `name`."""
+    try:
+        found = tuple(map(index, counts)) if isinstance(counts, Sequence | np.ndarray) else (index(counts),) * batch_size
+    except TypeError:  # a part of a number, or a text
+        found = ()
+    if len(found) != batch_size or min(found, default=1) < 1:
+        expected = f"a positive integer, or {batch_size} of them, one a request"
+        raise ArgumentError(f"{name} is {short_repr(counts)}: expected {expected}")
+    return found
 
 
 def beams_of_search(

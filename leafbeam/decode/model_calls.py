@@ -55,9 +55,9 @@ class JumpForward:
 class ModelCalls:
     """Calls the model for one search and counts the calls.
 
-    step_fn, suffix_fn, last_step_fn, num_first: as for `BeamSearch.run`. Codes and parents reach the model as the kind of
-    array, and on the device, of its first logits. The logits of a jump's rounds are given round by round, so that the search
-    runs as always.
+    step_fn, suffix_fn, last_step_fn, num_first: as for `BeamSearch.run`, num_first for each request. Codes and parents reach
+    the model as the kind of array, and on the device, of its first logits. The logits of a jump's rounds are given round by
+    round, so that the search runs as always.
 
     are_certain(lo_SBK, hi_SBK) -> bool [B, K]: beams, in numpy, whose scores no logits can change from here on. The model
     gets copies of another beam of the request in their place, so that a model that runs equal beams only once saves these.
@@ -68,7 +68,7 @@ class ModelCalls:
         step_fn: StepFn,
         suffix_fn: SuffixFn | None = None,
         last_step_fn: StepFn | None = None,
-        num_first: int | Sequence[int] | None = None,
+        num_first: NDArray[np.int64] | None = None,
         are_certain: AreCertain | None = None,
     ) -> None:
         self._step_fn, self._suffix_fn, self._last_step_fn = step_fn, suffix_fn, last_step_fn

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from leafbeam import BeamSearch, Trie
 from leafbeam.decode import SearchResult
+from leafbeam.errors import ArgumentError
 from leafbeam.index import Filter, Version
 from leafbeam.index.version import Segment
 
@@ -167,3 +168,21 @@ def test_items_that_a_mask_gives_the_lowest_score_are_proved_too() -> None:
     assert result.passes == 2
     assert result.is_proved.all()
     assert result.scores[0].tolist() == [0.0, *[lowest] * 3]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"widths": [3]}, r"widths is \[3\]"),
+        ({"widths": [[1, 2], [3]]}, r"widths is \[3\]"),
+        ({"widths": [[1, 2]] * 3}, "widths has 3 entries"),
+        ({"widths": [1.5, 2]}, "widths is"),
+        ({"num_items": [0, 1]}, r"num_items is \[0, 1\]"),
+        ({"num_items": [1, 2, 3]}, "num_items is"),
+        ({"num_first": [1, 2, 3]}, "num_first is"),
+    ],
+)
+def test_numbers_that_do_not_fit_the_batch_are_named(options: dict[str, Any], message: str) -> None:
+    search = BeamSearch(Trie.build(np.indices((2, 2, 2)).reshape(3, -1).T, [2, 2, 2]), num_items=2)
+    with pytest.raises(ArgumentError, match=message):
+        search.run(lambda codes, parents: pytest.fail("called"), 2, **options)
