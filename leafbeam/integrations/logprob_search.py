@@ -9,7 +9,7 @@ Shapes: B requests, K beams, T tokens generated, V codes of a level, C children 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -130,6 +130,10 @@ class LogprobBeamSearch(ItemSearch):
             return self._run(requests, ModelCalls(rounds.step_fn), rounds.constraint, config, watch=True, cut=cut)
 
         found = self._passes(requests, search)
+        if rounds.failures and found.bound is not None:  # nothing is proved of a request that the engine failed
+            bound_B = found.bound.copy()
+            bound_B[list(rounds.failures)] = np.inf
+            found = replace(found, bound=bound_B)
         return LogprobSearchResult(**vars(found), failures=rounds.failures, num_queries=rounds.num_queries)
 
 

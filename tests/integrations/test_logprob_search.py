@@ -176,6 +176,7 @@ def test_a_request_that_the_engine_fails_has_no_items_and_says_so(model: Model, 
     assert not found.is_complete
     assert list(found.failures) == [1]
     assert found.num_valid.tolist() == [20, 0, 20]
+    assert not found.is_proved[1]
     assert_same(search.run([PROMPTS[0], PROMPTS[2]]), take(found, [0, 2]))
 
 

@@ -236,7 +236,7 @@ def test_arguments_of_a_deployment(cluster: Any, files: CatalogFiles):
     }
     config = DeploymentConfig.of(words)
     assert (config.settings.num_beams, config.settings.slo_s, config.settings.overlap) == (40, 0.2, False)
-    assert (config.min_replicas, config.max_replicas, config.files.index) == (1, 4, files.index)
+    assert (config.min_replicas, config.max_replicas, config.files.index) == (1, 4, str(files.index))
     for change, message in (
         ({"num_beems": "4"}, "there is no argument 'num_beems'"),
         ({"num_beams": "many"}, "num_beams='many': expected int"),
