@@ -21,13 +21,14 @@ _ATTEMPTS = 5  # to read a directory that another process is writing
 
 
 class CommitStore:
-    """A sequence of snapshots; with a directory, each is on disk before it becomes the current one.
+    """A sequence of snapshots. With a directory, each snapshot is on disk before it becomes the current one.
 
-    A reader takes `snapshot`; a writer holds `write_lock`. before_switch: called with a compaction's new base, by its thread.
+    A reader takes `snapshot`; a writer holds `write_lock`. A compaction's thread calls `before_switch` with the new
+    base.
 
     Args:
         journal: The journal that has the commits in place of the directory's own log.
-        num_replayed: The number of commits that `open` found in the logs.
+        num_replayed: The number of commits that `open` read from the logs.
         truncated_bytes: The bytes of an incomplete record that it found.
     """
 
@@ -133,10 +134,11 @@ class CommitStore:
         return number
 
     def compact(self, num_threads: int) -> bool:
-        """Merge base and delta into a new base and apply commits made meanwhile on top. False: there is nothing to merge.
+        """Merge base and delta into a new base, and apply the commits made meanwhile on top. Returns False if there is
+        nothing to merge.
 
-        One at a time; writers wait only for the last of those commits and the switch of the manifest. Raises LeafbeamError,
-        OSError and errors of the build, and then the index is as it was.
+        Compactions run one at a time. Writers wait only while the last of those commits is applied and the manifest is
+        replaced. Raises LeafbeamError, OSError and errors of the build; the index is then as it was.
         """
         with self.write_lock:
             self.check()
@@ -195,7 +197,7 @@ class CommitStore:
         self.snapshot = snapshot
 
     def _catch_up(self, snapshot: Snapshot, next_base: NextBase | None, number: int) -> Snapshot:
-        """Return the snapshot with the commits up to `number` that it lacks, which also go into the next log."""
+        """Return the snapshot with the missing commits up to `number`, and write them into the next log too."""
         assert self._recent_commits is not None
         write_sets = [write_set for at, write_set in self._recent_commits if snapshot.number < at <= number]
         if write_sets and next_base is not None and self._journal is None:

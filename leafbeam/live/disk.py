@@ -1,4 +1,4 @@
-"""The storage of a durable live index, one function each operation; tests put a simulated disk in their place.
+"""The storage of a durable live index, with one function for each operation. Tests replace them by a simulated disk.
 
 Written data survives a killed process at once, a power cut only after `sync` of the file and, for a created, renamed or
 removed name, `sync_path` of its directory. Every function raises OSError.
@@ -24,13 +24,17 @@ read = files.open_regular  # a regular file, to be read
 
 
 def create(path: Path) -> int:
-    """Return a descriptor of a new file in append mode; a file or link of that name is removed, never followed."""
+    """Create a file and return its descriptor in append mode. A file or link of that name is removed; links are never
+    followed.
+    """
     remove(path)
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
 
 
 def open_own(path: Path, flags: int = 0) -> int:
-    """Return a descriptor in append mode of a regular file with one name, which this user or the directory's owner owns."""
+    """Open a file and return its descriptor in append mode. It must be a regular file with a single name, owned by this
+    user or the directory's owner.
+    """
     expected = f"{path.name} is not a regular file with one name that you or the directory's owner own: remove it, or copy it"
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | flags, 0o666)
@@ -58,14 +62,14 @@ def is_at(descriptor: int, path: Path, size: int | None = None) -> bool:
 
 
 def write(descriptor: int, data: bytes) -> None:
-    """Append all of the data; after an OSError any part of it may be in the file."""
+    """Append the whole data. After an OSError any part of it may be in the file."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
 
 
 def close(descriptor: int) -> None:
-    """Unlock and close: a forked child may hold a copy of the descriptor."""
+    """Unlock the file and close it. Closing alone does not unlock if a forked child has a copy of the descriptor."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:

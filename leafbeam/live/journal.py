@@ -1,4 +1,5 @@
-"""Commits of a live index that are logged together with their requests, so that each change is written only once.
+"""The log of a server's changes: a request and its commits to the live index are one record, so each change is written
+once.
 
 index/               the live index, whose own log stays empty
 requests-{n}.log     a log of JSON objects, in the format of the index's log (leafbeam.ingest.request_log). Its fields:
@@ -26,7 +27,9 @@ Commit = tuple[int, str]  # the number of the version, and its write set in base
 
 
 class Journal(Protocol):
-    """A log that a live index writes its commits to, in place of its own. commits: those of the changes made, in order."""
+    """A log to which a live index writes its commits in place of its own log. `commits` are those of completed changes,
+    in order.
+    """
 
     @property
     def commits(self) -> Sequence[Commit]: ...
@@ -45,7 +48,8 @@ class Journal(Protocol):
 class CommitReader:
     """The commits in the records of a log.
 
-    made: commits of changes that were made. pending: commits of the last change, until a record says whether it was made.
+    `made` are the commits of completed changes. `pending` are those of the last change, until a record says whether it
+    was made.
     """
 
     def __init__(self) -> None:

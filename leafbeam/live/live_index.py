@@ -22,9 +22,9 @@ class CompactionPolicy:
     """The conditions under which a background thread merges base and delta.
 
     Args:
-        fraction: Merge after inserted and deleted rows are more than this share of the base; None never merges.
+        fraction: Merge when the inserted and deleted rows are more than this share of the base; None never merges.
         min_changes: The smallest number of such rows for which to merge.
-        num_threads: The number of threads of a merge, which runs beside the searches.
+        num_threads: The number of threads of a merge, which runs while searches go on.
     """
 
     fraction: float | None = 0.02
@@ -76,15 +76,15 @@ class LiveIndexStatus:
 
 
 class LiveIndex:
-    """An index whose items come and go while searches run; each search reads one immutable `Version`.
+    """An index whose items are added and removed while searches run; each search reads one immutable `Version`.
 
-    The data model is Lucene's: a large base segment that only loses items, and a small delta segment that every insert builds
-    again; `compact` merges the two in the background. `insert`, `delete` and `replace` make a new version, all or nothing. A
-    reference to a version keeps it alive. `create` and `open` make a live index.
+    As in Lucene, there are segments: a large base that only loses items, and a small delta that every insert builds
+    anew. `compact` merges the two in the background. `insert`, `delete` and `replace` make a new version, all or
+    nothing. A reference to a version keeps it alive. `create` and `open` make a live index.
 
-    In a directory, every change is logged before it is visible, and `open` replays it: acknowledged changes survive a killed
-    process, and with sync=True a power cut. There is one writer at a time; any number of processes may read with
-    read_only=True.
+    In a directory, every change is logged before it becomes visible, and `open` replays the log: acknowledged changes
+    survive a killed process, and with sync=True a power cut. There is one writer at a time; any number of processes may
+    read with read_only=True.
 
     1,000 inserts and 1,000 deletes in one transaction on 10^7 items take 9 ms of a core, or 18 ms with 100,000 rows in the
     delta.
@@ -186,9 +186,9 @@ class LiveIndex:
         return self._store.snapshot.version
 
     def insert(self, codes: Codes, item_ids: ItemIds) -> int:
-        """Add items, which the next `version()` has.
+        """Add items. The next `version()` contains them.
 
-        This builds the delta again: 15 ms at 100,000 rows. After an error nothing has changed.
+        This builds the delta anew, which takes 15 ms at 100,000 rows. After an error nothing has changed.
 
         Args:
             codes: Shape (n, L), of any integer dtype; or n sequences, if the index holds sequences.
@@ -227,7 +227,7 @@ class LiveIndex:
     def transaction(self) -> Generator[Transaction]:
         """Make several changes that become visible together when the block ends, or not at all if it raises.
 
-        Other writers wait. There is one log record and one new version; none if the changes cancel out.
+        Other writers wait. A transaction makes one log record and one new version, or none if its changes cancel out.
 
         Examples:
             >>> with index.transaction() as transaction:
@@ -256,8 +256,8 @@ class LiveIndex:
     def compact(self, *, wait: bool = False) -> None:
         """Merge base and delta in the background, while searches and writers continue.
 
-        This costs a pass and a build over all items, and memory for a second base. A failure changes nothing; `status.failure`
-        keeps it, and the next call raises it.
+        This costs a pass and a build over all items, and memory for a second base. If it fails, nothing changes;
+        `status.failure` is the error, and the next call raises it.
 
         Args:
             wait: If true, return once all changes made so far are merged, and raise a failure here.
@@ -283,7 +283,9 @@ class LiveIndex:
         return self._store.snapshot.merge()
 
     def on_compaction(self, *, before_switch: Callable[[Trie], None], after_switch: Callable[[], None]) -> None:
-        """Set the callbacks of compactions, which their thread calls with the new base, before it is current and afterwards."""
+        """Set two callbacks, which a compaction's thread calls with the new base: before the base becomes current, and
+        afterwards.
+        """
         self._store.before_switch, self._after_switch = before_switch, after_switch
 
     @property
@@ -362,7 +364,7 @@ class LiveIndex:
         self._retry_above = 2 * self._store.snapshot.num_changes  # not again with every change
 
     def _raise_failure(self) -> None:
-        """Raise the failure of a compaction, once."""
+        """Raise the error of a failed compaction, once."""
         if self._failure_unreported:
             self._failure_unreported = False
             reason = str(self._failure) if isinstance(self._failure, LeafbeamError) else repr(self._failure)

@@ -66,7 +66,7 @@ class Manifest:
 
     @classmethod
     def decode(cls, data: bytes, path: Path) -> "Manifest":
-        """Read the bytes of a manifest. Raises LogError if they are not."""
+        """Read the bytes of a manifest. Raises LogError if they are not a valid manifest."""
         damaged = f"{path} is not the manifest of a live index, or damaged; restore the directory from a copy"
         try:
             fields = json.loads(data)
@@ -93,7 +93,7 @@ class NextBase:
 
 
 class Directory:
-    """The files of one live index; a writer holds the lock and `log`, a reader neither. manifest: None during `create`."""
+    """The files of one live index. A writer holds the lock and `log`, a reader neither. `manifest` is None during `create`."""
 
     def __init__(self, path: Path, lock: int | None) -> None:
         self.path = path
@@ -114,7 +114,7 @@ class Directory:
 
     @classmethod
     def create(cls, path: Path, trie: Trie, *, sync: bool, has_journal: bool = False) -> "Directory":
-        """Return a new directory with this base and an empty log, open for writing; also where `create` was interrupted.
+        """Create a directory with this base and an empty log, open for writing. An interrupted `create` is completed.
 
         Raises LogError if the path holds anything else or cannot be written, LockedError if another process creates it.
         """
@@ -144,7 +144,9 @@ class Directory:
 
     @classmethod
     def open(cls, path: Path, *, read_only: bool) -> "tuple[Directory, Trie, LogContents]":
-        """Read the current base and log. A writer takes the lock, and calls `resume` to write. Raises LogError, LockedError."""
+        """Read the current base and log. A writer also takes the lock here, and then calls `resume`. Raises LogError,
+        LockedError.
+        """
         try:
             disk.read(path / _MANIFEST).close()
         except (FileNotFoundError, NotADirectoryError) as error:
@@ -161,7 +163,7 @@ class Directory:
     def resume(self, contents: LogContents, *, sync: bool, has_journal: bool = False) -> None:
         """Prepare for writing: truncate an incomplete record and remove files that a crash left. Raises LogError.
 
-        has_journal: the changes from here on are in a journal, which the manifest says before the first.
+        With `has_journal`, later changes are in a journal; the manifest says so before the first of them.
         """
         self._log = WriteAheadLog.resume(contents, sync=sync)
         if self._read_manifest() != self.manifest:  # by a writer that held the log until then, and whose lock is gone
@@ -177,7 +179,9 @@ class Directory:
         self.gc()
 
     def check_lock(self) -> None:
-        """Raise LockedError unless the lock file is the one that this writer holds: another writer may hold a new one."""
+        """Raise LockedError unless the lock file is still the one that this writer holds. Another writer may hold a new
+        file.
+        """
         path = self.path / _LOCK
         try:
             is_held = self._lock is not None and disk.is_at(self._lock, path)
@@ -198,7 +202,7 @@ class Directory:
             raise LogError(f"cannot read {path}: {error.strerror}") from error
 
     def _read(self) -> tuple[Trie, LogContents]:
-        """Read the manifest, the base and the log; once more if a writer replaced the files meanwhile."""
+        """Read the manifest, the base and the log, and read again if a writer replaced the files meanwhile."""
         before: Manifest | None = None
         while True:
             manifest = self._read_manifest()
@@ -231,7 +235,7 @@ class Directory:
         return NextBase(manifest=manifest, log=log)
 
     def stage_manifest(self, manifest: Manifest) -> None:
-        """Write the next manifest beside the current one, synced together with the names of all files. Raises OSError."""
+        """Write the next manifest beside the current one, and sync it and the names of all files. Raises OSError."""
         descriptor = disk.create(self.path / f"{_MANIFEST}.part")
         try:
             disk.write(descriptor, manifest.encode())

@@ -1,4 +1,4 @@
-"""Requests that clients may repeat, and the answers that they got (the IETF's draft of the Idempotency-Key header)."""
+"""Requests that clients may repeat, and their first answers (see the IETF's draft of the Idempotency-Key header)."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ class KnownRequests:
         return answer
 
     def note(self, request: RequestKey | None, answer: Any) -> None:
-        """Keep an answer; of more than 10,000 the oldest is dropped."""
+        """Keep an answer. Beyond 10,000 answers, the oldest is dropped."""
         if request is not None:
             self._answers[request.key] = (request.digest, answer)
             self._answers.move_to_end(request.key)

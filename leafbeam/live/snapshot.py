@@ -14,7 +14,8 @@ from leafbeam.live.transaction import WriteSet, codes_dtype, concat_ids
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Snapshot:
-    """A version, and its delta as the table that it was built from (Lucene's commit point); `apply` gives the next one.
+    """A version, and the table from which its delta was built (in Lucene, a commit point). `apply` returns the next
+    snapshot.
 
     Args:
         number: The number of commits so far.
@@ -34,7 +35,9 @@ class Snapshot:
 
     @classmethod
     def from_trie(cls, trie: Trie, number: int = 0) -> "Snapshot":
-        """Return a trie without changes. Cost: the sort for id look-ups, done here so that the first change is not slow."""
+        """Return the snapshot of a trie without changes. The ids are sorted for look-ups here, so that the first change
+        is not slow.
+        """
         _ = trie.items.ordinal_N
         if trie.num_items:
             trie.find(trie.items.ids_of(np.zeros(1, np.int64)))
@@ -48,7 +51,7 @@ class Snapshot:
 
     @cached_property
     def version(self) -> Version:
-        """Return what a search reads. An empty base is left out if there is a delta."""
+        """Return the version that searches read. An empty base is left out if there is a delta."""
         segments = [self.base] if self.delta is None or self.base.trie.num_items else []
         segments += [] if self.delta is None else [self.delta]
         return Version(segments=tuple(segments), number=self.number)
@@ -125,7 +128,7 @@ class Snapshot:
 
 
 def _without(segment: Segment, rows: NDArray[np.int64]) -> Segment:
-    """Return the segment less some of its items."""
+    """Return the segment without some of its items."""
     if len(rows) == 0:
         return segment
     less = segment.live_items.without(segment.trie.items.ordinal_N[rows])
@@ -133,7 +136,7 @@ def _without(segment: Segment, rows: NDArray[np.int64]) -> Segment:
 
 
 def _live_rows(segment: Segment | None) -> NDArray[np.bool_]:
-    """Return which rows are live, in the caller's order."""
+    """Return a mask of the live rows, in the caller's order."""
     if segment is None:
         return np.zeros(0, np.bool_)
     if segment.live is None:

@@ -22,10 +22,11 @@ _NO_IDS = np.empty(0, np.int64)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WriteSet:
-    """The net effect of one transaction: the removed ids go first, then the added rows come; each id at most once in each.
+    """The net effect of one transaction: first ids are removed, then rows are added. An id occurs at most once in each
+    list.
 
-    It applies to a snapshot in which every removed id is live and every added id is not, unless it is removed too (a replaced
-    item).
+    It fits a snapshot in which every removed id is live and every added id is not live. An id in both lists is an item
+    that is replaced.
 
     Args:
         removed_R: The ids that are removed, int64 or UTF-8 bytes.

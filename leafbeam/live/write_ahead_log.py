@@ -48,7 +48,7 @@ class LogContents:
     Args:
         base_number: The number of the change before the first record.
         base_version: The version of the base that the records follow.
-        end: The position after the last record; the truncated bytes follow it.
+        end: The position after the last intact record. The bytes after it belong to an incomplete one.
     """
 
     path: Path
@@ -65,9 +65,10 @@ class LogContents:
 
     @classmethod
     def read(cls, path: Path) -> "LogContents":
-        """Read and check a whole log. Raises FileNotFoundError, or LogError with the offset of what is missing or damaged.
+        """Read and check a whole log. Raises FileNotFoundError, or LogError with the offset of what is missing or
+        damaged.
 
-        Memory: the payloads of its intact records, whatever the length of the file.
+        This needs memory for the payloads of the intact records, not for the whole file.
         """
         try:
             with disk.read(path) as file:
@@ -112,10 +113,11 @@ class LogContents:
 
 
 class WriteAheadLog:
-    """A log open for writing: `append` returns once the record is recoverable, after a power cut too if `sync`.
+    """A log that is open for writing. `append` returns once the record would survive a killed process, and with `sync`
+    a power cut.
 
-    After an error that leaves the file in an unknown state every later `append` raises `failure`. A full disk costs only the
-    record that did not fit.
+    After an error that leaves the file in an unknown state, every later `append` raises `failure`. A full disk costs
+    only the record that did not fit.
     """
 
     def __init__(self, path: Path, descriptor: int, *, number: int, end: int, sync: bool) -> None:
@@ -128,7 +130,7 @@ class WriteAheadLog:
 
     @classmethod
     def create(cls, path: Path, *, base_number: int, base_version: str, sync: bool) -> "WriteAheadLog":
-        """Return a new empty log, synced except for its name in the directory. Raises OSError."""
+        """Return a new empty log. Its content is synced, its name in the directory is not. Raises OSError."""
         header = _HEADER.pack(_MAGIC, FORMAT_VERSION, base_number, int(base_version, 16))
         descriptor = disk.create(path)
         try:
@@ -142,7 +144,7 @@ class WriteAheadLog:
 
     @classmethod
     def resume(cls, contents: LogContents, *, sync: bool) -> "WriteAheadLog":
-        """Open a log for appending behind its last intact record; truncates an incomplete one. Raises LogError."""
+        """Open a log for appending after its last intact record, and truncate an incomplete one. Raises LogError."""
         descriptor = -1
         try:
             descriptor = disk.open_own(contents.path)
@@ -159,7 +161,9 @@ class WriteAheadLog:
         return cls(contents.path, descriptor, number=contents.number, end=contents.end, sync=sync)
 
     def check(self) -> None:
-        """Raise LogError if the file is not as this log left it: what is written then is lost. Cost: two system calls."""
+        """Raise LogError if the file is not as this log left it, because later records would be lost. Cost: two system
+        calls.
+        """
         if self.failure is not None:
             raise LogError(self.failure)
         try:
@@ -176,8 +180,8 @@ class WriteAheadLog:
     def append(self, *payloads: bytes, sync: bool = True) -> int:
         """Write records and return the number of the last. Cost: one write and, with sync, one fsync.
 
-        sync: False leaves out the fsync, for records whose loss in a power cut does no harm.
-        Raises LogError; none of them is then in the log, or `failure` is set if that is uncertain.
+        With sync=False there is no fsync, for records whose loss in a power cut does no harm.
+        Raises LogError. Then either none of the records is in the log, or, if that is uncertain, `failure` is set.
         """
         self.check()
         number, frames = self.number, b""
@@ -208,13 +212,13 @@ class WriteAheadLog:
         return number
 
     def rename(self, path: Path) -> None:
-        """Give the log another name, in place of a file that has it. Raises OSError."""
+        """Rename the log; a file of that name is replaced. Raises OSError."""
         disk.rename(self.path, path)
         self.path = path
         disk.sync_path(path.parent)
 
     def close(self, *, discard: bool = False) -> None:
-        """Close the file, synced first unless every append was, or `discard`. Raises OSError."""
+        """Close the file. It is synced first, unless every append was synced or `discard` is true. Raises OSError."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor < 0:
             return
@@ -242,7 +246,7 @@ def _read_header(path: Path, file: BinaryIO) -> tuple[int, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Head:
-    """What comes before a payload; `crc` is that of the payload."""
+    """The fields before a payload; `crc` is the payload's checksum."""
 
     number: int
     offset: int
@@ -251,7 +255,9 @@ class _Head:
 
 
 def _head_at(file: BinaryIO, offset: int, size: int) -> _Head | None:
-    """Return the intact head of a record at an offset, if there is one, and its payload would end within the file."""
+    """Return the intact head of a record at an offset, or None if there is none or its payload would not end within the
+    file.
+    """
     file.seek(offset)
     head = file.read(_RECORD_SIZE)
     if len(head) < _RECORD_SIZE:
@@ -265,7 +271,9 @@ def _head_at(file: BinaryIO, offset: int, size: int) -> _Head | None:
 
 
 def _is_intact(file: BinaryIO, head: _Head) -> bool:
-    """Return whether the payload behind a head is as it was written. Memory: 1 MiB, as any head may be followed by anything."""
+    """Return whether the payload after a head is as it was written. It is read 1 MiB at a time, because the head may be
+    wrong.
+    """
     file.seek(head.offset + _RECORD_SIZE)
     crc, left = 0, head.length
     while left:
@@ -287,7 +295,9 @@ def _record_at(file: BinaryIO, offset: int, size: int) -> LogRecord | None:
 
 
 def _first_record_after(path: Path, file: BinaryIO, offset: int, size: int) -> _Head | None:
-    """Return the head of the first intact record behind an offset. Raises LogError if heads lead to too many bytes."""
+    """Return the head of the first intact record after an offset. Raises LogError if checking candidates would read too
+    many bytes.
+    """
     begin, left = offset, max(_CHUNK, _MAX_HASHED * (size - offset))
     offset += 1
     while offset < size:

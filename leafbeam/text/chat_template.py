@@ -15,7 +15,7 @@ from leafbeam.files import read_json, read_text
 class ChatTemplate:
     r"""The chat template that Hugging Face keeps beside a tokenizer, in Jinja.
 
-    It runs in Jinja's sandbox; messages are data to it.
+    It runs in Jinja's sandbox, and messages are only data: they are never read as template code.
 
     Args:
         source: The template's text.
@@ -50,8 +50,8 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, directory: str | PathLike[str]) -> "ChatTemplate | None":
-        """Read chat_template.jinja, or `chat_template` of tokenizer_config.json (of several, "default"); return None if there
-        is neither.
+        """Read chat_template.jinja, or else `chat_template` of tokenizer_config.json (the one named "default" if there
+        are several). Return None if there is neither.
 
         Raises:
             CheckpointError: If a file is damaged.
@@ -89,7 +89,7 @@ class ChatTemplate:
 
 
 def _to_json(value: Any, indent: int | None = None, **_: Any) -> str:
-    """Return JSON without the HTML escapes of Jinja's own filter."""
+    """Return JSON. Jinja's own filter would escape characters for HTML; this one does not."""
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 

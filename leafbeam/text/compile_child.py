@@ -1,8 +1,8 @@
 """The child process of `ConstraintCompiler`: `python -m leafbeam.text.compile_child`.
 
 It reads lines of JSON: first the vocabulary and the limits, then constraints, each with the path of the file to write its
-automaton to. It answers each line with a line. A constraint that takes too much processor time ends the process by SIGPROF,
-which also ends code that is not Python's; other programs do not count.
+automaton to. It answers each line with a line. If a constraint takes too much processor time, SIGPROF ends the process,
+even inside compiled code. The time of other programs does not count.
 """
 
 import base64
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def _warm_up(tokens: TokenTrie) -> None:
-    """Load or compile every kernel, which would count as the time of a first constraint."""
+    """Load or compile every kernel now, because it would otherwise count as the time of the first constraint."""
     schema = JsonSchema(schema={"type": "object", "properties": {"a": {"type": "string"}}})
     parts = [FreeText(stop="\n"), schema, Choices(texts=["a", "b"]), Regex(pattern="[ab]*"), Regex(pattern="b")]
     for constraint in (*parts, Template(parts=parts)):
@@ -62,7 +62,7 @@ def _warm_up(tokens: TokenTrie) -> None:
 
 
 def _bound_memory(max_bytes: int) -> None:
-    """Bound what the process may allocate from here on, if the system says what it has allocated."""
+    """Limit the memory that the process may allocate from now on, if the system reports how much it has allocated."""
     try:
         with open("/proc/self/statm") as file:
             used = int(file.read().split()[0]) * resource.getpagesize()

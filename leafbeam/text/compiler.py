@@ -26,10 +26,10 @@ class CompileLimits:
     """The limits of one constraint.
 
     Args:
-        max_seconds: The seconds of a processor that it may be compiled for.
+        max_seconds: The seconds of processor time that its compilation may take.
         max_start_seconds: The seconds in which the child process must start. Its first start on a machine compiles kernels,
             which takes a minute, or several under load.
-        max_mb: The megabytes of memory while it is compiled.
+        max_mb: The megabytes of memory that its compilation may take.
         max_states: The largest number of states of its automaton.
         max_automaton_mb: The largest size of its automaton, in megabytes.
         cache_mb: The megabytes of automata that are kept for later requests with the same constraint.
@@ -52,8 +52,8 @@ class ConstraintCompiler:
     """Turns constraints in JSON into automata over a vocabulary, one at a time, in a child process.
 
     The determinisation of some short patterns takes exponential time, in a library that cannot be interrupted: a child that
-    exceeds its time or memory dies, and the next constraint gets a new one. `close` ends it. One that does not answer at all
-    is killed, so that no caller waits for ever.
+    exceeds its time or memory dies, and the next constraint gets a new one. A child that does not answer at all is
+    killed, so that no caller waits for ever. `close` ends the child.
     """
 
     def __init__(self, tokens: TokenTrie, limits: CompileLimits | None = None) -> None:
@@ -87,7 +87,9 @@ class ConstraintCompiler:
             self._directory.cleanup()
 
     def cached(self, constraint: str) -> Automaton | None:
-        """Return the automaton of a constraint that was compiled before, or None; raise its AutomatonError if it had one."""
+        """Return the automaton of a constraint that was compiled before, or None. If its compilation failed, raise its
+        AutomatonError.
+        """
         found = self._cache.get(constraint)
         if found is not None:
             with suppress(KeyError):  # forgotten in between, in another thread
@@ -229,7 +231,7 @@ def _nbytes(constraint: str, found: Automaton | AutomatonError) -> int:
 
 @contextmanager
 def _killed_after(child: "subprocess.Popen[str]", seconds: float) -> Generator[threading.Event]:
-    """Kill a child that takes longer than the block may, which ends its pipes; yield whether this has happened."""
+    """Kill the child if the block takes too long, which ends its pipes. Yields a flag that says whether this has happened."""
     killed = threading.Event()
 
     def kill() -> None:

@@ -1,4 +1,4 @@
-"""What a generated text may be."""
+"""The constraints of generated texts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class JsonSchema:
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """One of some texts.
+    """One of several given texts.
 
     Args:
         texts: The texts. An empty list is an AutomatonError; it never allows everything.
@@ -55,7 +55,7 @@ class FreeText:
     """Any text.
 
     Args:
-        stop: The text that ends it, and that it does not contain before.
+        stop: The text with which the free text ends; it occurs only at the end.
         max_length: The largest number of characters, without the stop.
     """
 
@@ -65,7 +65,7 @@ class FreeText:
 
 @dataclass(frozen=True, kw_only=True)
 class Template:
-    """One part after another; a string stands for itself.
+    """Several parts, one after another. A part that is a string is fixed text.
 
     Args:
         parts: The parts. Free text needs a stop or a length, except as the last part. Items must be the last part.
@@ -141,7 +141,7 @@ def _sizes(limits: Limits) -> SizeLimits:
 
 
 def _joined(parts: Sequence[Any], **limits: Unpack[Limits]) -> ByteDFA:
-    """Return the language of the parts' texts, one after another."""
+    """Return the language of the texts that consist of one text of each part, in order."""
     return concatenate([_language(part, **limits) for part in parts], AutomatonLimits(**limits).max_states)
 
 
@@ -209,7 +209,7 @@ def _template(content: Any) -> Template:
 
 
 def _num_parts(content: Any) -> int:
-    """Return the number of parts of a template in JSON, with the parts of the templates among them."""
+    """Return the number of parts of a template in JSON, including those of nested templates."""
     if not isinstance(content, list):
         return 1
     return sum(_num_parts(part["template"]) if isinstance(part, dict) and "template" in part else 1 for part in content)

@@ -26,7 +26,7 @@ Prompt = str | Sequence[int]
 
 
 class GenerateOptions(TypedDict, total=False):
-    """How texts are searched for or drawn, as keyword arguments; see `TextGenerator.generate`."""
+    """The keyword arguments of `TextGenerator.generate`, which say how texts are searched for or drawn."""
 
     max_tokens: int | None
     num_beams: int
@@ -47,8 +47,9 @@ def generate(
 ) -> GenerationResult:
     """Generate the texts of a language model after each prompt, under a constraint.
 
-    This is `TextGenerator.generate` in one call. A `TextGenerator` saves later calls the reading of the model and of its
-    vocabulary (0.1 s or more). Models of other kinds run under `leafbeam.integrations.transformers.ConstraintLogitsProcessor`.
+    This is `TextGenerator.generate` in one call. For several calls make a `TextGenerator`, which reads the model and
+    its vocabulary once (0.1 s or more). For models of other kinds use
+    `leafbeam.integrations.transformers.ConstraintLogitsProcessor`.
 
     Args:
         model: A `Transformer`, or a Qwen3 directory of Hugging Face.
@@ -93,13 +94,14 @@ def _read_model(place: Path) -> Transformer:
 class TextGenerator:
     """A causal language model and its tokenizer. Every text obeys its constraint, or can be completed if it was cut off.
 
-    Only the logits of legal tokens are computed where that is cheaper (`ops.head`). Tokens without an alternative are appended
-    in one pass (XGrammar, section 3.4: jump-forward decoding, over tokens), also where other texts of a batch have a choice.
+    Only the logits of legal tokens are computed where that is cheaper (`ops.head`). Tokens without an alternative are
+    appended in one pass, even if other texts of the batch have a choice (jump-forward decoding, XGrammar, section 3.4,
+    over tokens).
 
     Args:
         model: The model.
         tokenizer: Its tokenizer.
-        costs: The measured costs of this machine, by which the head's logits are computed; None uses estimates.
+        costs: The measured costs of this machine, which decide how the head's logits are computed; None uses estimates.
 
     Raises:
         CheckpointError: If the tokenizer has more tokens than the model.
@@ -166,10 +168,12 @@ class TextGenerator:
             num_samples: The number of drawn texts.
             seed: One seed for all prompts, or one for each. What is drawn for a prompt depends on its seed alone, not on the
                 other prompts.
-            stop: Texts before the first of which a text ends too, with one beam or `sampling`.
-            retokenize: If true, text with which every completion begins is appended at once, as the tokenizer's own tokens,
-                together with the two tokens before it, which may change. This saves calls of the model, but gives a text that
-                the model may not have chosen token by token. It needs one beam, or sampling, and the scoring "allowed".
+            stop: Texts at which generation stops: a text is cut off before the first of them. This needs one beam, or
+                `sampling`.
+            retokenize: If true, text with which every completion begins is appended at once, in the tokens that the
+                tokenizer itself would choose. The two tokens before it are tokenised again with it, and may change.
+                This saves calls of the model, but gives a text that the model may not have chosen token by token. It
+                needs one beam, or sampling, and the scoring "allowed".
 
         Raises:
             ArgumentError: If there is no prompt, or one is empty or too long.

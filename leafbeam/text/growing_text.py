@@ -23,7 +23,8 @@ class GrowingText:
         self.is_over = False
 
     def add(self, token: int | None, score: float, *, ends: bool) -> None:
-        """Add the next token (None is the end token) and the new log-probability; a text that has ended ignores it.
+        """Add the next token (None is the end token) and the new log-probability. A text that has ended ignores the
+        call.
 
         Args:
             token: The token.
@@ -87,7 +88,8 @@ class GrowingText:
 
 
 class BegunStop:
-    """How much of a stop the end of a growing text is (Knuth, Morris and Pratt). The text does not hold the stop.
+    """A matcher of one stop in a growing text: it knows how much of the stop the text's end already is (Knuth, Morris
+    and Pratt).
 
     >>> begun = BegunStop(b"aab"); begun.read(b"caa"), begun.read(b"a"), begun.read(b"c")
     (2, 2, 0)
@@ -100,9 +102,9 @@ class BegunStop:
             self._shorter.append(self._longer(self._shorter[-1], byte))
 
     def read(self, text: bytes) -> int:
-        """Return the length of the longest suffix of the text so far that begins the stop.
+        """Return the length of the longest suffix of the text so far with which the stop begins.
 
-        The cost is linear in what is new.
+        The cost is linear in the new bytes.
         """
         for byte in text:
             self._length = self._longer(self._length, byte)

@@ -17,8 +17,8 @@ from leafbeam.model.code_tokens import CodeTokens, CodeTokensLike
 class Items:
     """One item of an index in the model's own tokens, alone or as the last part of a `Template`.
 
-    If no item is allowed, that is an AutomatonError; it never allows everything. Compiling sorts the allowed items: 30 ms for
-    10^4.
+    If no item is allowed, compiling raises AutomatonError; an empty filter never means that everything is allowed.
+    Compiling sorts the allowed items: 30 ms for 10^4.
 
     Args:
         index: A trie, or a version of a live index.
@@ -46,7 +46,7 @@ class Items:
         assert len(self._allowed.parts) == len(self._version.segments)
 
     def sequences(self) -> list[NDArray[np.int64]]:
-        """Return the tokens of each allowed SID, once.
+        """Return the tokens of the allowed SIDs, each SID once.
 
         Raises:
             AutomatonError: If no item is allowed.
@@ -67,8 +67,8 @@ class Items:
     def item_ids(self, tokens: Sequence[int]) -> NDArray[Any]:
         """Return the allowed items with which a text of these tokens ends.
 
-        Several items can share a SID; an unfinished text has none. In an index of sequences, the result is the items with the
-        longest sequence that is an item.
+        Several items can share a SID. For an unfinished text the result is empty. In an index of sequences, the result
+        is the items with the longest sequence that is an item.
         """
         lengths = [self._version.num_levels] if self._end_code is None else range(self._version.num_levels, 0, -1)
         for length in lengths:

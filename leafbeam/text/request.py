@@ -1,4 +1,4 @@
-"""A prompt to continue, and the texts that continue it."""
+"""The prompts to continue, and the texts that continue them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Generation:
 
     Attributes:
         text: The text.
-        tokens: Its tokens, without the end token, unless that is text.
+        tokens: Its tokens. The end token is left out, unless it is text.
         score: Its log-probability, the end token included; for a sampled text, that of drawing it.
         finished: Whether the text is complete. Otherwise it was cut off at max_tokens or before a stop, and can be completed.
         stop: The stop before which the text was cut off, if any.
@@ -38,7 +38,7 @@ class GenerationResult:
     Attributes:
         texts: The texts of each prompt, best first.
         model_calls: The number of calls of the model, the prompts included.
-        calls_saved: The number of tokens of the longest text for which no call was needed, because they were forced.
+        calls_saved: The number of calls of the model that the longest text did without, because its tokens were forced.
     """
 
     texts: tuple[tuple[Generation, ...], ...]
@@ -103,6 +103,8 @@ class TextRequest:
 
 
 def can_run_together(requests: Sequence[TextRequest]) -> bool:
-    """Return whether one batch may hold the requests: all search in the same way, or all draw, and all for as many texts."""
+    """Return whether one batch may hold the requests: all of them search in the same way or all draw, and all for the
+    same number of texts.
+    """
     kinds = {(request.num_texts, request.scoring, request.sampling is None) for request in requests}
     return len(kinds) == 1

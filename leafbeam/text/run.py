@@ -17,7 +17,7 @@ from leafbeam.text.tokenizer import TextTokenizer
 
 
 class TextBatch(ABC):
-    """Requests that the model continues call by call, in one of two ways.
+    """Requests that the model continues call by call. The two subclasses do so in different ways.
 
     Examples:
         >>> run = generator.start([request])        # doctest: +SKIP
@@ -54,15 +54,15 @@ class TextBatch(ABC):
         """
 
     def pieces(self, b: int) -> tuple[str, ...]:
-        """Return what is new of each text of a request since the last call: whole characters, and nothing that may begin a
-        stop.
+        """Return what is new in each text of a request since the last call. Pieces are whole characters, and hold back
+        text that may be the beginning of a stop.
 
         The pieces of a search of many beams are empty, because its texts are known only at its end.
         """
         return tuple(text.piece() for text in self._growing[b])
 
     def cut_off(self, b: int) -> None:
-        """Continue without a request; its texts stay as they are."""
+        """Stop a request and continue the others. Its texts stay as they are."""
         if self._results[b] is not None:
             return
         for text in self._growing[b]:
@@ -71,14 +71,16 @@ class TextBatch(ABC):
 
 
 def state_after(automaton: Automaton, state: int, token: int) -> int:
-    """Return the state after a token, -1 where it is not text that may follow, such as an end token."""
+    """Return the state after a token, -1 if the token is not text that may follow, such as an end token."""
     if token >= automaton.vocabulary_size:
         return -1
     return int(automaton.step(np.array([state]), np.array([token]))[0])
 
 
 class TextRun(TextBatch):
-    """Requests that the model continues together, all by one round: a search of many beams, or with scoring "full"."""
+    """A batch in which all requests advance by one round at a time. It is for searches of many beams, and for scoring
+    "full".
+    """
 
     def __init__(self, requests: Sequence[TextRequest], run: SequenceRun, tokenizer: TextTokenizer) -> None:
         super().__init__(requests, tokenizer)
@@ -120,7 +122,7 @@ class TextRun(TextBatch):
         self._growing[b][k].add(token if state >= 0 else None, score, ends=ends)
 
     def _cut(self, request: TextRequest, tokens: list[int], finished: bool, score: float) -> Generation:
-        """Return a text of a search that may have continued, for other requests, after this request's last token."""
+        """Return a text of a search, cut after this request's last token: the search may have continued for other requests."""
         num_tokens = len(tokens) + (not tokens or tokens[-1] not in self._ends)  # an end token may be text
         finished = finished and num_tokens <= request.max_tokens
         kept = tokens[: request.max_tokens]

@@ -22,10 +22,11 @@ _PLAIN = '{"free_text": {}}'  # what a request without a constraint asks for
 
 
 class TextService:
-    """What a server needs of a language model: its name, its worker, the compiler of its constraints and its chat template.
+    """A language model as a server uses it: its name, its worker, the compiler of its constraints and its chat
+    template.
 
-    `load` reads a directory; `start` and `stop` run it. Tokenising and compiling have a thread each, so that neither waits for
-    the other, and the caller waits for neither.
+    `load` reads a directory; `start` and `stop` run the service. Tokenising and compiling have a thread each, so
+    neither waits for the other, and the caller's thread waits for neither.
 
     Args:
         name: The name under which clients ask for the model.
@@ -120,8 +121,8 @@ class TextService:
     def compile(self, constraint: str) -> "Future[Automaton]":
         """Return the automaton of a constraint in JSON, as a future, which is done at once if the automaton is cached.
 
-        It must be called from one thread only. The number of constraints that wait to be compiled has a bound of its own, so
-        that requests without a constraint, or with a cached one, are not held up.
+        It must be called from one thread only. The number of constraints that wait to be compiled has a limit of its
+        own, so that they do not delay requests without a constraint or with a cached one.
 
         Raises:
             OverloadedError: If too many constraints wait.
@@ -150,7 +151,7 @@ class TextService:
 
     @contextmanager
     def preparing(self) -> Generator[None]:
-        """Count a request among the waiting ones while it is tokenised. It must be used from one thread only.
+        """Count a request as waiting while the block runs, in which it is tokenised. Only one thread may use this.
 
         Raises:
             OverloadedError: If the queue is full.

@@ -1,4 +1,5 @@
-"""Texts whose tokens are final once they are chosen, greedy or drawn; a batch of them grows at different paces.
+"""Texts whose tokens are final once they are chosen, greedily or by sampling. The texts of a batch grow at different
+paces.
 
     each call of the model: what is new of all texts that are not over, in one pass
     then for each of them, a choice, and behind it what every completion begins with:
@@ -30,7 +31,9 @@ from leafbeam.text.tokenizer import TextTokenizer
 
 
 class StepwiseRun(TextBatch):
-    """Requests that the model continues together, as far as each has no choice. Their scores are over the legal tokens."""
+    """A batch in which each text advances as far as it has no choice, then by one choice. Scores are normalised over
+    the legal tokens.
+    """
 
     def __init__(
         self,
@@ -82,7 +85,7 @@ class StepwiseRun(TextBatch):
 
 
 class _Writer:
-    """One text, and the states of its automaton."""
+    """A growing text, and the states of its automaton."""
 
     def __init__(self, request: TextRequest, text: GrowingText, tokenizer: TextTokenizer) -> None:
         self.text, self.automaton, self._tokenizer = text, request.automaton, tokenizer
@@ -96,7 +99,7 @@ class _Writer:
         return self._states[-1]
 
     def choose(self, token: int, state: int, score: float) -> None:
-        """Append a choice of the model, which has read all tokens before it, and what is forced after it."""
+        """Append a choice of the model, and what is forced after it. The model has read all tokens before the choice."""
         self._num_run = len(self.text.tokens)
         if state == self.automaton.num_states:  # ended
             state = state_after(self.automaton, self.state, token)
@@ -108,7 +111,7 @@ class _Writer:
             self.take_forced()
 
     def take_forced(self) -> bool:
-        """Append what is forced, if there is some, and end a text that has to end there. Whether anything has changed."""
+        """Append what is forced, if anything is, and end a text that has to end there. Return whether anything has changed."""
         took = self._take_text() if self._retokenize else self._take_tokens()
         if took and self.text.tokens[-1] in self._ends and self.automaton.accepts(self.state):
             self.text.end(has_end_token=False)
@@ -141,7 +144,7 @@ class _Writer:
 
 
 def _states_after(automaton: Automaton, state: int, tokens: Sequence[int]) -> list[int] | None:
-    """Return the state after each token, or None if one is illegal, which happens to automata over other tokens."""
+    """Return the state after each token, or None if one is illegal, as with an automaton over other tokens."""
     states: list[int] = []
     for token in tokens:
         state = state_after(automaton, state, token)
@@ -152,7 +155,7 @@ def _states_after(automaton: Automaton, state: int, tokens: Sequence[int]) -> li
 
 
 def _whole_characters(text: bytes) -> bytes:
-    """Return the text without the first bytes of a character at its end."""
+    """Return the text without an incomplete character at its end."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         decoder.decode(text)

@@ -21,8 +21,9 @@ _END_FILES = ("generation_config.json", "config.json")
 class TextTokenizer:
     """The tokenizer of a model, with the tokens that end a text.
 
-    Any of the end tokens ends a text. One that is text itself, such as `}`, is text where the constraint allows it, and ends
-    the text after it where that may end; an added token, such as `<|im_end|>`, is never text.
+    Any of the end tokens ends a text. An end token can be text itself, such as `}`: it is then part of the text where
+    the constraint allows it, and ends the text after it if the text may end there. An added token, such as
+    `<|im_end|>`, is never text.
 
     Token bytes are exact for byte-level BPE (GPT-2, Qwen, Llama 3) and for byte-fallback BPE (Llama 2, Gemma). Other kinds
     raise CheckpointError, because the text of their tokens depends on the neighbouring tokens.
@@ -107,11 +108,12 @@ class TextTokenizer:
 
     @cached_property
     def size(self) -> int:
-        """Return one more than the largest token, added ones included. Some smaller numbers may not be tokens."""
+        """Return the largest token id, added tokens included, plus one. Some smaller ids may not be tokens."""
         return 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        """Return the tokens of a text, in which special tokens may be spelled.
+        """Return the tokens of a text. If the text contains the name of a special token, that becomes the special
+        token.
 
         Args:
             text: The text.
@@ -131,12 +133,13 @@ class TextTokenizer:
         return self.bytes_of(tokens).decode("utf-8", "replace")
 
     def bytes_of(self, tokens: Sequence[int]) -> bytes:
-        """Return the bytes of tokens. Special tokens, and those that only the model has, have none."""
+        """Return the bytes of tokens. Special tokens, and ids that the model has and the tokenizer has not, have no bytes."""
         known = self.token_bytes
         return b"".join(known[token] or b"" for token in tokens if token < len(known))
 
     def spell(self, text: bytes) -> tuple[int, ...] | None:
-        """Return the tokenizer's own tokens of a piece of text, in which nothing is special.
+        """Return the tokens that the tokenizer itself chooses for a piece of text. Nothing in the text is a special
+        token.
 
         The result is None if the bytes are not whole characters, or if the tokens would have other bytes, such as a space
         before the text.
@@ -195,7 +198,7 @@ class TextTokenizer:
 
 
 def _check_ids(settings: Any, path: Path) -> None:
-    """Refuse ids for which the package tokenizers would allocate more memory than there is."""
+    """Raise CheckpointError for ids so large that the package tokenizers would allocate more memory than there is."""
     vocabulary = settings.get("model", {}).get("vocab")
     ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else []
     ids += [added["id"] for added in settings.get("added_tokens", [])]

@@ -1,4 +1,6 @@
-"""Continues the prompts of many clients: one thread that runs batches in turns, call by call of the model."""
+"""TextWorker: continues the prompts of many clients, in one thread that runs several batches in turns, one call of the
+model each.
+"""
 
 import logging
 import threading
@@ -27,8 +29,9 @@ class TextJob:
     """The prompts of one client, which run in one batch.
 
     `texts` is the result; if it is cancelled, the worker drops the job at its next call of the model. `deadline` is a time of
-    the worker's clock. `on_pieces`, if given, is called in the worker with a prompt's number and its new pieces. `is_alone` is
-    true for a job that shares no batch, because one that it was in has failed and this job may be the reason.
+    the worker's clock. `on_pieces`, if given, is called in the worker's thread with a prompt's number and its new
+    pieces. `is_alone` is true for a job that must run alone, because a batch that it was in has failed and this job may
+    be the reason.
     """
 
     requests: tuple[TextRequest, ...]
@@ -48,7 +51,8 @@ class TextJob:
 
 
 class TextWorker:
-    """Runs jobs in order of arrival, those together that one batch may hold. `start` and `stop` it.
+    """A thread that runs jobs in order of arrival, together where one batch may hold them. Call `start` before use and
+    `stop` afterwards.
 
     >>> job = worker.submit([request])                  # doctest: +SKIP
     >>> job.texts.result()[0][0].text                   # doctest: +SKIP
@@ -88,9 +92,9 @@ class TextWorker:
         self._thread.start()
 
     def stop(self, grace_s: float = 30.0) -> None:
-        """Refuse new jobs, answer those that were accepted within `grace_s`, and fail the others.
+        """Refuse new jobs, finish accepted ones within `grace_s` seconds, and fail those that are then not finished.
 
-        Every job is answered, also where the thread hangs in a call of the model, or was never started.
+        Every job gets an answer, even if the thread hangs in a call of the model or was never started.
         """
         with self._changed:
             self._is_stopping = True
@@ -143,7 +147,7 @@ class TextWorker:
         return job
 
     def check_admission(self, num_others: int = 0) -> None:
-        """Raise what `submit` raises for a full queue, with `num_others` in it beside those that are."""
+        """Raise the error of `submit` for a full queue, counting `num_others` requests more than are in it."""
         if self._is_stopping:
             raise UnavailableError("the server is stopping", reason="draining")
         if len(self._waiting) + num_others >= self.settings.max_queue:
@@ -154,7 +158,7 @@ class TextWorker:
         return OverloadedError(f"{message}: try again later", reason=reason, retry_after_s=wait_s)
 
     def _work(self) -> None:
-        """Run jobs until `stop`. A fault outside of a job fails those that were accepted, and the thread goes on."""
+        """Run jobs until `stop`. An error that is not a job's own fails all accepted jobs, and the thread goes on."""
         while True:
             try:
                 self._run_jobs()
@@ -223,7 +227,7 @@ class TextWorker:
         self._running = (*self._running, _Batch(run=run, jobs=tuple(jobs)))
 
     def _advance(self, batch: "_Batch") -> bool:
-        """Call the model once for a batch, give its jobs what is new, and return whether the batch continues."""
+        """Call the model once for a batch, pass the new text to its jobs, and return whether the batch continues."""
         run, now = batch.run, self.clock()
         for job, rows in batch.rows():
             if job.deadline <= now and not job.requests[0].is_stepwise:
@@ -248,7 +252,7 @@ class TextWorker:
         return going_on
 
     def _answer(self, job: TextJob, run: TextBatch, rows: range) -> bool:
-        """Hand on what is new of a job, and its texts if they are over; returns whether they are."""
+        """Pass on the new text of a job, and its texts once they are complete; return whether they are."""
         for number, b in enumerate(rows):
             pieces = run.pieces(b)
             if job.on_pieces is not None and any(pieces):
@@ -267,7 +271,8 @@ class TextWorker:
             self._seconds_per_job += 0.1 * (since - self._seconds_per_job)
 
     def _failed(self, jobs: Sequence[TextJob], error: BaseException, guilty: TextJob | None = None) -> None:
-        """Fail a job that ran alone. If there were several, run all again before those that wait, and the guilty one alone.
+        """Handle a failed batch. A job that ran alone fails; several jobs run again, before those that wait, and the
+        guilty one alone.
 
         If it is not known which job is guilty, each runs alone.
         """
@@ -318,7 +323,9 @@ class _Batch:
 
 
 class _Pieces:
-    """Hands each piece of a job's texts on once, also where the job runs again: the same seed draws the same texts."""
+    """The pieces of a job's texts. Each is passed on once, even if the job runs again, because the same seed draws the
+    same texts.
+    """
 
     def __init__(self, on_pieces: OnPieces, requests: Sequence[TextRequest]) -> None:
         self._on_pieces = on_pieces
@@ -343,7 +350,9 @@ def _stopped() -> UnavailableError:
 
 
 def _fail(job: TextJob, error: BaseException) -> None:
-    """Answer a job by an error, unless it has its answer; one that no caller expects to catch becomes the cause of another."""
+    """Answer a job with an error, unless it has an answer. An error that callers do not expect becomes the cause of a
+    RuntimeError.
+    """
     if not isinstance(error, Exception):
         cause, error = error, RuntimeError(f"a text failed by {type(error).__name__}: {error}")
         error.__cause__ = cause
