@@ -313,7 +313,7 @@ def check_logits(logits: Any, number: int, shape: tuple[int, ...], like: Any, wh
     """
     array, on_host = logits if hasattr(logits, "ndim") else np.asarray(logits), isinstance(like, np.ndarray)
     if on_host and hasattr(array, "detach"):
-        array = to_numpy(array)  # whose dtype tells its kind in less time
+        array = to_numpy(array)  # the dtype of a numpy array is read faster
     if number == 0 and array.ndim == 2:
         array = array[:, None]
     if tuple(array.shape) != shape:

@@ -68,7 +68,7 @@ class _SidTokens(ABC):
 
     @cached_property
     def prompt_tokens(self) -> PromptTokens:
-        """What stands around the history of a prompt: `bos` before it. Where users have tokens, theirs follows `before`."""
+        """The tokens before and after the history in a prompt. Where users have tokens, theirs follows `before`."""
         return PromptTokens(before=(self.bos,))
 
     def prompt_length(self, num_items: int) -> int:
