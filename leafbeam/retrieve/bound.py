@@ -1,4 +1,6 @@
-"""An item memory beside a version of an index: its filters as masks over the memory's items. Shapes: N items of the memory."""
+"""An item memory bound to a version of an index, whose filters become masks over the memory's items. Shapes: N items of
+the memory.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +58,7 @@ class BoundMemory:
             self._ordinals[trie] = ordinal_N
 
     def allowed(self, item_filter: Filter | None = None) -> NDArray[np.bool_]:
-        """Return which items of the memory a filter of the version allows; None allows all live items.
+        """Return a mask of the memory's items that a filter of the version allows. None allows all live items.
 
         Raises:
             ForeignFilterError: If the filter was made for another index.
@@ -77,7 +79,7 @@ class BoundMemory:
         self.memory.insert(trie.items.ids_of(new_n), like=like)
 
     def _siblings(self, trie: Trie, codes: list[int]) -> NDArray[np.generic]:
-        """Return the ids of at most 32 items that share the longest prefix of a SID that some of the memory's items have."""
+        """Return the ids of at most 32 of the memory's items: those that share the longest possible prefix of this SID."""
         ranges = [(0, trie.num_leaves)]
         for level, code in zip(trie.levels, codes, strict=True):
             ranges.append(level.find(*ranges[-1], code))

@@ -1,4 +1,4 @@
-"""How an item memory counts and scores."""
+"""The settings of an item memory."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,16 @@ from leafbeam.errors import ArgumentError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryConfig:
-    """How transitions are counted, and how the items of a history add up. The defaults suit every log that was measured.
+    """The settings that say how transitions are counted and how the items of a history are weighted.
+
+    The defaults suit every log that was measured.
 
     Args:
         distances: The largest number of positions between two items of a history that count as a pair.
         distance_decay: The factor by which a pair counts less for each further position.
         reverse: The count of the pair in the other direction.
-        half_life_days: The number of days before the newest interaction after which an interaction counts half; None counts all
-            alike.
+        half_life_days: The age, in days before the newest interaction, at which an interaction counts half; with None
+            all count the same.
         max_entries: The number of transitions that are kept of each item.
         history: The number of newest items of a history that are scored.
         history_decay: The weight of each older item relative to the next newer one.

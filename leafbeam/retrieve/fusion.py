@@ -19,7 +19,7 @@ _PRIOR_EXAMPLES = 20.0  # how many examples the default weights count for
 
 
 class MemoryScores(NamedTuple):
-    """The two parts of the scores of all items, 0 where an item is not allowed, and the allowed items."""
+    """The allowed items, and the two parts of the scores of all items, 0 for items that are not allowed."""
 
     transition_N: NDArray[np.float32]
     text_N: NDArray[np.float32]
@@ -27,7 +27,8 @@ class MemoryScores(NamedTuple):
 
 
 class Beams(NamedTuple):
-    """The items that a beam search returned, as rows of the memory, their log probabilities, and which are new (None: none).
+    """The items that a beam search returned, as rows of the memory, their log probabilities, and which of them are new
+    (None if none are).
 
     A new item has a text that the memory compares, and no interaction from which a model could have learnt its code.
     """
@@ -38,7 +39,7 @@ class Beams(NamedTuple):
 
 
 class Example(NamedTuple):
-    """The features of one user's candidates, and which candidate the user took."""
+    """The features of one user's candidates, and the candidate that the user took."""
 
     features_FC: NDArray[np.float32]
     target: int
@@ -46,7 +47,7 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fusion:
-    """The weights of a sum over an item's features; `fit` learns them on validation users.
+    """The weights with which an item's features are summed. `fit` learns them on validation users.
 
     Every allowed item that the memory or the beams find is scored, so the best items are exact. The defaults are near the
     weights of three public logs; `seen` is 0, so that repeated items are neither preferred nor avoided.
@@ -76,12 +77,13 @@ class Fusion:
 
     @classmethod
     def fit(cls, examples: Sequence[Example]) -> "Fusion":
-        """Return the weights that maximise the probability of what users took among their candidates, then the mean of
-        Recall@10 + NDCG@10.
+        """Return weights fitted to what users took among their candidates: first for likelihood, then for Recall@10 +
+        NDCG@10.
 
-        First a softmax over each list is fitted by Newton's method (the conditional logit of McFadden, 1974), in which the
-        default weights count for 20 examples, so that a few users change little. Then one weight after the other is scaled if
-        the mean rises by more than its standard error: likelihood considers the whole list, recall its beginning.
+        First a softmax over each list is fitted by Newton's method (the conditional logit of McFadden, 1974). The
+        default weights count as 20 examples, so that a few users change little. Then each weight in turn is scaled, if
+        that raises the mean of Recall@10 + NDCG@10 by more than its standard error. The second step is needed because
+        likelihood considers the whole list, and recall only its beginning.
         """
         prior_F = np.asarray(astuple(cls()), np.float64)
         if not examples:
@@ -126,9 +128,9 @@ class Fusion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fusions:
-    """The weights for lists that keep the items of the history, and for lists without them.
+    """Two sets of weights: for lists that keep the items of the history, and for lists without them.
 
-    Users who buy things again teach the first weights something that does not apply to the second.
+    Users who buy things again affect the first set; that does not apply to the second.
 
     Args:
         kept: The weights of lists that keep them.
@@ -144,9 +146,11 @@ class Fusions:
 
 
 def features(memory: MemoryScores, beams: Beams, seen_n: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """Return (features_FN, found_N): the features of `Fusion` of every item, and the allowed items that either channel finds.
+    """Return (features_FN, found_N): the features of every item for `Fusion`, and the allowed items that the memory or
+    the beams find.
 
-    `seen_n` are rows of the history, -1 where unknown. Beams hold allowed items only, so all of them count as found.
+    `seen_n` are the rows of the history, -1 for an unknown item. Beams hold only allowed items, so all of them count as
+    found.
     """
     features_FN = np.zeros((5, len(memory.allowed_N)), np.float32)
     features_FN[0], features_FN[1] = memory.transition_N, memory.text_N

@@ -9,7 +9,8 @@ from leafbeam.jit import njit
 
 @njit(cache=True, nogil=True)
 def text_scores(indptr_N1, terms_C, weights_C, rows_h, weights_h, num_terms, allowed_N, out_N):
-    """Add up the cosines of each allowed item's text with those of the history's items, except for the item itself.
+    """Add up, for each allowed item, the cosines of its text with the texts of the history's items. An item is not
+    compared with itself.
 
     query = weighted sum of the history's unit vectors; score of an item = its unit vector * query
     """
@@ -55,7 +56,7 @@ def _length(indptr_N1, weights_C, row):
 
 @njit(cache=True, nogil=True)
 def _cosine(indptr_N1, terms_C, weights_C, left, right):
-    """Return the cosine of two rows, each of which is read once, because its terms ascend."""
+    """Return the cosine of two rows. Each row is read once, because its terms ascend."""
     product = np.float32(0)
     i, j, end_i, end_j = indptr_N1[left], indptr_N1[right], indptr_N1[left + 1], indptr_N1[right + 1]
     while i < end_i and j < end_j:
@@ -73,7 +74,7 @@ def _cosine(indptr_N1, terms_C, weights_C, left, right):
 
 @njit(cache=True, nogil=True)
 def allow(words_W, ordinal_N, allowed_N):
-    """Mark the items whose ordinal is in a bitmap; -1: not in this trie."""
+    """Mark the items whose ordinal is in a bitmap; an ordinal of -1 means that the item is not in this trie."""
     for item in range(ordinal_N.size):
         ordinal = ordinal_N[item]
         if ordinal >= 0 and (words_W[ordinal >> 6] >> np.uint64(ordinal & 63)) & np.uint64(1):

@@ -26,12 +26,13 @@ _KNOWN = b'{"known":'  # how a record of requests that are known begins
 
 
 class LiveMemory:
-    """The file of an item memory and, beside it, a log of the interactions and items since the file was written.
+    """The file of an item memory and, beside it, a log of the interactions and items that came after the file was
+    written.
 
     An interaction counts for the next search once `observe` returns. It survives a killed process, and with sync=True a power
-    cut. `compact` writes both into the file; `observe` does so once the log is longer than the memory and 16 MiB. One process
-    may have a memory open. A log that belongs to another file, such as that of a memory that was fitted again since, is refused
-    by a LogError; `set_log_aside` renames it.
+    cut. `compact` writes both into the file; `observe` does so once the log is longer than both the memory and 16 MiB.
+    One process may have a memory open. `open` raises LogError if the log belongs to another file, for example because
+    the memory was fitted again since; `set_log_aside` renames such a log.
 
     `memory` is the item memory, to be given to an engine.
 
@@ -88,8 +89,9 @@ class LiveMemory:
     def observe(self, events: Sequence[Event], request: RequestKey | None = None) -> int:
         """Count interactions, and return the number of pairs that were counted.
 
-        An event that is sent twice counts twice, but a request with a key that came before counts nothing and returns what that
-        one did. This costs one write, and with sync=True one fsync. After an error nothing is counted.
+        An event that is sent twice counts twice. But a request with a key that an earlier request had counts nothing,
+        and returns what the earlier one returned. This costs one write, and with sync=True one fsync. After an error
+        nothing is counted.
 
         Args:
             events: For each interaction the user's history before it, oldest item first, and the item. Ids that the memory does
@@ -97,7 +99,7 @@ class LiveMemory:
             request: The identity of a request that may be repeated.
 
         Raises:
-            ItemIdError: If ids are of two kinds.
+            ItemIdError: If some ids are numbers and others text.
             ConflictError: If an earlier request with the same key had other content.
             LogError: If the log cannot be written.
         """
@@ -143,7 +145,7 @@ class LiveMemory:
             self._compact()
 
     def _append(self, record: dict[str, Any]) -> None:
-        """Log a record, after the items that a binding to an index has inserted since the last one."""
+        """Log a record. Items that a binding to an index has inserted since the last record are logged before it."""
         first, end = self._num_logged, self.memory.num_items
         if first < end:
             new_ids = self.memory.ids_of(np.arange(first, end))
@@ -156,7 +158,7 @@ class LiveMemory:
     def _compact(self) -> None:
         """Write the file and begin a new log.
 
-        A failure before the file has its name leaves file and log as they were; after that the old log is closed.
+        If this fails before the new file has its name, file and log are as they were; if later, the old log is closed.
         """
         self._log.check()
         before, memory = self._log, self.memory
@@ -174,9 +176,9 @@ class LiveMemory:
         self._compact_at = max(COMPACT_BYTES, self.memory.nbytes)
 
     def _compact_if_long(self) -> None:
-        """Compact a long log.
+        """Compact the log if it is long.
 
-        A failure loses nothing, because the log has every event; it is tried again at twice the length.
+        A failure loses nothing, because the log has every event; compaction is tried again at twice the length.
         """
         if self._log.end <= self._compact_at:
             return
@@ -202,9 +204,11 @@ class LiveMemory:
 
 
 def set_log_aside(path: str | os.PathLike[str]) -> Path | None:
-    """Rename the log beside a memory that was fitted again, so that the new one opens; return the log's new name.
+    """Rename the log beside a memory that was fitted again, so that the new memory opens, and return the log's new
+    name.
 
-    An empty log is removed, and None returned. The new memory counts what it was fitted on, and nothing of the log.
+    An empty log is removed, and the result is None. The new memory counts what it was fitted on, and nothing from the
+    log.
 
     Raises:
         LogError: If the log is damaged.
@@ -224,7 +228,7 @@ def _log_of(path: Path) -> Path:
 
 
 def _new_log(path: Path, memory: ItemMemory, number: int, known: KnownRequests, sync: bool) -> WriteAheadLog:
-    """Return a log with the requests that are known, which gets its name once it is complete."""
+    """Return a new log that begins with the known requests. It gets its name once it is complete."""
     return _named(_unnamed_log(path, memory, number, known, sync), path)
 
 
@@ -241,7 +245,7 @@ def _unnamed_log(path: Path, memory: ItemMemory, number: int, known: KnownReques
 
 
 def _named(log: WriteAheadLog, path: Path) -> WriteAheadLog:
-    """Give a log its name, once that of its memory's file is durable."""
+    """Give a log its final name, once the name of its memory's file is durable."""
     try:
         disk.sync_path(path.parent)
         log.rename(_log_of(path))
@@ -252,7 +256,7 @@ def _named(log: WriteAheadLog, path: Path) -> WriteAheadLog:
 
 
 def _repeat(memory: ItemMemory | None, known: KnownRequests, record: LogRecord) -> None:
-    """Apply a record of a log to a memory; None: to the known requests alone."""
+    """Apply a record of a log to the memory and the known requests. With None as the memory, only the requests are updated."""
     try:
         content: dict[str, Any] = json.loads(record.payload)
         for answer in content.get("known", ()):
@@ -271,7 +275,7 @@ def _repeat(memory: ItemMemory | None, known: KnownRequests, record: LogRecord) 
 
 
 def _vectors(content: dict[str, list[int]]) -> TextVectors:
-    """Return texts from JSON. Raises KeyError, ValueError, TypeError or OverflowError if the JSON is another one."""
+    """Return texts from JSON. Raises KeyError, ValueError, TypeError or OverflowError if the JSON has another form."""
     return TextVectors(
         indptr_N1=np.array(content["indptr_N1"], np.uint32),
         terms_C=np.array(content["terms_C"], np.uint16),
@@ -280,5 +284,5 @@ def _vectors(content: dict[str, list[int]]) -> TextVectors:
 
 
 def _plain(item_ids: ItemIds) -> list[int | str]:
-    """Return ids as JSON can hold them."""
+    """Return ids as plain integers or text, which JSON can hold."""
     return [item.item() if isinstance(item, np.generic) else item for item in item_ids]

@@ -25,7 +25,7 @@ from leafbeam.retrieve.transitions import count_transitions
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reason:
-    """The largest part of an item's score.
+    """The largest part of an item's score, which explains why the item was found.
 
     Attributes:
         channel: The source of the part: "transition" or "text", from an item of the history; "model"; or "popular", if nothing
@@ -55,20 +55,23 @@ class MemoryResult:
 
 
 class ItemMemory:
-    """Transitions between items and the similarity of their texts, by which allowed items are scored for a history.
+    """Transitions between items and the similarity of their texts, with which it scores the allowed items for a
+    history.
 
         score(item) = sum over the newest items of the history, each older one at `history_decay`:
-            log(1 + count(pair)) / (shrinkage + the largest of its row) + text_weight * cosine(texts), but for the item itself
+            log(1 + count(pair)) / (shrinkage + the largest of its row) + text_weight * cosine(texts), except for the
+            item itself
 
     Nothing is trained. A count covers the two orders of a pair and up to `distances` positions. Items that may not be returned
     cost nothing and never displace others. An item is found if its score is above 0. `fit` and `load` make a memory.
 
-    `version` is the digest of the file that it was loaded from or saved to, and `follows` the version that this file replaced.
-    `fusion` says how its scores are added to those of a model, if `fit_fusion` has learnt that.
+    `version` is the digest of the file from which it was loaded or to which it was saved, and `follows` the version
+    that this file replaced. `fusion` says how its scores are added to those of a model, if `fit_fusion` has learnt
+    that.
 
     Args:
         state: The transitions and the texts.
-        encoder: Turns texts into vectors.
+        encoder: The encoder of texts into vectors.
         config: How transitions are counted and added up.
         fusion: The weights beside a model.
 
@@ -107,7 +110,7 @@ class ItemMemory:
             indptr_U1: The start of each history in items_E, and the end of the last.
             items_E: The rows of the items of history u, oldest first, are `items_E[indptr_U1[u]:indptr_U1[u + 1]]`. Sort and
                 deduplicate them before (`load_log` does). A history of one item counts for nothing.
-            times_E: The times of the interactions, if older ones shall count less (`half_life_days`).
+            times_E: The times of the interactions, if older ones are to count less (`half_life_days`).
             texts: One text per item, "" for none.
             config: How transitions are counted.
 
@@ -180,7 +183,7 @@ class ItemMemory:
 
     @property
     def id_kind(self) -> str | None:
-        """Return the kind of the ids' dtype, "i" or "S"; None while there are no items."""
+        """Return the kind of the ids' dtype: "i" for integers, "S" for text; None while there are no items."""
         return self._state.items.kind if self.num_items else None
 
     @property
@@ -216,7 +219,7 @@ class ItemMemory:
         return self._state.items.ids_of(rows_k).tolist()
 
     def beams(self, item_ids: ItemIds, scores_k: NDArray[np.float32]) -> Beams:
-        """Return the items that a search returned, which must all be known, with their log probabilities."""
+        """Return a search's items and their log probabilities as `Beams`. The memory must know all of the items."""
         rows_k, state = self.rows_of(item_ids), self._state
         has_text_k = state.texts.indptr_N1[rows_k + 1] > state.texts.indptr_N1[rows_k]
         return Beams(rows_k, scores_k, has_text_k & ~state.taken_N[rows_k])
@@ -225,7 +228,7 @@ class ItemMemory:
         """Return those ids that the memory has.
 
         Raises:
-            ItemIdError: If ids are of another kind.
+            ItemIdError: If the ids are text and the memory's numbers, or the reverse.
         """
         ids_N = self._state.items.ids_N
         self.check_kind(item_ids)
@@ -266,7 +269,7 @@ class ItemMemory:
         return dict(zip(self.ids_of(items.astype(np.int64)), counts.tolist(), strict=True))
 
     def _add(self, row: int, item: int, count: float) -> None:
-        """Add to one count. A row is replaced, so that a search sees it before or after."""
+        """Add to one count. The whole row is replaced, so that a search sees either the old row or the new one."""
         changed = self._changed.get(row)
         items, counts = self._state.transitions.row(row) if changed is None else (changed.items, changed.counts)
         at = np.flatnonzero(items == item)
@@ -279,7 +282,7 @@ class ItemMemory:
             self._changed[row] = ChangedRow.of(items, counts, self.config.shrinkage)
 
     def _merge(self) -> None:
-        """Move the changed rows into the transitions; their largest `max_entries` are kept."""
+        """Move the changed rows into the transitions. The largest `max_entries` counts of a row are kept."""
         with self._lock:
             if self._changed:
                 self._state, self._changed = self._state.with_rows(self._changed, self.config.max_entries), {}
@@ -294,7 +297,7 @@ class ItemMemory:
             like: In place of texts, for each item the ids of items with similar texts.
 
         Raises:
-            ItemIdError: If an id is there twice or is of the wrong kind.
+            ItemIdError: If an id occurs twice or is of the wrong kind.
             ArgumentError: If neither or both of texts and like are given, or they do not fit the ids.
         """
         given = texts if like is None else like
@@ -345,7 +348,8 @@ class ItemMemory:
         allowed_N: NDArray[np.bool_] | None = None,
         deny: ItemIds = (),
     ) -> MemoryResult:
-        """Return the best allowed items after a history; of items with equal scores, the first row is better.
+        """Return the best allowed items after a history. Of items with equal scores, the one with the smaller row comes
+        first.
 
         Fewer items are returned if fewer are found. A search takes about 100 microseconds for 12,000 items, and grows linearly
         with the allowed items.
@@ -403,11 +407,11 @@ class ItemMemory:
         return MemoryScores(transition_N, text_N, allowed_N)
 
     def popular(self, allowed_N: NDArray[np.bool_], num_items: int) -> NDArray[np.int64]:
-        """Return the rows of the allowed items that were taken most often after others; if several were taken equally often,
-        the first rows.
+        """Return the rows of the allowed items that were taken most often after others; of equally frequent items, the
+        smaller rows.
 
-        Interactions count once they are saved. This costs a pass over the allowed items, and at the first call one over all
-        transitions.
+        Interactions count here once they are saved. This costs a pass over the allowed items, and at the first call one
+        over all transitions.
         """
         state, known = self._state, self._popularity
         if known is None or known[0] is not state:

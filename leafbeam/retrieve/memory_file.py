@@ -1,4 +1,4 @@
-"""The file of an item memory: tensors and a header, checked as whatever a stranger may send."""
+"""The file of an item memory: tensors and a header. It is checked like a file from a stranger."""
 
 import os
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ class MemoryFile:
     follows: str
 
     def write(self, path: str | os.PathLike[str]) -> str:
-        """Write it, atomically. Returns its version, the digest of its content."""
+        """Write the file atomically, and return its version, the digest of its content."""
         ids, transitions, texts = self.state.items.ids_N, self.state.transitions, self.state.texts
         tensors: tensor_file.Tensors = {
             "ids": ids if ids.dtype.kind == "i" else ids.view(np.uint8).reshape(len(ids), ids.dtype.itemsize),
@@ -75,7 +75,7 @@ class MemoryFile:
 
 
 def _fusions_of(header: Mapping[str, Any]) -> Fusions:
-    """Return the weights of a file, of which older ones have one set."""
+    """Return the weights in a file; older files have only one set."""
     kept = header["fusion"]
     return Fusions(kept=Fusion(**kept), removed=Fusion(**header.get("fusion_removed", kept)))
 

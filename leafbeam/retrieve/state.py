@@ -16,7 +16,7 @@ from leafbeam.retrieve.transitions import Transitions, item_dtype
 
 
 class ChangedRow(NamedTuple):
-    """The transitions of an item since an interaction was counted: their counts, and the parts of scores that they give."""
+    """The transitions of an item whose counts have changed: the counts, and the parts of scores that follow from them."""
 
     items: NDArray[np.unsignedinteger]
     counts: NDArray[np.float64]
@@ -31,7 +31,7 @@ class ChangedRow(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class MemoryState:
-    """The arrays that a search reads. Each change makes another state, so that a search sees one.
+    """The arrays that a search reads. Each change makes a new state, so a search sees one state from beginning to end.
 
     `taken_N` marks the items that have an interaction.
     """
@@ -69,7 +69,7 @@ class MemoryState:
         return MemoryState(items=items, transitions=transitions, texts=texts, taken_N=taken_N)
 
     def with_rows(self, changed: Mapping[int, ChangedRow], max_entries: int) -> "MemoryState":
-        """Return the state with other counts in some rows, of which the largest `max_entries` are kept."""
+        """Return the state with other counts in some rows. The largest `max_entries` counts of a row are kept."""
         transitions = self.transitions
         lengths_N = np.diff(transitions.indptr_N1.astype(np.int64))
         rows_C = np.repeat(np.arange(len(lengths_N)), lengths_N)
@@ -90,7 +90,7 @@ class MemoryState:
 
 
 def _taken(transitions: Transitions) -> NDArray[np.bool_]:
-    """Return which items follow or precede another."""
+    """Return a mask of the items that follow or precede another."""
     taken_N = np.diff(transitions.indptr_N1) > 0
     taken_N[transitions.items_C] = True
     return taken_N

@@ -21,10 +21,10 @@ _TERM = re.compile(r"\w\w+")
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TextVectors:
-    """The terms of texts: those of text n are `terms_C[indptr_N1[n]:indptr_N1[n + 1]]`, ascending.
+    """The terms of texts and their weights. Those of text n are `terms_C[indptr_N1[n]:indptr_N1[n + 1]]`, ascending.
 
-    `indptr_N1` is uint32; `terms_C` uint16, the numbers of terms; `weights_C` uint8, TF-IDF, of which the largest of a text is
-    255.
+    `indptr_N1` is uint32. `terms_C`, uint16, are the numbers of terms in the vocabulary. `weights_C`, uint8, are TF-IDF
+    weights, scaled so that the largest of each text is 255.
     """
 
     indptr_N1: NDArray[np.uint32]
@@ -33,7 +33,7 @@ class TextVectors:
 
     @classmethod
     def of_weights(cls, rows: Sequence[Mapping[int, float]]) -> "TextVectors":
-        """Return the vectors of the weights of each text's terms, of which the `MAX_TERMS` largest are kept; of equal ones the
+        """Return the vectors with these weights. The `MAX_TERMS` largest of each text are kept; of equal weights, the
         first.
         """
         kept = [sorted(sorted(row, key=lambda term: (-row[term], term))[:MAX_TERMS]) for row in rows]
@@ -92,10 +92,10 @@ class TextVectors:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TextEncoder:
-    """The vocabulary of texts. Terms are known by their hashes, so that only those and their frequencies are stored.
+    """The vocabulary of texts, stored as the hashes of its terms and their frequencies.
 
-    `hashes_T`, uint32 and ascending, are those of the terms that at least two texts have, at most 65,536 of them. `idf_T`,
-    uint8, are their inverse document frequencies in steps of 1/16.
+    `hashes_T`, uint32 and ascending, are the hashes of terms that at least two texts have, at most 65,536 of them.
+    `idf_T`, uint8, are their inverse document frequencies in steps of 1/16.
 
     Examples:
         >>> encoder = TextEncoder.fit(["red shoe", "red boot", "green tea"])

@@ -1,4 +1,4 @@
-"""Counts of item pairs in histories, as one sorted row of transitions an item.
+"""Counts of item pairs in histories, stored as one sorted row of transitions for each item.
 
 Shapes: U users, E interactions, N items, C entries of all rows.
 """
@@ -16,7 +16,7 @@ _DAY = 86_400_000_000_000  # nanoseconds
 
 
 def item_dtype(num_items: int) -> type[np.uint16] | type[np.uint32]:
-    """Return the smallest type of the rows of this number of items."""
+    """Return the smallest integer type that holds the row numbers of so many items."""
     return np.uint16 if num_items <= 1 << 16 else np.uint32
 
 

@@ -1,4 +1,4 @@
-"""CodeVectors: what the items of each code have in common, as the model's first embedding of its tokens.
+"""CodeVectors: the mean vector of each code's items, with which a model's token embeddings start.
 
 Shapes: N items, D dimensions of a vector, L levels, V codes of a level, W width of a model.
 """
@@ -24,8 +24,8 @@ _DIMS = 256  # of the principal axes that are kept: more than most models are wi
 class CodeVectors:
     """The mean vector of the items of each code, on the principal axes of all items; NaN for a code without an item.
 
-    A model whose token embeddings begin there, rather than at random numbers, starts from the items' texts and co-occurrence:
-    it reaches the same recall in fewer passes, and a higher one in the end.
+    A model whose token embeddings start from these vectors, and not from random numbers, begins with the items' texts
+    and co-occurrence: it reaches the same recall in fewer passes, and a higher recall in the end.
 
     `levels` has one float32 (V, D) per level, of mean square about 1, the axis of largest variance first.
     """
@@ -34,7 +34,9 @@ class CodeVectors:
 
     @classmethod
     def of_items(cls, vectors_ND: NDArray[np.float32], codes_NL: NDArray[np.int64], sizes: tuple[int, ...]) -> "CodeVectors":
-        """Compute them from the items' vectors and codes, with one D x D eigendecomposition and N D (D + L) operations."""
+        """Compute the vectors of codes from the items' vectors and codes. This costs one D x D eigendecomposition and N
+        D (D + L) operations.
+        """
         centred_ND = vectors_ND - vectors_ND.mean(axis=0)
         _, axes_DD = np.linalg.eigh(centred_ND.T.astype(np.float64) @ centred_ND)
         projected_ND = centred_ND @ axes_DD[:, ::-1][:, :_DIMS].astype(np.float32)
@@ -47,8 +49,8 @@ class CodeVectors:
         return cls(levels=tuple(levels))
 
     def embeddings(self, width: int, *, seed: int = 0) -> tuple[NDArray[np.float32], ...]:
-        """Return rows of `width` dimensions and mean square 1 on the whole, one array per level, NaN for a code without an
-        item.
+        """Return one array per level, with a row of `width` dimensions for each code, NaN for a code without an item.
+        The mean square of all numbers is 1.
 
         The axes are rotated at random, by the seed, so that all heads of a model see all of them.
         """
@@ -59,13 +61,13 @@ class CodeVectors:
         return tuple((level_VW @ rotation_WW) / np.sqrt(max(square, 1e-12)) for level_VW in padded)
 
     def save(self, directory: str | Path, sids: SidTable) -> None:
-        """Write one file beside the quantiser's; `sids`: the table that the codes are of."""
+        """Write one file beside the quantiser's. `sids` is the table with these codes."""
         tensors = {f"level_{level}": vectors_VD for level, vectors_VD in enumerate(self.levels)}
         write_tensors(Path(directory) / _FILE, tensors, save_file, {"sids": sids.digest, "digest": digest(tensors)})
 
     @classmethod
     def load(cls, directory: str | Path, sids: SidTable) -> "CodeVectors | None":
-        """Read what `save` wrote; return None if there is no file, as beside SIDs from elsewhere.
+        """Read what `save` wrote; return None if there is no file, as with SIDs that `fit_sids` did not make.
 
         Raises:
             CheckpointError: If the file is damaged, or of other SIDs.

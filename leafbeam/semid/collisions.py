@@ -24,8 +24,8 @@ def group_sizes(codes_NL: NDArray[np.integer]) -> NDArray[np.int64]:
 
 
 def add_level(codes_NL: NDArray[np.int64], priority_N: NDArray[np.number] | None = None) -> tuple[NDArray[np.int64], int]:
-    """Return the codes with a level that numbers the items of each SID by descending priority, then by row; and that level's
-    size.
+    """Return the codes with one more level, and that level's size. The level numbers the items of each SID by
+    descending priority, then by row.
 
     (TIGER, section 3.1.)
     """
@@ -47,12 +47,14 @@ def add_level(codes_NL: NDArray[np.int64], priority_N: NDArray[np.number] | None
 
 
 def spread_level(codes_NL: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """Return the codes with a level of `size` codes, different within a prefix, each of which has as many items as any other.
+    """Return the codes with one more level of `size` codes. They differ within a prefix, and all are used about equally
+    often.
 
         for the number i of each item in the order of its prefix: last code = i modulo size
 
-    Similar items share the codes of a residual, so that a model can hardly tell them apart; these codes are shared by items
-    that have nothing in common. Raises CodesError if more items share a prefix than there are codes.
+    The codes of a residual are shared by similar items, which a model can then hardly tell apart. The codes of this
+    level are shared by items that have nothing in common. Raises CodesError if more items share a prefix than there are
+    codes.
     """
     largest = int(group_sizes(codes_NL).max(initial=0))
     if largest > size:
@@ -72,9 +74,10 @@ def assign_free_codes(
     last_centroids_VD: NDArray[np.float32],
     assignment: Assignment = "free",
 ) -> NDArray[np.int64]:
-    """Give the colliding items of each prefix different last codes, near their residuals; the first L - 1 codes stay.
+    """Give the colliding items of each prefix different last codes that are near their residuals. The first L - 1 codes
+    stay.
 
-    Prefixes without a collision keep their codes; dead codes come last.
+    Prefixes without a collision keep their codes. Dead codes are used only when no others are free.
 
     Args:
         codes_NL: The codes.

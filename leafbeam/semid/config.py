@@ -1,4 +1,4 @@
-"""Settings for embedding and quantising items. Imports no optional dependency."""
+"""Settings for embedding and quantising items. This module imports no optional dependency."""
 
 from dataclasses import dataclass
 from math import log2
@@ -22,7 +22,8 @@ class EmbeddingConfig:
         behaviour_dims: The dimensions of the co-occurrence vectors; 0 leaves them out.
         window: The largest number of positions between two items of a session that co-occur.
         behaviour_weight: The length of the co-occurrence part relative to a text part of length 1.
-        neighbours: The number of nearest items by text whose mean an item without co-occurrence gets; 0 leaves zeros.
+        neighbours: An item without co-occurrence gets the mean co-occurrence vector of so many nearest items by text; 0
+            leaves zeros.
     """
 
     text: str = "tfidf"
@@ -57,7 +58,8 @@ class RqVaeConfig:
         warmup: The share of the steps that trains the autoencoder alone, before k-means initialises the codebooks.
         commitment: The weight of the loss that pulls latents to their codes.
         decay: The decay of the exponential moving averages of the codes.
-        revive: A code whose average load is below this share of an even load moves to a residual of the batch.
+        revive: A code whose average load is below this share of an even load is dead, and is moved to a residual of the
+            batch.
         gradient: How the gradient passes the quantiser: "straight-through" copies it, "rotation" rotates and scales it (Fifty
             et al., 2024).
     """
@@ -90,13 +92,14 @@ class QuantiserConfig:
     """How vectors become codes.
 
     Args:
-        codebook_sizes: The number of codes of each level. None decides by the number of items: one large level, which trains
-            faster and recommends better than levels of equal size (two beyond 200,000 items); four levels of 256 for an RQ-VAE.
-        collision_strategy: The treatment of items with equal codes. "spread" and "level" add a level: "spread" of one code
-            per item, at most 16,384 unless a prefix has more items, each for one item or for a few dissimilar ones; "level"
-            numbers the items of each SID (TIGER).
-            "free", "hungarian" and "sinkhorn" move items to free codes of the last level (`assign_free_codes`); "none" lets
-            them share a SID. None is "spread", or "level" for an RQ-VAE or codebook_sizes of your own.
+        codebook_sizes: The number of codes of each level. None chooses by the number of items: one large level (two
+            beyond 200,000 items), which trains faster and recommends better than several levels of equal size. For an
+            RQ-VAE, None is four levels of 256.
+        collision_strategy: The treatment of items with equal codes. "spread" and "level" add a level. That of "spread"
+            has one code per item, but at most 16,384 unless a prefix has more items; each code is for one item or for a
+            few dissimilar ones. That of "level" numbers the items of each SID (TIGER). "free", "hungarian" and
+            "sinkhorn" move items to free codes of the last level (`assign_free_codes`); "none" lets them share a SID.
+            None is "spread", or "level" for an RQ-VAE or codebook_sizes of your own.
         method: "kmeans" quantises the vectors, "rqvae" a learned latent space.
         rqvae: The settings of an RQ-VAE.
     """
@@ -117,7 +120,7 @@ class QuantiserConfig:
 
     @property
     def default_collision_strategy(self) -> CollisionStrategy:
-        """Return the strategy for which `collision_strategy=None` stands."""
+        """Return the strategy that `collision_strategy=None` stands for."""
         return "spread" if self.codebook_sizes is None and self.method == "kmeans" else "level"
 
     def sizes_for(self, num_items: int) -> tuple[int, ...]:

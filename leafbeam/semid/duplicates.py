@@ -1,4 +1,6 @@
-"""Vectors that are nearly equal, whose codes tell noise apart. Shapes: N items, D dimensions, n rows of a sample."""
+"""Vectors that are nearly equal: codes that tell them apart describe only noise. Shapes: N items, D dimensions, n rows
+of a sample.
+"""
 
 from dataclasses import dataclass
 

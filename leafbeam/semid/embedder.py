@@ -21,7 +21,7 @@ from leafbeam.semid.vectors import unit_rows
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ItemEmbedder:
-    """An encoder of a new item's text into a vector, as `embed` made those of items without interactions.
+    """An encoder that turns a new item's text into a vector, as `embed` does for items without interactions.
 
         vector = its text's vector, then the mean behaviour of the `neighbours` nearest items by text, of length
         `behaviour_weight`
@@ -80,7 +80,9 @@ def borrowed_behaviour(
 
 
 def _largest(values_nR: NDArray[np.float32], count: int) -> NDArray[np.int64]:
-    """Return the columns of the `count` largest values of each row, the largest first, of equal ones the first."""
+    """Return the columns of the `count` largest values of each row, largest first; of equal values, the first column
+    comes first.
+    """
     if count >= values_nR.shape[1]:
         return np.argsort(-values_nR, axis=1, kind="stable")[:, :count]
     least_n1 = -np.partition(-values_nR, count - 1, axis=1)[:, count - 1 : count]

@@ -33,10 +33,12 @@ class Sessions(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Embedding:
-    """Item vectors (float32), the text columns they were made from, and how many items lack either part.
+    """Item vectors (float32), the text columns from which they were made, and the numbers of items without text and
+    without co-occurrence.
 
     `embedder` makes the vectors of new items; it is None if these are not made from text. `complete_R` are the rows of the
-    items that have every part; None is all. `notes` name the parts that are left out because there is no data for them.
+    items that have every part; None is all. `notes` are sentences that name the parts that were left out because there
+    is no data for them.
     """
 
     vectors_ND: NDArray[np.float32] = field(repr=False)
@@ -51,8 +53,8 @@ class Embedding:
 def embed(items: pa.Table, sessions: Sessions | None, *, config: EmbeddingConfig, seed: int = 0) -> Embedding:
     """Return the vectors of `items` from their text and from `sessions`, deterministic under `seed`.
 
-    `sessions` are the training part of a split; nothing else of the log is read. None, or a table without a text column, leaves
-    that part out, which the counts of the result show. Raises DataError if both parts are missing.
+    `sessions` are the training part of a split; nothing else of the log is read. With None, or a table without a text
+    column, that part is left out; the counts of the result show it. Raises DataError if both parts are missing.
     """
     columns = config.text_columns if config.text_columns is not None else text_columns(items)
     text_NT = behaviour_NB = np.empty((len(items), 0), np.float32)

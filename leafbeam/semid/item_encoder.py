@@ -42,11 +42,11 @@ class ItemEncoder:
         codes of the quantiser's levels = the quantiser's codes of the item's vector
         code of a level that resolves collisions = that of the nearest item with the same codes before it
 
-    So a new item shares the SID of the item that it resembles most, and the model, which has never seen it, scores it as that
-    one. Numbers that tell items apart ("spread", "level") mean nothing to a model behind codes where it never saw them: with a
-    free one, no beam reached a new item. If the last level is the quantiser's and items were moved to its free codes ("free",
-    "hungarian", "sinkhorn"), codes mean what their centroids do, and a new item gets the nearest free one: beams reach it,
-    though less often than a shared one.
+    So a new item shares the SID of the item that it resembles most, and the model, which has never seen it, gives it
+    that item's score. A free code would not do if the last level only tells items apart ("spread", "level"): the model
+    has never seen that code after these others, and in measurements no beam reached such an item. If the last level is
+    the quantiser's and items were moved to its free codes ("free", "hungarian", "sinkhorn"), a code means what its
+    centroid does, and a new item gets the nearest free code: beams reach it, though less often than with a shared code.
 
     `embedder` is None if the vectors of the fit were the caller's own. `vectors_RD` and `codes_RL` are of items of the fit.
 
@@ -75,7 +75,9 @@ class ItemEncoder:
         rows_R: NDArray[np.int64] | None = None,
         collision_strategy: CollisionStrategy = "none",
     ) -> "ItemEncoder":
-        """Return the encoder of a fit; it may keep the vectors of the items `rows_R`, and draws some of more than 64 MB."""
+        """Return the encoder of a fit. It keeps vectors of the items `rows_R`: all of them up to 64 MB, else a random
+        sample.
+        """
         rows_R = np.arange(len(table)) if rows_R is None else rows_R
         if len(rows_R) > (most := _MAX_BYTES // max(1, 4 * vectors_ND.shape[1])):
             rows_R = np.sort(np.random.default_rng(quantiser.seed).choice(rows_R, most, replace=False))
@@ -99,9 +101,9 @@ class ItemEncoder:
         return self.quantiser.num_dims
 
     def embed(self, items: pa.Table) -> NDArray[np.float32]:
-        """Return the vectors (n, D) of items by their text, rows of 0 if no word is known.
+        """Return the vectors (n, D) of items by their text; a row is 0 if no word is known.
 
-        Raises DataError, also without text.
+        Raises DataError, also if the fit was made without text.
         """
         if self.embedder is None:
             raise DataError(
@@ -128,8 +130,9 @@ class ItemEncoder:
     ) -> NDArray[np.int64]:
         """Return the SIDs (n, L) of items by their vectors.
 
-        `own_codes` are the SIDs of those that are in the index already, None for the others; among free codes an item keeps its
-        own if its codes before it stay. Raises DataError unless the vectors are finite and of D dimensions.
+        `own_codes` are the SIDs of items that are in the index already, None for the others. Where free codes are
+        given, an item keeps its own last code if the codes before it stay the same. Raises DataError unless the vectors
+        are finite and of D dimensions.
         """
         codes_nQ, residuals_nZ = self.quantiser.encode_with_residuals(vectors_nD)
         version = Version.of(index)
@@ -150,7 +153,7 @@ class ItemEncoder:
         version: Version,
         own_codes: Sequence[Sequence[int] | None] | None,
     ) -> NDArray[np.int64]:
-        """Return the codes with the nearest last one that no item has behind the codes before it, if there is one."""
+        """Return the codes with another last code: the nearest that no item has after the same first codes, if there is one."""
         centroids_VZ, free_nL = self.quantiser.centroids[-1], codes_nL.copy()
         taken: dict[tuple[int, ...], set[int]] = {}
         for row, (*before, _) in enumerate(codes_nL.tolist()):
@@ -168,7 +171,7 @@ class ItemEncoder:
         return free_nL
 
     def _code_like(self, vector_D: NDArray[np.float32], codes_Q: NDArray[np.int64], children: NDArray[np.int64]) -> int:
-        """Return the last code of the nearest item of those with the same codes before it in the index, or else of all."""
+        """Return the last code of the nearest item, among those of the index with the same first codes, or else among all."""
         same_R = (self.codes_RL[:, :-1] == codes_Q).all(axis=1) & np.isin(self.codes_RL[:, -1], children)
         if len(children) and not same_R.any():
             return int(children[0])
@@ -179,7 +182,7 @@ class ItemEncoder:
         return int(self.codes_RL[rows[distance.argmin()], -1])
 
     def save(self, directory: str | Path, sids: SidTable) -> None:
-        """Write one file beside the quantiser's; sids: the table of the fit."""
+        """Write one file beside the quantiser's. `sids` is the table of the fit."""
         tensors: dict[str, NDArray[Any]] = {"vectors": self.vectors_RD, "codes": self.codes_RL}
         header: dict[str, Any] = {"format_version": _VERSION, "codebook_sizes": self.codebook_sizes, "embedder": None}
         header["collision_strategy"] = self.collision_strategy
@@ -201,7 +204,8 @@ class ItemEncoder:
         """Read what `save` wrote, and the quantiser beside it.
 
         Raises:
-            CheckpointError: If the file is missing, as beside SIDs of an older leafbeam, damaged, or of other SIDs.
+            CheckpointError: If the file is missing (as with SIDs of an older leafbeam), is damaged, or belongs to other
+                SIDs.
         """
         path = Path(directory) / FILE
         if not path.exists():

@@ -33,8 +33,8 @@ class Quantiser(ABC):
             code = index of the level's centroid nearest to residual (the lower index on a tie)
             residual = residual - that centroid
 
-    `centroids` has one float32 (V, Z) per level. A level never has more centroids than distinct residuals: codes beyond are
-    dead.
+    `centroids` has one float32 (V, Z) per level. A level never has more centroids than distinct residuals; the
+    remaining codes are dead: no vector gets them.
     """
 
     format: ClassVar[str]

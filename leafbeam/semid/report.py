@@ -20,9 +20,10 @@ _COLOURS = ("#1f7a4a", "#d9822b", "#3b82b8", "#7b5ea7", "#b03a48", "#8a8f8c")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LevelReport:
-    """The number of codes of a level that are used, and how evenly (entropy in bits).
+    """The number of used codes of a level, and how evenly they are used (entropy in bits).
 
-    `unexplained` is the share of the vectors' variance left after this level; None for a level that only numbers collisions.
+    `unexplained` is the share of the vectors' variance that is left after this level. It is None for a level that only
+    numbers the items of a SID.
     """
 
     codebook_size: int
@@ -46,11 +47,11 @@ class LevelReport:
 class SidReport:
     """The figures of one `fit_sids`.
 
-    Before collisions were resolved, `distinct_sids` is the number of different SIDs, `colliding_items` the number of items that
-    share one, and `largest_group` the largest number of items that share one. `moved_items` counts items whose codes changed
-    then, and `distinct_after` different SIDs after it. `neighbour_overlap` is the share of an item's ten nearest vectors that
-    are among the ten nearest after quantisation. `notes` are whole sentences about what is probably wrong with the vectors or
-    codes.
+    Three figures describe the SIDs before collisions were resolved: `distinct_sids` is the number of different SIDs,
+    `colliding_items` the number of items that share a SID, and `largest_group` the largest number of items with one
+    SID. `moved_items` is the number of items whose codes were then changed, and `distinct_after` the number of
+    different SIDs afterwards. `neighbour_overlap` is the share of an item's ten nearest vectors that are among the ten
+    nearest after quantisation. `notes` are whole sentences about what is probably wrong with the vectors or codes.
     """
 
     items: int
@@ -119,7 +120,9 @@ def _levels(report: SidReport) -> list[tuple[object, ...]]:
 
 
 def neighbour_overlap(vectors_ND: NDArray[np.float32], decoded_ND: NDArray[np.float32]) -> float:
-    """Return the share of each item's nearest vectors (Euclidean) that are also nearest in `decoded_ND`, of a fixed sample."""
+    """Return the mean share of an item's nearest vectors (Euclidean) that are also nearest in `decoded_ND`, for a fixed
+    sample of items.
+    """
     count = len(vectors_ND)
     neighbours = min(_NEIGHBOURS, count - 1)
     if neighbours < 1:

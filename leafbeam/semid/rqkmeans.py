@@ -20,10 +20,10 @@ _MINIBATCH_ROWS = 200_000  # from this many rows on k-means uses mini-batches
 class ResidualKMeans(Quantiser):
     """A `Quantiser` whose centroids are k-means centroids of the vectors and their residuals.
 
-    Similar vectors share their first codes. k-means runs on one thread, so the same vectors and seed give the same bits. `fit`
-    costs about 20 * N * D * sum(codebook_sizes) multiplications: 15 seconds for 12,000 items, 384 dimensions and 3 x 256 codes
-    on one core; from 200,000 items on it uses mini-batches. (Residual quantisation: TIGER, section 3.1; with k-means: OneRec,
-    QARM.)
+    Similar vectors share their first codes. k-means runs on one thread, so the same vectors and seed give exactly the
+    same codes. `fit` costs about 20 * N * D * sum(codebook_sizes) multiplications: 15 seconds for 12,000 items, 384
+    dimensions and 3 x 256 codes on one core; from 200,000 items on it uses mini-batches. (Residual quantisation: TIGER,
+    section 3.1; with k-means: OneRec, QARM.)
 
     Args:
         codebook_sizes: The number of codes of each level.
@@ -54,9 +54,9 @@ class ResidualKMeans(Quantiser):
     ) -> Self:
         """Learn the centroids of vectors that do not fit in memory, and return this quantiser.
 
-        Each level starts from k-means on a uniform sample, and is then refined by mini-batches over every block. The memory is
-        that of one block, the sample, and k-means on it, and does not depend on N. This costs about N * D * sum over levels of
-        (level + 1) * V multiplications.
+        Each level starts from k-means on a uniform sample, and is then refined by mini-batches over every block. Memory
+        is needed for one block, the sample and k-means on the sample; it does not depend on N. This costs about N * D *
+        sum over levels of (level + 1) * V multiplications.
 
         Args:
             blocks: A `VectorBlocks`, or a list of arrays, which is read once for each level and once more.

@@ -1,4 +1,4 @@
-"""RQ-VAE: residual quantisation in the latent space of an autoencoder that is trained with it.
+"""RQ-VAE: residual quantisation in the latent space of an autoencoder; both are trained together.
 
 Shapes: N items, B items of a batch, D dimensions of a vector, Z of the latent space, L levels, V codes of a level.
 """
@@ -28,9 +28,9 @@ class RqVae(Quantiser):
         latent = encoder(vector);  codes = residual quantisation of latent;  vector' = decoder(sum of the codes)
         loss = |vector - vector'|^2 + commitment * sum over levels of |residual - its code|^2
 
-    On one thread and with one seed the codes are the same bits. `fit` costs about 6 * steps * batch * hidden * (D + latent)
-    multiplications. `revived` counts the dead codes that were moved. (TIGER, section 3.1; moving averages: van den Oord et al.,
-    2017; dead codes: Zeghidour et al., 2021.)
+    On one thread, the same seed gives exactly the same codes. `fit` costs about 6 * steps * batch * hidden * (D +
+    latent) multiplications. `revived` counts the dead codes that were moved. (TIGER, section 3.1; moving averages: van
+    den Oord et al., 2017; dead codes: Zeghidour et al., 2021.)
 
     Args:
         codebook_sizes: The number of codes of each level; by default TIGER's 4 levels of 256.
@@ -184,7 +184,7 @@ class _Level:
 
     @torch.no_grad()
     def update(self, config: RqVaeConfig, generator: torch.Generator) -> int:
-        """Update the averages after `assign` and revive dead codes; returns how many were revived."""
+        """Update the averages after `assign`, revive dead codes, and return the number of revived ones."""
         counts_V = torch.bincount(self._codes_B, minlength=len(self.means_VZ)).float()
         sums_VZ = torch.zeros_like(self.means_VZ).index_add_(0, self._codes_B, self._last_BZ)
         self._load_V = config.decay * self._load_V + (1 - config.decay) * counts_V

@@ -66,7 +66,7 @@ class SidTable:
 
     @property
     def digest(self) -> str:
-        """Return sixteen hex digits that change with any id, code or codebook size."""
+        """Return a digest of ids, codes and codebook sizes: sixteen hex digits."""
         sizes = np.array(self.codebook_sizes)
         return digest({"item_ids": as_id_array(self.item_ids), "codes": self.codes, "codebook_sizes": sizes})
 
@@ -85,7 +85,7 @@ class SidTable:
 
     @classmethod
     def load(cls, path: str | Path) -> "SidTable":
-        """Read what `save` wrote. This costs one read, and one pass over ids and codes.
+        """Read a file that `save` wrote. This costs one read, and one pass over ids and codes.
 
         A file of an older version has no digest and is not checked.
 

@@ -1,4 +1,4 @@
-"""TextVectorizer: the vectors of texts by latent semantic analysis, and of texts that come later.
+"""TextVectorizer: the vectors of texts by latent semantic analysis, also of texts that come later.
 
 Shapes: n texts, W words of all columns, D dimensions.
 """
@@ -32,7 +32,7 @@ class ColumnWords:
         return {word: row for row, word in enumerate(self.words)}
 
     def weights(self, text: str) -> tuple[list[int], NDArray[np.float32]]:
-        """Return the known words of a text, and their TF-IDF weights, together of length 1."""
+        """Return the known words of a text, and their TF-IDF weights, scaled to a vector of length 1."""
         counts = Counter(row for word in _WORD.findall(text.lower()) if (row := self.row_of.get(word)) is not None)
         rows = list(counts)
         weights = (1 + np.log(np.fromiter(counts.values(), np.float32, len(rows)))) * self.idf[rows]
@@ -45,7 +45,7 @@ class TextVectorizer:
     """TF-IDF of each column, concatenated and reduced by a truncated SVD. (Latent semantic analysis, Deerwester et al., 1990.)
 
     Columns are weighted separately, so a one-word brand counts beside a title of twenty words. `columns` are the words of each.
-    `axes_WD` are the SVD's axes; None if the words are few enough to be the dimensions.
+    `axes_WD` are the axes of the SVD; None if there are so few words that each is a dimension.
 
     Examples:
         >>> vectorizer, vectors = TextVectorizer.fit([["red shoe", "red boot", "green tea"]], dims=8)

@@ -1,4 +1,4 @@
-"""The text of items: which columns hold words, and the words of each item."""
+"""The text of items: the columns that hold words, and the words of each item."""
 
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false

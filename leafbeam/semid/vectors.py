@@ -30,8 +30,8 @@ def check_finite(
 ) -> None:
     """Raise DataError for NaN, infinity and values beyond 1e12.
 
-    `first_row` is the row number of `vectors_ND[0]` in `source`. `item_ids` are the items of the rows, which the message names
-    instead.
+    `first_row` is the row number of `vectors_ND[0]` in `source`. If `item_ids`, the items of the rows, are given, the
+    message names the item instead.
     """
     invalid_ND = ~(np.abs(vectors_ND) <= _MAX_VALUE)
     if invalid_ND.any():
@@ -45,7 +45,7 @@ def check_finite(
 
 
 def _check_scale(vectors: NDArray[Any], source: str) -> None:
-    """Raise DataError if all numbers are so small that their squares vanish in single precision."""
+    """Raise DataError if all numbers are so small that their squares are 0 in single precision."""
     if 0 < (largest := float(np.abs(vectors).max())) < _MIN_VALUE:
         raise DataError(
             f"{source} has no number beyond {largest:.3g}, and squares of numbers below {_MIN_VALUE:g} vanish in single "
@@ -87,7 +87,7 @@ def load_vectors(path: str | Path, item_ids: NDArray[np.generic]) -> NDArray[np.
         item_ids: The ids.
 
     Raises:
-        DataError: If the shape is another one, an item is missing, or a value is NaN.
+        DataError: If the shape is wrong, an item is missing, or a value is NaN.
     """
     path = Path(path)
     is_array = ending_of(path, (".npy",)) != ""
