@@ -32,7 +32,7 @@ class Limits(SizeLimits, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutomatonLimits:
-    """How large an automaton may become, and the share of the vocabulary above which a state gets a mask instead of a row."""
+    """The limits of an automaton's size, and the share of the vocabulary above which a state gets a mask instead of a row."""
 
     max_states: int = 1_000_000
     max_bytes: int = 1 << 30
@@ -53,7 +53,7 @@ class AutomatonLimits:
             )
 
     def checked(self, arrays: AutomatonArrays) -> AutomatonArrays:
-        """Return the arrays, or an AutomatonError where they take more than `max_bytes`."""
+        """Return the arrays. Raises AutomatonError if they take more than `max_bytes`."""
         nbytes = sum(arrays.parts.values())
         if nbytes > self.max_bytes:
             raise AutomatonError(

@@ -173,7 +173,8 @@ class Automaton:
         return automaton.compress() if compress else automaton
 
     def compress(self) -> Automaton:
-        """Return the same automaton with its forced chains: runs of states that allow exactly one token and no end.
+        """Return the same automaton, with its forced chains computed: runs of states that allow exactly one token and
+        no end.
 
         Taking a forced token without a call of the model is exact. Its log-probability is 0 where scores are normalised over
         legal tokens; over the whole vocabulary the chain still has to be scored, in one forward pass. Sequences and choices are

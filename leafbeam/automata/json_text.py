@@ -91,7 +91,7 @@ def _same_length(low: str, high: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bound:
-    """The least or the largest value of a number; strict: it is not itself one."""
+    """The smallest or the largest value of a number. If `strict`, the bound itself is excluded."""
 
     value: Decimal
     strict: bool = False

@@ -78,7 +78,7 @@ class PartitionResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobPlan:
-    """All partitions of a job, and those without output."""
+    """All partitions of a job, and those that have no output yet."""
 
     partitions: tuple[Partition, ...]
     pending: tuple[Partition, ...]
@@ -210,7 +210,7 @@ class PartitionRunner:
 
         Raises:
             DataError: If a row cannot be read; it names file and row.
-            LeafbeamError: What a whole batch raises, such as UnknownRuleError.
+            LeafbeamError: If something is wrong with the whole batch, such as an unknown rule (UnknownRuleError).
         """
         began = time.monotonic()
         request, columns = self._job.request, self._job.columns

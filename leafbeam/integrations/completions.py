@@ -18,8 +18,9 @@ _TOKEN_ID = re.compile(r"token_id:(\d{1,18})", re.ASCII)
 class OpenAIServer(HttpLogprobs):
     """Any server with OpenAI's completions that takes prompts as token ids and returns the most likely tokens.
 
-    It is exact or fails: a query whose tokens are not all among the `num_logprobs` most likely is an InferenceError
-    ("missing_tokens"), so `num_logprobs` should be the vocabulary's size, or as many as the server allows.
+    It is exact or fails: if not all tokens of a query are among the `num_logprobs` most likely, the query ends in an
+    InferenceError ("missing_tokens"), so `num_logprobs` should be the vocabulary's size, or as many as the server
+    allows.
 
     Args:
         url: The server's address.
@@ -75,7 +76,7 @@ class OpenAIServer(HttpLogprobs):
         return f" ({self._advice()})" if "logprobs" in said else ""
 
     def _advice(self) -> str:
-        """Return which option decides what the server returns."""
+        """Return advice on the option that decides what the server returns."""
         return (
             f"num_logprobs is {self.num_logprobs}: pass as many as the model has tokens, or -1, and let the server allow it: "
             "vLLM has --max-logprobs"

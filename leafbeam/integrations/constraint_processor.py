@@ -91,9 +91,9 @@ class ConstraintLogitsProcessor:
             decoding and sampling write the same texts under both.
 
     Raises:
-        ArgumentError: For arguments that do not go together.
-        AutomatonError: For a constraint that cannot be compiled.
-        FilterError: For an unknown rule.
+        ArgumentError: If arguments do not go together.
+        AutomatonError: If a constraint cannot be compiled.
+        FilterError: If a rule is unknown.
 
     Examples:
         >>> legal = ConstraintLogitsProcessor([schema, choices], tokenizer, prompt_length=inputs.input_ids.shape[1])
@@ -177,9 +177,9 @@ class ConstraintLogitsProcessor:
         return out
 
     def results(self, sequences: Tensor) -> tuple[ConstrainedRow, ...]:
-        """Return what each row of the output of `generate` holds.
+        """Return the generated part of each row of the output of `generate`.
 
-        Raises ArgumentError for rows that are not those of the prompts.
+        Raises ArgumentError if the rows do not belong to the prompts.
         """
         generated = self._generated(sequences)
         found: list[ConstrainedRow] = []

@@ -28,7 +28,7 @@ _REASONS = {"unreachable": "unreachable", "cut": "unreachable", "late": "timeout
 
 @dataclass(frozen=True, kw_only=True)
 class HttpOptions:
-    """How a client talks to its server.
+    """The deadlines, retries, limits and headers of a client's requests.
 
     Args:
         timeout_s: The seconds of a whole answer, with its retries.

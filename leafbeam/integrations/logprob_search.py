@@ -1,4 +1,5 @@
-"""Exact constrained beam search over a language model in another inference engine, which tells log-probabilities alone.
+"""Exact constrained beam search over a language model in another inference engine, which returns only
+log-probabilities.
 
     for each level: list the legal children of every beam, ask the engine for the log-probabilities of their tokens after the
     beam's tokens, keep the best
@@ -37,7 +38,7 @@ class LogprobSearchResult(SearchResult):
     """Ranked items, and the requests that failed.
 
     Attributes:
-        failures: For each request that the engine failed, why; such a request has no items at all.
+        failures: The error of each request for which the engine failed. Such a request has no items at all.
         num_queries: The number of prefixes that were sent to the engine.
     """
 
@@ -65,9 +66,10 @@ class LogprobBeamSearch(ItemSearch):
         num_items: The number of items of an answer, proved to be the best; 20 if neither this nor num_beams is set.
         num_beams: For a beam search, one number or one for each level; the last is the number of items of an answer.
         max_rows: With num_items, the largest number of prefixes of a level that a pass may keep, see `BeamSearch`.
-        scoring: What a token's probability is normalised over. "vocabulary" takes all tokens of the model, as vLLM's own beam
-            search does; "allowed" the legal tokens; "full" the tokens of the level, all of which are requested. "allowed" and
-            "full" are those of `BeamSearch`. With "allowed", no request is made for beams without a choice.
+        scoring: The tokens over which a token's probability is normalised. "vocabulary" takes all tokens of the model,
+            as vLLM's own beam search does; "allowed" the legal tokens; "full" the tokens of the level, all of which are
+            requested. "allowed" and "full" are those of `BeamSearch`. With "allowed", no request is made for beams
+            without a choice.
 
     Examples:
         >>> search = LogprobBeamSearch(index, VllmServer("http://localhost:8000", model="m"), code_tokens=tokens, num_items=50)
@@ -138,7 +140,7 @@ class LogprobBeamSearch(ItemSearch):
 
 
 class _Rounds:
-    """One search: the tokens of its beams, and what the engine said about them."""
+    """One search: the tokens of its beams, and their log-probabilities from the engine."""
 
     def __init__(self, search: LogprobBeamSearch, prompts: Sequence[list[int]], allow_partial: bool) -> None:
         self._search, self._prompts, self._allow_partial = search, prompts, allow_partial

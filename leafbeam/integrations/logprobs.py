@@ -1,4 +1,4 @@
-"""Log-probabilities of given next tokens after given prefixes: all that a search needs of an inference engine.
+"""Log-probabilities of next tokens after prefixes, which are all that a search needs from an inference engine.
 
 Shapes: C tokens of a query.
 """
@@ -52,7 +52,7 @@ class LogprobModel(Protocol):
 def answer_to(query: TokenQuery, tokens: Sequence[Any], logprobs: Sequence[Any]) -> Logprobs:
     """Return the log-probabilities of a query from those of an engine, which may return more tokens than it was asked for.
 
-    Raises InferenceError where a token is missing or has two values, or where a value is no log-probability.
+    Raises InferenceError where a token is missing or has two values, or where a value is not a log-probability.
     """
     if len(tokens) != len(logprobs):
         raise InferenceError(

@@ -1,4 +1,4 @@
-"""Masks scores: -inf for all but the legal tokens.
+"""The masking of scores: -inf for all but the legal tokens.
 
     out = -inf
     out[row, token of each legal code] = score - log-sum-exp       of nothing, of the level's tokens, or of the legal ones
@@ -29,7 +29,8 @@ END_SCORE = -1e20
 
 
 class ScoreMasker:
-    """Writes the scores of a step: `scores + mask` without making the mask. Owns its buffers, so one call at a time.
+    """A writer of a step's scores: `scores + mask` without making the mask. It owns its buffers, so it serves one call
+    at a time.
 
     In float32 on a CPU it writes each row once and reads legal scores only. Else it moves the indices of legal tokens (16 bytes
     each), and waits for the device once, to see whether the scores are finite.

@@ -57,7 +57,7 @@ def recommend_users_on_ray(
         progress: As for `recommend_users`.
 
     Raises:
-        LeafbeamError: What `BatchJob.plan` and `PartitionRunner.run` raise, wherever it happened.
+        LeafbeamError: As for `BatchJob.plan` and `PartitionRunner.run`, on any machine.
     """
     if cpus_per_worker <= 0 or gpus_per_worker < 0 or (workers is not None and workers < 1):
         raise ArgumentError(

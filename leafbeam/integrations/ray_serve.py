@@ -40,8 +40,8 @@ class DeploymentConfig:
 
     Args:
         model: The directory of the model.
-        files: The index, the catalog, its rules and the item memory. To deploy the application again with other files rolls
-            them out (see `Recommender`).
+        files: The index, the catalog, its rules and the item memory. Deploying the application again with other files
+            rolls them out (see `Recommender`).
         settings: The settings of each replica's engine.
         device: The device of the model; "cuda" goes with num_gpus.
         min_replicas: The smallest number of replicas.
@@ -196,7 +196,7 @@ class Recommender:
             return msgspec.json.decode(msgspec.json.encode(answer))
 
     async def status(self) -> dict[str, Any]:
-        """Return the files served, and the error of later ones."""
+        """Return the files that are served, and the error of newer files that could not be loaded."""
         with self._current() as served:
             version = served.engine.version.name
             return {"files": dict(served.files), "index_version": version, "fault": self._fault}

@@ -1,4 +1,4 @@
-"""What an engine samples items from: an index, its tokens, and filters by name that requests may use.
+"""The items from which an engine samples: an index, its tokens, and filters that requests use by name.
 
 Shapes: S segments, R rows of logits, W tokens of the model, C legal tokens of all rows.
 """

@@ -43,15 +43,16 @@ class TrieLogitsProcessor:
         filters: As for `BeamSearch.run`: one filter for all requests or one for each. A request's beams and return sequences
             share it. A request with nothing allowed ends at once and has an empty result.
         deny: Item ids for each request, as for `BeamSearch.run`.
-        scoring: What a legal token's score is normalised over. "full" takes the tokens of its level and "allowed" the legal
-            ones (both as in `BeamSearch`); "vocabulary" leaves scores unchanged, which under beam search are normalised over
-            all tokens of the model. Greedy decoding and sampling give the same items under all three.
+        scoring: The tokens over which a legal token's score is normalised. "full" takes the tokens of its level and
+            "allowed" the legal ones (both as in `BeamSearch`); "vocabulary" leaves scores unchanged, which under beam
+            search are normalised over all tokens of the model. Greedy decoding and sampling give the same items under
+            all three.
         in_place: If true, it writes into the scores that `generate` passes, which saves a tensor. This is safe under beam
             search; without beams it would also change what `output_logits=True` returns.
 
     Raises:
         ArgumentError: If the tokens do not fit the index, or another argument is invalid.
-        FilterError: If there is another number of filters than of requests.
+        FilterError: If the number of filters is not the number of requests.
         ForeignFilterError: If a filter was made for another index.
 
     Examples:

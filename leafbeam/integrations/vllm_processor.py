@@ -15,7 +15,8 @@ from leafbeam.integrations.served_items import ServedItems, keep_legal
 
 
 class ItemLogitsProcessor(LogitsProcessor):
-    """Leaves only tokens of allowed items to requests that ask for items, and every other request as it is.
+    """A logits processor that leaves only tokens of allowed items to requests that ask for items. Other requests are
+    not changed.
 
     A subclass says what is served, and vLLM loads it by name, in each of its processes:
 
@@ -28,7 +29,7 @@ class ItemLogitsProcessor(LogitsProcessor):
         # or: vllm serve MODEL --logits-processors my_items:Items
 
     A request asks with `SamplingParams(max_tokens=3, extra_args={"leafbeam_rules": ["fresh"], "leafbeam_deny": ["item-7"]})`,
-    over HTTP with the field `vllm_xargs`; `ServedItems.request_filter` says what they mean, and vLLM refuses others. Where
+    over HTTP with the field `vllm_xargs`; `ServedItems.request_filter` says what they mean, and vLLM refuses others. If
     nothing is allowed, or an item is complete, only the end token is left.
 
     Temperature, top-k, top-p and `n` act on the legal tokens. vLLM has no logits processors with its own beam search, nor with

@@ -1,4 +1,4 @@
-"""What `Transformer` and `EncoderDecoder` share: the head, the initial weights, reading and writing checkpoints.
+"""The base class of `Transformer` and `EncoderDecoder`: the head, the initial weights, reading and writing checkpoints.
 
 Shapes: D hidden, V codes of a level.
 """
@@ -25,7 +25,7 @@ log = logging.getLogger("leafbeam.model")
 
 
 class SidModel(nn.Module, Generic[Config]):
-    """A model whose head is one matrix over the vocabulary, of which a level's codes are rows."""
+    """A model whose head is one matrix over the vocabulary. The codes of a level are rows of it."""
 
     config_type: ClassVar[type]
     tensor_names: ClassVar[TensorNames]
@@ -66,24 +66,26 @@ class SidModel(nn.Module, Generic[Config]):
 
     @abstractmethod
     def _initial_deviation(self, name: str) -> float:
-        """The standard deviation of a parameter's initial values."""
+        """Return the standard deviation of a parameter's initial values."""
 
     @property
     def head_weight(self) -> Tensor:
-        """The matrix (vocab_size, D) from hidden states to logits; the embedding where the two are tied."""
+        """Return the matrix (vocab_size, D) from hidden states to logits, which is the embedding if the two are tied."""
         return self.embedding.weight if self.lm_head is None else self.lm_head.weight
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Return the device of the weights."""
         return self.embedding.weight.device
 
     def head(self, hidden: Tensor, level: int) -> Tensor:
-        """Logits (..., V) of one level's codes from hidden states (..., D); multiplies that level's rows only."""
+        """Return the logits (..., V) of one level's codes from hidden states (..., D). Only that level's rows are
+        multiplied.
+        """
         return F.linear(hidden, self.vocabulary.level_rows(self.head_weight, level))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits (..., vocab_size) of every token from hidden states (..., D)."""
+        """Return the logits (..., vocab_size) of every token from hidden states (..., D)."""
         return F.linear(hidden, self.head_weight)
 
     @abstractmethod

@@ -17,7 +17,7 @@ _FEW_CODES = 8  # of a beam: slots for so many are allocated at once
 
 
 def token_bytes(config: ModelConfig, itemsize: int = 4) -> int:
-    """Bytes of the keys and values of one token, or one code of one beam, in all layers."""
+    """Return the bytes of the keys and values of one token, or one code of one beam, in all layers."""
     return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * itemsize
 
 

@@ -34,7 +34,7 @@ def new_model(
     *,
     device: torch.device | str = "cpu",
 ) -> AnyModel:
-    """An untrained model of a config's architecture. Raises ArgumentError for a device that this machine lacks."""
+    """Return an untrained model of a config's architecture. Raises ArgumentError for a device that this machine lacks."""
     require_device(str(device))
     if isinstance(config, EncoderDecoderConfig):
         return EncoderDecoder(config, vocabulary, generator, device=device)
@@ -51,7 +51,7 @@ def load_model(
     """Load the model in a directory, of the architecture that the model_type in its config.json names.
 
     Raises:
-        CheckpointError: If the model_type is another one, or a file is missing, damaged or does not fit.
+        CheckpointError: If the model_type is not supported, or a file is missing, damaged or does not fit.
     """
     require_device(str(device))
     kinds: dict[str, type[AnyModel]] = {"qwen3": Transformer, "t5": EncoderDecoder, "leafbeam_t5_moe": EncoderDecoder}

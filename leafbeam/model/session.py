@@ -36,7 +36,7 @@ class Runner(Protocol):
     def beams(self) -> KVCache: ...
 
     def root_logits(self) -> Tensor:
-        """Logits (B, V) of level 0."""
+        """Return the logits (B, V) of level 0."""
         ...
 
     def restart(self) -> None:

@@ -72,13 +72,15 @@ class _SidTokens(ABC):
         return PromptTokens(before=(self.bos,))
 
     def prompt_length(self, num_items: int) -> int:
-        """Tokens of a prompt with a history of `num_items` items."""
+        """Return the number of tokens of a prompt with a history of `num_items` items."""
         tokens = self.prompt_tokens
         around = len(tokens.before) + len(tokens.after) + (1 if self.num_users else 0)
         return around + num_items * self.num_levels + max(0, num_items - 1) * len(tokens.between)
 
     def max_history(self, max_positions: int) -> int:
-        """How many items of history fit into `max_positions` before the SID of an answer; -1 if not even a prompt of none."""
+        """Return the number of history items that fit into `max_positions` before an answer's SID; -1 if not even an
+        empty history fits.
+        """
         room, between = max_positions + 1 - self.num_levels - self.prompt_length(0), len(self.prompt_tokens.between)
         return -1 if room < 0 else (room + between) // (self.num_levels + between)
 
@@ -386,7 +388,7 @@ AnyVocabulary = Vocabulary | TokenTable | TextTokens
 
 
 def vocabulary_from_dict(fields: Mapping[str, Any]) -> AnyVocabulary:
-    """The vocabulary that `to_dict` wrote; CheckpointError for anything else."""
+    """Return the vocabulary that `to_dict` wrote. Raises CheckpointError for anything else."""
     kinds = {"ranges": Vocabulary, "table": TokenTable, "text": TextTokens}
     kind = str(fields.get("kind"))
     if kind not in kinds:

@@ -19,10 +19,11 @@ class Batches:
     """The batches of every epoch, which depend on the seed and the epoch alone.
 
     Histories longer than `max_items` + 1 are cut into windows at positions drawn anew each epoch; windows of one length are
-    shuffled into batches of about `batch_tokens` tokens. Each interaction is a target once an epoch, those at a cut twice.
+    shuffled into batches of about `batch_tokens` tokens. Each interaction is a target once per epoch, or twice if it is
+    at a cut.
 
-    With `last_only`, for models that are trained on the last item of a window alone, each interaction ends a window of its own,
-    with up to `max_items` before it (TIGER's sliding windows).
+    With `last_only`, for models that are trained only on the last item of a window, each interaction ends a window of
+    its own, with up to `max_items` before it (TIGER's sliding windows).
     """
 
     histories: Histories

@@ -1,4 +1,4 @@
-"""Checkpoints of a training run: weights, optimizer moments, progress, and what they belong to."""
+"""Checkpoints of a training run: weights, optimizer moments, progress, and the recipe and data to which they belong."""
 
 import json
 import os
@@ -92,7 +92,7 @@ class Checkpoint:
 
     @classmethod
     def load(cls, directory: str | Path) -> "Checkpoint":
-        """Read what `save` wrote; raise CheckpointError if it is missing, truncated or of another format."""
+        """Read a checkpoint that `save` wrote. Raises CheckpointError if it is missing, truncated or of another format."""
         directory, _, previous = _paths(directory)
         if previous.exists() and not directory.exists():
             directory = previous  # `save` stopped between its two renames
@@ -125,7 +125,7 @@ class Checkpoint:
 
     @staticmethod
     def remove(directory: str | Path) -> None:
-        """Delete what `save` wrote, if anything."""
+        """Delete the checkpoint, if there is one."""
         for path in _paths(directory):
             shutil.rmtree(path, ignore_errors=True)
 

@@ -40,7 +40,7 @@ OnBeams = Callable[[int, Seen, NDArray[Any], NDArray[np.float32]], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EvaluationSet:
-    """Users (numbers in the log), and in their order the histories and the item that each took next."""
+    """Users (by their numbers in the log), and for each of them the history and the item that came next."""
 
     users: NDArray[np.int64] = field(repr=False)
     histories: Histories
@@ -178,9 +178,9 @@ def evaluate(
 class Validation:
     """A measurement of Recall@10 on the validation items of a sample of users: call it with a model, as a `Trainer` does.
 
-    `recalls` are those of each baseline by name, popularity among them. `seen` says whether lists keep seen items, here and for
-    models: the choice that is better for the best baseline. The baselines may take `seconds`: the sample becomes smaller, down
-    to 200 users.
+    `recalls` are those of each baseline by name, popularity among them. `seen` says whether lists keep seen items, here
+    and for models; it is the choice that is better for the best baseline. The baselines may take `seconds`; if they
+    need longer, the sample becomes smaller, down to 200 users.
     """
 
     def __init__(
@@ -213,9 +213,10 @@ class Validation:
         self.recalls: dict[str, float] = recalls[self.seen]
 
     def warm_up(self, model: AnyModel, clock: Callable[[], float] = time.monotonic) -> float:
-        """Compile the kernels of a search, so that no measurement takes that time, and return the seconds that a call takes.
+        """Compile the kernels of a search, so that no measurement includes that time, and return an estimate of a
+        call's seconds.
 
-        The estimate is that of a batch of users with histories of median length.
+        The estimate comes from a batch of users with histories of median length.
         """
         evaluator = self._evaluator(model)
         evaluator.run_batch(next(self._eval_set.batches(self._max_items, 1)), compare=False)
@@ -275,7 +276,7 @@ def _longest_history(model: AnyModel) -> int:
 
 
 class _Evaluator:
-    """Ranks batches of users, and keeps the ranks of their targets and the time of each search."""
+    """An object that ranks batches of users, and keeps the ranks of their targets and the time of each search."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Item memory of a log, and its fusion with beams: what validation users decide, and the ranks that both give.
+"""The item memory of a log and its fusion with beams: settings chosen on validation users, and ranks.
 
 Shapes: U users, k items of the beams, N items.
 """
@@ -143,7 +143,9 @@ class FusionExamples(_UserFeatures):
 
 
 class FusedRanks(_UserFeatures):
-    """Collects the ranks of users' items by the fused score, all items ranked; items of equal score rank before them."""
+    """A collector of the ranks of users' items by the fused score, among all items. Items of equal score rank before
+    the user's.
+    """
 
     def __init__(self, memory: ItemMemory, histories: Histories, targets_U: NDArray[np.integer]) -> None:
         super().__init__(memory, histories, targets_U)

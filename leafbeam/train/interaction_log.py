@@ -102,7 +102,7 @@ class Columns:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogReport:
-    """The counts of what the loader read, kept and dropped.
+    """The counts of rows, users and items that the loader read, kept and dropped.
 
     `tied_times` counts rows whose time is that of the same user's row before. `notes` are sentences about what is probably a
     mistake.
@@ -179,8 +179,9 @@ def load_log(
     """Read a table of interactions (user, item, time) and, if there is one, a table of items.
 
     In CSV, ids that are all plain whole numbers become int64; other ids ("007") stay text. A column of items may hold lists, a
-    user's items from the oldest on, with order="file" or with lists of as many times. Tables may also be JSON, files of RecBole
-    (.inter, .item) and directories that Hugging Face's datasets saved; a table of items may be RecTools' (id, feature, value).
+    user's items from the oldest on, with order="file", or with equally long lists of times. Tables may also be JSON,
+    files of RecBole (.inter, .item) and directories that Hugging Face's datasets saved; a table of items may be
+    RecTools' (id, feature, value).
 
     Args:
         path: A directory with `interactions.parquet`, `.csv` or `.csv.gz` and optionally `items.*`.
@@ -189,8 +190,8 @@ def load_log(
         columns: The names of the columns.
         rules: The rules by which the tables become a log.
         form: The delimiter and the encoding of CSV.
-        items_form: Those of the table of items, if it has others.
-        headerless: If true, interactions are lines of user, item, rating and perhaps time, as cornac has them.
+        items_form: The delimiter and the encoding of the table of items, if they differ.
+        headerless: If true, interactions are lines of user, item, rating and, optionally, time, as in cornac.
 
     Raises:
         DataError: If a file is unusable; otherwise as for `log_from_tables`.

@@ -81,7 +81,9 @@ class RankingMetrics:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Ranks:
-    """The rank of each user's item, 0 first, MISS where it is not listed: in lists that keep seen items, and without them."""
+    """The rank of each user's item, from 0, or MISS if it is not listed; once in lists that keep seen items, once
+    without them.
+    """
 
     kept: NDArray[np.int64]
     removed: NDArray[np.int64]

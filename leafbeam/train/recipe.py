@@ -53,7 +53,7 @@ class Budget:
         return min(1.0, *(used[name] / limit for name, limit in self._limits.items()))
 
     def less(self, seconds: float) -> "Budget":
-        """Return the budget less the seconds of other work, but at least half of its minutes; steps and epochs stay."""
+        """Return the budget without the seconds of other work, but with at least half of its minutes. Steps and epochs stay."""
         if self.minutes is None:
             return self
         return replace(self, minutes=max(self.minutes / 2, self.minutes - seconds / 60))
@@ -211,7 +211,7 @@ class Recipe:
         """Return the recipe that `to_json` wrote.
 
         Raises:
-            CheckpointError: If the text is another one.
+            CheckpointError: If `to_json` did not write the text.
         """
         try:
             settings: dict[str, Any] = json.loads(text)

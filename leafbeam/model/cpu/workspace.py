@@ -54,7 +54,7 @@ class Workspace:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all buffers."""
+        """Return the bytes of all buffers."""
         return sum(flat.nbytes for flat in self._flat.values())
 
     def buffer(self, name: str, *shape: int, dtype: torch.dtype = torch.float32, keep: bool = False) -> tuple[Tensor, Array]:
