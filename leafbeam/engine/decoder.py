@@ -5,7 +5,7 @@ Shapes: B requests, T tokens of the longest prompt, K beams, L levels.
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -225,7 +225,8 @@ class Decoder:
         if found is None:
             return None
         trace, config = found
-        return result_of(trace, version, batch, config, num_items)
+        rows_B = 1 + sum((scores_BK > -np.inf).sum(1) for scores_BK in trace.kept.values())
+        return replace(result_of(trace, version, batch, config, num_items), rows=np.full(len(requests), rows_B))
 
 
 class _Timer:

@@ -23,6 +23,7 @@ from leafbeam.engine import Counts, Engine, Request, Settings
 from leafbeam.engine.batcher import Capacity
 from leafbeam.engine.graphs.graph import CudaCapturer, Graphs, buckets_of, graphs_for
 from leafbeam.engine.graphs.static_decode import Bucket, StaticDecode
+from leafbeam.engine.search_widths import SearchKind
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Segment, Version
 from leafbeam.model import Vocabulary
@@ -297,6 +298,27 @@ def test_after_a_capture_that_failed_the_next_version_is_tried(version, caplog) 
     assert updated(rack.graphs)
     assert rack.search(after, rack.asked(after))
     assert rack.search(larger, rack.asked(larger))  # of the same tries
+
+
+@pytest.mark.parametrize("beams", [3, 64])
+def test_a_graph_is_the_first_pass_of_a_proof(shop, catalog, monkeypatch: pytest.MonkeyPatch, beams: int) -> None:
+    monkeypatch.setattr(Settings, "captured_beams", beams)
+    monkeypatch.setattr(SearchKind, "guess", 2)
+    requests = [
+        Request(history=tuple(f"é{i}" for i in range(count)), rules=rules, num_items=2)
+        for count in (0, 3, 9)
+        for rules in ((), ("cheap",))
+    ]
+    drawn = Engine(shop.model, catalog, settings=Settings(graphs=True, max_batch=2), new_graphs=on_cpu([]))
+    with drawn:
+        found = [drawn.submit(request).result(30) for request in requests]
+    assert drawn.counts.of("graphs")["replayed"] >= 6
+    for result, plain in zip(found, Engine(shop.model, catalog).recommend(requests), strict=True):
+        assert result.exact
+        assert result.item_ids == plain.item_ids
+        np.testing.assert_allclose(result.scores, plain.scores, atol=5e-5)
+    if beams == 3:  # some of them needed a second pass
+        assert max(result.rows for result in found) > 1 + 2 * beams
 
 
 def test_an_engine_with_graphs_answers_as_without_and_counts(shop, catalog) -> None:
