@@ -70,7 +70,7 @@ class ItemSearch:
         self,
         requests: Requests,
         search: Pass,
-        num_items: int | Sequence[int] | None = None,
+        num_items: Sequence[int] | None = None,
         widths: Widths | None = None,
         **options: Any,
     ) -> SearchResult:
@@ -78,8 +78,8 @@ class ItemSearch:
         if not self._proves:
             return search(self.config, None)
         widths_BL = np.array(self._widths(requests, widths), np.int64)
-        num_items = self._num_items(requests, num_items)
-        return search_until_proved(self.config, search, widths_BL, num_items, **options)
+        wanted = [self.num_items] * len(requests) if num_items is None else num_items
+        return search_until_proved(self.config, search, widths_BL, wanted, **options)
 
     def _widths(self, requests: Requests, widths: Widths | None) -> list[tuple[int, ...]]:
         """Return the beams of the first pass, for each request and each level but the last."""
@@ -92,11 +92,6 @@ class ItemSearch:
         check_length("widths", given, len(requests))
         each = [row.tolist() if isinstance(row, np.ndarray) else row for row in given]
         return [tuple(map(min, beams_of_levels(row, num_levels, "widths"), most)) for row in each]
-
-    def _num_items(self, requests: Requests, num_items: int | Sequence[int] | None) -> list[int]:
-        """Return the number of items of each request, at most those of the search."""
-        counts = counts_of_batch(self.num_items if num_items is None else num_items, len(requests), "num_items")
-        return [min(self.num_items, count) for count in counts]
 
     def _guess(self, request: Filter) -> int:
         """Return how many prefixes of a level a request is expected to need."""
@@ -114,15 +109,15 @@ class ItemSearch:
         watch: bool,
         explain: bool = False,
         cut: Cut | None = None,
-        num_items: int | Sequence[int] | None = None,
+        num_items: Sequence[int] | None = None,
     ) -> SearchResult:
         """Run a pass, from filters to items. watch, cut: see `decode`. explain: the result has the beams of each level."""
-        version, num_items = self.version, self._num_items(requests, num_items)
+        version, wanted = self.version, self.num_items if num_items is None else num_items
         hi_SB = root_ranges(version, requests)[1][:, :, 0]
         if not hi_SB.any():  # nothing may be shown: the model is not called
             nothing = np.zeros((*hi_SB.shape, 1), np.int64)
             scores_B1, num_valid_B = np.zeros((len(requests), 1), np.float32), np.zeros(len(requests), np.int64)
-            result = collect_items(version, requests, (nothing, nothing), scores_B1, num_valid_B, num_items)
+            result = collect_items(version, requests, (nothing, nothing), scores_B1, num_valid_B, wanted)
             return replace(result, bound=np.full(len(requests), -np.inf, np.float32), rows=num_valid_B)
         bound = self._bindings.on(self.backend, self.device, model.first_logits)
         constraint = constraint_of(bound, requests, hi_SB, config)
@@ -134,9 +129,9 @@ class ItemSearch:
                 levels.append(BeamLevel.of(trace.beams))
         assert trace is not None
         raise_if_bad(constraint)
-        keeps_to_device = not (self._proves or isinstance(trace.beams.scores, np.ndarray))
-        result = result_of(trace, version, requests, config, num_items, is_brief=keeps_to_device)
-        rows = None if keeps_to_device else np.full(len(requests), to_numpy(model.rows), np.int64)
+        is_brief = not (self._proves or isinstance(trace.beams.scores, np.ndarray))
+        result = result_of(trace, version, requests, config, wanted, is_brief=is_brief)
+        rows = None if is_brief else np.full(len(requests), to_numpy(model.rows), np.int64)
         return replace(result, levels=tuple(levels), rows=rows)
 
 
@@ -279,6 +274,8 @@ class BeamSearch(ItemSearch):
             LogitsError: If the logits have the wrong shape, or are NaN or +inf.
         """
         requests = check_batch(self.version, batch_size, filters, deny)
+        counts = counts_of_batch(self.num_items if num_items is None else num_items, batch_size, "num_items")
+        wanted = [min(self.num_items, count) for count in counts]
         num_first_B = None if num_first is None else np.array(counts_of_batch(num_first, batch_size, "num_first"))
         suffix_fn = None if explain else suffix_fn
         are_certain = None if suffix_fn is None or self.config.scoring == "full" else partial(_are_certain, requests)
@@ -287,12 +284,12 @@ class BeamSearch(ItemSearch):
         def search(config: SearchConfig, cut: Cut | None) -> SearchResult:
             model = ModelCalls(step_fn, suffix_fn, last_step_fn, num_first_B, are_certain)
             watch = suffix_fn is not None
-            options: Any = {"watch": watch, "explain": explain, "cut": cut, "num_items": num_items}
+            options: Any = {"watch": watch, "explain": explain, "cut": cut, "num_items": wanted}
             return self._run(requests, model, constraint_of, config, **options)
 
         if not can_restart:
             return search(self.config, None)
-        return self._passes(requests, search, num_items, widths, first=first, on_pass=on_pass, explain=explain)
+        return self._passes(requests, search, wanted, widths, first=first, on_pass=on_pass, explain=explain)
 
     def _constraint(
         self,

@@ -47,7 +47,7 @@ def search_until_proved(
     Args:
         limits: The largest number of beams of each level; the last level has as many as the answer has items.
         search: Runs a pass, with the beams that each request keeps, where they differ. Requests that are proved keep none.
-        widths_BL: The beams of the first pass, for each request and each level but the last.
+        widths_BL: The beams of the first pass, for each request and each level but the last, within the limits.
         num_items: The number of items of each request, at most those of the last level.
         first: The result of the first pass, if it has run already.
         on_pass: Called with the result of each pass but the last.
@@ -57,14 +57,16 @@ def search_until_proved(
         The result of each request's last pass. `is_proved` is False only where the limits were reached.
     """
     *most, last = limits.num_beams
-    widths_BL = np.minimum(widths_BL, most)
     config = replace(limits, num_beams=(*widths_BL.max(0).tolist(), last))
     num_items_B = np.array(num_items)
     differ = bool((widths_BL != widths_BL[0]).any() or (num_items_B != num_items_B[0]).any())
     cut = Cut(num_items_B=num_items_B, widths_BL=widths_BL) if differ else None
     result = search(config, cut) if first is None else first
-    while not (proved_B := result.is_proved).all() and (differ or _wider(config, most) != config):
-        config, differ = _wider(config, most), False
+    while not (proved_B := result.is_proved).all():
+        wider = _wider(config, most)
+        if wider == config and not differ:
+            break
+        config, differ = wider, False
         if on_pass is not None:
             on_pass(result)
         with np.errstate(over="ignore"):  # below the lowest score: nothing is dropped

@@ -1,4 +1,4 @@
-"""What an engine measures and chooses for this machine before its first batch: threads, precision, products.
+"""The choices that an engine measures for this machine before its first batch: threads, precision, products.
 
 The words are those of its log, `/readyz` and `leafbeam doctor`.
 """

@@ -59,7 +59,7 @@ def test_rules_that_allow_about_the_same_share_are_of_one_kind(allowed: int, oct
 
 @pytest.fixture
 def last_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
-    """Of every call of the last level, which alone has four codes: (beams of each request, whether in parts)."""
+    """The calls of the last level, the only one with four codes: (beams of each request, whether in parts)."""
     calls: list[tuple[int, bool]] = []
     step_fn, last_step_fn = DecodeSession.step_fn, DecodeSession.last_step_fn
 

@@ -1,4 +1,4 @@
-"""What is trained on: the split of a log, the batches of its histories, and a loss over drawn codes."""
+"""The training data: the split of a log, the batches of its histories, and a loss over drawn codes."""
 
 import os
 from pathlib import Path
