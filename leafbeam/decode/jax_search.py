@@ -17,7 +17,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from leafbeam.decode.bound import search_until_proved
 from leafbeam.decode.config import SearchConfig, beams_of_search, end_code_of, first_width
@@ -67,7 +66,7 @@ class JaxBatch:
     requests: list[Filter]
     arrays: ops.VersionArrays
     filters: ops.FilterArrays
-    hi_SB: NDArray[np.int32]
+    hi_SB: Array
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -206,7 +205,7 @@ class JaxBeamSearch:
         hi_SB = np.zeros((len(self.arrays.layouts), batch_size), np.int32)
         hi_SB[: len(self.version.segments)] = root_ranges(self.version, requests)[1][:, :, 0]
         bound = self._cache.bind(requests)
-        return JaxBatch(version=self.version, requests=requests, arrays=self.arrays, filters=bound, hi_SB=hi_SB)
+        return JaxBatch(version=self.version, requests=requests, arrays=self.arrays, filters=bound, hi_SB=jnp.asarray(hi_SB))
 
     def decode(self, step_fn: JaxStepFn, carry: Any, batch: JaxBatch) -> JaxResult:
         """Run one pass of the compiled search, and return at once with arrays that the device still computes."""

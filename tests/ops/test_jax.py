@@ -180,6 +180,19 @@ def test_no_buffer_of_the_size_of_the_logits_is_written() -> None:
             assert written < 2 * beams * size * 4 / 2, (level, scoring, written)
 
 
+@pytest.mark.parametrize("largest", [0.0, 60.0, -60.0, 300.0, -300.0, 3e38])
+def test_log_sum_exp_is_exact_however_large_or_small_the_logits_are(largest: float) -> None:
+    rng = np.random.default_rng(17)
+    values = (rng.normal(size=(5, 300)) + largest).astype(np.float32)
+    values[1, 7:] = -np.inf
+    values[2] = -np.inf
+    top = values.max(1, keepdims=True).astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        truth = (top + np.log(np.exp(values - top).sum(1, keepdims=True)))[:, 0]
+    truth[2] = -np.inf
+    np.testing.assert_allclose(jax.jit(ops._XP.log_sum_exp)(values), truth, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("scoring", ["full", "allowed"])
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 def test_nan_and_infinity_are_named_with_request_and_beam(scoring: Any, poison: float) -> None:

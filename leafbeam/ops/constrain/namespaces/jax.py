@@ -55,13 +55,14 @@ class JaxNamespace(ArrayNamespace):
         return lax.bitcast_convert_type(_ordered(_ordered(lax.bitcast_convert_type(array, jnp.int32)).max(axis)), jnp.float32)
 
     def log_sum_exp(self, values_RN: Array) -> Array:
-        top_R = values_RN.max(1, initial=-jnp.inf)
-        safe_R = jnp.where(top_R == -jnp.inf, 0.0, top_R)
-        return safe_R + jnp.log(jnp.exp(values_RN - safe_R[:, None]).sum(1))
+        # A CPU waits for memory, so a pass less is worth a branch; on accelerators a branch waits for the host.
+        return lax.platform_dependent(values_RN, cpu=_log_sum_exp_in_one_pass, default=_log_sum_exp)
 
     def top_k(self, values_RN: Array, count: int) -> tuple[Array, Array]:
+        # Without barriers XLA may merge the results with their uses, and then sorts whole rows instead of selecting from them:
+        # 330 µs instead of 29 for 70 of 2,240. One barrier for both fails to compile over a mesh.
         values, positions = lax.top_k(values_RN, count)
-        return values, positions
+        return lax.optimization_barrier(values), lax.optimization_barrier(positions)
 
     def sort(self, numbers_RN: Array) -> Array:
         return lax.sort(numbers_RN, dimension=1)
@@ -102,6 +103,19 @@ class JaxNamespace(ArrayNamespace):
     @cache  # noqa: B019  the namespace has no state
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return jax.jit(partial(function, self), static_argnames=("num_beams", "scoring"))
+
+
+def _log_sum_exp(values_RN: Array) -> Array:
+    top_R = values_RN.max(1, initial=-jnp.inf)
+    safe_R = jnp.where(top_R == -jnp.inf, 0.0, top_R)
+    return safe_R + jnp.log(jnp.exp(values_RN - safe_R[:, None]).sum(1))
+
+
+def _log_sum_exp_in_one_pass(values_RN: Array) -> Array:
+    """Sum the exponentials as they are; if a sum may have left float32's range, subtract the maxima and sum again."""
+    sum_R = jnp.exp(values_RN).sum(1)
+    safe = ((sum_R > 1e-20) & (sum_R < 1e20)).all()
+    return lax.cond(safe, lambda: jnp.log(sum_R), lambda: _log_sum_exp(values_RN))
 
 
 def _as_dtype(array: Any, dtype: Any) -> Array:
