@@ -1,5 +1,6 @@
 """The architecture page says what the code is: its walks name files that exist, its table of imports is counted from them."""
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from docs import concepts
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
+_BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.Match)
 # Files of one noun without a package of their own.
 _FLAT = {"errors", "extras", "files", "html_table", "ids", "jit", "__main__"}
 
@@ -49,6 +51,36 @@ def test_the_counted_imports_are_those_of_the_code() -> None:
 def test_no_file_of_the_package_is_longer_than_500_lines() -> None:
     lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in (ROOT / "leafbeam").rglob("*.py")}
     assert {path.name: length for path, length in lengths.items() if length > 500} == {}
+
+
+def _nesting(node: ast.AST, depth: int = 0) -> int:
+    """The levels of blocks in a function, without those of functions in it; an elif is no deeper than its if."""
+    deepest = depth
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            is_elif = isinstance(node, ast.If) and isinstance(child, ast.If) and node.orelse == [child]
+            deepest = max(deepest, _nesting(child, depth + (isinstance(child, _BLOCKS) and not is_elif)))
+    return deepest
+
+
+def _beyond_bounds(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    if any(word in ast.unparse(decorator) for decorator in node.decorator_list for word in ("jit", "intrinsic")):
+        return False
+    arguments = [one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+    documented = node.body[0].end_lineno if ast.get_docstring(node) is not None else None
+    lines = (node.end_lineno or 0) - node.lineno + 1
+    if documented is not None:
+        lines -= documented - node.body[0].lineno + 1
+    return lines > 60 or len(arguments) - (arguments[:1] in (["self"], ["cls"])) > 8 or _nesting(node) > 4
+
+
+def test_functions_beyond_the_bounds_are_those_that_the_page_names() -> None:
+    beyond = set[str]()
+    for path in (ROOT / "leafbeam").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _beyond_bounds(node):
+                beyond.add(f"`{node.name}` of `{path.relative_to(ROOT).as_posix()}`")
+    assert beyond - set(re.findall(r"`\w+` of `[\w/.]+`", sections("bounds"))) == set()
 
 
 def test_the_table_of_ideas_counts_the_code() -> None:

@@ -3,7 +3,7 @@
 import json
 import shlex
 import time
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from leafbeam.cli.console import Bar, done, next_step, stdout
 from leafbeam.cli.options import DEFAULT_RUN, RunOption, ScoringOption, option
@@ -11,6 +11,12 @@ from leafbeam.cli.run import RunDirectory
 from leafbeam.cli.sources import Source
 from leafbeam.errors import ArgumentError, counted
 from leafbeam.extras import require
+
+if TYPE_CHECKING:
+    from leafbeam.retrieve import ItemMemory
+    from leafbeam.train import InteractionLog
+    from leafbeam.train.baselines import ScoreFn
+    from leafbeam.train.split import Split
 
 
 def evaluate(
@@ -43,12 +49,9 @@ def evaluate(
     require("`leafbeam evaluate`", "pyarrow", "scipy", "sklearn", "torch", extra="train")
     from leafbeam.index import Trie
     from leafbeam.model import load_model
-    from leafbeam.retrieve import ItemMemory
-    from leafbeam.semid import SidTable, text_columns, text_vectors
+    from leafbeam.semid import SidTable, text_columns
     from leafbeam.train import EvaluationConfig, leave_one_out
     from leafbeam.train import evaluate as measure
-    from leafbeam.train.baselines import text_neighbours, transition_baselines
-    from leafbeam.train.fusion import fit_memory
 
     sids, source = SidTable.load(paths.sids), Source.load(paths.source)
     model = load_model(paths.model)
@@ -57,15 +60,9 @@ def evaluate(
     split = leave_one_out(log)
     if paths.read_report().get("train", {}).get("fit_on") == "train+valid":
         split = split.with_valid()
-    fitted = None if paths.fitted_memory is None else ItemMemory.load(paths.fitted_memory)
-    memory = fit_memory(log, split.train, columns, None if fitted is None else fitted.config)
-    memory.fusion = None if fitted is None else fitted.fusion
-    baselines = transition_baselines(memory, split.train)
-    if columns:
-        baselines["text"] = text_neighbours(text_vectors(log.items, columns, dims=256, seed=seed))
+    memory, baselines = _memory_and_baselines(paths, log, split, columns, seed)
 
-    console = stdout()
-    began = time.perf_counter()
+    console, began = stdout(), time.perf_counter()
     with Bar("evaluating") as bar:
         report = measure(
             model,
@@ -87,3 +84,21 @@ def evaluate(
     paths.add_to_report("evaluate", json.loads(report.to_json()))
     done(console, f"written to {paths.report}", since=began)
     next_step(console, "leafbeam", "build", "--run", run)
+
+
+def _memory_and_baselines(
+    paths: RunDirectory, log: "InteractionLog", split: "Split", columns: tuple[str, ...], seed: int
+) -> tuple["ItemMemory", dict[str, "ScoreFn"]]:
+    """Return an item memory of the training interactions, with the settings of the run's own memory, and the baselines."""
+    from leafbeam.retrieve import ItemMemory
+    from leafbeam.semid import text_vectors
+    from leafbeam.train.baselines import text_neighbours, transition_baselines
+    from leafbeam.train.fusion import fit_memory
+
+    fitted = None if paths.fitted_memory is None else ItemMemory.load(paths.fitted_memory)
+    memory = fit_memory(log, split.train, columns, None if fitted is None else fitted.config)
+    memory.fusion = None if fitted is None else fitted.fusion
+    baselines = transition_baselines(memory, split.train)
+    if columns:
+        baselines["text"] = text_neighbours(text_vectors(log.items, columns, dims=256, seed=seed))
+    return memory, baselines

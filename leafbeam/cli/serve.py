@@ -3,6 +3,7 @@
 import json
 import signal
 from dataclasses import replace
+from functools import partial
 from typing import Annotated
 
 from leafbeam.cli.console import next_step, stdout
@@ -79,11 +80,8 @@ def serve(
         _refuse_settings_of_items(config, rule)
     if config.text_model is not None:
         require("`leafbeam serve --text-model`", "tokenizers", "outlines_core")
-    require(
-        "`leafbeam serve`",
-        *("duckdb", "msgspec", "prometheus_client", "pyarrow", "starlette", "torch", "uvicorn"),
-        extra="serve",
-    )
+    modules = ("duckdb", "msgspec", "prometheus_client", "pyarrow", "starlette", "torch", "uvicorn")
+    require("`leafbeam serve`", *modules, extra="serve")
     require_device(config.device)
     from leafbeam.catalog import rules_from_text
     from leafbeam.engine import CatalogFiles
@@ -95,16 +93,8 @@ def serve(
     config.exposure.check(config.host, has_keys=key_file is not None)
     configure_log(config.log_format, values=config.log_requests == "histories")
     text = None if config.text_model is None else TextService.load(config.text_model, settings=config.texts)
-
-    def on_ready(line: str) -> None:
-        stdout().print(line, soft_wrap=True)
-        url = line.split(" at ", 1)[-1].split(" ", 1)[0]
-        name, body = "recommend", {"history": [], "num_items": 10}
-        if paths is None and text is not None:
-            name, body = "completions", {"model": text.name, "prompt": "A lamp is a", "guided_choice": ["thing", "person"]}
-        header = [] if key_file is None else ["-H", "authorization: Bearer KEY"]
-        next_step(stdout(), "curl", f"{url}/v1/{name}", *header, "-H", "content-type: application/json", "-d", json.dumps(body))
-
+    text_name = text.name if paths is None and text is not None else None
+    on_ready = partial(_show_address, text_name=text_name, has_keys=key_file is not None)
     if paths is None:
         run_server(None, None, config=config, text=text, on_ready=on_ready)
         return
@@ -122,6 +112,17 @@ def serve(
         config = replace(config, engine=replace(config.engine, widths_file=paths.search_widths))
     encoder = paths.load_encoder()
     run_server(paths.model, files, config=config, text=text, changes=paths.live, encoder=encoder, on_ready=on_ready)
+
+
+def _show_address(line: str, *, text_name: str | None, has_keys: bool) -> None:
+    """Show the server's first line, and a request that can be sent to it. text_name: the model of a server of texts alone."""
+    stdout().print(line, soft_wrap=True)
+    url = line.split(" at ", 1)[-1].split(" ", 1)[0]
+    name, body = "recommend", {"history": [], "num_items": 10}
+    if text_name is not None:
+        name, body = "completions", {"model": text_name, "prompt": "A lamp is a", "guided_choice": ["thing", "person"]}
+    header = ["-H", "authorization: Bearer KEY"] if has_keys else []
+    next_step(stdout(), "curl", f"{url}/v1/{name}", *header, "-H", "content-type: application/json", "-d", json.dumps(body))
 
 
 def _refuse_settings_of_items(config: ServerConfig, rules: list[str] | None) -> None:

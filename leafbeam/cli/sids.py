@@ -185,13 +185,11 @@ def fit_sids(
     log = source.read()
     split = leave_one_out(log)
     source.save(paths.source)
-    done(
-        console,
-        f"{source.path}: {counted(log.num_users, 'user')}, {counted(log.num_items, 'item')}, "
-        f"{counted(log.report.interactions, 'interaction')}; "
-        f"{counted(split.report.users_too_short, 'user has', 'users have')} too few interactions to evaluate",
-        since=began,
+    too_short = counted(split.report.users_too_short, "user has", "users have")
+    sizes = (
+        f"{counted(log.num_users, 'user')}, {counted(log.num_items, 'item')}, {counted(log.report.interactions, 'interaction')}"
     )
+    done(console, f"{source.path}: {sizes}; {too_short} too few interactions to evaluate", since=began)
     _show_log(console, source, log)
     from leafbeam.semid import fit_sids as fit  # takes seconds: errors of the log come first
     from leafbeam.semid import load_vectors

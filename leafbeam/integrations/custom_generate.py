@@ -83,16 +83,8 @@ def generate(
     >>> model.generate(**inputs, custom_generate=CUSTOM_GENERATE, trust_remote_code=True, constraint=JsonSchema(schema=schema),
     ...                tokenizer=tokenizer, num_beams=4, max_new_tokens=200)
     """
-    refused = [name for name, value in others.items() if value is not None and value is not False]
-    if refused:
-        raise ArgumentError(f"{refused[0]} has no effect on exact constrained beams: leave it out")
-    if model.config.is_encoder_decoder:
-        raise ArgumentError(
-            "the model is an encoder-decoder: expected a decoder-only one; use ConstraintLogitsProcessor for this"
-        )
-    prompts_BT = inputs if input_ids is None else input_ids
-    if prompts_BT is None or prompts_BT.ndim != 2 or prompts_BT.is_floating_point() or 0 in prompts_BT.shape:
-        raise ArgumentError("input_ids are missing or empty: expected integers (prompts, tokens)")
+    _check_call(model, others)
+    prompts_BT = _checked(inputs if input_ids is None else input_ids)
     if constraint is None:
         raise ArgumentError("constraint is missing: expected one for all prompts, or one for each")
     config = model.generation_config if generation_config is None else generation_config
@@ -108,10 +100,10 @@ def generate(
         raise ArgumentError(
             f"{counted(len(constraints), 'constraint')} for {counted(len(prompts_BT), 'prompt')}: expected one for each"
         )
-    spelled = None if tokenizer is None or items else TextTokenizer.of(tokenizer, end=eos_token_id)
-    end = items[0].items.eos_token_id if items else eos_token_id if spelled is None else spelled.end
+    text_tokenizer = None if tokenizer is None or items else TextTokenizer.of(tokenizer, end=eos_token_id)
+    end = items[0].items.eos_token_id if items else eos_token_id if text_tokenizer is None else text_tokenizer.end
     texts_of = [one for one in constraints if not items and not isinstance(one, ItemConstraint)]
-    by_id = {id(one): automaton_of(one, spelled) for one in texts_of}
+    by_id = {id(one): automaton_of(one, text_tokenizer) for one in texts_of}
     if end is None:
         raise ArgumentError("eos_token_id is missing: without a tokenizer, name the token that ends a text")
     passed = eos_token_id if eos_token_id is not None or generation_config is None else generation_config.eos_token_id
@@ -123,25 +115,33 @@ def generate(
     else:
         search = SequenceSearch(
             [by_id[id(one)] for one in constraints],
-            end_code=end if spelled is None else spelled.ends,
+            end_code=end if text_tokenizer is None else text_tokenizer.ends,
             num_codes=calls.num_tokens,
             num_beams=beams,
             max_tokens=max_new_tokens or config.max_new_tokens or _default_max_tokens(model.config, prompts_BT.shape[1]),
             scoring=scoring,
         )
-        result = search.run(calls.step_fn, len(constraints), suffix_fn=calls.suffix_fn)
-        tokens = [
-            [np.append(row, end) if result.finished[b, k] else row for k, row in enumerate(rows)]
-            for b, rows in enumerate(result.tokens)
-        ]
+        result, tokens = _search_texts(calls, search, len(constraints), end)
     pad = next((one for one in (pad_token_id, config.pad_token_id, end) if one is not None), end)
-    sequences = _padded(prompts_BT, [rows[:texts] for rows in tokens], texts, pad)
-    if not return_dict_in_generate:
-        return sequences
-    scores_BN = np.full((len(constraints), texts), -np.inf, np.float32)
-    for b, rows in enumerate(tokens):
-        scores_BN[b, : len(rows)] = result.scores[b, : min(texts, len(rows))]
-    return GenerateOutput(sequences=sequences, sequences_scores=torch.from_numpy(scores_BN.ravel()), result=result)
+    output = _output(prompts_BT, tokens, texts, pad, result)
+    return output if return_dict_in_generate else output.sequences
+
+
+def _check_call(model: Any, others: Mapping[str, object]) -> None:
+    """Raise ArgumentError for arguments that have no effect on this search, or a model that is not decoder-only."""
+    refused = [name for name, value in others.items() if value is not None and value is not False]
+    if refused:
+        raise ArgumentError(f"{refused[0]} has no effect on exact constrained beams: leave it out")
+    if model.config.is_encoder_decoder:
+        raise ArgumentError(
+            "the model is an encoder-decoder: expected a decoder-only one; use ConstraintLogitsProcessor for this"
+        )
+
+
+def _checked(prompts_BT: Tensor | None) -> Tensor:
+    if prompts_BT is None or prompts_BT.ndim != 2 or prompts_BT.is_floating_point() or 0 in prompts_BT.shape:
+        raise ArgumentError("input_ids are missing or empty: expected integers (prompts, tokens)")
+    return prompts_BT
 
 
 def _default_max_tokens(config: Any, prompt_length: int) -> int:
@@ -185,21 +185,43 @@ def _search_items(
     return result, [[_until(row, served) for row in rows] for rows in tokens]
 
 
+def _search_texts(
+    calls: _CachedModel, search: SequenceSearch, batch_size: int, end: int
+) -> tuple[SequenceResult, list[list[NDArray[np.int64]]]]:
+    """Return the texts, and the tokens of each, with the end token where a text is finished."""
+    result = search.run(calls.step_fn, batch_size, suffix_fn=calls.suffix_fn)
+    return result, [
+        [np.append(row, end) if result.finished[b, k] else row for k, row in enumerate(rows)]
+        for b, rows in enumerate(result.tokens)
+    ]
+
+
 def _until(tokens_L: NDArray[np.int64], served: ServedItems) -> NDArray[np.int64]:
     """Return an item's tokens up to its end token, if it has one."""
     (ends,) = np.nonzero(tokens_L == served.eos_token_id)
     return tokens_L[: ends[0] + 1] if len(ends) else tokens_L
 
 
-def _padded(prompts_BT: Tensor, tokens: list[list[NDArray[np.int64]]], texts: int, pad: int) -> Tensor:
-    """Return the prompts, each with its texts, padded: (B x N, T')."""
+def _output(
+    prompts_BT: Tensor,
+    tokens: list[list[NDArray[np.int64]]],
+    texts: int,
+    pad: int,
+    result: SequenceResult | SearchResult,
+) -> GenerateOutput:
+    """Return the prompts, each with its best `texts` texts, padded, and their scores."""
+    tokens = [rows[:texts] for rows in tokens]
     width = max((len(row) for rows in tokens for row in rows), default=0)
     new_BNt = np.full((len(tokens), texts, width), pad, np.int64)
     for b, rows in enumerate(tokens):
         for k, row in enumerate(rows):
             new_BNt[b, k, : len(row)] = row
     new_Rt = torch.from_numpy(new_BNt).flatten(0, 1).to(prompts_BT)
-    return torch.cat([prompts_BT.repeat_interleave(texts, 0), new_Rt], 1)
+    sequences = torch.cat([prompts_BT.repeat_interleave(texts, 0), new_Rt], 1)
+    scores_BN = np.full((len(tokens), texts), -np.inf, np.float32)
+    for b, rows in enumerate(tokens):
+        scores_BN[b, : len(rows)] = result.scores[b, : len(rows)]
+    return GenerateOutput(sequences=sequences, sequences_scores=torch.from_numpy(scores_BN.ravel()), result=result)
 
 
 class _CachedModel:

@@ -1,7 +1,7 @@
 """The HTTP interface of an engine, a language model, or both."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -98,21 +98,9 @@ def create_app(
         learns=engine is not None and engine.learns,
         has_keys=access.keys is not None,
     )
-
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncGenerator[None]:
-        if engine is not None:
-            engine.start()
-        if text is not None:
-            await asyncio.to_thread(text.start)
-        yield
-        stops = [part.stop for part in (engine, text) if part is not None]
-        await asyncio.gather(*(in_own_thread(partial(stop, config.grace_s)) for stop in stops))
-        for executor in (writes, reads, counting):
-            await in_own_thread(executor.close)
-        if observation.traces is not None:
-            await in_own_thread(observation.traces.close)
-
+    closes = [writes.close, reads.close, counting.close]
+    if observation.traces is not None:
+        closes.append(observation.traces.close)
     app = Starlette(
         routes=[
             *(
@@ -127,16 +115,31 @@ def create_app(
         middleware=[
             Middleware(RequestIdMiddleware),
             *([Middleware(ObservationMiddleware, observation=observation)] if observation.is_on else []),
-            Middleware(
-                with_cors, origins=config.exposure.origins
-            ),  # around all that answers, so that errors have its headers too
+            # Around all that answers, so that errors have its headers too.
+            Middleware(with_cors, origins=config.exposure.origins),
             Middleware(UnexpectedErrorMiddleware),
             Middleware(AccessMiddleware, access=access, refused=metrics.observe_refused_access),
         ],
-        lifespan=lifespan,
+        lifespan=partial(_running, engine, text, config.grace_s, closes),
     )
     app.router.redirect_slashes = False  # a redirect would go where the client's Host header says
     return app
+
+
+@asynccontextmanager
+async def _running(
+    engine: Engine | None, text: TextService | None, grace_s: float, closes: Sequence[Callable[[], None]], app: Starlette
+) -> AsyncGenerator[None]:
+    """Start the engine and the language model; at the end stop both, then call `closes` one after the other."""
+    if engine is not None:
+        engine.start()
+    if text is not None:
+        await asyncio.to_thread(text.start)
+    yield
+    stops = [part.stop for part in (engine, text) if part is not None]
+    await asyncio.gather(*(in_own_thread(partial(stop, grace_s)) for stop in stops))
+    for close in closes:
+        await in_own_thread(close)
 
 
 def _state_handlers(engine: Engine | None, text: TextService | None, metrics: Metrics, access: Access) -> dict[str, Handler]:

@@ -139,7 +139,7 @@ class Server:
         reloader: SighupReloader | None = None,
     ) -> None:
         config = config or ServerConfig()
-        host, exposure, grace_s, connections = config.host, config.exposure, config.grace_s, config.connections
+        host, exposure, grace_s = config.host, config.exposure, config.grace_s
         self.engine, self.text = engine, text
         self.metrics = Metrics(engine, text)
         self._on_ready, self._reloader = on_ready, reloader or SighupReloader()
@@ -158,27 +158,19 @@ class Server:
             access=access,
             observation=observation,
         )
-        files = {"certificate": exposure.certificate, "private_key": exposure.private_key}
-        refused = self.metrics.observe_refused_connection
-        origins = exposure.origins
-        uvicorn_config = server_config(app, connections, refused, **files, grace_s=grace_s, origins=origins, lifespan="on")
+        uvicorn_config = server_config(
+            app,
+            config.connections,
+            self.metrics.observe_refused_connection,
+            certificate=exposure.certificate,
+            private_key=exposure.private_key,
+            grace_s=grace_s,
+            origins=exposure.origins,
+            lifespan="on",
+        )
         self.http_workers: HttpWorkers | None = None
         if config.http_workers:
-            setup = Setup(
-                number=0,
-                core=os.getpid(),
-                recommends=engine is not None,
-                deadline_s=60.0 if engine is None else engine.settings.deadline_s,
-                max_values=max_values(Limits() if engine is None else engine.limits),
-                max_body_bytes=config.max_body_bytes,
-                max_body_s=config.max_body_s,
-                connections=connections,
-                **{name: None if path is None else str(path) for name, path in files.items()},
-                grace_s=grace_s,
-                log_format=current_format(),
-                keys=None if access.keys is None else str(access.keys.path),
-                origins=origins,
-            )
+            setup = _worker_setup(config, engine, access)
             gate = None
             if engine is not None and not observation.is_on:  # else each request has its line or span
                 gate = Gate(engine, access, self.metrics)
@@ -363,6 +355,27 @@ def serve(
             on_ready=on_ready,
             reloader=reloader,
         ).run()
+
+
+def _worker_setup(config: ServerConfig, engine: Engine | None, access: Access) -> Setup:
+    """Return the settings of an HTTP worker, but for its number."""
+    certificate, private_key = config.exposure.certificate, config.exposure.private_key
+    return Setup(
+        number=0,
+        core=os.getpid(),
+        recommends=engine is not None,
+        deadline_s=60.0 if engine is None else engine.settings.deadline_s,
+        max_values=max_values(Limits() if engine is None else engine.limits),
+        max_body_bytes=config.max_body_bytes,
+        max_body_s=config.max_body_s,
+        connections=config.connections,
+        certificate=None if certificate is None else str(certificate),
+        private_key=None if private_key is None else str(private_key),
+        grace_s=config.grace_s,
+        log_format=current_format(),
+        keys=None if access.keys is None else str(access.keys.path),
+        origins=config.exposure.origins,
+    )
 
 
 def _listen(host: str, port: int) -> socket.socket:

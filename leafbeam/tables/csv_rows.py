@@ -329,28 +329,33 @@ def _first_undecodable(path: Path, form: CsvFormat) -> str:
         try:
             for row in rows:
                 names = names or row
-                for index, cell in enumerate(row):
-                    data = cell.encode("latin-1")
-                    try:
-                        data.decode("utf-8")
-                    except UnicodeDecodeError as error:
-                        name = names[index] if index < len(names) else str(index)
-                        return (
-                            f"{path}, line {rows.line_num:,}, column {name!r}: {short_repr(cell)} is not UTF-8 (byte "
-                            f"0x{data[error.start]:02X}): pass --encoding latin-1, or what it is written in (encoding=...)"
-                        )
+                bytes_of_cells = ((index, _undecodable_byte(cell.encode("latin-1"))) for index, cell in enumerate(row))
+                index, byte = next((pair for pair in bytes_of_cells if pair[1]), (0, ""))
+                if byte:
+                    name = names[index] if index < len(names) else str(index)
+                    return (
+                        f"{path}, line {rows.line_num:,}, column {name!r}: {short_repr(row[index])} is not UTF-8 (byte "
+                        f"{byte}): pass --encoding latin-1, or what it is written in (encoding=...)"
+                    )
         except csv.Error:  # such as a cell that is longer than csv's limit
             return _first_undecodable_line(path)
+    return ""
+
+
+def _undecodable_byte(data: bytes) -> str:
+    """Return the first byte that is not UTF-8, as "0xFC", or ""."""
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return f"0x{data[error.start]:02X}"
     return ""
 
 
 def _first_undecodable_line(path: Path) -> str:
     with opened(path) as file:
         for number, line in enumerate(file, 1):
-            try:
-                line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                return f"{path}, line {number:,} is not UTF-8 (byte 0x{line[error.start]:02X}): pass --encoding (encoding=...)"
+            if byte := _undecodable_byte(line):
+                return f"{path}, line {number:,} is not UTF-8 (byte {byte}): pass --encoding (encoding=...)"
     return ""
 
 

@@ -3,7 +3,7 @@
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -131,18 +131,18 @@ def read_batches(path: Path, size: int, columns: list[str] | None = None) -> Gen
     Memory: the pages of a row group. Raises a DataError that says up to which row the file could be read.
     """
     for file in part_files(path):
-        read = 0
         with open_parquet(file) as opened:
-            batches = opened.iter_batches(size, columns=columns)
-            while True:
-                try:
-                    batch = next(batches, None)
-                    if batch is None:
-                        break
-                    batch.validate(full=True)  # lists of a damaged file may end before they begin
-                except (pa.ArrowException, OSError) as error:
-                    raise DataError(
-                        f"{file} cannot be read beyond row {read:,} ({str(error).strip()}): write it again"
-                    ) from error
-                read += len(batch)
+            for batch in _valid_batches(file, opened.iter_batches(size, columns=columns)):
                 yield as_plain(batch, str(file))
+
+
+def _valid_batches(file: Path, batches: Iterator[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
+    """Yield the batches of a file, each checked: lists of a damaged file may end before they begin."""
+    read = 0
+    try:
+        for batch in batches:
+            batch.validate(full=True)
+            yield batch
+            read += len(batch)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{file} cannot be read beyond row {read:,} ({str(error).strip()}): write it again") from error
