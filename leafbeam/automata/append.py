@@ -1,4 +1,4 @@
-"""Token sequences behind the texts of an automaton.
+"""Automata of a text that is followed by a token sequence.
 
 Shapes: S states of the texts, N states of the sequences without their start, X states of the byte automaton, E entries of rows,
 R states in which a text may end, C legal tokens of all of them.

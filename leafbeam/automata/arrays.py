@@ -84,7 +84,7 @@ class TransitionTable(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class AutomatonArrays:
-    """The arrays of an automaton: legal tokens, and what walks bytes under masks.
+    """The arrays of an automaton: the legal tokens, and the byte automaton that finds next states under masks.
 
     Args:
         dfa: The byte automaton, whose states below S are those of the automaton. It has no states if there are no masks.

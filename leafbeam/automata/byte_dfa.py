@@ -57,7 +57,7 @@ class ByteDFA:
         accepting_X: NDArray[np.bool_],
         start: int,
     ) -> ByteDFA:
-        """Put bytes into classes, drop useless states, merge equal ones. Cost: O(E log X).
+        """Build an automaton from edges: put bytes into classes, drop useless states, merge equal ones. Cost: O(E log X).
 
         The edges of state x are edge_indptr[x] to edge_indptr[x + 1] - 1, in any order, at most one for each byte.
         """
@@ -69,7 +69,7 @@ class ByteDFA:
 
     @classmethod
     def of_classes(cls, class_256: NDArray[np.uint8], edges: Edges, accepting_X: NDArray[np.bool_], start: int) -> ByteDFA:
-        """Return the same, for edges labelled with classes of bytes; they ascend by (from, label)."""
+        """Build an automaton from edges that are labelled with classes of bytes, and ascend by (from, label)."""
         block_X, edges = minimize(edges, accepting_X, start)
         num_blocks = int(block_X.max(initial=-1)) + 1
         accepting_Y = np.zeros(num_blocks, np.bool_)
@@ -137,7 +137,7 @@ def indptr_of(strings: Sequence[bytes]) -> NDArray[np.int64]:
 
 @njit(cache=True, nogil=True, _nrt=False)
 def run(edges, bytes_T, begin, end, state):
-    """Return the state after bytes_T[begin:end], -1 where they lead nowhere."""
+    """Return the state after bytes_T[begin:end], or -1 if they are not the beginning of a string."""
     for index in range(begin, end):
         label = edges.class_256[bytes_T[index]]
         low, high = edges.edge_indptr[state], edges.edge_indptr[state + 1]
@@ -164,7 +164,7 @@ def _mixed(first, second, seed):
 
 @njit(cache=True)
 def _classes(edge_indptr, byte_E, next_E, seed, class_256):
-    """Fill `class_256` from hashes of what each byte does; True where every edge agrees with it."""
+    """Fill `class_256` from hashes of what each byte does; return whether every edge agrees with the classes."""
     column_256 = np.zeros(256, np.uint64)
     for state in range(len(edge_indptr) - 1):
         for edge in range(edge_indptr[state], edge_indptr[state + 1]):
@@ -197,7 +197,7 @@ def _classes(edge_indptr, byte_E, next_E, seed, class_256):
 
 @njit(cache=True)
 def _by_class(edge_indptr, byte_E, next_E, class_256):
-    """One edge for each state and class, in place of one for each byte: (from, label, to)."""
+    """Return one edge for each state and class, in place of one for each byte: (from, label, to)."""
     lowest_256 = np.full(256, 256, np.int64)
     for byte in range(255, -1, -1):
         lowest_256[class_256[byte]] = byte

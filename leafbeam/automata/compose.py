@@ -26,8 +26,8 @@ from leafbeam.jit import njit
 def compose(dfa: ByteDFA, tokens: TokenTrie, limits: AutomatonLimits, source: str) -> AutomatonArrays:
     """Return the automaton over tokens.
 
-    source: what the language comes from, for messages. Raises AutomatonError where no text of the language can be written with
-    these tokens, and above the limits.
+    source: the name of the language's source, for messages. Raises AutomatonError if no text of the language can be written
+    with these tokens, and above the limits.
     """
     if not dfa.num_states:
         raise AutomatonError(f"{source} matches nothing: expected at least one text")
@@ -61,7 +61,7 @@ def compose(dfa: ByteDFA, tokens: TokenTrie, limits: AutomatonLimits, source: st
 
 
 def _token_ends(dfa: ByteDFA, tokens: TokenTrie) -> NDArray[np.bool_]:
-    """In which states a token may end on the way from the start to acceptance."""
+    """Return the states in which a token may end on the way from the start to acceptance."""
     if not (dfa.used_256 & ~tokens.single_bytes).any():  # every byte is a token: a token may end anywhere
         return np.ones(dfa.num_states, np.bool_)
     from_e, to_e = _token_edges(dfa.num_states, moves_of(dfa), tokens.nodes, buffers_of(tokens))

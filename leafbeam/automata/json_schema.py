@@ -281,7 +281,7 @@ class _Compiler:
         return network.language()
 
     def _map(self, schema: Schema, others: Schema, scope: Scope) -> ByteDFA:
-        """Objects with any names and values of one schema."""
+        """Join two nodes by objects with any names and values of one schema."""
         names, values = self._pattern(f'"{CHARACTER}*"', scope), self.language(others, scope.below("additionalProperties"))
         network = self._network(scope)
 

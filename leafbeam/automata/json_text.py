@@ -40,7 +40,7 @@ def any_of(patterns: Sequence[str]) -> str:
 
 
 def integers(low: int | None, high: int | None) -> str:
-    """Return a pattern for the integers from `low` to `high`, both included; None is no bound. No leading zeros, no `-0`.
+    """Return a pattern for the integers from `low` to `high`, both included, without leading zeros and `-0`; None is no bound.
 
     >>> integers(7, 12)
     '(?:[7-9]|1[0-2])'
@@ -54,7 +54,7 @@ def integers(low: int | None, high: int | None) -> str:
 
 
 def _whole(low: int, high: int | None) -> list[str]:
-    """Patterns for the whole numbers from `low` on, length by length."""
+    """Return patterns for the whole numbers from `low` on, one for each length."""
     parts: list[str] = []
     first = low
     while high is None or first <= high:
@@ -110,8 +110,8 @@ class Bound:
 def decimals(low: Bound | None, high: Bound | None) -> str:
     """Return a pattern for numbers between bounds, "" if there are none.
 
-    No exponents and no `-0`; at most six digits behind those of a bound, because with more a number below a bound could be read
-    as the bound; no zeros at the end of numbers that are closest to an exclusive minimum.
+    There are no exponents and no `-0`. At most six digits follow those of a bound, because a number below a bound with more
+    digits could be read as the bound. Numbers that are closest to an exclusive minimum have no zeros at the end.
 
     >>> decimals(Bound(value=Decimal("0.5")), Bound(value=Decimal(1)))
     '(?:0\\\\.(?:5[0-9]{0,6}|[6-9][0-9]{0,6})|1(?:\\\\.0{1,6})?)'
@@ -129,7 +129,7 @@ _ANY, _SOME = "[0-9]{0,6}", r"(?:\.[0-9]{1,6})?"
 
 
 def _positive(low: Bound, high: Bound | None) -> list[str]:
-    """Patterns for the numbers between bounds that are not negative: with the whole part of `low`, of `high`, and between."""
+    """Return patterns for the non-negative numbers between bounds: with the whole part of `low`, of `high`, and between."""
     first, low_fraction = low.parts
     begins = f"{first}{_SOME}" if not low_fraction and not low.strict else rf"{first}\.{_at_least(low_fraction, low.strict)}"
     if high is None:
@@ -150,7 +150,7 @@ def _up_to(whole: int, fraction: str, high: Bound) -> list[str]:
 
 
 def _at_least(digits: str, strict: bool) -> str:
-    """Fractions of at least 0.digits; may be none where that is 0."""
+    """Return a pattern for fractions of at least 0.digits; it also matches an absent fraction if that is 0."""
     if not digits:
         return "[0-9]{0,5}[1-9]" if strict else _ANY
     first = int(digits[0])
@@ -159,7 +159,7 @@ def _at_least(digits: str, strict: bool) -> str:
 
 
 def _at_most(digits: str, strict: bool) -> str | None:
-    """Fractions of one digit or more, at most 0.digits; None if there are none."""
+    """Return a pattern for fractions of one digit or more, at most 0.digits; None if there are no such fractions."""
     if not digits:
         return None if strict else "0{1,6}"
     first, rest = int(digits[0]), _at_most(digits[1:], strict)
@@ -168,7 +168,7 @@ def _at_most(digits: str, strict: bool) -> str | None:
 
 
 def _between(low: str, high: str, above: bool, below: bool) -> str | None:
-    """Fractions of one digit or more between two, of which the lower one is above 0 or strict; None if there are none."""
+    """Return a pattern for fractions of one digit or more between two, the lower of which is above 0 or strict, or None."""
     if not high:
         return None
     first, last = int(low[:1] or 0), int(high[0])

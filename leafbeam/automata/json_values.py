@@ -16,8 +16,8 @@ def add_list(
 ) -> None:
     """Join two nodes by a list of `low` to `high` parts in brackets, with commas between them.
 
-    add(number, node, to): joins two nodes by part `number` (from 0). high: None means no bound; then part `loop` - 1 and all
-    later parts have the same language.
+    add(number, node, to) joins two nodes by part `number` (from 0). If high is None, there is no bound, and part `loop` - 1 and
+    all later parts have the same language.
     """
     opening, closing = brackets[:1], brackets[1:]
     if low == 0:

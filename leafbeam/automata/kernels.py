@@ -70,7 +70,7 @@ def fill_masks(states_R, table, mask_MU, out_RU):
 
 @njit(cache=True, nogil=True, _nrt=False)
 def step_states(states_R, codes_R, table, edges, bytes_T, token_indptr, out_R):
-    """Return the state after each token, -1 where it is not legal: found in the row, or by walking the token's bytes."""
+    """Return the state after each token, or -1 if it is not legal, from the row or by walking the token's bytes."""
     table, edges = TransitionTable(*table), DfaEdges(*edges)
     for row in range(len(states_R)):
         state, code = states_R[row], codes_R[row]

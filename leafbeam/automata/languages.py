@@ -17,7 +17,7 @@ from leafbeam.errors import AutomatonError, counted
 def free_text(stop: str | None, max_length: int | None, max_states: int) -> ByteDFA:
     """Return the language of texts of at most `max_length` characters, each followed by the stop, which it does not contain.
 
-    None is no stop, or no bound. Raises AutomatonError for an invalid stop or length, and above `max_states`;
+    Without a stop, or without a bound, pass None. Raises AutomatonError for an invalid stop or length, and above `max_states`;
     MissingExtraError without outlines-core.
     """
     if max_length is not None and (type(max_length) is not int or max_length < 1):

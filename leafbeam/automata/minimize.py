@@ -72,7 +72,7 @@ def minimize(edges: Edges, accepting_X: NDArray[np.bool_], start: int) -> tuple[
 
 @njit(cache=True)
 def _adjacent(state_E, num_states):
-    """Return (indptr, edge_E): the edges that have each state at this end."""
+    """Return (indptr, edge_E): for each state the edges that have it at this end."""
     indptr = np.zeros(num_states + 1, np.int64)
     for edge in range(len(state_E)):
         indptr[state_E[edge] + 1] += 1
@@ -89,7 +89,7 @@ def _adjacent(state_E, num_states):
 
 @njit(cache=True)
 def _number(from_E, to_E, number_X, queue_X, count):
-    """Number what edges lead to from the `count` states of the queue, breadth first, from `count` on; -1 is not reached."""
+    """Number the states that edges reach from the `count` states of the queue, breadth first, from `count` on."""
     indptr, edge_E = _adjacent(from_E, len(number_X))
     head = 0
     while head < count:

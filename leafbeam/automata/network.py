@@ -152,7 +152,7 @@ def common_classes(classes: Sequence[NDArray[np.integer]]) -> tuple[NDArray[np.u
 
 
 def relabel(dfa: ByteDFA, first_J: NDArray[np.int64]) -> Edges:
-    """Return the edges with a label for each finer class, of which the first bytes come."""
+    """Return the edges, labelled with finer classes, whose first bytes are given."""
     indptr, label_E, next_E = dfa.edges.edge_indptr, dfa.edges.label_E, dfa.edges.next_E
     coarse_J = dfa.edges.class_256[first_J]
     order_J = np.argsort(coarse_J, kind="stable")

@@ -32,7 +32,7 @@ def compile_pattern(pattern: str, max_states: int) -> ByteDFA:
     pattern: the syntax of Rust's regex crate: no look-around, no back-references, `\\d` and `.` are Unicode. One `^` at its
     beginning and one `$` at its end are allowed and change nothing.
     Raises MissingExtraError without outlines-core, AutomatonError for what `check_pattern` or outlines-core refuses.
-    Cost: outlines-core's determinisation, which is exponential for some short patterns and not bounded here.
+    Cost: outlines-core's determinisation, which takes exponential time for some short patterns and has no bound.
     """
     check_pattern(pattern, max_states)
     with optional_imports("an automaton of a pattern or schema"):
@@ -59,7 +59,7 @@ def compile_pattern(pattern: str, max_states: int) -> ByteDFA:
 
 
 def _dfa_of(transitions: dict[int, dict[int, int]], initial: int, final: set[int]) -> ByteDFA:
-    """Return the minimal automaton behind the token `ab`. Cost: a few ns an edge."""
+    """Return the minimal automaton of what follows the token `ab`. Cost: a few ns an edge."""
     if _START not in transitions[initial]:
         return ByteDFA.from_strings([])
     number_X = np.fromiter(transitions, np.int64, len(transitions))

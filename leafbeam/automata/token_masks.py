@@ -1,9 +1,9 @@
 """Bit masks for the states of a composition in which much of the vocabulary is legal.
 
-What is legal below a trie node depends on the state only as far as the next `height` bytes can tell (`_depth_classes`). So a
-state is walked together with a similar state that already has a mask: where no token below a node is long enough to tell the
-two apart, a range of bits is copied, and the walk goes on only where they differ. The hundreds of states of a bounded string
-cost one walk, and then what the end of the string forbids.
+Two states allow the same tokens below a trie node if the next `height` bytes cannot tell them apart, where `height` is the
+length of the longest token below the node (`_depth_classes`). So a state is walked together with a similar state that already
+has a mask: below nodes where the two are equal, a range of bits is copied, and the walk goes on only where they differ. The
+hundreds of states of a bounded string therefore cost one walk, and the few tokens that the end of the string forbids.
 
 Shapes: X states of the byte automaton, the first S of which a token may end in, D of them dense; P nodes, R ranks, V tokens;
 M masks of W words; H bytes ahead.
@@ -49,9 +49,10 @@ def dense_masks(
 
 @njit(cache=True)
 def _depth_classes(num_states, edges, max_depth):
-    """depth_HX[h, x]: states are equal iff the next h bytes cannot tell them apart (what may follow, where a token may end).
+    """Return depth_HX: two states have the same number in row h if the next h bytes cannot tell them apart.
 
-    Stops early where one byte more changes nothing. Exact: a hash proposes an equal state, and its edges are compared.
+    It stops early if one more byte changes nothing. A hash proposes an equal state, and then the edges are compared, so the
+    result is exact.
     """
     edge_indptr, label_E, next_E = edges.edge_indptr, edges.label_E, edges.next_E
     num_all = len(edge_indptr) - 1
@@ -101,7 +102,7 @@ def _depth_classes(num_states, edges, max_depth):
 
 @njit(cache=True, inline="always")
 def _copy_bits(source_W, target_W, low, high):
-    """Copy the bits low to high - 1, onto zeros."""
+    """Copy the bits low to high - 1 to where all bits are 0."""
     first, last = low >> 6, (high - 1) >> 6
     head = ~np.uint64(0) << np.uint64(low & 63)
     tail = ~np.uint64(0) >> np.uint64(63 - ((high - 1) & 63))
@@ -116,7 +117,7 @@ def _copy_bits(source_W, target_W, low, high):
 
 @njit(cache=True)
 def _fill_masks(dense_D, num_states, moves, nodes, spelling, depth_HX, num_words, max_masks):
-    """Return (the mask of each state, the distinct masks over ranks); stops with the first mask above `max_masks`."""
+    """Return (the mask of each state, the distinct masks over ranks); stop at the first mask above `max_masks`."""
     class_256, edge_indptr, byte_E, next_E, row_X, table_TC = moves
     child_P, child_end_P, byte_P, lo_P, own_end_P, hi_P, height_P = nodes
     id_R, bytes_T, token_indptr = spelling
@@ -196,7 +197,7 @@ def _fill_masks(dense_D, num_states, moves, nodes, spelling, depth_HX, num_words
 
 @njit(cache=True)
 def _by_token(ranked_MW, id_R, mask_MW):
-    """Masks over ranks as masks over tokens."""
+    """Convert masks over ranks to masks over tokens."""
     for mask in range(len(ranked_MW)):
         for word in range(ranked_MW.shape[1]):
             bits = ranked_MW[mask, word]

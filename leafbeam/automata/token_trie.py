@@ -32,9 +32,9 @@ class TokenSpelling(NamedTuple):
 class TokenNodes(NamedTuple):
     """The nodes of the trie, node 0 the root; int32 but for `byte_P` (uint8).
 
-    The children of node p are the nodes child to child_end - 1, side by side with ascending bytes. byte: the last byte of the
-    node's prefix. Ranks lo to own_end - 1 are the tokens that end at the node, lo to hi - 1 all under it. height: how many
-    bytes the longest of them adds.
+    The children of node p are the nodes child to child_end - 1, with ascending bytes. byte: the last byte of the node's prefix.
+    Ranks lo to own_end - 1 are the tokens that end at the node, and ranks lo to hi - 1 those that end at it or below. height:
+    the number of bytes that the longest of these has below the node.
     """
 
     child_P: NDArray[np.int32]

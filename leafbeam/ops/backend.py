@@ -45,10 +45,10 @@ _PACKAGES = {"jax": "jax", "triton": "triton", "torch": "torch", "static": "torc
 class ConstrainBackend(Protocol):
     """The functions that a backend's module has.
 
-    `step` is specified by `leafbeam.ops.constrain.reference.step`. A backend on a device also has `launch`: arguments as
-    `step`, result (beams, bad). It waits for nothing; bad is 0, or the number + 1 of a live row that held NaN or +inf. Backends
-    that can list ragged children, which sampling needs, have `children`: (arrays, level, lo_SBK, hi_SBK, filters) ->
-    (row_indptr, code_C, lo_SC, hi_SC).
+    `step` is specified by `leafbeam.ops.constrain.reference.step`. A backend on a device also has `launch`, which takes the
+    arguments of `step` and returns (beams, bad) without waiting for the device; bad is 0, or 1 + the number of a live row that
+    held NaN or +inf. Backends that can list the children of beams, which sampling needs, have `children`: (arrays, level,
+    lo_SBK, hi_SBK, filters) -> (row_indptr, code_C, lo_SC, hi_SC).
     """
 
     def bind(self, index: Trie | Version) -> Any: ...
@@ -70,14 +70,14 @@ class ConstrainBackend(Protocol):
 
 @cache
 def is_installed(package: str) -> bool:
-    """Whether a package can be imported, without importing it."""
+    """Return whether a package can be imported, without importing it."""
     return importlib.util.find_spec(package) is not None
 
 
 def load(name: str) -> tuple[str, ConstrainBackend]:
-    """The backend of this name and the name it goes by ("auto" without logits is "cpu").
+    """Return the name and the functions of a backend; "auto" is "cpu", because there are no logits to look at.
 
-    Raises ArgumentError for an unknown name, MissingExtraError where its package is not installed.
+    Raises ArgumentError for an unknown name, MissingExtraError if its package is not installed.
     """
     resolved = "cpu" if name == "auto" else name
     if resolved not in _MODULES:
@@ -90,10 +90,10 @@ def load(name: str) -> tuple[str, ConstrainBackend]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BoundIndex:
-    """A version's arrays where one backend reads them.
+    """The arrays of a version, in the memory from which one backend reads them.
 
     Args:
-        waits: Whether a step's results are on the host when it returns, so that a look at them costs nothing.
+        waits: Whether a step returns only when its results are on the host, so that reading them costs nothing.
     """
 
     name: str
@@ -103,7 +103,7 @@ class BoundIndex:
     waits: bool
 
     def to_device(self, array: NDArray[Any]) -> Any:
-        """A copy of a numpy array where the backend reads it; the array itself for "cpu"."""
+        """Copy a numpy array to where the backend reads it; for "cpu" return the array itself."""
         if self.name == "cpu":
             return array
         if self.name == "jax":
@@ -121,7 +121,7 @@ class BoundIndex:
 
 
 class IndexBindings:
-    """A version, bound to a device when a search first runs there; the searches of a version may share one of these.
+    """A version that is bound to a device when a search first runs there. All searches of a version may share one object.
 
     Args:
         like: The bindings of another version. They are shared if the versions differ only in which items are live, because
@@ -135,9 +135,9 @@ class IndexBindings:
             self._bound = like._bound
 
     def on(self, backend: str, device: Any = "auto", logits: Any = None) -> BoundIndex:
-        """The version on a backend and device; "auto" is decided by the logits.
+        """Return the version bound to a backend and device; "auto" is decided by the logits.
 
-        Cost: nothing where it is bound already and on "cpu"; elsewhere a copy of the index. Raises ArgumentError,
+        Cost: a copy of the index, unless it is bound already or the backend is "cpu". Raises ArgumentError,
         MissingExtraError.
         """
         name, device = _resolved(backend, device, logits)
@@ -155,7 +155,7 @@ class IndexBindings:
 
 
 def _resolved(backend: str, device: Any, logits: Any) -> tuple[str, Any]:
-    """(backend, device) where either is "auto"; device None is the backend's default."""
+    """Return (backend, device) with "auto" replaced by what the logits say; device None is the backend's default."""
     if backend == "auto":
         of_logits = getattr(logits, "device", "cpu") if device == "auto" else device
         kind = "jax" if hasattr(of_logits, "platform") or is_jax(logits) else str(of_logits).split(":")[0]
@@ -166,25 +166,25 @@ def _resolved(backend: str, device: Any, logits: Any) -> tuple[str, Any]:
         if is_jax(logits) == (backend == "jax") and getattr(getattr(logits, "device", None), "type", "cpu") != "cpu":
             device = logits.device
     if backend == "cpu" and device not in (None, "cpu"):
-        raise ArgumentError(f"backend 'cpu' runs on the CPU, device is {device!r}: expected 'auto', or another backend")
+        raise ArgumentError(f"backend 'cpu' runs on the CPU, but device is {device!r}: expected 'auto', or another backend")
     return backend, None if backend == "cpu" else device
 
 
 def is_jax(array: Any) -> bool:
-    """Whether an array is one of jax, traced or not; imports nothing."""
+    """Return whether an array is one of jax, traced or not, without importing jax."""
     jax = sys.modules.get("jax")
     return jax is not None and isinstance(array, jax.Array)
 
 
 def namespace_of(array: Any) -> Any:
-    """The module whose functions take this array: numpy, torch or jax.numpy."""
+    """Return the module whose functions take this array: numpy, torch or jax.numpy."""
     if isinstance(array, np.ndarray):
         return np
     return importlib.import_module("torch" if hasattr(array, "detach") else "jax.numpy")
 
 
 def to_numpy(array: Any) -> NDArray[Any]:
-    """A numpy view (or copy, from a device) of a numpy, torch or jax array; half precisions of torch become float32."""
+    """Return a numpy view of a numpy, torch or jax array, or a copy from a device; torch's half precisions become float32."""
     # The type is quoted because to make it takes longer than the rest.
     if isinstance(array, np.ndarray):
         return cast("NDArray[Any]", array)
@@ -195,7 +195,7 @@ def to_numpy(array: Any) -> NDArray[Any]:
 
 
 def to_kind_of(array: Any, sample: Any) -> Any:
-    """The array as numpy, as torch on the same device or as jax, as `sample` is."""
+    """Return the array as the kind that `sample` is: numpy, torch on the same device, or jax."""
     if isinstance(sample, np.ndarray):
         return to_numpy(array)
     if not hasattr(sample, "detach"):

@@ -29,7 +29,7 @@ _SOFT_PAUSE = 1  # omp_pause_soft
 
 
 def name_functions() -> bool:
-    """Whether torch has loaded gcc's library."""
+    """Return whether torch has loaded gcc's library, and let kernels call these functions of it by name."""
     return jit.name_functions(_LIBRARY, _SYMBOLS, _MODE)
 
 
@@ -38,21 +38,21 @@ _HAS_IDS = jit.name_functions("libc.so.6", ["gettid"])
 
 
 def is_available() -> bool:
-    """Whether `fork` may run on more than one thread."""
+    """Return whether `fork` may run on more than one thread."""
     return _IS_AVAILABLE
 
 
 def num_threads(values: int = _MIN_VALUES) -> int:
-    """How many threads `fork` runs on, for so many values in a kernel's rows: torch's number, or one."""
+    """Return the number of threads of `fork` for a kernel whose rows have so many values: torch's number, or one."""
     return torch.get_num_threads() if values >= _MIN_VALUES and _IS_AVAILABLE else 1
 
 
 def end_idle_threads() -> bool:
-    """End the threads that wait for the calling one's next product or kernel, before other threads multiply; whether it did.
+    """End the threads that wait for the calling thread's next product or kernel; return whether they were ended.
 
-    If a process has more OpenMP threads than cores, gcc's library puts each to sleep almost as soon as it waits: a prompt of
-    1,025 tokens took a large model 12 s on two cores in place of 8. Where torch came with another library, nothing ends. The
-    caller's next product starts new threads.
+    Call it before other threads multiply: if a process has more OpenMP threads than cores, gcc's library puts each to sleep
+    almost as soon as it waits, and a prompt of 1,025 tokens took a large model 12 s on two cores in place of 8. Where torch
+    came with another library, nothing ends. The caller's next product starts new threads.
     """
     if not _IS_AVAILABLE:
         return False
@@ -110,11 +110,11 @@ def fork(typing_context, body, threads, count, arguments):
 
 
 class Spread:
-    """Inside, the calling thread and the others that its kernels run on have cores of their own, where that is possible.
+    """A context in which the calling thread and those that its kernels run on have cores of their own, where possible.
 
-    Of n threads, thread i keeps every n-th core of the caller's. Linux may else wake a thread that has slept for some
-    milliseconds on the core where the caller waits for it in a busy loop, and both stay there for as long. Threads that start
-    inside share the caller's cores. Nothing happens where there are fewer cores than threads, and elsewhere than on Linux.
+    Of n threads, thread i keeps every n-th core of the caller's. Otherwise Linux may wake a thread that has slept for some
+    milliseconds on the core where the caller waits for it in a busy loop, and both stay there for a while. Threads that start
+    inside share the caller's cores. Nothing happens if there are fewer cores than threads, or on other systems than Linux.
 
     Enter it again for each batch of the same calling thread: it then knows the others, and wakes them on their cores.
     """
@@ -158,7 +158,7 @@ class Spread:
 
 
 def _set_cores(thread: int, cores: Sequence[int]) -> bool:
-    """Whether it is allowed here, and a thread of this process: the number of one that has ended may be another's."""
+    """Set the cores of a thread of this process; return False if that is not allowed here, or the thread has ended."""
     if not os.path.exists(f"/proc/self/task/{thread}"):
         return False
     try:
@@ -170,7 +170,7 @@ def _set_cores(thread: int, cores: Sequence[int]) -> bool:
 
 @intrinsic
 def _thread_id(typing_context):
-    """The number by which Linux knows a thread"""
+    """Return the number by which Linux knows this thread."""
 
     def codegen(context, builder, signature, arguments):
         gettid = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.IntType(32), []), "leafbeam_gettid")

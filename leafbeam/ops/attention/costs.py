@@ -1,4 +1,4 @@
-"""Into how many parts a prompt's attention is split on a GPU: a regressor over the sizes of a call (xGR, section 5.2).
+"""A cost model that chooses into how many parts a prompt's attention is split on a GPU (xGR, section 5.2).
 
 More parts keep more of the device busy; each part's values are written, read again and merged. With Z parts:
 
@@ -41,12 +41,12 @@ class AttentionWork:
 
     @property
     def tile(self) -> int:
-        """Rows of one program: beams x query heads of a key head."""
+        """Return the rows of one program: beams x query heads of a key head."""
         return max(16, min(64, 1 << (self._rows - 1).bit_length()))
 
     @property
     def programs(self) -> int:
-        """Programs of each part."""
+        """Return the number of programs of each part."""
         return -(-self._rows // self.tile) * self.requests * self.groups
 
     @property
@@ -58,21 +58,27 @@ class AttentionWork:
         return self.beams * self.heads // self.groups
 
     def blocks_of_part(self, splits: int) -> int:
-        """The blocks that each of `splits` equal parts has, rounded up: there may be fewer parts."""
+        """Return the blocks of each of `splits` equal parts, rounded up, so that fewer parts may be enough."""
         return -(-self.tokens // (splits * BLOCK))
 
     def splits(self) -> list[int]:
-        """The different numbers of parts, up to 16, ascending."""
+        """Return the different numbers of parts that are possible, up to 16, ascending."""
         blocks = self.blocks_of_part(1)
         return sorted({-(-blocks // self.blocks_of_part(splits)) for splits in range(1, min(_MAX_SPLITS, blocks) + 1)})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionCosts:
-    """What parts of a prompt cost on one GPU: `make gpu` fits it there and writes it to a file.
+    """The costs of the parts of a prompt on one GPU, in nanoseconds: `make gpu` measures them and writes them to a file.
 
-    programs: that run side by side. wave: nanoseconds to begin one. block: of 64 tokens. merge: of one value of one part.
-    device: the name of the GPU; None: estimates. The defaults are estimates by arithmetic for an H100, not measured.
+    The defaults are estimates by arithmetic for an H100, not measured.
+
+    Args:
+        programs: The number of programs that the GPU runs side by side.
+        wave: The time to begin a program.
+        block: The time of a block of 64 tokens.
+        merge: The time to merge one value of one part.
+        device: The name of the GPU; None if the costs are estimates.
 
     >>> call = AttentionWork(requests=1, tokens=1000, beams=512, heads=16, groups=8, size=128)
     >>> AttentionCosts().splits(call)
@@ -95,12 +101,12 @@ class AttentionCosts:
             raise ArgumentError(f"device must be the name of a GPU, or None, not {self.device!r}")
 
     def nanoseconds(self, work: AttentionWork, splits: int) -> float:
-        """The expected time of a call, less what does not depend on `splits`."""
+        """Return the expected time of a call, without the share that does not depend on `splits`."""
         costs = np.array([self.wave, self.block, self.merge])
         return float(features(work, splits, self.programs) @ costs)
 
     def splits(self, work: AttentionWork) -> int:
-        """The number of parts with the smallest expected time."""
+        """Return the number of parts with the smallest expected time."""
         return min(work.splits(), key=lambda splits: self.nanoseconds(work, splits))
 
     def save(self, path: Path) -> None:
@@ -122,6 +128,6 @@ class AttentionCosts:
 
 
 def features(work: AttentionWork, splits: int, programs: int) -> NDArray[np.float64]:
-    """Return what wave, block and merge are multiplied with."""
+    """Return the factors of wave, block and merge in the time of a call."""
     waves = -(-work.programs * splits // programs)
     return np.array([waves, waves * work.blocks_of_part(splits), splits * work.values], np.float64)

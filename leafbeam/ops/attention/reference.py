@@ -22,7 +22,7 @@ def attend(
     suffix_value_BKSGE: Tensor,
     ancestors_BKS: Tensor | None = None,
 ) -> Tensor:
-    """One softmax over prompt and codes -> (B, K, H, E): see `prefix_attention` and `suffix_attention`."""
+    """Return the attention over prompt and codes, one softmax: (B, K, H, E). See `prefix_attention` and `suffix_attention`."""
     return merge(
         *prefix_attention(query_BKHE, key_BGET, value_BGTE, lengths_B),
         *suffix_attention(query_BKHE, suffix_key_BKSGE, suffix_value_BKSGE, ancestors_BKS),
@@ -30,27 +30,27 @@ def attend(
 
 
 def attend_prompt(query_BKHE: Tensor, key_BGET: Tensor, value_BGTE: Tensor, lengths_B: Tensor | None) -> Tensor:
-    """Attention over the prompt alone -> (B, K, H, E)."""
+    """Return the attention over the prompt alone, (B, K, H, E)."""
     return prefix_attention(query_BKHE, key_BGET, value_BGTE, lengths_B)[0]
 
 
 def attend_codes(query_BKHE: Tensor, key_BKSGE: Tensor, value_BKSGE: Tensor, ancestors_BKS: Tensor, bias_HS: Tensor) -> Tensor:
-    """Attention of each beam over its own codes alone, with a bias on the scores -> (B, K, H, E)."""
+    """Return the attention of each beam over its own codes alone, with a bias on the scores, (B, K, H, E)."""
     return suffix_attention(query_BKHE, key_BKSGE, value_BKSGE, ancestors_BKS, bias_HS)[0]
 
 
 def attention() -> Attention:
-    """These functions, for a decode."""
+    """Return these functions, as a captured decode takes them."""
     return Attention(over_both=attend, over_prompt=attend_prompt, over_codes=attend_codes)
 
 
 def prefix_attention(
     query_BKHE: Tensor, key_BGET: Tensor, value_BGTE: Tensor, lengths_B: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Attention of all beams over their request's prompt -> values (B, K, H, E), log-sum-exp of the scores (B, K, H).
+    """Return the attention of all beams over their request's prompt: values (B, K, H, E), log-sum-exp of the scores (B, K, H).
 
-    The K x R queries that share a key head are one matrix, multiplied with keys that are read once. lengths_B: the tokens of
-    each prompt that count (at least 1), None: all. Cost: B x H x K x T floats of memory.
+    The K x R queries that share a key head are one matrix, multiplied with keys that are read once. lengths_B: the number of
+    tokens of each prompt that are read, at least 1; None reads all. Cost: B x H x K x T floats of memory.
     """
     groups, size = key_BGET.shape[1:3]
     query_BGKRE = query_BKHE.unflatten(2, (groups, -1)).transpose(1, 2)
@@ -74,10 +74,10 @@ def suffix_attention(
     ancestors_BKS: Tensor | None = None,
     bias_HS: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention of each beam over its own few codes -> values (B, K, H, E), log-sum-exp of the scores (B, K, H).
+    """Return the attention of each beam over its own few codes: values (B, K, H, E), log-sum-exp of the scores (B, K, H).
 
-    ancestors_BKS: int64, the slot that holds each code of each beam (see `extend_ancestors`); None: the beam's own. bias_HS:
-    added to the scores.
+    ancestors_BKS: int64, the slot that holds each code of each beam (see `extend_ancestors`); None takes the beam's own
+    slots. bias_HS is added to the scores.
     """
     if ancestors_BKS is not None:
         key_BKSGE, value_BKSGE = codes_of(key_BKSGE, ancestors_BKS), codes_of(value_BKSGE, ancestors_BKS)
@@ -96,9 +96,9 @@ def suffix_attention(
 def causal_suffix_attention(
     query_BKTHE: Tensor, key_BKSGE: Tensor, value_BKSGE: Tensor, slot_BKT: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Causal attention of T codes of a beam over its S -> values (B, K, T, H, E), log-sum-exp (B, K, T, H).
+    """Return the causal attention of T codes of a beam over its S: values (B, K, T, H, E), log-sum-exp (B, K, T, H).
 
-    slot_BKT: which of the S they are; None: the last.
+    slot_BKT: the positions of the T among the S codes; None takes the last ones.
     """
     num_new, size = query_BKTHE.shape[2], query_BKTHE.shape[4]
     groups, num_slots = key_BKSGE.shape[3], key_BKSGE.shape[2]
@@ -115,7 +115,7 @@ def causal_suffix_attention(
 
 
 def merge(values_BKHE: Tensor, lse_BKH: Tensor, other_values_BKHE: Tensor, other_lse_BKH: Tensor) -> Tensor:
-    """Attention over two sets of keys from attention over each, weighted by their summed exponentials."""
+    """Join the attention over two sets of keys into one, weighted by their summed exponentials."""
     share_BKH = torch.sigmoid(other_lse_BKH - lse_BKH)
     return torch.lerp(values_BKHE, other_values_BKHE, share_BKH[..., None].to(values_BKHE.dtype))
 

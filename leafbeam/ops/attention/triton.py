@@ -26,7 +26,7 @@ _LN_2 = tl.constexpr(0.6931471805599453)
 
 
 def attention(costs: AttentionCosts | None = None) -> Attention:
-    """Return these functions, for a decode. costs: the `splits` of `attend`."""
+    """Return these functions, as a captured decode takes them. costs: as for the `splits` of `attend`."""
     return Attention(
         over_both=partial(attend, splits=costs), over_prompt=partial(attend_prompt, splits=costs), over_codes=attend_codes
     )
@@ -43,11 +43,11 @@ def attend(
     *,
     splits: int | AttentionCosts | None = None,
 ) -> Tensor:
-    """One softmax over prompt and codes -> (B, K, H, E): equals `ops.attention.reference.attend`.
+    """Return the attention over prompt and codes, one softmax: (B, K, H, E). It equals `ops.attention.reference.attend`.
 
     lengths_B: int64 on the device, tokens of each prompt that count, at least 1; the host does not read it. Suffix slots may be
-    any view [B, at least K, S, G, E] with a contiguous last axis, the same for keys and values. splits: into how many parts a
-    prompt is split, at most, or the costs by which to choose; None: the default estimates of costs.
+    any view [B, at least K, S, G, E] with a contiguous last axis, the same for keys and values. splits: the largest number
+    of parts of a prompt, or the costs by which to choose it; None takes the default costs.
     """
     _check_prefix(query_BKHE, key_BGET, value_BGTE, lengths_B)
     _check_suffix(query_BKHE, suffix_key_BKSGE, suffix_value_BKSGE, ancestors_BKS)
@@ -59,14 +59,14 @@ def attend(
 def attend_prompt(
     query_BKHE: Tensor, key_BGET: Tensor, value_BGTE: Tensor, lengths_B: Tensor, *, splits: AttentionCosts | None = None
 ) -> Tensor:
-    """Attention over the prompt alone -> (B, K, H, E); arguments as for `attend`."""
+    """Return the attention over the prompt alone, (B, K, H, E). The arguments are those of `attend`."""
     _check_prefix(query_BKHE, key_BGET, value_BGTE, lengths_B)
     parts = _over_parts(query_BKHE, key_BGET, value_BGTE, lengths_B, splits)
     return _over_codes(query_BKHE, key_BGET.shape[1], None, parts)
 
 
 def attend_codes(query_BKHE: Tensor, key_BKSGE: Tensor, value_BKSGE: Tensor, ancestors_BKS: Tensor, bias_HS: Tensor) -> Tensor:
-    """Attention of each beam over its own codes alone, with a bias on the scores -> (B, K, H, E); slots as for `attend`."""
+    """Return the attention of each beam over its own codes alone, with a bias on the scores; slots as for `attend`."""
     _check_suffix(query_BKHE, key_BKSGE, value_BKSGE, ancestors_BKS)
     expected = query_BKHE.shape[2], key_BKSGE.shape[2]
     if bias_HS.shape != expected or not bias_HS.is_contiguous():
@@ -82,7 +82,7 @@ class _Parts(NamedTuple):
 
 
 class _Codes(NamedTuple):
-    """Slots, where they are found, and what is added to the scores."""
+    """The slots of the codes, the table that finds them, and the bias on the scores."""
 
     key_BKSGE: Tensor
     value_BKSGE: Tensor
@@ -132,7 +132,7 @@ def _over_parts(
 
 
 def _over_codes(query_BKHE: Tensor, groups: int, codes: _Codes | None, parts: _Parts | None) -> Tensor:
-    """Attention over the codes, merged with that over the parts; at least one of the two is there."""
+    """Return the attention over the codes, merged with that over the parts; at least one of the two is given."""
     requests, beams, heads, size = query_BKHE.shape
     out_BKHE = torch.empty(query_BKHE.shape, dtype=query_BKHE.dtype, device=query_BKHE.device)
     key, value, ancestors, bias = codes or (query_BKHE, query_BKHE, None, None)  # a kernel reads no pointer without codes

@@ -1,4 +1,4 @@
-"""What a captured decode needs of attention."""
+"""The attention functions that a captured decode calls."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch import Tensor
 class Attention:
     """The functions of one backend: `reference.attention()` or `triton.attention(costs)`; arguments as in `reference`.
 
-    over_both: one softmax over prompt and codes. over_prompt, over_codes: over one of them.
+    over_both: attention over prompt and codes, one softmax. over_prompt, over_codes: over one of the two.
     """
 
     over_both: Callable[..., Tensor]

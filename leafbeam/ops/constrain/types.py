@@ -50,7 +50,7 @@ class Beams(Generic[Array]):
 
 
 def waiting(launch: Callable[..., tuple[Beams[Any], Any]], where: str = "at level") -> Callable[..., Beams[Any]]:
-    """Return `step` of a backend with `launch`: it waits for the device and raises LogitsError if a row held NaN or +inf."""
+    """Return the `step` that calls `launch`, waits for the device, and raises LogitsError if a row held NaN or +inf."""
 
     def step(
         arrays: Any, level: int, beams: Beams[Any], logits_BKV: Any, filters: Any, *, num_beams: int, scoring: Scoring
@@ -72,7 +72,8 @@ def request_filters(
 ) -> list[Filter]:
     """Return the filter of each request of a batch, less its denied items, from one shared filter or a list.
 
-    What is dead in the index stays so under every filter and under none. Raises ForeignFilterError, ItemIdError.
+    Items that are deleted in the index stay so under every filter, and without a filter. Raises ForeignFilterError,
+    ItemIdError.
     """
     version = Version.of(index)
     per_request = list(filters) if isinstance(filters, Sequence) else [filters] * batch_size

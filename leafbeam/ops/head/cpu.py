@@ -1,4 +1,4 @@
-"""Logits of legal codes on a CPU: numpy's matrix products where they are dense, numba kernels where they are not.
+"""Logits of legal codes on a CPU, by numpy's matrix products if they are dense, and otherwise by numba kernels.
 
 Shapes: R rows, V codes, D hidden, C legal codes.
 """
@@ -76,9 +76,7 @@ def _choose_path(
     legal_codes: _HostCodes,
     normalize: Normalize,
 ) -> tuple[HeadPath, NDArray[np.bool_] | None]:
-    """Return the cheapest path, and the blocks that hold a legal code if they were counted, which is done only if it may
-    matter.
-    """
+    """Return the cheapest path, and the blocks that hold a legal code if it was necessary to count them."""
     num_codes, hidden = weight_VD.shape
     count, max_row = legal_codes.count, legal_codes.max_row
     dense = costs.dense_at(len(hidden_RD)) * num_codes * hidden

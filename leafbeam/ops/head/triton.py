@@ -111,7 +111,7 @@ class BlockSums(NamedTuple):
 
 
 def _block_sums(rows: int, num_blocks: int, device: torch.device) -> BlockSums:
-    """Allocate the sums of a product; no blocks: of one that needs none."""
+    """Allocate the sums of a product, for 0 blocks if it needs no sums."""
     top_RN, sum_RN = torch.empty((2, rows, num_blocks) if num_blocks else (2, 1, 1), device=device)
     return BlockSums(top_RN=top_RN, sum_RN=sum_RN, num_blocks=num_blocks)
 

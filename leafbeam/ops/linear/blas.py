@@ -1,4 +1,4 @@
-"""Products inside numba kernels: of a few rows by `cpu.multiply_tiles`, else by `sgemm` of torch's library.
+"""Products inside numba kernels: of a few rows by `cpu.multiply_tiles`, of more rows by `sgemm` of torch's library.
 
 torch's packages for Linux on x86 export MKL's; `is_available` is False where the function is missing. It runs on torch's number
 of threads.
@@ -27,7 +27,7 @@ _FEW = 2, 32  # rows from which on and below which tiles are faster than the lib
 
 
 def name_function() -> bool:
-    """Whether torch's library has the function."""
+    """Return whether torch's library has the function, and let kernels call it by name."""
     return name_functions(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"), [_SYMBOL])
 
 
@@ -35,7 +35,7 @@ _IS_AVAILABLE = name_function()
 
 
 def is_available() -> bool:
-    """Whether kernels may call `sgemm` and `multiply`."""
+    """Return whether kernels may call `sgemm` and `multiply`."""
     return _IS_AVAILABLE
 
 

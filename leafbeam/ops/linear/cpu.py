@@ -1,8 +1,8 @@
 """Products of a few float32 rows with a large matrix on a CPU, of float32 or of bfloat16, which is half as many bytes.
 
-What few rows take is the reading of the matrix. A library reads it several times, or copies it; `linear` reads it once, and
-multiplies two or three rows at a time by four outputs, whose sums stay in registers. Which of them is faster depends on the
-processor: `is_faster` measures it once for each shape of a matrix.
+Most of the time of few rows goes into reading the matrix. A library reads it several times, or copies it; `linear` reads it
+once, and multiplies two or three rows at a time by four outputs, whose sums stay in registers. Which of them is faster depends
+on the processor: `is_faster` measures it once for each shape of a matrix.
 
 Shapes: N rows, V outputs, D inputs.
 """
@@ -32,7 +32,7 @@ _FAST = {"reassoc", "contract", "nsz"}
 
 
 def is_faster(num_rows: int, weight_DV: Tensor, threads: int) -> bool:
-    """Whether `linear` is faster than torch's product, for which a matrix of bfloat16 is widened first.
+    """Return whether `linear` is faster than torch's product, which first widens a matrix of bfloat16.
 
     weight_DV: the matrix as its caller keeps it, transposed; a view of it would take longer than this answer. Cost: for a shape
     and a number of threads that are new to the process, some 0.1 s of measurement.
@@ -52,12 +52,12 @@ def faster_rows(outputs: int, inputs: int, dtype: torch.dtype, threads: int) -> 
 
 
 def measured_outputs(outputs: int, inputs: int) -> int:
-    """The outputs of a matrix that are measured in its place."""
+    """Return the number of outputs that are measured in place of all outputs of a matrix."""
     return min(outputs, max(1, _MEASURED_WEIGHTS // inputs))
 
 
 def fastest_run(multiply: Callable[[Tensor], object], weights: Sequence[Tensor]) -> float:
-    """The fastest of the products with these matrices, each of which the caches have lost; the first may compile."""
+    """Return the shortest time of a product with one of these matrices, none of which is in a cache; the first may compile."""
     found: list[float] = []
     for weight_VD in weights:
         started = time.perf_counter()
@@ -74,7 +74,7 @@ def rows_faster(
     threads: int,
     seconds: Callable[[Callable[[Tensor], object], Sequence[Tensor]], float],
 ) -> frozenset[int]:
-    """The numbers of rows, of those that are measured, at which `linear` is faster with matrices like this."""
+    """Return the measured numbers of rows at which `linear` is faster with matrices of this shape."""
     weights, widened_VD = torch.ones(RUNS, outputs, inputs, dtype=dtype).unbind(), torch.ones(outputs, inputs)
 
     def library(weight_VD: Tensor, rows_ND: Tensor) -> Tensor:
@@ -92,10 +92,10 @@ def rows_faster(
 
 
 def linear(rows_ND: Tensor, weight_VD: Tensor, out_NV: Tensor, *, add: bool = False, threads: int = 1) -> None:
-    """Write rows @ weight.T, or add it to what is there; equals the product in float64 up to rounding.
+    """Write rows @ weight.T to `out_NV`, or add it; the result equals the product in float64 up to rounding.
 
-    rows_ND, out_NV: float32, contiguous rows. weight_VD: bfloat16 or float32, contiguous, on the CPU. threads: that share the
-    outputs of a large matrix. Cost: one pass over the weights for up to 4 rows.
+    rows_ND, out_NV: float32, contiguous rows. weight_VD: bfloat16 or float32, contiguous, on the CPU. threads: the number of
+    threads that share the outputs of a large matrix. Cost: one pass over the weights for up to 4 rows.
     """
     rows, out = rows_ND.numpy(), out_NV.numpy()
     weights = (weight_VD.view(torch.int16) if weight_VD.dtype == torch.bfloat16 else weight_VD).numpy()
@@ -132,7 +132,7 @@ def _tiles(rows_ND, weight_VD, out_NV, add, threads):
 
 @njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
 def _tiles_of(begin, end, rows_ND, weights, out_NV, add):
-    """Begin to end: of the outputs, by fours, so that no sum depends on the number of threads"""
+    """Return begin and end of a part of the outputs, by fours, so that no sum depends on the number of threads."""
     multiply_tiles(0, len(rows_ND), begin * 4, min(end * 4, out_NV.shape[1]), rows_ND, weights, out_NV, add)
 
 
@@ -224,7 +224,7 @@ def _four_rows(v, size, weights):
 
 @njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
 def _write_outputs(out_V, v, add, a, b, c, e):
-    """Write or add four outputs of a row"""
+    """Write or add four outputs of a row."""
     if add:
         a += out_V[v]
         b += out_V[v + 1]
@@ -235,7 +235,7 @@ def _write_outputs(out_V, v, add, a, b, c, e):
 
 @njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
 def _write_rows(out_NV, v, add, a, b, c, e):
-    """Write or add an output of two to four rows"""
+    """Write or add an output of two to four rows."""
     rows = len(out_NV)
     out_NV[0, v] = out_NV[0, v] + a if add else a
     out_NV[1, v] = out_NV[1, v] + b if add else b

@@ -25,24 +25,24 @@ _TURNS = 3  # of the measured matrices: each number of rows is planned on its fi
 
 
 def is_available(dtype: torch.dtype) -> bool:
-    """Whether this build of torch and this processor multiply packed matrices of a dtype."""
+    """Return whether this build of torch and this processor multiply packed matrices of a dtype."""
     if not torch.backends.mkldnn.is_available() or not all(hasattr(torch.ops.mkldnn, name) for name in _FUNCTIONS):
         return False
     return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def pack(weight_VD: Tensor) -> Tensor:
-    """A copy of a matrix in oneDNN's layout, for `linear`. Needs `is_available`."""
+    """Return a copy of a matrix in oneDNN's layout, for `linear`. Needs `is_available`."""
     return torch.ops.mkldnn._reorder_linear_weight(weight_VD.contiguous(), _PLANNED_ROWS)
 
 
 def unpack(weight_VD: Tensor) -> Tensor:
-    """The plain matrix of a packed one; a plain one as it is."""
+    """Return the plain matrix of a packed one; a plain one is returned unchanged."""
     return weight_VD.to_dense() if weight_VD.is_mkldnn else weight_VD
 
 
 def linear(rows_ND: Tensor, packed_VD: Tensor) -> Tensor:
-    """rows @ weight.T, newly allocated; equals the product in float64 up to rounding.
+    """Return rows @ weight.T, newly allocated; it equals the product in float64 up to rounding.
 
     rows_ND: of the matrix's dtype, which the product is rounded to. packed_VD: from `pack`.
     """
@@ -50,10 +50,10 @@ def linear(rows_ND: Tensor, packed_VD: Tensor) -> Tensor:
 
 
 def is_faster(weight_VD: Tensor, threads: int) -> bool:
-    """Whether a packed matrix of this shape and dtype is faster than a plain one, over numbers of rows from 4 to 256.
+    """Return whether a packed matrix of this shape and dtype is faster than a plain one, for 4 to 256 rows.
 
-    Cost: for a shape, dtype and number of threads that are new to the process, some 0.3 s of measurement; small matrices are
-    not measured, and not faster.
+    Cost: some 0.3 s of measurement for each new shape, dtype and number of threads. Small matrices are not measured: packing
+    does not make them faster.
     """
     if not is_available(weight_VD.dtype) or weight_VD.numel() < cpu.MIN_MEASURED_WEIGHTS:
         return False
@@ -69,7 +69,7 @@ def gain(
     threads: int,
     seconds: Callable[[Callable[[Tensor], object], Sequence[Tensor]], float],
 ) -> float:
-    """How many times as fast products with packed matrices like this are as the faster plain ones: the geometric mean."""
+    """Return the geometric mean of the speed-up by packing such a matrix, over the faster plain product."""
     weights = torch.ones(cpu.RUNS, outputs, inputs, dtype=dtype).unbind()
     packed = [pack(weight_VD) for weight_VD in weights] * _TURNS
     weights *= _TURNS

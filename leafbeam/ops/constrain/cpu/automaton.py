@@ -3,10 +3,10 @@
     a beam's range   [state, state + 1) of its request's automaton; (S, S + 1) has ended, where S is the number of states;
                      (0, 0) is dead
     legal codes      the state's row, or the set bits of its mask, and the end codes where a sequence may end
-    end codes        together they are one event, with the probability of all; a code that is also in the state's row is text
-                     there, and ends the sequence behind it where one may end
+    end codes        count as one event, with the sum of their probabilities; a code that is also in the state's row is text
+                     there, and ends the sequence after it if a sequence may end there
     kept             the K best by (score desc, parent asc, code asc); only their next states are looked up
-    an ended beam    keeps its score: its only child is the first end code again, which is certain
+    an ended beam    keeps its score: its only child is the first end code again, with probability 1
 
 There is one segment, nothing is filtered, and the level only numbers the round in messages.
 
@@ -46,11 +46,11 @@ from leafbeam.ops.constrain.types import Beams, Scoring
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AutomatonBatch:
-    """One automaton for each request of a batch, the codes that end a sequence, and how many codes the model has.
+    """One automaton for each request of a batch, the codes that end a sequence, and the number of the model's codes.
 
     Args:
         end_codes: int64, ascending.
-        has_text_ends: For each automaton, whether one of them is a token of its language.
+        has_text_ends: For each automaton, whether one of the end codes is a token of its language.
     """
 
     automata: tuple[Automaton, ...]
@@ -75,7 +75,7 @@ class BestCodes(NamedTuple):
 
 
 def bind(automata: Sequence[Automaton], *, end_code: int | Sequence[int], num_codes: int) -> AutomatonBatch:
-    """Join the automata of a batch; one object may stand for many requests, and nothing is copied.
+    """Join the automata of a batch without copying them; requests may share one automaton.
 
     Raises ArgumentError.
 
@@ -120,7 +120,7 @@ def _has_token(automaton: Automaton, code: int) -> bool:
 
 
 def roots(arrays: AutomatonBatch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return (lo_SB1, hi_SB1): every request in the start state."""
+    """Return the ranges (lo_SB1, hi_SB1) of the first round, in which every request is in its start state."""
     lo = np.zeros((1, len(arrays.automata), 1), np.int64)
     return lo, lo + 1
 
@@ -199,7 +199,7 @@ def _legal_logits(
     logits_BKV: NDArray[np.float32],
     scoring: Scoring,
 ) -> tuple[HostCodes, NDArray[np.float32], NDArray[np.float32]]:
-    """Return what `extend` takes: the legal codes, a copy of their logits, and lse_R."""
+    """Return the arguments of `extend`: the legal codes, a copy of their logits, and lse_R."""
     logits_RV, chunks = logits_BKV.reshape(-1, arrays.num_codes), np.empty(arrays.num_codes // CHUNK + 2, np.float32)
     codes = legal(arrays, lo_SBK, hi_SBK)
     logit_C = logits_RV[codes.row_C, codes.code_C]
@@ -281,7 +281,7 @@ def _in_next_states(arrays: AutomatonBatch, lo_SBK: NDArray[np.int64], best: Bes
 def next_states(
     automaton: Automaton, end_codes: NDArray[np.int64], states_R: NDArray[np.int64], codes_R: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the states after legal codes; S after an end code, also if it is text and a sequence may end after it."""
+    """Return the states after legal codes. An end code leads to S, even if it is text, if a sequence may end there."""
     after_R = _text_states(automaton, states_R, codes_R)
     ends_R = after_R < 0
     spelled = np.flatnonzero(~ends_R & np.isin(codes_R, end_codes))

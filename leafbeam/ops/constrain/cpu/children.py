@@ -1,4 +1,4 @@
-"""The children of a leaf range in compiled loops: where they lie, which are alive, all of them.
+"""The children of a leaf range in compiled loops: their positions, which of them are alive, and their codes.
 
     listing: the entries rank(lo) to rank(hi)
     column: the leaves of [lo, hi) whose boundary bit is set ("leaves": every leaf is a node, so all of them)
@@ -84,7 +84,7 @@ def child_range(level, index):
 
 @njit(nogil=True, _nrt=False)
 def first_at_least(values, begin, end, value):
-    """Return the first index of ascending values[begin:end] that is at least `value`; no branch that could be mispredicted."""
+    """Return the first index of ascending values[begin:end] that is at least `value`, without branches to mispredict."""
     size = end - begin
     while size > 1:
         half = size >> 1
@@ -95,7 +95,7 @@ def first_at_least(values, begin, end, value):
 
 @njit(nogil=True, _nrt=False)
 def find_code(level, begin, end, code):
-    """Return the first of the (ascending) codes[begin:end] that is `code`, -1 where none is; searched as `first_at_least`."""
+    """Return the index of `code` in the ascending codes[begin:end], or -1; searched as in `first_at_least`."""
     stop, size = end, end - begin
     while size > 1:
         half = size >> 1
@@ -145,9 +145,9 @@ def _collect_allowed(level, allowed, lo, hi, out_codes, out_indices):
 
 @njit(nogil=True, _nrt=False)
 def _keep_alive(level, allowed, lo, hi, count, codes, indices):
-    """Drop those of all `count` children of [lo, hi) that have no leaf alive; returns how many stay.
+    """Drop those of the `count` children of [lo, hi) that have no leaf alive, and return how many stay.
 
-    One rank a child, independent of each other: the end of a child is the start of the next.
+    This takes one rank per child, because the end of a child is the start of the next.
     """
     listing, denied_D = level.layout == LISTING, allowed.denied_D
     kept = 0

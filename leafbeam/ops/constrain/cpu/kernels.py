@@ -74,7 +74,7 @@ def _guess(row, chunks, children, alive, leaves, num_beams, scratch):
     """Return a logit that about 3/2 K of a wide range's children beat; -inf where chunks are too few to tell, or children too
     few.
 
-    Were values spread evenly, j of n chunks having a maximum above it would mean that n ln(n / (n - j)) values are.
+    If values are spread evenly, and j of n chunks have a maximum above a logit, then n ln(n / (n - j)) values are above it.
     """
     chunk_count = (row.size + CHUNK - 1) // CHUNK
     if alive * 4 < leaves or children * 16 < row.size:
@@ -126,7 +126,7 @@ def _score(beam, logit, threshold):
 
 @njit(nogil=True, _nrt=False)
 def _legal_index(search, ranges, bounds, code):
-    """Return the index of the child with this code, or -1 - its index in the delta; None is -2^62."""
+    """Return the index of the child with this code, or -1 - its index in the delta; -2^62 if there is no such child."""
     begin, end, begin_1, end_1 = bounds
     index = find_code(search.levels[0], begin, end, code)
     if index >= 0:
@@ -328,7 +328,7 @@ class BestChildren(NamedTuple):
 
 @njit(nogil=True, _nrt=False)
 def _prefetch_codes(level, lo, hi):
-    """Have the codes of a range's children arrive while something else is computed."""
+    """Load the codes of a range's children into the cache while something else is computed."""
     prefetch(level.words, lo >> 6)
     for leaf in range(lo, min(hi, lo + 1024), 32):
         prefetch(level.codes, leaf if level.width == 0 else (leaf * level.width) >> 6)

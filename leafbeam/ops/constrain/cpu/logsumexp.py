@@ -4,11 +4,11 @@
     one pass: total += exp(row - reference); the maximum of each chunk of 64
     top = max(chunk maxima);  lse = reference + log(total), at least top
 
-One pass, because a row that has just left the model lies in a slow cache. Where the reference proves to be more than 32 below
-the maximum (or is -inf), the row is read again with its maximum as reference. Both are settled by what is in the row alone, so
-equal rows have equal sums, which ties depend on. The chunks' maxima let a search skip chunks that cannot matter. exp is 2^n
-times a polynomial of degree 4 (relative error 3e-6 at most, exactly 1 at 0, so that the reference has none); sums are kept in
-float32 lanes; tests compare with float64.
+There is one pass, because a row that the model has just written is in a slow cache. If the reference turns out to be more than
+32 below the maximum (or is -inf), the row is read again with its maximum as reference. This depends on the row alone, so equal
+rows have equal sums, on which ties depend. The chunks' maxima let a search skip chunks that cannot matter. exp is 2^n times a
+polynomial of degree 4 (relative error 3e-6 at most; exactly 1 at 0, so that the reference itself has no error); sums are kept
+in float32 lanes; tests compare with float64.
 """
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false

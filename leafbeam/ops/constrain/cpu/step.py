@@ -26,8 +26,9 @@ from leafbeam.ops.constrain.types import Beams, Scoring
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class VersionArrays:
-    """The levels of a version: for each level the fields of a `LevelView` of base and delta. A version of one segment has it
-    twice.
+    """The levels of a version: for each level the fields of a `LevelView` of base and delta.
+
+    If a version has only one segment, that segment stands for both.
     """
 
     levels: tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...]
@@ -143,9 +144,7 @@ def step(
 
 
 def _children_space(arrays: VersionArrays, level: int) -> NDArray[np.int64]:
-    """Return memory for the codes and indices of a row's children: those of both segments, of the base alone, of the delta
-    alone.
-    """
+    """Return memory for the codes and indices of a row's children: of both segments, of the base, and of the delta."""
     num_lists = 1 if len(arrays.num_leaves_S) == 1 else 3
     shape = num_lists, 2, min(arrays.sizes[level], sum(arrays.num_leaves_S))
     return arrays.scratch.array("children", shape, np.int64)

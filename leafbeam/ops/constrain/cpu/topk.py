@@ -159,7 +159,7 @@ def push(candidates, count, threshold, num_beams, score, parent, code, index):
 
 @njit(nogil=True, _nrt=False)
 def is_excluded(value, threshold):
-    """Return whether a child whose score is not above the threshold is out: not if its score is -inf by overflow alone."""
+    """Return whether a child whose score is not above the threshold is dropped; it is kept if only overflow made it -inf."""
     return threshold > np.float32(-np.inf) or not value > np.float32(-np.inf)
 
 
@@ -186,7 +186,7 @@ def offer(logits, positions, codes, indices, base, lse, parent, candidates, coun
 
 @njit(nogil=True, _nrt=False)
 def _kth_of_groups(logits, positions, base, lse, num_beams, scratch):
-    """Return a score just below one that at least K children reach: the K-th largest of the maxima of 2K groups of them."""
+    """Return a score just below one that at least K children reach: the K-th largest of the maxima of 2K groups of children."""
     groups = 2 * num_beams
     size = positions.size // groups
     for group in range(groups):

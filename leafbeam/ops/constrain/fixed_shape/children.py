@@ -1,9 +1,9 @@
-"""The children of many leaf ranges at once, in arrays of fixed shapes: which they are, which are alive, where each lies.
+"""The children of many leaf ranges at once, in arrays of fixed shapes: their codes, which are alive, and their ranges.
 
     short range: the boundaries of its 32 leaves and the filter's bits there are two windows; lane i is the leaf lo + i. With
                  `own` the bits from lane i to the next boundary, the child at lane i is alive iff `filter & own` has a bit
     long range:  lane i is entry begin + i of its listing, alive iff the filter's bit of that entry is set
-    wide range:  no lanes but a mask over the codes; the entry of a code is begin + the mask's bits before it
+    wide range:  a mask over the codes in place of lanes; the entry of a code is begin + the mask's bits before it
 
 Shapes: B requests, R rows (beams of all requests), W lanes, H words of 32 codes, D denied leaves, K selected beams.
 """

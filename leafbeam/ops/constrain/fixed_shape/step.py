@@ -26,9 +26,13 @@ CHUNK = 32
 
 
 class Candidates(NamedTuple):
-    """score_BC: float32, -inf for none, in (row, code) order. code_BC: numbers. row_BN: the row of every C / N candidates.
+    """The candidates of each request, in (row, code) order.
 
-    bad_R: rows that are live and hold NaN or +inf.
+    Args:
+        score_BC: float32, -inf in unused slots.
+        code_BC: Numbers, the codes.
+        row_BN: The row of every C / N candidates.
+        bad_R: Whether a row is live and holds NaN or +inf.
     """
 
     score_BC: Any
@@ -88,9 +92,7 @@ def padded_beams(
 
 
 def first_bad_row(xp: ArrayNamespace, bad: Any) -> Any:
-    """Return 1 + the number of the first bad row (request x P + beam), or 0; a scalar that stays on the device and may be
-    traced.
-    """
+    """Return 1 + the number of the first bad row (request x P + beam), or 0, as a scalar that stays on the device."""
     bad_R = bad.reshape(-1)
     rest = xp.max(xp.where(bad_R, len(bad_R) - xp.arange(len(bad_R), bad_R), 0), 0)
     return xp.where(rest > 0, len(bad_R) + 1 - rest, 0)
@@ -106,7 +108,7 @@ def run(
     num_beams: int,
     scoring: Scoring,
 ) -> tuple[Beams[Any], Any]:
-    """Run `extend`, and return the first bad row in place of all of them."""
+    """Run `extend`, and return `first_bad_row` in place of its flags."""
     best, bad_BP = extend(xp, levels, filters, beams, logits_BKV, num_beams=num_beams, scoring=scoring)
     return best, first_bad_row(xp, bad_BP)
 
@@ -156,7 +158,7 @@ def _narrow_candidates(
     num_beams: int,
     full: bool,
 ) -> Candidates:
-    """Return every child, [B, P x W]."""
+    """Return every child of narrow ranges as a candidate, [B, P x W]."""
     lanes = [part.lanes for part in children if part.lanes is not None]
     code_RW, legal_RW = (lanes[0].code_RW, lanes[0].legal_RW) if len(lanes) == 1 else _merged(xp, *lanes)
     legal_RW = legal_RW & (base_R > NEG_INF)[:, None]

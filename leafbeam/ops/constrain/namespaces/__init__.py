@@ -1,4 +1,4 @@
-"""Array operations that `fixed_shape` and `static` are written in; `namespaces.jax` and `namespaces.torch` complete them."""
+"""The array operations that `fixed_shape` and `static` use; `namespaces.jax` and `namespaces.torch` complete them."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,8 +15,8 @@ class ArrayNamespace:
     """Array operations with the same meaning in JAX and in torch.
 
     A number (code, leaf, node, position) is int32 in JAX, int64 in torch. A word is 32 bits: uint32 in JAX; int64 in torch,
-    which has no unsigned arithmetic. Indices must be inside their array; axes are positional. What stands here without a body
-    differs between the libraries.
+    which has no unsigned arithmetic. Indices must be inside their array; axes are positional. Methods without a body differ
+    between the libraries.
 
     Args:
         library: The module, `jax.numpy` or `torch`.
@@ -27,33 +27,33 @@ class ArrayNamespace:
     full_word: Any
 
     def at(self, array: Any, *indices: Any) -> Any:
-        """array[indices], in the array's dtype."""
+        """Return array[indices], in the array's dtype."""
         return array[indices]
 
     def number(self, array: Any) -> Any:
-        """Stored integers (int32, uint8, uint16, uint32) as numbers; other dtypes as they are."""
+        """Convert stored integers (int32, uint8, uint16, uint32) to numbers; other dtypes stay as they are."""
 
     def take(self, array: Any, *indices: Any) -> Any:
-        """number(array[indices])."""
+        """Return number(array[indices])."""
         return self.number(self.at(array, *indices))
 
     def take_words(self, array: Any, *indices: Any) -> Any:
-        """array[indices] of stored or computed words."""
+        """Return array[indices] of stored or computed words."""
         return self.at(array, *indices)
 
     def take_along(self, array_RN: Any, index_RM: Any) -> Any:
-        """array_RN[row, index_RM], in the array's dtype."""
+        """Return array_RN[row, index_RM], in the array's dtype."""
         return self.at(array_RN, self.arange(len(array_RN), index_RM)[:, None], index_RM)
 
     def arange(self, size: int, like: Any) -> Any:
         """Return the numbers 0 to size - 1 on the device of `like`."""
 
     def word(self, numbers: Any) -> Any:
-        """Non-negative numbers as words."""
+        """Convert non-negative numbers to words."""
         return numbers
 
     def popcount(self, words: Any) -> Any:
-        """Return the set bits of each word, a number."""
+        """Return the number of set bits of each word."""
 
     def unpack_bits(self, bytes_RH: Any) -> Any:
         """Return each row's bits as booleans [R, 8 H]: first the lowest bits of all uint8, last the highest."""
@@ -62,28 +62,28 @@ class ArrayNamespace:
         return self.library.where(condition, chosen, other)
 
     def sum(self, array: Any, axis: int) -> Any:
-        """Sums of words, numbers or booleans (which count as numbers)."""
+        """Return sums of words, numbers or booleans (which count as numbers)."""
 
     def max(self, array: Any, axis: int) -> Any:
-        """Maxima of numbers or float32; NaN is the largest."""
+        """Return maxima of numbers or float32; NaN is the largest."""
 
     def log_sum_exp(self, values_RN: Any) -> Any:
-        """Of each row: -inf if all are -inf, NaN or +inf if one is NaN or +inf."""
+        """Return the log-sum-exp of each row: -inf if all values are -inf; NaN or +inf if one is NaN or +inf."""
 
     def top_k(self, values_RN: Any, count: int) -> Any:
         """Return (values, positions) of each row's largest, descending; equal values in order of position."""
 
     def sort(self, numbers_RN: Any) -> Any:
-        """Return each row, ascending."""
+        """Sort each row, ascending."""
 
     def search_sorted(self, sorted_N: Any, numbers: Any) -> Any:
         """Return the first position whose stored integer is not smaller than the number."""
 
     def scatter(self, index_RN: Any, values_RN: Any, size: int, fill: float) -> Any:
-        """[R, size] of `fill` with the values at their indices, which differ within a row."""
+        """Return [R, size] of `fill` with the values at their indices, which differ within a row."""
 
     def scatter_sum(self, index_RN: Any, values_RN: Any, size: int) -> Any:
-        """[R, size] of 0 with the values added at their indices."""
+        """Return [R, size] of 0 with the values added at their indices."""
 
     def pad(self, array: Any, count: int, value: float) -> Any:
         """Append `count` times `value` along the last axis."""
@@ -94,7 +94,7 @@ class ArrayNamespace:
     def float32(self, array: Any) -> Any: ...
 
     def barrier(self, *arrays: Any) -> tuple[Any, ...]:
-        """Return the same arrays; a compiler computes each once instead of again for every use."""
+        """Return the same arrays, and make a compiler compute each of them only once, not again for every use."""
         return arrays
 
     def device(self, device: Any) -> Any:
@@ -108,8 +108,11 @@ class ArrayNamespace:
         """Return (beams, logits) as a compiled function takes them: on the device, as numbers and float32."""
 
     def set_rows(self, stacks: dict[str, Any], rows_n: Any, fresh: dict[str, Any]) -> Any:
-        """Copies of the stacks with some rows replaced, the same rows in all."""
+        """Return copies of the stacks in which the same rows of each are replaced."""
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function` of (namespace, arrays..., num_beams=, scoring=) as a function of the rest, compiled where that pays."""
+        """Return `function` with this namespace as its first argument, compiled where that pays.
+
+        function: takes (namespace, arrays..., num_beams=, scoring=).
+        """
         return partial(function, self)

@@ -21,7 +21,7 @@ Array = jax.Array
 
 
 class JaxNamespace(ArrayNamespace):
-    """All functions may be traced."""
+    """`ArrayNamespace` in JAX. All functions may be traced."""
 
     library: Any = jnp
     full_word: Any = np.uint32(0xFFFFFFFF)

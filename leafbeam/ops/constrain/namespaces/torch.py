@@ -15,7 +15,7 @@ _WORD = 0xFFFFFFFF
 
 
 class TorchNamespace(ArrayNamespace):
-    """`torch.compile` takes all functions without graph breaks."""
+    """`ArrayNamespace` in torch. `torch.compile` takes all functions without graph breaks."""
 
     library: Any = torch
     full_word: Any = _WORD

@@ -49,7 +49,7 @@ class TransitionMatrix:
 
     @property
     def dense_levels(self) -> int:
-        """d."""
+        """Return d, the number of dense levels."""
         return len(self.masks)
 
     @property

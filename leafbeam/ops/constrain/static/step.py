@@ -27,7 +27,9 @@ from leafbeam.ops.constrain.types import Beams, Scoring, waiting
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LevelTables:
-    """The arrays that the step reads at one level; None where the level has no such part. Levels share edges_E2 and indptr_S1.
+    """The arrays that the step reads at one level; None for parts that the level does not have.
+
+    All levels share edges_E2 and indptr_S1.
 
     Args:
         mask_PH: The mask of a dense level.
@@ -180,7 +182,7 @@ def project(xp: ArrayNamespace, moves: Transitions, values_RF: Any, size: int) -
 def next_nodes(
     xp: ArrayNamespace, tables: LevelTables, node_R: Any, moves: Transitions | None, row_BK: Any, code_BK: Any
 ) -> Any:
-    """Return the node that each selected (row, code) leads to; moves: what `transition` gave at a sparse level."""
+    """Return the node that each selected (row, code) leads to. moves: the result of `transition` at a sparse level."""
     if moves is None:
         prefix_BK = xp.take(node_R, row_BK) * tables.size + code_BK
         return prefix_BK if tables.node_of_P is None else xp.take(tables.node_of_P, prefix_BK)

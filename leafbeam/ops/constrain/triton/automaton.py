@@ -68,7 +68,7 @@ _DTYPES = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DeviceAutomatonBatch:
-    """The automata of a batch on a device, and what the rounds of one search share: one search at a time uses it.
+    """The automata of a batch on a device, and what the rounds of one search share; only one search at a time may use it.
 
     Args:
         requests_B5: int64, for each request where its states begin in row_indptr and in mask_S, where those of its byte

@@ -9,8 +9,8 @@
 
 A key is the score made sortable (32 bits) above parent x V + code counted backwards (32 bits), so that one comparison of
 integers gives (score desc, parent asc, code asc) and no two keys are equal. `min_key` is shared by the rows of a request: a row
-with K keys raises it to its K-th, and later rows skip what is below. That changes what is read, never what is found. `r` is
-the `Round`.
+with K keys raises it to its K-th, and later rows skip what is below. This changes which rows are read, but never the result.
+`r` is the `Round`.
 
 Shapes: S segments, B requests, R rows of a request (its beams), V codes, K beams kept, P the power of two that holds K.
 """
@@ -115,7 +115,7 @@ def _legal(c, lane):
 
 @triton.jit
 def _sum_exp_at(logits, code, legal, top, summed):
-    """Add the logits of legal codes to a sum of exponentials that is kept relative to the largest so far -> (largest, sum)."""
+    """Add the logits of legal codes to a sum of exponentials relative to the largest so far; return (largest, sum)."""
     values = tl.load(logits + code, mask=legal, other=float("-inf")).to(tl.float32)
     highest = tl.maximum(top, tl.max(values, 0))
     shift = tl.where(highest == float("-inf"), 0.0, highest)
@@ -168,7 +168,7 @@ def _merge(best, keys, scratch, num_beams, P: tl.constexpr):
 
 @triton.jit
 def _keep(best, kept, min_key, keys, scratch, num_beams, P: tl.constexpr):
-    """Merge in what is not below `min_key`, which rises once there are K keys -> (best, how many, min_key)."""
+    """Merge in the keys from `min_key` on; return (best, how many, min_key), which rises once there are K keys."""
     keys = tl.where(keys >= min_key, keys, _NOTHING)
     if tl.max(keys, 0) > _NOTHING:
         best, kept, lowest = _merge(best, keys, scratch, num_beams, P)

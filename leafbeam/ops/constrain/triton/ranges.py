@@ -7,8 +7,8 @@
 FORM is known when a kernel is compiled and holds layout, code width and whether anything is filtered (`form_of`). Words are
 uint64, directories and firsts uint32, positions int64.
 
-Everything works on lanes or on single values, and under Triton's interpreter too. There is no popcount in Triton: the compiler
-recognises the one that is written out here and makes it one instruction.
+Everything works on lanes or on single values, and under Triton's interpreter too. Triton has no popcount: the compiler
+recognises the one that is written out here, and turns it into one instruction.
 """
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
@@ -63,7 +63,7 @@ def _rank(words, before, position, valid):
 
 @triton.jit
 def _halve(rest, bits, position, WIDTH: tl.constexpr):
-    """Leave out the lowest WIDTH bits where the one that is looked for lies above them."""
+    """Drop the lowest WIDTH bits if the bit to find is above them: one halving of `_select`."""
     low = _popcount(bits & ((1 << WIDTH) - 1))
     above = rest >= low
     rest = tl.where(above, rest - low, rest)
@@ -95,7 +95,7 @@ def _select(words, before, first_word, last_word, number, valid):
 
 @triton.jit
 def _code_at(codes, index, valid, FORM: tl.constexpr):
-    """Return the code at a index of a listing or column; packed codes take `width` bits each of uint64 words."""
+    """Return the code at an index of a listing or column; packed codes take `width` bits each of uint64 words."""
     width: tl.constexpr = FORM >> 3
     if width == 0:
         code = tl.load(codes + index, mask=valid, other=0).to(tl.int64)

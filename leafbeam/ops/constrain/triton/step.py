@@ -91,9 +91,9 @@ class VersionArrays:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FilterArrays:
-    """The filters of a batch on the device, and what the rounds of one search share: one search at a time uses it.
+    """The filters of a batch on the device, and what the rounds of one search share; only one search at a time may use it.
 
-    filtered: whether any of it is looked at.
+    filtered: whether a request has a filter or denied items.
         min_key_B: int64, reset by every round. held: keeps the addressed memory.
     """
 
@@ -120,9 +120,9 @@ def bind_filters(
 ) -> FilterArrays:
     """Copy a batch's bitmaps (each different one once) and denied leaves to the device. Cost: 1.5 bits a leaf and filter.
 
-    batch_size: the number of requests, if more than there are filters. max_denied: room for so many denied leaves of a batch
-    and segment, and for filters where there are none now, so that `refill` can bring those of another batch to a captured
-    graph. None: what this batch needs.
+    batch_size: the number of requests, if there are more than filters. max_denied: the number of denied leaves of a batch and
+    segment to leave space for, and for filters if this batch has none, so that `refill` can copy those of another batch to a
+    captured graph; None leaves space for this batch only.
     """
     size, capacity, filtered = batch_size or len(filters), max_denied, True
     if capacity is None:
@@ -144,9 +144,9 @@ def bind_filters(
 
 
 def refill(bound: FilterArrays, filters: Sequence[Filter]) -> None:
-    """Put the filters of another batch where a captured graph finds them; further requests of the graph get none.
+    """Copy the filters of another batch to where a captured graph reads them; further requests of the graph get none.
 
-    Raises ArgumentError: no room.
+    Raises ArgumentError if the space that `bind_filters` left is too small.
     """
     size, held = len(bound.min_key_B), []
     if len(filters) > size:
@@ -236,7 +236,7 @@ def children(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """List the legal children of every beam. The result equals that of `leafbeam.ops.constrain.reference.children`.
 
-    Cost: each child is met twice (to count, to write), and one wait for the device to learn how many there are.
+    Cost: each child is read twice (to count and to write), and the host waits once for the number of children.
     """
     lo_SBK, hi_SBK = (torch.as_tensor(array, device=arrays.device).contiguous() for array in (lo_SBK, hi_SBK))
     num_segments, batch_size, num_rows = lo_SBK.shape
