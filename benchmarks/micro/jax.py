@@ -21,9 +21,9 @@ from benchmarks.peers import jax_rounds  # first: it asks XLA for one thread
 from benchmarks.peers.static_jax import StaticJax
 from benchmarks.rows import spread
 from benchmarks.workloads import DISTRIBUTIONS, random_codes, random_logits
-from leafbeam.decode.jax_search import JaxBeamSearch
+from leafbeam.decode.jax_search import JaxBatch, JaxBeamSearch
 from leafbeam.index import Segment, Trie, Version
-from leafbeam.ops.constrain import Beams, request_filters
+from leafbeam.ops.constrain import Beams, Scoring, request_filters
 from leafbeam.ops.constrain.cpu import step as cpu
 from leafbeam.ops.constrain.fixed_shape import jax as ops
 from leafbeam.ops.constrain.fixed_shape import step as fixed_step
@@ -64,8 +64,7 @@ def measure(distribution: str, num_items: int, repeats: int, seed: int = 0) -> t
     alone = _Bound(Version.of(trie), None, None)
     seconds_bind = time.perf_counter() - begin
     behind, both = _Bound(Version.of(trie), half, deny), _Bound(changed, None, None)
-    search = JaxBeamSearch(trie, K)
-    batch, carry = search.prepare(B), [jax.numpy.asarray(one) for one in logits]
+    carry = [jax.numpy.asarray(one) for one in logits]
     methods: dict[str, Round] = {
         "leafbeam": alone.round,
         "leafbeam_filtered": behind.round,
@@ -82,10 +81,16 @@ def measure(distribution: str, num_items: int, repeats: int, seed: int = 0) -> t
     np.testing.assert_allclose(last["leafbeam"].scores, last["static_jax"].scores_BK, rtol=1e-5, atol=1e-4)
     for name, bound in (("leafbeam", alone), ("leafbeam_filtered", behind), ("leafbeam_two_segments", both)):
         np.testing.assert_allclose(last[name].scores, bound.truth(logits), rtol=1e-5, atol=1e-4)
-    begin = time.perf_counter()
-    ranked = jax.block_until_ready(search.decode(_given_logits, carry, batch))
-    seconds_compile["leafbeam_whole_search"] = round(time.perf_counter() - begin, 2)
-    np.testing.assert_allclose(ranked.scores_BK, last["leafbeam"].scores, rtol=1e-5, atol=1e-4)
+    wholes = _whole_searches(trie, peer, carry)
+    ranked: dict[str, NDArray[np.float32]] = {}
+    for name, run in wholes.items():
+        begin = time.perf_counter()
+        ranked[name] = run()
+        seconds_compile[name] = round(time.perf_counter() - begin, 2)
+    np.testing.assert_allclose(ranked["leafbeam_whole_search"], last["leafbeam"].scores, rtol=1e-5, atol=1e-4)
+    for suffix in ("", "_allowed"):
+        ours, theirs = ranked[f"leafbeam_whole_search{suffix}"], ranked[f"static_jax_whole_search{suffix}"]
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-4)
 
     compiled = _num_compiled()
     for turn in range(10):  # other versions and filters of the same sizes
@@ -96,21 +101,26 @@ def measure(distribution: str, num_items: int, repeats: int, seed: int = 0) -> t
     again = _num_compiled() - compiled
 
     seconds_RL: dict[str, list[list[float]]] = {name: [] for name in methods}
-    whole_R: list[float] = []
-    names = list(methods)
+    whole_seconds: dict[str, list[float]] = {name: [] for name in wholes}
+    names, whole_names = list(methods), list(wholes)
     for turn in range(repeats):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:  # no method always follows the same other
             seconds_RL[name].append(_search(methods[name], logits)[1])
-        begin = time.perf_counter()
-        jax.block_until_ready(search.decode(_given_logits, carry, batch))
-        whole_R.append((time.perf_counter() - begin) / L)
+        for name in whole_names[turn % len(wholes) :] + whole_names[: turn % len(wholes)]:
+            begin = time.perf_counter()
+            wholes[name]()
+            whole_seconds[name].append((time.perf_counter() - begin) / L)
     steps = {name: spread([sum(one) / L for one in runs]) for name, runs in seconds_RL.items()}
-    steps["leafbeam_whole_search"] = spread(whole_R)
+    steps |= {name: spread(seconds) for name, seconds in whole_seconds.items()}
     mine = steps["leafbeam"]["p50"]
     measured = {
         "step_us": steps,
         "by_level_us": {name: np.median(np.array(runs) * 1e6, axis=0).round(1).tolist() for name, runs in seconds_RL.items()},
         "static_over_leafbeam": round(steps["static_jax"]["p50"] / mine, 2),
+        "static_over_leafbeam_whole_search": _ratio(steps, "static_jax_whole_search", "leafbeam_whole_search"),
+        "static_over_leafbeam_whole_search_allowed": _ratio(
+            steps, "static_jax_whole_search_allowed", "leafbeam_whole_search_allowed"
+        ),
         "unconstrained_over_leafbeam": round(steps["unconstrained"]["p50"] / mine, 2),
         "two_segments_over_one": round(steps["leafbeam_two_segments"]["p50"] / mine, 2),
         "filtered_over_plain": round(steps["leafbeam_filtered"]["p50"] / mine, 2),
@@ -167,6 +177,30 @@ class _Bound:
         for level, values in enumerate(logits):
             beams = cpu.step(arrays, level, beams, values, filters, num_beams=K, scoring="full")
         return beams.scores
+
+
+def _whole_searches(trie: Trie, peer: StaticJax, carry: list[Any]) -> dict[str, Callable[[], NDArray[np.float32]]]:
+    """Whole searches over given logits; each returns its scores once they are computed."""
+    searches: dict[str, Callable[[], NDArray[np.float32]]] = {}
+    scorings: tuple[Scoring, ...] = "full", "allowed"
+    for scoring in scorings:
+        suffix = "" if scoring == "full" else "_allowed"
+        search = JaxBeamSearch(trie, K, scoring)
+        batch = search.prepare(B)
+
+        def leafbeam(search: JaxBeamSearch = search, batch: JaxBatch = batch) -> NDArray[np.float32]:
+            return jax.block_until_ready(search.decode(_given_logits, carry, batch)).scores_BK
+
+        def static(scoring: Scoring = scoring) -> NDArray[np.float32]:
+            return jax.block_until_ready(jax_rounds.search(peer, carry, K, scoring))[-1].scores_BK
+
+        searches |= {f"leafbeam_whole_search{suffix}": leafbeam, f"static_jax_whole_search{suffix}": static}
+    return searches
+
+
+def _ratio(steps: dict[str, dict[str, float]], peer: str, own: str) -> float:
+    """Return how often a peer takes the time of one of ours, by medians."""
+    return round(steps[peer]["p50"] / steps[own]["p50"], 2)
 
 
 def _num_compiled() -> int:
