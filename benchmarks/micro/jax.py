@@ -27,7 +27,6 @@ from leafbeam.ops.constrain import Beams, Scoring, request_filters
 from leafbeam.ops.constrain.cpu import step as cpu
 from leafbeam.ops.constrain.fixed_shape import jax as ops
 from leafbeam.ops.constrain.fixed_shape import step as fixed_step
-from leafbeam.ops.constrain.namespaces.jax import JaxNamespace
 from leafbeam.ops.constrain.static.matrix import TransitionMatrix
 
 import jax  # isort: skip
@@ -205,8 +204,7 @@ def _ratio(steps: dict[str, dict[str, float]], peer: str, own: str) -> float:
 
 def _num_compiled() -> int:
     """The number of different steps that this process has compiled."""
-    namespace: JaxNamespace = ops.bind.args[0]
-    compiled: Any = namespace.compiled(fixed_step.run)
+    compiled: Any = ops.namespace("xla").compiled(fixed_step.run)
     return compiled._cache_size()
 
 

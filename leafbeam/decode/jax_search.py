@@ -34,6 +34,8 @@ with optional_imports("JaxBeamSearch"):
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from leafbeam.ops.constrain.fixed_shape import jax as ops
+from leafbeam.ops.constrain.fixed_shape import step as fixed_step
+from leafbeam.ops.constrain.namespaces import ArrayNamespace
 
 Array = jax.Array
 JaxStepFn = Callable[[Any, Array | None, Array | None, int], tuple[Any, Array]]
@@ -108,6 +110,8 @@ class JaxBeamSearch:
         delta_leaves: The number of leaves of a delta for which to leave space, if changes will come.
         max_filters: The largest number of distinct filters in a batch.
         split: The devices over which batches are split; None runs on one.
+        kernels: What reads the logits of a step. "xla" leaves it to XLA. "pallas" is a kernel of our own, for TPUs and NVIDIA
+            GPUs, that reads them once; a CPU interprets it, slowly.
 
     Examples:
         >>> search = JaxBeamSearch(index, num_items=10)
@@ -125,6 +129,7 @@ class JaxBeamSearch:
         delta_leaves: int = 0,
         max_filters: int = 1,
         split: BatchSplit | None = None,
+        kernels: ops.Kernels = "xla",
     ) -> None:
         version = Version.of(index)
         beams = beams_of_search(version.num_levels, num_beams, num_items, max_rows)
@@ -136,7 +141,7 @@ class JaxBeamSearch:
             self.config = replace(self._widest, num_beams=(*widths, self.num_items))
         self._split = split
         device = None if split is None else NamedSharding(split.mesh, PartitionSpec())
-        self.version, self.arrays = version, ops.bind(version, device, delta_leaves=delta_leaves)
+        self.version, self.arrays = version, ops.bind(version, device, delta_leaves=delta_leaves, kernels=kernels)
         self._cache = ops.FilterCache(self.arrays, max_filters + 1)
 
     def __repr__(self) -> str:
@@ -212,9 +217,9 @@ class JaxBeamSearch:
         return self._decode(step_fn, carry, batch, self.config)
 
     def _decode(self, step_fn: JaxStepFn, carry: Any, batch: JaxBatch, config: SearchConfig) -> JaxResult:
-        arguments = (batch.arrays.levels, batch.filters.levels, batch.hi_SB, carry)
+        arguments, xp = (batch.arrays.levels, batch.filters.levels, batch.hi_SB, carry), batch.arrays.xp
         if self._split is None:
-            return search(*arguments, step_fn=step_fn, config=config)
+            return search(*arguments, step_fn=step_fn, config=config, xp=xp)
         mesh, axis = self._split.mesh, self._split.axis
         whole_specs = PartitionSpec(axis) if self._split.carry_specs is None else self._split.carry_specs
         carry_specs = jax.tree.broadcast(whole_specs, carry, is_leaf=_is_spec)
@@ -225,7 +230,7 @@ class JaxBeamSearch:
             for tree, spec in zip(split, specs, strict=True)
         ]
         leaves = tuple(jax.tree.leaves(carry_specs, is_leaf=_is_spec))
-        return search(levels, *placed, step_fn=step_fn, config=config, split=(mesh, axis, leaves))
+        return search(levels, *placed, step_fn=step_fn, config=config, xp=xp, split=(mesh, axis, leaves))
 
     def items(self, batch: JaxBatch, result: JaxResult) -> SearchResult:
         """Turn leaves into items on the host. This waits for the device.
@@ -253,8 +258,10 @@ def beam_search(
     carry: Any,
     *,
     config: SearchConfig,
+    xp: ArrayNamespace,
 ) -> JaxResult:
-    """Run the whole search, inside a traced function. hi_SB: how many leaves of each segment a request starts from."""
+    """Run the whole search, inside a traced function. hi_SB: how many leaves of each segment a request starts from. xp: of the
+    bound version, `arrays.xp`."""
     level = -1
 
     def call_model(codes_BK: Array | None, parents_BK: Array | None) -> Array:
@@ -265,8 +272,7 @@ def beam_search(
 
     def launch(level: int, beams: Beams[Array], logits_BKV: Array, num_beams: int) -> tuple[Beams[Array], Array]:
         arguments = (levels[level], filters[level], beams, logits_BKV)
-        best, bad_BK = ops.extend(*arguments, num_beams=num_beams, scoring=config.scoring)
-        return best, ops.first_bad_row(bad_BK)
+        return fixed_step.run(xp, *arguments, num_beams=num_beams, scoring=config.scoring)
 
     constraint = TrieConstraint(config, hi_SB, launch)
     trace = decode(constraint, ModelCalls(call_model), watch=False)
@@ -282,7 +288,7 @@ def beam_search(
     )
 
 
-@partial(jax.jit, static_argnames=("step_fn", "config", "split"))
+@partial(jax.jit, static_argnames=("step_fn", "config", "xp", "split"))
 def search(
     levels: tuple[tuple[ops.LevelArrays, ...], ...],
     filters: tuple[tuple[ops.LevelFilters, ...], ...],
@@ -291,13 +297,14 @@ def search(
     *,
     step_fn: JaxStepFn,
     config: SearchConfig,
+    xp: ArrayNamespace,
     split: tuple[Mesh, str, tuple[PartitionSpec, ...]] | None = None,
 ) -> JaxResult:
     """Run `beam_search`, compiled. split: mesh, axis and specs of the carry; each device then searches for its own
     requests."""
 
     def whole_search(levels: Any, filters: Any, hi_SB: Array, carry: Any) -> JaxResult:
-        return beam_search(levels, filters, hi_SB, step_fn, carry, config=config)
+        return beam_search(levels, filters, hi_SB, step_fn, carry, config=config, xp=xp)
 
     if split is None:
         return whole_search(levels, filters, hi_SB, carry)
@@ -313,6 +320,7 @@ def search(
         in_specs=(level_specs, filter_specs(filters, axis), second, carry_tree),
         out_specs=JaxResult(**specs),
         axis_names={axis},
+        check_vma=False,  # the interpreter of Pallas does not say what differs between devices
     )
     return split_search(levels, filters, hi_SB, carry)
 

@@ -132,6 +132,16 @@ def test_items_that_share_a_leaf_are_listed_one_by_one(compiled: JaxBeamSearch) 
     assert_same(result, BeamSearch(trie, [8, 30, 20]).run(MODEL.on_host(3), 3, *requests))
 
 
+@pytest.mark.parametrize("scoring", ["full", "allowed"])
+def test_a_search_with_pallas_kernels_equals_beam_search(scoring: Any) -> None:
+    rng = np.random.default_rng(7)
+    version, model = version_of(rng, 900, 60), TableModel()
+    ids = np.flatnonzero(version.knows(np.arange(900)))
+    filters, deny = [version.filter(item_ids=ids[::9]), None], [None, ids[:3]]
+    ours = JaxBeamSearch(version, 15, scoring, kernels="pallas").run(model, model.carry(2), 2, filters, deny)
+    assert_same(ours, BeamSearch(version, 15, scoring).run(model.on_host(2), 2, filters, deny))
+
+
 @pytest.mark.slow
 def test_a_delta_that_outgrows_its_space_compiles_again_and_is_right() -> None:
     rng = np.random.default_rng(2)
@@ -238,6 +248,9 @@ def test_sharded_over_four_devices_equals_one_and_imports_no_torch() -> None:
         assert ranked.scores_BK.addressable_shards[0].data.shape == (2, 15)
         assert model.traced == 1
         assert_same(search.items(batch, ranked), alone)
+        split = BatchSplit(mesh=mesh, carry_specs=specs)
+        pallas = JaxBeamSearch(version, 15, split=split, kernels="pallas")
+        assert_same(pallas.run(model, model.carry(8), 8, filters, deny), alone)
         later = version_of(rng, 905, 80)
         again = search.for_version(later).run(model, model.carry(8), 8)
         assert_same(again, BeamSearch(later, 15).run(model.on_host(8), 8))

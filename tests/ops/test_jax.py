@@ -97,7 +97,7 @@ def compare(
 @pytest.mark.slow
 def test_inserts_deletes_filters_and_compactions_run_what_is_compiled() -> None:
     rng = np.random.default_rng(11)
-    compiled = ops._XP.compiled(fixed_step.run)
+    compiled = ops.namespace("xla").compiled(fixed_step.run)
     compiled.clear_cache()
     largest = random_version(rng, 1000, 200)
     arrays = ops.bind(largest, delta_leaves=256)
@@ -168,13 +168,17 @@ def test_no_buffer_of_the_size_of_the_logits_is_written() -> None:
         ranges = jnp.zeros((1, 2, parents), jnp.int32), jnp.ones((1, 2, parents), jnp.int32)
         start = Beams.start(*ranges, jnp.zeros((2, parents)))
         for scoring in ("full", "allowed"):
-            lowered = ops._XP.compiled(fixed_step.run).lower(
-                arrays.levels[level],
-                filters.levels[level],
-                start,
-                jnp.zeros((2, parents, size)),
-                num_beams=beams,
-                scoring=scoring,
+            lowered = (
+                ops.namespace("xla")
+                .compiled(fixed_step.run)
+                .lower(
+                    arrays.levels[level],
+                    filters.levels[level],
+                    start,
+                    jnp.zeros((2, parents, size)),
+                    num_beams=beams,
+                    scoring=scoring,
+                )
             )
             written = lowered.compile().memory_analysis().temp_size_in_bytes
             assert written < 2 * beams * size * 4 / 2, (level, scoring, written)
@@ -190,7 +194,7 @@ def test_log_sum_exp_is_exact_however_large_or_small_the_logits_are(largest: flo
     with np.errstate(invalid="ignore"):
         truth = (top + np.log(np.exp(values - top).sum(1, keepdims=True)))[:, 0]
     truth[2] = -np.inf
-    np.testing.assert_allclose(jax.jit(ops._XP.log_sum_exp)(values), truth, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(jax.jit(ops.namespace("xla").log_sum_exp)(values), truth, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("scoring", ["full", "allowed"])

@@ -48,11 +48,6 @@ def _bits_below(xp: ArrayNamespace, position: Any) -> Any:
     return (1 << xp.word(position)) - 1
 
 
-def has_bit(xp: ArrayNamespace, words: Any, position: Any) -> Any:
-    """Return whether bit `position % 32` of each word is set."""
-    return (words >> xp.word(position & 31)) & 1 != 0
-
-
 def children_of(
     xp: ArrayNamespace, level: LevelArrays, filters: LevelFilters, request_R: Any, lo_R: Any, hi_R: Any
 ) -> Children:
@@ -106,7 +101,7 @@ def _short(
         code_RW=xp.where(lane_W < length_R[:, None], xp.take(level.column_M, start_RW), level.capacity.size),
         start_RW=start_RW,
         end_RW=end_RW,
-        legal_RW=has_bit(xp, starts_R[:, None], lane_W) & (alive_R[:, None] & own_RW != 0),
+        legal_RW=xp.has_bit(starts_R[:, None], lane_W) & (alive_R[:, None] & own_RW != 0),
     )
 
 
@@ -125,7 +120,7 @@ def _listed(
     lane_W = xp.arange(width, hi_R)
     inside_RW = lane_W < count_R[:, None]
     entry_RW = begin_R[:, None] + lane_W
-    alive_RW = has_bit(xp, xp.take_words(filters.listed_FW, slot_R[:, None], entry_RW >> 5), entry_RW)
+    alive_RW = xp.has_bit(xp.take_words(filters.listed_FW, slot_R[:, None], entry_RW >> 5), entry_RW)
     dead_RD = dead_RD3[:, :, 0] - begin_R[:, None]
     here_RD = (dead_RD3[:, :, 0] >= 0) & (dead_RD >= 0) & (dead_RD < width)
     dead_RW = xp.scatter_sum(xp.where(here_RD, dead_RD, 0), xp.where(here_RD, 1, 0), width)
@@ -186,7 +181,7 @@ def ranges_of(
         hi_BK = xp.where(found_BK, xp.take(lanes.end_RW, row_BK, lane_BK), 0)
     if children.words_RH is not None:
         mask_BK, word_BK = xp.take(children.mask_R, row_BK), code_BK >> 5
-        found_BK = live_BK & has_bit(xp, xp.take_words(children.words_RH, row_BK, word_BK), code_BK)
+        found_BK = live_BK & xp.has_bit(xp.take_words(children.words_RH, row_BK, word_BK), code_BK)
         all_BKH = xp.take_words(filters.masks_FHW[0], xp.where(mask_BK >= 0, mask_BK, 0))
         word_H = xp.arange(all_BKH.shape[2], row_BK)
         here_BKH = all_BKH & _bits_below(xp, code_BK & 31)[:, :, None]

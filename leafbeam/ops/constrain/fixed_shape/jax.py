@@ -1,7 +1,10 @@
 """The fixed-shape step in JAX, on CPU, GPU and TPU: arrays are pytrees, and a step is compiled once for a `Capacity`."""
 
-from functools import partial
+from functools import cache, partial
+from typing import Any, Literal
 
+from leafbeam.errors import ArgumentError
+from leafbeam.index import Trie, Version
 from leafbeam.ops.constrain.fixed_shape import arrays as device_arrays
 from leafbeam.ops.constrain.fixed_shape import step as fixed_step
 from leafbeam.ops.constrain.fixed_shape.arrays import FilterArrays, LevelArrays, LevelFilters, VersionArrays
@@ -12,21 +15,53 @@ from leafbeam.ops.constrain.namespaces.jax import JaxNamespace, register
 __all__ = [
     "FilterArrays",
     "FilterCache",
+    "Kernels",
     "LevelArrays",
     "LevelFilters",
     "VersionArrays",
     "bind",
     "bind_filters",
     "extend",
-    "first_bad_row",
     "launch",
+    "namespace",
     "step",
 ]
+
+Kernels = Literal["xla", "pallas"]
 
 register(LevelFilters)
 register(LevelArrays, static=["capacity"])
 
-_XP = JaxNamespace()
-bind = partial(device_arrays.bind, _XP)
-extend = partial(fixed_step.extend, _XP)
-first_bad_row = partial(fixed_step.first_bad_row, _XP)
+
+@cache
+def namespace(kernels: Kernels) -> JaxNamespace:
+    """Return the array operations that a step runs on.
+
+    "xla" leaves all to XLA. "pallas" reads the logits with a kernel of our own, once; it is for TPUs and NVIDIA GPUs, and on a
+    CPU it is interpreted, slowly.
+
+    Raises ArgumentError for another name.
+    """
+    if kernels == "xla":
+        return JaxNamespace()
+    if kernels == "pallas":
+        from leafbeam.ops.constrain.namespaces.pallas import PallasNamespace
+
+        return PallasNamespace()
+    raise ArgumentError(f"kernels is {kernels!r}: expected 'xla' or 'pallas'")
+
+
+def bind(
+    index: Trie | Version,
+    device: Any = None,
+    *,
+    delta_leaves: int = 0,
+    like: VersionArrays | None = None,
+    kernels: Kernels = "xla",
+) -> VersionArrays:
+    """Copy a version to a device; arguments are as for `arrays.bind` and `namespace`. Steps of `like` run on its kernels."""
+    xp = namespace(kernels) if like is None else like.xp
+    return device_arrays.bind(xp, index, device, delta_leaves=delta_leaves, like=like)
+
+
+extend = partial(fixed_step.extend, namespace("xla"))

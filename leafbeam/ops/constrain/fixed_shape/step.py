@@ -18,11 +18,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from leafbeam.ops.constrain.fixed_shape.arrays import FilterArrays, LevelArrays, LevelFilters
-from leafbeam.ops.constrain.fixed_shape.children import Children, Lanes, children_of, code_words, has_bit, ranges_of
-from leafbeam.ops.constrain.namespaces import NEG_INF, ArrayNamespace
+from leafbeam.ops.constrain.fixed_shape.children import Children, Lanes, children_of, code_words, ranges_of
+from leafbeam.ops.constrain.namespaces import CHUNK, NEG_INF, ArrayNamespace
 from leafbeam.ops.constrain.types import LOWEST, Beams, Scoring, waiting
-
-CHUNK = 32
 
 
 class Candidates(NamedTuple):
@@ -164,7 +162,7 @@ def _narrow_candidates(
     legal_RW = legal_RW & (base_R > NEG_INF)[:, None]
     code_RW = xp.where(legal_RW, code_RW, 0)
     values_RW = xp.where(legal_RW, xp.take_along(logits_RV, code_RW), NEG_INF)
-    lse_R = xp.log_sum_exp(logits_RV if full else values_RW)
+    lse_R = xp.scan(logits_RV, None, full=True)[0] if full else xp.log_sum_exp(values_RW)
     scores_RW = add_log_probs(xp, base_R[:, None], values_RW, lse_R[:, None], legal_RW)
     return Candidates(
         score_BC=scores_RW.reshape(batch_size, -1),
@@ -215,13 +213,7 @@ def _dense_candidates(
         words_RH = words_RH | part_RH
     words_RH = xp.where((base_R > NEG_INF)[:, None], words_RH, 0)
     lane_C = xp.arange(CHUNK, base_R)
-    tail = num_chunks * CHUNK - size
-    whole_RV = xp.pad(logits_RV, tail, NEG_INF) if tail else logits_RV
-    legal_RHC = has_bit(xp, words_RH[:, :, None], lane_C)
-    masked_RHC = xp.where(legal_RHC, whole_RV.reshape(num_rows, num_chunks, CHUNK), NEG_INF)
-    top_RH = xp.max(masked_RHC, 2)
-    lse_R = xp.log_sum_exp(logits_RV if full else masked_RHC.reshape(num_rows, -1))
-
+    lse_R, top_RH = xp.scan(logits_RV, words_RH, full=full)
     chunk_scores_RH = add_log_probs(xp, base_R[:, None], top_RH, lse_R[:, None], words_RH != 0)
     chunk_scores_BN = chunk_scores_RH.reshape(batch_size, -1)
     _, chunk_BK = xp.top_k(chunk_scores_BN, min(num_beams, chunk_scores_BN.shape[1]))
@@ -229,7 +221,7 @@ def _dense_candidates(
     first_B1 = (xp.arange(batch_size, base_R) * (num_rows // batch_size))[:, None]
     row_BK, chunk_BK = chunk_BK // num_chunks + first_B1, chunk_BK % num_chunks
     code_BKC = chunk_BK[:, :, None] * CHUNK + lane_C
-    legal_BKC = has_bit(xp, xp.take_words(words_RH, row_BK, chunk_BK)[:, :, None], lane_C)
+    legal_BKC = xp.has_bit(xp.take_words(words_RH, row_BK, chunk_BK)[:, :, None], lane_C)
     code_BKC = xp.where(legal_BKC, code_BKC, 0)
     row_BK1 = row_BK[:, :, None]
     values_BKC = xp.take(logits_RV, row_BK1, code_BKC)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from leafbeam.ops.constrain.types import Beams
 
 NEG_INF = -float("inf")
+CHUNK = 32  # codes of a word of a mask
 
 
 class ArrayNamespace:
@@ -55,6 +56,10 @@ class ArrayNamespace:
     def popcount(self, words: Any) -> Any:
         """Return the number of set bits of each word."""
 
+    def has_bit(self, words: Any, position: Any) -> Any:
+        """Return whether bit `position % 32` of each word is set."""
+        return (words >> self.word(position & 31)) & 1 != 0
+
     def unpack_bits(self, bytes_RH: Any) -> Any:
         """Return each row's bits as booleans [R, 8 H]: first the lowest bits of all uint8, last the highest."""
 
@@ -69,6 +74,21 @@ class ArrayNamespace:
 
     def log_sum_exp(self, values_RN: Any) -> Any:
         """Return the log-sum-exp of each row: -inf if all values are -inf; NaN or +inf if one is NaN or +inf."""
+
+    def scan(self, logits_RV: Any, words_RH: Any, *, full: bool) -> tuple[Any, Any]:
+        """Read whole rows of logits under masks of legal codes, 32 a word; None is without masks.
+
+        Returns the log-sum-exp of each row, of all codes if `full` and else of the legal ones, and the largest legal logit of
+        each `CHUNK` of codes, -inf if there is none; NaN as in `max`.
+        """
+        if words_RH is None:
+            return self.log_sum_exp(logits_RV), None
+        (num_rows, size), num_chunks = logits_RV.shape, words_RH.shape[1]
+        tail = num_chunks * CHUNK - size
+        whole_RV = self.pad(logits_RV, tail, NEG_INF) if tail else logits_RV
+        legal_RHC = self.has_bit(words_RH[:, :, None], self.arange(CHUNK, logits_RV))
+        masked_RHC = self.where(legal_RHC, whole_RV.reshape(num_rows, num_chunks, CHUNK), NEG_INF)
+        return self.log_sum_exp(logits_RV if full else masked_RHC.reshape(num_rows, -1)), self.max(masked_RHC, 2)
 
     def top_k(self, values_RN: Any, count: int) -> Any:
         """Return (values, positions) of each row's largest, descending; equal values in order of position."""
