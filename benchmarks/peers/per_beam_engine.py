@@ -41,13 +41,13 @@ class PerBeamRunner(CpuRunner):
         super().restart()
         self._copies = None
 
-    def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int, *, keep: bool = True) -> list[Tensor]:
+    def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int) -> list[Tensor]:
         beams = tokens_BKC.shape[1]
         if self._copies is None or len(self._copies) != len(tokens_BKC) or self._copies[0][0].shape[1] != beams:
             self._copies = None
             self._copies = self._fork(len(tokens_BKC), beams)
             self.prompt.nbytes = sum(side.nbytes for copies in self._copies for side in copies)
-        return super().extend(tokens_BKC, parents_BK, level, keep=keep)
+        return super().extend(tokens_BKC, parents_BK, level)
 
     def _fork(self, requests: int, beams: int) -> list[tuple[Tensor, Tensor]]:
         """For each request keys and values (layers, K, G, T, E)."""

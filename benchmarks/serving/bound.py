@@ -25,7 +25,7 @@ from benchmarks.rows import Row, spread
 from benchmarks.serving.load_run import LoadRun
 from leafbeam.decode import BeamSearch, SearchResult
 from leafbeam.engine import Settings
-from leafbeam.engine.search_widths import SearchKind, SearchWidths, with_spares
+from leafbeam.engine.search_widths import SearchKind, SearchWidths
 from leafbeam.index import Filter, Version
 from leafbeam.model import Workspace
 from leafbeam.model.cpu.threads import torch_threads
@@ -75,23 +75,16 @@ class _Bench:
         users = self.rng.integers(len(run.histories), size=batch)
         return [run.trie.codes_at(run.leaves_of(run.histories[int(user)][-_HISTORY - 1 : -1])) for user in users]
 
-    def search(
-        self, prompts: list[NDArray[np.int64]], search: BeamSearch, num_first: Any, widths: NDArray[np.int64] | None = None
-    ) -> SearchResult:
+    def search(self, prompts: list[NDArray[np.int64]], search: BeamSearch, widths: Any = None) -> SearchResult:
         """Run the prompts and a search."""
         tokens_BT, lengths_B = self.run.model.vocabulary.prompts(prompts)
         session = self.run.model.start(torch.from_numpy(tokens_BT), torch.from_numpy(lengths_B), workspace=self.workspace)
-        last_step_fn = None if num_first is None else session.last_step_fn
-        return search.run(
-            session.step_fn, len(prompts), self.rule, last_step_fn=last_step_fn, num_first=num_first, widths=widths
-        )
+        return search.run(session.step_fn, len(prompts), self.rule, more_fn=session.more_fn, widths=widths)
 
     def proof(self, prompts: list[NDArray[np.int64]], learnt: SearchWidths) -> SearchResult:
         """Search as an engine does, and learn from it."""
-        needed = learnt.of(self.kind) or (self.kind.guess,) * (self.run.trie.num_levels - 1)
-        widths_BL, num_first_B = with_spares(np.tile(needed, (len(prompts), 1)), _MAX_ROWS)
-        search = BeamSearch(self.run.trie, num_items=self.num_items, max_rows=_MAX_ROWS)
-        result = self.search(prompts, search, num_first_B, widths_BL)
+        widths = learnt.of(self.kind) or (self.kind.guess,) * (self.run.trie.num_levels - 1)
+        result = self.search(prompts, BeamSearch(self.run.trie, num_items=self.num_items, max_rows=_MAX_ROWS), widths)
         assert result.beams_needed is not None
         learnt.observe(self.kind, result.beams_needed)
         return result
@@ -100,7 +93,7 @@ class _Bench:
         """Search with as many beams at every level but the last, whose first call runs as many as recent searches needed."""
         search = BeamSearch(self.run.trie, [beams] * (self.run.trie.num_levels - 1) + [self.num_items])
         known = None if learnt is None else learnt.of(self.kind)
-        result = self.search(prompts, search, None if known is None or beams == self.num_items else known[0])
+        result = self.search(prompts, search, known and (beams,) * (self.run.trie.num_levels - 2) + known)
         if learnt is not None:
             assert result.beams_needed is not None
             learnt.observe(self.kind, result.beams_needed[:, -1:])

@@ -15,7 +15,7 @@ from leafbeam.decode.bound import Pass, search_until_proved
 from leafbeam.decode.config import SearchConfig, beams_of_levels, beams_of_search, counts_of_batch, end_code_of, first_width
 from leafbeam.decode.constraint import Constraint, Cut, Trace, TrieConstraint, raise_if_bad, rounds
 from leafbeam.decode.head_constraint import HeadConstraint
-from leafbeam.decode.model_calls import JumpForward, ModelCalls, StepFn, SuffixFn
+from leafbeam.decode.model_calls import JumpForward, ModelCalls, MoreFn, StepFn, SuffixFn
 from leafbeam.decode.results import (
     BatchFilters,
     BeamLevel,
@@ -26,7 +26,8 @@ from leafbeam.decode.results import (
     collect_items,
     root_ranges,
 )
-from leafbeam.errors import counted
+from leafbeam.decode.spares import Wanted, run_spares
+from leafbeam.errors import ArgumentError, counted
 from leafbeam.index import Filter, Trie, Version
 from leafbeam.ops.backend import BoundIndex, IndexBindings, to_numpy
 from leafbeam.ops.constrain import Beams, Scoring
@@ -70,21 +71,24 @@ class ItemSearch:
         self,
         requests: Requests,
         search: Pass,
-        num_items: Sequence[int] | None = None,
         widths: Widths | None = None,
         **options: Any,
     ) -> SearchResult:
         """Run a search once, or until its answers are proved. options: of `search_until_proved`."""
-        if not self._proves:
+        if not (self._proves or options.get("has_spares")):
             return search(self.config, None)
         widths_BL = np.array(self._widths(requests, widths), np.int64)
-        wanted = [self.num_items] * len(requests) if num_items is None else num_items
-        return search_until_proved(self.config, search, widths_BL, wanted, **options)
+        if self._proves:
+            return search_until_proved(self.config, search, widths_BL, **options)
+        widths_BL[:, :-1] = self.config.num_beams[:-2]
+        return search(self.config, Cut(widths_BL=widths_BL))
 
     def _widths(self, requests: Requests, widths: Widths | None) -> list[tuple[int, ...]]:
         """Return the beams of the first pass, for each request and each level but the last."""
         most, num_levels = self.config.num_beams[:-1], self.version.num_levels - 1
         given: Any = widths
+        if given is None and not self._proves:
+            given = (self.num_items,) * num_levels
         if given is None:
             given = [(self._guess(request),) * num_levels for request in requests]
         elif not (isinstance(given, Sequence | np.ndarray) and len(given) and isinstance(given[0], Sequence | np.ndarray)):
@@ -110,8 +114,12 @@ class ItemSearch:
         explain: bool = False,
         cut: Cut | None = None,
         num_items: Sequence[int] | None = None,
+        on_pass: Callable[[SearchResult], None] | None = None,
     ) -> SearchResult:
-        """Run a pass, from filters to items. watch, cut: see `decode`. explain: the result has the beams of each level."""
+        """Run a pass, from filters to items, and then the prefixes that it found and that may lead to a better answer.
+
+        watch, cut: see `decode`. explain: the result has the beams of each level. on_pass: called with what the pass found.
+        """
         version, wanted = self.version, self.num_items if num_items is None else num_items
         hi_SB = root_ranges(version, requests)[1][:, :, 0]
         if not hi_SB.any():  # nothing may be shown: the model is not called
@@ -120,6 +128,8 @@ class ItemSearch:
             result = collect_items(version, requests, (nothing, nothing), scores_B1, num_valid_B, wanted)
             return replace(result, bound=np.full(len(requests), -np.inf, np.float32), rows=num_valid_B)
         bound = self._bindings.on(self.backend, self.device, model.first_logits)
+        if model.can_run_more and bound.name != "cpu":
+            raise ArgumentError(f"more_fn needs the backend 'cpu', not {bound.name!r}: leave it out there")
         constraint = constraint_of(bound, requests, hi_SB, config)
         watch = watch or bound.waits
         levels: list[BeamLevel] = []
@@ -130,9 +140,15 @@ class ItemSearch:
         assert trace is not None
         raise_if_bad(constraint)
         is_brief = not (self._proves or isinstance(trace.beams.scores, np.ndarray))
-        result = result_of(trace, version, requests, config, wanted, is_brief=is_brief)
+        result, passes = result_of(trace, version, requests, config, wanted, is_brief=is_brief), 1
+        if trace.spares and not (self._proves and result.is_proved.all()):
+            if on_pass is not None and self._proves:
+                on_pass(result)
+            better = Wanted(least_B=result.last_scores, most=self.config.num_beams, takes_ties=not self._proves)
+            if (more := run_spares(constraint, model, trace, better)) is not trace:
+                result, passes = result_of(more, version, requests, config, wanted), 2
         rows = None if is_brief else np.full(len(requests), to_numpy(model.rows), np.int64)
-        return replace(result, levels=tuple(levels), rows=rows)
+        return replace(result, levels=tuple(levels), rows=rows, passes=passes)
 
 
 def result_of(
@@ -214,8 +230,7 @@ class BeamSearch(ItemSearch):
         suffix_fn: SuffixFn | None = None,
         explain: bool = False,
         *,
-        last_step_fn: StepFn | None = None,
-        num_first: int | Sequence[int] | None = None,
+        more_fn: MoreFn | None = None,
         head: Sequence[Any] | None = None,
         costs: HeadCosts | None = None,
         can_restart: bool = True,
@@ -240,19 +255,17 @@ class BeamSearch(ItemSearch):
             suffix_fn: `suffix_fn(codes_BKT, parents_BK)` returns the logits of T levels, each (B, K, V of the level). As soon
                 as all live beams have one allowed item left, it is called once in place of T calls of step_fn, with the same
                 answer. The codes are those that every beam just took, and the codes that must follow, except for the last
-                one. With scoring "allowed" not even this call is made. On a CPU, step_fn and last_step_fn then get a copy of
+                one. With scoring "allowed" not even this call is made. On a CPU, step_fn and more_fn then get a copy of
                 another beam in the place of each beam with one allowed item left, and a `Transformer` does not run copies
                 again. The score of such a beam no longer changes, unless the model excludes a forced code by a logit of -inf
                 (in that case do not pass suffix_fn).
             explain: If true, the result has the beams of each level (`SearchResult.levels`). The search then waits for a device
                 every round and does not use suffix_fn, so that every level has its scores.
-            last_step_fn: `last_step_fn(codes_BJ, parents_BJ)` returns logits (B, J, V). If the last level keeps fewer beams
-                than the level before it (`num_beams=[128, 128, 10]`), it is called in place of step_fn for the last level:
-                first for the best beams, and a second time if other beams may still be among those that are kept. Parents are
-                the same beams both times. This is exact and needs a CPU. It pays where the model is sure of the last code
-                (see `SearchResult.beams_needed`).
-            num_first: The number of beams of the first call of last_step_fn, one for all requests or one for each; by default
-                as many as the last level keeps.
+            more_fn: `more_fn(codes_BJ, parents_BJ, level)` returns the logits (B, J, V) after more codes of a level that
+                step_fn has run already, or of the next one. Parents are numbered in the order in which the beams of the level
+                before ran. With it a search runs few prefixes at first, and then only those that may still lead to a better
+                answer, in place of another pass from the prompts. A `DecodeSession` has one. It needs the backend "cpu", and
+                is not used with `explain`.
             head: For each level the rows of the model's head for its codes, (V, D), float32 on a CPU, otherwise where the
                 logits would be. The functions then return hidden states, (B, D) and later (B, K, D). With scoring "allowed" the
                 head is multiplied for legal codes alone in rounds where that is expected to take less time: large codebooks
@@ -261,7 +274,8 @@ class BeamSearch(ItemSearch):
             num_items: The number of items, one for all requests or one for each, if they need fewer than the search proves.
             widths: The number of prefixes that the first pass of a proof keeps at each level but the last: one list for all
                 requests, or one for each. By default a guess from the share of items that each filter allows;
-                `SearchResult.beams_needed` says what was needed.
+                `SearchResult.beams_needed` says what was needed. With `num_beams` and more_fn only the last number counts:
+                where the last level keeps fewer beams than the one before, as many of these run first.
             first: The result of a first pass that has run elsewhere with `widths`.
             on_pass: Called with the result of each pass but the last. The answers of which `is_proved` is true are final.
             can_restart: Whether step_fn(None, None) may be called again, to start again from the prompts. Without it a search
@@ -276,20 +290,20 @@ class BeamSearch(ItemSearch):
         requests = check_batch(self.version, batch_size, filters, deny)
         counts = counts_of_batch(self.num_items if num_items is None else num_items, batch_size, "num_items")
         wanted = [min(self.num_items, count) for count in counts]
-        num_first_B = None if num_first is None else np.array(counts_of_batch(num_first, batch_size, "num_first"))
-        suffix_fn = None if explain else suffix_fn
+        suffix_fn, more_fn = (None, None) if explain else (suffix_fn, more_fn)
         are_certain = None if suffix_fn is None or self.config.scoring == "full" else partial(_are_certain, requests)
         constraint_of = partial(self._constraint, head, costs)
 
         def search(config: SearchConfig, cut: Cut | None) -> SearchResult:
-            model = ModelCalls(step_fn, suffix_fn, last_step_fn, num_first_B, are_certain)
+            model = ModelCalls(step_fn, suffix_fn, more_fn, are_certain)
             watch = suffix_fn is not None
-            options: Any = {"watch": watch, "explain": explain, "cut": cut, "num_items": wanted}
+            options: Any = {"watch": watch, "explain": explain, "cut": cut, "num_items": wanted, "on_pass": on_pass}
             return self._run(requests, model, constraint_of, config, **options)
 
         if not can_restart:
             return search(self.config, None)
-        return self._passes(requests, search, wanted, widths, first=first, on_pass=on_pass, explain=explain)
+        options: Any = {"first": first, "on_pass": on_pass, "explain": explain, "has_spares": more_fn is not None}
+        return self._passes(requests, search, widths, **options)
 
     def _constraint(
         self,

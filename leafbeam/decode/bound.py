@@ -1,12 +1,15 @@
 """A search that proves its answer: passes of growing width, until no dropped prefix scores above the last item.
 
-    widths  how many prefixes the first pass keeps at each level, of each request
+    widths  how many prefixes the first pass runs at each level, of each request
     tau     the score of the last item of the answer
     bound   the highest score of a prefix that was dropped
 
     repeat:  search with `widths`, without prefixes that score below tau
              if bound <= tau: the answer is proved
              tau only rises; widths *= 4
+
+Where a model can run more beams of an earlier level, the first pass finds more prefixes than it runs, and then runs those that
+score above tau (`spares`). Another pass from the prompts is needed only if even more of them may do so.
 
 Each code adds a log probability, which is at most 0, so a prefix's score bounds every item below it. A prefix that scores no
 higher than tau can be dropped for good, and one that scores higher must be kept. When no dropped prefix is above tau, the
@@ -36,11 +39,11 @@ def search_until_proved(
     limits: SearchConfig,
     search: Pass,
     widths_BL: NDArray[np.int64],
-    num_items: Sequence[int],
     *,
     first: SearchResult | None = None,
     on_pass: Callable[[SearchResult], None] | None = None,
     explain: bool = False,
+    has_spares: bool = False,
 ) -> SearchResult:
     """Repeat a search with more beams until every request's answer is proved, or no level may have more beams.
 
@@ -48,19 +51,20 @@ def search_until_proved(
         limits: The largest number of beams of each level; the last level has as many as the answer has items.
         search: Runs a pass, with the beams that each request keeps, where they differ. Requests that are proved keep none.
         widths_BL: The beams of the first pass, for each request and each level but the last, within the limits.
-        num_items: The number of items of each request, at most those of the last level.
         first: The result of the first pass, if it has run already.
         on_pass: Called with the result of each pass but the last.
         explain: Run proved requests again as well, so that the levels of the last pass show all requests.
+        has_spares: Whether a pass finds more prefixes than it runs, and then runs the ones that the proof needs.
 
     Returns:
         The result of each request's last pass. `is_proved` is False only where the limits were reached.
     """
     *most, last = limits.num_beams
     config = replace(limits, num_beams=(*widths_BL.max(0).tolist(), last))
-    num_items_B = np.array(num_items)
-    differ = bool((widths_BL != widths_BL[0]).any() or (num_items_B != num_items_B[0]).any())
-    cut = Cut(num_items_B=num_items_B, widths_BL=widths_BL) if differ else None
+    differ = bool((widths_BL != widths_BL[0]).any()) and not has_spares
+    if has_spares:
+        config = _wider(config, most)
+    cut = Cut(widths_BL=widths_BL) if differ or has_spares else None
     result = search(config, cut) if first is None else first
     while not (proved_B := result.is_proved).all():
         wider = _wider(config, most)
@@ -72,7 +76,7 @@ def search_until_proved(
         with np.errstate(over="ignore"):  # below the lowest score: nothing is dropped
             least_B = result.last_scores * np.float32(1 + _ROUNDING) - np.float32(_ROUNDING)  # scores are at most 0
         done_B = np.zeros_like(proved_B) if explain else proved_B
-        cut = Cut(num_items_B=num_items_B, least_B=np.where(done_B, np.float32(np.inf), least_B))
+        cut = Cut(least_B=np.where(done_B, np.float32(np.inf), least_B))
         result = _merged(result, search(config, cut), done_B)
     return result
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from leafbeam.decode.config import SearchConfig
 from leafbeam.decode.model_calls import JumpForward, ModelCalls, of_beams
+from leafbeam.decode.spares import Spares, first_beams
 from leafbeam.errors import LogitsError
 from leafbeam.ops.backend import is_jax, namespace_of, to_kind_of, to_numpy
 from leafbeam.ops.constrain import Beams
@@ -59,6 +60,7 @@ class Trace:
 
     kept: by a round's number, the scores (B, K) of the beams that it kept, best first.
     bounds: by a round's number, a score (B,) that is at least that of each beam that the round dropped.
+    spares: by a round's number, the beams that it dropped and that may still run.
     """
 
     beams: Beams[Any]
@@ -67,6 +69,7 @@ class Trace:
     max_beams: int | None
     kept: dict[int, Any] = field(default_factory=dict[int, Any])
     bounds: dict[int, Any] = field(default_factory=dict[int, Any])
+    spares: dict[int, Spares] = field(default_factory=dict[int, Spares])
 
     @property
     def rounds_saved(self) -> int:
@@ -115,12 +118,10 @@ class Cut:
     """The number of beams that each request keeps, if it is smaller than that of the search.
 
     Args:
-        num_items_B: The number of items of each request: what the last round has to keep.
         widths_BL: The number of beams of each request, for each level but the last; None keeps all.
         least_B: The score below which each request drops a beam, which waits for a device; None drops none.
     """
 
-    num_items_B: NDArray[np.int64]
     widths_BL: NDArray[np.int64] | None = None
     least_B: NDArray[np.float32] | None = None
 
@@ -137,7 +138,7 @@ class Cut:
         if keeps_all:
             is_whole_B = to_kind_of(count_B == num_beams, beams.scores)
             highest_B = namespace_of(beams.scores).where(is_whole_B, -np.inf, highest_B)
-        return _first(beams, count_B), highest_B
+        return first_beams(beams, count_B), highest_B
 
 
 def decode(constraint: Constraint, model: ModelCalls, *, watch: bool, cut: Cut | None = None) -> Trace:
@@ -156,11 +157,11 @@ def decode(constraint: Constraint, model: ModelCalls, *, watch: bool, cut: Cut |
 def rounds(constraint: Constraint, model: ModelCalls, *, watch: bool, cut: Cut | None = None) -> Iterator[Trace]:
     """Yield what a search has done after each call of the model, and at its end. Arguments as for `decode`.
 
-    The traces share `rounds`, `kept` and `bounds`, which grow.
+    The traces share `rounds`, `kept`, `bounds` and `spares`, which grow.
     """
     config = constraint.config
     beams, done, max_beams = constraint.root(), list[tuple[Any, Any]](), None
-    kept, bounds = dict[int, Any](), dict[int, Any]()
+    kept, bounds, spares = dict[int, Any](), dict[int, Any](), dict[int, Spares]()
     while (number := len(done)) < config.num_rounds:
         if watch and _is_over(constraint, beams):
             max_beams = min(config.num_beams[number:])
@@ -174,83 +175,20 @@ def rounds(constraint: Constraint, model: ModelCalls, *, watch: bool, cut: Cut |
                 break
             logits = model.logits_after(jump, beams)
             beams = constraint.step(len(done), beams, logits)
-        elif _keeps_fewer(config, number, beams):
-            beams = _last_round(constraint, model, beams, cut)
         else:
             beams = constraint.step(number, beams, model.logits(number, beams, jump))
         number = len(done)
         if not config.keeps_all(number):
             bounds[number] = beams.scores[:, -1]
         if cut is not None and number < config.num_rounds - 1:
-            beams, bounds[number] = cut.of(number, beams, keeps_all=config.keeps_all(number))
+            before, lowest_B = beams, bounds.get(number)
+            beams, bounds[number] = cut.of(number, before, keeps_all=config.keeps_all(number))
+            if model.can_run_more:
+                spares[number] = Spares.of(before, beams.num_valid, model.origins(before), lowest_B)
         kept[number] = beams.scores
         done.append((beams.code, beams.parent))
-        yield Trace(beams=beams, rounds=done, calls=model.calls, max_beams=None, kept=kept, bounds=bounds)
-    yield Trace(beams=beams, rounds=done, calls=model.calls, max_beams=max_beams, kept=kept, bounds=bounds)
-
-
-def _keeps_fewer(config: SearchConfig, number: int, beams: Beams[Any]) -> bool:
-    """Return whether a round is the last one, runs on the host, and keeps fewer beams than it starts from."""
-    is_last = number == config.num_rounds - 1
-    return is_last and isinstance(beams.scores, np.ndarray) and config.num_beams[number] < beams.scores.shape[1]
-
-
-def _last_round(constraint: Constraint, model: ModelCalls, beams: Beams[Any], cut: Cut | None) -> Beams[Any]:
-    """The last round, which keeps N of K beams: the model runs some of the best, then the later ones that may still be kept.
-
-        found = step(beams[:first]);  needed = beams with scores >= found.scores[N - 1];  step(beams[:needed])
-
-    Exact, because no score rises from round to round and beams are best first.
-    """
-    number = constraint.config.num_rounds - 1
-    if not model.takes_parts:
-        return constraint.step(number, beams, model.logits(number, beams))
-    batch, num_beams = beams.scores.shape
-    num_kept = constraint.config.num_beams[number]
-    kept_B = np.full(batch, num_kept) if cut is None else np.minimum(num_kept, cut.num_items_B)
-    first_B = np.minimum(num_beams, np.maximum(kept_B, 0 if model.num_first is None else model.num_first))
-    best = _first(beams, first_B)
-    logits_BJV = to_numpy(model.last_logits(best))
-    found = constraint.step(number, best, logits_BJV)
-    needed_B = np.maximum(beams_needed(beams, found, kept_B), first_B)
-    if (needed_B == first_B).all():
-        return found
-    begin, width = int(first_B.min()), int(needed_B.max())
-    logits_BKV = np.zeros((batch, width, logits_BJV.shape[2]), np.float32)
-    logits_BKV[:, : logits_BJV.shape[1]] = logits_BJV  # the next call may overwrite them
-    wanted, is_later_BJ = _first(beams, needed_B), np.arange(begin, width) >= first_B[:, None]
-    later_BJV = to_numpy(model.last_logits(_from(begin, wanted, is_later_BJ), is_later=True))
-    if later_BJV.shape != (expected := logits_BKV[:, begin:].shape):
-        raise LogitsError(f"last_step_fn returned logits of shape {later_BJV.shape} at level {number}: expected {expected}")
-    logits_BKV[:, begin:][is_later_BJ] = later_BJV[is_later_BJ]
-    return constraint.step(number, wanted, logits_BKV)
-
-
-def _from(begin: int, beams: Beams[NDArray[Any]], live_BJ: NDArray[np.bool_]) -> Beams[NDArray[Any]]:
-    """Return the beams from number `begin` on; those that are not live repeat the last one, which costs a model nothing."""
-    last = beams.scores.shape[1] - 1
-    columns_BJ = np.where(live_BJ, np.arange(begin, last + 1), last)
-    scores_BJ = np.where(live_BJ, beams.scores[:, begin:], np.float32(-np.inf))
-    parent, code = of_beams(beams.parent, columns_BJ), of_beams(beams.code, columns_BJ)
-    lo, hi = (np.stack([of_beams(array_BK, columns_BJ) for array_BK in array]) for array in (beams.lo, beams.hi))
-    return Beams(scores=scores_BJ, parent=parent, code=code, lo=lo, hi=hi, num_valid=live_BJ.sum(1))
-
-
-def beams_needed(before: Beams[Any], after: Beams[Any], kept_B: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return how many beams of a round score at least as high as beam number `kept_B` of the next round, [B]."""
-    least_B1 = of_beams(after.scores, kept_B[:, None] - 1)
-    return ((before.scores > -np.inf) & (before.scores >= least_B1)).sum(1)
-
-
-def _first(beams: Beams[Any], count_B: NDArray[np.int64]) -> Beams[Any]:
-    """Return the first beams of each request, as many as its count says; the shorter ones are filled with dead beams."""
-    width = max(1, int(count_B.max()))
-    live_BK = to_kind_of(np.arange(width) < count_B[:, None], beams.scores)
-    xp = namespace_of(beams.scores)
-    scores_BK = xp.where(live_BK, beams.scores[:, :width], -np.inf)
-    parent, code, lo, hi = (array[..., :width] * live_BK for array in (beams.parent, beams.code, beams.lo, beams.hi))
-    num_valid_B = xp.minimum(beams.num_valid, to_kind_of(count_B, beams.num_valid))
-    return Beams(scores=scores_BK, parent=parent, code=code, lo=lo, hi=hi, num_valid=num_valid_B)
+        yield Trace(beams=beams, rounds=done, calls=model.calls, max_beams=None, kept=kept, bounds=bounds, spares=spares)
+    yield Trace(beams=beams, rounds=done, calls=model.calls, max_beams=max_beams, kept=kept, bounds=bounds, spares=spares)
 
 
 def _is_over(constraint: Constraint, beams: Beams[Any]) -> bool:

@@ -194,7 +194,7 @@ class JaxBeamSearch:
         if not self._proves:
             return search(self.config, None)
         widths_BL = np.tile(self.config.num_beams[:-1], (batch_size, 1))
-        return search_until_proved(self._widest, search, widths_BL, [self.num_items] * batch_size)
+        return search_until_proved(self._widest, search, widths_BL)
 
     def prepare(self, batch_size: int, filters: BatchFilters = None, deny: DenyLists = None) -> JaxBatch:
         """Check a batch's filters, and send those that are new to the device.

@@ -16,6 +16,7 @@ from leafbeam.ops.constrain import Beams
 
 StepFn = Callable[[Any, Any], Any]
 SuffixFn = Callable[[Any, Any], Sequence[Any]]
+MoreFn = Callable[[Any, Any, int], Any]
 AreCertain = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]]
 
 
@@ -55,9 +56,8 @@ class JumpForward:
 class ModelCalls:
     """Calls the model for one search and counts the calls.
 
-    step_fn, suffix_fn, last_step_fn, num_first: as for `BeamSearch.run`, num_first for each request. Codes and parents reach
-    the model as the kind of array, and on the device, of its first logits. The logits of a jump's rounds are given round by
-    round, so that the search runs as always.
+    step_fn, suffix_fn, more_fn: as for `BeamSearch.run`. Codes and parents reach the model as the kind of array, and on the
+    device, of its first logits. The logits of a jump's rounds are given round by round, so that the search runs as always.
 
     are_certain(lo_SBK, hi_SBK) -> bool [B, K]: beams, in numpy, whose scores no logits can change from here on. The model
     gets copies of another beam of the request in their place, so that a model that runs equal beams only once saves these.
@@ -67,12 +67,12 @@ class ModelCalls:
         self,
         step_fn: StepFn,
         suffix_fn: SuffixFn | None = None,
-        last_step_fn: StepFn | None = None,
-        num_first: NDArray[np.int64] | None = None,
+        more_fn: MoreFn | None = None,
         are_certain: AreCertain | None = None,
     ) -> None:
-        self._step_fn, self._suffix_fn, self._last_step_fn = step_fn, suffix_fn, last_step_fn
-        self.num_first, self._are_certain = num_first, are_certain
+        self._step_fn, self._suffix_fn, self._more_fn = step_fn, suffix_fn, more_fn
+        self._are_certain = are_certain
+        self._num_beams: list[int] = []  # that the model ran at each level, of each request
         self._first: Any = None
         self._replayed: Sequence[Any] = ()  # the logits of the last jump, of which `_round` are given
         self._round = 0
@@ -93,16 +93,22 @@ class ModelCalls:
         return self._suffix_fn is not None and number > 0 and self._round == len(self._replayed)
 
     @property
-    def takes_parts(self) -> bool:
-        """Return whether the last round may be run in parts: not if its logits have come with a jump."""
-        return self._last_step_fn is not None and self._round == len(self._replayed)
+    def can_run_more(self) -> bool:
+        """Return whether the model runs more beams of a level that it has run already."""
+        return self._more_fn is not None
 
-    def last_logits(self, beams: Beams[Any], *, is_later: bool = False) -> Any:
-        """Return the last round's logits for some beams, valid until the next call; two calls of one round count as one."""
-        assert self._last_step_fn is not None
-        self.calls += not is_later
-        self.rows = self.rows + (beams.scores > -np.inf).sum(1)
-        return self._last_step_fn(*self._continued(beams))
+    def num_beams(self, number: int) -> int:
+        """Return how many beams of round `number` the model has run for each request."""
+        return self._num_beams[number] if number < len(self._num_beams) else 0
+
+    def more_logits(self, number: int, beams: Beams[Any]) -> Any:
+        """Return the logits after more beams of round `number`, whose parents are numbered as `origins` does."""
+        assert self._more_fn is not None
+        self.rows = self.rows + beams.num_valid
+        if number == len(self._num_beams):
+            self._num_beams.append(0)
+        self._num_beams[number] += beams.scores.shape[1]
+        return self._more_fn(*self._continued(beams, beams.parent), number)
 
     def logits(self, number: int, beams: Beams[Any], jump: JumpForward | None = None) -> Any:
         """Return the logits of round `number`; given a jump, one call brings those of all its rounds."""
@@ -115,11 +121,12 @@ class ModelCalls:
             self._round += 1
             if self._round == 1:  # the call has followed these parents
                 return logits_BKV
-            self._origin_BK = self._origins(beams)
+            self._origin_BK = self.origins(beams)
             return of_beams(logits_BKV, self._origin_BK)
         self.calls += 1
         self.rows = self.rows + beams.num_valid
-        continued = self._continued(beams)
+        continued = self._continued(beams, self.origins(beams))
+        self._num_beams.append(beams.scores.shape[1])
         self._replayed, self._round, self._origin_BK = (), 0, None
         return self._step_fn(*continued)
 
@@ -131,16 +138,17 @@ class ModelCalls:
         assert self._suffix_fn is not None
         self.calls += 1
         self.rows = self.rows + beams.num_valid * jump.num_rounds
-        codes_BKT, parents_BK = (to_kind_of(array, self._first) for array in (jump.inputs(beams.code), self._origins(beams)))
+        codes_BKT, parents_BK = (to_kind_of(array, self._first) for array in (jump.inputs(beams.code), self.origins(beams)))
+        self._num_beams += [beams.scores.shape[1]] * jump.num_rounds
         self._origin_BK = None
         logits_T = self._suffix_fn(codes_BKT, parents_BK)
         if len(logits_T) != jump.num_rounds:
             raise LogitsError(f"suffix_fn returned the logits of {counted(len(logits_T), 'level')}: expected {jump.num_rounds}")
         return logits_T
 
-    def _continued(self, beams: Beams[Any]) -> tuple[Any, Any]:
+    def _continued(self, beams: Beams[Any], parents_BK: Any) -> tuple[Any, Any]:
         """Return the codes that these beams just took, and their parents, as the model gets them."""
-        codes_BK, parents_BK = beams.code, self._origins(beams)
+        codes_BK = beams.code
         if self._are_certain is not None and isinstance(codes_BK, np.ndarray):
             copies_BK = self._are_certain(beams.lo, beams.hi)
             if copies_BK.any():
@@ -150,8 +158,8 @@ class ModelCalls:
                 codes_BK, parents_BK = of_beams(codes_BK, beams_BK), of_beams(parents_BK, beams_BK)
         return to_kind_of(codes_BK, self._first), to_kind_of(parents_BK, self._first)
 
-    def _origins(self, beams: Beams[Any]) -> Any:
-        """The parents as the model counts its beams: those of its last call."""
+    def origins(self, beams: Beams[Any]) -> Any:
+        """Return the parents of beams of the last round, as the model counts its beams: those of its last call."""
         return beams.parent if self._origin_BK is None else of_beams(self._origin_BK, beams.parent)
 
 

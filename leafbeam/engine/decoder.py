@@ -18,7 +18,7 @@ from leafbeam.decode.beam_search import result_of
 from leafbeam.decode.results import check_batch
 from leafbeam.engine.graphs.graph import Graphs
 from leafbeam.engine.request import PendingRequest
-from leafbeam.engine.search_widths import SearchWidths, with_spares
+from leafbeam.engine.search_widths import SearchWidths
 from leafbeam.errors import ArgumentError
 from leafbeam.model import AnyVocabulary, PromptStore, Transformer, Workspace
 from leafbeam.ops.backend import IndexBindings
@@ -30,8 +30,8 @@ _LARGE_HEAD = 1 << 18  # weights of a level; listing the legal codes of a smalle
 class ModelRounds(Protocol):
     """The decode steps of one batch.
 
-    The object may also have a `suffix_fn`, which scores forced suffixes in one pass, and a `last_step_fn` for some beams of
-    the last level.
+    The object may also have a `suffix_fn`, which scores forced suffixes in one pass, and a `more_fn`, which runs more beams of
+    an earlier level.
     """
 
     def step_fn(self, codes_BK: Any = None, parents_BK: Any = None) -> Any: ...
@@ -48,7 +48,7 @@ class Model(Protocol):
     """The methods that an engine needs of a model; `Transformer` has them.
 
     `start` begins a search after prompts of `vocabulary.prompts`, padded on the right to lengths_B. It returns an object with
-    the `step_fn` that `BeamSearch` takes, and optionally its `suffix_fn` and `last_step_fn`.
+    the `step_fn` that `BeamSearch` takes, and optionally its `suffix_fn` and `more_fn`.
     """
 
     @property
@@ -165,10 +165,8 @@ class Decoder:
         # Only a CPU can look at the beams between two calls without a wait.
         on_cpu = device.type == "cpu"
         suffix_fn = getattr(rounds, "suffix_fn", None) if on_cpu else None
-        last_step_fn = getattr(rounds, "last_step_fn", None) if on_cpu else None
-        search, options = self._new_search(requests, can_split=last_step_fn is not None)
-        if last_step_fn is not None and "num_first" in options:
-            options["last_step_fn"] = timer.rounds(last_step_fn)
+        more_fn = getattr(rounds, "more_fn", None) if on_cpu else None
+        search, options = self._new_search(requests, has_spares=more_fn is not None)
 
         def after(result: SearchResult) -> None:
             if on_pass is not None and (final_B := _is_final(result, requests)).any():
@@ -180,6 +178,7 @@ class Decoder:
             filters=[pending.item_filter for pending in requests],
             deny=[pending.deny for pending in requests],
             suffix_fn=suffix_fn and timer.rounds(suffix_fn),
+            more_fn=more_fn and timer.rounds(more_fn),
             explain=first.request.explain,
             head=heads,
             num_items=[pending.num_ranked for pending in requests],
@@ -188,7 +187,7 @@ class Decoder:
             **options,
         )
 
-    def _new_search(self, requests: Sequence[PendingRequest], *, can_split: bool) -> tuple[BeamSearch, dict[str, Any]]:
+    def _new_search(self, requests: Sequence[PendingRequest], *, has_spares: bool) -> tuple[BeamSearch, dict[str, Any]]:
         """Return the search of a batch, and the options by which its first pass suits each request."""
         assert self._bindings is not None
         first, num_items = requests[0], max(pending.num_ranked for pending in requests)
@@ -197,10 +196,8 @@ class Decoder:
         if first.kind is None:
             return BeamSearch(self._bindings, num_beams=[*widths_BL[0].tolist(), num_items], scoring=scoring), {}
         search = BeamSearch(self._bindings, scoring=scoring, num_items=num_items, max_rows=self._max_rows)
-        if not (can_split and widths_BL.size):
-            return search, {"widths": widths_BL}
-        widths_BL, num_first_B = with_spares(widths_BL, self._max_rows)
-        return search, {"widths": widths_BL, "num_first": num_first_B}
+        # Without spare prefixes, the lowest one that runs shows that the others are not needed.
+        return search, {"widths": widths_BL if has_spares else widths_BL + 1}
 
     def _level_heads(self) -> list[torch.Tensor] | None:
         """Return the levels' heads, which the search multiplies for legal codes alone; None if all codes are cheaper."""
@@ -283,7 +280,7 @@ def _of_waiting(requests: Sequence[PendingRequest], arguments: tuple[Any, ...]) 
         return arguments
     codes, parents = arguments[0].clone(), arguments[1].clone()  # they are the search's
     codes[done] = parents[done] = 0
-    return codes, parents
+    return codes, parents, *arguments[2:]
 
 
 def is_out_of_memory(error: BaseException) -> bool:

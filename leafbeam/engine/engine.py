@@ -96,8 +96,11 @@ class Engine:
         self.settings, self.limits, self.counts = settings or Settings(), limits or Limits(), Counts()
         index = catalog if isinstance(catalog, Catalog) else Version.of(catalog)
         has_memory = memory is not None
-        file = self.settings.widths_file
-        self.search_widths = SearchWidths() if file is None else SearchWidths.load(file, len(model.vocabulary.codebook_sizes))
+        file, restarts = self.settings.widths_file, model.device.type != "cpu"
+        num_levels = len(model.vocabulary.codebook_sizes)
+        self.search_widths = (
+            SearchWidths(restarts=restarts) if file is None else SearchWidths.load(file, num_levels, restarts=restarts)
+        )
         self._preparer = RequestPreparer(
             model, index, self.settings, self.limits, clock, widths=self.search_widths, has_memory=has_memory
         )

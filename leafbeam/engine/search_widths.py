@@ -26,7 +26,6 @@ log = logging.getLogger("leafbeam.engine")
 _CALL_ROWS = 48  # a call of the model costs as much as so many rows: 25 at 0.44 B parameters, 50 with a layer of 128
 _MEMORY, _EVERY = 64, 8  # requests that are remembered of a kind, and requests from one choice to the next
 _MAX_KINDS = 256
-_SPARE = 4  # times as many prefixes of the last but one level as are expected to be needed
 _QUANTILES = 0.5, 0.75, 0.9, 0.95, 1.0
 
 
@@ -77,16 +76,18 @@ class SearchWidths:
 
     Args:
         learnt: The widths of some kinds, for requests until a few more have run.
+        restarts: Whether a search that needs more prefixes starts again from its prompts, as it does on a device.
 
     Example:
         >>> widths, kind = SearchWidths(), SearchKind(num_items=10, octave=0, scoring="full")
         >>> for needed in (11, 13, 9, 12, 11, 10, 12, 13):
         ...     widths.observe(kind, np.array([[needed]]))
         >>> widths.of(kind)
-        (14,)
+        (13,)
     """
 
-    def __init__(self, learnt: Mapping[SearchKind, Sequence[int]] | None = None) -> None:
+    def __init__(self, learnt: Mapping[SearchKind, Sequence[int]] | None = None, *, restarts: bool = False) -> None:
+        self._restarts = restarts
         self._kinds = OrderedDict((kind, _Recent(widths=tuple(widths))) for kind, widths in (learnt or {}).items())
         self._lock = threading.Lock()  # the latest observed kind is the last
 
@@ -102,17 +103,17 @@ class SearchWidths:
         return None if recent is None else recent.widths
 
     @classmethod
-    def load(cls, path: Path, num_levels: int) -> "SearchWidths":
+    def load(cls, path: Path, num_levels: int, *, restarts: bool = False) -> "SearchWidths":
         """Return the widths of a file that `save` wrote; none, with a warning, if it is damaged or of another index."""
         try:
             rows = files.read_json(path)
             learnt = {SearchKind(**row["kind"]): beams_of_levels(row["widths"], num_levels - 1, "widths") for row in rows}
         except FileNotFoundError:
-            return cls()
+            return cls(restarts=restarts)
         except (OSError, ValueError, TypeError, KeyError, RecursionError, ArgumentError) as error:
             log.warning("the widths in %s are not used, and are learnt again: %s", path, error)
-            return cls()
-        return cls(learnt)
+            return cls(restarts=restarts)
+        return cls(learnt, restarts=restarts)
 
     def save(self, path: Path) -> None:
         """Write what was learnt to a JSON file; a warning says if it cannot be written."""
@@ -134,31 +135,21 @@ class SearchWidths:
             recent.needed.extend(needed_BL)
             recent.observed += len(needed_BL)
             if recent.observed // _EVERY > before // _EVERY:
-                recent.widths = cheapest_widths(np.stack(recent.needed))
+                recent.widths = cheapest_widths(np.stack(recent.needed), restarts=self._restarts)
 
 
-def with_spares(widths_BL: NDArray[np.int64], max_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the widths of a first pass whose last level runs in two calls, and the beams (B,) of the first of them.
-
-    The last but one level keeps some beams to spare. The second call runs those of them that can still win.
-    """
-    num_first_B = widths_BL[:, -1]
-    spares_B1 = np.minimum(max_rows, _SPARE * num_first_B)[:, None]
-    return np.concatenate([widths_BL[:, :-1], spares_B1], 1), num_first_B
-
-
-def cheapest_widths(needed_nL: NDArray[np.int64]) -> tuple[int, ...]:
+def cheapest_widths(needed_nL: NDArray[np.int64], *, restarts: bool = False) -> tuple[int, ...]:
     """Return the widths with which these requests would have computed the fewest rows, a call of the model counted as rows.
 
-    A level needs one prefix more than those that score as high as the last item: it shows that the dropped ones score lower.
-    A request that needs more at some level runs again: all levels, with the rows that it needs.
+    A request that needs more prefixes of a level than run at first runs these later, in one more call for the level. If it
+    restarts, all levels run again, with all that it needs.
     """
-    needed_nL = needed_nL + 1
-    total_n, num_calls = needed_nL.sum(1), needed_nL.shape[1]
 
     def rows(widths_L: NDArray[np.int64]) -> float:
-        again_n = (needed_nL > widths_L).any(1)
-        return float(widths_L.sum() + (again_n * (num_calls * _CALL_ROWS + total_n)).mean())
+        more_nL = np.maximum(0, needed_nL - widths_L)
+        if restarts:
+            more_nL = np.where(more_nL.any(1, keepdims=True), needed_nL, 0)
+        return float(widths_L.sum() + (more_nL + _CALL_ROWS * (more_nL > 0)).sum(1).mean())
 
     choices = [np.maximum(1, np.ceil(np.quantile(needed_nL, quantile, axis=0))).astype(np.int64) for quantile in _QUANTILES]
     return tuple(min(choices, key=rows).tolist())

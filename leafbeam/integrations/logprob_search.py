@@ -129,9 +129,10 @@ class LogprobBeamSearch(ItemSearch):
         rounds = _Rounds(self, [_checked(prompt, number) for number, prompt in enumerate(prompts)], allow_partial)
 
         def search(config: SearchConfig, cut: Cut | None) -> SearchResult:
-            return self._run(requests, ModelCalls(rounds.step_fn), rounds.constraint, config, watch=True, cut=cut)
+            model = ModelCalls(rounds.step_fn, more_fn=rounds.more_fn if self._proves else None)
+            return self._run(requests, model, rounds.constraint, config, watch=True, cut=cut)
 
-        found = self._passes(requests, search)
+        found = self._passes(requests, search, has_spares=self._proves)
         if rounds.failures and found.bound is not None:  # nothing is proved of a request that the engine failed
             bound_B = found.bound.copy()
             bound_B[list(rounds.failures)] = np.inf
@@ -144,18 +145,24 @@ class _Rounds:
 
     def __init__(self, search: LogprobBeamSearch, prompts: Sequence[list[int]], allow_partial: bool) -> None:
         self._search, self._prompts, self._allow_partial = search, prompts, allow_partial
-        self._codes_BKT = np.empty((len(prompts), 1, 0), np.int64)
+        self._levels: list[NDArray[np.int64]] = []  # the codes of the beams that ran, for each number of codes
         self.failures: dict[int, InferenceError] = {}
         self.num_queries = 0
 
     def step_fn(self, codes_BK: Any, parents_BK: Any) -> NDArray[np.int64]:
         """Return the codes of each beam so far, int64 (B, K, T): what stands for logits until the legal children are known."""
         if codes_BK is None:
-            self._codes_BKT = np.empty((len(self._prompts), 1, 0), np.int64)
-        else:
-            before_BKT = np.take_along_axis(self._codes_BKT, parents_BK[:, :, None], 1)
-            self._codes_BKT = np.concatenate([before_BKT, codes_BK[:, :, None]], 2)
-        return self._codes_BKT
+            self._levels = [np.empty((len(self._prompts), 1, 0), np.int64)]
+            return self._levels[0]
+        return self.more_fn(codes_BK, parents_BK, len(self._levels) - 1)
+
+    def more_fn(self, codes_BJ: Any, parents_BJ: Any, level: int) -> NDArray[np.int64]:
+        """Return the codes of more beams, (B, J, level + 1); they extend the beams that have run with one code less."""
+        before_BJT = np.take_along_axis(self._levels[level], parents_BJ[:, :, None], 1)
+        codes_BJT = np.concatenate([before_BJT, codes_BJ[:, :, None]], 2)
+        ran = self._levels[level + 1 : level + 2]
+        self._levels[level + 1 : level + 2] = [np.concatenate([*ran, codes_BJT], 1)]
+        return codes_BJT
 
     def constraint(
         self, bound: BoundIndex, requests: Requests, hi_SB: NDArray[np.int64], config: SearchConfig

@@ -149,6 +149,8 @@ class EncoderDecoder(SidModel[EncoderDecoderConfig]):
 class EncoderDecoderRunner(TorchRunner):
     """The runner of an encoder-decoder. prompt: the cross-attention's. beams: of the start token and of the codes."""
 
+    _num_starts = 1
+
     def __init__(self, model: EncoderDecoder, tokens_BT: Tensor, lengths_B: Tensor, options: RunnerOptions) -> None:
         super().__init__(lengths_B, len(model.decoder.block), options.num_levels, options)
         self._decoder, self._embedding = model.decoder, model.shared
@@ -160,13 +162,13 @@ class EncoderDecoderRunner(TorchRunner):
     def root_logits(self) -> Tensor:
         return self._options.head(self._run_start()[:, 0], 0)
 
-    def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int, *, keep: bool = True) -> list[Tensor]:
+    def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int) -> list[Tensor]:
         if self.beams.is_empty:  # a caller that knows the logits of level 0 may start with its codes
             self._run_start()
-        return super().extend(tokens_BKC, parents_BK, level, keep=keep)
+        return super().extend(tokens_BKC, parents_BK, level)
 
     def _run_start(self) -> Tensor:
-        self.beams.follow(torch.zeros_like(self._start_B1), 1)
+        self.beams.follow(torch.zeros_like(self._start_B1), 1, 0)
         return self._run(self._start_B1, 0)
 
     def _run(self, tokens_BN: Tensor, level: int) -> Tensor:

@@ -77,8 +77,9 @@ class CodeCache:
         self.values: list[Tensor | None] = [None] * num_layers
         self.shape = (1, 1)  # beams and new codes of each
         self._max_codes, self._beams = max_codes, beams
-        self._ancestors_BKS: Tensor | None = None  # of the codes with those that `extend` adds
-        self._kept_BKS: Tensor | None = None  # of those that the next `follow` extends
+        self._ancestors_BKS: Tensor | None = None  # of the beams that `extend` adds
+        self._tables: list[Tensor] = []  # of all beams with one code, with two codes, ...
+        self._begin = 0  # of the slots of the beams that `extend` adds
 
     @property
     def nbytes(self) -> int:
@@ -88,7 +89,7 @@ class CodeCache:
     @property
     def is_empty(self) -> bool:
         """Return whether no codes are kept."""
-        return self._kept_BKS is None
+        return not self._tables
 
     @property
     def ancestors_BKS(self) -> Tensor:
@@ -96,15 +97,20 @@ class CodeCache:
         assert self._ancestors_BKS is not None, "follow() comes before extend()"
         return self._ancestors_BKS
 
-    def follow(self, parents_BK: Tensor, num_codes: int, *, keep: bool = True) -> None:
-        """Let the next `extend` add num_codes to each beam k, the child of beam parents_BK[:, k]; K may change.
+    def follow(self, parents_BK: Tensor, num_codes: int, num_before: int) -> None:
+        """Let the next `extend` add num_codes to each beam k, a child of beam parents_BK[:, k] of those with num_before codes.
 
-        keep: False leaves the parents as they are, for another `follow` of the same parents.
+        Beams of as many codes that came before keep their numbers; the new ones follow them.
         """
+        tables = self._tables
         self.shape = parents_BK.shape[1], num_codes
-        self._ancestors_BKS = extend_ancestors(self._kept_BKS, parents_BK, num_codes)
-        if keep:
-            self._kept_BKS = self._ancestors_BKS
+        self._begin = tables[num_before].shape[1] if num_before < len(tables) else 0
+        before_BKS = tables[num_before - 1] if num_before else None
+        self._ancestors_BKS = after_BKS = extend_ancestors(before_BKS, parents_BK, num_codes, first=self._begin)
+        if num_before < len(tables):
+            tables[num_before] = torch.cat((tables[num_before], after_BKS), 1)
+        else:
+            tables += [after_BKS[:, :, : num_before + code + 1] for code in range(num_codes)]
 
     def extend(self, layer: int, key_BNGE: Tensor, value_BNGE: Tensor) -> tuple[Tensor, Tensor]:
         """Write C codes of every beam, which are adjacent, and return keys and values (B, at least K, S, G, E) of all slots."""
@@ -112,10 +118,10 @@ class CodeCache:
 
     def _written(self, layers: list[Tensor | None], layer: int, new_BNGE: Tensor) -> Tensor:
         (beams, num_codes), codes = self.shape, self.ancestors_BKS.shape[2]
-        slots_BKSGE = layers[layer]
-        if slots_BKSGE is None or slots_BKSGE.shape[1] < beams or slots_BKSGE.shape[2] < codes:
-            layers[layer] = slots_BKSGE = self._larger(slots_BKSGE, new_BNGE, beams, codes)
-        slots_BKSGE[:, :beams, codes - num_codes : codes] = new_BNGE.unflatten(1, self.shape)
+        end, slots_BKSGE = self._begin + beams, layers[layer]
+        if slots_BKSGE is None or slots_BKSGE.shape[1] < end or slots_BKSGE.shape[2] < codes:
+            layers[layer] = slots_BKSGE = self._larger(slots_BKSGE, new_BNGE, end, codes)
+        slots_BKSGE[:, self._begin : end, codes - num_codes : codes] = new_BNGE.unflatten(1, self.shape)
         return slots_BKSGE[:, :, :codes]
 
     def _larger(self, slots_BKSGE: Tensor | None, like_BNGE: Tensor, beams: int, codes: int) -> Tensor:

@@ -43,11 +43,11 @@ class Runner(Protocol):
         """Drop the beams and keep the prompts."""
         ...
 
-    def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int, *, keep: bool = True) -> list[Tensor]:
-        """Logits (B, K, V) after each of C new codes, of levels level + 1 on; parents_BK: beams of the last call.
+    def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int) -> list[Tensor]:
+        """Return the logits (B, K, V) after each of C new codes, of levels level + 1 on.
 
-        level: how many codes are before them, as many as ran since `restart`. keep: False on a CPU alone: leaves the beams of
-        the last call in place, without the new codes.
+        level: how many codes are before them: as many as ran since `restart`, or fewer for more beams of an earlier level,
+        which have one code each. parents_BK: beams of the level before, in the order in which they ran.
         """
         ...
 
@@ -80,7 +80,7 @@ class DecodeSession:
         self._restart()
 
     def __repr__(self) -> str:
-        return f"DecodeSession(requests={len(self._lengths_B)}, level={self._level} of {self._vocabulary.num_levels})"
+        return f"DecodeSession(requests={len(self._lengths_B)}, level={len(self._num_beams)} of {self._vocabulary.num_levels})"
 
     @property
     def prompt(self) -> KVCache:
@@ -107,29 +107,25 @@ class DecodeSession:
         if codes_BK is None and parents_BK is None:
             self._restart()
             return self._runner.root_logits()
-        logits_BKV = self._extended(codes_BK, parents_BK, keep=True)
-        self._level += 1
-        self._num_beams = logits_BKV.shape[1]
-        return logits_BKV
+        return self._extended(codes_BK, parents_BK, len(self._num_beams))
 
     @torch.inference_mode()
-    def last_step_fn(self, codes_BJ: Integers, parents_BJ: Integers) -> Tensor:
-        """Return the logits (B, J, V) of the last level, for some of its beams.
+    def more_fn(self, codes_BJ: Integers, parents_BJ: Integers, level: int) -> Tensor:
+        """Return the logits (B, J, V) after more codes of a level that has run already, or of the next one.
 
-        The session stays before the last level, so that a second call returns the logits of other beams; it may overwrite those
-        of the first.
+        A search runs few prefixes of a level at first, and later those that may still lead to a better answer.
 
         Args:
-            codes_BJ: As for `step_fn`.
-            parents_BJ: As for `step_fn`.
+            codes_BJ: Codes of the level, as for `step_fn`.
+            parents_BJ: The beam of the level before that each extends; beams are numbered in the order in which they ran.
+            level: The level of the codes, from 0.
 
         Raises:
-            ArgumentError: If the session is at another level, or on a device other than a CPU.
+            ArgumentError: If a code is outside the level, a parent does not exist, or the level before has not run.
         """
-        if self._lengths_B.device.type != "cpu" or self._level != self._vocabulary.num_levels - 2:
-            place = f"level {self._level + 1} of {self._vocabulary.num_levels} on {self._lengths_B.device.type}"
-            raise ArgumentError(f"last_step_fn is for the last level on a CPU, and the next one is {place}: call step_fn")
-        return self._extended(codes_BJ, parents_BJ, keep=False)
+        if not 0 <= level <= len(self._num_beams):
+            raise ArgumentError(f"level is {level}: expected 0 to {len(self._num_beams)}, the next one")
+        return self._extended(codes_BJ, parents_BJ, level)
 
     @torch.inference_mode()
     def suffix_fn(self, codes_BKT: Integers, parents_BK: Integers) -> list[Tensor]:
@@ -141,29 +137,35 @@ class DecodeSession:
         codes_BKT = _integers("codes", codes_BKT, self._lengths_B.device)
         if codes_BKT.ndim != 3 or codes_BKT.shape[2] < 1:
             raise ArgumentError(f"the codes of suffixes must have shape (B, K, T), not {tuple(codes_BKT.shape)}")
-        first, num_beams = self._level, codes_BKT.shape[1]
-        _, parents_BK = self._checked(codes_BKT[:, :, 0], parents_BK, first, self._num_beams)
+        first, num_beams = len(self._num_beams), codes_BKT.shape[1]
+        _, parents_BK = self._checked(codes_BKT[:, :, 0], parents_BK, first, self._beams_before(first))
         tokens: list[Tensor] = []
         for level, codes_BK in enumerate(codes_BKT.unbind(2), start=first):
             self._checked(codes_BK, torch.zeros_like(codes_BK), level, num_beams)
             tokens.append(self._vocabulary.tokens_at(codes_BK, level))
         logits = self._runner.extend(torch.stack(tokens, 2), parents_BK, first)
-        self._level, self._num_beams = first + len(tokens), num_beams
+        self._num_beams += [num_beams] * len(tokens)
         return logits
 
     def _restart(self) -> None:
         self._runner.restart()
-        self._level = 0  # of the codes in the next call
-        self._num_beams = 1  # of the step before; the first codes extend the prompt itself
+        self._num_beams: list[int] = []  # that have run at each level
 
-    def _extended(self, codes: Integers | None, parents: Integers | None, *, keep: bool) -> Tensor:
-        codes_BK, parents_BK = self._checked(codes, parents, self._level, self._num_beams)
-        tokens_BK1 = self._vocabulary.tokens_at(codes_BK, self._level).unsqueeze(-1)
-        (logits_BKV,) = self._runner.extend(tokens_BK1, parents_BK, self._level, keep=keep)
+    def _beams_before(self, level: int) -> int:
+        """Return how many beams the codes of a level may extend; the first ones extend the prompt itself."""
+        return self._num_beams[level - 1] if level else 1
+
+    def _extended(self, codes: Integers | None, parents: Integers | None, level: int) -> Tensor:
+        codes_BK, parents_BK = self._checked(codes, parents, level, self._beams_before(level))
+        tokens_BK1 = self._vocabulary.tokens_at(codes_BK, level).unsqueeze(-1)
+        (logits_BKV,) = self._runner.extend(tokens_BK1, parents_BK, level)
+        if level == len(self._num_beams):
+            self._num_beams.append(0)
+        self._num_beams[level] += codes_BK.shape[1]
         return logits_BKV
 
     def _checked(self, codes: Integers | None, parents: Integers | None, level: int, num_beams: int) -> tuple[Tensor, Tensor]:
-        """Return codes of a level and their parents as tensors. Raises ArgumentError; num_beams: of the step before."""
+        """Return codes of a level and their parents as tensors. Raises ArgumentError; num_beams: of the level before."""
         device = self._lengths_B.device
         codes_BK, parents_BK = _integers("codes", codes, device), _integers("parents", parents, device)
         shape, requests = codes_BK.shape, self._lengths_B.shape[0]
@@ -180,7 +182,7 @@ class DecodeSession:
             if not are_below(np.ascontiguousarray(codes_BK.numpy()), size):
                 raise ArgumentError(f"level {level} has the codes 0 to {size - 1:,}, got one outside")
             if not are_below(np.ascontiguousarray(parents_BK.numpy()), num_beams):
-                raise ArgumentError(f"the step before had the beams 0 to {num_beams - 1:,}, got a parent outside")
+                raise ArgumentError(f"the level before had the beams 0 to {num_beams - 1:,}, got a parent outside")
         return codes_BK, parents_BK
 
 

@@ -55,6 +55,7 @@ class TorchRunner(ABC):
     """
 
     beams: CodeCache
+    _num_starts = 0  # of tokens before a beam's first code
 
     def __init__(self, lengths_B: Tensor, num_layers: int, max_codes: int, options: RunnerOptions) -> None:
         self.prompt = PromptCache(lengths_B if options.is_padded else None)
@@ -72,9 +73,9 @@ class TorchRunner(ABC):
     def _run(self, tokens_BN: Tensor, level: int) -> Tensor:
         """Return the hidden states (B, N, D) of the beams' new codes, after `follow`. level: codes that are before them."""
 
-    def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int, *, keep: bool = True) -> list[Tensor]:
+    def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int) -> list[Tensor]:
         num_codes = tokens_BKC.shape[2]
-        self.beams.follow(parents_BK, num_codes, keep=keep)
+        self.beams.follow(parents_BK, num_codes, self._num_starts + level)
         hidden_BKCD = self._run(tokens_BKC.flatten(1, 2), level).unflatten(1, self.beams.shape)
         return [self._options.head(hidden_BKCD[:, :, code], level + 1 + code) for code in range(num_codes)]
 

@@ -103,15 +103,15 @@ def test_the_model_gets_copies_of_one_beam_for_those_with_one_allowed_item(share
         counted(codes_BK, parents_BK)
         return model.step_fn(codes_BK, parents_BK)
 
-    def last_step_fn(codes_BJ: np.ndarray, parents_BJ: np.ndarray) -> np.ndarray:
+    def more_fn(codes_BJ: np.ndarray, parents_BJ: np.ndarray, level: int) -> np.ndarray:
         counted(codes_BJ, parents_BJ)
-        return model.last_step_fn(codes_BJ, parents_BJ)
+        return model.more_fn(codes_BJ, parents_BJ, level)
 
     def suffix_fn(codes_BKT: np.ndarray, parents_BK: np.ndarray) -> list[np.ndarray]:
         raise AssertionError("codes that are certain need no scores")
 
     search = BeamSearch(trie, [12, 40, 40, 40 - 20 * in_parts], scoring="allowed")
-    parts = {"last_step_fn": last_step_fn, "num_first": 40} if in_parts else {}
+    parts = {"more_fn": more_fn, "widths": 40} if in_parts else {}
     result = search.run(step_fn, 2, filters=kept, suffix_fn=suffix_fn, **parts)
     explained = search.run(plain.step_fn, 2, filters=kept, explain=True)
     assert_equal(result, explained)

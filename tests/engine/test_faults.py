@@ -156,7 +156,7 @@ def test_cancelling_one_request_of_a_batch_leaves_the_others_alone_and_its_rows_
         rows.clear()
         go.set()
         assert stays.result(PATIENCE).num_valid == 2
-    assert rows[0] == 4 + 1  # beams of the one that stays, two for each of its items at first, and one row of the other
+    assert rows[0] == 5 + 1  # beams of the one that stays: two for each of its items and one; and one row of the other
     assert engine.counts.of("batch_faults")["abandoned"] == 0
 
 

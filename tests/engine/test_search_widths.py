@@ -23,20 +23,26 @@ def test_an_unknown_kind_has_no_widths_until_a_few_requests_have_run() -> None:
     widths.observe(KIND, np.array([[12, 9]] * 7))
     assert widths.of(KIND) is None
     widths.observe(KIND, np.array([[12, 9]]))
-    assert widths.of(KIND) == (13, 10)
+    assert widths.of(KIND) == (12, 9)
 
 
 def test_the_first_pass_holds_what_nearly_all_requests_needed() -> None:
-    assert cheapest_widths(np.array([[11], [13], [9], [12]] * 4)) == (14,)
-    assert cheapest_widths(np.array([[12, 20]] * 31 + [[120, 400]])) == (13, 21)  # a rare second pass is cheaper
-    assert cheapest_widths(np.array([[10, 8], [30, 8]] * 16)) == (31, 9)
+    assert cheapest_widths(np.array([[11], [13], [9], [12]] * 4)) == (13,)
+    assert cheapest_widths(np.array([[12, 20]] * 31 + [[120, 400]])) == (12, 20)  # a rare further call is cheaper
+    assert cheapest_widths(np.array([[10, 8], [30, 8]] * 16)) == (30, 8)
+
+
+def test_it_costs_more_to_start_again_from_the_prompts() -> None:
+    needed = np.array([[10, 10, 10]] * 24 + [[10, 10, 40]] * 8)
+    assert cheapest_widths(needed) == (10, 10, 10)
+    assert cheapest_widths(needed, restarts=True) == (10, 10, 40)
 
 
 def test_it_learns_that_a_model_has_become_unsure() -> None:
     widths = SearchWidths()
     widths.observe(KIND, np.full((64, 2), 10))
     widths.observe(KIND, np.full((64, 2), 90))
-    assert widths.of(KIND) == (91, 91)
+    assert widths.of(KIND) == (90, 90)
 
 
 def test_old_kinds_are_forgotten() -> None:
@@ -45,7 +51,7 @@ def test_old_kinds_are_forgotten() -> None:
     for kind in kinds:
         widths.observe(kind, np.full((8, 1), 10))
     assert widths.of(kinds[0]) is None
-    assert widths.of(kinds[-1]) == (11,)
+    assert widths.of(kinds[-1]) == (10,)
 
 
 @pytest.mark.parametrize(("allowed", "octave"), [(160, 0), (120, 0), (80, -1), (20, -3), (1, -7), (0, -7)])
@@ -58,23 +64,16 @@ def test_rules_that_allow_about_the_same_share_are_of_one_kind(allowed: int, oct
 
 
 @pytest.fixture
-def last_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
-    """The calls of the last level, the only one with four codes: (beams of each request, whether in parts)."""
-    calls: list[tuple[int, bool]] = []
-    step_fn, last_step_fn = DecodeSession.step_fn, DecodeSession.last_step_fn
+def later_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The levels of which a session ran more beams."""
+    levels, more_fn = list[int](), DecodeSession.more_fn
 
-    def whole(self: DecodeSession, codes: Any = None, parents: Any = None) -> torch.Tensor:
-        logits = step_fn(self, codes, parents)
-        calls.extend([(logits.shape[1], False)] if logits.shape[-1] == 4 else [])
-        return logits
+    def counted(self: DecodeSession, codes: Any, parents: Any, level: int) -> torch.Tensor:
+        levels.append(level)
+        return more_fn(self, codes, parents, level)
 
-    def in_parts(self: DecodeSession, codes: Any, parents: Any) -> torch.Tensor:
-        calls.append((codes.shape[1], True))
-        return last_step_fn(self, codes, parents)
-
-    monkeypatch.setattr(DecodeSession, "step_fn", whole)
-    monkeypatch.setattr(DecodeSession, "last_step_fn", in_parts)
-    return calls
+    monkeypatch.setattr(DecodeSession, "more_fn", counted)
+    return levels
 
 
 def requests(shop: Shop, **options: Any) -> list[Request]:
@@ -88,15 +87,16 @@ def answers(engine: Engine, wanted: list[Request]) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("scoring", ["full", "allowed"])
 def test_answers_do_not_depend_on_the_widths(
-    shop: Shop, scoring: Any, monkeypatch: pytest.MonkeyPatch, last_calls: list[tuple[int, bool]]
+    shop: Shop, scoring: Any, monkeypatch: pytest.MonkeyPatch, later_calls: list[int]
 ) -> None:
     asked = requests(shop, num_items=4, scoring=scoring)
     answers_by_width: list[list[tuple[Any, ...]]] = []
     for widths in (None, (1, 1), (3, 9), (1000, 1000)):
-        last_calls.clear()
+        later_calls.clear()
         monkeypatch.setattr(SearchWidths, "of", lambda self, kind, widths=widths: widths)
         answers_by_width.append(answers(Engine(shop.model, shop.trie), asked))
-        assert any(in_parts for _, in_parts in last_calls)
+        assert later_calls or widths in (None, (1000, 1000))
+        assert not later_calls or widths != (1000, 1000)
     assert answers_by_width[1:] == answers_by_width[:1] * 3
 
 

@@ -12,38 +12,43 @@ from leafbeam.ops.attention import reference, triton
 from leafbeam.ops.attention.reference import codes_of
 from tests.fixtures.static_runs import SIZES, new_encoder_decoder, new_model
 
-# (beams, new codes of each, whether they are kept)
-ROUNDS = [(1, 1, True), (5, 1, True), (9, 2, False), (9, 2, True), (4, 1, True), (9, 3, True), (20, 1, False), (2, 2, True)]
+# (beams, new codes of each, codes before them)
+ROUNDS = [(1, 1, 0), (5, 1, 1), (3, 1, 1), (9, 2, 2), (4, 1, 4), (7, 1, 1), (2, 1, 2), (9, 3, 5), (20, 1, 5), (2, 2, 8)]
 
 
-def copied(kept: Tensor | None, new: Tensor, parents: Tensor) -> Tensor:
+def copied(before: Tensor | None, new: Tensor, parents: Tensor) -> Tensor:
     """The parents' codes, and the new ones, in a copy."""
-    return new if kept is None else torch.cat((torch.stack([kept[b, parents[b]] for b in range(len(parents))]), new), 2)
+    return new if before is None else torch.cat((torch.stack([before[b, parents[b]] for b in range(len(parents))]), new), 2)
 
 
 @pytest.mark.parametrize("expected_beams", [0, 4, 30])
 def test_ancestors_find_what_copies_of_the_parents_hold(expected_beams: int) -> None:
+    """Also after more beams of an earlier level."""
     generator = torch.Generator().manual_seed(3)
-    cache, kept = CodeCache(2, 11, expected_beams), [[None, None], [None, None]]
-    beams = 1
-    for num_beams, num_codes, keep in ROUNDS:
+    cache = CodeCache(2, 11, expected_beams)
+    held: list[list[Any]] = [[], []]  # per layer, for each number of codes: keys and values of all beams that ran
+    for num_beams, num_codes, before in ROUNDS:
+        beams = held[0][before - 1][0].shape[1] if before else 1
         parents = torch.randint(0, beams, (2, num_beams), generator=generator)
-        cache.follow(parents, num_codes, keep=keep)
+        cache.follow(parents, num_codes, before)
         for layer in range(2):
             new = [torch.randn(2, num_beams, num_codes, 2, 3, generator=generator) for _ in range(2)]
             slots = cache.extend(layer, *(one.flatten(1, 2) for one in new))
-            expected: list[Any] = [copied(*pair, parents) for pair in zip(kept[layer], new, strict=True)]
+            parts = held[layer][before - 1] if before else (None, None)
+            expected = [copied(part, one, parents) for part, one in zip(parts, new, strict=True)]
             for found, wanted in zip(slots, expected, strict=True):
                 assert torch.equal(codes_of(found, cache.ancestors_BKS), wanted)
-            kept[layer] = expected if keep else kept[layer]
-        beams = num_beams if keep else beams
+            if before < len(held[layer]):
+                held[layer][before] = [torch.cat(both, 1) for both in zip(held[layer][before], expected, strict=True)]
+            else:
+                held[layer] += [[one[:, :, : before + code + 1] for one in expected] for code in range(num_codes)]
 
 
 def test_a_buffer_is_made_anew_only_where_it_is_too_small() -> None:
     cache = CodeCache(1, 20, 6)
     views: list[Tensor] = []  # a buffer's address is its own while it is held
-    for num_beams in (3, 6, 6, 6, 6, 2, 6, 6, 6, 7):
-        cache.follow(torch.zeros(1, num_beams, dtype=torch.int64), 1)
+    for level, num_beams in enumerate((3, 6, 6, 6, 6, 2, 6, 6, 6, 7)):
+        cache.follow(torch.zeros(1, num_beams, dtype=torch.int64), 1, level)
         keys, _ = cache.extend(0, *[torch.zeros(1, num_beams, 1, 2)] * 2)
         views.append(keys)
     buffers = [keys.untyped_storage().data_ptr() for keys in views]

@@ -290,28 +290,33 @@ def test_suffixes_of_wrong_shape_or_content_are_refused(make_model: MakeModel) -
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "general"])
-def test_the_last_level_in_parts_equals_the_whole_step(model: AnyModel, generator: torch.Generator, dtype: torch.dtype) -> None:
-    """Also by the runner of other dtypes, with its exact products."""
+def test_more_beams_of_earlier_levels_equal_whole_steps(
+    model: AnyModel, generator: torch.Generator, dtype: torch.dtype
+) -> None:
+    """Also by the runner of other dtypes, with its exact products; and after a suffix."""
     model = model.to(dtype)
     tokens_BT, lengths_B = prompts(model, generator)
-    sessions = [model.start(tokens_BT, lengths_B) for _ in range(2)]
-    whole, parts = sessions
-    for session in sessions:
-        session.step_fn(None, None)
-    for level in range(model.vocabulary.num_levels - 1):
-        codes = torch.randint(0, model.vocabulary.codebook_sizes[level], (len(tokens_BT), 6), generator=generator)
-        parents = torch.randint(0, 6 if level else 1, codes.shape, generator=generator)
-        expected = whole.step_fn(codes, parents)
-        if level < model.vocabulary.num_levels - 2:
-            with pytest.raises(ArgumentError, match="for the last level on a CPU"):
-                parts.last_step_fn(codes, parents)
-        else:
-            for begin, end in ((0, 2), (2, 6), (1, 3)):  # in any order and as often as wanted
-                found = parts.last_step_fn(codes[:, begin:end], parents[:, begin:end])
-                torch.testing.assert_close(found, expected[:, begin:end], atol=1e-5, rtol=0)
-        torch.testing.assert_close(parts.step_fn(codes, parents), expected, atol=1e-5, rtol=0)
-    with pytest.raises(ArgumentError, match="for the last level on a CPU"):
-        parts.last_step_fn(codes, parents)
+    num_levels, sizes = model.vocabulary.num_levels, model.vocabulary.codebook_sizes
+    whole, parts = (model.start(tokens_BT, lengths_B) for _ in range(2))
+    steps: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+    whole.step_fn(None, None)
+    for level in range(num_levels - 1):
+        codes = torch.randint(0, sizes[level], (len(tokens_BT), 9), generator=generator)
+        parents = torch.randint(0, 9 if level else 1, codes.shape, generator=generator)
+        parents[:, :3] %= 3  # what runs first extends what ran first, and so on
+        parents[:, 3:6] %= 6
+        steps.append((codes, parents, whole.step_fn(codes, parents)))
+    parts.step_fn(None, None)
+    for begin, end in ((0, 3), (3, 6), (6, 9)):
+        for level, (codes, parents, logits) in enumerate(steps):
+            wanted = codes[:, begin:end], parents[:, begin:end]
+            found = parts.step_fn(*wanted) if begin == 0 else parts.more_fn(*wanted, level)
+            torch.testing.assert_close(found, logits[:, begin:end], atol=1e-5, rtol=0)
+    for level in (-1, num_levels):
+        with pytest.raises(ArgumentError, match="the next one"):
+            parts.more_fn(*steps[0][:2], level)
+    with pytest.raises(ArgumentError, match="the level before had the beams 0 to 0, got a parent outside"):
+        parts.more_fn(steps[0][0], torch.ones_like(steps[0][1]), 0)
 
 
 SUFFIXES = {

@@ -118,9 +118,8 @@ class CpuRunner:
         return self._slots[:, :, :, self._begins_B1[request] : self._begins_B1[request + 1]]
 
     def restart(self) -> None:
-        self._num_slots = 0  # of codes, that are kept
-        self._num_beams, self._parity = 1, 0
-        self._ancestors_RS: Array = np.empty((0, 0), np.int64)
+        self._num_slots = 0  # of codes
+        self._levels: list[tuple[Array, int]] = []  # of the codes run: the table of ancestors, and the beams of each request
         self.beams.nbytes = 0
 
     def root_logits(self) -> Tensor:
@@ -128,7 +127,7 @@ class CpuRunner:
         self._multiply_head(self._last_BD, 0, logits_BV)
         return logits_BV
 
-    def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int, *, keep: bool = True) -> list[Tensor]:
+    def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int) -> list[Tensor]:
         """See `Runner`. Beams of a request that equal its last one run once: dead beams, which are last and all alike."""
         requests, beams, num_codes = tokens_BKC.shape
         num_beams = requests * beams
@@ -139,15 +138,17 @@ class CpuRunner:
         slots = self._code_slots(num_slots, max(planned))
         rows, first_B1 = self._rows(num_beams * num_codes)
         _, run_R = self._space.buffer("run beams", num_beams, dtype=torch.int64)
-        ancestors = f"ancestors {1 - self._parity}", num_beams, self._vocabulary.num_levels
-        _, after_RS = self._space.buffer(*ancestors, dtype=torch.int64)
+        name = f"ancestors {level}" if level == len(self._levels) else "more ancestors"
+        _, after_RS = self._space.buffer(name, num_beams, self._vocabulary.num_levels, dtype=torch.int64)
         given = np.ascontiguousarray(tokens_BKC.numpy()), np.ascontiguousarray(parents_BK.numpy()), level, self._begins_B1
-        before = self._ancestors_RS if level else after_RS, self._num_beams
+        before = self._levels[level - 1] if level else (after_RS, 1)
         free = self._num_slots * self._slot_size, self._slot_size
         num_run = lay_out_codes(*given, *before, *free, after_RS, run_R, first_B1, rows)
-        if keep:
-            self._ancestors_RS, self._num_beams, self._parity = after_RS, beams, 1 - self._parity
-            self._num_slots = num_slots
+        self._num_slots = num_slots
+        if level == len(self._levels):
+            self._levels += [(after_RS, beams)] * num_codes
+        else:
+            self._levels[level] = _with_more(*self._levels[level], after_RS, beams)
         outputs = self._output_buffers(num_run, level + 1, num_codes)
         for first_row, last_row in even_parts(num_run, max(1, self._space.rows // num_codes)):
             normed_ND = self._run_codes(rows, first_row * num_codes, last_row * num_codes, first_B1, slots, after_RS)
@@ -260,6 +261,13 @@ class CpuRunner:
         if not self._shared:
             return [torch.empty(rows, size) for size in sizes]
         return [self._space.buffer(f"logits {code}", rows, size)[0] for code, size in enumerate(sizes)]
+
+
+def _with_more(table_RS: Array, beams: int, more_RS: Array, more: int) -> tuple[Array, int]:
+    """Return a table of ancestors with more beams behind those of each request, and how many these are together."""
+    requests = len(more_RS) // more
+    both_BKS = [rows_RS.reshape(requests, -1, rows_RS.shape[1]) for rows_RS in (table_RS, more_RS)]
+    return np.concatenate(both_BKS, 1).reshape(-1, more_RS.shape[1]), beams + more
 
 
 def _rotations(config: ModelConfig, count: int) -> Tensor:

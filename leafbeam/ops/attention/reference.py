@@ -126,15 +126,15 @@ def codes_of(slots_BKSGE: Tensor, ancestors_BKS: Tensor) -> Tensor:
     return slots_BKSGE[request_B[:, None, None], ancestors_BKS, code_S]
 
 
-def extend_ancestors(ancestors_BKS: Tensor | None, parents_BK: Tensor, num_codes: int = 1) -> Tensor:
-    """ancestors[b, k] = ancestors[b, parents[b, k]] + [k] * num_codes, with no ancestors before the first code.
+def extend_ancestors(ancestors_BKS: Tensor | None, parents_BK: Tensor, num_codes: int = 1, first: int = 0) -> Tensor:
+    """ancestors[b, k] = ancestors[b, parents[b, k]] + [first + k] * num_codes, with no ancestors before the first code.
 
     The table says which beam wrote each of a beam's codes, so that suffix slots never move. Cost: S + C numbers a beam.
 
     >>> extend_ancestors(extend_ancestors(None, torch.tensor([[0, 0, 0]])), torch.tensor([[2, 0]]))[0].tolist()
     [[2, 0], [0, 1]]
     """
-    own_K = torch.arange(parents_BK.shape[1], device=parents_BK.device)
+    own_K = torch.arange(first, first + parents_BK.shape[1], device=parents_BK.device)
     own_BKC = own_K[None, :, None].expand(*parents_BK.shape, num_codes)
     if ancestors_BKS is None:
         return own_BKC.contiguous()  # the kernels need it contiguous
