@@ -110,7 +110,6 @@ class ItemSearch:
         constraint_of: ConstraintOf,
         config: SearchConfig,
         *,
-        watch: bool,
         explain: bool = False,
         cut: Cut | None = None,
         num_items: Sequence[int] | None = None,
@@ -118,7 +117,7 @@ class ItemSearch:
     ) -> SearchResult:
         """Run a pass, from filters to items, and then the prefixes that it found and that may lead to a better answer.
 
-        watch, cut: see `decode`. explain: the result has the beams of each level. on_pass: called with what the pass found.
+        cut: see `decode`. explain: the result has the beams of each level. on_pass: called with what the pass found.
         """
         version, wanted = self.version, self.num_items if num_items is None else num_items
         hi_SB = root_ranges(version, requests)[1][:, :, 0]
@@ -131,7 +130,7 @@ class ItemSearch:
         if model.can_run_more and bound.name != "cpu":
             raise ArgumentError(f"more_fn needs the backend 'cpu', not {bound.name!r}: leave it out there")
         constraint = constraint_of(bound, requests, hi_SB, config)
-        watch = watch or bound.waits
+        watch = model.watch or bound.waits
         levels: list[BeamLevel] = []
         trace = None
         for trace in rounds(constraint, model, watch=watch, cut=cut):
@@ -296,8 +295,7 @@ class BeamSearch(ItemSearch):
 
         def search(config: SearchConfig, cut: Cut | None) -> SearchResult:
             model = ModelCalls(step_fn, suffix_fn, more_fn, are_certain)
-            watch = suffix_fn is not None
-            options: Any = {"watch": watch, "explain": explain, "cut": cut, "num_items": wanted, "on_pass": on_pass}
+            options: Any = {"explain": explain, "cut": cut, "num_items": wanted, "on_pass": on_pass}
             return self._run(requests, model, constraint_of, config, **options)
 
         if not can_restart:

@@ -69,7 +69,11 @@ class ModelCalls:
         suffix_fn: SuffixFn | None = None,
         more_fn: MoreFn | None = None,
         are_certain: AreCertain | None = None,
+        *,
+        watch: bool = False,
     ) -> None:
+        """watch: whether to look at the beams after each round, even on a device; with suffix_fn that is done anyway."""
+        self.watch = watch or suffix_fn is not None
         self._step_fn, self._suffix_fn, self._more_fn = step_fn, suffix_fn, more_fn
         self._are_certain = are_certain
         self._num_beams: list[int] = []  # that the model ran at each level, of each request

@@ -89,7 +89,8 @@ class Sampler(ItemSearch):
             LeafbeamError: As for `BeamSearch.run`.
         """
         requests = check_batch(self.version, batch_size, filters, deny)
-        result = self._run(requests, ModelCalls(step_fn), partial(self._constraint, rng), self.config, watch=True)
+        model = ModelCalls(step_fn, watch=True)
+        result = self._run(requests, model, partial(self._constraint, rng), self.config)
         return replace(result, bound=None, beams_needed=None)
 
     def _constraint(

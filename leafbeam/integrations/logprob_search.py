@@ -130,7 +130,7 @@ class LogprobBeamSearch(ItemSearch):
 
         def search(config: SearchConfig, cut: Cut | None) -> SearchResult:
             model = ModelCalls(rounds.step_fn, more_fn=rounds.more_fn if self._proves else None)
-            return self._run(requests, model, rounds.constraint, config, watch=True, cut=cut)
+            return self._run(requests, model, rounds.constraint, config, cut=cut)
 
         found = self._passes(requests, search, has_spares=self._proves)
         if rounds.failures and found.bound is not None:  # nothing is proved of a request that the engine failed
