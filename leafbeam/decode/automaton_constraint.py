@@ -138,6 +138,13 @@ class DeviceAutomata:
                 "backend 'triton' on a CPU is for trials: use backend 'cpu', or set TRITON_INTERPRET=1 before Python starts"
             )
 
+    @staticmethod
+    def supports(batch: automata.AutomatonBatch, device: Any) -> bool:
+        """Return whether a batch can run on a device: on CUDA, with Triton, if its kernels take the automata and end code."""
+        if str(device).split(":")[0] != "cuda" or not backends.is_installed("triton"):
+            return False
+        return importlib.import_module("leafbeam.ops.constrain.triton.automaton").unsupported(batch) is None
+
     def arrays_for(self, batch_size: int) -> Any:
         """Return the arrays for one search, with scratch space of their own, so that searches may run at the same time."""
         arrays = self._arrays

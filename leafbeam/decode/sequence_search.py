@@ -59,9 +59,10 @@ class SequenceSearch:
         num_beams: The number of beams of each request.
         max_tokens: The largest number of rounds, including that of the end code.
         scoring: Log-softmax over all codes ("full") or over the legal ones ("allowed").
-        backend: "cpu", which "auto" takes; or "triton", for one end code and automata over one vocabulary, which are copied to
-            `device`. It waits once in each round to see whether every beam is finished.
-        device: The device of "triton".
+        backend: "cpu"; or "triton", for one end code that is not text and automata over one vocabulary, which are copied to
+            `device`. It waits once in each round to see whether every beam is finished. "auto" takes "triton" if `device` is a
+            CUDA device, Triton is installed and the automata fit, and "cpu" otherwise.
+        device: Where the logits are; None is the CPU.
 
     Examples:
         >>> search = SequenceSearch(Automaton.from_json_schema(schema, tokens), end_code=2, num_codes=131_072, num_beams=4)
@@ -93,9 +94,11 @@ class SequenceSearch:
         batch = automata.bind(self._automata, end_code=end_code, num_codes=num_codes)  # raises for automata that do not fit
         if backend not in ("auto", "cpu", "triton"):
             raise ArgumentError(f"backend is {backend!r}: expected 'auto', 'cpu' or 'triton' for automata")
-        if (backend == "triton") != (device is not None):
+        if (backend, device is None) in (("triton", True), ("cpu", False)):
             raise ArgumentError(f"backend is {backend!r}, device {device!r}: expected a device ('cuda') for 'triton' alone")
-        self.backend = "cpu" if backend == "auto" else backend
+        if backend == "auto":
+            backend = "triton" if DeviceAutomata.supports(batch, device) else "cpu"
+        self.backend = backend
         self._device = DeviceAutomata(batch, device) if backend == "triton" else None
         self.end_code, self.num_codes = end_code, num_codes
 

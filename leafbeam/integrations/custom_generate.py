@@ -120,6 +120,7 @@ def generate(
             num_beams=beams,
             max_tokens=max_new_tokens or config.max_new_tokens or _default_max_tokens(model.config, prompts_BT.shape[1]),
             scoring=scoring,
+            device=calls.device,
         )
         result, tokens = _search_texts(calls, search, len(constraints), end)
     pad = next((one for one in (pad_token_id, config.pad_token_id, end) if one is not None), end)

@@ -151,10 +151,23 @@ def test_the_head_of_legal_codes_gives_the_answer_of_the_cpu(
         assert set(taken) == ({path} if path else set())
 
 
+def test_auto_takes_a_cuda_device_for_the_automata_that_its_kernels_take() -> None:
+    automaton, other = Automaton.from_regex("(ab)+", SINGLES), Automaton.from_regex("(ab)+", [*SINGLES, b"ab"])
+    shape: dict[str, Any] = {"num_codes": SIZE, "num_beams": 2, "max_tokens": 1}
+    assert SequenceSearch(automaton, end_code=END, **shape, device="cpu").backend == "cpu"
+    assert SequenceSearch(automaton, end_code=[END, 0], **shape, device="cuda").backend == "cpu"
+    assert SequenceSearch([automaton, other], end_code=END, **shape, device="cuda").backend == "cpu"
+    if torch.cuda.is_available():
+        assert SequenceSearch(automaton, end_code=END, **shape, device="cuda").backend == "triton"
+    else:
+        with pytest.raises(ArgumentError, match="device is 'cuda', and torch says"):
+            SequenceSearch(automaton, end_code=END, **shape, device="cuda")
+
+
 def test_what_a_device_cannot_do_is_named() -> None:
     automaton = Automaton.from_regex("(ab)+", SINGLES)
     shape: dict[str, Any] = {"end_code": END, "num_codes": SIZE, "num_beams": 2, "max_tokens": 1}
-    for wrong in ({"backend": "triton"}, {"device": "cpu"}, {"backend": "cpu", "device": "cpu"}):
+    for wrong in ({"backend": "triton"}, {"backend": "cpu", "device": "cpu"}):
         with pytest.raises(ArgumentError, match="expected a device"):
             SequenceSearch(automaton, **shape, **wrong)
     with pytest.raises(ArgumentError, match="expected 'auto', 'cpu' or 'triton'"):

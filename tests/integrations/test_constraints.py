@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM, T5Config, T5
 
 from leafbeam import BeamSearch, Trie
 from leafbeam.automata import Automaton
+from leafbeam.decode import SequenceSearch
 from leafbeam.errors import ArgumentError, AutomatonError, CheckpointError, LogitsError
 from leafbeam.integrations import CUSTOM_GENERATE, ConstraintLogitsProcessor, ItemConstraint
 from leafbeam.integrations.served_items import ServedItems
@@ -184,6 +185,29 @@ def test_custom_generate_is_our_own_search(
     assert found.result.rounds + found.result.rounds_saved == wanted.model_calls + wanted.calls_saved
     assert found.result.rounds >= wanted.model_calls
     assert torch.isneginf(found.sequences_scores).sum() == sum(beams - len(texts) for texts in wanted.texts)
+
+
+@pytest.mark.parametrize("scoring", ["full", "allowed"])
+def test_custom_generate_gives_the_same_texts_where_automata_are_on_a_gpu(
+    model: Model, tokenizer: Any, scoring: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under Triton's interpreter, which takes what a search on a CUDA device takes."""
+    options: dict[str, Any] = {
+        "constraint": TEXT_CONSTRAINTS, "tokenizer": tokenizer, "num_beams": 3, "max_new_tokens": 12, "scoring": scoring
+    }  # fmt: skip
+    inputs = inputs_of(tokenizer, TEXTS)
+    expected = exact(model, inputs, **options)
+    devices: list[Any] = []
+
+    def on_device(*arguments: Any, device: Any, **settings: Any) -> SequenceSearch:
+        devices.append(device)
+        return SequenceSearch(*arguments, **settings, backend="triton", device="cpu")
+
+    monkeypatch.setattr("leafbeam.integrations.custom_generate.SequenceSearch", on_device)
+    found = exact(model, inputs, **options)
+    assert devices == [inputs["input_ids"].device]
+    assert found.sequences.tolist() == expected.sequences.tolist()
+    torch.testing.assert_close(found.sequences_scores, expected.sequences_scores)
 
 
 @pytest.mark.parametrize("ends", [[0, 3], [0, 1, 2], [68, 0, 93]])

@@ -14,6 +14,7 @@ bytes of the vocabulary.
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from leafbeam.automata import Automaton
 from leafbeam.errors import ArgumentError
 from leafbeam.ops.constrain.cpu.automaton import AutomatonBatch
 from leafbeam.ops.constrain.triton.kernels import NO_KEY, Tiles, best_of_request, key_of, search_row, start_row
@@ -84,21 +86,39 @@ class DeviceAutomatonBatch:
     min_key_B: Tensor
 
 
+def unsupported(batch: AutomatonBatch) -> str | None:
+    """Return why a batch cannot run here, or None: it takes one vocabulary, and one end code that is not text."""
+    if len(batch.end_codes) > 1 or any(batch.has_text_ends):
+        return f"end_code is {batch.end_codes.tolist()}: expected one, which is not text, on a GPU"
+    different = _different(batch)
+    (token_indptr, bytes_T), *others = _vocabularies(different)
+    if any(automaton.vocabulary_size != different[0].vocabulary_size for automaton in different) or not all(
+        np.array_equal(indptr, token_indptr) and np.array_equal(text, bytes_T) for indptr, text in others
+    ):
+        return "the automata of one batch are over different vocabularies: expected one, on a GPU"
+    return None
+
+
+def _different(batch: AutomatonBatch) -> list[Automaton]:
+    return list({id(automaton): automaton for automaton in batch.automata}.values())
+
+
+def _vocabularies(automata: Sequence[Automaton]) -> list[tuple[Any, Any]]:
+    """Return (token_indptr, bytes_T) of the automata with masks, which alone read them; of the first one if none has masks."""
+    masked = [automaton.arrays for automaton in automata if len(automaton.arrays.table.mask_MW)] or [automata[0].arrays]
+    return [(arrays.token_indptr, arrays.bytes_T) for arrays in masked]
+
+
 def bind(batch: AutomatonBatch, device: torch.device | str) -> DeviceAutomatonBatch:
     """Copy the automata of a batch to a device, each different one once.
 
-    Raises ArgumentError for automata over different vocabularies, and for several end codes.
+    Raises ArgumentError for what `unsupported` names.
     """
-    if len(batch.end_codes) > 1 or any(batch.has_text_ends):
-        raise ArgumentError(f"end_code is {batch.end_codes.tolist()}: expected one, which is not text, on a GPU")
-    different = list({id(automaton): automaton for automaton in batch.automata}.values())
+    if reason := unsupported(batch):
+        raise ArgumentError(reason)
+    different = _different(batch)
     tokens = different[0].vocabulary_size
-    masked = [automaton.arrays for automaton in different if len(automaton.arrays.table.mask_MW)] or [different[0].arrays]
-    token_indptr, bytes_T = masked[0].token_indptr, masked[0].bytes_T
-    if any(automaton.vocabulary_size != tokens for automaton in different) or not all(
-        np.array_equal(arrays.token_indptr, token_indptr) and np.array_equal(arrays.bytes_T, bytes_T) for arrays in masked
-    ):
-        raise ArgumentError("the automata of one batch are over different vocabularies: expected one, on a GPU")
+    token_indptr, bytes_T = _vocabularies(different)[0]
     parts: dict[str, list[Any]] = {name: [] for name in _DTYPES}
     starts: dict[int, list[int]] = {}
     for automaton in different:
