@@ -84,12 +84,13 @@ peers: .venv-peers/.installed
 figures: .venv/.dev
 	$(BIN)/python -m benchmarks figures
 
-# Triton kernels on a GPU: needs a Python with torch (CUDA), triton, numpy, numba and safetensors; installs nothing.
+# The product on a GPU, in parts of at most 8 minutes; PARTS=list names them, PARTS="step shapes" runs some. Rows are written as
+# they are measured. Needs a Python with torch (CUDA), triton, numpy, numba and safetensors; installs nothing.
 gpu:
 	@$(GPU_PYTHON) -c 'import importlib.util as u, sys; \
 	  no = [n for n in "torch triton numpy numba safetensors".split() if u.find_spec(n) is None]; \
 	  no and sys.exit(f"make gpu needs {no}, which {sys.executable} lacks: install them, or name a Python with GPU_PYTHON=")'
-	PYTHONPATH=. $(GPU_PYTHON) -m benchmarks.gpu.parts
+	PYTHONPATH=. $(GPU_PYTHON) -m benchmarks.gpu.parts $(PARTS)
 
 # Wheel and sdist in dist/, checked, and the wheel tried in an empty environment.
 package: .venv/.dev

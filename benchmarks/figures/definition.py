@@ -6,7 +6,7 @@ column; the three are joined, the column's word last. Keys:
     bench, where      the newest row of this benchmark with these parameters
     ignoring          parameters in which older rows may differ from the newest; any other difference is an ambiguity
     field             path in the row's `measured`, parts separated by /, from table, line and column in turn; in a list of
-                      records a part such as `kind=leafbeam,beams=128` names the one it means
+                      records a part such as `kind=leafbeam,beams=128` names the one it means, in one of numbers a position
     over              path of a value that the cell is divided by
     pool              a parameter and values, `{ seed = [0, 1, 2] }`: mean and error over one row of each, all of which must
                       be there

@@ -88,10 +88,12 @@ def render(definitions: Definitions, name: str, rows: ResultRows) -> str:
 
 
 def value_at(measured: Any, path: str) -> Any:
-    """The value at a path of keys, or None. In a list of records `a=1,b=x` is the one with these values."""
+    """The value at a path of keys, or None. In a list, `a=1,b=x` is the record with these values, and a number a position."""
     value = measured
     for part in path.split("/"):
-        if isinstance(value, list):
+        if isinstance(value, list) and part.isdigit():
+            value = value[int(part)] if int(part) < len(value) else None
+        elif isinstance(value, list):
             wanted = dict(each.split("=", 1) for each in part.split(","))
             held = [record for record in value if all(str(record.get(key)) == text for key, text in wanted.items())]
             value = held[0] if len(held) == 1 else None

@@ -16,6 +16,7 @@ from torch import Tensor
 from benchmarks.gpu.timing import Measured, attempt, poisoned, relative_error, times
 from benchmarks.micro.attention import QWEN3_06B, Shape, bytes_of
 from benchmarks.peers import in_place_kernel, paged_attention
+from benchmarks.peers.cascade_attention import CascadeBeams
 from benchmarks.peers.in_place_reorder import by_parent, two_passes
 from benchmarks.peers.paged_beams import PagedBeams
 from benchmarks.peers.per_beam_attention import TreeBeams
@@ -141,7 +142,8 @@ def measure(device: torch.device, shape: Shape, bandwidth: float, operations: fl
         return reference.merge(*reference.prefix_attention(query, *keys[:2]), *reference.suffix_attention(query, *keys[2:]))
 
     paged = partial(paged_attention.attend, PagedBeams.of(*keys), query)
-    peers: dict[str, Any] = {"shared, torch": in_torch, "paged": paged}
+    cascade = partial(CascadeBeams.of(*keys).attend, query)
+    peers: dict[str, Any] = {"shared, torch": in_torch, "cascade, torch": cascade, "paged": paged}
     tree = TreeBeams.of(*keys)
     peers["tree mask, torch"] = partial(tree.attend, query)
     for name, run in peers.items():

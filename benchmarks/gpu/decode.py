@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -37,7 +37,7 @@ from leafbeam.ops.attention import reference, triton
 from leafbeam.ops.backend import IndexBindings
 from leafbeam.ops.constrain import Scoring
 
-__all__ = ["Sizes", "measure", "parity", "runs", "streams"]
+__all__ = ["Case", "Sizes", "measure", "measured_case", "parity", "runs", "streams"]
 
 Kind = Literal["decoder", "encoder-decoder"]
 
@@ -104,6 +104,10 @@ class Case:
             model = EncoderDecoder(config, vocabulary, generator, device=device)
         model, bindings = model.to(dtype).eval(), IndexBindings(version)
         return cls(device=device, model=model, version=version, bindings=bindings, sizes=sizes, scoring=scoring)
+
+    def at(self, *, beams: int, tokens: int) -> Case:
+        """Return the same model and index with other sizes of a search."""
+        return replace(self, sizes=replace(self.sizes, beams=beams, tokens=tokens))
 
     def prompts(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Prompts of different lengths, padded to T."""
@@ -172,7 +176,14 @@ def parity(device: torch.device, kind: Kind, scoring: Scoring, sizes: Sizes) -> 
 def measure(device: torch.device, kind: Kind, scoring: Scoring, sizes: Sizes) -> dict[str, Any]:
     """Milliseconds of a batch, from prompts to items, as a graph and without."""
     case = Case.drawn(device, kind, scoring, sizes, _dtype(device))
-    captured, prompts = case.captured(), case.prompts()
+    return measured_case(case, case.prompts())
+
+
+def measured_case(case: Case, prompts: tuple[NDArray[np.int64], NDArray[np.int64]]) -> dict[str, Any]:
+    """The same of a model, an index and prompts (`Case.prompts`); both ways find the same scores."""
+    captured = case.captured()
+    found, expected = captured(*prompts), case.searched(*prompts)
+    np.testing.assert_allclose(found.scores, expected.scores, rtol=2e-2, atol=2e-2 if case.device.type == "cuda" else 1e-3)
     milliseconds = {
         "graph": _milliseconds(partial(captured, *prompts)),
         "launches": _milliseconds(partial(case.searched, *prompts)),

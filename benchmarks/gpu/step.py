@@ -30,7 +30,7 @@ from leafbeam.ops.constrain.cpu import step as cpu
 from leafbeam.ops.constrain.static.matrix import TransitionMatrix
 from leafbeam.ops.constrain.triton import step as triton
 
-__all__ = ["Sizes", "parity", "random_trie", "runs", "search_times"]
+__all__ = ["REAL", "Sizes", "parity", "random_trie", "runs", "search_times", "states", "static_times", "sweeps"]
 
 Requests = list[Filter]
 
@@ -153,17 +153,19 @@ def _float64_error(ours: dict[str, Any], scores: NDArray[np.float32], logits: ND
     return float(np.abs(ours["scores"][live] - exact[live]).max(initial=0.0))
 
 
-def search_times(device: torch.device, trie: Trie, sizes: Sizes, bandwidth: float, copies: int = 4) -> dict[str, Any]:
+def search_times(
+    device: torch.device, trie: Trie, sizes: Sizes, bandwidth: float, copies: int = 4, *, beside_static: bool = True
+) -> dict[str, Any]:
     """Microseconds of each round, and of the peers' rounds, over several searches with logits of their own."""
     requests = request_filters(trie, sizes.requests, None, None)
     arrays = triton.bind(trie, device)
     bound = triton.bind_filters(arrays, requests)
     half = triton.bind_filters(arrays, request_filters(trie, sizes.requests, trie.filter(_tenth(trie)), None))
-    states = [_states(device, trie, arrays, bound, requests, sizes) for _ in range(copies)]
+    inputs = [states(device, trie, arrays, bound, requests, sizes) for _ in range(copies)]
     measured: dict[str, Any] = {"index_bytes_per_item": round(trie.bytes_per_item, 2)}
     by_level: dict[str, list[Any]] = {"leafbeam": [], "leafbeam_allowed": [], "leafbeam_filtered": [], "unconstrained": []}
     for level in range(sizes.levels):
-        given = [state[level] for state in states]
+        given = [state[level] for state in inputs]
         step = partial(triton.launch, arrays, level, num_beams=sizes.beams)
         ways: dict[str, Sequence[Any]] = {
             "leafbeam": [partial(step, *one, bound, scoring="full") for one in given],
@@ -182,8 +184,9 @@ def search_times(device: torch.device, trie: Trie, sizes: Sizes, bandwidth: floa
     measured["logits_bytes"] = read
     measured["share_of_copy_bandwidth"] = round(read / (later * 1e-6) / bandwidth, 4)
     measured["unconstrained_over_leafbeam"] = round(measured["unconstrained_us"] / measured["leafbeam_us"], 3)
-    if sizes.items <= 1_000_000 and sizes.levels >= 3:
-        measured |= _static_times(device, trie, sizes, [[one[1] for one in state] for state in states])
+    if beside_static and sizes.items <= 1_000_000 and sizes.levels >= 3:
+        peers = static_times(device, trie, sizes, [[one[1] for one in state] for state in inputs])
+        measured |= {name: value for name, value in peers.items() if not name.endswith("_scores")}
         measured["static_over_leafbeam"] = round(measured["static_us"] / measured["leafbeam_us"], 3)
     return measured
 
@@ -192,7 +195,7 @@ def _tenth(trie: Trie) -> NDArray[np.bool_]:
     return np.random.default_rng().random(trie.num_items) < 0.1
 
 
-def _states(
+def states(
     device: torch.device, trie: Trie, arrays: Any, bound: Any, requests: Requests, sizes: Sizes
 ) -> list[tuple[Beams[Tensor], Tensor]]:
     """The inputs of each round of one search: beams and logits."""
@@ -212,20 +215,45 @@ def _unconstrained(scores_BK: Tensor, logits_BKV: Tensor, num_beams: int) -> tup
     return total.flatten(1).topk(min(num_beams, total[0].numel()), -1)
 
 
-def _static_times(device: torch.device, trie: Trie, sizes: Sizes, logits: list[list[Tensor]]) -> dict[str, Any]:
-    """STATIC's step in torch as it is, and with the [rows, V] mask of its Algorithm 2 written out."""
+def static_times(
+    device: torch.device, trie: Trie, sizes: Sizes, logits: list[list[Tensor]], *, compiled: bool = False
+) -> dict[str, Any]:
+    """STATIC's step in torch as it is, and with the [rows, V] mask of its Algorithm 2 written out.
+
+    compiled: as it is, and through torch.compile instead of the mask.
+    """
     codes_LM = np.ascontiguousarray(trie.codes_at(np.arange(trie.num_leaves)).T)
     matrix = TransitionMatrix.of_sorted(codes_LM, trie.codebook_sizes)
-    measured: dict[str, Any] = {}
-    for name, scatter in (("static", False), ("static_scatter", True)):
-        index = static.StaticPeer.of(matrix, device, scatter=scatter)
+    measured: dict[str, Any] = {"static_bytes_per_item": round(matrix.nbytes / max(1, sizes.items), 2)}
+    for name in ("static", "static_compiled" if compiled else "static_scatter"):
+        index = static.StaticPeer.of(matrix, device, scatter=name == "static_scatter")
         kept = [peer.root(index, sizes.requests, device) for _ in logits]
         by_level: list[float] = []
         for level in range(sizes.levels):
-            several = [
-                partial(peer.extend, index, beams, one[level], sizes.beams) for beams, one in zip(kept, logits, strict=True)
-            ]
+            extend = peer.compiled_round() if name == "static_compiled" else peer.extend
+            several = [partial(extend, index, beams, one[level], sizes.beams) for beams, one in zip(kept, logits, strict=True)]
             by_level.append(times(several, device)["p50"])
             kept = [run() for run in several]
         measured |= {f"{name}_us_by_level": by_level, f"{name}_us": round(float(np.mean(by_level)), 2)}
+        measured[f"{name}_scores"] = kept[0].scores_BK
     return measured
+
+
+def sweeps(device: torch.device, bandwidth: float, seconds: float, sizes: Sizes = REAL) -> Measured:
+    """The round by the number of codes of a level, and by the number of requests."""
+    until = time.monotonic() + seconds
+    by_codes = [replace(sizes, codes=codes, levels=min(sizes.levels, 4)) for codes in (256, 1024, 4096, 16_384, 65_536)]
+    by_requests = [replace(sizes, requests=requests) for requests in (1, 4, 16, 64, 256)]
+    tries: dict[tuple[int, int], Trie] = {}
+    for what, cases in (("step by codes", by_codes), ("step by requests", by_requests)):
+        for one in cases if device.type == "cuda" else cases[:1]:
+            parameters = {"what": what, "distribution": "uniform", "num_items": one.items, "B": one.requests, "K": one.beams}
+            parameters |= {"V": one.codes, "L": one.levels}
+            if time.monotonic() > until:
+                yield parameters, {"left_out": f"after {seconds:.0f} s"}
+                continue
+            key = one.codes, one.levels
+            if key not in tries:
+                tries.clear()
+                tries[key] = random_trie("uniform", one)
+            yield attempt(parameters, partial(search_times, device, tries[key], one, bandwidth, copies=2, beside_static=False))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -88,8 +89,9 @@ def measure(distribution: str, num_items: int, repeats: int, seed: int = 0) -> t
         seconds_compile[name] = round(time.perf_counter() - begin, 2)
     np.testing.assert_allclose(ranked["leafbeam_whole_search"], last["leafbeam"].scores, rtol=1e-5, atol=1e-4)
     for suffix in ("", "_allowed"):
-        ours, theirs = ranked[f"leafbeam_whole_search{suffix}"], ranked[f"static_jax_whole_search{suffix}"]
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-4)
+        for name in (f"leafbeam_whole_search{suffix}", f"pallas_whole_search{suffix}"):
+            if name in ranked:
+                np.testing.assert_allclose(ranked[name], ranked[f"static_jax_whole_search{suffix}"], rtol=1e-5, atol=1e-4)
 
     compiled = _num_compiled()
     for turn in range(10):  # other versions and filters of the same sizes
@@ -194,6 +196,9 @@ def _whole_searches(trie: Trie, peer: StaticJax, carry: list[Any]) -> dict[str, 
             return jax.block_until_ready(jax_rounds.search(peer, carry, K, scoring))[-1].scores_BK
 
         searches |= {f"leafbeam_whole_search{suffix}": leafbeam, f"static_jax_whole_search{suffix}": static}
+        if jax.default_backend() != "cpu":  # which would interpret the kernel
+            pallas = JaxBeamSearch(trie, K, scoring, kernels="pallas")
+            searches[f"pallas_whole_search{suffix}"] = partial(leafbeam, pallas, pallas.prepare(B))
     return searches
 
 

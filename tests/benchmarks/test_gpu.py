@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,14 @@ from benchmarks.gpu import decode as gpu_decode
 from benchmarks.gpu import head as gpu_head
 from benchmarks.gpu import language as gpu_language
 from benchmarks.gpu import parts
+from benchmarks.gpu import server as gpu_server
+from benchmarks.gpu import shapes as gpu_shapes
 from benchmarks.gpu import splits as gpu_splits
+from benchmarks.gpu import static as gpu_static
 from benchmarks.gpu import step as gpu_step
 from benchmarks.gpu.timing import attempt, ceilings, poisoned, relative_error, times
 from benchmarks.micro.attention import Shape
+from benchmarks.peers import peer
 from leafbeam.ops.attention import triton as attention_kernels
 from leafbeam.ops.attention.costs import AttentionCosts, AttentionWork
 
@@ -32,7 +37,7 @@ def test_without_a_gpu_it_says_so_and_measures_nothing(capsys: pytest.CaptureFix
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises(SystemExit) as exit_info:
-        parts.main(as_json=True)
+        parts.main([])
     assert exit_info.value.code == 2
     assert "nothing was measured" in capsys.readouterr().err
 
@@ -42,7 +47,7 @@ def test_attention_parity_and_times_run() -> None:
     assert [row[1].get("parity") for row in rows[:5]] == ["ok"] * 5
     assert all("left_out" in measured for _, measured in rows[5:])
     measured = gpu_attention.measure(CPU, SHAPE, 1e10, 1e10)
-    assert set(measured["over_shared"]) == {"shared, torch", "paged", "tree mask, torch"}
+    assert set(measured["over_shared"]) == {"shared, torch", "cascade, torch", "paged", "tree mask, torch"}
 
 
 def test_a_wrong_kernel_is_a_failed_row_and_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +74,6 @@ def test_splits_are_timed_fitted_and_written(tmp_path: Path, monkeypatch: pytest
     assert fitted["time_of_pick_over_best"]["one part, of all"]["max"] > 1
     costs = AttentionCosts.load(tmp_path / "costs.json")
     assert (costs.programs, costs.block) == (fitted["programs"], fitted["block_ns"])
-    assert parts.COMPILING + sum(parts.SECONDS.values()) + parts.GRACE * len(parts.SECONDS) < 8 * 60
 
 
 def test_head_parity_and_times_run() -> None:
@@ -118,10 +122,94 @@ def test_poison_shows_what_was_not_written_and_is_gone_afterwards() -> None:
     assert 1e6 < ceilings(CPU)["copy_bytes_a_second"] < 1e13
 
 
+def test_static_is_timed_after_equal_scores_and_rules_are_those_of_leafbeam_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer, "compiled_round", lambda: peer.extend)  # a compiler is not needed here
+    sizes = gpu_step.Sizes(items=200, codes=9, levels=3, requests=2, beams=2)
+    trie = gpu_step.random_trie("uniform", sizes)
+    measured = gpu_static.measure(CPU, trie, sizes, 0, copies=1)
+    assert len(measured["static_compiled_us_by_level"]) == 3
+    assert set(gpu_static.measure(CPU, trie, sizes, 2, copies=1)) == {"leafbeam_us", "leafbeam_us_by_level"}
+    monkeypatch.setattr(peer, "compiled_round", lambda: lambda *given: replace_scores(peer.extend(*given)))
+    with pytest.raises(AssertionError):
+        gpu_static.measure(CPU, trie, sizes, 0, copies=1)
+    rows = list(gpu_static.runs(CPU, 0.0, sizes))
+    assert len(rows) == 12
+    assert all("were left" in measured["left_out"] for _, measured in rows)
+
+
+def replace_scores(beams: Any) -> Any:
+    return replace(beams, scores_BK=beams.scores_BK + 1)
+
+
+def test_sweeps_run() -> None:
+    sizes = gpu_step.Sizes(items=60, codes=9, levels=2, requests=1, beams=2)
+    rows = list(gpu_step.sweeps(CPU, 1e10, 100.0, sizes))
+    assert [parameters["what"] for parameters, _ in rows] == ["step by codes", "step by requests"]
+    assert all("leafbeam_us" in measured for _, measured in rows)
+
+
+TINY = gpu_server.Shape(
+    name="tiny",
+    sizes={
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+    },
+    codes=16,
+    catalog=500,
+    beams=(12,),
+    items=(5,),
+    at_once=(2,),
+    rates=(4,),
+)
+
+
+def test_whole_decodes_of_real_shapes_run_as_graphs_and_without() -> None:
+    rows = list(gpu_shapes.runs(CPU, 100.0, (TINY,), items=500))
+    assert [set(measured["ms"]) for _, measured in rows] == [{"graph", "launches"}]
+    assert rows[0][0] == {"what": "whole decode", "model": "tiny", "beams": 12, "tokens": 16, "codes": 16}
+
+
+def test_the_server_is_measured_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_server, "_SAMPLES", 2)
+    monkeypatch.setattr(gpu_server, "_RATE_S", 1.0)
+    rows = {parameters.get("part", "failed"): measured for parameters, measured in gpu_server.runs(CPU, TINY, 300.0, tmp_path)}
+    assert list(rows) == ["start", "answers", "rate", "memory"]
+    assert rows["answers"]["ms"]["p50"] > 0
+    assert rows["rate"]["errors"] == 0
+
+
+def test_no_part_takes_more_than_eight_minutes_and_all_are_listed() -> None:
+    assert all(part.seconds + parts.GRACE <= 8 * 60 for part in parts.PARTS.values())
+    kernels = [part.seconds + parts.GRACE for name, part in parts.PARTS.items() if name in parts.KERNELS]
+    assert parts.COMPILING + sum(kernels) < 8 * 60
+    listed = parts.table().splitlines()
+    assert [line.split()[0] for line in listed[:-1]] == list(parts.PARTS)
+    with pytest.raises(SystemExit):
+        parts.main(["step", "nothing"])
+
+
 def test_a_part_that_dies_leaves_a_row_that_says_so() -> None:
     rows = list(parts.lines("no such part", {}, 60))
     assert rows[-1][0] == {"what": "no such part"}
     assert "exit 1" in rows[-1][1]["failed"]
+
+
+def test_rows_are_there_before_a_part_ends_and_one_that_hangs_is_stopped(tmp_path: Path) -> None:
+    row = json.dumps({"parameters": {"what": "one"}, "measured": {"us": 1}})
+    seen = tmp_path / "seen"  # the process goes on when the test has read its first row
+    code = (
+        f"import pathlib, time\nprint({row!r}, flush=True)\n"
+        f"while not pathlib.Path({str(seen)!r}).exists(): time.sleep(0.01)\n"
+        f"print({row!r}, flush=True); time.sleep(600)"
+    )
+    rows = iter(parts.printed_rows([sys.executable, "-c", code], "hangs", 10.0))
+    assert next(rows) == ({"what": "one"}, {"us": 1})
+    seen.touch()
+    assert list(rows) == [({"what": "one"}, {"us": 1}), ({"what": "hangs"}, {"failed": "stopped after 10 s"})]
 
 
 def test_parts_print_rows_that_can_be_read_and_need_no_more_than_torch_triton_and_the_core() -> None:
