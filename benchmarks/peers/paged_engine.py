@@ -102,7 +102,7 @@ class PagedRunner(CpuRunner):
             layers, places = self._layers, (table_NT, position_N + 1)
             if isinstance(layers, FusedLayers):
                 flat = tuple((key_pages.reshape(-1), value_pages.reshape(-1)) for key_pages, value_pages in pages)
-                rows = layers.weights, chunk.arrays, chunk.rows, self._heads, flat, slots, slot_N
+                rows = layers.weights, chunk.arrays, chunk.rows, self._heads.heads, flat, slots, slot_N
                 self._paged.run(*rows, *places, beam_N, scores_HGY, layers.threads(chunk))
             else:
                 assert isinstance(layers, TorchLayers)

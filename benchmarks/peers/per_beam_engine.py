@@ -95,8 +95,9 @@ class _PerBeamLayers(TorchLayers):
             torch.bmm(query, key_NGTE.flatten(0, 1).transpose(1, 2), out=scores)
             top, top_array = space.buffer("copied top", num_rows * groups, ratio)
             total, total_array = space.buffer("copied total", num_rows * groups, ratio)
-            tile = kernels.ScoreTile(num_rows * groups, ratio, tokens, tokens, 0, 1)
-            kernels.softmax_weights(flat_array, tile, self.weights[layer].bound, top_array, total_array, 0, chunk.threads)
+            tile = kernels.ScoreTile(num_rows * groups, ratio, tokens, tokens, 0, 1, 0.0, 0)
+            totals = top_array, total_array, 0, chunk.threads
+            kernels.softmax_weights(flat_array, tile, chunk.positions_X, self.weights[layer].bound, *totals)
             weighted = torch.bmm(scores, value_NGTE.flatten(0, 1)).view(num_rows, groups, ratio, size)
             weighted_GNRE[:, rows] = weighted.transpose(0, 1)
             columns = slice(rows.start * ratio, rows.stop * ratio)

@@ -5,21 +5,22 @@ Shapes: D hidden, V codes of a level.
 
 import logging
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import ClassVar, Generic, Self
+from typing import Any, ClassVar, Generic, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leafbeam.errors import ArgumentError, CheckpointError, counted
-from leafbeam.model.qwen3 import RMSNorm
+from leafbeam.model.decoder import LayerNorm, RMSNorm, capped
 from leafbeam.model.session import has_padding
 from leafbeam.model.torch_runner import RunnerOptions, TorchRunner, attention_on
 from leafbeam.model.vocabulary import AnyVocabulary
-from leafbeam.model.weights import Config, TensorNames, read_config, read_tensors, write_checkpoint
+from leafbeam.model.weights import Config, TensorNames, read_config, read_hf, read_tensors, write_checkpoint
 
 log = logging.getLogger("leafbeam.model")
 
@@ -52,7 +53,10 @@ class SidModel(nn.Module, Generic[Config]):
         generator = generator or torch.Generator().manual_seed(0)
         self.to_empty(device=torch.device(device))
         for name, weight in self.named_parameters():
-            if isinstance(self.get_submodule(name.rpartition(".")[0]), RMSNorm):
+            if name.endswith(".bias"):
+                nn.init.zeros_(weight)
+                continue
+            if isinstance(self.get_submodule(name.rpartition(".")[0]), RMSNorm | LayerNorm):
                 nn.init.ones_(weight)
                 continue
             drawn = torch.empty(weight.shape, device=generator.device)
@@ -82,11 +86,16 @@ class SidModel(nn.Module, Generic[Config]):
         """Return the logits (..., V) of one level's codes from hidden states (..., D). Only that level's rows are
         multiplied.
         """
-        return F.linear(hidden, self.vocabulary.level_rows(self.head_weight, level))
+        return capped(F.linear(hidden, self.vocabulary.level_rows(self.head_weight, level)), self.logit_cap)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits (..., vocab_size) of every token from hidden states (..., D)."""
-        return F.linear(hidden, self.head_weight)
+        return capped(F.linear(hidden, self.head_weight), self.logit_cap)
+
+    @property
+    def logit_cap(self) -> float:
+        """Return the soft cap of the logits, 0 if there is none."""
+        return 0.0
 
     @abstractmethod
     def run_prompts(self, tokens_BT: Tensor, lengths_B: Tensor, options: RunnerOptions) -> TorchRunner:
@@ -96,10 +105,10 @@ class SidModel(nn.Module, Generic[Config]):
         self, tokens_BT: Tensor, lengths_B: Tensor, vocabulary: AnyVocabulary, *, hidden: bool = False
     ) -> RunnerOptions:
         """Return the options of a search without a graph. hidden: return hidden states in the place of logits."""
-        weight = self.head_weight
+        weight, cap = self.head_weight, self.logit_cap
 
         def head(hidden_D: Tensor, level: int) -> Tensor:
-            return hidden_D if hidden else F.linear(hidden_D, vocabulary.level_rows(weight, level))
+            return hidden_D if hidden else capped(F.linear(hidden_D, vocabulary.level_rows(weight, level)), cap)
 
         is_padded = has_padding(lengths_B, tokens_BT.shape[1])
         attention = attention_on(weight)
@@ -128,13 +137,20 @@ class SidModel(nn.Module, Generic[Config]):
             raise CheckpointError(f"{directory} has a config.json of impossible sizes ({error}): copy it again") from error
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         tied = config.tie_word_embeddings
-        tensors = read_tensors(Path(directory), shapes, cls.tensor_names, tied=tied, dtype=dtype, device=torch.device(device))
+        names = cls.names_in(read_hf(Path(directory)), config)
+        tensors = read_tensors(Path(directory), shapes, names, tied=tied, dtype=dtype, device=torch.device(device))
         if tensors.keys() > shapes.keys():  # as T5 1.1 is saved by transformers 5
             log.warning("%s: the head differs from the embedding that config.json ties it to, and is used", directory)
             config = replace(config, tie_word_embeddings=False)
             model = cls(config, vocabulary, device="meta")  # pyright: ignore[reportCallIssue]
         model.load_state_dict(tensors, assign=True)
         return model.eval()
+
+    @classmethod
+    def names_in(cls, hf: Mapping[str, Any], config: Any) -> TensorNames:
+        """Return how the files of a checkpoint hold the tensors. hf: its config.json."""
+        del hf, config
+        return cls.tensor_names
 
     def save_pretrained(self, directory: str | PathLike[str]) -> None:
         """Write config.json and model.safetensors as transformers reads them (except experts), and leafbeam.json."""

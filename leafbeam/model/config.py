@@ -1,4 +1,4 @@
-"""The configurations of a Qwen3 decoder and of a T5 encoder-decoder."""
+"""The configurations of a decoder and of a T5 encoder-decoder."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
@@ -6,20 +6,33 @@ from sys import float_info
 from typing import Any, Literal, TypeVar
 
 from leafbeam.errors import ArgumentError, CheckpointError, check_choice
+from leafbeam.model.architectures import architecture_of
+from leafbeam.model.architectures.fields import NEITHER, check_implemented
 
 FeedForwardKind = Literal["relu", "gated-gelu", "gated-silu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+Norm = Literal["rms", "layer"]
+NormPlacement = Literal["before", "after", "both"]
+QueryKeyNorm = Literal["none", "head", "all"]
 Config = TypeVar("Config")
+ENCODER_DECODERS = ("t5", "leafbeam_t5_moe")  # by the model_type in config.json
 
 # Beyond these, a config is damaged: building its modules would take minutes, and its tensors no memory has.
 _LAYERS = ("num_hidden_layers", "num_layers", "num_decoder_layers")
-_MAX_LAYERS, _MAX_EXPERTS, _MAX_SIZE = 1024, 4096, 2**31 - 1
+_MAX_LAYERS, _MAX_EXPERTS, _MAX_DECODER_EXPERTS, _MAX_SIZE = 1024, 4096, 2**16, 2**31 - 1
 
 _EXPERTS = ("num_experts", "num_experts_per_tok", "norm_topk_prob", "router_aux_loss_coef")
 
-# Fields of any config.json that change a model's weights or its code, and that leafbeam implements with no value.
-_NEITHER: dict[str, tuple[Any, ...]] = dict.fromkeys(
-    ("auto_map", "fusion_config", "per_layer_config", "quantization_config", "transformers_weights"), ()
+# Fields in which architectures differ from a Qwen3.
+_OF_OTHERS = frozenset(
+    {
+        *("norm", "norm_placement", "query_key_norm", "attention_bias", "attention_output_bias", "feed_forward_bias"),
+        *("hidden_act", "is_gated", "embedding_scale", "learned_positions", "attention_scale", "attention_cap", "logit_cap"),
+        *("rope_frequencies", "rope_scale", "sliding_window", "local_layers", "local_frequencies", "local_scale"),
+        *("num_experts", "num_experts_per_tok", "norm_topk_prob", "moe_intermediate_size", "expert_layers"),
+    }
 )
+
 # Names that transformers takes for T5's own, and which win over them.
 _T5_ALIASES = {
     "hidden_size": "d_model",
@@ -32,10 +45,35 @@ _FEED_FORWARD_ALIASES = {"gated-gelu_new": "gated-gelu", "gated-swish": "gated-s
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The sizes of a Qwen3 decoder; the defaults are a small model for training on a CPU.
+    """The sizes and the architecture of a decoder; the defaults are a small Qwen3 for training on a CPU.
 
-    The fields are those of Qwen3's config.json, except `dropout`: the share of values that are dropped in training after the
-    embedding and after every attention and feed-forward block.
+    `leafbeam.model.architectures` makes it from the config.json of every architecture that leafbeam reads. Fields whose names
+    config.json has mean what they mean there for a Qwen3; the others describe what architectures differ in. What can be folded
+    into the weights when they are loaded has no field.
+
+    Attributes:
+        norm: The norm before each block: by root mean square, or by mean and variance with a bias.
+        norm_placement: Where norms are: before each block, after it, or both.
+        query_key_norm: The norm of queries and keys: none, of each head, or of all heads together.
+        attention_bias: Whether the matrices of queries, keys and values have biases.
+        attention_output_bias: Whether the attention's output matrix has a bias.
+        feed_forward_bias: Whether the feed-forward matrices have biases.
+        hidden_act: The activation of the feed-forward block.
+        is_gated: Whether one matrix of the feed-forward block gates another.
+        embedding_scale: What embeddings are multiplied by where they enter the first layer.
+        learned_positions: Whether an embedding of the position is added to that of the token.
+        attention_scale: What products of queries and keys are multiplied by; 0 is head_dim ** -0.5.
+        attention_cap: The soft cap of attention scores, cap * tanh(score / cap); 0 is none.
+        logit_cap: The soft cap of logits; 0 is none.
+        rope_frequencies: The rotation's radians per position of each pair of values; empty: those of rope_theta. Pairs of 0 are
+            not rotated.
+        rope_scale: What rotated values are multiplied by.
+        local_layers: The layers whose tokens attend only to the last sliding_window ones, themselves included.
+        local_frequencies: As rope_frequencies, of the local layers; empty: as in all layers.
+        local_scale: As rope_scale, of the local layers.
+        expert_layers: The layers whose feed-forward block is a mixture of num_experts experts, of which the router picks
+            num_experts_per_tok; norm_topk_prob says whether their weights are normalised to sum to 1.
+        dropout: The share of values that are dropped in training after the embedding and after every block.
 
     Examples:
         >>> ModelConfig(vocab_size=779).head_dim
@@ -55,25 +93,94 @@ class ModelConfig:
     tie_word_embeddings: bool = False
     initializer_range: float = 0.02
     dropout: float = 0.0
+    norm: Norm = "rms"
+    norm_placement: NormPlacement = "before"
+    query_key_norm: QueryKeyNorm = "head"
+    attention_bias: bool = False
+    attention_output_bias: bool = False
+    feed_forward_bias: bool = False
+    hidden_act: Activation = "silu"
+    is_gated: bool = True
+    embedding_scale: float = 1.0
+    learned_positions: bool = False
+    attention_scale: float = 0.0
+    attention_cap: float = 0.0
+    logit_cap: float = 0.0
+    rope_frequencies: tuple[float, ...] = ()
+    rope_scale: float = 1.0
+    sliding_window: int = 0
+    local_layers: tuple[int, ...] = ()
+    local_frequencies: tuple[float, ...] = ()
+    local_scale: float = 1.0
+    num_experts: int = 0
+    num_experts_per_tok: int = 0
+    norm_topk_prob: bool = False
+    moe_intermediate_size: int = 0
+    expert_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_fields(self, may_be_zero={"dropout"})
+        zero = {"dropout", "attention_scale", "attention_cap", "logit_cap", "sliding_window"}
+        _check_fields(self, may_be_zero=zero | {"num_experts", "num_experts_per_tok", "moe_intermediate_size"})
+        for name, kind in (
+            ("norm", Norm),
+            ("norm_placement", NormPlacement),
+            ("query_key_norm", QueryKeyNorm),
+            ("hidden_act", Activation),
+        ):
+            check_choice(name, getattr(self, name), kind)
         if self.num_attention_heads % self.num_key_value_heads:
             raise ArgumentError(f"num_attention_heads must be a multiple of num_key_value_heads={self.num_key_value_heads}")
         if self.head_dim % 2:
             raise ArgumentError(f"head_dim={self.head_dim} must be even: rotary positions rotate pairs of values")
+        if self.norm == "layer" and self.norm_placement != "before":
+            raise ArgumentError("norm='layer' has a bias, which is implemented before a block only: norm_placement='before'")
+        for name in ("rope_frequencies", "local_frequencies"):
+            if len(getattr(self, name)) not in (0, self.head_dim // 2):
+                raise ArgumentError(f"{name} must have one entry for each of the {self.head_dim // 2} pairs of a head")
+        for name in ("local_layers", "expert_layers"):
+            if any(not 0 <= layer < self.num_hidden_layers for layer in getattr(self, name)):
+                raise ArgumentError(f"{name} must be layers of 0 to {self.num_hidden_layers - 1}, not {getattr(self, name)}")
+        if self.local_layers and not self.sliding_window:
+            raise ArgumentError("sliding_window must be above 0 if there are local_layers")
+        if self.expert_layers:
+            if not 1 <= self.num_experts_per_tok <= self.num_experts:
+                raise ArgumentError(
+                    f"num_experts_per_tok is {self.num_experts_per_tok} of {self.num_experts}: raise num_experts"
+                )
+            if not self.moe_intermediate_size:
+                raise ArgumentError("moe_intermediate_size must be above 0 if there are expert_layers")
+            if self.num_experts * len(self.expert_layers) > _MAX_DECODER_EXPERTS:
+                raise ArgumentError(f"num_experts={self.num_experts} in each layer: at most {_MAX_DECODER_EXPERTS:,} in all")
 
     @property
     def group_size(self) -> int:
         """Return the number of query heads per key head."""
         return self.num_attention_heads // self.num_key_value_heads
 
+    @property
+    def query_scale(self) -> float:
+        """Return what products of queries and keys are multiplied by."""
+        return self.attention_scale or self.head_dim**-0.5
+
+    @property
+    def is_rotary(self) -> bool:
+        """Return whether queries and keys are rotated by their positions."""
+        return not self.rope_frequencies or any(self.rope_frequencies)
+
+    def window(self, layer: int) -> int:
+        """Return how many tokens a token of a layer sees, itself included; 0: all before it."""
+        return self.sliding_window if layer in self.local_layers else 0
+
     def to_hf(self) -> dict[str, Any]:
-        """Return the fields of config.json, which transformers 4.51 and later reads (rope_theta is written in both of its
-        forms).
+        """Return the fields of config.json.
+
+        transformers 4.51 and later reads a Qwen3 (rope_theta is written in both of its forms); other architectures are written
+        as "leafbeam_decoder", which leafbeam alone reads.
         """
         named = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "dropout"}
-        return named | {
+        if any(named[field.name] != field.default for field in fields(self) if field.name in _OF_OTHERS):
+            return named | {"architectures": ["LeafbeamDecoder"], "model_type": "leafbeam_decoder"}
+        return {name: value for name, value in named.items() if name not in _OF_OTHERS} | {
             "architectures": ["Qwen3ForCausalLM"],
             "attention_bias": False,
             "attention_dropout": 0.0,
@@ -87,28 +194,14 @@ class ModelConfig:
 
     @classmethod
     def from_hf(cls, hf: Mapping[str, Any], *, dropout: float = 0.0) -> "ModelConfig":
-        """Return the config of a parsed config.json.
+        """Return the config of a parsed config.json of a decoder.
 
         Raises:
-            CheckpointError: If a field is missing or not implemented.
+            CheckpointError: If the architecture is unknown, or a field is missing or not implemented.
         """
-        if hf.get("model_type") != "qwen3":
-            raise CheckpointError(
-                f"config.json has model_type {hf.get('model_type')!r}, and a Transformer reads 'qwen3': load_model reads T5 too"
-            )
-        _check_implemented(hf, _NEITHER | {"attention_bias": (False,), "hidden_act": ("silu", "swish")})
-        if hf.get("is_causal", True) is not True:
-            raise CheckpointError(f"config.json has is_causal={hf['is_causal']!r}; leafbeam implements causal attention only")
-        _check_layer_types(hf)
-
-        # Where transformers' Qwen3Config has other defaults for fields that config.json may omit.
-        values: dict[str, Any] = {"head_dim": 128, "max_position_embeddings": 32_768}
-        values |= {field.name: hf[field.name] for field in fields(cls) if field.name in hf}
-        if "num_key_value_heads" in values and values["num_key_value_heads"] is None:  # plain multi-head attention
-            values["num_key_value_heads"] = values.get("num_attention_heads")
-        values |= {"rope_theta": _rope_theta(hf), "dropout": dropout}
-        required = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"}
-        return _config_from(cls, values, required | {"num_attention_heads", "num_key_value_heads"})
+        required = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"}
+        values = architecture_of(hf).read(hf) | {"dropout": dropout}
+        return _config_from(cls, values, required | {"num_key_value_heads", "head_dim"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,12 +292,12 @@ class EncoderDecoderConfig:
         Raises:
             CheckpointError: If a field is missing or not implemented.
         """
-        if hf.get("model_type") not in ("t5", "leafbeam_t5_moe"):
+        if hf.get("model_type") not in ENCODER_DECODERS:
             raise CheckpointError(
                 f"config.json has model_type {hf.get('model_type')!r}, and an EncoderDecoder reads 't5': "
                 "load_model reads qwen3 too"
             )
-        _check_implemented(hf, _NEITHER | {"is_encoder_decoder": (True,)})
+        check_implemented(hf, NEITHER | {"is_encoder_decoder": (True,)})
         if "is_causal" in hf:  # true: of the encoder too; false or null: not even of the decoder
             raise CheckpointError(f"config.json has is_causal={hf['is_causal']!r}, which leafbeam lacks for a T5: remove it")
         for name, t5_name in _T5_ALIASES.items():
@@ -233,8 +326,13 @@ class EncoderDecoderConfig:
 def _check_fields(config: Any, may_be_zero: Collection[str]) -> None:
     """ArgumentError unless the fields have their types, and numbers are above 0 (some may be 0) and not absurd."""
     types: dict[Any, Any] = {int: int, float: int | float, bool: bool}
+    tuples: dict[Any, Any] = {tuple[int, ...]: int, tuple[float, ...]: int | float}
     for field in fields(config):
         value = getattr(config, field.name)
+        if field.type in tuples:
+            if not isinstance(value, tuple) or not all(isinstance(item, tuples[field.type]) for item in value):
+                raise ArgumentError(f"{field.name} must be a tuple of numbers, not {value!r}")
+            continue
         if not isinstance(value, types.get(field.type, str)) or (isinstance(value, bool) and field.type is not bool):
             expected = field.type.__name__ if isinstance(field.type, type) else "a string"
             raise ArgumentError(f"{field.name} must be {expected}, not {value!r}")
@@ -247,36 +345,11 @@ def _check_fields(config: Any, may_be_zero: Collection[str]) -> None:
         raise ArgumentError(f"dropout must be below 1, not {config.dropout}")
 
 
-def _check_implemented(hf: Mapping[str, Any], implemented: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raise CheckpointError unless these fields of config.json are missing, null, or have one of these values."""
-    for name, values in implemented.items():
-        if hf.get(name) not in (None, *values):
-            raise CheckpointError(f"config.json has {name}={hf[name]!r}, which leafbeam lacks: use a model without it")
-
-
-def _check_layer_types(hf: Mapping[str, Any]) -> None:
-    """Raise CheckpointError if a layer of a Qwen3 attends to a sliding window."""
-    kinds, num_layers, window = hf.get("layer_types"), hf.get("num_hidden_layers"), hf.get("sliding_window", 4096)
-    if kinds is not None:
-        if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind != "full_attention" for kind in kinds):
-            raise CheckpointError(
-                f"config.json has layer_types={kinds!r}; leafbeam implements full_attention only, one entry for each of the "
-                f"num_hidden_layers={num_layers!r}"
-            )
-    elif hf.get("use_sliding_window") and window is not None:
-        first = hf.get("max_window_layers", 28)
-        if not isinstance(first, int) or not isinstance(num_layers, int) or first < num_layers:
-            raise CheckpointError(
-                f"config.json has use_sliding_window={hf['use_sliding_window']!r}, from layer max_window_layers={first!r} on, "
-                f"and sliding_window={window!r}, which leafbeam lacks: use a model without it"
-            )
-
-
 def _check_activation(hf: Mapping[str, Any], kind: object) -> None:
     """Raise CheckpointError if T5's derived fields, which transformers reads after feed_forward_proj, disagree with it."""
     derived = {"relu": ("relu",), "gated-gelu": ("gelu_new",), "gated-silu": ("silu", "swish")}
     if isinstance(kind, str) and kind in derived:
-        _check_implemented(hf, {"dense_act_fn": derived[kind], "is_gated_act": (kind.startswith("gated-"),)})
+        check_implemented(hf, {"dense_act_fn": derived[kind], "is_gated_act": (kind.startswith("gated-"),)})
 
 
 def _config_from(
@@ -288,6 +361,8 @@ def _config_from(
     """
     if missing := sorted(set(required) - values.keys()):
         raise CheckpointError(f"config.json lacks {', '.join(missing)}: copy the model's complete config.json")
+    if unknown := sorted(values.keys() - {field.name for field in fields(kind)}):  # pyright: ignore[reportArgumentType]
+        raise CheckpointError(f"config.json has {', '.join(unknown)}, unknown to this leafbeam: install the one that wrote it")
     try:
         return kind(**values)
     except ArgumentError as error:
@@ -305,22 +380,3 @@ def _first_token(hf: Mapping[str, Any]) -> int:
     if not isinstance(token, int) or isinstance(token, bool):
         raise CheckpointError(f"{name}={token!r} is the decoder's first token: expected an integer")
     return token
-
-
-def _rope_theta(hf: Mapping[str, Any]) -> Any:
-    """Return the base of the rotary frequencies: `rope_theta` up to transformers 4, inside `rope_parameters` since 5.
-
-    As in transformers, `rope_scaling` takes the place of `rope_parameters`, and the type may be named `type`.
-    """
-    name = "rope_scaling" if hf.get("rope_scaling") else "rope_parameters"
-    parameters = hf.get(name) or {}
-    plain = {"rope_theta": None, "rope_type": "default", "type": "default", "partial_rotary_factor": 1.0}
-    is_plain = isinstance(parameters, dict) and plain | parameters | {"rope_theta": None} == plain
-    if not is_plain:
-        raise CheckpointError(f"config.json has {name}={parameters!r}; leafbeam implements rope_type 'default' only")
-    _check_implemented(hf, {"partial_rotary_factor": (1.0,)})
-    outside, inside = hf.get("rope_theta"), parameters.get("rope_theta")
-    if None not in (outside, inside) and outside != inside:
-        raise CheckpointError(f"config.json has rope_theta={outside!r} and, in {name}, {inside!r}: keep one")
-    theta = inside if outside is None else outside
-    return 10_000.0 if theta is None else theta

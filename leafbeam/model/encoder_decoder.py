@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from leafbeam.errors import ArgumentError
 from leafbeam.model.base import SidModel
 from leafbeam.model.config import EncoderDecoderConfig
-from leafbeam.model.qwen3 import Dropout, make_dropout
+from leafbeam.model.decoder import Dropout, make_dropout
 from leafbeam.model.session import DecodeSession, check_prompts, checked_lengths, has_padding
 from leafbeam.model.t5 import T5Decoder, T5Encoder, attend_codes
 from leafbeam.model.torch_runner import RunnerOptions, TorchRunner

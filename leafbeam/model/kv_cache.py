@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from leafbeam.model.config import ModelConfig
-from leafbeam.model.qwen3 import causal
 from leafbeam.ops.attention.reference import extend_ancestors, prefix_attention
 
 _FEW_CODES = 8  # of a beam: slots for so many are allocated at once
@@ -51,14 +50,11 @@ class PromptCache:
         self.keys.append(key_BTGE.permute(0, 2, 3, 1).contiguous())
         self.values.append(value_BTGE.transpose(1, 2).contiguous())
 
-    def prefill(self, layer: int, query_BTHE: Tensor, key_BTGE: Tensor, value_BTGE: Tensor) -> Tensor:
-        """Causal attention among the prompt's tokens; adds the layer."""
-        self.append(key_BTGE, value_BTGE)
-        return causal(layer, query_BTHE, key_BTGE, value_BTGE)
-
-    def attend(self, layer: int, query_BNHE: Tensor) -> tuple[Tensor, Tensor]:
+    def attend(
+        self, layer: int, query_BNHE: Tensor, *, first_BN: Tensor | None = None, cap: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
         """Attention of all beams over their prompt: see `prefix_attention`."""
-        return prefix_attention(query_BNHE, self.keys[layer], self.values[layer], self.lengths_B)
+        return prefix_attention(query_BNHE, self.keys[layer], self.values[layer], self.lengths_B, first_BN, cap)
 
 
 class CodeCache:

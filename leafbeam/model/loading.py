@@ -12,7 +12,8 @@ import torch
 
 from leafbeam.errors import CheckpointError, check_choice, short_repr
 from leafbeam.extras import require_device
-from leafbeam.model.config import EncoderDecoderConfig, ModelConfig
+from leafbeam.model.architectures import DECODERS
+from leafbeam.model.config import ENCODER_DECODERS, EncoderDecoderConfig, ModelConfig
 from leafbeam.model.encoder_decoder import EncoderDecoder
 from leafbeam.model.transformer import Transformer
 from leafbeam.model.vocabulary import AnyVocabulary, TokenTable, Vocabulary
@@ -54,7 +55,7 @@ def load_model(
         CheckpointError: If the model_type is not supported, or a file is missing, damaged or does not fit.
     """
     require_device(str(device))
-    kinds: dict[str, type[AnyModel]] = {"qwen3": Transformer, "t5": EncoderDecoder, "leafbeam_t5_moe": EncoderDecoder}
+    kinds: dict[str, type[AnyModel]] = dict.fromkeys(DECODERS, Transformer) | dict.fromkeys(ENCODER_DECODERS, EncoderDecoder)
     name = read_hf(Path(directory)).get("model_type")
     if not isinstance(name, str) or name not in kinds:
         raise CheckpointError(

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from leafbeam.errors import ArgumentError, counted
+from leafbeam.model.decoder import capped
 from leafbeam.model.encoder_decoder import EncoderDecoder
 from leafbeam.model.kv_cache import search_bytes
 from leafbeam.model.session import DecodeSession
@@ -49,7 +50,7 @@ class StaticModel:
         return self._tokens[level][codes]
 
     def _head(self, hidden: Tensor, level: int) -> Tensor:
-        return F.linear(hidden, self._heads[level])
+        return capped(F.linear(hidden, self._heads[level]), self._model.logit_cap)
 
     def work_bytes(self, requests: int, tokens: int, num_beams: int) -> int:
         """Return about what a search needs but for logits: keys and values, and activations of the prompts or beams."""

@@ -12,8 +12,8 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
+from leafbeam.model.decoder import Decoder, causal_attention
 from leafbeam.model.kv_cache import CodeCache, PromptCache, TextCache
-from leafbeam.model.qwen3 import Qwen3
 from leafbeam.ops.attention import reference
 from leafbeam.ops.attention.reference import causal_suffix_attention, codes_of, merge
 from leafbeam.ops.attention.types import Attention
@@ -83,10 +83,16 @@ class TorchRunner(ABC):
 class DecoderRunner(TorchRunner):
     """The runner of a decoder-only model, for codes and, as `TextRunner`, for texts."""
 
-    def __init__(self, body: Qwen3, tokens_BT: Tensor, lengths_B: Tensor, options: RunnerOptions) -> None:
+    def __init__(self, body: Decoder, tokens_BT: Tensor, lengths_B: Tensor, options: RunnerOptions) -> None:
         super().__init__(lengths_B, len(body.layers), options.num_levels - 1, options)
         self._body, self._lengths_B = body, lengths_B
-        hidden_BTD = body(tokens_BT, torch.arange(tokens_BT.shape[1], device=tokens_BT.device), self.prompt.prefill)
+        attend = causal_attention(body.config)
+
+        def prefill(layer: int, query_BTHE: Tensor, key_BTGE: Tensor, value_BTGE: Tensor) -> Tensor:
+            self.prompt.append(key_BTGE, value_BTGE)
+            return attend(layer, query_BTHE, key_BTGE, value_BTGE)
+
+        hidden_BTD = body(tokens_BT, torch.arange(tokens_BT.shape[1], device=tokens_BT.device), prefill)
         self._last_BD = hidden_BTD[torch.arange(len(lengths_B), device=lengths_B.device), lengths_B - 1]
         self._texts = TextCache(self._num_layers)
 
@@ -101,7 +107,7 @@ class DecoderRunner(TorchRunner):
         first_BK = torch.tensor(levels, device=device).view(padded_BKC.shape[:2])
         slot_BKC = first_BK[..., None] + torch.arange(count, device=device)
         self._texts.place(slot_BKC, max(levels) + count)
-        positions_BN = self._lengths_B[:, None] + slot_BKC.flatten(1)
+        self._positions_BN = positions_BN = self._lengths_B[:, None] + slot_BKC.flatten(1)
         hidden_BND = self._body(padded_BKC.flatten(1), positions_BN, self._attend_texts)
         last_R = torch.tensor([max(0, len(row) - 1) for row in tokens], device=device)
         return hidden_BND.unflatten(1, slot_BKC.shape[1:]).flatten(0, 1)[torch.arange(len(tokens), device=device), last_R]
@@ -111,21 +117,31 @@ class DecoderRunner(TorchRunner):
         positions_BN = (self._lengths_B + level)[:, None]
         if num_codes > 1:
             positions_BN = positions_BN + torch.arange(num_codes, device=tokens_BN.device).repeat(num_beams)
+        self._positions_BN = positions_BN
         return self._body(tokens_BN, positions_BN, self._attend)
+
+    def _attend_to_prompt(self, layer: int, query_BNHE: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the attention to the part of the prompt that a layer sees from the present positions."""
+        window, cap = self._body.config.window(layer), self._body.config.attention_cap
+        first_BN = (self._positions_BN + 1 - window).expand(query_BNHE.shape[:2]) if window else None
+        return self.prompt.attend(layer, query_BNHE, first_BN=first_BN, cap=cap)
 
     def _attend(self, layer: int, query_BNHE: Tensor, key_BNGE: Tensor, value_BNGE: Tensor) -> Tensor:
         """Return one softmax over the prompt and the beam's own codes, up to each new one."""
         slots, ancestors_BKS = self.beams.extend(layer, key_BNGE, value_BNGE), self.beams.ancestors_BKS
-        if self.beams.shape[1] == 1:
+        window, cap = self._body.config.window(layer), self._body.config.attention_cap
+        if self.beams.shape[1] == 1 and not window and not cap:
             prompt = self.prompt.keys[layer], self.prompt.values[layer], self.prompt.lengths_B
             return self._attention.over_both(query_BNHE, *prompt, *slots, ancestors_BKS)
         keys_BKSGE, values_BKSGE = (codes_of(side_BKSGE, ancestors_BKS) for side_BKSGE in slots)
-        values, lse = causal_suffix_attention(query_BNHE.unflatten(1, self.beams.shape), keys_BKSGE, values_BKSGE)
-        return merge(*self.prompt.attend(layer, query_BNHE), values.flatten(1, 2), lse.flatten(1, 2))
+        query_BKCHE = query_BNHE.unflatten(1, self.beams.shape)
+        values, lse = causal_suffix_attention(query_BKCHE, keys_BKSGE, values_BKSGE, window=window, cap=cap)
+        return merge(*self._attend_to_prompt(layer, query_BNHE), values.flatten(1, 2), lse.flatten(1, 2))
 
     def _attend_texts(self, layer: int, query_BNHE: Tensor, key_BNGE: Tensor, value_BNGE: Tensor) -> Tensor:
         keys_BKSGE, values_BKSGE = self._texts.extend(layer, key_BNGE, value_BNGE)
         slot_BKC = self._texts.slot_BKC
         query_BKCHE = query_BNHE.unflatten(1, slot_BKC.shape[1:])
-        values, lse = causal_suffix_attention(query_BKCHE, keys_BKSGE, values_BKSGE, slot_BKC)
-        return merge(*self.prompt.attend(layer, query_BNHE), values.flatten(1, 2), lse.flatten(1, 2))
+        window, cap = self._body.config.window(layer), self._body.config.attention_cap
+        values, lse = causal_suffix_attention(query_BKCHE, keys_BKSGE, values_BKSGE, slot_BKC, window, cap)
+        return merge(*self._attend_to_prompt(layer, query_BNHE), values.flatten(1, 2), lse.flatten(1, 2))

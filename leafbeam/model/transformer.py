@@ -1,4 +1,4 @@
-"""The decoder-only model: Qwen3's layers and a head of which any level is a slice.
+"""The decoder-only model: layers of any architecture of `ModelConfig`, and a head of which any level is a slice.
 
 Shapes: B requests, T tokens of each, K beams, C new codes of each beam, N = K x C, V codes of a level, D hidden.
 """
@@ -6,22 +6,26 @@ Shapes: B requests, T tokens of each, K beams, C new codes of each beam, N = K x
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import replace
 from os import PathLike
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from leafbeam.errors import ArgumentError
+from leafbeam.model.architectures import architecture_of
 from leafbeam.model.base import SidModel
 from leafbeam.model.config import ModelConfig
 from leafbeam.model.cpu.layers import parameters_of
 from leafbeam.model.cpu.products import ProductTuning, tune_products
 from leafbeam.model.cpu.runner import CpuOptions, CpuRunner
 from leafbeam.model.cpu.workspace import Workspace
+from leafbeam.model.decoder import Decoder, Layer, causal_attention, make_dropout
+from leafbeam.model.experts import Experts
 from leafbeam.model.prompt_store import PromptStore
-from leafbeam.model.qwen3 import Layer, Qwen3, causal, make_dropout
 from leafbeam.model.session import DecodeSession, Runner, check_prompts, checked_lengths
 from leafbeam.model.text_session import TextRunner, TextSession
 from leafbeam.model.torch_runner import DecoderRunner, RunnerOptions
@@ -33,7 +37,7 @@ log = logging.getLogger("leafbeam.model")
 
 
 class Transformer(SidModel[ModelConfig]):
-    """A decoder-only transformer over Semantic IDs, with Qwen3's architecture and parameter names, of any size.
+    """A decoder-only transformer over Semantic IDs, of the architecture and the sizes of its config.
 
     Args:
         config: The sizes. Its vocab_size may exceed vocabulary.size, because large models pad their embedding.
@@ -68,8 +72,17 @@ class Transformer(SidModel[ModelConfig]):
         super().__init__(config, vocabulary)
         self._products = torch.float32  # what `CpuRunner` multiplies the layers' matrices in
         self._num_packed = 0
-        self.model = Qwen3(config)
+        self.model = Decoder(config)
         self._finish(generator, device)
+
+    @classmethod
+    def names_in(cls, hf: Mapping[str, Any], config: Any) -> TensorNames:
+        architecture, fields = architecture_of(hf), vars(config)
+        return replace(
+            cls.tensor_names,
+            stored=lambda name, tensor: architecture.tensors(name, tensor, fields),
+            offset=architecture.norm_offset,
+        )
 
     @property
     def embedding(self) -> nn.Embedding:
@@ -94,7 +107,7 @@ class Transformer(SidModel[ModelConfig]):
         check_prompts(tokens_BT, lengths_B, self.config)
         positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
         drop = make_dropout(self.config.dropout if self.training else 0.0, dropout)
-        hidden_BTD = self.model(tokens_BT, positions_T, causal, drop)
+        hidden_BTD = self.model(tokens_BT, positions_T, causal_attention(self.config), drop)
         if lengths_B is None:
             return hidden_BTD
         return hidden_BTD.masked_fill((positions_T >= lengths_B.to(tokens_BT.device)[:, None])[..., None], 0)
@@ -182,7 +195,7 @@ class Transformer(SidModel[ModelConfig]):
         """
         if not self.takes_workspace:
             return None
-        layers = [parameters_of(cast(Layer, layer))[:7] for layer in self.model.layers]
+        layers = [parameters_of(cast(Layer, layer)).matrices for layer in self.model.layers]
         return tune_products(layers, self._products)
 
     def _is_faster_packed(self, weight: Tensor) -> bool:
@@ -216,7 +229,13 @@ class Transformer(SidModel[ModelConfig]):
 
     def _matrices(self) -> list[nn.Linear]:
         """The modules of the layers' matrices."""
-        return [module for module in self.model.layers.modules() if isinstance(module, nn.Linear)]
+        parts = [part for layer in self.model.layers for part in (cast(Layer, layer).self_attn, cast(Layer, layer).mlp)]
+        matrices = [part for part in parts if not isinstance(part, Experts)]
+        return [module for part in matrices for module in part.modules() if isinstance(module, nn.Linear)]
+
+    @property
+    def logit_cap(self) -> float:
+        return self.config.logit_cap
 
     def level_heads(self) -> list[Tensor]:
         """Return for each level the head's rows of its codes (V, D), without gradients, as `BeamSearch.run` takes them as

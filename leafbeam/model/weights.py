@@ -1,6 +1,6 @@
 """Checkpoint directories: Hugging Face's model.safetensors and config.json, and leafbeam.json with the vocabulary."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -28,11 +28,17 @@ _HEAD = "lm_head.weight"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorNames:
-    """Names in a model's files: its embedding, tensors that are copies of it, and unused ones that are not read."""
+    """What a model's files hold: its embedding, copies of it, unused tensors that are not read, and how others are stored.
+
+    stored: yields the tensors of the model that a stored one holds, by name. offset: added to the weights of norms, which
+    then stay in float32.
+    """
 
     embedding: str
     copies: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
+    stored: Callable[[str, Tensor], Iterator[tuple[str, Tensor]]] = lambda name, tensor: iter([(name, tensor)])
+    offset: float = 0.0
 
 
 def read_config(directory: Path, vocabulary: AnyVocabulary | None, kind: type[Config]) -> tuple[Config, AnyVocabulary]:
@@ -87,24 +93,39 @@ def read_tensors(
     dtype: cast to it; None keeps the file's, or the widest if the files mix several.
     """
     tensors: dict[str, Tensor] = {}
+    parts: dict[str, dict[int, Tensor]] = {}  # of stacked tensors
     paths: dict[str, Path] = {}
     embedding = names.embedding
     copies = dict.fromkeys(names.copies, shapes[embedding]) | ({_HEAD: shapes[embedding]} if tied else {})
     known = copies | dict(shapes)
-    for path, name, tensor in _stored(directory, device):
+    for path, name, tensor in _stored_as(directory, device, names):
         if name in names.unused:
             continue
         if name in paths:
             raise CheckpointError(f"{name} is both in {paths[name]} and in {path}: copy the whole checkpoint again")
-        if tensor.shape != known.get(name):
-            expected = f"shape {tuple(known[name])}" if name in known else "no such tensor"
+        stack, _, number = name.partition(":")
+        shape = known[stack][1:] if number and stack in known and int(number) < known[stack][0] else known.get(name)
+        if tensor.shape != shape:
+            expected = "no such tensor" if shape is None else f"shape {tuple(shape)}"
             raise CheckpointError(
                 f"{path} holds {name} of shape {tuple(tensor.shape)}, config.json has {expected}: they do not belong together"
             )
         if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
             raise CheckpointError(f"{path} holds {name} as {tensor.dtype}, quantised: use the original checkpoint, of floats")
+        if not tensor.isfinite().all():
+            raise CheckpointError(f"{path} holds {name} with values that are not finite: no score would be; copy it again")
         # copied, since a CPU tensor of safetensors is mapped: a truncated file would end the process
-        tensors[name], paths[name] = tensor.to(dtype or tensor.dtype, copy=device.type == "cpu"), path
+        kind = torch.float32 if names.offset and name.endswith("norm.weight") else dtype or tensor.dtype
+        tensor, paths[name] = tensor.to(kind, copy=device.type == "cpu"), path
+        if kind == torch.float32 and names.offset and name.endswith("norm.weight"):
+            tensor += names.offset
+        if number:
+            parts.setdefault(stack, {})[int(number)] = tensor
+        else:
+            tensors[name] = tensor
+    for stack, by_number in parts.items():
+        if len(by_number) == known[stack][0]:
+            tensors[stack] = torch.stack([by_number[number] for number in range(len(by_number))])
     copied = {name: tensors.pop(name) for name in copies if name in tensors}
     if embedding not in tensors and copied:  # files hold what is shared once, under any of its names
         tensors[embedding] = next(iter(copied.values()))
@@ -121,8 +142,16 @@ def read_tensors(
                 f"{directory} holds {name}, which differs from {embedding}: leafbeam has one embedding for both"
             )
         tensors[name] = copy
-    widest = reduce(torch.promote_types, {tensor.dtype for tensor in tensors.values()})
-    return {name: tensor.to(widest) for name, tensor in tensors.items()}
+    kept = {name for name in tensors if names.offset and name.endswith("norm.weight")}
+    widest = reduce(torch.promote_types, {tensor.dtype for name, tensor in tensors.items() if name not in kept})
+    return {name: tensor if name in kept else tensor.to(widest) for name, tensor in tensors.items()}
+
+
+def _stored_as(directory: Path, device: torch.device, names: TensorNames) -> Iterator[tuple[Path, str, Tensor]]:
+    """Yield the tensors of a model that its files hold, under the model's names."""
+    for path, stored, tensor in _stored(directory, device):
+        for name, part in names.stored(stored, tensor):
+            yield path, name, part
 
 
 def write_checkpoint(

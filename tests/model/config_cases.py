@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedConfig, Qwen3Config, Qwen3ForCausalLM, T5Config, T5ForConditionalGeneration
 
 from leafbeam.model import EncoderDecoder, EncoderDecoderConfig, ModelConfig, Transformer, Vocabulary, load_model
+from leafbeam.model.architectures import DECODERS
 from leafbeam.model.weights import read_config
 
 VOCABULARY = Vocabulary(codebook_sizes=(4, 3))
@@ -104,7 +105,11 @@ ARCHITECTURES = {
 
 def config_of(directory: Path) -> ModelConfig | EncoderDecoderConfig:
     """The config that leafbeam reads, on which alone its model depends, apart from the weights."""
-    kind = ModelConfig if '"qwen3"' in (directory / "config.json").read_text() else EncoderDecoderConfig
+    kind = (
+        ModelConfig
+        if json.loads((directory / "config.json").read_text()).get("model_type") in DECODERS
+        else EncoderDecoderConfig
+    )
     return read_config(directory, VOCABULARY, kind)[0]
 
 

@@ -6,12 +6,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from leafbeam.model.config import EncoderDecoderConfig
-from leafbeam.model.t5 import Experts
+from leafbeam.model.experts import Experts
+from leafbeam.model.t5 import experts_of
 
 
 def experts(generator: torch.Generator, **fields: object) -> Experts:
     sizes: dict[str, object] = {"vocab_size": 9, "d_model": 12, "d_ff": 20, "num_experts": 5}
-    layer = Experts(EncoderDecoderConfig(**(sizes | fields))).to_empty(device="cpu")  # type: ignore[arg-type]
+    layer = experts_of(EncoderDecoderConfig(**(sizes | fields))).to_empty(device="cpu")  # type: ignore[arg-type]
     with torch.no_grad():
         for weight in layer.parameters():
             weight.normal_(0, 0.5, generator=generator)

@@ -10,7 +10,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from leafbeam.errors import ArgumentError
 from leafbeam.model import ModelConfig, TokenTable, Transformer, Vocabulary
-from leafbeam.model.qwen3 import causal, make_dropout
+from leafbeam.model.decoder import causal, make_dropout
 
 MakeModel = Callable[..., Transformer]
 

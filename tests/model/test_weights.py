@@ -198,7 +198,7 @@ def test_a_damaged_leafbeam_json_raises(saved: Path, changes: dict[str, Any]):
     "changes",
     [
         {"model_type": "gpt2"},
-        {"sliding_window": 4, "use_sliding_window": True, "max_window_layers": 1},
+        {"attention_bias": True},
         {"num_hidden_layers": 3},
         {"hidden_size": 44},
     ],

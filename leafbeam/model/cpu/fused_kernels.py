@@ -1,9 +1,9 @@
-"""All layers of Qwen3 in one call, products included: for models so small that calling a product takes as long as the product.
+"""All layers of a decoder in one call, products included: for models so small that calling a product takes as long as it.
 
     for each layer:
-        normed = rms_norm(hidden);  key, value, query = normed @ matrices, keys and queries normed and rotated
+        normed = norm(hidden);  key, value, query = normed @ matrices, keys and queries normed and rotated
         hidden += attention(query; keys and values of the prompt, and of the beam's codes) @ out
-        normed = rms_norm(hidden);  hidden += (silu(normed @ gate) * (normed @ up)) @ down
+        normed = norm(hidden);  hidden += (activation(normed @ gate) * (normed @ up)) @ down
 
     codes      beams do not read each other: each thread takes its rows through all layers
     prompts    each thread takes its rows to keys and values, then, once all are there, through the rest of the layer
@@ -19,9 +19,13 @@ from leafbeam.jit import njit
 from leafbeam.model.cpu.kernels import (
     TILE,
     Floats,
+    Heads,
     Integers,
     KVSlots,
     ScoreTile,
+    activate_of,
+    add_bias_of,
+    add_normed_of,
     attend_codes_of,
     divide_by_weights_of,
     gate_of,
@@ -37,54 +41,96 @@ from leafbeam.ops.openmp import fork
 _OPTIONS: dict[str, Any] = {"nogil": True, "_nrt": False, "error_model": "numpy"}
 _FLOAT = 4  # bytes
 QUERY, KEY, VALUE, OUT, GATE, UP, DOWN = range(7)
+# Vectors of a layer, after the biases of its matrices: the weights of norms and the biases of two.
+ATTENTION_NORM, FEED_FORWARD_NORM, QUERY_NORM, KEY_NORM, ATTENTION_OUTPUT_NORM, FEED_FORWARD_OUTPUT_NORM = range(7, 13)
+ATTENTION_NORM_BIAS, FEED_FORWARD_NORM_BIAS = 13, 14
 
 
 class Weights(NamedTuple):
-    """Every layer's matrices (V, D), by their addresses in the order of QUERY to DOWN, and norms.
+    """Every layer's matrices (V, D), by their addresses in the order of QUERY to DOWN, biases and norms.
 
-    norms_LW: those before attention and before the feed-forward block (D), of queries and of keys (E), side by side.
+    address_LW: 0 where a layer has no gate. vectors_LW: biases of the matrices, then ATTENTION_NORM and so on, side by side;
+    vector v begins at begins_V[v], and is empty where the architecture has none. is_local_L: layers whose heads are
+    `local_heads`.
     """
 
     address_LW: Integers
-    norms_LW: Floats
+    vectors_LW: Floats
+    begins_V: Integers
+    is_local_L: Integers
+    local_heads: Heads
+    activation: int
+
+
+@njit(inline="always", **_OPTIONS)  # a compiled function returns no view
+def vector_of(weights, layer, vector):
+    """A layer's bias or norm"""
+    return weights.vectors_LW[layer, weights.begins_V[vector] : weights.begins_V[vector + 1]]
+
+
+@njit(inline="always", **_OPTIONS)
+def heads_of(weights, layer, heads):
+    """The heads of a layer; `heads` are those of layers that are not local"""
+    return weights.local_heads if weights.is_local_L[layer] else heads
 
 
 @njit(**_OPTIONS)
 def store_keys_values(begin, end, weights, layer, a, slots_N, slots, heads):
-    """normed = rms_norm(hidden); keys and values to their slots"""
-    address_W, norms_W, width = weights.address_LW[layer], weights.norms_LW[layer], a.hidden_XD.shape[1]
-    key_norm_E = norms_W[2 * width + heads.size :]
-    norm_of(begin, end, a.hidden_XD, norms_W[:width], heads.eps, a.normed_XD)
+    """normed = norm(hidden); keys and values to their slots"""
+    address_W = weights.address_LW[layer]
+    norm = vector_of(weights, layer, ATTENTION_NORM), vector_of(weights, layer, ATTENTION_NORM_BIAS)
+    vectors = vector_of(weights, layer, KEY), vector_of(weights, layer, VALUE), vector_of(weights, layer, KEY_NORM)
+    norm_of(begin, end, a.hidden_XD, *norm, heads.eps, a.normed_XD)
     multiply(begin, end, a.normed_XD, address_W[KEY], a.key_XG, 0)
     multiply(begin, end, a.normed_XD, address_W[VALUE], a.value_XG, 0)
-    store_keys_values_of(begin, end, a.key_XG, a.value_XG, (0, 0), a.positions_X, slots_N, slots, key_norm_E, heads)
+    store_keys_values_of(begin, end, a.key_XG, a.value_XG, (0, 0), a.positions_X, slots_N, slots, vectors, heads)
 
 
 @njit(**_OPTIONS)
 def rotate_queries(begin, end, rows, weights, layer, a, heads):
     """The rotated queries of normed rows"""
     multiply(begin, end, a.normed_XD, weights.address_LW[layer, QUERY], a.query_XQ, 0)
-    query_norm_E = weights.norms_LW[layer, 2 * a.hidden_XD.shape[1] :][: heads.size]
-    rotate_queries_of(begin, end, a.query_XQ, rows, a.positions_X, query_norm_E, heads, a.rotated)
+    vectors = vector_of(weights, layer, QUERY), vector_of(weights, layer, QUERY_NORM)
+    rotate_queries_of(begin, end, a.query_XQ, rows, a.positions_X, *vectors, heads, a.rotated)
 
 
 @njit(**_OPTIONS)
 def bound_of(weights, layer, heads):
     """`score_bound` of a layer"""
-    norms_W = weights.norms_LW[layer, weights.norms_LW.shape[1] - 2 * heads.size :]
-    return score_bound(norms_W[: heads.size], norms_W[heads.size :])
+    norms = vector_of(weights, layer, QUERY_NORM), vector_of(weights, layer, KEY_NORM)
+    return score_bound(*norms, heads.scale * heads.rotation**2, heads.cap)
 
 
 @njit(**_OPTIONS)
 def finish(begin, end, weights, layer, a, heads):
     """Add the attention's output projection, then the feed-forward block, to the hidden states"""
-    address_W, width = weights.address_LW[layer], a.hidden_XD.shape[1]
-    multiply(begin, end, a.attended_XQ, address_W[OUT], a.hidden_XD, 1)
-    norm_of(begin, end, a.hidden_XD, weights.norms_LW[layer, width : 2 * width], heads.eps, a.normed_XD)
-    multiply(begin, end, a.normed_XD, address_W[GATE], a.gate_XF, 0)
-    multiply(begin, end, a.normed_XD, address_W[UP], a.up_XF, 0)
-    gate_of(begin, end, a.gate_XF, a.up_XF)
-    multiply(begin, end, a.gate_XF, address_W[DOWN], a.hidden_XD, 1)
+    address_W = weights.address_LW[layer]
+    _add_product(begin, end, a.attended_XQ, weights, layer, OUT, ATTENTION_OUTPUT_NORM, a, heads.eps)
+    norm = vector_of(weights, layer, FEED_FORWARD_NORM), vector_of(weights, layer, FEED_FORWARD_NORM_BIAS)
+    norm_of(begin, end, a.hidden_XD, *norm, heads.eps, a.normed_XD)
+    if address_W[GATE] == 0:
+        multiply(begin, end, a.normed_XD, address_W[UP], a.gate_XF, 0)
+        add_bias_of(begin, end, a.gate_XF, 0, vector_of(weights, layer, UP))
+        activate_of(begin, end, a.gate_XF, weights.activation)
+    else:
+        multiply(begin, end, a.normed_XD, address_W[GATE], a.gate_XF, 0)
+        multiply(begin, end, a.normed_XD, address_W[UP], a.up_XF, 0)
+        add_bias_of(begin, end, a.gate_XF, 0, vector_of(weights, layer, GATE))
+        add_bias_of(begin, end, a.up_XF, 0, vector_of(weights, layer, UP))
+        gate_of(begin, end, a.gate_XF, a.up_XF, weights.activation)
+    _add_product(begin, end, a.gate_XF, weights, layer, DOWN, FEED_FORWARD_OUTPUT_NORM, a, heads.eps)
+
+
+@njit(**_OPTIONS)
+def _add_product(begin, end, rows, weights, layer, matrix, output_norm, a, eps):
+    """hidden += norm(rows @ matrix + bias), where either may be missing"""
+    bias_D, norm_D = vector_of(weights, layer, matrix), vector_of(weights, layer, output_norm)
+    address = weights.address_LW[layer, matrix]
+    if bias_D.size == 0 and norm_D.size == 0:
+        multiply(begin, end, rows, address, a.hidden_XD, 1)
+    else:
+        multiply(begin, end, rows, address, a.normed_XD, 0)
+        add_normed_of(begin, end, a.normed_XD, bias_D, norm_D, eps, a.hidden_XD)
 
 
 @njit(**_OPTIONS)
@@ -125,8 +171,9 @@ def _attend_prompts(begin, end, rows, a, prompts, tokens, layer, segments_Z4, st
             for g in range(groups):
                 at, to = (g * rows + row) * ratio * size * _FLOAT, g * num_queries * length * _FLOAT
                 sgemm(queries + at, keys + (g * tokens + first) * size * _FLOAT, room + to, num_queries, length, size, True, 0)
-            tile = ScoreTile(groups, num_queries, length, visible, step, ratio)
-            softmax_weights_of(0, groups * num_queries, scores, tile, bound, a.top_GM, a.total_GM, row * ratio)
+            tile = ScoreTile(groups, num_queries, length, visible, step, ratio, heads.cap, heads.window)
+            totals = a.top_GM, a.total_GM, row * ratio
+            softmax_weights_of(0, groups * num_queries, scores, tile, a.positions_X, bound, *totals)
             for g in range(groups):
                 at, to = (g * rows + row) * ratio * size * _FLOAT, g * num_queries * length * _FLOAT
                 value = values + (g * tokens + first) * size * _FLOAT
@@ -155,7 +202,9 @@ def beam_boundary(row, beams_N):
 def _run_codes(begin, end, weights, a, rows, heads, prompts, tokens, segments_Z4, codes, scores, threads):
     first, last = part_of(begin, rows, scores.size, threads)
     begin, end = beam_boundary(begin, codes.beams_N), beam_boundary(end, codes.beams_N)
+    of_others = heads
     for layer in range(len(weights.address_LW)):
+        heads = heads_of(weights, layer, of_others)
         slots = KVSlots(codes.keys, codes.values, layer * heads.groups * heads.size, heads.size)
         store_keys_values(begin, end, weights, layer, a, codes.slots_N, slots, heads)
         rotate_queries(begin, end, rows, weights, layer, a, heads)
@@ -173,8 +222,9 @@ def run_prompts(weights, a, rows, heads, prompts, tokens, segments_Z4, slots_N, 
     Arguments as in `run_codes`. The first num_complete segments are complete; segments_Z4 becomes that of their last rows,
     which come first then.
     """
-    width = heads.groups * tokens * heads.size
+    width, of_others = heads.groups * tokens * heads.size, heads
     for layer in range(len(weights.address_LW)):
+        heads = heads_of(weights, layer, of_others)
         slots = KVSlots(prompts, prompts[width:], layer * 2 * width, tokens * heads.size)
         fork(store_keys_values, threads, rows, (weights, layer, a, slots_N, slots, heads))
         if layer == len(weights.address_LW) - 1:

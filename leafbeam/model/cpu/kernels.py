@@ -1,8 +1,8 @@
-"""What a Qwen3 layer computes between its matrix products, in numba: norms, rotations, softmax, gates.
+"""What a decoder's layer computes between its matrix products, in numba: norms, rotations, softmax, gates.
 
 A row is one token of a prompt or one beam. Kernels allocate nothing; they write into their arguments, on `threads` threads
 (`openmp.fork`); NAME_of(begin, end, ...) is the part of NAME for rows begin to end. Activations that a matrix multiplies, or
-that it gives, are float32 or the bits of bfloat16.
+that it gives, are float32 or the bits of bfloat16. Norms and biases that an architecture lacks are empty.
 
 Shapes: N rows, D hidden, F inner values of a feed-forward block, H query heads, G key heads, R = H / G, E values of a head,
 X = G x E, P positions, M = rows x R queries of a key head, S codes of a beam.
@@ -20,6 +20,7 @@ from leafbeam.index.bit_kernels import bits_float, float_bits, stored_as, widene
 from leafbeam.jit import njit
 from leafbeam.ops.openmp import fork
 
+SILU, GELU, GELU_TANH, RELU = range(4)  # activations
 TILE = 64  # rows of a prompt that attend to it together: of more, too many scores are masked
 _FAST = {"reassoc", "contract", "nsz"}
 
@@ -29,7 +30,11 @@ Values = NDArray[Any]  # float32, or the bits of bfloat16 as int16
 
 
 class Heads(NamedTuple):
-    """G key heads of `ratio` query heads, E = `size` values each; the norms' eps; rotations (P, E/2) of every position."""
+    """G key heads of `ratio` query heads, E = `size` values each; the norms' eps; rotations (P, E/2) of every position.
+
+    scale: of the scores. rotation: what rotations multiply lengths by. cap: a soft cap of the scores, 0: none. window: how many
+    tokens one sees, itself included, 0: all.
+    """
 
     groups: int
     ratio: int
@@ -37,6 +42,10 @@ class Heads(NamedTuple):
     eps: float
     cos_PE: Floats
     sin_PE: Floats
+    scale: float
+    rotation: float
+    cap: float
+    window: int
 
 
 class Activations(NamedTuple):
@@ -67,7 +76,10 @@ class KVSlots(NamedTuple):
 
 
 class ScoreTile(NamedTuple):
-    """Attention scores (groups, rows, length), flat: row m of each sees the first visible + step x (m // ratio) keys."""
+    """Attention scores (groups, rows, length), flat: row m of each sees the first visible + step x (m // ratio) keys.
+
+    cap: a soft cap of the scores, 0: none. window: 0, or the keys before position + 1 - window are not seen.
+    """
 
     groups: int
     rows: int
@@ -75,6 +87,8 @@ class ScoreTile(NamedTuple):
     visible: int
     step: int
     ratio: int
+    cap: float
+    window: int
 
 
 class CodeRows(NamedTuple):
@@ -118,14 +132,89 @@ def _exp(x):
     return bits_float(float_bits(p) + (float_bits(shifted) << np.int32(23)))
 
 
+@njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
+def _capped(score, cap):
+    """cap * tanh(score / cap)"""
+    x = min(max(score * np.float32(2.0) / cap, np.float32(-40.0)), np.float32(40.0))
+    return cap - np.float32(2.0) * cap / (_exp(x) + np.float32(1.0))
+
+
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def rms_norm(x_ND, rows, weight_D, eps, out_ND, threads):
-    """out[n] = weight * x[n] / sqrt(mean(x[n]^2) + eps) for the first `rows` rows"""
-    fork(norm_of, threads, rows, (x_ND, weight_D, eps, out_ND))
+def norm(x_ND, rows, weight_D, bias_D, eps, out_ND, threads):
+    """out[n] = weight * x[n] / sqrt(mean(x[n]^2) + eps) for the first `rows` rows
+
+    With a bias, x[n] is that less its mean, and the bias is added. With neither, out[n] = x[n].
+    """
+    fork(norm_of, threads, rows, (x_ND, weight_D, bias_D, eps, out_ND))
 
 
 @njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def norm_of(begin_row, end_row, x_ND, weight_D, eps, out_ND):
+def norm_of(begin_row, end_row, x_ND, weight_D, bias_D, eps, out_ND):
+    if weight_D.size == 0:
+        for n in range(begin_row, end_row):
+            for d in range(x_ND.shape[1]):
+                out_ND[n, d] = stored_as(out_ND[n, d], x_ND[n, d])
+    elif bias_D.size > 0:
+        _layer_norm_of(begin_row, end_row, x_ND, weight_D, bias_D, eps, out_ND)
+    else:
+        _rms_norm_of(begin_row, end_row, x_ND, weight_D, eps, out_ND)
+
+
+@njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
+def _layer_norm_of(begin_row, end_row, x_ND, weight_D, bias_D, eps, out_ND):
+    size = weight_D.size
+    for n in range(begin_row, end_row):
+        mean = np.float32(0.0)
+        for d in range(size):
+            mean += x_ND[n, d]
+        mean = np.float32(mean / size)
+        total = np.float32(0.0)
+        for d in range(size):
+            total += (x_ND[n, d] - mean) * (x_ND[n, d] - mean)
+        scale = np.float32(1.0 / math.sqrt(total / size + eps))
+        for d in range(size):
+            out_ND[n, d] = stored_as(out_ND[n, d], weight_D[d] * ((x_ND[n, d] - mean) * scale) + bias_D[d])
+
+
+@njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
+def add_bias(x_NV, rows, first, bias_V, threads):
+    """x[n, first + v] += bias[v] for the first `rows` rows"""
+    fork(add_bias_of, threads, rows, (x_NV, first, bias_V))
+
+
+@njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
+def add_bias_of(begin_row, end_row, x_NV, first, bias_V):
+    if bias_V.size > 0:
+        for n in range(begin_row, end_row):
+            for v in range(bias_V.size):
+                x_NV[n, first + v] = stored_as(x_NV[n, first + v], widened(x_NV[n, first + v]) + bias_V[v])
+
+
+@njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
+def add_normed(x_ND, rows, bias_D, weight_D, eps, out_ND, threads):
+    """out[n] += rms_norm(x[n] + bias) for the first `rows` rows"""
+    fork(add_normed_of, threads, rows, (x_ND, bias_D, weight_D, eps, out_ND))
+
+
+@njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
+def add_normed_of(begin_row, end_row, x_ND, bias_D, weight_D, eps, out_ND):
+    size = out_ND.shape[1]
+    add_bias_of(begin_row, end_row, x_ND, 0, bias_D)
+    for n in range(begin_row, end_row):
+        if weight_D.size == 0:
+            for d in range(size):
+                out_ND[n, d] += widened(x_ND[n, d])
+            continue
+        total = np.float32(0.0)
+        for d in range(size):
+            total += widened(x_ND[n, d]) * widened(x_ND[n, d])
+        scale = np.float32(1.0 / math.sqrt(total / size + eps))
+        for d in range(size):
+            out_ND[n, d] += weight_D[d] * (widened(x_ND[n, d]) * scale)
+
+
+@njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
+def _rms_norm_of(begin_row, end_row, x_ND, weight_D, eps, out_ND):
     size = weight_D.size
     for n in range(begin_row, end_row):
         total = np.float32(0.0)
@@ -137,13 +226,50 @@ def norm_of(begin_row, end_row, x_ND, weight_D, eps, out_ND):
 
 
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def silu_gate(gate_NF, rows, up_NF, threads):
-    """gate = silu(gate) * up for the first `rows` rows"""
-    fork(gate_of, threads, rows, (gate_NF, up_NF))
+def gate(gate_NF, rows, up_NF, activation, threads):
+    """gate = activation(gate) * up for the first `rows` rows"""
+    fork(gate_of, threads, rows, (gate_NF, up_NF, activation))
+
+
+@njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
+def activate(x_NF, rows, activation, threads):
+    """x = activation(x) for the first `rows` rows"""
+    fork(activate_of, threads, rows, (x_NF, activation))
 
 
 @njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def gate_of(begin_row, end_row, gate_NF, up_NF):
+def activate_of(begin_row, end_row, x_NF, activation):
+    for n in range(begin_row, end_row):
+        for i in range(x_NF.shape[1]):
+            x_NF[n, i] = stored_as(x_NF[n, i], _activation(widened(x_NF[n, i]), activation))
+
+
+@njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
+def _activation(x, activation):
+    one, lowest = np.float32(1.0), np.float32(-80.0)
+    if activation == RELU:
+        return max(x, np.float32(0.0))
+    if activation == GELU:
+        return np.float32(0.5) * x * (one + np.float32(math.erf(x * np.float32(0.7071067811865476))))
+    inner = x  # tanh(y) = 2 sigmoid(2 y) - 1
+    if activation == GELU_TANH:
+        inner = np.float32(1.5957691216057308) * (x + np.float32(0.044715) * x * x * x)
+    return x / (one + _exp(min(max(-inner, lowest), -lowest)))
+
+
+@njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
+def gate_of(begin_row, end_row, gate_NF, up_NF, activation):
+    if activation == SILU:
+        _silu_gate_of(begin_row, end_row, gate_NF, up_NF)
+        return
+    for n in range(begin_row, end_row):
+        for i in range(gate_NF.shape[1]):
+            gated = _activation(widened(gate_NF[n, i]), activation) * widened(up_NF[n, i])
+            gate_NF[n, i] = stored_as(gate_NF[n, i], gated)
+
+
+@njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
+def _silu_gate_of(begin_row, end_row, gate_NF, up_NF):
     size = gate_NF.shape[1]
     lowest = np.float32(-80.0)
     for n in range(begin_row, end_row):
@@ -157,14 +283,56 @@ def gate_of(begin_row, end_row, gate_NF, up_NF):
 
 
 @njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def _norm_rotate(x_E, weight_E, eps, cos_E, sin_E, scale, out_E):
-    """out = rotate(rms_norm(x) * scale)"""
-    size = x_E.size
-    half = size // 2
+def _rms(x_E, eps):
+    """The root mean square of a row of values"""
     total = np.float32(0.0)
-    for e in range(size):
+    for e in range(x_E.size):
         total += widened(x_E[e]) * widened(x_E[e])
-    scale = np.float32(scale / math.sqrt(total / size + eps))
+    return math.sqrt(total / x_E.size + eps)
+
+
+@njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
+def _rotate_heads(x_Q, weight, heads, position, scale, n, rows, out, base, stride, ratio):
+    """out = rotate(norm(x) * scale) for every head of a row
+
+    weight: of a norm of each head (E), or of all (Q), or empty: no norm. Head h is written to
+    `base + ((h // ratio) * rows + n) * ratio * size + (h % ratio) * size` where stride is 0, else to `base + h * stride`.
+    """
+    size = heads.size
+    cos_E, sin_E = heads.cos_PE[position], heads.sin_PE[position]
+    is_of_all = weight.size > size
+    scale_of_all = scale
+    if is_of_all:
+        scale_of_all = scale / _rms(x_Q, heads.eps)
+    for h in range(x_Q.size // size):
+        x_E = x_Q[h * size : (h + 1) * size]
+        to = base + h * stride
+        if stride == 0:
+            group = h // ratio
+            to = base + ((group * rows + n) * ratio + (h - group * ratio)) * size
+        out_E = out[to : to + size]
+        if weight.size == 0:
+            _rotate(x_E, np.float32(scale), cos_E, sin_E, out_E)
+        elif is_of_all:
+            _weigh_rotate(x_E, weight[h * size : (h + 1) * size], np.float32(scale_of_all), cos_E, sin_E, out_E)
+        else:
+            _weigh_rotate(x_E, weight, np.float32(scale / _rms(x_E, heads.eps)), cos_E, sin_E, out_E)
+
+
+@njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
+def _rotate(x_E, scale, cos_E, sin_E, out_E):
+    """out = rotate(x * scale)"""
+    half = x_E.size // 2
+    for e in range(half):
+        x, y = widened(x_E[e]) * scale, widened(x_E[e + half]) * scale
+        out_E[e] = stored_as(out_E[e], x * cos_E[e] - y * sin_E[e])
+        out_E[e + half] = stored_as(out_E[e + half], y * cos_E[e] + x * sin_E[e])
+
+
+@njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
+def _weigh_rotate(x_E, weight_E, scale, cos_E, sin_E, out_E):
+    """out = rotate(x * weight * scale)"""
+    half = x_E.size // 2
     for e in range(half):
         x, y = widened(x_E[e]) * weight_E[e] * scale, widened(x_E[e + half]) * weight_E[e + half] * scale
         out_E[e] = stored_as(out_E[e], x * cos_E[e] - y * sin_E[e])
@@ -172,72 +340,86 @@ def _norm_rotate(x_E, weight_E, eps, cos_E, sin_E, scale, out_E):
 
 
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def rotate_queries(query_NQ, rows, positions_N, weight_E, heads, out, threads):
-    """out[g, n x R + r] = rotate(rms_norm(query[n, g x R + r]), position[n]) / sqrt(E), flat, for the first `rows` rows"""
-    fork(rotate_queries_of, threads, rows, (query_NQ, rows, positions_N, weight_E, heads, out))
+def rotate_queries(query_NQ, rows, positions_N, bias_Q, weight, heads, out, threads):
+    """out[g, n x R + r] = rotate(norm(query[n, g x R + r] + bias), position[n]) * scale, flat, for the first `rows` rows
+
+    weight: of the norm of each head (E), of all heads (Q), or empty.
+    """
+    fork(rotate_queries_of, threads, rows, (query_NQ, rows, positions_N, bias_Q, weight, heads, out))
 
 
 @njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def rotate_queries_of(begin_row, end_row, query_NQ, rows, positions_N, weight_E, heads, out):
-    size, ratio = heads.size, heads.ratio
-    scale = 1.0 / math.sqrt(size)
+def rotate_queries_of(begin_row, end_row, query_NQ, rows, positions_N, bias_Q, weight, heads, out):
+    width = heads.groups * heads.ratio * heads.size
+    add_bias_of(begin_row, end_row, query_NQ, 0, bias_Q)
     for n in range(begin_row, end_row):
-        position = positions_N[n]
-        cos_E, sin_E = heads.cos_PE[position], heads.sin_PE[position]
-        for h in range(heads.groups * ratio):
-            group = h // ratio
-            to = ((group * rows + n) * ratio + (h - group * ratio)) * size
-            _norm_rotate(query_NQ[n, h * size : (h + 1) * size], weight_E, heads.eps, cos_E, sin_E, scale, out[to : to + size])
+        query_Q = query_NQ[n, :width]
+        _rotate_heads(query_Q, weight, heads, positions_N[n], heads.scale, n, rows, out, 0, 0, heads.ratio)
 
 
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def store_keys_values(key_NX, value_NX, columns, rows, positions_N, slots_N, slots, weight_E, heads, threads):
-    """keys[slot[n], g] = rotate(rms_norm(key[n, g]), position[n]); values[slot[n], g] = value[n, g]
+def store_keys_values(key_NX, value_NX, columns, rows, positions_N, slots_N, slots, vectors, heads, threads):
+    """keys[slot[n], g] = rotate(norm(key[n, g] + bias), position[n]); values[slot[n], g] = value[n, g] + bias
 
     columns: the first one of keys and of values in their arrays. slots: a KVSlots; slots_N: the element of keys and values at
-    which each row starts.
+    which each row starts. vectors: the biases of keys and of values (X), and the norm of keys, of each head or of all.
     """
-    fork(store_keys_values_of, threads, rows, (key_NX, value_NX, columns, positions_N, slots_N, slots, weight_E, heads))
+    fork(store_keys_values_of, threads, rows, (key_NX, value_NX, columns, positions_N, slots_N, slots, vectors, heads))
 
 
 @njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def store_keys_values_of(begin_row, end_row, key_NX, value_NX, columns, positions_N, slots_N, slots, weight_E, heads):
+def store_keys_values_of(begin_row, end_row, key_NX, value_NX, columns, positions_N, slots_N, slots, vectors, heads):
     size, keys, values = heads.size, slots.keys, slots.values
+    key_bias_X, value_bias_X, weight = vectors
+    add_bias_of(begin_row, end_row, key_NX, columns[0], key_bias_X)
+    add_bias_of(begin_row, end_row, value_NX, columns[1], value_bias_X)
     for n in range(begin_row, end_row):
-        position, slot = positions_N[n], slots_N[n] + slots.shift
-        cos_E, sin_E = heads.cos_PE[position], heads.sin_PE[position]
+        slot = slots_N[n] + slots.shift
+        key_X = key_NX[n, columns[0] : columns[0] + heads.groups * size]
+        _rotate_heads(key_X, weight, heads, positions_N[n], 1.0, n, 0, keys, slot, slots.group_stride, 1)
         for g in range(heads.groups):
-            to = slot + g * slots.group_stride
-            key, value = columns[0] + g * size, columns[1] + g * size
-            _norm_rotate(key_NX[n, key : key + size], weight_E, heads.eps, cos_E, sin_E, 1.0, keys[to : to + size])
+            to, value = slot + g * slots.group_stride, columns[1] + g * size
             for e in range(size):
                 values[to + e] = widened(value_NX[n, value + e])
 
 
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def softmax_weights(scores, tile, bound, top_GM, total_GM, first, threads):
-    """for each key head g and row m of a ScoreTile, which sees the first n keys:
+def softmax_weights(scores, tile, positions_N, bound, top_GM, total_GM, first, threads):
+    """for each key head g and row m of a ScoreTile, which sees the first n keys (those of its window):
         top[g, first + m] = bound if finite else max(scores[g, m, :n])
         scores[g, m] = [exp(score - top) if t < n else 0 for t, score]
         total[g, first + m] = sum(scores[g, m])
 
-    bound: no score is larger, and none less than -bound (see `score_bound`); it saves a
-    pass over the scores.
+    bound: no score is larger, and none less than -bound (see `score_bound`); it saves a pass over the scores. positions_N: of
+    the chunk's rows, which a window alone needs.
     """
-    fork(softmax_weights_of, threads, tile.groups * tile.rows, (scores, tile, bound, top_GM, total_GM, first))
+    fork(softmax_weights_of, threads, tile.groups * tile.rows, (scores, tile, positions_N, bound, top_GM, total_GM, first))
 
 
 @njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def softmax_weights_of(begin_row, end_row, scores, tile, bound, top_GM, total_GM, first):
-    rows, length = tile.rows, tile.length
+def softmax_weights_of(begin_row, end_row, scores, tile, positions_N, bound, top_GM, total_GM, first):
+    rows, length, cap = tile.rows, tile.length, np.float32(tile.cap)
     lowest = np.float32(-87.0)
     bounded = bound < np.float32(np.inf)
     for row_of_all in range(begin_row, end_row):
         g, m = row_of_all // rows, row_of_all % rows
         begin = (g * rows + m) * length
         count = tile.visible + tile.step * (m // tile.ratio)
+        if tile.window > 0:
+            hidden = min(max(positions_N[(first + m) // tile.ratio] + 1 - tile.window, 0), count)
+            for t in range(begin, begin + hidden):
+                scores[t] = np.float32(0.0)
+            for t in range(begin + count, begin + length):
+                scores[t] = np.float32(0.0)
+            begin, count = begin + hidden, count - hidden
         row = scores[begin : begin + count]
+        if cap > 0:
+            for t in range(count):
+                row[t] = _capped(row[t], cap)
         total = np.float32(0.0)
+        if count == 0:  # the window begins behind the prompt
+            top_GM[g, first + m], total_GM[g, first + m] = np.float32(-1e30), total
+            continue
         if bounded:
             top = bound
             for t in range(count):
@@ -254,8 +436,9 @@ def softmax_weights_of(begin_row, end_row, scores, tile, bound, top_GM, total_GM
                 x = _exp(x)
                 row[t] = x
                 total += x
-        for t in range(begin + count, begin + length):
-            scores[t] = np.float32(0.0)
+        if tile.window == 0:
+            for t in range(begin + count, begin + length):
+                scores[t] = np.float32(0.0)
         top_GM[g, first + m] = top
         total_GM[g, first + m] = total
 
@@ -293,20 +476,24 @@ def attend_codes(query, weighted_values, rows, heads, top_GM, total_GM, codes, l
 def attend_codes_of(begin_row, end_row, query, weighted_values, rows, heads, top_GM, total_GM, codes, layer, out_NQ):
     ratio, size, keys, values = heads.ratio, heads.size, codes.keys, codes.values
     beams_N, visible_N, shift = codes.beams_N, codes.visible_N, layer * heads.groups * size
+    cap = np.float32(heads.cap)
     lowest = np.float32(-87.0)
     for n in range(begin_row, end_row):
         slots_S = codes.ancestors_BS[beams_N[n]]
+        first = 0 if heads.window == 0 else max(0, visible_N[n] - heads.window)
         for g in range(heads.groups):
             for r in range(ratio):
                 column = n * ratio + r
                 at = ((g * rows + n) * ratio + r) * size
                 to = (g * ratio + r) * size
                 top, total = top_GM[g, column], total_GM[g, column]
-                for s in range(visible_N[n]):
+                for s in range(first, visible_N[n]):
                     slot = slots_S[s] + shift + g * size
                     score = np.float32(0.0)
                     for e in range(size):
                         score += query[at + e] * keys[slot + e]
+                    if cap > 0:
+                        score = _capped(score, cap)
                     if score > top:
                         shrink = _exp(max(top - score, lowest))
                         total *= shrink
@@ -323,17 +510,22 @@ def attend_codes_of(begin_row, end_row, query, weighted_values, rows, heads, top
 
 
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
-def score_bound(query_norm_E, key_norm_E):
+def score_bound(query_norm_E, key_norm_E, scale, cap):
     """A bound on the absolute attention scores of a layer; infinity where it is too large to be of use
 
     A normed vector of E values is at most sqrt(E) x the norm's largest weight long, and rotation keeps its length: so no score,
-    scaled by E^-0.5, exceeds the bound (Cauchy-Schwarz). exp(-2 x bound) has to be a normal float32, with room for values.
+    multiplied by `scale`, exceeds the bound (Cauchy-Schwarz). exp(-2 x bound) has to be a normal float32, with room for values.
+    cap: a soft cap of the scores, 0: none.
     """
+    if np.float32(0.0) < cap <= np.float32(30.0):
+        return np.float32(cap)
+    if query_norm_E.size == 0:
+        return np.float32(np.inf)
     query = key = np.float32(0.0)
     for e in range(query_norm_E.size):
         x, y = abs(query_norm_E[e]), abs(key_norm_E[e])
         if not (x < np.inf and y < np.inf):  # not a number, too
             return np.float32(np.inf)
         query, key = max(query, x), max(key, y)
-    bound = np.float32(math.sqrt(query_norm_E.size)) * query * key
+    bound = np.float32(query_norm_E.size * scale) * query * key
     return np.float32(bound * np.float32(1.0001)) if bound <= np.float32(30.0) else np.float32(np.inf)

@@ -29,17 +29,23 @@ class RoundedPrompt(NamedTuple):
     is_causal: bool
 
     @classmethod
-    def of(cls, chunk: Chunk, rows: slice, first_token: int) -> RoundedPrompt:
-        """rows: of the chunk, adjacent in their prompt, which begins at `first_token` of the slots."""
+    def of(cls, chunk: Chunk, rows: slice, first_token: int, window: int = 0) -> RoundedPrompt:
+        """rows: of the chunk, adjacent in their prompt, which begins at `first_token` of the slots.
+
+        window: how many tokens a row sees, itself included; 0: all before it.
+        """
         config, num_rows = chunk.config, rows.stop - rows.start
         groups, ratio, size = config.num_key_value_heads, config.group_size, config.head_dim
         query = chunk.prompt_query.view(groups, chunk.rows, ratio, size)[:, rows].transpose(1, 2)
         output = chunk.attention_output.view(chunk.rows, groups, ratio, size)[rows].permute(1, 2, 0, 3)
         visible = int(chunk.positions_X[rows.start]) + 1  # by the first row
         length, mask = visible - 1 + num_rows, None
-        if 1 < num_rows < length:
+        is_local = 0 < window < length
+        if is_local or 1 < num_rows < length:
             mask = torch.full((num_rows, length), -torch.inf, dtype=query.dtype).triu_(visible)
-        return cls(query, output, slice(first_token, first_token + length), mask, num_rows == length > 1)
+        if is_local and mask is not None:
+            mask += torch.full_like(mask, -torch.inf).tril_(visible - 1 - window)
+        return cls(query, output, slice(first_token, first_token + length), mask, not is_local and num_rows == length > 1)
 
 
 def attend(prompts: Sequence[RoundedPrompt], slots: Tensor, chunk: Chunk) -> None:

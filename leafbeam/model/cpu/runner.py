@@ -1,4 +1,4 @@
-"""Running Qwen3's layers on a CPU: packed rows, in chunks, in reused memory.
+"""Running a decoder's layers on a CPU: packed rows, in chunks, in reused memory.
 
     prompts   the tokens of all prompts, without padding; their keys and values are kept once per request
     codes     rows of B x K beams; the keys and values of each stay in the slot where they were written, and a table of
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -28,14 +27,17 @@ from torch import Tensor
 
 from leafbeam.model.config import ModelConfig
 from leafbeam.model.cpu import kernels
-from leafbeam.model.cpu.layers import LayerParameters, Layers, Prompts, choose_layers, even_parts, parameters_of
+from leafbeam.model.cpu.layers import HeadsOfLayers, LayerParameters, Layers, Prompts, choose_layers, even_parts, parameters_of
 from leafbeam.model.cpu.rows import Rows, lay_out_codes, lay_out_prompts, segments_of
 from leafbeam.model.cpu.workspace import Chunk, Workspace
+from leafbeam.model.decoder import Decoder, Layer, LayerNorm
 from leafbeam.model.prompt_store import CachedPrompt, PromptStore
-from leafbeam.model.qwen3 import Layer, Qwen3, Rotary
 from leafbeam.model.vocabulary import AnyVocabulary
 
 Array = NDArray[Any]
+
+
+_ACTIVATIONS = {"silu": kernels.SILU, "gelu": kernels.GELU, "gelu_tanh": kernels.GELU_TANH, "relu": kernels.RELU}
 
 
 class _CacheSize:
@@ -65,7 +67,7 @@ class CpuRunner:
 
     def __init__(
         self,
-        body: Qwen3,
+        body: Decoder,
         head_weight: Tensor | None,
         vocabulary: AnyVocabulary,
         tokens_BT: Tensor,
@@ -74,7 +76,10 @@ class CpuRunner:
     ) -> None:
         self._config: ModelConfig = body.config
         self._embedding = body.embed_tokens.weight.detach().numpy()
-        self._norm = body.norm.weight.detach().numpy()
+        norm, positions = body.norm, body.embed_positions
+        self._norm = norm.weight.detach().numpy()
+        self._norm_bias = norm.bias.detach().numpy() if isinstance(norm, LayerNorm) else self._norm[:0]
+        self._positions = None if positions is None else positions.weight.detach()
         self._head_weight = None if head_weight is None else head_weight.detach()
         self._vocabulary = vocabulary
         self._space, self._shared = options.workspace or Workspace(), options.workspace is not None
@@ -89,11 +94,11 @@ class CpuRunner:
         row_scores = config.num_attention_heads * (longest + kernels.TILE)
         scores = self._space.buffer("scores", max(self._space.scores, torch.get_num_threads() * row_scores))
         positions = min(longest + max(64, vocabulary.num_levels), config.max_position_embeddings)
-        half, width = config.head_dim // 2, config.num_key_value_heads * config.head_dim
+        width = config.num_key_value_heads * config.head_dim
         self._slot_size = config.num_hidden_layers * width  # elements of the keys of a code in all layers, and of its values
-        table = self._space.table("rotary", positions, partial(_rotations, config))
-        groups, ratio, eps = config.num_key_value_heads, config.group_size, config.rms_norm_eps
-        self._heads = kernels.Heads(groups, ratio, config.head_dim, eps, table[:, :half], table[:, half:])
+        heads, local = (self._heads_of(body, positions, is_local=is_local) for is_local in (False, True))
+        activation = _ACTIVATIONS[config.hidden_act]
+        self._heads = HeadsOfLayers(heads, local, config.local_layers, activation)
         self._layers = self._make_layers([parameters_of(cast(Layer, layer)) for layer in body.layers], scores)
         array_BT = np.ascontiguousarray(tokens_BT.numpy(), np.int64)
         if options.store is None:
@@ -101,6 +106,33 @@ class CpuRunner:
         else:
             self._run_new_tokens(array_BT, options.store)
         self.restart()
+
+    def _heads_of(self, body: Decoder, positions: int, *, is_local: bool) -> kernels.Heads:
+        """Return the heads of the layers that are local, or of the others, with rotations of so many positions."""
+        config, half = self._config, self._config.head_dim // 2
+
+        def rotations(count: int) -> Tensor:
+            """Cosine and sine of the first positions, side by side (count, E)."""
+            if not config.is_rotary:
+                return torch.cat((torch.ones(count, half), torch.zeros(count, half)), 1)
+            rotary = body.rotary(torch.arange(count), torch.float32, is_local=is_local)
+            return torch.cat((rotary.cos[:, 0, :half], rotary.sin[:, 0, half:]), 1)
+
+        has_own = is_local and bool(config.local_frequencies)
+        table = self._space.table("local rotary" if has_own else "rotary", positions, rotations)
+        scale = config.local_scale if has_own else config.rope_scale
+        window = config.sliding_window if is_local else 0
+        groups, ratio, eps = config.num_key_value_heads, config.group_size, config.rms_norm_eps
+        places = config.head_dim, eps, table[:, :half], table[:, half:]
+        return kernels.Heads(groups, ratio, *places, config.query_scale, scale, config.attention_cap, window)
+
+    def _load(self, chunk: Chunk, rows: Rows) -> None:
+        """Start a chunk with the embeddings of its tokens, and of their positions if those are learned."""
+        chunk.load(self._embedding, rows.tokens_N, rows.positions_N)
+        if self._config.embedding_scale != 1:
+            chunk.hidden.mul_(self._config.embedding_scale)
+        if self._positions is not None:
+            chunk.hidden.add_(self._positions[torch.from_numpy(chunk.positions_X[: chunk.rows])])
 
     def _run_new_tokens(self, tokens_BT: Array, store: PromptStore) -> None:
         """Run what the store does not hold of the prompts, then store them."""
@@ -197,7 +229,7 @@ class CpuRunner:
         """
         part = rows.part(begin, end)
         chunk = self._space.chunk(self._config, end - begin, self._products)
-        chunk.load(self._embedding, part.tokens_N, part.positions_N)
+        self._load(chunk, part)
         codes = kernels.CodeRows(*slots, part.slots_N, ancestors_RS, part.beams_N, part.visible_N)
         self._layers.run_codes(chunk, self._prompts, self._segments(first_B1, begin, end), codes)
         return self._outputs(chunk)
@@ -220,7 +252,7 @@ class CpuRunner:
         for begin, end in even_parts(int(first_B1[-1]), self._space.rows):
             part = rows.part(begin, end)
             chunk = self._space.chunk(config, end - begin, self._products)
-            chunk.load(self._embedding, part.tokens_N, part.positions_N)
+            self._load(chunk, part)
             before, done = done, int(np.searchsorted(first_B1[1:], end, side="right"))
             segments_Z4 = self._segments(first_B1, begin, end)
             chunk = self._layers.run_prompts(chunk, self._prompts, segments_Z4, part.slots_N, done - before)
@@ -229,7 +261,8 @@ class CpuRunner:
 
     def _outputs(self, chunk: Chunk) -> Tensor:
         """The hidden states for the head."""
-        kernels.rms_norm(chunk.hidden_XD, chunk.rows, self._norm, self._config.rms_norm_eps, chunk.output_XD, chunk.threads)
+        norm = self._norm, self._norm_bias, self._config.rms_norm_eps
+        kernels.norm(chunk.hidden_XD, chunk.rows, *norm, chunk.output_XD, chunk.threads)
         return chunk.output
 
     def _code_slots(self, num_slots: int, planned: int = 0) -> tuple[Array, Array]:
@@ -245,6 +278,8 @@ class CpuRunner:
             out.copy_(hidden_ND)
         else:
             torch.mm(hidden_ND, self._space.level_head(self._head_weight, self._vocabulary, level), out=out)
+            if self._config.logit_cap:
+                out.div_(self._config.logit_cap).tanh_().mul_(self._config.logit_cap)
 
     def _repeated(self, output_UV: Tensor, row_N: Tensor, code: int) -> Tensor:
         """Row row_N[n] for each beam n, in the workspace if the caller passed one in."""
@@ -268,10 +303,3 @@ def _with_more(table_RS: Array, beams: int, more_RS: Array, more: int) -> tuple[
     requests = len(more_RS) // more
     both_BKS = [rows_RS.reshape(requests, -1, rows_RS.shape[1]) for rows_RS in (table_RS, more_RS)]
     return np.concatenate(both_BKS, 1).reshape(-1, more_RS.shape[1]), beams + more
-
-
-def _rotations(config: ModelConfig, count: int) -> Tensor:
-    """Cosine and sine of the first positions, side by side (count, E)."""
-    rotary = Rotary(config, torch.arange(count), torch.float32)
-    half = config.head_dim // 2
-    return torch.cat((rotary.cos[:, 0, :half], rotary.sin[:, 0, half:]), 1)

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from leafbeam.ops.attention.types import Attention
 
+_NO_SCORE = -1e30  # of a query that sees no token
+
 
 def attend(
     query_BKHE: Tensor,
@@ -45,22 +47,35 @@ def attention() -> Attention:
 
 
 def prefix_attention(
-    query_BKHE: Tensor, key_BGET: Tensor, value_BGTE: Tensor, lengths_B: Tensor | None = None
+    query_BKHE: Tensor,
+    key_BGET: Tensor,
+    value_BGTE: Tensor,
+    lengths_B: Tensor | None = None,
+    first_BK: Tensor | None = None,
+    cap: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Return the attention of all beams over their request's prompt: values (B, K, H, E), log-sum-exp of the scores (B, K, H).
 
     The K x R queries that share a key head are one matrix, multiplied with keys that are read once. lengths_B: the number of
-    tokens of each prompt that are read, at least 1; None reads all. Cost: B x H x K x T floats of memory.
+    tokens of each prompt that are read, at least 1; None reads all. first_BK: the first token that each query sees, None: 0; it
+    may lie behind the prompt, whose share in `merge` is 0 then. cap: a soft cap of the scores, 0: none. Cost: B x H x K x T floats of memory.
     """
     groups, size = key_BGET.shape[1:3]
     query_BGKRE = query_BKHE.unflatten(2, (groups, -1)).transpose(1, 2)
-    scores = torch.matmul(query_BGKRE.flatten(2, 3) * size**-0.5, key_BGET).float()
+    scores = _capped(torch.matmul(query_BGKRE.flatten(2, 3) * size**-0.5, key_BGET).float(), cap)
     if lengths_B is not None:
         padding_BT = torch.arange(key_BGET.shape[3], device=scores.device) >= lengths_B[:, None]
         scores.masked_fill_(padding_BT[:, None, None], -torch.inf)
+    if first_BK is not None:
+        hidden_BKT = torch.arange(key_BGET.shape[3], device=scores.device) < first_BK[..., None]
+        scores.view(*query_BGKRE.shape[:-1], -1).masked_fill_(hidden_BKT[:, None, :, None], -torch.inf)
     top = scores.amax(-1, keepdim=True)
+    if first_BK is not None:
+        top.clamp_(min=_NO_SCORE)
     weights = scores.sub_(top).exp_()
     total = weights.sum(-1, keepdim=True)
+    if first_BK is not None:
+        total.clamp_(min=torch.finfo(total.dtype).tiny)
     values = torch.matmul(weights.to(value_BGTE.dtype), value_BGTE).div_(total)
     lse = top.add_(total.log_())
     values_BKHE = values.view(query_BGKRE.shape).transpose(1, 2).flatten(2, 3)
@@ -94,24 +109,37 @@ def suffix_attention(
 
 
 def causal_suffix_attention(
-    query_BKTHE: Tensor, key_BKSGE: Tensor, value_BKSGE: Tensor, slot_BKT: Tensor | None = None
+    query_BKTHE: Tensor,
+    key_BKSGE: Tensor,
+    value_BKSGE: Tensor,
+    slot_BKT: Tensor | None = None,
+    window: int = 0,
+    cap: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Return the causal attention of T codes of a beam over its S: values (B, K, T, H, E), log-sum-exp (B, K, T, H).
 
-    slot_BKT: the positions of the T among the S codes; None takes the last ones.
+    slot_BKT: the positions of the T among the S codes; None takes the last ones. window: how many codes each sees, itself included, 0: all. cap: a soft
+    cap of the scores, 0: none.
     """
     num_new, size = query_BKTHE.shape[2], query_BKTHE.shape[4]
     groups, num_slots = key_BKSGE.shape[3], key_BKSGE.shape[2]
     query_BKGNE = (query_BKTHE.unflatten(3, (groups, -1)) * size**-0.5).permute(0, 1, 3, 2, 4, 5).flatten(3, 4)
     scores = torch.matmul(query_BKGNE, key_BKSGE.permute(0, 1, 3, 4, 2)).float().unflatten(3, (num_new, -1))
+    scores = _capped(scores, cap)
     slot_S = torch.arange(num_slots, device=scores.device)
     last_BKT = slot_S[None, None, num_slots - num_new :] if slot_BKT is None else slot_BKT
-    later_BKTS = slot_S > last_BKT[..., None]
-    scores.masked_fill_(later_BKTS[:, :, None, :, None], -torch.inf)
+    hidden_BKTS = slot_S > last_BKT[..., None]
+    if window:
+        hidden_BKTS = hidden_BKTS | (slot_S <= last_BKT[..., None] - window)
+    scores.masked_fill_(hidden_BKTS[:, :, None, :, None], -torch.inf)
     lse_BKGTR = scores.logsumexp(-1)
     weights = (scores - lse_BKGTR[..., None]).exp_().to(value_BKSGE.dtype)
     values = torch.matmul(weights.flatten(3, 4), value_BKSGE.transpose(2, 3)).unflatten(3, (num_new, -1))
     return values.permute(0, 1, 3, 2, 4, 5).flatten(3, 4), lse_BKGTR.transpose(2, 3).flatten(3, 4)
+
+
+def _capped(scores: Tensor, cap: float) -> Tensor:
+    return torch.tanh(scores / cap).mul_(cap) if cap else scores
 
 
 def merge(values_BKHE: Tensor, lse_BKH: Tensor, other_values_BKHE: Tensor, other_lse_BKH: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from leafbeam.model import ModelConfig, PromptStore, Transformer, Workspace
 from leafbeam.model.cpu import rounded_attention
 from leafbeam.model.cpu.rounded_attention import RoundedPrompt
 from leafbeam.model.cpu.workspace import Chunk
-from leafbeam.model.qwen3 import causal
+from leafbeam.model.decoder import causal
 from tests.fixtures.sessions import prompts
 
 MakeModel = Callable[..., Transformer]

@@ -19,7 +19,7 @@ from leafbeam.model.cpu import layers as cpu_layers
 from leafbeam.model.cpu.kernels import score_bound
 from leafbeam.model.cpu.threads import torch_threads
 from leafbeam.model.cpu.workspace import Chunk
-from leafbeam.model.qwen3 import Attention
+from leafbeam.model.decoder import Attention
 from leafbeam.ops.linear import blas
 from tests.fixtures.sessions import check_a_search, prompts
 
@@ -234,7 +234,10 @@ def test_softmax_weights_are_accurate_and_zero_for_hidden_tokens():
     scores = rng.uniform(-60, 20, (2, 6, 50)).astype(np.float32)
     flat = scores.reshape(-1).copy()
     top, total = np.zeros((2, 8), np.float32), np.zeros((2, 8), np.float32)
-    kernels.softmax_weights(flat, kernels.ScoreTile(2, 6, 50, 10, 1, 2), np.float32(np.inf), top, total, 1, 1)
+    position_N = np.arange(9, 13)
+    kernels.softmax_weights(
+        flat, kernels.ScoreTile(2, 6, 50, 10, 1, 2, 0.0, 0), position_N, np.float32(np.inf), top, total, 1, 1
+    )
     found = flat.reshape(scores.shape)
     for row in range(6):
         seen = scores[:, row, : 10 + row // 2].astype(np.float64)
@@ -252,7 +255,7 @@ def test_softmax_weights_relative_to_a_bound_are_accurate():
     scores[0, 0], scores[0, 1] = -40, 40
     flat = scores.reshape(-1).copy()
     top, total = np.full((1, 4), np.nan, np.float32), np.full((1, 4), np.nan, np.float32)
-    kernels.softmax_weights(flat, kernels.ScoreTile(1, 4, 30, 30, 0, 1), bound, top, total, 0, 1)
+    kernels.softmax_weights(flat, kernels.ScoreTile(1, 4, 30, 30, 0, 1, 0.0, 0), np.arange(4), bound, top, total, 0, 1)
     truth = np.exp(scores.astype(np.float64) - 40)
     np.testing.assert_allclose(flat.reshape(scores.shape), truth, rtol=4e-6)
     np.testing.assert_allclose(total, truth.sum(-1), rtol=1e-6)
@@ -264,7 +267,7 @@ def test_softmax_weights_relative_to_a_bound_are_accurate():
 def test_no_score_exceeds_its_bound(seed: int, size: int, spread: float):
     rng = np.random.default_rng(seed)
     query_norm, key_norm = (rng.normal(0, spread, size).astype(np.float32) for _ in range(2))
-    bound = score_bound(query_norm, key_norm)
+    bound = score_bound(query_norm, key_norm, size**-0.5, 0.0)
     assert bound <= 30.1 or np.isinf(bound)
     vector = np.zeros((4, size))  # all of it in one place, where the norms are largest: nothing comes nearer
     vector[:2, np.abs(query_norm * key_norm).argmax()] = 1e3
@@ -276,13 +279,14 @@ def test_no_score_exceeds_its_bound(seed: int, size: int, spread: float):
 
 @pytest.mark.usefixtures("layers")
 def test_norms_that_allow_large_scores_give_no_bound(make_model: MakeModel, generator: torch.Generator):
-    assert np.isinf(score_bound(np.full(32, 9, np.float32), np.ones(32, np.float32)))
-    assert np.isinf(score_bound(np.full(32, np.nan, np.float32), np.ones(32, np.float32)))
+    assert np.isinf(score_bound(np.full(32, 9, np.float32), np.ones(32, np.float32), 32**-0.5, 0.0))
+    assert np.isinf(score_bound(np.full(32, np.nan, np.float32), np.ones(32, np.float32), 32**-0.5, 0.0))
     model = make_model(Vocabulary(codebook_sizes=(8, 8)))
     prompt = prompts(model, generator)
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, Attention):
+                assert module.q_norm is not None
                 module.q_norm.weight.fill_(30.0)
     tokens_BT, lengths_B = prompt
     hidden_BTD = model(tokens_BT, lengths_B)
@@ -294,5 +298,5 @@ def test_the_gate_is_silu_for_every_float():
     gate = np.array([[-200, -80, -5, -0.0, 0, 1e-8, 3, 90, 3e4, 7]], np.float32)
     up = np.full_like(gate, 2)
     truth = torch.nn.functional.silu(torch.from_numpy(gate)).numpy() * up
-    kernels.silu_gate(gate, 1, up, 1)
+    kernels.gate(gate, 1, up, kernels.SILU, 1)
     np.testing.assert_allclose(gate, truth, rtol=2e-6, atol=1e-30)
