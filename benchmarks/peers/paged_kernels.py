@@ -17,7 +17,7 @@ import numpy as np
 
 from leafbeam.jit import njit
 from leafbeam.model.cpu import fused_kernels as fused
-from leafbeam.model.cpu.kernels import _exp
+from leafbeam.model.cpu.pointwise import exp
 from leafbeam.ops.openmp import fork
 
 __all__ = ["PagedKernels", "copy_pages", "paged_kernels"]
@@ -120,7 +120,7 @@ def paged_kernels(groups: int, ratio: int, size: int, page: int) -> PagedKernels
                     for t in range(count):
                         x = row[t] - top
                         x = lowest if x < lowest else x
-                        x = _exp(x)
+                        x = exp(x)
                         row[t] = x
                         total += x
                     share = np.float32(1.0) / total

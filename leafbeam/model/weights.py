@@ -40,6 +40,14 @@ class TensorNames:
     stored: Callable[[str, Tensor], Iterator[tuple[str, Tensor]]] = lambda name, tensor: iter([(name, tensor)])
     offset: float = 0.0
 
+    def is_shifted(self, name: str) -> bool:
+        """Return whether the offset is added to a tensor."""
+        return self.offset != 0 and name.endswith("norm.weight")
+
+    def dtype(self, name: str, dtype: torch.dtype) -> torch.dtype:
+        """Return the dtype of a tensor in a model of `dtype`."""
+        return torch.float32 if self.is_shifted(name) else dtype
+
 
 def read_config(directory: Path, vocabulary: AnyVocabulary | None, kind: type[Config]) -> tuple[Config, AnyVocabulary]:
     """The config and the vocabulary of a checkpoint. vocabulary: needed where there is no leafbeam.json."""
@@ -93,7 +101,6 @@ def read_tensors(
     dtype: cast to it; None keeps the file's, or the widest if the files mix several.
     """
     tensors: dict[str, Tensor] = {}
-    parts: dict[str, dict[int, Tensor]] = {}  # of stacked tensors
     paths: dict[str, Path] = {}
     embedding = names.embedding
     copies = dict.fromkeys(names.copies, shapes[embedding]) | ({_HEAD: shapes[embedding]} if tied else {})
@@ -103,29 +110,13 @@ def read_tensors(
             continue
         if name in paths:
             raise CheckpointError(f"{name} is both in {paths[name]} and in {path}: copy the whole checkpoint again")
-        stack, _, number = name.partition(":")
-        shape = known[stack][1:] if number and stack in known and int(number) < known[stack][0] else known.get(name)
-        if tensor.shape != shape:
-            expected = "no such tensor" if shape is None else f"shape {tuple(shape)}"
-            raise CheckpointError(
-                f"{path} holds {name} of shape {tuple(tensor.shape)}, config.json has {expected}: they do not belong together"
-            )
-        if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
-            raise CheckpointError(f"{path} holds {name} as {tensor.dtype}, quantised: use the original checkpoint, of floats")
-        if not tensor.isfinite().all():
-            raise CheckpointError(f"{path} holds {name} with values that are not finite: no score would be; copy it again")
+        _check_tensor(path, name, tensor, known)
         # copied, since a CPU tensor of safetensors is mapped: a truncated file would end the process
-        kind = torch.float32 if names.offset and name.endswith("norm.weight") else dtype or tensor.dtype
-        tensor, paths[name] = tensor.to(kind, copy=device.type == "cpu"), path
-        if kind == torch.float32 and names.offset and name.endswith("norm.weight"):
-            tensor += names.offset
-        if number:
-            parts.setdefault(stack, {})[int(number)] = tensor
-        else:
-            tensors[name] = tensor
-    for stack, by_number in parts.items():
-        if len(by_number) == known[stack][0]:
-            tensors[stack] = torch.stack([by_number[number] for number in range(len(by_number))])
+        tensors[name] = tensor.to(names.dtype(name, dtype or tensor.dtype), copy=device.type == "cpu")
+        if names.is_shifted(name):
+            tensors[name] += names.offset
+        paths[name] = path
+    _stack_parts(tensors, known)
     copied = {name: tensors.pop(name) for name in copies if name in tensors}
     if embedding not in tensors and copied:  # files hold what is shared once, under any of its names
         tensors[embedding] = next(iter(copied.values()))
@@ -142,9 +133,31 @@ def read_tensors(
                 f"{directory} holds {name}, which differs from {embedding}: leafbeam has one embedding for both"
             )
         tensors[name] = copy
-    kept = {name for name in tensors if names.offset and name.endswith("norm.weight")}
-    widest = reduce(torch.promote_types, {tensor.dtype for name, tensor in tensors.items() if name not in kept})
-    return {name: tensor if name in kept else tensor.to(widest) for name, tensor in tensors.items()}
+    widest = reduce(torch.promote_types, {tensor.dtype for name, tensor in tensors.items() if not names.is_shifted(name)})
+    return {name: tensor.to(names.dtype(name, widest)) for name, tensor in tensors.items()}
+
+
+def _check_tensor(path: Path, name: str, tensor: Tensor, known: Mapping[str, torch.Size]) -> None:
+    """Raise CheckpointError unless a tensor has the shape of the model's, or of a part, and values that are finite floats."""
+    stack, _, number = name.partition(":")
+    shape = known[stack][1:] if number.isdigit() and stack in known and int(number) < known[stack][0] else known.get(name)
+    if tensor.shape != shape:
+        expected = "no such tensor" if shape is None else f"shape {tuple(shape)}"
+        raise CheckpointError(
+            f"{path} holds {name} of shape {tuple(tensor.shape)}, config.json has {expected}: they do not belong together"
+        )
+    if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
+        raise CheckpointError(f"{path} holds {name} as {tensor.dtype}, quantised: use the original checkpoint, of floats")
+    if not tensor.isfinite().all():
+        raise CheckpointError(f"{path} holds {name} with values that are not finite (NaN, infinity): copy it again")
+
+
+def _stack_parts(tensors: dict[str, Tensor], known: Mapping[str, torch.Size]) -> None:
+    """Replace the parts NAME:0, NAME:1, ... of tensors that are complete by the tensors."""
+    for stack in {name.partition(":")[0] for name in tensors if ":" in name}:
+        names = [f"{stack}:{number}" for number in range(known[stack][0])]
+        if all(name in tensors for name in names):
+            tensors[stack] = torch.stack([tensors.pop(name) for name in names])
 
 
 def _stored_as(directory: Path, device: torch.device, names: TensorNames) -> Iterator[tuple[Path, str, Tensor]]:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from leafbeam import jit
-from leafbeam.model.cpu import kernels
+from leafbeam.model.cpu import kernels, pointwise
 from leafbeam.model.cpu.threads import torch_threads
 from leafbeam.ops import openmp
 from tests.openmp_threads import has_ended, needs_openmp, openmp_threads
@@ -25,8 +25,8 @@ def test_threads_do_not_change_a_bit(rows: int, threads: int) -> None:
     rng = np.random.default_rng(rows)
     x_ND, weight_D = rng.normal(size=(rows + 1, 96)).astype(np.float32), rng.normal(size=96).astype(np.float32)
     one, many = (np.full((rows + 1, 96), np.nan, np.float32) for _ in range(2))
-    kernels.norm(x_ND, rows, weight_D, weight_D[:0], 1e-6, one, 1)
-    kernels.norm(x_ND, rows, weight_D, weight_D[:0], 1e-6, many, threads)
+    pointwise.norm(x_ND, rows, weight_D, weight_D[:0], 1e-6, one, 1)
+    pointwise.norm(x_ND, rows, weight_D, weight_D[:0], 1e-6, many, threads)
     np.testing.assert_array_equal(many, one)
     assert np.isfinite(many[:rows]).all()
     assert np.isnan(many[rows]).all()
@@ -51,11 +51,11 @@ def test_several_threads_of_python_fork_at_once() -> None:
     weight_D, inputs = np.ones(512, np.float32), rng.normal(size=(4, 64, 512)).astype(np.float32)
     expected, outputs = np.empty_like(inputs), np.empty_like(inputs)
     for x_ND, out_ND in zip(inputs, expected, strict=True):
-        kernels.norm(x_ND, 64, weight_D, weight_D[:0], 1e-6, out_ND, 1)
+        pointwise.norm(x_ND, 64, weight_D, weight_D[:0], 1e-6, out_ND, 1)
 
     def run(number: int) -> None:
         for _ in range(50):
-            kernels.norm(inputs[number], 64, weight_D, weight_D[:0], 1e-6, outputs[number], 2)
+            pointwise.norm(inputs[number], 64, weight_D, weight_D[:0], 1e-6, outputs[number], 2)
 
     others = [threading.Thread(target=run, args=(number,)) for number in range(4)]
     for other in others:

@@ -23,18 +23,14 @@ from leafbeam.model.cpu.kernels import (
     Integers,
     KVSlots,
     ScoreTile,
-    activate_of,
-    add_bias_of,
-    add_normed_of,
     attend_codes_of,
     divide_by_weights_of,
-    gate_of,
-    norm_of,
     rotate_queries_of,
     score_bound,
     softmax_weights_of,
     store_keys_values_of,
 )
+from leafbeam.model.cpu.pointwise import activate_of, add_bias_of, add_normed_of, gate_of, norm_of
 from leafbeam.ops.linear.blas import multiply, sgemm
 from leafbeam.ops.openmp import fork
 

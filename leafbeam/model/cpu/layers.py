@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from leafbeam.model.cpu import fused_kernels as fused
-from leafbeam.model.cpu import kernels, rounded_attention
+from leafbeam.model.cpu import kernels, pointwise, rounded_attention
 from leafbeam.model.cpu.products import Products, are_fused
 from leafbeam.model.cpu.rounded_attention import RoundedPrompt
 from leafbeam.model.cpu.workspace import Chunk, Workspace
@@ -198,7 +198,7 @@ class TorchLayers:
         return attend
 
     def _normed(self, weight_D: Array, bias_D: Array, chunk: Chunk) -> Tensor:
-        kernels.norm(chunk.hidden_XD, chunk.rows, weight_D, bias_D, self._heads.eps, chunk.normed_XD, chunk.threads)
+        pointwise.norm(chunk.hidden_XD, chunk.rows, weight_D, bias_D, self._heads.eps, chunk.normed_XD, chunk.threads)
         return chunk.normed
 
     def _add_product(
@@ -210,7 +210,7 @@ class TorchLayers:
             return
         _, product_ND = self._products.of(rows[0], weight, (chunk.normed, chunk.normed_XD))
         places = self._heads.eps, chunk.hidden_XD, chunk.threads
-        kernels.add_normed(product_ND, chunk.rows, bias_D, output_norm_D, *places)
+        pointwise.add_normed(product_ND, chunk.rows, bias_D, output_norm_D, *places)
 
     def store_keys_values(self, weights: LayerWeights, chunk: Chunk, slot_N: Array, slots: kernels.KVSlots) -> Array | None:
         """Norm a chunk, compute its keys and values and write them to their slots.
@@ -280,19 +280,19 @@ class TorchLayers:
         if weights.experts is not None:
             product_ND = weights.experts(normed_ND.float()).numpy()
             places = self._heads.eps, chunk.hidden_XD, chunk.threads
-            kernels.add_normed(product_ND, chunk.rows, vectors[fused.DOWN], output_norm_D, *places)
+            pointwise.add_normed(product_ND, chunk.rows, vectors[fused.DOWN], output_norm_D, *places)
             return
         if weights.gate is None:
             inner = self._products.of(normed_ND, weights.up, chunk.gate)
-            kernels.add_bias(inner[1], chunk.rows, 0, vectors[fused.UP], chunk.threads)
-            kernels.activate(inner[1], chunk.rows, self._activation, chunk.threads)
+            pointwise.add_bias(inner[1], chunk.rows, 0, vectors[fused.UP], chunk.threads)
+            pointwise.activate(inner[1], chunk.rows, self._activation, chunk.threads)
         else:
             inner = self._products.of(normed_ND, weights.gate, chunk.gate)
             _, up_XF = self._products.of(normed_ND, weights.up, chunk.up)
             for product_XF, bias_F in ((inner[1], vectors[fused.GATE]), (up_XF, vectors[fused.UP])):
                 if len(bias_F):
-                    kernels.add_bias(product_XF, chunk.rows, 0, bias_F, chunk.threads)
-            kernels.gate(inner[1], chunk.rows, up_XF, self._activation, chunk.threads)
+                    pointwise.add_bias(product_XF, chunk.rows, 0, bias_F, chunk.threads)
+            pointwise.gate(inner[1], chunk.rows, up_XF, self._activation, chunk.threads)
         self._add_product(inner, weights.down, vectors[fused.DOWN], output_norm_D, chunk)
 
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leafbeam.model.config import ModelConfig
-from leafbeam.model.cpu import kernels
+from leafbeam.model.cpu import kernels, pointwise
 from leafbeam.model.cpu.layers import HeadsOfLayers, LayerParameters, Layers, Prompts, choose_layers, even_parts, parameters_of
 from leafbeam.model.cpu.rows import Rows, lay_out_codes, lay_out_prompts, segments_of
 from leafbeam.model.cpu.workspace import Chunk, Workspace
@@ -37,7 +37,7 @@ from leafbeam.model.vocabulary import AnyVocabulary
 Array = NDArray[Any]
 
 
-_ACTIVATIONS = {"silu": kernels.SILU, "gelu": kernels.GELU, "gelu_tanh": kernels.GELU_TANH, "relu": kernels.RELU}
+_ACTIVATIONS = {"silu": pointwise.SILU, "gelu": pointwise.GELU, "gelu_tanh": pointwise.GELU_TANH, "relu": pointwise.RELU}
 
 
 class _CacheSize:
@@ -262,7 +262,7 @@ class CpuRunner:
     def _outputs(self, chunk: Chunk) -> Tensor:
         """The hidden states for the head."""
         norm = self._norm, self._norm_bias, self._config.rms_norm_eps
-        kernels.norm(chunk.hidden_XD, chunk.rows, *norm, chunk.output_XD, chunk.threads)
+        pointwise.norm(chunk.hidden_XD, chunk.rows, *norm, chunk.output_XD, chunk.threads)
         return chunk.output
 
     def _code_slots(self, num_slots: int, planned: int = 0) -> tuple[Array, Array]:

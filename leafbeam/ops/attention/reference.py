@@ -58,7 +58,8 @@ def prefix_attention(
 
     The K x R queries that share a key head are one matrix, multiplied with keys that are read once. lengths_B: the number of
     tokens of each prompt that are read, at least 1; None reads all. first_BK: the first token that each query sees, None: 0; it
-    may lie behind the prompt, whose share in `merge` is 0 then. cap: a soft cap of the scores, 0: none. Cost: B x H x K x T floats of memory.
+    may lie behind the prompt, whose share in `merge` is 0 then. cap: a soft cap of the scores, 0: none. Cost: B x H x K x T
+    floats of memory.
     """
     groups, size = key_BGET.shape[1:3]
     query_BGKRE = query_BKHE.unflatten(2, (groups, -1)).transpose(1, 2)
@@ -118,8 +119,8 @@ def causal_suffix_attention(
 ) -> tuple[Tensor, Tensor]:
     """Return the causal attention of T codes of a beam over its S: values (B, K, T, H, E), log-sum-exp (B, K, T, H).
 
-    slot_BKT: the positions of the T among the S codes; None takes the last ones. window: how many codes each sees, itself included, 0: all. cap: a soft
-    cap of the scores, 0: none.
+    slot_BKT: the positions of the T among the S codes; None takes the last ones. window: how many codes each sees, itself
+    included, 0: all. cap: a soft cap of the scores, 0: none.
     """
     num_new, size = query_BKTHE.shape[2], query_BKTHE.shape[4]
     groups, num_slots = key_BKSGE.shape[3], key_BKSGE.shape[2]

@@ -14,7 +14,7 @@ from leafbeam.decode import BeamSearch
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie
 from leafbeam.model import ModelConfig, TokenTable, Transformer, Vocabulary, Workspace, search_bytes
-from leafbeam.model.cpu import kernels
+from leafbeam.model.cpu import kernels, pointwise
 from leafbeam.model.cpu import layers as cpu_layers
 from leafbeam.model.cpu.kernels import score_bound
 from leafbeam.model.cpu.threads import torch_threads
@@ -298,5 +298,5 @@ def test_the_gate_is_silu_for_every_float():
     gate = np.array([[-200, -80, -5, -0.0, 0, 1e-8, 3, 90, 3e4, 7]], np.float32)
     up = np.full_like(gate, 2)
     truth = torch.nn.functional.silu(torch.from_numpy(gate)).numpy() * up
-    kernels.gate(gate, 1, up, kernels.SILU, 1)
+    pointwise.gate(gate, 1, up, pointwise.SILU, 1)
     np.testing.assert_allclose(gate, truth, rtol=2e-6, atol=1e-30)
