@@ -59,10 +59,12 @@ class AutomatonConstraint:
             self._costs = costs or self._ops.DEVICE_COSTS
 
     def root(self) -> Beams[Any]:
-        lo_SB1, hi_SB1 = automata.roots(self.batch)
-        scores_B1 = np.zeros(lo_SB1.shape[1:], np.float32)
-        lo, hi, scores = (to_kind_of(part, self._final_B1) for part in (lo_SB1, hi_SB1, scores_B1))
-        return Beams.start(lo, hi, scores)
+        lo_SB1, _ = automata.roots(self.batch)
+        return self.beams_at(lo_SB1, np.zeros(lo_SB1.shape[1:], np.float32))
+
+    def beams_at(self, states_SBK: NDArray[np.int64], scores_BK: NDArray[np.float32]) -> Beams[Any]:
+        """Return beams in these states with these scores, where the constraint reads them."""
+        return Beams.start(*(to_kind_of(part, self._final_B1) for part in (states_SBK, states_SBK + 1, scores_BK)))
 
     def step(self, number: int, beams: Beams[Any], logits: Any) -> Beams[Any]:
         num_beams, scoring = self.config.num_beams[number], self.config.scoring

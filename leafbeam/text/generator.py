@@ -99,7 +99,8 @@ class TextGenerator:
     over tokens).
 
     Args:
-        model: The model.
+        model: The model. On a CUDA device, automata and beams stay there too, if the tokenizer has one end token that is not
+            text (`SequenceSearch`); otherwise, and for drawn texts, hidden states are copied to the host.
         tokenizer: Its tokenizer.
         costs: The measured costs of this machine, which decide how the head's logits are computed; None uses estimates.
 
@@ -299,9 +300,10 @@ class TextGenerator:
         self._check_positions(rows, max_tokens)
         for request in requests:
             self._check_spelling(request)
-        search, head = self._search(requests, max_tokens), self.model.head_weight.detach().numpy()
-        tokens_BT = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
-        lengths_B = torch.tensor([len(row) for row in rows])
+        search, weight_VD = self._search(requests, max_tokens), self.model.head_weight.detach()
+        head = weight_VD if search.backend == "triton" else weight_VD.float().cpu().numpy()
+        tokens_BT = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=self.model.device)
+        lengths_B = torch.tensor([len(row) for row in rows], device=self.model.device)
         if first.is_stepwise and first.scoring == "allowed":
             texts = self.model.start_texts(tokens_BT, lengths_B, num_texts=first.num_texts, max_tokens=max_tokens - 1)
             constraint = search.constraint(len(rows), head=head, costs=self._costs)
@@ -321,6 +323,7 @@ class TextGenerator:
                 num_beams=first.num_texts,
                 max_tokens=max_tokens,
                 scoring=first.scoring,
+                device=self.model.device,
             )
         return SequenceSampler(
             automata,

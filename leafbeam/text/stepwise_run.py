@@ -23,6 +23,7 @@ from leafbeam.automata import Automaton
 from leafbeam.decode.automaton_constraint import AutomatonConstraint
 from leafbeam.errors import LogitsError
 from leafbeam.model import TextSession
+from leafbeam.ops.backend import to_numpy
 from leafbeam.ops.constrain import Beams
 from leafbeam.text.growing_text import GrowingText
 from leafbeam.text.request import TextRequest
@@ -70,8 +71,12 @@ class StepwiseRun(TextBatch):
         # A text that does not choose stands where a sequence has ended: its only code is an end code again.
         states = [writer.state if chooses else writer.automaton.num_states for writer, chooses in pairs]
         shape = self._scores_BK.shape
-        lo_1BK = np.array(states).reshape(1, *shape)
-        found = self._constraint.step(number, Beams.start(lo_1BK, lo_1BK + 1, self._scores_BK), hidden_RD.unflatten(0, shape))
+        lo_1BK = np.array(states, np.int64).reshape(1, *shape)
+        beams = self._constraint.beams_at(lo_1BK, self._scores_BK)
+        best = self._constraint.step(number, beams, hidden_RD.unflatten(0, shape))
+        found = Beams(**{name: to_numpy(array) for name, array in vars(best).items()})
+        if self._constraint.bad_T and (bad := int(self._constraint.bad_T[-1])):
+            raise LogitsError.not_finite(*divmod(bad - 1, shape[1]), f"in round {number}")
         if not found.num_valid.all():
             raise LogitsError.none_allowed(int(found.num_valid.argmin()), f"in round {number}")
         self._scores_BK = found.scores

@@ -5,6 +5,7 @@ import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from transformers import PreTrainedTokenizerFast
 
 import leafbeam
 from leafbeam.automata import Automaton
-from leafbeam.errors import ArgumentError, AutomatonError
+from leafbeam.decode import SequenceSearch
+from leafbeam.errors import ArgumentError, AutomatonError, LogitsError
 from leafbeam.text import Choices, JsonSchema, Regex, Sampling, TextConstraint, TextGenerator
 from tests.fixtures.texts import CONSTRAINTS, PROMPTS, check
 
@@ -188,6 +190,40 @@ def test_the_head_is_multiplied_for_legal_tokens_alone(generator: TextGenerator,
     assert legal
     assert max(legal) < 20 < generator.num_tokens
     assert np.sum(legal) > 0
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"num_beams": 2, "scoring": "full"}])
+def test_texts_are_the_same_where_automata_are_on_a_gpu(
+    generator: TextGenerator, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+):
+    """Under Triton's interpreter, which takes what a search on a CUDA device takes; the model stays on the CPU."""
+    chosen: list[TextConstraint] = [Regex(pattern="[a-z]{2,4}(and so on|x)"), Choices(texts=["lamp", "tea cup"])]
+    expected = generator.generate(PROMPTS[:2], chosen, max_tokens=9, **options)
+    devices: list[torch.device] = []
+
+    def on_device(*arguments: Any, device: torch.device, **settings: Any) -> SequenceSearch:
+        devices.append(device)
+        return SequenceSearch(*arguments, **settings, backend="triton", device="cpu")
+
+    monkeypatch.setattr("leafbeam.text.generator.SequenceSearch", on_device)
+    found = generator.generate(PROMPTS[:2], chosen, max_tokens=9, **options)
+    assert devices == [generator.model.device]
+    for texts, others in zip(found.texts, expected.texts, strict=True):
+        assert [text.tokens for text in texts] == [text.tokens for text in others]
+        assert [text.score for text in texts] == pytest.approx([text.score for text in others], abs=1e-4)
+    assert (found.model_calls, found.calls_saved) == (expected.model_calls, expected.calls_saved)
+
+
+def test_logits_that_are_not_numbers_are_named_where_automata_are_on_a_gpu(model_dir: Path, monkeypatch: pytest.MonkeyPatch):
+    generator = TextGenerator.load(model_dir)
+    monkeypatch.setattr(
+        "leafbeam.text.generator.SequenceSearch",
+        lambda *arguments, device, **settings: SequenceSearch(*arguments, **settings, backend="triton", device="cpu"),
+    )
+    with torch.no_grad():
+        generator.model.head_weight[:] = torch.nan
+    with pytest.raises(LogitsError, match="NaN or \\+inf"):
+        generator.generate(["A "], Regex(pattern="[a-z]{2,4}"), max_tokens=3)
 
 
 def test_one_call_gives_the_texts_of_a_generator(generator: TextGenerator, model_dir: Path):
