@@ -5,6 +5,10 @@ items, and 128 under one; its last level runs first the beams that recent search
 what the model computes: the prompt, and every live beam of every level. Then how many of the best items each width finds, for
 how many rows.
 
+Larger catalogs and a larger model have random codes and weights (`synthetic`), not trained ones. Their logits are scaled so that
+a level's codes are as uncertain as those of the demo's model. The scoring is "allowed" there, because an untrained model does not
+know which codes an item may have.
+
 Shapes: B requests, L levels.
 """
 
@@ -12,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,13 +26,15 @@ from numpy.typing import NDArray
 
 from benchmarks.drawing import new_figure
 from benchmarks.rows import Row, spread
-from benchmarks.serving.load_run import LoadRun
+from benchmarks.serving.load_run import POSITIONS, LoadRun, small_qwen3
+from benchmarks.static.inference import MODELS
 from leafbeam.decode import BeamSearch, SearchResult
 from leafbeam.engine import Settings
 from leafbeam.engine.search_widths import SearchKind, SearchWidths
-from leafbeam.index import Filter, Version
-from leafbeam.model import Workspace
+from leafbeam.index import Filter, Trie, Version
+from leafbeam.model import ModelConfig, Transformer, Vocabulary, Workspace
 from leafbeam.model.cpu.threads import torch_threads
+from leafbeam.ops.constrain import Scoring
 
 __all__ = ["draw", "measure", "measure_widths", "runs"]
 
@@ -49,6 +55,10 @@ def runs(quick: bool) -> Iterator[Measured]:
             for num_items in (20,) if quick else (20, 50, 100):
                 yield measure(run, share, 1, num_items=num_items, batches=batches)
             yield measure_widths(run, share, users=40 if quick else 200)
+        for num_items, name in ((20_000, "small"),) if quick else ((10**6, "small"), (10**7, "small"), (10**6, "Qwen3-0.6B")):
+            larger, count = synthetic(run, num_items, name), 10 if quick else 30 if name == "Qwen3-0.6B" else 60
+            for share in (1.0,) if quick else (1.0, 0.1):
+                yield measure(larger, share, 1, num_items=10, batches=count, weights=name)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -58,6 +68,7 @@ class _Bench:
     run: LoadRun
     share: float
     num_items: int
+    scoring: Scoring = "full"
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
     workspace: Workspace = field(default_factory=Workspace)
 
@@ -67,13 +78,17 @@ class _Bench:
         self.rule: Filter | None = None if self.share == 1 else trie.filter(allowed_N)
         version = Version.of(trie)
         item_filter = None if self.rule is None else version.filter_of([self.rule])
-        self.kind = SearchKind.of(version, item_filter, self.num_items, "full")
+        self.kind = SearchKind.of(version, item_filter, self.num_items, self.scoring)
 
     def prompts(self, batch: int) -> list[NDArray[np.int64]]:
         """The SIDs of the histories of users drawn at random."""
         run = self.run
         users = self.rng.integers(len(run.histories), size=batch)
         return [run.trie.codes_at(run.leaves_of(run.histories[int(user)][-_HISTORY - 1 : -1])) for user in users]
+
+    def new_search(self, **options: Any) -> BeamSearch:
+        """Return a search of the run's index."""
+        return BeamSearch(self.run.trie, scoring=self.scoring, **options)
 
     def search(self, prompts: list[NDArray[np.int64]], search: BeamSearch, widths: Any = None) -> SearchResult:
         """Run the prompts and a search."""
@@ -84,14 +99,14 @@ class _Bench:
     def proof(self, prompts: list[NDArray[np.int64]], learnt: SearchWidths) -> SearchResult:
         """Search as an engine does, and learn from it."""
         widths = learnt.of(self.kind) or (self.kind.guess,) * (self.run.trie.num_levels - 1)
-        result = self.search(prompts, BeamSearch(self.run.trie, num_items=self.num_items, max_rows=_MAX_ROWS), widths)
+        result = self.search(prompts, self.new_search(num_items=self.num_items, max_rows=_MAX_ROWS), widths)
         assert result.beams_needed is not None
         learnt.observe(self.kind, result.beams_needed)
         return result
 
     def fixed(self, prompts: list[NDArray[np.int64]], beams: int, learnt: SearchWidths | None = None) -> SearchResult:
         """Search with as many beams at every level but the last, whose first call runs as many as recent searches needed."""
-        search = BeamSearch(self.run.trie, [beams] * (self.run.trie.num_levels - 1) + [self.num_items])
+        search = self.new_search(num_beams=[beams] * (self.run.trie.num_levels - 1) + [self.num_items])
         known = None if learnt is None else learnt.of(self.kind)
         result = self.search(prompts, search, known and (beams,) * (self.run.trie.num_levels - 2) + known)
         if learnt is not None:
@@ -100,9 +115,58 @@ class _Bench:
         return result
 
 
-def measure(run: LoadRun, share: float, batch: int, *, num_items: int, batches: int) -> Measured:
+def synthetic(like: LoadRun, num_items: int, name: str) -> LoadRun:
+    """Return a catalog of random SIDs of four codes, a model of a size with random weights, and random histories."""
+    rng, sizes = np.random.default_rng(2), [256] * 4 if num_items > 1e5 else [64] * 4
+    trie = Trie.build(rng.integers(0, sizes, (num_items, 4), dtype=np.uint16), sizes)
+    if name == "small":
+        model = small_qwen3(sizes)
+    else:
+        vocabulary = Vocabulary(codebook_sizes=tuple(sizes))
+        config = ModelConfig(vocab_size=vocabulary.size, max_position_embeddings=POSITIONS, **MODELS[name])
+        model = Transformer(config, vocabulary).eval()
+    histories = list(rng.integers(0, num_items, (200, _HISTORY + 1)))
+    run = replace(like, trie=trie, model=model, histories=histories, item_ids=np.arange(num_items))
+    wanted = [_uncertainty(logits_UV, 1.0) for logits_UV in _logits(like)]
+    with torch.no_grad():
+        for level, logits_UV in enumerate(_logits(run)):
+            tokens_V = torch.from_numpy(model.vocabulary.level_tokens(level))
+            model.head_weight[tokens_V] *= _scale(logits_UV, wanted[level])
+    return replace(run, model=model.pack()) if name != "small" else run
+
+
+def _logits(run: LoadRun) -> list[NDArray[np.float64]]:
+    """Return the logits of each level for some users, [U, V], each after the most likely codes."""
+    prompts = _Bench(run=run, share=1.0, num_items=1).prompts(32)
+    tokens_BT, lengths_B = run.model.vocabulary.prompts(prompts)
+    session = run.model.start(torch.from_numpy(tokens_BT), torch.from_numpy(lengths_B))
+    levels = [session.step_fn()]
+    for _ in range(1, run.trie.num_levels):
+        code_B1 = levels[-1].argmax(-1, keepdim=True)
+        levels.append(session.step_fn(code_B1, torch.zeros_like(code_B1))[:, 0])
+    return [logits_UV.double().numpy() for logits_UV in levels]
+
+
+def _uncertainty(logits_UV: NDArray[np.float64], scale: float) -> float:
+    """Return the entropy of scaled logits, on average over users, as a share of the most that it can be."""
+    scores_UV = scale * (logits_UV - logits_UV.max(1, keepdims=True))
+    log_p_UV = scores_UV - np.log(np.exp(scores_UV).sum(1, keepdims=True))
+    return float(-(np.exp(log_p_UV) * log_p_UV).sum(1).mean() / np.log(logits_UV.shape[1]))
+
+
+def _scale(logits_UV: NDArray[np.float64], wanted: float) -> float:
+    """Return the factor at which logits have an uncertainty, by bisection."""
+    low, high = 1e-3, 1e3
+    while high / low > 1.001:
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if _uncertainty(logits_UV, middle) > wanted else (low, middle)
+    return low
+
+
+def measure(run: LoadRun, share: float, batch: int, *, num_items: int, batches: int, weights: str = "trained") -> Measured:
     """Milliseconds of prompts and search both ways, rows of each request, and the share of the best items that beams miss."""
-    bench = _Bench(run=run, share=share, num_items=num_items)
+    scoring: Scoring = "full" if weights == "trained" else "allowed"
+    bench = _Bench(run=run, share=share, num_items=num_items, scoring=scoring)
     beams = max(num_items, 20 if share == 1 else 128)
     proof_widths, beam_widths = SearchWidths(), SearchWidths()
     ways = {
@@ -114,9 +178,9 @@ def measure(run: LoadRun, share: float, batch: int, *, num_items: int, batches: 
     missed, passes, proved = list[float](), list[int](), list[float]()
     for number in range(_WARM + batches):
         prompts, results = bench.prompts(batch), dict[str, SearchResult]()
-        for name, search in ways.items():
+        for name in sorted(ways, reverse=bool(number % 2)):  # each is as often the first to run a prompt
             began = time.perf_counter()
-            results[name] = search(prompts)
+            results[name] = ways[name](prompts)
             if number >= _WARM:
                 seconds[name].append(time.perf_counter() - began)
                 rows[name] += np.asarray(results[name].rows).tolist()
@@ -128,6 +192,7 @@ def measure(run: LoadRun, share: float, batch: int, *, num_items: int, batches: 
             ]
     ratios = np.array(seconds["proof"]) / np.array(seconds["beams"])
     parameters = {"what": "searches", "share": share, "B": batch, "items": num_items, "beams": beams, "history": _HISTORY}
+    parameters |= {} if weights == "trained" else {"weights": f"random, {weights}", "scoring": scoring}
     return parameters | run.shape, {
         "search_ms": {name: spread(values, 1e-3) for name, values in seconds.items()},
         "proof_over_beams": {
