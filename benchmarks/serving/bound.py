@@ -5,9 +5,9 @@ items, and 128 under one; its last level runs first the beams that recent search
 what the model computes: the prompt, and every live beam of every level. Then how many of the best items each width finds, for
 how many rows.
 
-Larger catalogs and a larger model have random codes and weights (`synthetic`), not trained ones. Their logits are scaled so that
-a level's codes are as uncertain as those of the demo's model. The scoring is "allowed" there, because an untrained model does not
-know which codes an item may have.
+Larger catalogs and a larger model have random codes and weights (`synthetic`), not trained ones. Their logits are scaled so
+that a level's codes are as uncertain as those of the demo's model. The scoring is "allowed" there, because an untrained model
+does not know which codes an item may have.
 
 Shapes: B requests, L levels.
 """
