@@ -38,7 +38,7 @@ REAL = Sizes(codes=131_072, hidden=3072)
 
 
 def runs(device: torch.device, bandwidth: float, seconds: float, sizes: Sizes = REAL) -> Measured:
-    """Rows of parity, then of times: by rows and density, the study log's curves, and the dispatcher against dense."""
+    """Rows of parity, then of times: by rows and density, of sets that rows share, the study log's curves, the dispatcher."""
     until = time.monotonic() + seconds
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     weight_VD = torch.randn(sizes.codes, sizes.hidden, device=device, dtype=dtype) * sizes.hidden**-0.5
@@ -53,14 +53,22 @@ def runs(device: torch.device, bandwidth: float, seconds: float, sizes: Sizes = 
                 yield parameters, {"left_out": f"after {seconds:.0f} s"}
                 continue
             yield attempt(parameters, partial(_cell, weight_VD, rows, density, bandwidth))
+    for rows in (rows for rows in sizes.rows if rows > 1):
+        for density in (0.001, 0.01, 0.1):
+            parameters = {"what": "head, one set for all rows", "rows": rows, "density": density, **about}
+            if time.monotonic() > until:
+                yield parameters, {"left_out": f"after {seconds:.0f} s"}
+                continue
+            yield attempt(parameters, partial(_cell, weight_VD, rows, density, bandwidth, shared=True))
     for rows in sizes.rows[:2]:
         yield attempt({"what": "head curve", "rows": rows, "block": 32, **about}, partial(_curve, weight_VD, rows))
     yield attempt({"what": "head choice", **about}, partial(_choice, weight_VD, until))
 
 
-def draw_legal_codes(device: torch.device, rows: int, codes: int, each: int) -> LegalCodes[Tensor]:
-    """So many different legal codes for each row, drawn uniformly."""
-    drawn = [torch.randperm(codes, device=device)[:each].sort().values for _ in range(rows)]
+def draw_legal_codes(device: torch.device, rows: int, codes: int, each: int, *, shared: bool = False) -> LegalCodes[Tensor]:
+    """So many different legal codes for each row, drawn uniformly; shared: the same for all rows, as beams of a text have."""
+    drawn = [torch.randperm(codes, device=device)[:each].sort().values for _ in range(1 if shared else rows)]
+    drawn *= rows if shared else 1
     indptr_R1 = torch.arange(rows + 1, device=device) * each
     return LegalCodes(indptr_R1=indptr_R1, code_C=torch.cat(drawn), max_row=each)
 
@@ -104,11 +112,11 @@ def parity(weight_VD: Tensor, rows: int) -> dict[str, Any]:
     return {"parity": "ok", "relative_errors": errors}
 
 
-def _cell(weight_VD: Tensor, rows: int, density: float, bandwidth: float) -> dict[str, Any]:
+def _cell(weight_VD: Tensor, rows: int, density: float, bandwidth: float, *, shared: bool = False) -> dict[str, Any]:
     device, (codes, hidden) = weight_VD.device, weight_VD.shape
     hidden_RD = torch.randn(rows, hidden, device=device, dtype=weight_VD.dtype)
     each = max(1, round(codes * density))
-    sets = [draw_legal_codes(device, rows, codes, each) for _ in range(3)]
+    sets = [draw_legal_codes(device, rows, codes, each, shared=shared) for _ in range(3)]
     measured: dict[str, Any] = {"us": {}, "weight_bytes": {}}
     dense = times([partial(_dense, hidden_RD, weight_VD, one) for one in sets], device)
     measured["us"]["dense, torch"] = dense

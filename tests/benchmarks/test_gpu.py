@@ -80,8 +80,10 @@ def test_head_parity_and_times_run() -> None:
     sizes = gpu_head.Sizes(codes=130, hidden=24, rows=(3,))
     rows = list(gpu_head.runs(CPU, 1e10, 0.0, sizes))
     assert rows[0][1]["parity"] == "ok"
-    assert [measured.get("left_out") for _, measured in rows[1:4]] == ["after 0 s"] * 3
-    assert "failed" not in rows[4][1]
+    assert [measured.get("left_out") for _, measured in rows[1:7]] == ["after 0 s"] * 6
+    assert "failed" not in rows[7][1]
+    shared = gpu_head.draw_legal_codes(CPU, 3, 130, 5, shared=True)
+    assert (len(shared.code_C), len(shared.code_C.unique())) == (15, 5)
 
 
 def test_step_parity_and_times_run() -> None:
