@@ -1,4 +1,4 @@
-"""Whole decodes on a GPU: what is captured finds what a search without a graph finds, then both times; workers in streams.
+"""Whole decodes on a GPU: what is captured finds what a search without a graph finds, then both times; two workers.
 
 Parity in float32 with fresh catalogs, weights and prompts, and a second batch through the same graph. Times in bfloat16, from
 prompts to items, by the clock. On a CPU stand-ins run: plain torch in the place of kernels, and of a replay.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, get_args
@@ -29,7 +29,6 @@ from leafbeam.decode.results import check_batch, root_ranges
 from leafbeam.engine.graphs.device_index import DeviceIndex
 from leafbeam.engine.graphs.graph import CudaCapturer
 from leafbeam.engine.graphs.static_decode import Bucket, StaticDecode
-from leafbeam.engine.worker import Stream, worker_stream
 from leafbeam.index import Trie, Version
 from leafbeam.model import AnyModel, EncoderDecoder, EncoderDecoderConfig, ModelConfig, Transformer, Vocabulary
 from leafbeam.model.static_model import StaticModel
@@ -127,17 +126,16 @@ class Case:
         index: Any = (DeviceIndex if on_gpu else TorchIndex)(self.version, self.device)
         runner = StaticModel(self.model, triton.attention() if on_gpu else reference.attention())
         bucket = Bucket(batch=sizes.requests, length=sizes.tokens, num_beams=sizes.beams, scoring=self.scoring)
-        decode = StaticDecode(runner, index, bucket, index.filters(sizes.requests))
+        decode = StaticDecode(runner, index, bucket)
         capturer = (CudaCapturer if on_gpu else RunAgain)(self.device)
         replay = capturer.capture(decode)
         requests = check_batch(self.version, sizes.requests, None, None)
         hi_SB = root_ranges(self.version, requests)[1][:, :, 0]
 
         def run(tokens_BT: NDArray[np.int64], lengths_B: NDArray[np.int64]) -> SearchResult:
-            with capturer.stream():
-                assert decode.load(tokens_BT, lengths_B, hi_SB, requests)
-                replay()
-                return result_of(decode.trace(len(requests), 1), self.version, requests, decode.config, sizes.beams)
+            assert decode.load(tokens_BT, lengths_B, hi_SB, requests)
+            replay()
+            return result_of(decode.trace(len(requests), 1), self.version, requests, decode.config, sizes.beams)
 
         return run
 
@@ -193,19 +191,19 @@ def measured_case(case: Case, prompts: tuple[NDArray[np.int64], NDArray[np.int64
 
 
 def streams(device: torch.device, sizes: Sizes, batches: int = 8) -> dict[str, Any]:
-    """Seconds in which two threads search without graphs: in the default stream, and each in its own, as workers do."""
+    """Seconds in which two threads search without graphs: in the default stream, as workers do, and each in its own."""
     case = Case.drawn(device, "decoder", "full", sizes, _dtype(device))
     prompts = case.prompts()
     expected = case.searched(*prompts)
     seconds: dict[str, float] = {}
-    ways: dict[str, list[Stream]] = {
-        "default stream": [nullcontext] * 2,
-        "own streams": [worker_stream(device) for _ in range(2)],
-    }
+    ways: dict[str, list[Callable[[], AbstractContextManager[Any]]]] = {"default stream": [nullcontext] * 2}
+    if device.type == "cuda":
+        ways["own streams"] = [partial(torch.cuda.stream, torch.cuda.Stream(device)) for _ in range(2)]
+        torch.cuda.synchronize(device)  # the weights were written in the default stream
     for name, opened in ways.items():
         found: list[SearchResult] = []
 
-        def work(stream: Stream, found: list[SearchResult] = found) -> None:
+        def work(stream: Callable[[], AbstractContextManager[Any]], found: list[SearchResult] = found) -> None:
             for _ in range(batches):
                 with stream():
                     found.append(case.searched(*prompts))

@@ -145,13 +145,12 @@ class _Bound:
 
     def __init__(self, version: Version, allowed: Any, deny: Any, like: _Bound | None = None) -> None:
         self.arrays = ops.bind(version, like=None if like is None else like.arrays)
-        self.cache = ops.FilterCache(self.arrays) if like is None else like.cache.for_version(self.arrays)
         self._take(version, allowed, deny)
 
     def _take(self, version: Version, allowed: Any, deny: Any) -> None:
         self.version = version
         self.requests = request_filters(version, B, allowed, deny)
-        self.filters = self.cache.bind(self.requests)
+        self.filters = ops.bind_filters(self.arrays, self.requests)
         hi = [one.trie.num_leaves for one in version.segments]
         self.root = Beams.start(
             jax_rounds.on_device(np.zeros((len(hi), B, 1), np.int32)),
@@ -162,7 +161,6 @@ class _Bound:
     def swap(self, version: Version) -> None:
         """Take another version of the catalog."""
         self.arrays = ops.bind(version, like=self.arrays)
-        self.cache = self.cache.for_version(self.arrays)
         self._take(version, None, None)
 
     def round(self, level: int, state: Any, fresh: Any) -> Any:

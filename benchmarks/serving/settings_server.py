@@ -40,7 +40,9 @@ def main(run: Path, settings: str, rules: str, system: str = "") -> None:
     with ExitStack() as opened:
         catalog = files.open(opened)
         assert isinstance(catalog, Catalog)
-        engine = opened.enter_context(closing(Engine(model, catalog, settings=chosen, new_graphs=graphs_on_cpu)))
+        engine = opened.enter_context(
+            closing(Engine(model, catalog, settings=chosen, new_graphs=graphs_on_cpu if chosen.graphs else None))
+        )
         Server(engine, config=ServerConfig(port=0)).run()
 
 

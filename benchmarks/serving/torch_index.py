@@ -6,8 +6,7 @@ launches of its kernels, only a GPU can show.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -20,17 +19,16 @@ from leafbeam.engine.graphs.static_decode import StaticDecode
 from leafbeam.index import Filter, Version
 from leafbeam.ops.attention import reference
 from leafbeam.ops.constrain.fixed_shape import torch as torch_ops
-from leafbeam.ops.constrain.fixed_shape.capacity import bucket
 
 __all__ = ["RunAgain", "TorchIndex", "graphs_on_cpu"]
 
 
 class TorchIndex:
-    """`DeviceIndex` over the torch backend. delta_leaves: space for a delta of so many leaves."""
+    """`DeviceIndex` over the torch backend. options: of its `bind`."""
 
-    def __init__(self, version: Version, device: torch.device | str, *, delta_leaves: int = 0) -> None:
+    def __init__(self, version: Version, device: torch.device | str, **options: Any) -> None:
         self._version = version
-        self._arrays: torch_ops.VersionArrays = torch_ops.bind(version, device, delta_leaves=delta_leaves)
+        self._arrays: torch_ops.VersionArrays = torch_ops.bind(version, device, **options)
 
     @property
     def num_segments(self) -> int:
@@ -48,8 +46,15 @@ class TorchIndex:
                 old.copy_(new)
         self._arrays = replace(arrays, levels=self._arrays.levels)
 
-    def filters(self, batch: int) -> _TorchFilters:
-        return _TorchFilters(self, batch)
+    def filter_shapes(self, batch: int) -> list[tuple[int, ...]]:
+        """Filters are arrays of this backend, which `stage` fills: they need no inputs of the decode."""
+        return [(batch,)]
+
+    def filters(self, tensors: Sequence[Tensor], host: Sequence[Any]) -> _TorchFilters:
+        return _TorchFilters(self, len(tensors[0]))
+
+    def stage(self, filters: _TorchFilters, requests: Requests) -> bool:
+        return filters.refill(requests)
 
     def launch(self, level: int, beams: Any, logits_BKV: Tensor, filters: Any, **search: Any) -> Any:
         return torch_ops.launch(self._arrays, level, beams, logits_BKV, filters.arrays, **search)
@@ -66,9 +71,6 @@ class RunAgain:
     def __init__(self, device: torch.device) -> None:
         self.nbytes = 0
 
-    def stream(self) -> AbstractContextManager[Any]:
-        return nullcontext()
-
     def capture(self, decode: StaticDecode) -> Callable[[], None]:
         decode.run()
         self.nbytes = max(self.nbytes, decode.work_bytes)
@@ -84,19 +86,19 @@ def graphs_on_cpu(*given: Any, **settings: Any) -> Graphs:
 
 
 class _TorchFilters:
-    """Space for a filter and `MAX_DENIED` denied leaves of each request."""
+    """Space for a filter and `MAX_DENIED` denied leaves of each request; rows of the cache's stacks are copied there."""
 
     def __init__(self, index: TorchIndex, batch: int) -> None:
         self._index, self._batch = index, batch
         empty = index.bind_filters([], batch)
-        sizes = {"slot_B": batch, "denied_BD": MAX_DENIED, "dead_BD3": MAX_DENIED}
+        sizes = {"denied_BD": MAX_DENIED, "dead_BD3": MAX_DENIED}
         allocated: dict[int, Tensor] = {}  # levels go on sharing what they share
 
         def allocate(name: str, tensor: Tensor) -> Tensor:
             if id(tensor) not in allocated:
                 shape = list(tensor.shape)
                 axis = 0 if name.endswith(("_FW", "_FHW")) else -2 if name == "dead_BD3" else -1
-                shape[axis] = sizes.get(name, bucket(batch + 1))
+                shape[axis] = sizes.get(name, batch)
                 allocated[id(tensor)] = tensor.new_zeros(shape)
             return allocated[id(tensor)]
 
@@ -105,23 +107,24 @@ class _TorchFilters:
             return replace(filters, **{name: allocate(name, one) for name, one in named.items() if one is not None})
 
         self.arrays = torch_ops.FilterArrays(levels=tuple(tuple(map(space_for, pair)) for pair in empty.levels))
-        self._allocated = list(allocated.values())
-
-    @property
-    def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self._allocated)
 
     def refill(self, requests: Requests) -> bool:
         if max((len(part.denied_D) for request in requests for part in request.parts), default=0) > MAX_DENIED:
             return False
         bound = self._index.bind_filters(requests, self._batch)
-        # Levels share tensors: each is copied once.
-        pairs = {id(old): (old, new) for old, new in zip(_tensors(self.arrays.levels), _tensors(bound.levels), strict=True)}
-        for old, new in pairs.values():
-            if new.shape[0] == old.shape[0] and new.shape != old.shape:
-                # A shorter list of denied leaves ends with -1; unused filters may hold anything.
-                old.fill_(-1)
-            old[tuple(slice(size) for size in new.shape)].copy_(new)
+        for old_level, new_level in zip(self.arrays.levels, bound.levels, strict=True):
+            for old, new in zip(old_level, new_level, strict=True):
+                rows = new.slot_B.long()
+                for field in fields(new):
+                    before, after = getattr(old, field.name), getattr(new, field.name)
+                    if field.name == "slot_B":
+                        before.copy_(torch.arange(self._batch))
+                    elif field.name.endswith(("_FW", "_FHW")):
+                        if before is not None:
+                            before.copy_(after[rows])
+                    elif before is not None:
+                        before.fill_(-1)  # a shorter list of denied leaves ends with -1
+                        before[:, : after.shape[1]].copy_(after)
         return True
 
 

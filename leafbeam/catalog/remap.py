@@ -29,11 +29,11 @@ def with_bits(old: Filter, ordinals_n: NDArray[np.integer], bits_n: NDArray[np.b
     ordinals = ordinals_n.astype(np.int64)
     if np.array_equal(old.ordinals.has(ordinals), bits_n):
         return old
-    words_W = old.ordinals.words_W.copy()
+    words_W, lineage = old.ordinals.words_W.copy(), old.ordinals.lineage.changed(np.unique(ordinals >> 6))
     masks_n = np.uint64(1) << (ordinals & 63).astype(np.uint64)
     np.bitwise_and.at(words_W, ordinals[~bits_n] >> 6, ~masks_n[~bits_n])
     np.bitwise_or.at(words_W, ordinals[bits_n] >> 6, masks_n[bits_n])
-    return trie.filter_of(Bitmap.from_words(words_W, trie.num_items))
+    return trie.filter_of(Bitmap.from_words(words_W, trie.num_items, lineage))
 
 
 def old_rows_of(trie: Trie, version: Version) -> NDArray[np.int64]:

@@ -44,6 +44,8 @@ _OF_ITEMS = (
         "engine.max_rows": "--max-rows",
         "engine.workers": "--workers",
         "engine.threads": "--threads",
+        "engine.graph_mb": "--graph-mb",
+        "engine.filter_mb": "--filter-mb",
         "http_workers": "--http-workers",
         "refresh": "--refresh",
         "grace_s": "--grace",

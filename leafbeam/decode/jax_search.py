@@ -141,8 +141,9 @@ class JaxBeamSearch:
             self.config = replace(self._widest, num_beams=(*widths, self.num_items))
         self._split = split
         device = None if split is None else NamedSharding(split.mesh, PartitionSpec())
-        self.version, self.arrays = version, ops.bind(version, device, delta_leaves=delta_leaves, kernels=kernels)
-        self._cache = ops.FilterCache(self.arrays, max_filters + 1)
+        self.version = version
+        options: dict[str, Any] = {"delta_leaves": delta_leaves, "num_filters": max_filters, "kernels": kernels}
+        self.arrays = ops.bind(version, device, **options)
 
     def __repr__(self) -> str:
         config = self.config
@@ -163,7 +164,6 @@ class JaxBeamSearch:
             raise ArgumentError(f"the index has {found}: expected {expected}")
         other = copy(self)
         other.version, other.arrays = version, ops.bind(version, like=self.arrays)
-        other._cache = self._cache.for_version(other.arrays)
         return other
 
     def run(
@@ -209,7 +209,7 @@ class JaxBeamSearch:
         requests = check_batch(self.version, batch_size, filters, deny)
         hi_SB = np.zeros((len(self.arrays.layouts), batch_size), np.int32)
         hi_SB[: len(self.version.segments)] = root_ranges(self.version, requests)[1][:, :, 0]
-        bound = self._cache.bind(requests)
+        bound = ops.bind_filters(self.arrays, requests)
         return JaxBatch(version=self.version, requests=requests, arrays=self.arrays, filters=bound, hi_SB=jnp.asarray(hi_SB))
 
     def decode(self, step_fn: JaxStepFn, carry: Any, batch: JaxBatch) -> JaxResult:

@@ -27,6 +27,7 @@ COUNTERS: Mapping[str, Counter] = {
             "queue_full",
             "draining",
             "wedged",
+            "device_lost",
             "unknown_rule",
             "item_ids",
             "body",
@@ -36,13 +37,17 @@ COUNTERS: Mapping[str, Counter] = {
     ),
     "shed": Counter("Requests dropped while queued or running", "reason", ("late", "draining", "wedged")),
     "cancelled": Counter("Requests cancelled by the client", "while", ("waiting", "running")),
-    "failed": Counter("Requests whose batch failed", "reason", ("error", "out_of_memory")),
+    "failed": Counter("Requests whose batch failed", "reason", ("error", "out_of_memory", "device_lost")),
     "answered": Counter("Requests answered, before or after their deadline", "when", ("in_time", "late")),
     "batches": Counter("Batches, by the reason they were closed", "closed", ("full", "quota", "slack", "idle", "ending")),
     "graphs": Counter(
-        "Batches replayed as a CUDA graph, and why others were not", "how", ("replayed", "no_bucket", "no_room", "version")
+        "Passes of batches replayed as a CUDA graph, and why others were not",
+        "how",
+        ("replayed", "no_bucket", "no_room", "version", "failed"),
     ),
-    "batch_faults": Counter("Faults of batches", "kind", ("error", "out_of_memory", "split", "wedged", "abandoned", "slow")),
+    "batch_faults": Counter(
+        "Faults of batches", "kind", ("error", "out_of_memory", "device_lost", "split", "wedged", "abandoned", "slow")
+    ),
 }
 
 

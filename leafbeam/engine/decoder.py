@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 
 from leafbeam.decode import BeamSearch, SearchResult
 from leafbeam.decode.beam_search import result_of
+from leafbeam.decode.bound import merge_passes
 from leafbeam.decode.results import check_batch
 from leafbeam.engine.graphs.graph import Graphs
 from leafbeam.engine.request import PendingRequest
 from leafbeam.engine.search_widths import SearchWidths
 from leafbeam.errors import ArgumentError
 from leafbeam.model import AnyVocabulary, PromptStore, Transformer, Workspace
-from leafbeam.ops.backend import IndexBindings
+from leafbeam.ops.backend import IndexBindings, LatestBindings
 
 Prompts = tuple[NDArray[np.int64], NDArray[np.int64]]
 _LARGE_HEAD = 1 << 18  # weights of a level; listing the legal codes of a smaller one takes longer than multiplying all
@@ -91,8 +92,9 @@ class Decoder:
     there the index stays bound for the next batch. On a device the seconds of decode steps are those of their launches.
 
     store: keys and values of recent prompts, shared by the workers; ArgumentError for models without a workspace.
-    widths: what proofs needed, shared by the workers. max_rows: the most prefixes of a level that a proof may keep.
-    graphs: captured searches, tried first. worker: the worker whose graphs to use.
+    widths: what proofs needed, bindings: the index on the device; both are shared by the workers. max_rows: the most
+    prefixes of a level that a proof may keep.
+    graphs: captured searches, tried first. A proof goes on with wider graphs, and eagerly where none is wider.
     """
 
     def __init__(
@@ -103,20 +105,21 @@ class Decoder:
         *,
         widths: SearchWidths | None = None,
         max_rows: int = 512,
+        bindings: LatestBindings | None = None,
         graphs: Graphs | None = None,
-        worker: int = 0,
     ) -> None:
         self._has_workspace = isinstance(model, Transformer) and model.takes_workspace
         if store is not None and not self._has_workspace:
             raise ArgumentError("a prompt store needs a float32 model on a CPU: set prompt_store_mb to 0")
         self._model, self._clock, self._store = model, clock, store
-        self._graphs, self._worker = graphs, worker
+        self._graphs = graphs
+        self._bindings = bindings or LatestBindings()
         self._widths, self._max_rows = widths or SearchWidths(), max_rows
         self.release_memory()
 
     def release_memory(self) -> None:
         """Free the workspace, the bound index and the levels' heads kept for the next batch."""
-        self._bindings: IndexBindings | None = None
+        self._bindings.release()
         self._heads: list[torch.Tensor] | None = None
         self._workspace = Workspace() if self._has_workspace else None
 
@@ -127,9 +130,9 @@ class Decoder:
         """
         timer = _Timer(requests, self._clock)
         prompts = self._prompts(requests)
-        replayed = None if self._graphs is None or requests[0].request.explain else self._replay(requests, prompts, timer)
-        if replayed is not None and _is_final(replayed, requests).all():
-            result = replayed
+        replayed = None if requests[0].request.explain else self._replay(requests, prompts, timer, on_pass)
+        if replayed is not None and (_is_final(replayed.result, requests).all() or replayed.num_beams >= self._max_rows):
+            result = replayed.result
         else:
             result = self._search(requests, prompts, timer, replayed, on_pass)
         for row, pending in enumerate(requests):
@@ -148,10 +151,10 @@ class Decoder:
         requests: Sequence[PendingRequest],
         prompts: Prompts,
         timer: "_Timer",
-        first_pass: SearchResult | None,
+        replayed: "_Replayed | None",
         on_pass: Callable[[BatchOutput], None] | None,
     ) -> SearchResult:
-        """Run the prompts, and search; from the second pass on, if the first one was replayed."""
+        """Run the prompts, and search; wider than the graphs, if there are any."""
         first, device = requests[0], self._model.device
         start: Callable[..., ModelRounds] = self._model.start
         buffers: dict[str, Any] = {} if self._workspace is None else {"workspace": self._workspace, "store": self._store}
@@ -160,13 +163,12 @@ class Decoder:
             buffers["hidden"] = True
         with timer.prefill():
             rounds = start(*(torch.from_numpy(array).to(device) for array in prompts), **buffers)
-        if self._bindings is None or self._bindings.version is not first.version:
-            self._bindings = IndexBindings(first.version, like=self._bindings)
         # Only a CPU can look at the beams between two calls without a wait.
         on_cpu = device.type == "cpu"
         suffix_fn = getattr(rounds, "suffix_fn", None) if on_cpu else None
         more_fn = getattr(rounds, "more_fn", None) if on_cpu else None
-        search, options = self._new_search(requests, has_spares=more_fn is not None)
+        bindings, least = self._bindings.of(first.version), 1 if replayed is None else replayed.num_beams
+        search, options = self._new_search(bindings, requests, least, has_spares=more_fn is not None)
 
         def after(result: SearchResult) -> None:
             if on_pass is not None and (final_B := _is_final(result, requests)).any():
@@ -182,22 +184,26 @@ class Decoder:
             explain=first.request.explain,
             head=heads,
             num_items=[pending.num_ranked for pending in requests],
-            first=first_pass,
+            first=None if replayed is None else replayed.result,
             on_pass=after,
             **options,
         )
 
-    def _new_search(self, requests: Sequence[PendingRequest], *, has_spares: bool) -> tuple[BeamSearch, dict[str, Any]]:
-        """Return the search of a batch, and the options by which its first pass suits each request."""
-        assert self._bindings is not None
+    def _new_search(
+        self, bindings: IndexBindings, requests: Sequence[PendingRequest], least: int, *, has_spares: bool
+    ) -> tuple[BeamSearch, dict[str, Any]]:
+        """Return the search of a batch, and the options by which its first pass suits each request.
+
+        least: the beams that the first pass of a proof has at least.
+        """
         first, num_items = requests[0], max(pending.num_ranked for pending in requests)
         scoring = first.request.scoring
         widths_BL = np.array([pending.widths for pending in requests], np.int64)
         if first.kind is None:
-            return BeamSearch(self._bindings, num_beams=[*widths_BL[0].tolist(), num_items], scoring=scoring), {}
-        search = BeamSearch(self._bindings, scoring=scoring, num_items=num_items, max_rows=self._max_rows)
+            return BeamSearch(bindings, num_beams=[*widths_BL[0].tolist(), num_items], scoring=scoring), {}
+        search = BeamSearch(bindings, scoring=scoring, num_items=num_items, max_rows=self._max_rows)
         # Without spare prefixes, the lowest one that runs shows that the others are not needed.
-        return search, {"widths": widths_BL if has_spares else widths_BL + 1}
+        return search, {"widths": np.maximum(widths_BL if has_spares else widths_BL + 1, least)}
 
     def _level_heads(self) -> list[torch.Tensor] | None:
         """Return the levels' heads, which the search multiplies for legal codes alone; None if all codes are cheaper."""
@@ -206,24 +212,58 @@ class Decoder:
             self._heads = self._model.level_heads() if largest >= _LARGE_HEAD else None
         return self._heads
 
-    def _replay(self, requests: Sequence[PendingRequest], prompts: Prompts, timer: "_Timer") -> SearchResult | None:
-        """Return the search, or the first pass of a proof, as one graph, timed as rounds; None if no graph fits."""
-        assert self._graphs is not None
+    def _replay(
+        self,
+        requests: Sequence[PendingRequest],
+        prompts: Prompts,
+        timer: "_Timer",
+        on_pass: Callable[[BatchOutput], None] | None,
+    ) -> "_Replayed | None":
+        """Return the search as a graph, timed as rounds; None if no graph fits.
+
+        A proof goes on with a wider graph as long as there is one. A graph computes all of its beams whatever they score, so
+        that a continuation with fewer live beams would take as long as the whole search.
+        """
+        num_beams = max(pending.size.num_beams for pending in requests)
+        if requests[0].kind is not None:
+            num_beams = max(num_beams + 1, *(pending.num_ranked for pending in requests))
+        replayed = self._replay_once(requests, prompts, timer, num_beams)
+        while replayed is not None and not (final_B := _is_final(replayed.result, requests)).all():
+            wider = self._replay_once(requests, prompts, timer, replayed.num_beams + 1)
+            if wider is None:
+                break
+            if on_pass is not None and final_B.any():
+                on_pass(timer.output(replayed.result, final_B))
+            merged = merge_passes(replayed.result, wider.result, final_B)
+            replayed = _Replayed(result=merged, num_beams=wider.num_beams)
+        return replayed
+
+    def _replay_once(
+        self, requests: Sequence[PendingRequest], prompts: Prompts, timer: "_Timer", num_beams: int
+    ) -> "_Replayed | None":
+        """Return one search, with the beams of the graph that ran it; a proof takes any graph of at least num_beams."""
+        if self._graphs is None:
+            return None
         first = requests[0]
         version, scoring, num_items = first.version, first.request.scoring, [pending.num_ranked for pending in requests]
         filters, deny = [pending.item_filter for pending in requests], [pending.deny for pending in requests]
         batch = check_batch(version, len(requests), filters, deny)
-        num_beams = max(pending.size.num_beams for pending in requests)
-        is_proof = first.kind is not None
-        if is_proof:
-            num_beams = max(num_beams, *num_items)
-        replay = partial(self._graphs.search, num_beams=num_beams, scoring=scoring, is_proof=is_proof)
-        found = timer.rounds(replay)(self._worker, version, *prompts, batch)
+        replay = partial(self._graphs.search, num_beams=num_beams, scoring=scoring, is_proof=first.kind is not None)
+        found = timer.rounds(replay)(version, *prompts, batch)
         if found is None:
             return None
         trace, config = found
         rows_B = 1 + sum((scores_BK > -np.inf).sum(1) for scores_BK in trace.kept.values())
-        return replace(result_of(trace, version, batch, config, num_items), rows=np.full(len(requests), rows_B))
+        result = replace(result_of(trace, version, batch, config, num_items), rows=np.full(len(requests), rows_B))
+        return _Replayed(result=result, num_beams=config.num_beams[-1])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Replayed:
+    """What graphs found, and the beams of the widest of them."""
+
+    result: SearchResult
+    num_beams: int
 
 
 class _Timer:
@@ -281,6 +321,15 @@ def _of_waiting(requests: Sequence[PendingRequest], arguments: tuple[Any, ...]) 
     codes, parents = arguments[0].clone(), arguments[1].clone()  # they are the search's
     codes[done] = parents[done] = 0
     return codes, parents, *arguments[2:]
+
+
+def is_device_lost(error: BaseException) -> bool:
+    """Return whether a GPU failed for good: no later operation of this process would run on it."""
+    lost = getattr(torch, "AcceleratorError", None)
+    is_of_device = isinstance(error, RuntimeError) and (
+        (lost is not None and isinstance(error, lost)) or "CUDA error" in str(error)
+    )
+    return is_of_device and not is_out_of_memory(error)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -27,7 +27,7 @@ from leafbeam.engine.search_widths import SearchWidths
 from leafbeam.engine.settings import Limits, Precision, Settings
 from leafbeam.engine.tuning import Tuning
 from leafbeam.engine.warm_up import calibrate, change_a_copy, choose_threads, measure_precision, run_filtered, warm_up_requests
-from leafbeam.engine.worker import SlowBatch, SlowBatches, Worker, worker_stream
+from leafbeam.engine.worker import SlowBatch, SlowBatches, Worker
 from leafbeam.errors import (
     ArgumentError,
     CheckpointError,
@@ -45,6 +45,7 @@ from leafbeam.model.cpu.threads import torch_threads
 from leafbeam.model.static_model import check_static
 from leafbeam.ops import openmp
 from leafbeam.ops.attention.costs import AttentionCosts
+from leafbeam.ops.backend import LatestBindings
 from leafbeam.retrieve import Event, ItemMemory, LiveMemory
 
 log = logging.getLogger("leafbeam.engine")
@@ -104,9 +105,11 @@ class Engine:
         self._preparer = RequestPreparer(
             model, index, self.settings, self.limits, clock, widths=self.search_widths, has_memory=has_memory
         )
-        self._check(can_capture=new_graphs is not None or model.device.type == "cuda")
+        self._can_capture = new_graphs is not None or model.device.type == "cuda"
+        self._check()
         self._new_graphs = new_graphs or graphs_for
         self.graphs: Graphs | None = None
+        self._why_no_graphs: str | None = None
         self.scheduler = Scheduler(self.settings, clock, self.counts)
         self.slow_batches = SlowBatches(self._log_slow)
         self._live_memory = memory if isinstance(memory, LiveMemory) else None
@@ -116,19 +119,21 @@ class Engine:
         self._workers: list[Worker] = []
         megabytes = self.settings.prompt_store_mb
         self.prompt_store = PromptStore(megabytes << 20) if megabytes else None
+        self._bindings = LatestBindings(self.settings.filter_mb << 20)
         self._offline_decoder = self._decoder(model)
         self._offline_lock = threading.Lock()
         self._opened = ExitStack()
         self._is_warm = False
         self.tuning = Tuning()
 
-    def _decoder(self, model: Model, *, stores: bool = True, graphs: Graphs | None = None, worker: int = 0) -> Decoder:
+    def _decoder(self, model: Model, *, stores: bool = True, graphs: Graphs | None = None) -> Decoder:
         """Return a decoder for a model. stores: whether it uses the prompt store."""
         store = self.prompt_store if stores else None
         widths, max_rows = self.search_widths, self.settings.max_rows
-        return Decoder(model, self.clock, store, widths=widths, max_rows=max_rows, graphs=graphs, worker=worker)
+        shared: dict[str, Any] = {"widths": widths, "bindings": self._bindings}
+        return Decoder(model, self.clock, store, **shared, max_rows=max_rows, graphs=graphs)
 
-    def _check(self, *, can_capture: bool) -> None:
+    def _check(self) -> None:
         sizes, settings, limits = tuple(self.model.vocabulary.codebook_sizes), self.settings, self.limits
         if sizes != self.version.codebook_sizes:
             raise CheckpointError(
@@ -146,12 +151,7 @@ class Engine:
                     f"raise max_beam_rows or lower {name}"
                 )
         if settings.graphs:
-            if not (isinstance(self.model, Transformer | EncoderDecoder) and can_capture):
-                raise ArgumentError(
-                    f"graphs need a Transformer or an EncoderDecoder on a CUDA device, and this is a "
-                    f"{type(self.model).__name__} on {self.model.device}: load it with device='cuda', or set graphs to False"
-                )
-            check_static(self.model)
+            self._check_graphs()
         if settings.precision != "float32" and not (isinstance(self.model, Transformer) and self.model.takes_workspace):
             raise ArgumentError(
                 f"precision={settings.precision!r} is of a Transformer in float32 on a CPU, and this is a "
@@ -164,6 +164,16 @@ class Engine:
                 f"attention_costs are of {costs.device!r}, and this is {torch.cuda.get_device_name(device)!r}: "
                 "run `make gpu` here, or leave them out"
             )
+
+    def _check_graphs(self) -> Transformer | EncoderDecoder:
+        """Return the model, if its searches can be captured."""
+        if not (isinstance(self.model, Transformer | EncoderDecoder) and self._can_capture):
+            raise ArgumentError(
+                f"graphs need a Transformer or an EncoderDecoder on a CUDA device, and this is a "
+                f"{type(self.model).__name__} on {self.model.device}: load it with device='cuda', or leave graphs out"
+            )
+        check_static(self.model)
+        return self.model
 
     @classmethod
     def load(
@@ -319,11 +329,9 @@ class Engine:
         self.warm_up()
         if self.settings.overlap:
             self._results.start(self.settings.host_threads)
-        if self.settings.graphs and isinstance(self.model, Transformer | EncoderDecoder):
-            longest = self._preparer.num_tokens(self._preparer.max_history)
-            self.graphs = self._new_graphs(self.model, self.version, self.settings, longest=longest, counts=self.counts)
+        self._capture()
         for number in range(self.settings.workers):
-            decoder = self._decoder(self.model, graphs=self.graphs, worker=number)
+            decoder = self._decoder(self.model, graphs=self.graphs)
             self._workers.append(
                 Worker(
                     number,
@@ -333,13 +341,39 @@ class Engine:
                     self.clock,
                     slow_batches=self.slow_batches,
                     threads=self.threads,
-                    stream=worker_stream(self.model.device),
                 )
             )
         openmp.end_idle_threads()
         self.scheduler.open()
         for worker in self._workers:
             worker.start()
+
+    def _capture(self) -> None:
+        """Capture graphs, unless the settings forbid it; without a GPU only if they ask for it."""
+        wanted = self.settings.graphs
+        if wanted is False or not (wanted or self._can_capture):
+            return
+        try:
+            longest = self._preparer.num_tokens(self._preparer.max_history)
+            model = self._check_graphs()
+            self.graphs = self._new_graphs(model, self.version, self.settings, longest=longest, counts=self.counts)
+        except Exception as error:
+            if wanted:
+                raise
+            self._why_no_graphs = str(error) or type(error).__name__
+            log.warning("nothing is captured, and all batches run without graphs: %s", error)
+            return
+        if not self.graphs.captured:
+            self._why_no_graphs = f"no graph fits in graph_mb={self.settings.graph_mb:,}: raise it"
+            log.warning("nothing is captured, and all batches run without graphs: %s", self._why_no_graphs)
+
+    @property
+    def choices(self) -> dict[str, str]:
+        """Return in words what was measured and chosen for this machine, and which graphs are ready."""
+        if self.graphs is not None and self.graphs.captured:
+            return self.tuning.lines() | {"graphs": str(self.graphs)}
+        why = self._why_no_graphs
+        return self.tuning.lines() | ({} if why is None else {"graphs": f"none: {why}"})
 
     def stop(self, grace_s: float = 30.0) -> None:
         """Reject new requests, answer accepted ones for up to `grace_s` seconds, fail the others, and end the workers.

@@ -62,6 +62,7 @@ class Scheduler:
         self._watchdog_wakes = math.inf
         self._state: Literal["new", "open", "draining", "closed"] = "new"
         self._running: dict[int, _Running] = {}
+        self._device_error: str | None = None
         self._watchdog = threading.Thread(target=self._run_watchdog, name="leafbeam-watchdog", daemon=True)
 
     def open(self) -> None:
@@ -82,6 +83,8 @@ class Scheduler:
         with self._lock:
             if self._state != "open":
                 return {"new": "it was not started", "draining": "it is stopping", "closed": "it has stopped"}[self._state]
+            if self._device_error is not None:
+                return f"the device is lost, restart the server: {self._device_error}"
             now = self._clock()
             hung = [(now - running.since, worker) for worker, running in self._running.items() if running.hung]
         return f"worker {max(hung)[1]} has been in one batch for {max(hung)[0]:.1f} s" if hung else None
@@ -123,6 +126,8 @@ class Scheduler:
                 raise UnavailableError("the engine is not running, or stopping: it accepts no requests now", reason="draining")
             if self._all_hung():
                 raise self._hung_error()
+            if self._device_error is not None:
+                raise self._lost_error()
             now = self._clock()
             free_in_s = self._seconds_until_free(now)
             if size.deadline <= now:
@@ -174,6 +179,14 @@ class Scheduler:
         if ended.hung:
             log.warning("worker %d came back after %.1f s in one batch", worker, self._clock() - ended.since)
 
+    def device_lost(self, error: BaseException) -> UnavailableError:
+        """Admit no more requests, because the device failed for good; return the error of those that were on it."""
+        with self._lock:
+            if self._device_error is None:
+                self._device_error = str(error).partition("\n")[0]
+                log.error("the device is lost, and requests get 503 until the server is restarted: %s", self._device_error)
+            return self._lost_error()
+
     def drain(self) -> None:
         """Admit no more requests; queued ones still run."""
         with self._lock:
@@ -218,6 +231,9 @@ class Scheduler:
             reason="wedged",
             retry_after_s=self._settings.watchdog_s,
         )
+
+    def _lost_error(self) -> UnavailableError:
+        return UnavailableError(f"the device is lost: {self._device_error}; try another server", reason="device_lost")
 
     def _run_watchdog(self) -> None:
         while True:

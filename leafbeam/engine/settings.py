@@ -16,7 +16,7 @@ Precision = Literal["float32", "bfloat16"]
 
 _MAY_BE_0 = ("wait_s", "prompt_store_mb")
 _TYPICAL_BEAMS = 20
-_CAPTURED_BEAMS = 64
+_CAPTURED_WIDTHS = (64, 256)
 _BATCH_SHARE = 0.5  # of slo_s, so that a request that arrives during a batch can still be answered by the next one
 
 
@@ -29,8 +29,8 @@ class Settings:
             to be the best allowed lists, with as many beams as each proof needs (see Result.exact).
         max_rows: The largest number of beams that a proof may keep at a level. A larger number proves more
             answers, but lets a request take longer.
-        workers: The number of threads that run batches; they share one copy of the weights, and on CUDA each has its own
-            stream.
+        workers: The number of threads that run batches; they share one copy of the weights. On a GPU their
+            batches take turns, and one prepares its requests while another one runs.
         threads: The number of CPU threads that each worker uses for matrix products. By default the warm-up measures the best
             number, up to torch's number of threads divided by workers.
         precision: The precision of the layers' matrix products and of attention over prompts, for a float32 model on a CPU.
@@ -51,8 +51,12 @@ class Settings:
         prompt_store_mb: The megabytes in which keys and values of recent prompts are stored, for longer prompts that begin
             with the same tokens (float32 models on a CPU only).
         graphs: If true, whole searches are captured as CUDA graphs at the start, for both scorings, and replayed for requests.
-            They have num_beams beams, or 64 if that is not set. This proves most answers; for the others the search goes on.
-        graph_mb: The megabytes that the graphs of all workers may take together.
+            They have num_beams beams; if that is not set, they have 64, 256 and max_rows, and a proof goes on with the next
+            larger one. The default is true on a GPU: if nothing can be captured there, the log and /readyz say why, and
+            batches run without graphs. An explicit true makes that an error.
+        graph_mb: The megabytes that the graphs may take together. The narrowest are captured first.
+        filter_mb: The megabytes of rules' bitmaps that stay on a GPU, in each copy of the index there. Those used longest ago
+            are dropped, and sent again when they are used.
         widths_file: A file in which the engine keeps how many beams the proofs of recent requests needed, so that an engine
             that starts later need not learn it again. It is read at the start and written at the end.
         attention_costs: A file that `make gpu` wrote on this GPU. It has measured costs, by which graphs split their
@@ -80,8 +84,9 @@ class Settings:
     watchdog_s: float = 30.0
     host_threads: int = 2
     prompt_store_mb: int = 0
-    graphs: bool = False
+    graphs: bool | None = None
     graph_mb: int = 1024
+    filter_mb: int = 1024
     widths_file: Path | None = None
     attention_costs: Path | None = None
     batching: bool = True
@@ -103,8 +108,8 @@ class Settings:
         slo_s: Any = self.slo_s
         if slo_s is not None and not (isinstance(slo_s, int | float) and 0 < slo_s < math.inf):
             raise ArgumentError(f"slo_s must be a number of seconds above 0, or None, not {self.slo_s!r}")
-        if self.attention_costs is not None and not self.graphs:
-            raise ArgumentError("attention_costs is used only with graphs: set graphs to true, or remove attention_costs")
+        if self.attention_costs is not None and self.graphs is False:
+            raise ArgumentError("attention_costs is used only with graphs: remove attention_costs, or graphs=false")
         check_choice("precision", self.precision, Precision)
         if self.wait_s >= self.deadline_s:
             raise ArgumentError(f"wait_s={self.wait_s:g} must be below the deadline of {self.deadline_s:g} s")
@@ -115,9 +120,11 @@ class Settings:
         return self.num_beams or _TYPICAL_BEAMS
 
     @property
-    def captured_beams(self) -> int:
-        """The number of beams of captured searches."""
-        return self.num_beams or _CAPTURED_BEAMS
+    def captured_widths(self) -> tuple[int, ...]:
+        """Return the numbers of beams of captured searches, ascending."""
+        if self.num_beams is not None:
+            return (self.num_beams,)
+        return tuple(sorted({min(width, self.max_rows) for width in (*_CAPTURED_WIDTHS, self.max_rows)}))
 
     @property
     def capacity(self) -> Capacity:

@@ -8,15 +8,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
-
-import torch
 
 from leafbeam.engine.batcher import BatchSize
-from leafbeam.engine.decoder import BatchAbandoned, BatchOutput, Decoder, is_out_of_memory
+from leafbeam.engine.decoder import BatchAbandoned, BatchOutput, Decoder, is_device_lost, is_out_of_memory
 from leafbeam.engine.request import PendingRequest
 from leafbeam.engine.scheduler import Scheduler
 from leafbeam.errors import LogitsError, UnavailableError
@@ -138,20 +135,6 @@ log = logging.getLogger("leafbeam.engine")
 _PAUSE_S = 1e-3  # without a batch: then a worker's threads sleep
 _SPREAD_S = 0.05  # after a pause, for which they have cores of their own; under load the system places them better
 
-Stream = Callable[[], AbstractContextManager[Any]]
-
-
-def worker_stream(device: torch.device) -> Stream:
-    """Return the context that a worker opens around a batch: on CUDA a stream of its own, so that batches of workers overlap.
-
-    This is section 7 of xGR. It waits for the device once, because the weights were written on another stream.
-    """
-    if device.type != "cuda":
-        return nullcontext
-    stream = torch.cuda.Stream(device)
-    torch.cuda.synchronize(device)
-    return partial(torch.cuda.stream, stream)
-
 
 class Worker(threading.Thread):
     """Takes batches from the scheduler, decodes them and delivers the output (the third tier of xGR, section 7).
@@ -168,7 +151,6 @@ class Worker(threading.Thread):
         clock: The time in seconds, monotonic.
         slow_batches: Observes every batch.
         threads: The number of threads of matrix products; None for torch's own.
-        stream: Opens the stream of the batches (see `worker_stream`).
     """
 
     def __init__(
@@ -181,12 +163,11 @@ class Worker(threading.Thread):
         *,
         slow_batches: SlowBatches,
         threads: int | None = None,
-        stream: Stream = nullcontext,
     ) -> None:
         super().__init__(name=f"leafbeam-worker-{number}", daemon=True)
         self._number, self._scheduler, self._decoder = number, scheduler, decoder
         self._deliver, self._counts, self._clock = deliver, scheduler.counts, clock
-        self._slow_batches, self._threads, self._stream = slow_batches, threads, stream
+        self._slow_batches, self._threads = slow_batches, threads
         self._output: BatchOutput | None = None
 
     def run(self) -> None:
@@ -238,7 +219,9 @@ class Worker(threading.Thread):
         self, requests: Sequence[PendingRequest], error: Exception, is_whole: bool
     ) -> Sequence[Sequence[PendingRequest]]:
         """Return the parts of a failed batch to run again, after failing the request that the error names; none to fail all."""
-        if len(requests) == 1 or isinstance(error, BatchAbandoned) or (is_out_of_memory(error) and not is_whole):
+        if len(requests) == 1 or isinstance(error, BatchAbandoned) or is_device_lost(error):
+            return []
+        if is_out_of_memory(error) and not is_whole:
             return []
         if isinstance(error, LogitsError) and error.request is not None and error.request < len(requests):
             others = [*requests[: error.request], *requests[error.request + 1 :]]
@@ -252,8 +235,7 @@ class Worker(threading.Thread):
         if not requests:
             return None
         try:
-            with self._stream():
-                self._output = self._decoder.run(requests, partial(self._deliver, requests))
+            self._output = self._decoder.run(requests, partial(self._deliver, requests))
             self._deliver(requests, self._output)
         except BaseException as error:
             if is_out_of_memory(error):
@@ -261,6 +243,9 @@ class Worker(threading.Thread):
                 self._decoder.release_memory()
             elif isinstance(error, BatchAbandoned):
                 self._counts.add("batch_faults", "abandoned")
+            elif is_device_lost(error):
+                self._counts.add("batch_faults", "device_lost")
+                self._scheduler.device_lost(error)
             else:
                 self._counts.add("batch_faults", "error")
                 log.exception("a batch of %d requests failed", len(requests))
@@ -274,6 +259,9 @@ class Worker(threading.Thread):
             log.error("a batch of %d requests ran out of memory: %s", len(requests), error)
             message = f"out of memory for a batch of {len(requests)} with this request: try again later"
             error = UnavailableError(message, reason=reason)
+        elif is_device_lost(error):
+            reason = "device_lost"
+            error = self._scheduler.device_lost(error)
         elif isinstance(error, LogitsError) and error.request is not None:
             error = error.renamed("this request")
         for pending in requests:

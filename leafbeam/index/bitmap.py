@@ -1,12 +1,13 @@
 """Bitmaps over leaves, with rank: the set type of the index. Shapes: W words of 64 positions, N positions, M of them set."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.errors import counted
 from leafbeam.index import bit_kernels as bits
+from leafbeam.index.lineage import Lineage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -18,6 +19,7 @@ class Bitmap:
     Args:
         words_W: uint64, `size // 64 + 1` of them; position i is bit `i % 64` of word `i // 64`; bits beyond `size` are 0.
         before_W: uint32, the rank directory: the number of positions of the set before each word.
+        lineage: How the bitmap was made from others; devices know their bitmaps by it.
 
     Examples:
         >>> Bitmap.from_mask(np.array([True, False, True])).rank(2)
@@ -28,14 +30,15 @@ class Bitmap:
     before_W: NDArray[np.uint32]
     size: int
     count: int
+    lineage: Lineage = field(default_factory=Lineage)
 
     @classmethod
-    def from_words(cls, words_W: NDArray[np.uint64], size: int) -> "Bitmap":
+    def from_words(cls, words_W: NDArray[np.uint64], size: int, lineage: Lineage | None = None) -> "Bitmap":
         """Take words whose bits beyond `size` are 0 and add the rank directory. Cost: one read of the words."""
         assert words_W.shape == (size // 64 + 1,)
         before_W = np.empty(words_W.shape, np.uint32)
         count = int(bits.rank_directory(words_W, before_W))
-        return cls(words_W=words_W, before_W=before_W, size=size, count=count)
+        return cls(words_W=words_W, before_W=before_W, size=size, count=count, lineage=lineage or Lineage())
 
     @classmethod
     def from_mask(cls, mask_N: NDArray[np.bool_]) -> "Bitmap":
@@ -54,7 +57,8 @@ class Bitmap:
     @classmethod
     def full(cls, size: int) -> "Bitmap":
         """Return every position below `size`."""
-        return ~cls.from_words(np.zeros(size // 64 + 1, np.uint64), size)
+        words_W = np.full(size // 64 + 1, np.iinfo(np.uint64).max, np.uint64)
+        return cls.from_words(_cleared_beyond(words_W, size), size, Lineage.of_full(size))
 
     def any_by_group(self, group_indptr: NDArray[np.uint32]) -> "Bitmap":
         """Return the groups that hold a position of the set. Group g is positions indptr[g] to indptr[g + 1] - 1; no group is
@@ -64,7 +68,8 @@ class Bitmap:
         words_W = np.empty(size // 64 + 1, np.uint64)
         before_W = np.empty(words_W.shape, np.uint32)
         count = int(bits.any_by_group(self.words_W, group_indptr, words_W, before_W))
-        return Bitmap(words_W=words_W, before_W=before_W, size=size, count=count)
+        lineage = self.lineage.grouped(group_indptr)
+        return Bitmap(words_W=words_W, before_W=before_W, size=size, count=count, lineage=lineage)
 
     def rank(self, position: int) -> int:
         """Return how many positions of the set are smaller than `position` (0 <= position <= size). Two reads, no search."""
@@ -89,7 +94,7 @@ class Bitmap:
         words_W = self.words_W.copy()
         words_n, bits_n = _word_and_bit(positions_n)
         np.bitwise_and.at(words_W, words_n, ~bits_n)
-        return Bitmap.from_words(words_W, self.size)
+        return Bitmap.from_words(words_W, self.size, self.lineage.changed(np.unique(words_n)))
 
     def positions(self) -> NDArray[np.int64]:
         """Return all positions of the set, ascending."""
@@ -115,18 +120,20 @@ class Bitmap:
         return hash((self.size, self.words_W.tobytes()))
 
     def __and__(self, other: "Bitmap") -> "Bitmap":
-        return Bitmap.from_words(self.words_W & self._same_size(other).words_W, self.size)
+        lineage = Lineage.combined("and", self.lineage, other.lineage)
+        return Bitmap.from_words(self.words_W & self._same_size(other).words_W, self.size, lineage)
 
     def __or__(self, other: "Bitmap") -> "Bitmap":
-        return Bitmap.from_words(self.words_W | self._same_size(other).words_W, self.size)
+        lineage = Lineage.combined("or", self.lineage, other.lineage)
+        return Bitmap.from_words(self.words_W | self._same_size(other).words_W, self.size, lineage)
 
     def __sub__(self, other: "Bitmap") -> "Bitmap":
-        return Bitmap.from_words(self.words_W & ~self._same_size(other).words_W, self.size)
+        lineage = Lineage.combined("minus", self.lineage, other.lineage)
+        return Bitmap.from_words(self.words_W & ~self._same_size(other).words_W, self.size, lineage)
 
     def __invert__(self) -> "Bitmap":
-        words_W = ~self.words_W
-        words_W[-1] &= np.uint64((1 << (self.size & 63)) - 1)
-        return Bitmap.from_words(words_W, self.size)
+        lineage = Lineage.combined("minus", Lineage.of_full(self.size), self.lineage)
+        return Bitmap.from_words(_cleared_beyond(~self.words_W, self.size), self.size, lineage)
 
     def __repr__(self) -> str:
         return f"Bitmap({self.count:,} of {counted(self.size, 'position')})"
@@ -134,6 +141,12 @@ class Bitmap:
     def _same_size(self, other: "Bitmap") -> "Bitmap":
         assert self.size == other.size, (self.size, other.size)
         return other
+
+
+def _cleared_beyond(words_W: NDArray[np.uint64], size: int) -> NDArray[np.uint64]:
+    """Return the words, in place, with the bits beyond `size` set to 0."""
+    words_W[-1] &= np.uint64((1 << (size & 63)) - 1)
+    return words_W
 
 
 def _word_and_bit(positions_n: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -125,14 +126,23 @@ class IndexBindings:
 
     Args:
         like: The bindings of another version. They are shared if the versions differ only in which items are live, because
-            filters take care of that.
+            filters take care of that. Otherwise what both versions have stays on the devices.
+        max_filter_bytes: The bytes of a segment's filters that stay on a device; None takes the backend's default.
     """
 
-    def __init__(self, index: Trie | Version, like: IndexBindings | None = None) -> None:
+    def __init__(
+        self, index: Trie | Version, like: IndexBindings | None = None, *, max_filter_bytes: int | None = None
+    ) -> None:
         self.version = Version.of(index)
         self._bound: dict[tuple[str, str], BoundIndex] = {}
-        if like is not None and self.version.has_tries_of(like.version):
-            self._bound = like._bound
+        self._before: dict[tuple[str, str], BoundIndex] = {}
+        self._max_filter_bytes, self._lock = max_filter_bytes, threading.Lock()
+        if like is not None:
+            self._max_filter_bytes, self._lock = like._max_filter_bytes, like._lock
+            if self.version.has_tries_of(like.version):
+                self._bound = like._bound
+            else:
+                self._before = dict(like._bound)
 
     def on(self, backend: str, device: Any = "auto", logits: Any = None) -> BoundIndex:
         """Return the version bound to a backend and device; "auto" is decided by the logits.
@@ -142,16 +152,53 @@ class IndexBindings:
         """
         name, device = _resolved(backend, device, logits)
         key = (name, str(device))
-        if key not in self._bound:
-            name, ops = load(name)
-            try:
-                arrays: Any = ops.bind(self.version, *(() if device is None else (device,)))
-            except (RuntimeError, AssertionError) as error:  # what torch raises for a device that it does not have
-                raise ArgumentError(f"device is {device!r}, and torch says: {error}") from error
-            device = device if name == "jax" else getattr(arrays, "device", device or "cpu")
-            waits = not hasattr(ops, "launch")
-            self._bound[key] = BoundIndex(name=name, ops=ops, arrays=arrays, device=device, waits=waits)
-        return self._bound[key]
+        with self._lock:
+            if key not in self._bound:
+                self._bound[key] = self._bind(name, device, key)
+                self._before.pop(key, None)
+            return self._bound[key]
+
+    def _bind(self, name: str, device: Any, key: tuple[str, str]) -> BoundIndex:
+        name, ops = load(name)
+        try:
+            arrays: Any = ops.bind(self.version, *(() if device is None else (device,)), **self._options(key, ops))
+        except (RuntimeError, AssertionError) as error:  # what torch raises for a device that it does not have
+            raise ArgumentError(f"device is {device!r}, and torch says: {error}") from error
+        device = device if name == "jax" else getattr(arrays, "device", device or "cpu")
+        return BoundIndex(name=name, ops=ops, arrays=arrays, device=device, waits=not hasattr(ops, "launch"))
+
+    def _options(self, key: tuple[str, str], ops: ConstrainBackend) -> dict[str, Any]:
+        """Return the options of `bind` that only backends with filters on a device take."""
+        if not hasattr(ops, "launch") or key[0] == "static":
+            return {}
+        options: dict[str, Any] = {"like": self._before[key].arrays} if key in self._before else {}
+        if self._max_filter_bytes is not None and key[0] != "jax":  # which keeps a number of filters
+            options["max_filter_bytes"] = self._max_filter_bytes
+        return options
+
+
+class LatestBindings:
+    """The bindings of the version that was searched last, for the threads that search it.
+
+    Args:
+        max_filter_bytes: As for `IndexBindings`.
+    """
+
+    def __init__(self, max_filter_bytes: int | None = None) -> None:
+        self._latest: IndexBindings | None = None
+        self._max_filter_bytes, self._lock = max_filter_bytes, threading.Lock()
+
+    def of(self, version: Version) -> IndexBindings:
+        """Return the bindings of a version; what it shares with the one before stays on the devices."""
+        with self._lock:
+            if self._latest is None or self._latest.version is not version:
+                self._latest = IndexBindings(version, like=self._latest, max_filter_bytes=self._max_filter_bytes)
+            return self._latest
+
+    def release(self) -> None:
+        """Free the arrays, once no search uses them."""
+        with self._lock:
+            self._latest = None
 
 
 def _resolved(backend: str, device: Any, logits: Any) -> tuple[str, Any]:

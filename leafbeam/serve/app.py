@@ -182,7 +182,7 @@ def _readiness(engine: Engine | None, text: TextService | None, http_workers: in
     reason = None if engine is None else engine.unhealthy_reason
     if reason is None and text is not None and not text.worker.is_alive:
         reason = "the worker of texts does not run"
-    tuning = {} if engine is None else engine.tuning.lines()
+    tuning = {} if engine is None else engine.choices
     filters = {} if engine is None or engine.catalog is None else engine.catalog.rules.filters
     return Readiness(
         ready=reason is None,

@@ -209,7 +209,7 @@ class Readiness(Struct, frozen=True, kw_only=True):
     ] = None
     tuning: Annotated[
         dict[str, str],
-        Meta(description="What was measured and chosen for this machine at the start: threads, precision, products."),
+        Meta(description="What was measured and chosen for this machine: threads, precision, products, CUDA graphs."),
     ] = {}
     search_widths: Annotated[
         tuple[LearntWidths, ...], Meta(description="The numbers of beams that each kind of request needs.")

@@ -6,7 +6,7 @@ The capturer is a stand-in that replays by running: all but the capture itself i
 import inspect
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -42,9 +42,6 @@ class Plain:
         self.captured, self.most = captured, most
         self.nbytes = 0
 
-    def stream(self) -> AbstractContextManager[Any]:
-        return nullcontext()
-
     def capture(self, decode: StaticDecode) -> Callable[[], None]:
         if decode.bucket.padded_tokens > self.most:
             raise MemoryError(f"{decode.bucket.padded_tokens} tokens are too many")
@@ -74,7 +71,6 @@ class Rack:
         self,
         version: Version,
         max_bytes: int = 1 << 30,
-        workers: int = 1,
         index: Any = TorchIndex,
         most: int = 1 << 30,
         scorings: tuple[Scoring, ...] = ("full",),
@@ -94,16 +90,15 @@ class Rack:
             ],
             bind=lambda version: index(version, "cpu"),
             capturer=lambda: Plain(self.captured, most),
-            workers=workers,
             max_bytes=max_bytes,
             counts=self.counts,
         )
 
-    def search(self, version: Version, asked: Asked, num_beams: int = 6, scoring: Any = "full", worker: int = 0) -> bool:
+    def search(self, version: Version, asked: Asked, num_beams: int = 6, scoring: Any = "full") -> bool:
         """Whether a graph ran it; then it was right."""
         requests = check_batch(version, len(asked.lengths_B), asked.filters, asked.deny)
         given = version, asked.tokens_BT, asked.lengths_B, requests
-        found = self.graphs.search(worker, *given, num_beams=num_beams, scoring=scoring)
+        found = self.graphs.search(*given, num_beams=num_beams, scoring=scoring)
         if found is None:
             return False
         result = result_of(found[0], version, requests, found[1], num_beams)
@@ -131,13 +126,12 @@ def test_buckets_are_what_a_batch_may_hold() -> None:
 
 
 def test_a_batch_takes_the_cheapest_graph_that_holds_it_and_others_run_eagerly(version) -> None:
-    rack = Rack(version, workers=2)
-    assert [(one.batch, one.length) for one in rack.captured] == 2 * [(2, 30), (1, 30)]  # largest first; 3 x 30 > 64 tokens
-    assert rack.graphs.captured == 4
-    for worker in (0, 1):
-        assert rack.search(version, rack.asked(version, 1), worker=worker)
-        assert rack.search(version, rack.asked(version, 2), worker=worker)
-    assert rack.counts.of("graphs") == {"replayed": 4, "no_bucket": 0, "no_room": 0, "version": 0}
+    rack = Rack(version)
+    assert [(one.batch, one.length) for one in rack.captured] == [(2, 30), (1, 30)]  # largest first; 3 x 30 > 64 tokens
+    assert rack.graphs.captured == 2
+    assert rack.search(version, rack.asked(version, 1))
+    assert rack.search(version, rack.asked(version, 2))
+    assert rack.counts.of("graphs") == {"replayed": 2, "no_bucket": 0, "no_room": 0, "version": 0, "failed": 0}
     assert not rack.search(version, rack.asked(version, 3))
     assert not rack.search(version, rack.asked(version), num_beams=7)
     assert not rack.search(version, rack.asked(version), scoring="allowed")
@@ -213,7 +207,7 @@ def test_a_version_of_equal_sizes_is_brought_in_without_a_capture(version) -> No
     assert updated(rack.graphs)
     assert rack.search(new, rack.asked(new, seed=2))
     assert len(rack.captured) == before
-    assert rack.counts.of("graphs") == {"replayed": 4, "no_bucket": 0, "no_room": 0, "version": 2}
+    assert rack.counts.of("graphs") == {"replayed": 4, "no_bucket": 0, "no_room": 0, "version": 2, "failed": 0}
 
 
 def test_deletions_are_the_filters_to_say(version) -> None:
@@ -234,21 +228,21 @@ def test_a_version_of_other_sizes_is_captured_again(version) -> None:
     assert updated(rack.graphs)
     assert rack.captured == 2 * before
     assert rack.search(larger, rack.asked(larger))
-    assert rack.counts.of("graphs") == {"replayed": 1, "no_bucket": 0, "no_room": 0, "version": 1}
+    assert rack.counts.of("graphs") == {"replayed": 1, "no_bucket": 0, "no_room": 0, "version": 1, "failed": 0}
 
 
 def test_while_a_batch_runs_its_version_stays(version) -> None:
     rack = Rack(version)
     new = shifted(version)
     entered, go_on = threading.Event(), threading.Event()
-    decode, run = rack.graphs._captured.workers[0].decodes[-1]
+    decode, run = rack.graphs._captured.decodes[-1]
 
     def slow() -> None:
         entered.set()
         assert go_on.wait(20)
         run()
 
-    rack.graphs._captured.workers[0].decodes[-1] = (decode, slow)
+    rack.graphs._captured.decodes[-1] = (decode, slow)
     answers: list[bool] = []
     thread = threading.Thread(target=lambda: answers.append(rack.search(version, rack.asked(version))))
     thread.start()
@@ -280,7 +274,7 @@ def test_after_a_capture_that_failed_the_next_version_is_tried(version, caplog) 
     class Fickle(TorchIndex):
         made = 0
 
-        def __init__(self, version: Version, device: str) -> None:
+        def __init__(self, version: Version, device: str, **options: int) -> None:
             Fickle.made += 1
             if Fickle.made == 2:
                 raise RuntimeError("a fault of the device")
@@ -302,7 +296,7 @@ def test_after_a_capture_that_failed_the_next_version_is_tried(version, caplog) 
 
 @pytest.mark.parametrize("beams", [3, 64])
 def test_a_graph_is_the_first_pass_of_a_proof(shop, catalog, monkeypatch: pytest.MonkeyPatch, beams: int) -> None:
-    monkeypatch.setattr(Settings, "captured_beams", beams)
+    monkeypatch.setattr(Settings, "captured_widths", (beams,))
     monkeypatch.setattr(SearchKind, "guess", 2)
     requests = [
         Request(history=tuple(f"é{i}" for i in range(count)), rules=rules, num_items=2)
@@ -344,7 +338,7 @@ def test_an_engine_with_graphs_answers_as_without_and_counts(shop, catalog) -> N
     assert counted["no_bucket"] == 1
     assert f'leafbeam_graphs_total{{how="replayed"}} {counted["replayed"]}.0' in page
     assert f"leafbeam_graphs_captured {len(captured)}.0" in page
-    assert len(captured) == 2 * 4 * 2  # for each worker 1 and 2 requests of up to 32 and 37 tokens, in both scorings
+    assert len(captured) == 4 * 2  # 1 and 2 requests of up to 32 and 37 tokens, in both scorings; for all workers
 
 
 def test_graphs_are_for_a_gpu(shop) -> None:

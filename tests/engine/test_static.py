@@ -51,7 +51,7 @@ def new_decode(
     model: AnyModel, version: Version, bucket: Bucket, kind: Any = TorchIndex, attention: Attention | None = None, **room: int
 ) -> StaticDecode:
     index = kind(version, "cpu", **room)
-    return StaticDecode(StaticModel(model, attention), index, bucket, index.filters(bucket.batch))
+    return StaticDecode(StaticModel(model, attention), index, bucket)
 
 
 @pytest.mark.parametrize("seed", range(8))  # the last two: an encoder-decoder
@@ -129,7 +129,7 @@ def test_sequences_that_ended_stay_as_they_are(scoring: Any) -> None:
     model = new_model(8, vocabulary)
     index = TorchIndex(version, "cpu")
     bucket = Bucket(batch=2, length=10, num_beams=20, scoring=scoring)
-    decode = StaticDecode(StaticModel(model), index, bucket, index.filters(2), end_code=end)
+    decode = StaticDecode(StaticModel(model), index, bucket, end_code=end)
     tokens_BT, lengths_B = vocabulary.prompts([codes[:2], codes[:3]])
     asked = Asked(tokens_BT=tokens_BT, lengths_B=lengths_B, filters=[None, None], deny=[None, [3, 4]])
     same(decoded(decode, version, asked), searched(model, version, asked, 20, scoring))
@@ -216,7 +216,7 @@ def test_a_version_of_equal_sizes_takes_the_place_of_the_last(kind: Any) -> None
     first = new_version(rng, 90, 12)
     second, other = shifted(first), Version(segments=first.segments[:1])
     index = kind(first, "cpu")
-    decode = StaticDecode(StaticModel(model), index, Bucket(batch=2, length=8, num_beams=3, scoring="full"), index.filters(2))
+    decode = StaticDecode(StaticModel(model), index, Bucket(batch=2, length=8, num_beams=3, scoring="full"))
     arrays = index.prepare(second)
     asked = Asked.drawn(rng, first, vocabulary, 2, 8)
     same(decoded(decode, first, asked), searched(model, first, asked, 3, "full"))

@@ -66,7 +66,8 @@ def constrain() -> None:
     one, two = Version.of(base), Version(segments=(Segment(trie=base), Segment(trie=delta)))
     for version, filtered, beams, scoring in ((one, False, 512, "full"), (two, True, 70, "allowed")):
         arrays = triton.bind(version, "cpu")
-        bound = triton.bind_filters(arrays, request_filters(version, 2, None, None), max_denied=8 if filtered else None)
+        deny = [[0], None] if filtered else None
+        bound = triton.bind_filters(arrays, request_filters(version, 2, None, deny))
         ranges = torch.zeros(len(version.segments), 2, rows, dtype=torch.int64)
         start = Beams.start(ranges, ranges, torch.zeros(2, rows))
         logits = torch.zeros(2, rows, size, dtype=torch.bfloat16 if filtered else torch.float32)

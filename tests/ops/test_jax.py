@@ -80,10 +80,16 @@ def random_logits(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarra
 
 
 def compare(
-    version: Version, arrays: Any, cache: Any, requests: Any, rng: np.random.Generator, scoring: Any, ties: bool = False
+    version: Version,
+    arrays: Any,
+    requests: Any,
+    rng: np.random.Generator,
+    scoring: Any,
+    ties: bool = False,
+    filters: Any = None,
 ) -> None:
     """ties: every score of a round is equal."""
-    filters = cache.bind(requests)
+    filters = ops.bind_filters(arrays, requests) if filters is None else filters
     rounds.compare(
         lambda level, beams, logits, **settings: ops.step(arrays, level, beams, logits, filters, **settings),
         version,
@@ -100,20 +106,18 @@ def test_inserts_deletes_filters_and_compactions_run_what_is_compiled() -> None:
     compiled = ops.namespace("xla").compiled(fixed_step.run)
     compiled.clear_cache()
     largest = random_version(rng, 1000, 200)
-    arrays = ops.bind(largest, delta_leaves=256)
-    cache = ops.FilterCache(arrays, 8)
+    arrays = ops.bind(largest, delta_leaves=256, num_filters=7)
     for turn in range(40):
         version = random_version(rng, int(rng.integers(400, 1000)), int(rng.integers(0, 200)))
         if turn % 10 == 9:  # compacted: the delta is empty
             version = Version(segments=(version.segments[0], Segment(trie=Trie.build(random_table(rng, 0), SIZES))))
         arrays = ops.bind(version, like=arrays)
-        cache = cache.for_version(arrays)
         ids = np.concatenate([np.arange(one.trie.num_items) for one in version.segments[:1]])
         ids = ids[version.knows(ids)]
         filters = [None, version.filter(item_ids=rng.choice(ids, 200)), version.filter(item_ids=rng.choice(ids, turn))]
         deny = [rng.choice(ids, 8), None, rng.choice(ids, 3)]
         requests = request_filters(version, 3, filters, deny)
-        compare(version, arrays, cache, requests, rng, ("full", "allowed")[turn % 2], ties=turn % 4 == 2)
+        compare(version, arrays, requests, rng, ("full", "allowed")[turn % 2], ties=turn % 4 == 2)
     assert compiled._cache_size() == 2 * len(SIZES)  # a scoring, a level: nothing else
 
 
@@ -125,7 +129,7 @@ def test_a_long_deny_list_takes_its_children_out_one_by_one() -> None:
     ids = np.flatnonzero(version.knows(np.arange(900)))
     filters = [version.filter(item_ids=ids[::2]), None]
     requests = request_filters(version, 2, filters, [ids[:600], rng.choice(ids, 400)])
-    compare(version, arrays, ops.FilterCache(arrays), requests, rng, "full")
+    compare(version, arrays, requests, rng, "full")
 
 
 @pytest.mark.slow
@@ -133,23 +137,15 @@ def test_a_full_cache_drops_the_filter_used_longest_ago_and_what_was_bound_stays
     rng = np.random.default_rng(13)
     trie = Trie.build(random_table(rng, 500), SIZES)
     version = Version.of(trie)
-    arrays = ops.bind(version)
-    cache = ops.FilterCache(arrays, 4)
+    arrays = ops.bind(version, num_filters=3)
     masks = [trie.filter(rng.random(500) < 0.5) for _ in range(9)]
     requests = [request_filters(version, 1, one, None) for one in masks]
-    bound = [cache.bind(one) for one in requests]
-
-    class Bound:
-        def __init__(self, filters: Any) -> None:
-            self.filters = filters
-
-        def bind(self, requests: Any) -> Any:
-            return self.filters
+    bound = [ops.bind_filters(arrays, one) for one in requests]
 
     for one, filters in zip(requests, bound, strict=True):
-        compare(version, arrays, Bound(filters), one, np.random.default_rng(1), "full")
+        compare(version, arrays, one, np.random.default_rng(1), "full", filters=filters)
     assert bound[-1].levels[0][0].leaves_FW.shape[0] == 4
-    wider = cache.bind(request_filters(version, 5, masks[:5], None))  # more than the cache holds: it grows
+    wider = ops.bind_filters(arrays, request_filters(version, 5, masks[:5], None))  # more than the cache holds: it grows
     assert wider.levels[0][0].leaves_FW.shape[0] == 8
     assert len(set(wider.levels[0][0].slot_B.tolist())) == 5
 

@@ -56,7 +56,7 @@ def test_rounds_equal_those_of_the_cpu(scoring: str) -> None:
     assert any(level.capacity.wide for pair in arrays.levels for level in pair)
     ids = np.flatnonzero(version.knows(np.arange(900)))
     requests = request_filters(version, 2, [version.filter(item_ids=ids[::2]), None], [ids[:9], None])
-    fixed.compare(version, arrays, ops.FilterCache(arrays), requests, rng, scoring)
+    fixed.compare(version, arrays, requests, rng, scoring)
     later = ops.bind(fixed.random_version(rng, 700, 90), like=arrays)
     assert later.xp is arrays.xp
 

@@ -22,6 +22,7 @@ from leafbeam.index import Filter, Version
 from leafbeam.ops.constrain import Beams, reference, request_filters
 from leafbeam.ops.constrain.cpu import step as cpu
 from leafbeam.ops.constrain.triton import step as triton
+from leafbeam.ops.packed_inputs import PackedInputs
 from tests.fixtures.grid import CASES, LISTED, SCORINGS, SHAPES, Catalog, check_case
 
 pytestmark = pytest.mark.usefixtures("poison")
@@ -145,20 +146,17 @@ def test_filters_of_another_batch_take_the_place_of_the_last() -> None:
     trie = Trie.build(np.arange(60)[:, None] % 60, [60])
     arrays = triton.bind(trie)
     none, some = request_filters(trie, 1, None, None), request_filters(trie, 1, trie.filter(np.arange(60) > 55), [[57, 58]])
-    bound = triton.bind_filters(arrays, none, max_denied=4)
+    inputs = PackedInputs(triton.FilterArrays.shapes(1, 1, 4), arrays.device)
+    bound = triton.FilterArrays.of(inputs.tensors, inputs.host, filtered=True)
     root = Beams.start(np.zeros((1, 1, 1), np.int64), np.full((1, 1, 1), 60), np.zeros((1, 1), np.float32))
     logits = np.zeros((1, 1, 60), np.float32)
     for filters, expected in ((none, 20), (some, 2), (none, 20)):
-        triton.refill(bound, filters)
+        assert triton.stage_filters(arrays, bound, filters)
+        inputs.send()
         found = triton.step(arrays, 0, root, logits, bound, num_beams=20, scoring="full")
         assert int(found.num_valid[0]) == expected
-    for call, message in (
-        (lambda: triton.refill(bound, request_filters(trie, 1, None, [list(range(9))])), "max_denied"),
-        (lambda: triton.refill(triton.bind_filters(arrays, none), some), "max_denied"),
-        (lambda: triton.refill(bound, request_filters(trie, 2, None, None)), "2 requests"),
-    ):
-        with pytest.raises(ArgumentError, match=message):
-            call()
+    assert not triton.stage_filters(arrays, bound, request_filters(trie, 1, None, [list(range(9))]))
+    assert not triton.stage_filters(arrays, bound, request_filters(trie, 2, None, None))
 
 
 def test_what_the_kernels_cannot_do_is_refused_before_a_launch() -> None:

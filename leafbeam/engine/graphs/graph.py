@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, get_args
@@ -17,9 +17,10 @@ from leafbeam.decode.constraint import Trace
 from leafbeam.decode.results import root_ranges
 from leafbeam.engine.batcher import BatchSize, Capacity
 from leafbeam.engine.counts import Counts
-from leafbeam.engine.graphs.device_index import DeviceFilters, DeviceIndex, Requests
+from leafbeam.engine.graphs.device_index import DeviceIndex, Requests
 from leafbeam.engine.graphs.static_decode import Bucket, StaticDecode
 from leafbeam.engine.settings import Settings
+from leafbeam.errors import LogitsError
 from leafbeam.index import Version
 from leafbeam.model import EncoderDecoder, Transformer
 from leafbeam.model.static_model import StaticModel
@@ -33,21 +34,20 @@ _MIN_LENGTH = 32  # tokens of the smallest bucket
 
 
 class CudaCapturer:
-    """torch.cuda's graphs of one worker, on one stream and in one memory pool. nbytes: without buffers."""
+    """torch.cuda's graphs, captured on one stream and in one memory pool. nbytes: without buffers.
+
+    A graph is replayed in the stream of the caller, in which its inputs are written.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device, self.nbytes = device, 0
         self._stream = torch.cuda.Stream(device)
         self._pool: Any = torch.cuda.graph_pool_handle()
 
-    def stream(self) -> AbstractContextManager[Any]:
-        """Open the stream of all of the worker's decodes."""
-        return torch.cuda.stream(self._stream)
-
     def capture(self, decode: StaticDecode) -> Callable[[], None]:
         """A function that replays `decode.run()`, which runs once to compile its kernels and is then recorded."""
         self.wait()  # its inputs were written on another stream
-        with self.stream():
+        with torch.cuda.stream(self._stream):
             decode.run()
         self.wait()
         before = torch.cuda.memory_reserved(self._device)
@@ -63,32 +63,23 @@ class CudaCapturer:
 
 
 @dataclass(kw_only=True, eq=False)
-class _WorkerGraphs:
-    """The graphs of one worker: its decodes with their replays, cheapest first, and the filters of each batch size."""
-
-    capturer: CudaCapturer
-    decodes: list[tuple[StaticDecode, Callable[[], None]]] = field(default_factory=list)
-    filters: dict[int, DeviceFilters] = field(default_factory=dict)
-    work_bytes: int = 0  # of the largest decode
-
-    @property
-    def nbytes(self) -> int:
-        buffers = sum(decode.nbytes for decode, _ in self.decodes) + sum(filters.nbytes for filters in self.filters.values())
-        return buffers + self.capturer.nbytes
-
-
-@dataclass(kw_only=True, eq=False)
-class _CapturedIndex:
-    """The graphs over one index, by worker, and the version that it holds. users: batches that run."""
+class _Captured:
+    """The graphs over one index, cheapest first, and the version that it holds. is_busy: whether a batch runs."""
 
     index: DeviceIndex
     version: Version
-    workers: list[_WorkerGraphs]
-    users: int = 0
+    capturer: CudaCapturer
+    decodes: list[tuple[StaticDecode, Callable[[], None]]] = field(default_factory=list)
+    work_bytes: int = 0  # of the largest decode
+    is_busy: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return sum(decode.nbytes for decode, _ in self.decodes) + self.capturer.nbytes
 
 
 class Graphs:
-    """The graphs of all workers, over one copy of weights and index.
+    """The graphs of an engine, over one copy of weights and index. Workers take turns.
 
     `search` replays the cheapest graph that holds a batch, or returns None: then the batch has to run eagerly. Every batch is
     counted, as "replayed" or by the reason why not:
@@ -96,15 +87,15 @@ class Graphs:
         no_bucket   more requests, longer prompts or another number of beams than were captured (for a proof: a larger number)
         no_room     more denied items than a graph has space for
         version     another version of the index: it is being prepared, or it is an older one that a request still holds
+        failed      the replay raised an error: the graph is not used again
 
     Deletions change only filters, so the graphs stay as they are. Any other new version is copied over the old one between
     two batches if its sizes are the same. If they are not, its graphs are captured anew, in a thread; until then its batches
-    run eagerly.
+    run eagerly. Nothing is captured within a request.
 
-    buckets: the sizes to capture, tried from the largest on, first those of scoring "full"; each is captured if its buffers
-    and filters, and the memory that all decodes of a worker share while they run, fit the rest of the budget. max_bytes: the
-    budget of all workers together, without the index. bind: puts an index on the model's device. capturer: makes a capturer
-    for each worker.
+    buckets: the sizes to capture; the narrow ones first, of these the ones of scoring "full", of these the largest. Each is
+    captured if its buffers, and the memory that all decodes share while they run, fit the rest of the budget. max_bytes: the
+    budget, without the index. bind: puts an index on the model's device. capturer: makes a capturer.
     """
 
     def __init__(
@@ -115,34 +106,35 @@ class Graphs:
         *,
         bind: Callable[[Version], DeviceIndex],
         capturer: Callable[[], CudaCapturer],
-        workers: int,
         max_bytes: int,
         counts: Counts,
     ) -> None:
         self._model, self._bind, self._counts = model, bind, counts
         self._buckets = sorted(buckets, key=_priority, reverse=True)
-        self._capturer, self._num_workers, self._bytes_per_worker = capturer, workers, max_bytes // workers
+        self._capturer, self._max_bytes = capturer, max_bytes
         self._lock = threading.Condition()
         self._prepared: tuple[Version, Any] | None = None  # arrays to copy when no batch runs
         self._preparing: Version | None = None
         self._failed: Version | None = None
-        self._captured: _CapturedIndex | None = self._capture_all(version)
+        self._captured: _Captured | None = self._capture_all(version)
+
+    def __str__(self) -> str:
+        return f"{self.captured} of {len(self._buckets)} captured, {self.nbytes / 2**20:.1f} MB"
 
     @property
     def captured(self) -> int:
-        """Return the number of decodes that are ready, of all workers."""
+        """Return the number of decodes that are ready."""
         captured = self._captured
-        return 0 if captured is None else sum(len(worker.decodes) for worker in captured.workers)
+        return 0 if captured is None else len(captured.decodes)
 
     @property
     def nbytes(self) -> int:
         """Return the bytes allocated, without those of the index."""
         captured = self._captured
-        return 0 if captured is None else sum(worker.nbytes for worker in captured.workers)
+        return 0 if captured is None else captured.nbytes
 
     def search(
         self,
-        worker: int,
         version: Version,
         tokens_BT: NDArray[np.int64],
         lengths_B: NDArray[np.int64],
@@ -154,30 +146,37 @@ class Graphs:
     ) -> tuple[Trace, SearchConfig] | None:
         """Replay a batch, and return the search and its shapes; None where no graph can run it.
 
-        num_beams, is_proof: the graph has exactly these beams or, for the first pass of a proof, at least as many. Raises
-        LogitsError, and any error of the device.
+        num_beams, is_proof: the graph has exactly these beams or, for a pass of a proof, at least as many. Raises LogitsError.
         """
         size = BatchSize(requests=len(requests), tokens=int(lengths_B.sum()), longest=int(lengths_B.max()), beam_rows=0)
         with self._pinned(version) as captured:
             reason, found = "version", None
             if captured is not None:
-                graphs = captured.workers[worker]
-                fitting = [pair for pair in graphs.decodes if pair[0].bucket.holds(size, num_beams, scoring, is_proof=is_proof)]
+                fitting = [
+                    pair for pair in captured.decodes if pair[0].bucket.holds(size, num_beams, scoring, is_proof=is_proof)
+                ]
                 reason, found = "no_bucket", None
                 if fitting:
                     inputs = tokens_BT, lengths_B, root_ranges(version, requests)[1][:, :, 0], requests
-                    with graphs.capturer.stream():
+                    try:
                         reason, found = _replayed(*fitting[0], inputs, len(version.segments))
+                    except LogitsError:
+                        raise
+                    except Exception as error:
+                        reason = "failed"
+                        captured.decodes.remove(fitting[0])
+                        log.warning("%s failed and is not used again; its batch runs eagerly: %s", fitting[0][0].bucket, error)
             self._counts.add("graphs", reason)
             return found
 
     @contextmanager
-    def _pinned(self, version: Version) -> Generator[_CapturedIndex | None, None, None]:
-        """Return the graphs that hold this version, which they keep meanwhile; None where there are none yet."""
+    def _pinned(self, version: Version) -> Generator[_Captured | None, None, None]:
+        """Return the graphs that hold this version, for one batch alone; None where there are none yet."""
         with self._lock:
-            captured = self._captured
+            while (captured := self._captured) is not None and captured.is_busy and version.has_tries_of(captured.version):
+                self._lock.wait()  # for the batch of another worker
             if captured is not None and self._advance(captured, version):
-                captured.users += 1
+                captured.is_busy = True
             else:
                 self._start_update(captured, version)
                 captured = None
@@ -186,24 +185,30 @@ class Graphs:
         finally:
             if captured is not None:
                 with self._lock:
-                    captured.users -= 1
+                    captured.is_busy = False
                     self._lock.notify_all()
 
-    def _advance(self, captured: _CapturedIndex, version: Version) -> bool:
+    def _advance(self, captured: _Captured, version: Version) -> bool:
         """Return whether the graphs hold this version: they did, or its arrays are prepared and are copied now."""
         if version.has_tries_of(captured.version):
             if version.number > captured.version.number:
                 captured.version = version  # so that the one before can be freed
             return True
-        if self._prepared is None or self._prepared[0] is not version or captured.users:
+        if self._prepared is None or self._prepared[0] is not version or captured.is_busy:
             return False
-        with captured.workers[0].capturer.stream():
-            captured.index.replace(self._prepared[1])
-        captured.workers[0].capturer.wait()
-        captured.version, self._prepared, self._preparing = version, None, None
+        arrays = self._prepared[1]
+        self._prepared, self._preparing = None, None
+        try:
+            captured.index.replace(arrays)
+            captured.capturer.wait()
+        except Exception:  # what was copied so far belongs to no version
+            self._captured, self._failed = None, version
+            log.exception("version %d of the index cannot be copied to the graphs: batches run eagerly", version.number)
+            return False
+        captured.version = version
         return True
 
-    def _start_update(self, captured: _CapturedIndex | None, version: Version) -> None:
+    def _start_update(self, captured: _Captured | None, version: Version) -> None:
         """Prepare a version, unless it is older than the present one, or failed before, or another one is being prepared."""
         known = [captured and captured.version, self._prepared and self._prepared[0]]
         newest = max((other.number for other in known if other is not None), default=0)
@@ -212,7 +217,7 @@ class Graphs:
         self._preparing, self._prepared = version, None
         threading.Thread(target=self._update, args=(captured, version), name="leafbeam-graphs", daemon=True).start()
 
-    def _update(self, captured: _CapturedIndex | None, version: Version) -> None:
+    def _update(self, captured: _Captured | None, version: Version) -> None:
         prepared, again = None, None
         try:
             prepared = None if captured is None else self._prepare(captured, version)
@@ -228,46 +233,40 @@ class Graphs:
                     self._preparing, self._captured = None, again or self._captured
                 self._lock.notify_all()
 
-    def _prepare(self, captured: _CapturedIndex, version: Version) -> tuple[Version, Any] | None:
+    def _prepare(self, captured: _Captured, version: Version) -> tuple[Version, Any] | None:
         """A version's arrays on the device; None where they do not fit over the present ones, whose graphs are then freed."""
-        with captured.workers[0].capturer.stream():
-            arrays = captured.index.prepare(version)
-        captured.workers[0].capturer.wait()
+        arrays = captured.index.prepare(version)
+        captured.capturer.wait()
         if captured.index.fits(arrays):
             return version, arrays
         log.info("the index has other sizes: graphs are captured again, batches run eagerly meanwhile")
         with self._lock:
-            self._lock.wait_for(lambda: not captured.users)
+            self._lock.wait_for(lambda: not captured.is_busy)
             self._captured = None
-        captured.workers.clear()
+        captured.decodes.clear()
         return None
 
-    def _capture_all(self, version: Version) -> _CapturedIndex:
-        """Capture all graphs anew; each worker gets as many as its part of the budget holds."""
-        index = self._bind(version)
-        workers = [_WorkerGraphs(capturer=self._capturer()) for _ in range(self._num_workers)]
-        for worker in workers:
-            for bucket in self._buckets:
-                try:
-                    self._capture(worker, index, bucket, end_code_of(version))
-                except (MemoryError, torch.OutOfMemoryError) as error:
-                    log.warning("no memory to capture %s: %s", bucket, error)
-            worker.decodes.reverse()
-        total, nbytes = sum(len(worker.decodes) for worker in workers), sum(worker.nbytes for worker in workers)
-        log.info("captured %d of %d graphs in %.1f MB", total, len(workers) * len(self._buckets), nbytes / 2**20)
-        return _CapturedIndex(index=index, version=version, workers=workers)
+    def _capture_all(self, version: Version) -> _Captured:
+        """Capture all graphs anew, as many as the budget holds."""
+        captured = _Captured(index=self._bind(version), version=version, capturer=self._capturer())
+        for bucket in self._buckets:
+            try:
+                self._capture(captured, bucket, end_code_of(version))
+            except (MemoryError, torch.OutOfMemoryError) as error:
+                log.warning("no memory to capture %s: %s", bucket, error)
+        captured.decodes.sort(key=lambda pair: _cost(pair[0].bucket))
+        number, nbytes = len(captured.decodes), captured.nbytes / 2**20
+        log.info("captured %d of %d graphs in %.1f MB", number, len(self._buckets), nbytes)
+        return captured
 
-    def _capture(self, worker: _WorkerGraphs, index: DeviceIndex, bucket: Bucket, end_code: int | None) -> None:
-        filters = worker.filters.get(bucket.batch) or index.filters(bucket.batch)
-        decode = StaticDecode(self._model, index, bucket, filters, end_code=end_code)
-        added = decode.nbytes + (0 if bucket.batch in worker.filters else filters.nbytes)
-        added += max(0, decode.work_bytes - worker.work_bytes)
-        if worker.nbytes + added > self._bytes_per_worker:
+    def _capture(self, captured: _Captured, bucket: Bucket, end_code: int | None) -> None:
+        decode = StaticDecode(self._model, captured.index, bucket, end_code=end_code)
+        added = decode.nbytes + max(0, decode.work_bytes - captured.work_bytes)
+        if captured.nbytes + added > self._max_bytes:
             return
-        replay = worker.capturer.capture(decode)
-        worker.filters[bucket.batch] = filters
-        worker.decodes.append((decode, replay))
-        worker.work_bytes = max(worker.work_bytes, decode.work_bytes)
+        replay = captured.capturer.capture(decode)
+        captured.decodes.append((decode, replay))
+        captured.work_bytes = max(captured.work_bytes, decode.work_bytes)
 
 
 def _replayed(
@@ -280,9 +279,13 @@ def _replayed(
     return "replayed", (decode.trace(len(inputs[3]), num_segments), decode.config)
 
 
-def _priority(bucket: Bucket) -> tuple[bool, int, int]:
-    """Return the rank of a bucket: the default scoring is captured first, then the most tokens."""
-    return bucket.scoring == "full", bucket.padded_tokens, bucket.batch
+def _priority(bucket: Bucket) -> tuple[int, bool, int, int]:
+    """Return the rank of a bucket: most batches need few beams and the default scoring; of these the largest comes first."""
+    return -bucket.num_beams, bucket.scoring == "full", bucket.padded_tokens, bucket.batch
+
+
+def _cost(bucket: Bucket) -> tuple[int, int, int]:
+    return bucket.num_beams, bucket.padded_tokens, bucket.batch
 
 
 def graphs_for(
@@ -293,24 +296,27 @@ def graphs_for(
     longest: int,
     counts: Counts,
     attention: Attention | None = None,
-    index: Callable[[Version, torch.device], DeviceIndex] = DeviceIndex,
+    index: Callable[..., DeviceIndex] = DeviceIndex,
     capturer: Callable[[torch.device], CudaCapturer] = CudaCapturer,
 ) -> Graphs:
-    """An engine's graphs: its own number of beams, both scorings, prompts of up to `longest` tokens.
+    """An engine's graphs: its own number of beams or a few widths, both scorings, prompts of up to `longest` tokens.
 
     attention (None: Triton's), index, capturer: for a device that is no GPU.
     """
     if attention is None:
         costs = None if settings.attention_costs is None else AttentionCosts.load(settings.attention_costs)
         attention = import_module("leafbeam.ops.attention.triton").attention(costs)
-    sizes: dict[str, int] = {"longest": longest, "num_beams": settings.captured_beams}
     return Graphs(
         StaticModel(model, attention),
         version,
-        [bucket for scoring in get_args(Scoring) for bucket in buckets_of(settings.capacity, **sizes, scoring=scoring)],
-        bind=lambda version: index(version, model.device),
+        [
+            bucket
+            for scoring in get_args(Scoring)
+            for num_beams in settings.captured_widths
+            for bucket in buckets_of(settings.capacity, longest=longest, num_beams=num_beams, scoring=scoring)
+        ],
+        bind=lambda version: index(version, model.device, max_filter_bytes=settings.filter_mb << 20),
         capturer=lambda: capturer(model.device),
-        workers=settings.workers,
         max_bytes=settings.graph_mb << 20,
         counts=counts,
     )

@@ -15,9 +15,10 @@ from leafbeam.decode.config import SearchConfig
 from leafbeam.decode.constraint import Trace, TrieConstraint, decode, raise_first_bad
 from leafbeam.decode.model_calls import ModelCalls
 from leafbeam.engine.batcher import BatchSize
-from leafbeam.engine.graphs.device_index import DeviceFilters, DeviceIndex, Requests
+from leafbeam.engine.graphs.device_index import DeviceIndex, Requests
 from leafbeam.model.static_model import StaticModel
 from leafbeam.ops.constrain import Beams, Scoring
+from leafbeam.ops.packed_inputs import PackedInputs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +44,7 @@ class Bucket:
 class StaticDecode:
     """A search from prompts to last beams, for one bucket, in buffers that never move, so that a CUDA graph can capture it.
 
-        load(batch)   copies tokens, lengths, root ranges and filters into the input buffers
+        load(batch)   copies tokens, lengths, root ranges and filters into the input buffers, all at once
         run()         reads these and writes ranges, scores, counts and bad rows to the output buffers
         trace(n)      copies the output buffers to the host
 
@@ -54,15 +55,15 @@ class StaticDecode:
     Cost: all levels of all beams of the whole bucket, whatever the batch: nothing ends early.
     """
 
-    def __init__(
-        self, model: StaticModel, index: DeviceIndex, bucket: Bucket, filters: DeviceFilters, *, end_code: int | None = None
-    ) -> None:
-        self.bucket, self._model, self._index, self._filters = bucket, model, index, filters
+    def __init__(self, model: StaticModel, index: DeviceIndex, bucket: Bucket, *, end_code: int | None = None) -> None:
+        self.bucket, self._model, self._index = bucket, model, index
         self.config = SearchConfig.fixed(model.codebook_sizes, end_code, bucket.num_beams, bucket.scoring)
         shape, device, whole = (bucket.batch, bucket.num_beams), model.device, torch.int64
-        self.tokens_BT = torch.zeros(bucket.batch, bucket.length, dtype=whole, device=device)
-        self.lengths_B = torch.ones(bucket.batch, dtype=whole, device=device)
-        self.hi_SB = torch.zeros(index.num_segments, bucket.batch, dtype=whole, device=device)
+        shapes = [(bucket.batch, bucket.length), (bucket.batch,), (index.num_segments, bucket.batch)]
+        self._packed = PackedInputs([*shapes, *index.filter_shapes(bucket.batch)], device)
+        self.tokens_BT, self.lengths_B, self.hi_SB, *filters = self._packed.tensors
+        self._filters = index.filters(filters, self._packed.host[3:])
+        self.lengths_B.fill_(1)
         self.scores_BK = torch.zeros(shape, device=device)
         self.ranges_2SBK = torch.zeros(2, index.num_segments, *shape, dtype=whole, device=device)
         self.num_valid_B = torch.zeros(bucket.batch, dtype=whole, device=device)
@@ -79,8 +80,8 @@ class StaticDecode:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of the buffers; filters are shared between decodes of equal batch."""
-        return sum(tensor.nbytes for tensor in (*self.inputs, *self.outputs))
+        """Return the bytes of the buffers."""
+        return self._packed.nbytes + sum(tensor.nbytes for tensor in self.outputs)
 
     @property
     def work_bytes(self) -> int:
@@ -94,16 +95,15 @@ class StaticDecode:
         self, tokens_BT: NDArray[np.int64], lengths_B: NDArray[np.int64], hi_SB: NDArray[np.int64], requests: Requests
     ) -> bool:
         """Copy a batch that the bucket holds to the input buffers; False where its filters need more space than there is."""
-        if not self._filters.refill(requests):
+        if not self._index.stage(self._filters, requests):
             return False
         batch, longest = tokens_BT.shape
-        tokens, lengths, hi = (np.zeros(tensor.shape, np.int64) for tensor in self.inputs)
+        tokens, lengths, hi = self._packed.host[:3]
+        tokens[:], lengths[:], hi[:] = 0, 1, 0  # a padding request has a prompt of one token and may reach nothing
         tokens[:batch, :longest] = tokens_BT
-        lengths[:] = 1  # a padding request has a prompt of one token and may reach nothing
         lengths[:batch] = lengths_B
         hi[: len(hi_SB), :batch] = hi_SB
-        for tensor, array in zip(self.inputs, (tokens, lengths, hi), strict=True):
-            tensor.copy_(torch.from_numpy(array))
+        self._packed.send()
         return True
 
     @torch.inference_mode()

@@ -6,15 +6,20 @@ runs the code that is already compiled.
 Shapes: B requests, M leaves, W words, G long ranges, E entries, F filters, H masks, D denied leaves of a request.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from leafbeam.errors import counted
-from leafbeam.index import Trie, Version
-from leafbeam.ops.constrain.fixed_shape.capacity import Capacity, LevelCapacity, SegmentCapacity
+from leafbeam.index import Filter, Trie, Version
+from leafbeam.index.filters import ItemSet
+from leafbeam.ops.constrain.fixed_shape.capacity import Capacity, LevelCapacity, SegmentCapacity, bucket
+from leafbeam.ops.constrain.fixed_shape.filter_layout import denied_arrays
+from leafbeam.ops.constrain.fixed_shape.filter_stacks import SegmentFilters
 from leafbeam.ops.constrain.fixed_shape.layout import SegmentLayout, lay_out
 from leafbeam.ops.constrain.namespaces import ArrayNamespace
 
+_MAX_FILTER_BYTES = 64 << 20  # a new filter copies all of them
 _PARTS = (
     ("columns", "column_M"),
     ("boundaries", "boundary_W"),
@@ -65,11 +70,13 @@ class VersionArrays:
 
     Args:
         layouts: The layouts on the host, from which filters are made.
+        filters: The filters that are on the device, for each segment.
         device: A torch device; in JAX a device, a sharding, or None (default).
     """
 
     levels: tuple[tuple[LevelArrays, ...], ...]
     layouts: tuple[SegmentLayout, ...]
+    filters: tuple[SegmentFilters, ...]
     capacity: Capacity
     device: Any
     xp: ArrayNamespace
@@ -109,6 +116,8 @@ def bind(
     device: Any = None,
     *,
     delta_leaves: int = 0,
+    num_filters: int = 1,
+    max_filter_bytes: int = _MAX_FILTER_BYTES,
     like: VersionArrays | None = None,
 ) -> VersionArrays:
     """Copy a version to a device.
@@ -119,6 +128,9 @@ def bind(
     Args:
         device: A device of torch, or a device or sharding of JAX; None takes the library's default.
         delta_leaves: The number of leaves to reserve for a delta, if the version has no delta yet.
+        num_filters: The number of filters to reserve space for. More space makes new arrays, for which JAX compiles again.
+        max_filter_bytes: The bytes of a segment's filters beyond which those used longest ago are dropped; at least
+            num_filters are kept.
         like: An earlier version of the same catalog, whose device is used; unchanged segments are not laid out or copied again,
             and no size becomes smaller.
     """
@@ -126,12 +138,58 @@ def bind(
     device = xp.device(device) if like is None else like.device
     layouts, capacity = lay_out(index, delta_leaves, known, minimum)
     columns: list[tuple[LevelArrays, ...]] = []
+    filters: list[SegmentFilters] = []
+    options: dict[str, int] = {"num_rows": bucket(num_filters + 1), "max_bytes": max_filter_bytes}
     for s, (layout, sizes) in enumerate(zip(layouts, capacity.segments, strict=True)):
+        if like is not None:
+            before = like.filters[min(s, len(like.filters) - 1)]
+            options = {"num_rows": before.num_rows, "max_bytes": before.cache.max_bytes}
         if like and s < len(like.layouts) and like.layouts[s] is layout and like.capacity.segments[s] == sizes:
             columns.append(tuple(pair[s] for pair in like.levels))
+            filters.append(like.filters[s])
         else:
             columns.append(_copied(xp, layout, sizes, device))
-    return VersionArrays(levels=tuple(zip(*columns, strict=True)), layouts=layouts, capacity=capacity, device=device, xp=xp)
+            filters.append(SegmentFilters(xp, device, layout, sizes, **options))
+    return VersionArrays(
+        levels=tuple(zip(*columns, strict=True)),
+        layouts=layouts,
+        filters=tuple(filters),
+        capacity=capacity,
+        device=device,
+        xp=xp,
+    )
+
+
+def bind_filters(arrays: VersionArrays, filters: Sequence[Filter]) -> FilterArrays:
+    """Return the filters of a batch: for each request one for each segment, missing ones allow everything.
+
+    Bitmaps that the device does not have are copied there. What was returned before stays valid. Thread-safe.
+
+    Cost of a new filter: `filter_words` on the host, its copy to the device, and a copy of the cached filters there.
+    """
+    columns = [
+        _of_segment(arrays, segment, [request.parts[s] if s < len(request.parts) else None for request in filters])
+        for s, segment in enumerate(arrays.filters)
+    ]
+    return FilterArrays(levels=tuple(zip(*columns, strict=True)))
+
+
+def _of_segment(arrays: VersionArrays, segment: SegmentFilters, requests: Sequence[ItemSet | None]) -> tuple[LevelFilters, ...]:
+    """Return the filters of a batch in one segment, at each level."""
+    with segment.cache.rows_of([None if request is None else request.leaves for request in requests]) as rows:
+        slot_B, stacks = arrays.xp.asarray(rows, arrays.device), segment.stacks
+    denied = {name: arrays.xp.asarray(array, arrays.device) for name, array in denied_arrays(segment.layout, requests).items()}
+    return tuple(
+        LevelFilters(
+            slot_B=slot_B,
+            leaves_FW=stacks["leaves_W"],
+            listed_FW=stacks.get(f"listed_W{level}"),
+            masks_FHW=stacks.get(f"masks_HW{level}"),
+            denied_BD=denied["denied_BD"],
+            dead_BD3=denied[f"dead_BD3{level}"] if sizes.ranges else None,
+        )
+        for level, sizes in enumerate(segment.capacity.levels)
+    )
 
 
 def _copied(xp: ArrayNamespace, layout: SegmentLayout, capacity: SegmentCapacity, device: Any) -> tuple[LevelArrays, ...]:

@@ -7,14 +7,12 @@ from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie, Version
 from leafbeam.ops.constrain.fixed_shape import arrays as device_arrays
 from leafbeam.ops.constrain.fixed_shape import step as fixed_step
-from leafbeam.ops.constrain.fixed_shape.arrays import FilterArrays, LevelArrays, LevelFilters, VersionArrays
-from leafbeam.ops.constrain.fixed_shape.filter_cache import FilterCache, bind_filters
+from leafbeam.ops.constrain.fixed_shape.arrays import FilterArrays, LevelArrays, LevelFilters, VersionArrays, bind_filters
 from leafbeam.ops.constrain.fixed_shape.step import launch, step
 from leafbeam.ops.constrain.namespaces.jax import JaxNamespace, register
 
 __all__ = [
     "FilterArrays",
-    "FilterCache",
     "Kernels",
     "LevelArrays",
     "LevelFilters",
@@ -56,12 +54,17 @@ def bind(
     device: Any = None,
     *,
     delta_leaves: int = 0,
+    num_filters: int = 1,
     like: VersionArrays | None = None,
     kernels: Kernels = "xla",
 ) -> VersionArrays:
-    """Copy a version to a device; arguments are as for `arrays.bind` and `namespace`. Steps of `like` run on its kernels."""
+    """Copy a version to a device; arguments are as for `arrays.bind` and `namespace`. Steps of `like` run on its kernels.
+
+    No more than num_filters filters stay on the device, unless a batch needs more: their number is part of what is compiled.
+    """
     xp = namespace(kernels) if like is None else like.xp
-    return device_arrays.bind(xp, index, device, delta_leaves=delta_leaves, like=like)
+    sizes: dict[str, int] = {"delta_leaves": delta_leaves, "num_filters": num_filters, "max_filter_bytes": 0}
+    return device_arrays.bind(xp, index, device, **sizes, like=like)
 
 
 extend = partial(fixed_step.extend, namespace("xla"))

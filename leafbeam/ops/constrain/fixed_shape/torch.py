@@ -4,14 +4,12 @@ from functools import partial
 
 from leafbeam.ops.constrain.fixed_shape import arrays as device_arrays
 from leafbeam.ops.constrain.fixed_shape import step as fixed_step
-from leafbeam.ops.constrain.fixed_shape.arrays import FilterArrays, LevelArrays, LevelFilters, VersionArrays
-from leafbeam.ops.constrain.fixed_shape.filter_cache import FilterCache, bind_filters
+from leafbeam.ops.constrain.fixed_shape.arrays import FilterArrays, LevelArrays, LevelFilters, VersionArrays, bind_filters
 from leafbeam.ops.constrain.fixed_shape.step import launch, step
 from leafbeam.ops.constrain.namespaces.torch import TorchNamespace
 
 __all__ = [
     "FilterArrays",
-    "FilterCache",
     "LevelArrays",
     "LevelFilters",
     "VersionArrays",

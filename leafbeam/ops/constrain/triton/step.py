@@ -1,7 +1,7 @@
 """The constrained step on a GPU: two launches a round, no `[rows, V]` mask, nothing that waits for the host.
 
     bind          the trie's own arrays, copied to the device as they are (about 15 bytes an item)
-    bind_filters  the bitmaps of a batch, as addresses; once for all rounds of a search
+    bind_filters  the filters of a batch, as addresses of bitmaps that stay on the device; once for all rounds of a search
     launch        the two kernels of `triton.kernels`; can be captured in a graph
     step          launch, and look whether a row held NaN or +inf
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,14 +24,17 @@ import triton
 from numpy.typing import NDArray
 from torch import Tensor
 
-from leafbeam.errors import ArgumentError, counted
+from leafbeam.errors import ArgumentError
 from leafbeam.index import Filter, Trie, Version
 from leafbeam.index.level import Level
+from leafbeam.ops.constrain.filter_cache import MAX_FILTER_BYTES, FilterCache
 from leafbeam.ops.constrain.levels import LevelView
+from leafbeam.ops.constrain.triton.filters import BitmapMemory, BitmapTensors, Copy, to_device
 from leafbeam.ops.constrain.triton.kernels import NO_KEY, ChildLists, children_kernel, request_kernel, row_kernel
 from leafbeam.ops.constrain.triton.ranges import Segment, form_of
 from leafbeam.ops.constrain.triton.round import new_round
 from leafbeam.ops.constrain.types import Beams, Scoring, waiting
+from leafbeam.ops.packed_inputs import PackedInputs
 
 _TILE = 512  # children looked at together
 _NARROW = 64  # the same where all of them may stay: deep ranges have few
@@ -70,111 +73,159 @@ class LevelArrays:
     width: int
 
     @classmethod
-    def of(cls, level: Level, device: torch.device) -> LevelArrays:
+    def of(cls, level: Level, device: torch.device, copy: Copy) -> LevelArrays:
         view = LevelView.of(level, 0)
-        tensors = LevelTensors._make(_on(array, device) for array in (view.codes, view.firsts, view.words, view.before))
+        tensors = LevelTensors._make(copy(array, device) for array in (view.codes, view.firsts, view.words, view.before))
         return cls(tensors=tensors, layout=view.layout, width=view.width)
+
+
+class SegmentBitmaps(NamedTuple):
+    """The bitmaps of filters of one segment that are on the device."""
+
+    memory: BitmapMemory
+    cache: FilterCache
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class VersionArrays:
-    """The levels of a version, each a LevelArrays for every segment, on one device."""
+    """The levels of a version, each a LevelArrays for every segment, on one device, and the filters that are there.
+
+    Args:
+        copy: Copies arrays to the device.
+    """
 
     levels: tuple[tuple[LevelArrays, ...], ...]
-    sizes: tuple[int, ...]
+    tries: tuple[Trie, ...]
+    bitmaps: tuple[SegmentBitmaps, ...]
     device: torch.device
+    copy: Copy
 
     @property
     def num_segments(self) -> int:
-        return len(self.levels[0])
+        return len(self.tries)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return self.tries[0].codebook_sizes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FilterArrays:
     """The filters of a batch on the device, and what the rounds of one search share; only one search at a time may use it.
 
-    filtered: whether a request has a filter or denied items.
-        min_key_B: int64, reset by every round. held: keeps the addressed memory.
+    Args:
+        segments: The addresses of bitmaps and the denied leaves.
+        host: The same for each segment on the host, to be written before they are sent.
+        filtered: Whether any of it is looked at.
+        min_key_B: int64, reset by every round.
+        held: Keeps the bitmaps to which the addresses point.
     """
 
     segments: tuple[SegmentFilters, ...]
+    host: tuple[tuple[NDArray[np.int64], ...], ...]
     filtered: bool
     min_key_B: Tensor
-    held: list[Any]
+    held: list[BitmapTensors | None]
+
+    @classmethod
+    def shapes(cls, num_segments: int, batch_size: int, max_denied: int) -> list[tuple[int, ...]]:
+        """Return the shapes of the inputs, for so many denied leaves of a batch and segment."""
+        return [(batch_size,), (batch_size,), (batch_size + 1,), (max(1, max_denied),)] * num_segments
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor], host: Sequence[NDArray[np.int64]], *, filtered: bool) -> FilterArrays:
+        """Return filters in the memory of inputs of these shapes."""
+        parts = [slice(first, first + 4) for first in range(0, len(tensors), 4)]
+        return cls(
+            segments=tuple(SegmentFilters._make(tensors[part]) for part in parts),
+            host=tuple(tuple(host[part]) for part in parts),
+            filtered=filtered,
+            min_key_B=torch.full(tensors[0].shape, NO_KEY, dtype=torch.int64, device=tensors[0].device),
+            held=[],
+        )
 
 
-def bind(index: Trie | Version, device: torch.device | str | None = None) -> VersionArrays:
-    """Copy a version to a device: the first GPU, or this machine's memory under the interpreter (else ArgumentError)."""
-    if device is None and not torch.cuda.is_available() and not triton.knobs.runtime.interpret:  # pyright: ignore[reportAttributeAccessIssue]
+def bind(
+    index: Trie | Version,
+    device: torch.device | str | None = None,
+    *,
+    like: VersionArrays | None = None,
+    max_filter_bytes: int = MAX_FILTER_BYTES,
+    copy: Copy = to_device,
+) -> VersionArrays:
+    """Copy a version to a device: the first GPU, or this machine's memory under the interpreter (else ArgumentError).
+
+    Args:
+        like: Another version, whose device and settings are used. The segments of both stay where they are, with the filters
+            that are on the device.
+        max_filter_bytes: The bytes of a segment's bitmaps beyond which those used longest ago are dropped.
+        copy: Copies an array to the device.
+    """
+    if like is None and device is None and not torch.cuda.is_available() and not triton.knobs.runtime.interpret:  # pyright: ignore[reportAttributeAccessIssue]
         raise ArgumentError(
             "backend 'triton' found no GPU: use backend='cpu', or set TRITON_INTERPRET=1 before Python starts to try it slowly"
         )
-    target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    tries = [segment.trie for segment in Version.of(index).segments]
-    levels = zip(*([LevelArrays.of(level, target) for level in trie.levels] for trie in tries), strict=True)
-    return VersionArrays(levels=tuple(levels), sizes=tries[0].codebook_sizes, device=target)
+    target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")) if like is None else like.device
+    copy = copy if like is None else like.copy
+    known: dict[int, tuple[tuple[LevelArrays, ...], SegmentBitmaps]] = {}
+    if like is not None:
+        columns = zip(*like.levels, strict=True)
+        known = {id(trie): kept for trie, *kept in zip(like.tries, columns, like.bitmaps, strict=True)}  # pyright: ignore[reportAssignmentType]
+        max_filter_bytes = like.bitmaps[0].cache.max_bytes
+    tries = tuple(segment.trie for segment in Version.of(index).segments)
+    segments = [known.get(id(trie)) or _on_device(trie, target, max_filter_bytes, copy) for trie in tries]
+    levels, bitmaps = zip(*segments, strict=True)
+    return VersionArrays(levels=tuple(zip(*levels, strict=True)), tries=tries, bitmaps=bitmaps, device=target, copy=copy)
 
 
-def bind_filters(
-    arrays: VersionArrays, filters: Sequence[Filter], *, batch_size: int | None = None, max_denied: int | None = None
-) -> FilterArrays:
-    """Copy a batch's bitmaps (each different one once) and denied leaves to the device. Cost: 1.5 bits a leaf and filter.
+def _on_device(
+    trie: Trie, device: torch.device, max_filter_bytes: int, copy: Copy
+) -> tuple[tuple[LevelArrays, ...], SegmentBitmaps]:
+    """Copy a segment, whose filters will follow."""
+    memory = BitmapMemory(trie.num_leaves, device, copy)
+    bitmaps = SegmentBitmaps(memory, FilterCache(memory, max_bytes=max_filter_bytes))
+    return tuple(LevelArrays.of(level, device, copy) for level in trie.levels), bitmaps
 
-    batch_size: the number of requests, if there are more than filters. max_denied: the number of denied leaves of a batch and
-    segment to leave space for, and for filters if this batch has none, so that `refill` can copy those of another batch to a
-    captured graph; None leaves space for this batch only.
-    """
-    size, capacity, filtered = batch_size or len(filters), max_denied, True
-    if capacity is None:
-        parts = [part for request in filters for part in request.parts]
-        capacity = size * max((len(part.denied_D) for part in parts), default=0)
-        filtered = any(part.leaves is not None or len(part.denied_D) for part in parts)
-    shapes = (size, size, size + 1, max(1, capacity))
-    bound = FilterArrays(
-        segments=tuple(
-            SegmentFilters._make(torch.zeros(shape, dtype=torch.int64, device=arrays.device) for shape in shapes)
-            for _ in range(arrays.num_segments)
-        ),
-        filtered=filtered,
-        min_key_B=torch.full((size,), NO_KEY, dtype=torch.int64, device=arrays.device),
-        held=[],
-    )
-    refill(bound, filters)
+
+def bind_filters(arrays: VersionArrays, filters: Sequence[Filter]) -> FilterArrays:
+    """Bring a batch's filters to the device: new bitmaps once, and the addresses and denied leaves in one copy."""
+    parts = [part for request in filters for part in request.parts]
+    capacity = len(filters) * max((len(part.denied_D) for part in parts), default=0)
+    filtered = any(part.leaves is not None or len(part.denied_D) for part in parts)
+    inputs = PackedInputs(FilterArrays.shapes(arrays.num_segments, len(filters), capacity), arrays.device)
+    bound = FilterArrays.of(inputs.tensors, inputs.host, filtered=filtered)
+    stage_filters(arrays, bound, filters)
+    inputs.send()
     return bound
 
 
-def refill(bound: FilterArrays, filters: Sequence[Filter]) -> None:
-    """Copy the filters of another batch to where a captured graph reads them; further requests of the graph get none.
+def stage_filters(arrays: VersionArrays, bound: FilterArrays, filters: Sequence[Filter]) -> bool:
+    """Write a batch's filters where they can be sent to a captured graph; further requests of the graph get none.
 
-    Raises ArgumentError if the space that `bind_filters` left is too small.
+    False if the batch denies more leaves than there is space for. Bitmaps that the device does not have are copied there.
     """
-    size, held = len(bound.min_key_B), []
-    if len(filters) > size:
-        raise ArgumentError(
-            f"{counted(len(filters), 'request')} where the filters were bound for {size}: bind them for the larger batch"
-        )
-    for number, (words_B, before_B, denied_indptr, denied) in enumerate(bound.segments):
-        parts = [request.parts[number] for request in filters]
-        bitmaps = {id(part.leaves): part.leaves for part in parts if part.leaves is not None}
-        copies = {
-            key: (_on(bitmap.words_W, denied.device), _on(bitmap.before_W, denied.device)) for key, bitmap in bitmaps.items()
-        }
-        leaves = np.concatenate([np.empty(0, np.int64), *[part.denied_D for part in parts]])
-        if len(leaves) > len(denied) or (not bound.filtered and (copies or len(leaves))):
-            raise ArgumentError(
-                f"{counted(len(leaves), 'denied leaf', 'denied leaves')} and {counted(len(copies), 'filter')} where "
-                f"there is room for {len(denied)} and "
-                f"{'any number' if bound.filtered else 'none'}: give bind_filters a larger max_denied"
-            )
-        nothing = [(None, None)] * (size - len(parts))
-        addresses = [copies.get(id(part.leaves), (None, None)) for part in parts] + nothing
-        words_B.copy_(torch.tensor([0 if words is None else words.data_ptr() for words, _ in addresses]))
-        before_B.copy_(torch.tensor([0 if before is None else before.data_ptr() for _, before in addresses]))
-        counts_B = [len(part.denied_D) for part in parts] + [0] * len(nothing)
-        denied_indptr.copy_(torch.tensor([0, *np.cumsum(counts_B).tolist()]))
-        denied[: len(leaves)].copy_(torch.from_numpy(leaves))
-        held.append(copies)
+    size = len(bound.min_key_B)
+    denied_S = [[part.denied_D for part in parts] for parts in zip(*(request.parts for request in filters), strict=True)]
+    if len(filters) > size or any(
+        sum(map(len, denied_B)) > len(staged[3]) for denied_B, staged in zip(denied_S, bound.host, strict=False)
+    ):
+        return False
+    held: list[BitmapTensors | None] = []
+    for number, (words_B, before_B, denied_indptr, denied) in enumerate(bound.host):
+        parts, (memory, cache) = [request.parts[number] for request in filters], arrays.bitmaps[number]
+        words_B[:], before_B[:], denied_indptr[:] = 0, 0, 0
+        with cache.rows_of([part.leaves for part in parts]) as rows:
+            bitmaps = [memory[row] for row in rows.tolist()]
+        for row, (part, bitmap) in enumerate(zip(parts, bitmaps, strict=True)):
+            if bitmap is not None:
+                words_B[row], before_B[row] = bitmap.words.data_ptr(), bitmap.before.data_ptr()
+            denied_indptr[row + 1] = len(part.denied_D)
+        np.cumsum(denied_indptr, out=denied_indptr)
+        leaves = np.concatenate([part.denied_D for part in parts]) if parts else denied[:0]
+        denied[: len(leaves)] = leaves
+        held += bitmaps
     bound.held[:] = held
+    return True
 
 
 def launch(
@@ -289,8 +340,3 @@ def _segments(arrays: VersionArrays, level: int, filters: FilterArrays) -> tuple
     )
     forms = [form_of(part.layout, part.width, filters.filtered) for part in levels]
     return segments, (forms[0], forms[-1])
-
-
-def _on(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    """Return a copy on the device, or the array itself where that is this machine's memory and it may be shared."""
-    return torch.from_numpy(array if array.flags.writeable else array.copy()).to(device)

@@ -1,0 +1,174 @@
+"""FilterCache: which filters a device holds. Every backend on a device keeps its filters in one, for each segment.
+
+Shapes: B requests, n changed words.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Container, Generator, Sequence
+from contextlib import contextmanager
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leafbeam.index import Bitmap
+from leafbeam.index.lineage import Lineage, Operator, Step
+
+MAX_FILTER_BYTES = 1 << 30
+
+
+class DeviceRows(Protocol):
+    """The bitmaps of one segment on a device, in numbered rows; row 0 allows everything and is never written.
+
+    What a running search reads is not overwritten: a row that is written anew is new memory.
+    """
+
+    @property
+    def row_nbytes(self) -> int:
+        """Return the bytes of a row."""
+        ...
+
+    def resize(self, num_rows: int) -> None:
+        """Make space for more rows."""
+        ...
+
+    def upload(self, rows: Sequence[int], bitmaps: Sequence[Bitmap]) -> None:
+        """Copy bitmaps from the host to rows."""
+        ...
+
+
+@runtime_checkable
+class DerivingRows(DeviceRows, Protocol):
+    """Rows that the device can also make from others."""
+
+    def patch(self, row: int, source: int, words_n: NDArray[np.int64], bitmap: Bitmap) -> None:
+        """Make a row that differs from another one in some words."""
+        ...
+
+    def combine(self, row: int, operator: Operator, left: int, right: int) -> None:
+        """Make a row from two others."""
+        ...
+
+
+class FilterCache:
+    """The bitmaps used last in one segment, known by their lineage, so that a batch sends row numbers and no bitmaps.
+
+    A bitmap that the device does not have is made there if it can be: from an earlier one that differs in some words, which
+    alone are sent, or from the operands of an expression. Otherwise it is copied from the host. Thread-safe.
+
+    Args:
+        rows: Where the bitmaps are.
+        num_rows: The rows to reserve, row 0 included.
+        max_bytes: Bytes beyond which the bitmaps used longest ago are replaced. A batch that needs more gets them.
+    """
+
+    def __init__(self, rows: DeviceRows, *, num_rows: int = 2, max_bytes: int) -> None:
+        self._rows, self.max_bytes = rows, max_bytes
+        self._deriving = rows if isinstance(rows, DerivingRows) else None
+        self._max_rows = max(2, num_rows, 1 + max_bytes // rows.row_nbytes)
+        self._num_rows = num_rows
+        self._row_of: OrderedDict[bytes, int] = OrderedDict()  # by key; the one used longest ago first
+        self._free = list(range(num_rows - 1, 0, -1))
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._row_of)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of the rows that hold a bitmap."""
+        return len(self) * self._rows.row_nbytes
+
+    @contextmanager
+    def rows_of(self, bitmaps: Sequence[Bitmap | None]) -> Generator[NDArray[np.int32]]:
+        """Yield the row (B,) of each bitmap, 0 for None. In the block no other batch can replace them.
+
+        Cost: a look-up for each, and what new ones take to get there.
+        """
+        by_key = {bitmap.lineage.key: bitmap for bitmap in bitmaps if bitmap is not None}
+        with self._lock:
+            for key in by_key.keys() & self._row_of.keys():
+                self._row_of.move_to_end(key)
+            missing = [bitmap for key, bitmap in by_key.items() if key not in self._row_of]
+            if missing:
+                self._add(missing, set(by_key))
+            yield np.array([0 if bitmap is None else self._row_of[bitmap.lineage.key] for bitmap in bitmaps], np.int32)
+
+    def _add(self, bitmaps: Sequence[Bitmap], in_use: set[bytes]) -> None:
+        """Bring bitmaps to the device. in_use: keys whose rows must stay."""
+        known = self._row_of.keys() | {bitmap.lineage.key for bitmap in bitmaps}
+        uploaded: list[Bitmap] = []
+        derived: list[tuple[Bitmap, Step | None]] = []
+        for bitmap in bitmaps:
+            change = None if self._deriving is None else _change_of(bitmap, self._row_of)
+            operands = None if change or self._deriving is None else _operands(bitmap.lineage, known)
+            if change is None and operands is None:
+                uploaded.append(bitmap)
+            else:
+                derived.append((bitmap, change))
+                in_use = in_use | (operands or set()) | ({change.key} if change else set())
+        if uploaded:
+            self._rows.upload([self._take(bitmap.lineage.key, in_use) for bitmap in uploaded], uploaded)
+        if self._deriving is not None:
+            for bitmap, change in sorted(derived, key=lambda pair: pair[0].lineage.depth):
+                if change is None:
+                    self._combine(self._deriving, bitmap.lineage, in_use)
+                else:
+                    row = self._take(bitmap.lineage.key, in_use)
+                    self._deriving.patch(row, self._row_of[change.key], change.words_n, bitmap)
+
+    def _combine(self, deriving: DerivingRows, lineage: Lineage, in_use: set[bytes]) -> int:
+        """Return the row of an expression, after its operands were made."""
+        if (row := self._row_of.get(lineage.key)) is not None:
+            return row
+        assert lineage.parts is not None
+        operator, left, right = lineage.parts
+        kept = in_use | {left.key, right.key}
+        rows = [self._combine(deriving, operand, kept) for operand in (left, right)]
+        row = self._take(lineage.key, kept)
+        deriving.combine(row, operator, rows[0], rows[1])
+        return row
+
+    def _take(self, key: bytes, in_use: set[bytes]) -> int:
+        """Return a row for a new bitmap: a free one, or that of the bitmap used longest ago."""
+        if not self._free:
+            oldest = next((other for other in self._row_of if other not in in_use), None)
+            if self._num_rows < self._max_rows or oldest is None:
+                larger = 2 * self._num_rows
+                self._grow(larger if oldest is None else min(larger, self._max_rows))
+            else:
+                self._free.append(self._row_of.pop(oldest))
+        row = self._row_of[key] = self._free.pop()
+        return row
+
+    def _grow(self, num_rows: int) -> None:
+        self._rows.resize(num_rows)
+        self._free = list(range(num_rows - 1, self._num_rows - 1, -1))
+        self._num_rows = num_rows
+
+
+def _change_of(bitmap: Bitmap, known: Container[bytes]) -> Step | None:
+    """Return the latest earlier bitmap among the known ones, and the changed words, if these are less than the bitmap."""
+    for chain in bitmap.lineage.chains:
+        for number, step in enumerate(chain):
+            if step.key in known:
+                words_n = np.unique(np.concatenate([earlier.words_n for earlier in chain[: number + 1]]))
+                if 2 * len(words_n) < len(bitmap.words_W):  # a word is sent with its position
+                    return Step(step.key, words_n)
+    return None
+
+
+def _operands(lineage: Lineage, known: Container[bytes]) -> set[bytes] | None:
+    """Return the keys of the known bitmaps from which an expression can be made; None if it cannot be."""
+    if lineage.parts is None:
+        return None
+    keys: set[bytes] = set()
+    for operand in lineage.parts[1:]:
+        inner = {operand.key} if operand.key in known else _operands(operand, known)
+        if inner is None:
+            return None
+        keys |= inner
+    return keys

@@ -1,0 +1,294 @@
+"""An engine on a device captures by default and answers as the eager path and the CPU do; what its device does wrong is named.
+
+The device is a stand-in: buffers, filters and versions are handled as on a GPU, and a replay runs the decode again.
+"""
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from starlette.testclient import TestClient
+
+from benchmarks.serving.torch_index import RunAgain, TorchIndex
+from leafbeam import BeamSearch
+from leafbeam.catalog import Catalog
+from leafbeam.engine import Engine, Request, Result, Settings
+from leafbeam.engine.graphs.graph import Graphs, graphs_for
+from leafbeam.engine.graphs.static_decode import StaticDecode
+from leafbeam.engine.search_widths import SearchKind
+from leafbeam.errors import ArgumentError
+from leafbeam.ops.attention import reference
+from leafbeam.serve import create_app
+from tests.fixtures.live_catalog import opened
+from tests.fixtures.static_runs import new_encoder_decoder
+from tests.waiting import interrupted
+
+PATIENCE = 60
+LOST = "CUDA error: an illegal memory access was encountered"
+
+
+def graphs_with(capturer: Any = RunAgain, index: Any = TorchIndex) -> Callable[..., Graphs]:
+    return partial(graphs_for, attention=reference.attention(), index=index, capturer=capturer)
+
+
+def same(result: Result, expected: Result) -> None:
+    assert result.item_ids == expected.item_ids
+    np.testing.assert_allclose(result.scores, expected.scores, atol=5e-5)
+    assert result.exact == expected.exact
+
+
+def settings(**changes: Any) -> Settings:
+    return Settings(**({"max_batch": 2, "max_rows": 128} | changes))
+
+
+TYPES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "a rule": {"rules": ("cheap",)},
+    "an expression": {"filter": "(cheap | rare) & in_stock"},
+    "no item": {"rules": ("none",)},
+    "denied items": {"deny_item_ids": ("é7", "é8", "é9"), "rules": ("in_stock",)},
+    "explained": {"explain": True, "rules": ("cheap",)},
+    "beams of its own": {"num_beams": 12},
+    "many items": {"num_items": 40},
+}
+
+
+@pytest.mark.parametrize("scoring", ["full", "allowed"])
+@pytest.mark.parametrize("kind", TYPES)
+def test_captured_eager_and_cpu_give_equal_answers(shop: Any, catalog: Catalog, kind: str, scoring: Any) -> None:
+    fields = {"num_items": 5, "scoring": scoring} | TYPES[kind]
+    requests = [Request(history=tuple(f"é{i}" for i in range(count)), **fields) for count in (0, 3, 9)]
+    with Engine(shop.model, catalog, settings=settings(), new_graphs=graphs_with()) as captured:
+        found = [future.result(PATIENCE) for future in [captured.submit(request) for request in requests]]
+    assert (captured.counts.of("graphs")["replayed"] > 0) == (kind not in ("explained", "beams of its own"))
+    on_cpu = Engine(shop.model, catalog, settings=settings()).recommend(requests)
+    for request, result, expected in zip(requests, found, on_cpu, strict=True):
+        same(result, expected)
+        eager = eagerly(shop, catalog, request)
+        assert result.item_ids == tuple(eager.item_ids[0].tolist())
+        np.testing.assert_allclose(result.scores, eager.scores[0, : len(result.scores)], atol=5e-5)
+
+
+def eagerly(shop: Any, catalog: Catalog, request: Request) -> Any:
+    """What the backend of a device finds without graphs: the fixed shapes of torch, one step after the other."""
+    rules = catalog.rules
+    allowed = rules.filter(request.filter or request.rules)
+    version = rules.version
+    segment_n, row_n = version.locate(list(request.history))
+    tokens, lengths = shop.model.vocabulary.prompts(
+        [version.codes_at(segment_n, row_n)] if len(row_n) else [np.empty((0, 3), np.int64)]
+    )
+    session = shop.model.start(torch.from_numpy(tokens), torch.from_numpy(lengths))
+    beams: dict[str, Any] = (
+        {"num_beams": request.num_beams} if request.num_beams else {"num_items": request.num_items, "max_rows": 128}
+    )
+    deny = [*request.deny_item_ids, *request.history]
+    search = BeamSearch(version, scoring=request.scoring, backend="torch", **beams)
+    result = search.run(session.step_fn, filters=allowed, deny=[deny])
+    kept = slice(0, request.num_items)
+    result.item_ids[0] = result.item_ids[0][kept]
+    return result
+
+
+def test_a_proof_goes_on_with_a_wider_graph_and_never_runs_the_model_eagerly(
+    shop: Any, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Settings, "captured_widths", (3, 128))
+    monkeypatch.setattr(SearchKind, "guess", 2)
+    requests = [Request(history=("é1",), rules=rules, num_items=3) for rules in ((), ("cheap",), ("rare",))]
+    expected = Engine(shop.model, catalog, settings=settings()).recommend(requests)
+    with Engine(shop.model, catalog, settings=settings(), new_graphs=graphs_with()) as captured:
+        monkeypatch.setattr(type(shop.model), "start", None)
+        found = [captured.submit(request).result(PATIENCE) for request in requests]
+    for result, other in zip(found, expected, strict=True):
+        same(result, other)
+        assert result.exact
+    counted = captured.counts.of("graphs")
+    assert counted["replayed"] > len(requests)  # some of them needed a second pass
+    assert (counted["no_bucket"], counted["failed"]) == (0, 0)
+
+
+def test_where_no_graph_is_wide_enough_the_proof_goes_on_eagerly(
+    shop: Any, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Settings, "captured_widths", (3,))
+    monkeypatch.setattr(SearchKind, "guess", 2)
+    requests = [Request(history=("é1",), rules=rules, num_items=3) for rules in ((), ("cheap",), ("rare",))]
+    expected = Engine(shop.model, catalog, settings=settings()).recommend(requests)
+    with Engine(shop.model, catalog, settings=settings(), new_graphs=graphs_with()) as captured:
+        for request, other in zip(requests, expected, strict=True):
+            same(captured.submit(request).result(PATIENCE), other)
+    assert captured.counts.of("graphs")["no_bucket"] > 0
+
+
+def test_an_engine_on_a_device_captures_by_default_and_says_so(shop: Any, catalog: Catalog) -> None:
+    with TestClient(create_app(Engine(shop.model, catalog, settings=settings(), new_graphs=graphs_with()))) as client:
+        graphs = client.get("/readyz").json()["tuning"]["graphs"]
+    widths, batches, scorings = 2, 4, 2  # 64 and 128 beams; 1 and 2 requests of up to 32 and 37 tokens
+    number = widths * batches * scorings
+    assert graphs.startswith(f"{number} of {number} captured, ")
+    assert graphs.endswith(" MB")
+    with TestClient(
+        create_app(Engine(shop.model, catalog, settings=settings(graphs=False), new_graphs=graphs_with()))
+    ) as client:
+        assert "graphs" not in client.get("/readyz").json()["tuning"]
+    with TestClient(create_app(Engine(shop.model, catalog))) as client:
+        assert "graphs" not in client.get("/readyz").json()["tuning"]
+
+
+def test_what_cannot_be_captured_runs_eagerly_and_the_log_and_readyz_say_why(
+    shop: Any, catalog: Catalog, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*arguments: Any, **options: Any) -> Graphs:
+        raise RuntimeError("the driver is too old for graphs")
+
+    cases: list[tuple[Any, Settings, str]] = [
+        (broken, settings(), "none: the driver is too old for graphs"),
+        (graphs_with(), settings(graph_mb=1), "none: no graph fits in graph_mb=1: raise it"),
+    ]
+    sizes = {"num_layers": 1} if hasattr(shop.model.config, "d_model") else {}
+    for new_graphs, chosen, expected in cases:
+        model = shop.model if new_graphs is broken else new_encoder_decoder(2, shop.model.vocabulary, d_ff=200_000, **sizes)
+        with TestClient(create_app(Engine(model, catalog, settings=chosen, new_graphs=new_graphs))) as client:
+            readiness = client.get("/readyz").json()
+            assert (readiness["ready"], readiness["tuning"]["graphs"]) == (True, expected)
+            assert client.post("/v1/recommend", json={"history": ["é1"], "num_items": 3}).status_code == 200
+        assert expected.removeprefix("none: ") in caplog.text
+    with pytest.raises(RuntimeError, match="too old"):
+        Engine(shop.model, catalog, settings=settings(graphs=True), new_graphs=broken).start()
+    with pytest.raises(ArgumentError, match="load it with device='cuda', or leave graphs out"):
+        Engine(shop.model, catalog, settings=settings(graphs=True))
+
+
+class Failing(RunAgain):
+    """Replays that raise an error, as often as it says."""
+
+    def __init__(self, device: torch.device, errors: list[Exception]) -> None:
+        super().__init__(device)
+        self.errors = errors
+
+    def capture(self, decode: StaticDecode) -> Callable[[], None]:
+        replay = super().capture(decode)
+
+        def run() -> None:
+            if self.errors:
+                raise self.errors.pop()
+            replay()
+
+        return run
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("out of memory"), RuntimeError("an error of cuBLAS")], ids=["memory", "other"]
+)
+def test_a_replay_that_fails_is_answered_eagerly_and_its_graph_is_not_used_again(
+    shop: Any, catalog: Catalog, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    errors: list[Exception] = []
+    request = Request(history=("é1",), rules=("cheap",), num_items=4)
+    expected = Engine(shop.model, catalog, settings=settings()).recommend(request)
+    with Engine(shop.model, catalog, settings=settings(), new_graphs=graphs_with(partial(Failing, errors=errors))) as captured:
+        assert captured.graphs is not None
+        before = captured.graphs.captured
+        errors.append(error)
+        for _ in range(2):
+            same(captured.submit(request).result(PATIENCE), expected)
+        assert captured.graphs.captured == before - 1
+        assert captured.unhealthy_reason is None
+    counted = captured.counts.of("graphs")
+    assert (counted["failed"], counted["replayed"] > 0) == (1, True)
+    assert "failed and is not used again" in caplog.text
+    assert captured.counts.of("failed") == dict.fromkeys(captured.counts.of("failed"), 0)
+
+
+def test_a_lost_device_is_named_and_the_server_stays_up(shop: Any, catalog: Catalog, caplog: pytest.LogCaptureFixture) -> None:
+    def lost(requests: int) -> None:
+        raise RuntimeError(f"{LOST}\nCUDA kernel errors might be asynchronously reported at some other API call")
+
+    errors: list[Exception] = []
+    engine = Engine(shop.model, catalog, settings=settings(), new_graphs=graphs_with(partial(Failing, errors=errors)))
+    body = {"history": ["é1"], "num_items": 3}
+    with TestClient(create_app(engine)) as client:
+        errors += [RuntimeError(LOST)] * 99
+        with interrupted(shop.model, lost):
+            answers = [client.post("/v1/recommend", json=body) for _ in range(2)]
+        for answer in answers:
+            assert answer.status_code == 503
+            assert answer.json()["error"]["reason"] == "device_lost"
+            assert answer.json()["error"]["message"] == f"the device is lost: {LOST}; try another server"
+        readiness = client.get("/readyz")
+        assert readiness.status_code == 503
+        assert readiness.json()["reason"] == f"the device is lost, restart the server: {LOST}"
+        assert client.get("/healthz").status_code == 200
+        page = client.get("/metrics").text
+    assert 'leafbeam_failed_total{reason="device_lost"} 1.0' in page
+    assert 'leafbeam_refused_total{reason="device_lost"} 1.0' in page
+    assert 'leafbeam_batch_faults_total{kind="device_lost"} 1.0' in page
+    assert caplog.text.count("the device is lost, and requests get 503 until the server is restarted") == 1
+
+
+def test_a_copy_of_a_version_that_fails_leaves_the_batches_to_the_eager_path(
+    shop: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Torn(TorchIndex):
+        def fits(self, arrays: Any) -> bool:
+            return True
+
+        def replace(self, arrays: Any) -> None:
+            raise torch.OutOfMemoryError("in the middle of a copy")
+
+    live = opened(shop)
+    with Engine(shop.model, live, settings=settings(), new_graphs=graphs_with(index=Torn)) as captured:
+        live.insert([[1, 2, 3]], ["new"], [{"price": 1.0, "stock": 1}])
+        plain = Engine(shop.model, live, settings=settings())
+        request = Request(history=("é1",), rules=("cheap",), num_items=4)
+        for _ in range(3):
+            same(captured.submit(request).result(PATIENCE), plain.recommend(request))
+            assert captured.graphs is not None
+            with captured.graphs._lock:
+                assert captured.graphs._lock.wait_for(
+                    lambda: captured.graphs._preparing is None or captured.graphs._prepared, PATIENCE
+                )
+        assert captured.graphs.captured == 0
+    assert caplog.text.count("cannot be copied to the graphs: batches run eagerly") == 1
+
+
+def test_a_rule_added_or_an_item_deleted_while_a_batch_runs_changes_nothing_in_that_batch(shop: Any) -> None:
+    entered, go_on, gated = threading.Event(), threading.Event(), threading.Event()
+
+    class Gated(RunAgain):
+        def capture(self, decode: StaticDecode) -> Callable[[], None]:
+            replay = super().capture(decode)
+
+            def run() -> None:
+                if gated.is_set():
+                    gated.clear()
+                    entered.set()
+                    assert go_on.wait(PATIENCE)
+                replay()
+
+            return run
+
+    live = opened(shop)
+    plain = Engine(shop.model, live, settings=settings())
+    request = Request(history=("é1",), rules=("cheap",), num_items=4)
+    before = plain.recommend(request)
+    with Engine(shop.model, live, settings=settings(), new_graphs=graphs_with(Gated)) as captured:
+        gated.set()
+        running = captured.submit(request)
+        assert entered.wait(PATIENCE)
+        live.add_rule("dear", "price >= 30")
+        live.delete([before.item_ids[0]])
+        go_on.set()
+        result = running.result(PATIENCE)
+        same(result, before)
+        assert result.rules_generation == before.rules_generation
+        for rules in (("cheap",), ("dear",)):
+            later = Request(history=("é1",), rules=rules, num_items=4)
+            same(captured.submit(later).result(PATIENCE), plain.recommend(later))
+    assert captured.counts.of("graphs")["version"] == 0
+    assert captured.counts.of("graphs")["replayed"] >= 3

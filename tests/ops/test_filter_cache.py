@@ -1,0 +1,222 @@
+"""Filters on a device: sent once, changed and combined there, dropped by bytes; always the bits that the host has."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from leafbeam import Trie
+from leafbeam.index import Bitmap, Filter, Segment, Version
+from leafbeam.index.filters import ItemSet
+from leafbeam.ops.constrain import request_filters
+from leafbeam.ops.constrain.filter_cache import FilterCache
+from leafbeam.ops.constrain.fixed_shape import filter_stacks
+from leafbeam.ops.constrain.triton import step as triton
+from leafbeam.ops.constrain.triton.filters import BitmapMemory, to_device
+
+SIZES = (6, 40, 5)
+
+
+class CountingCopy:
+    """In the place of the copy to a GPU: counts the bytes."""
+
+    def __init__(self) -> None:
+        self.sent: list[int] = []
+
+    def __call__(self, array: np.ndarray, device: torch.device) -> torch.Tensor:
+        self.sent.append(array.nbytes)
+        return to_device(array.copy(), device)
+
+    def since(self, before: int) -> int:
+        return sum(self.sent[before:])
+
+
+class Device:
+    """The bitmaps of one segment of so many leaves, and what was copied there."""
+
+    def __init__(self, size: int, max_bytes: int = 1 << 20) -> None:
+        self.copy = CountingCopy()
+        self.memory = BitmapMemory(size, torch.device("cpu"), self.copy)
+        self.cache = FilterCache(self.memory, max_bytes=max_bytes)
+
+    def bind(self, *bitmaps: Bitmap | None) -> int:
+        """Bring bitmaps to the device, check their bits, and return the bytes that were sent."""
+        before = len(self.copy.sent)
+        with self.cache.rows_of(bitmaps) as rows:
+            for row, bitmap in zip(rows.tolist(), bitmaps, strict=True):
+                tensors = self.memory[row]
+                if bitmap is None:
+                    assert (row, tensors) == (0, None)
+                    continue
+                assert tensors is not None
+                assert np.array_equal(tensors.words.numpy().view(np.uint64), bitmap.words_W)
+                assert np.array_equal(tensors.before.numpy().view(np.uint32), bitmap.before_W)
+        return self.copy.since(before)
+
+
+def random_bitmap(rng: np.random.Generator, size: int = 5000) -> Bitmap:
+    return Bitmap.from_mask(rng.random(size) < rng.random())
+
+
+def test_a_bitmap_is_sent_once() -> None:
+    rng, device = np.random.default_rng(0), Device(5000)
+    first, second = random_bitmap(rng), random_bitmap(rng)
+    assert device.bind(first, None, second, first) == first.words_W.nbytes + second.words_W.nbytes
+    assert device.bind(second, None, first) == 0
+    assert len(device.cache) == 2
+    assert device.cache.nbytes == 2 * device.memory.row_nbytes == first.nbytes + second.nbytes
+
+
+@pytest.mark.parametrize("shape", ["a & b", "a | b", "a - b", "~a", "(a & b) - (a | c)", "a & b & c & d"])
+def test_expressions_of_bitmaps_on_the_device_are_evaluated_there(shape: str) -> None:
+    rng, device = np.random.default_rng(1), Device(5000)
+    names: dict[str, Any] = {name: random_bitmap(rng) for name in "abcd"}
+    device.bind(*names.values(), Bitmap.full(5000))
+    assert device.bind(eval(shape, {}, names)) == 0
+    assert device.bind(eval(shape, {}, names)) == 0  # made again on the host: known as the same
+    alone = Device(5000)
+    assert alone.bind(eval(shape, {}, names)) == names["a"].words_W.nbytes
+
+
+def test_a_change_sends_the_words_that_changed() -> None:
+    rng, device = np.random.default_rng(2), Device(5000)
+    rule, live = random_bitmap(rng), Bitmap.full(5000)
+    device.bind(rule & live)
+    for number in range(5):
+        live = live.without(rng.integers(0, 5000, 2))
+        if number != 2:  # one version no request has seen: the next one sends its words too
+            assert 0 < device.bind(rule & live) <= 16 * 2 * (2 if number == 3 else 1)
+    assert device.bind(rule & live) == 0
+
+
+def test_many_changed_words_are_sent_as_a_whole() -> None:
+    rng, device = np.random.default_rng(3), Device(5000)
+    live = Bitmap.full(5000)
+    device.bind(live)
+    live = live.without(np.arange(0, 5000, 64))
+    assert device.bind(live) == live.words_W.nbytes
+    for _ in range(40):  # more versions than are remembered
+        live = live.without(rng.integers(0, 5000, 1))
+    assert device.bind(live) == live.words_W.nbytes
+
+
+def test_bitmaps_used_longest_ago_are_dropped_by_bytes_and_what_was_bound_stays_right() -> None:
+    rng = np.random.default_rng(4)
+    bitmaps = [random_bitmap(rng) for _ in range(6)]
+    device = Device(5000, max_bytes=3 * bitmaps[0].nbytes)
+    with device.cache.rows_of(bitmaps[:1]) as rows:
+        held = device.memory[int(rows[0])]
+    for bitmap in bitmaps[:3]:
+        device.bind(bitmap)
+    device.bind(bitmaps[0])
+    device.bind(bitmaps[3])  # in the place of bitmaps[1]
+    assert device.bind(bitmaps[0], bitmaps[2], bitmaps[3]) == 0
+    assert len(device.cache) == 3
+    assert device.bind(bitmaps[1]) > 0
+    device.bind(*bitmaps)  # a batch that needs more gets it
+    assert len(device.cache) == 6
+    device.bind(*(random_bitmap(rng) for _ in range(6)))
+    assert held is not None
+    assert np.array_equal(held.words.numpy().view(np.uint64), bitmaps[0].words_W)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_is_done_to_bitmaps_the_device_has_their_bits(seed: int) -> None:
+    rng = np.random.default_rng([seed, 7])
+    size = int(rng.choice([1, 64, 700, 5000]))
+    device = Device(size, max_bytes=int(rng.integers(1, 9)) * 12 * (size // 64 + 1))
+    pool = [Bitmap.full(size), random_bitmap(rng, size)]
+    for _ in range(150):
+        left, right = (pool[int(rng.integers(len(pool)))] for _ in range(2))
+        made = (
+            left & right,
+            left | right,
+            left - right,
+            ~left,
+            left.without(rng.integers(0, size, 1)),
+            random_bitmap(rng, size),
+        )[int(rng.integers(6))]
+        pool = [*pool[-7:], made]
+        chosen: list[Bitmap | None] = [pool[int(rng.integers(len(pool)))] for _ in range(int(rng.integers(1, 5)))]
+        device.bind(*chosen, None)
+
+
+def test_changes_of_items_that_share_leaves_send_words_of_leaves() -> None:
+    rng = np.random.default_rng(5)
+    trie = Trie.build(rng.integers(0, 9, (4000, 3)), (9, 9, 9))
+    assert trie.items.leaf_indptr is not None
+    device = Device(trie.num_leaves)
+    rule, live = trie.filter(rng.random(4000) < 0.2), trie.all_items
+    item_filter = rule & live
+    device.bind(item_filter.parts[0].leaves)
+    for _ in range(3):
+        live = trie.filter_of(live.ordinals.without(rng.choice(4000, 2)))
+        item_filter = rule & live
+        assert 0 <= device.bind(item_filter.parts[0].leaves) <= 2 * 2 * 16
+    less = ItemSet.without(item_filter.parts[0], np.flatnonzero(item_filter.ordinals.has(np.arange(4000)))[:1])
+    assert device.bind(less.leaves) <= 16
+
+
+def versions(rng: np.random.Generator) -> tuple[Version, Version]:
+    """A version with a delta, and one in which more items of the base are deleted."""
+    table = np.stack([rng.integers(0, size, 600) for size in SIZES], axis=1)
+    base, delta = Trie.build(table[:500], SIZES, np.arange(500)), Trie.build(table[500:], SIZES, np.arange(500, 600))
+    live = base.filter(rng.random(500) < 0.9)
+    fewer = base.filter_of(live.ordinals.without(np.flatnonzero(live.ordinals.has(np.arange(500)))[:1]))
+    first, second = (
+        Version(segments=(Segment(trie=base, live=of), Segment(trie=delta)), number=n) for n, of in ((1, live), (2, fewer))
+    )
+    return first, second
+
+
+def test_requests_after_the_first_send_no_bitmaps_to_a_gpu() -> None:
+    rng, copy = np.random.default_rng(6), CountingCopy()
+    first, second = versions(rng)
+    arrays = triton.bind(first, "cpu", copy=copy)
+    rule = [segment.trie.filter(rng.random(segment.trie.num_items) < 0.3) for segment in first.segments]
+
+    def sent(arrays: triton.VersionArrays, version: Version, deny: Sequence[Any] | None = None) -> int:
+        filters: list[Filter | None] = [version.filter_of(rule), None]
+        before = len(copy.sent)
+        triton.bind_filters(arrays, request_filters(version, 2, filters, deny))
+        return copy.since(before)
+
+    assert sent(arrays, first) > 0
+    assert sent(arrays, first) == sent(arrays, first, [[3, 510], [7]]) == 0
+    before = len(copy.sent)
+    arrays = triton.bind(second, like=arrays)
+    assert copy.since(before) == 0  # the tries are the same
+    assert 0 < sent(arrays, second) <= 2 * 16  # one word of the live items, one of the rule's
+    assert sent(arrays, second) == sent(arrays, first) == 0
+    grown = Version(segments=(second.segments[0], Segment(trie=Trie.build([[1, 1, 1]], SIZES, [700]))), number=3)
+    arrays = triton.bind(grown, like=arrays)
+    rule[1] = grown.segments[1].trie.filter([True])
+    assert sent(arrays, grown) <= 8 + 8  # the new delta's words, not the base's
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_requests_after_the_first_make_no_words_for_fixed_shapes(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib
+
+    pytest.importorskip(backend)
+    ops: Any = importlib.import_module(f"leafbeam.ops.constrain.fixed_shape.{backend}")
+    made: list[Bitmap | None] = []
+    words = filter_stacks.filter_words
+    monkeypatch.setattr(
+        filter_stacks, "filter_words", lambda layout, leaves, sizes: [made.append(leaves), words(layout, leaves, sizes)][1]
+    )
+    rng = np.random.default_rng(7)
+    first, second = versions(rng)
+    arrays = ops.bind(first)
+    rule = first.filter_of([segment.trie.filter(rng.random(segment.trie.num_items) < 0.3) for segment in first.segments])
+    requests = request_filters(first, 2, [rule, rule], [[1], None])
+    made.clear()
+    ops.bind_filters(arrays, requests)
+    assert len(made) == 2
+    ops.bind_filters(arrays, requests)
+    assert len(made) == 2
+    again = ops.bind(second, like=arrays)
+    ops.bind_filters(again, requests)
+    assert len(made) == 2
