@@ -374,7 +374,7 @@ export interface Readiness {
   http_workers?: number;
   /** The precision of matrix products; for bfloat16, also how far answers differ. */
   precision?: string | null;
-  /** What was measured and chosen for this machine at the start: threads, precision, products. */
+  /** What was measured and chosen for this machine: threads, precision, products, CUDA graphs. */
   tuning?: Record<string, string>;
   /** The numbers of beams that each kind of request needs. */
   search_widths?: Array<LearntWidths>;

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast, overload
 
 import torch
@@ -18,6 +19,7 @@ from leafbeam.engine.batcher import Batcher
 from leafbeam.engine.catalog_files import CatalogFiles
 from leafbeam.engine.counts import Counts
 from leafbeam.engine.decoder import Decoder, Model
+from leafbeam.engine.graphs.capture import Capture, capture, check_can_be_captured
 from leafbeam.engine.graphs.graph import Graphs, graphs_for
 from leafbeam.engine.prepare import RequestPreparer
 from leafbeam.engine.request import PendingRequest, Request, Result
@@ -40,9 +42,8 @@ from leafbeam.errors import (
 )
 from leafbeam.index import Trie, Version
 from leafbeam.live import RequestKey
-from leafbeam.model import EncoderDecoder, PromptStore, Transformer, load_for_decoding
+from leafbeam.model import PromptStore, Transformer, load_for_decoding
 from leafbeam.model.cpu.threads import torch_threads
-from leafbeam.model.static_model import check_static
 from leafbeam.ops import openmp
 from leafbeam.ops.attention.costs import AttentionCosts
 from leafbeam.ops.backend import LatestBindings
@@ -108,8 +109,7 @@ class Engine:
         self._can_capture = new_graphs is not None or model.device.type == "cuda"
         self._check()
         self._new_graphs = new_graphs or graphs_for
-        self.graphs: Graphs | None = None
-        self._why_no_graphs: str | None = None
+        self._capture = Capture()
         self.scheduler = Scheduler(self.settings, clock, self.counts)
         self.slow_batches = SlowBatches(self._log_slow)
         self._live_memory = memory if isinstance(memory, LiveMemory) else None
@@ -151,7 +151,7 @@ class Engine:
                     f"raise max_beam_rows or lower {name}"
                 )
         if settings.graphs:
-            self._check_graphs()
+            check_can_be_captured(self.model, is_on_gpu=self._can_capture)
         if settings.precision != "float32" and not (isinstance(self.model, Transformer) and self.model.takes_workspace):
             raise ArgumentError(
                 f"precision={settings.precision!r} is of a Transformer in float32 on a CPU, and this is a "
@@ -164,16 +164,6 @@ class Engine:
                 f"attention_costs are of {costs.device!r}, and this is {torch.cuda.get_device_name(device)!r}: "
                 "run `make gpu` here, or leave them out"
             )
-
-    def _check_graphs(self) -> Transformer | EncoderDecoder:
-        """Return the model, if its searches can be captured."""
-        if not (isinstance(self.model, Transformer | EncoderDecoder) and self._can_capture):
-            raise ArgumentError(
-                f"graphs need a Transformer or an EncoderDecoder on a CUDA device, and this is a "
-                f"{type(self.model).__name__} on {self.model.device}: load it with device='cuda', or leave graphs out"
-            )
-        check_static(self.model)
-        return self.model
 
     @classmethod
     def load(
@@ -329,7 +319,10 @@ class Engine:
         self.warm_up()
         if self.settings.overlap:
             self._results.start(self.settings.host_threads)
-        self._capture()
+        longest = self._preparer.num_tokens(self._preparer.max_history)
+        sizes: dict[str, Any] = {"longest": longest, "counts": self.counts}
+        new_graphs = partial(self._new_graphs, version=self.version, settings=self.settings, **sizes)
+        self._capture = capture(self.settings, self.model, new_graphs, is_on_gpu=self._can_capture)
         for number in range(self.settings.workers):
             decoder = self._decoder(self.model, graphs=self.graphs)
             self._workers.append(
@@ -348,32 +341,16 @@ class Engine:
         for worker in self._workers:
             worker.start()
 
-    def _capture(self) -> None:
-        """Capture graphs, unless the settings forbid it; without a GPU only if they ask for it."""
-        wanted = self.settings.graphs
-        if wanted is False or not (wanted or self._can_capture):
-            return
-        try:
-            longest = self._preparer.num_tokens(self._preparer.max_history)
-            model = self._check_graphs()
-            self.graphs = self._new_graphs(model, self.version, self.settings, longest=longest, counts=self.counts)
-        except Exception as error:
-            if wanted:
-                raise
-            self._why_no_graphs = str(error) or type(error).__name__
-            log.warning("nothing is captured, and all batches run without graphs: %s", error)
-            return
-        if not self.graphs.captured:
-            self._why_no_graphs = f"no graph fits in graph_mb={self.settings.graph_mb:,}: raise it"
-            log.warning("nothing is captured, and all batches run without graphs: %s", self._why_no_graphs)
+    @property
+    def graphs(self) -> Graphs | None:
+        """Return the captured searches; None before the start, and without graphs."""
+        return self._capture.graphs
 
     @property
     def choices(self) -> dict[str, str]:
         """Return in words what was measured and chosen for this machine, and which graphs are ready."""
-        if self.graphs is not None and self.graphs.captured:
-            return self.tuning.lines() | {"graphs": str(self.graphs)}
-        why = self._why_no_graphs
-        return self.tuning.lines() | ({} if why is None else {"graphs": f"none: {why}"})
+        text = self._capture.text
+        return self.tuning.lines() | ({} if text is None else {"graphs": text})
 
     def stop(self, grace_s: float = 30.0) -> None:
         """Reject new requests, answer accepted ones for up to `grace_s` seconds, fail the others, and end the workers.

@@ -292,3 +292,29 @@ def test_a_rule_added_or_an_item_deleted_while_a_batch_runs_changes_nothing_in_t
             same(captured.submit(later).result(PATIENCE), plain.recommend(later))
     assert captured.counts.of("graphs")["version"] == 0
     assert captured.counts.of("graphs")["replayed"] >= 3
+
+
+def test_two_workers_share_the_graphs_and_take_turns(shop: Any, catalog: Catalog) -> None:
+    running: list[int] = []
+
+    class Counting(RunAgain):
+        def capture(self, decode: StaticDecode) -> Callable[[], None]:
+            replay = super().capture(decode)
+
+            def run() -> None:
+                running.append(1)
+                assert sum(running) == 1
+                replay()
+                running.append(-1)
+
+            return run
+
+    requests = [
+        Request(history=(f"é{i}",), rules=rules, num_items=4) for i in range(8) for rules in ((), ("cheap",), ("rare",))
+    ]
+    expected = Engine(shop.model, catalog, settings=settings()).recommend(requests)
+    with Engine(shop.model, catalog, settings=settings(workers=2), new_graphs=graphs_with(Counting)) as captured:
+        futures = [captured.submit(request) for request in requests]
+        for future, other in zip(futures, expected, strict=True):
+            same(future.result(PATIENCE), other)
+    assert captured.counts.of("graphs")["failed"] == 0

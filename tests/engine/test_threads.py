@@ -1,20 +1,16 @@
-"""Threads and streams of workers."""
+"""Threads of workers."""
 
 import logging
 import math
 import os
 import threading
 import time
-from collections.abc import Generator
-from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
 
 from leafbeam.engine import Engine, Request, Settings, worker
-from leafbeam.engine import engine as engine_module
 from leafbeam.engine.tuning import measure_threads
-from leafbeam.engine.worker import worker_stream
 from leafbeam.errors import ArgumentError
 from leafbeam.model.cpu.threads import torch_threads
 from tests.openmp_threads import has_ended, needs_openmp, openmp_threads
@@ -126,50 +122,11 @@ def test_no_thread_waits_for_the_one_that_started_the_engine(shop):
 PATIENCE = 20
 
 
-class Streams(threading.local):
-    """The stand-in's streams: which of them a thread is in."""
-
-    current: int | None = None
-    made = 0
-
-    def new(self, device: torch.device):
-        Streams.made += 1
-        return lambda number=Streams.made: self.opened(number)
-
-    @contextmanager
-    def opened(self, number: int) -> Generator[None]:
-        assert self.current is None
-        self.current = number
-        try:
-            yield
-        finally:
-            self.current = None
-
-
-def test_a_stream_is_made_once_after_the_weights_and_opened_for_each_batch(monkeypatch) -> None:
-    told: list[str] = []
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: told.append(f"stream on {device}") or "own")
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: told.append(f"wait for {device}"))
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: told.append(f"open {stream}") or nullcontext())
-    stream = worker_stream(torch.device("cuda:1"))
-    for _ in range(2):
-        with stream():
-            told.append("batch")
-    assert told == ["stream on cuda:1", "wait for cuda:1", "open own", "batch", "open own", "batch"]
-
-
-def test_on_a_cpu_there_are_no_streams(monkeypatch) -> None:
-    monkeypatch.delattr(torch.cuda, "Stream")
-    with worker_stream(torch.device("cpu"))():
-        pass
-
-
-def test_batches_of_two_workers_run_at_once_each_in_its_own_stream(shop, monkeypatch) -> None:
-    streams, met, seen = Streams(), threading.Barrier(2, timeout=PATIENCE), list[tuple[str, int | None]]()
-    monkeypatch.setattr(engine_module, "worker_stream", streams.new)
+def test_batches_of_two_workers_run_at_once(shop) -> None:
+    met, seen = threading.Barrier(2, timeout=PATIENCE), list[str]()
 
     def note(requests: int) -> None:
-        seen.append((threading.current_thread().name, streams.current))
+        seen.append(threading.current_thread().name)
         met.wait()  # both batches run
 
     requests = [Request(num_beams=beams, num_items=3) for beams in (5, 6, 7, 8)]  # of other beams: a batch of its own each
@@ -179,24 +136,4 @@ def test_batches_of_two_workers_run_at_once_each_in_its_own_stream(shop, monkeyp
             found = [[engine.submit(request) for request in pair] for pair in (requests[:2], requests[2:])]
             assert [one.result(PATIENCE).item_ids for pair in found for one in pair] == alone
     assert len(seen) == 4
-    assert len({thread for thread, _ in seen}) == len(set(seen)) == 2
-    assert None not in {stream for _, stream in seen}
-    assert len({stream for _, stream in seen}) == 2
-
-
-def test_a_batch_that_fails_leaves_its_stream(shop, monkeypatch) -> None:
-    streams = Streams()
-    monkeypatch.setattr(engine_module, "worker_stream", streams.new)
-    calls: list[int | None] = []
-
-    def fail(requests: int) -> None:
-        calls.append(streams.current)
-        if len(calls) == 1:
-            raise ZeroDivisionError
-
-    with Engine(shop.model, shop.trie) as engine, interrupted(shop.model, fail):
-        with pytest.raises(ZeroDivisionError):
-            engine.submit(Request()).result(PATIENCE)
-        assert engine.submit(Request()).result(PATIENCE).num_valid == 10
-    assert calls[0] is not None
-    assert calls == [calls[0]] * 2
+    assert len(set(seen)) == 2
