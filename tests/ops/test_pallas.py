@@ -10,8 +10,8 @@ jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 
 from leafbeam.errors import ArgumentError  # noqa: E402
-from leafbeam.index import Version  # noqa: E402
-from leafbeam.ops.constrain import request_filters  # noqa: E402
+from leafbeam.index import Trie, Version  # noqa: E402
+from leafbeam.ops.constrain import Beams, request_filters  # noqa: E402
 from leafbeam.ops.constrain.fixed_shape import jax as ops  # noqa: E402
 from tests.ops import test_jax as fixed  # noqa: E402
 from tests.ops.test_jax import quick_compilation  # noqa: E402, F401  a fixture
@@ -59,6 +59,21 @@ def test_rounds_equal_those_of_the_cpu(scoring: str) -> None:
     fixed.compare(version, arrays, requests, rng, scoring)
     later = ops.bind(fixed.random_version(rng, 700, 90), like=arrays)
     assert later.xp is arrays.xp
+
+
+def test_extend_inside_a_traced_function_takes_either_kernels() -> None:
+    trie = Trie.build(np.random.default_rng(19).integers(0, 70, (400, 2)), (70, 70))
+    arrays = ops.bind(trie)
+    filters = ops.bind_filters(arrays, request_filters(trie, 1, None, None))
+    root = Beams.start(jnp.zeros((1, 1, 1), jnp.int32), jnp.full((1, 1, 1), trie.num_leaves, jnp.int32), jnp.zeros((1, 1)))
+    logits = jnp.asarray(np.random.default_rng(20).normal(size=(1, 1, 70)), jnp.float32)
+    step = jax.jit(ops.extend, static_argnames=("num_beams", "scoring", "kernels"))
+    both: list[Any] = [
+        step(arrays.levels[0], filters.levels[0], root, logits, num_beams=9, scoring="full", kernels=kernels)[0]
+        for kernels in ("xla", "pallas")
+    ]
+    np.testing.assert_array_equal(both[0].code, both[1].code)
+    np.testing.assert_allclose(both[0].scores, both[1].scores, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("platform", "call"), [("tpu", "tpu_custom_call"), ("cuda", "__gpu$xla.gpu.triton")])

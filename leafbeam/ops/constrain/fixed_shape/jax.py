@@ -1,6 +1,7 @@
 """The fixed-shape step in JAX, on CPU, GPU and TPU: arrays are pytrees, and a step is compiled once for a `Capacity`."""
 
-from functools import cache, partial
+from collections.abc import Sequence
+from functools import cache
 from typing import Any, Literal
 
 from leafbeam.errors import ArgumentError
@@ -10,6 +11,7 @@ from leafbeam.ops.constrain.fixed_shape import step as fixed_step
 from leafbeam.ops.constrain.fixed_shape.arrays import FilterArrays, LevelArrays, LevelFilters, VersionArrays, bind_filters
 from leafbeam.ops.constrain.fixed_shape.step import launch, step
 from leafbeam.ops.constrain.namespaces.jax import JaxNamespace, register
+from leafbeam.ops.constrain.types import Beams, Scoring
 
 __all__ = [
     "FilterArrays",
@@ -67,4 +69,15 @@ def bind(
     return device_arrays.bind(xp, index, device, **sizes, like=like)
 
 
-extend = partial(fixed_step.extend, namespace("xla"))
+def extend(
+    levels: Sequence[LevelArrays],
+    filters: Sequence[LevelFilters],
+    beams: Beams[Any],
+    logits_BKV: Any,
+    *,
+    num_beams: int,
+    scoring: Scoring,
+    kernels: Kernels = "xla",
+) -> tuple[Beams[Any], Any]:
+    """Run `step.extend` on the operations of `namespace`."""
+    return fixed_step.extend(namespace(kernels), levels, filters, beams, logits_BKV, num_beams=num_beams, scoring=scoring)
