@@ -209,7 +209,7 @@ class Decoder:
         """Return the levels' heads, which the search multiplies for legal codes alone; None if all codes are cheaper."""
         if self._heads is None and self._has_workspace and isinstance(self._model, Transformer):
             largest = max(self._model.vocabulary.codebook_sizes) * self._model.config.hidden_size
-            self._heads = self._model.level_heads() if largest >= _LARGE_HEAD else None
+            self._heads = self._model.level_heads() if largest >= _LARGE_HEAD and not self._model.logit_cap else None
         return self._heads
 
     def _replay(

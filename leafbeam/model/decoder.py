@@ -85,8 +85,9 @@ class Rotary:
     def __init__(self, frequencies_E: Tensor, scale: float, positions: Tensor, dtype: torch.dtype) -> None:
         angles = positions[..., None].float() * frequencies_E
         cos, sin = angles.cos(), angles.sin()
-        if scale != 1:
-            cos, sin = cos * scale, sin * scale
+        if scale != 1:  # of pairs that are rotated
+            scale_E = torch.where(frequencies_E == 0, 1.0, scale)
+            cos, sin = cos * scale_E, sin * scale_E
         # A roll brings the other half of each pair; the sine holds the rotation's sign.
         self.cos = torch.cat((cos, cos), -1).to(dtype)[..., None, :]
         self.sin = torch.cat((-sin, sin), -1).to(dtype)[..., None, :]

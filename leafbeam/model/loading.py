@@ -1,4 +1,4 @@
-"""Making models: from a config, from a directory of either architecture, with the sizes of published models.
+"""Making models: from a config, from a directory of any architecture, with the sizes of published models.
 
 Sources: the config.json of Qwen/Qwen3-0.6B, -1.7B and -4B; TIGER (Rajput et al., 2023), implementation details.
 """

@@ -70,7 +70,7 @@ class StaticModel:
 
 def check_static(model: Transformer | EncoderDecoder) -> None:
     """Raise ArgumentError for a model whose steps read values on the host."""
-    if isinstance(model, EncoderDecoder) and model.config.num_experts:
+    if model.config.num_experts:
         raise ArgumentError(
             f"a decoder of {counted(model.config.num_experts, 'expert')} cannot be captured: "
             "the host reads how many tokens each expert "

@@ -242,7 +242,12 @@ class Transformer(SidModel[ModelConfig]):
         `head`.
 
         They are views if a level's tokens are consecutive, otherwise copies.
+
+        Raises:
+            ArgumentError: If the logits have a soft cap, which such a search does not know.
         """
+        if self.logit_cap:
+            raise ArgumentError(f"the logits of this model have a soft cap of {self.logit_cap}: search without head=")
         weight = self.head_weight.detach()
         return [self.vocabulary.level_rows(weight, level) for level in range(self.vocabulary.num_levels)]
 

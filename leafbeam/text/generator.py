@@ -115,6 +115,10 @@ class TextGenerator:
     """
 
     def __init__(self, model: Transformer, tokenizer: TextTokenizer, *, costs: HeadCosts | None = None) -> None:
+        if model.logit_cap:
+            raise ArgumentError(
+                f"the logits of this model have a soft cap of {model.logit_cap}, and texts are of models without one"
+            )
         self.model, self.tokenizer = model.eval(), tokenizer
         self.num_tokens = model.config.vocab_size
         self.tokens, self._costs = tokenizer.trie(self.num_tokens), costs
@@ -124,7 +128,7 @@ class TextGenerator:
 
     @classmethod
     def load(cls, directory: str | PathLike[str]) -> "TextGenerator":
-        """Load a Qwen3 directory of Hugging Face with its tokenizer.json, in float32 on the CPU.
+        """Load the directory of a decoder of Hugging Face with its tokenizer.json, in float32 on the CPU.
 
         Raises:
             CheckpointError: If the directory is unusable.

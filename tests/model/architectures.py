@@ -10,7 +10,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from leafbeam.model import Transformer, Vocabulary
 from leafbeam.model.session import DecodeSession
-from leafbeam.model.static_model import StaticModel
+from leafbeam.model.torch_runner import RunnerOptions
+from leafbeam.ops.attention import reference
 
 VOCABULARY = Vocabulary(codebook_sizes=(5, 4, 6, 3))
 _SIZES: dict[str, Any] = {
@@ -108,5 +109,8 @@ def decoded(session: DecodeSession, codes_BKL: Tensor, *, by_suffix: bool = Fals
 
 def by_modules(model: Transformer, prompts: Sequence[Sequence[int]], codes_BKL: Tensor, *, by_suffix: bool = False) -> Tensor:
     """As `truth`, by the torch modules, as a captured decode runs them."""
-    session = StaticModel(model).start(*padded(prompts), codes_BKL.shape[1])
-    return decoded(session, codes_BKL, by_suffix=by_suffix)
+    tokens_BT, lengths_B = padded(prompts)
+    options = RunnerOptions(head=model.head, attention=reference.attention(), num_levels=VOCABULARY.num_levels)
+    with torch.inference_mode():
+        runner = model.run_prompts(tokens_BT, lengths_B, options)
+    return decoded(DecodeSession(runner, VOCABULARY, lengths_B), codes_BKL, by_suffix=by_suffix)

@@ -12,11 +12,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedConfig, Qwen3Config, Qwen3ForCausalLM, T5Config, T5ForConditionalGeneration
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    GenerationConfig,
+    PreTrainedConfig,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from leafbeam.model import EncoderDecoder, EncoderDecoderConfig, ModelConfig, Transformer, Vocabulary, load_model
 from leafbeam.model.architectures import DECODERS
 from leafbeam.model.weights import read_config
+from tests.model.architectures import BASES
 
 VOCABULARY = Vocabulary(codebook_sizes=(4, 3))
 TOKENS = torch.tensor([[1, 5, 9, 3, 7, 2, 8, 4, 6, 5, 9, 3], [9, 8, 7, 6, 5, 4, 3, 2, 1, 2, 3, 4]])
@@ -64,14 +74,14 @@ class Architecture:
         with torch.no_grad():
             for name, weight in model.named_parameters():
                 weight.normal_(0, 0.4, generator=generator)
-                if "norm" in name:
+                if "norm" in name or "ln_" in name:
                     weight.abs_().add_(0.5)
         return model
 
     def truth(self, model: Any, start: int) -> Tensor:
         """Logits of all positions, of the decoder after its first token `start` and the targets."""
         with torch.no_grad():
-            if self.model is Qwen3ForCausalLM:
+            if self.model is not T5ForConditionalGeneration:
                 return model(TOKENS).logits.float()
             decoded = torch.cat((torch.full((2, 1), start), TARGETS), 1)
             return model(input_ids=TOKENS, decoder_input_ids=decoded).logits.float()
@@ -96,21 +106,26 @@ class Architecture:
         save_file(tensors, directory / "model.safetensors")
 
 
+def decoder(name: str) -> Architecture:
+    """A small model of another decoder."""
+    config = CONFIG_MAPPING[name]
+    base = BASES[name] | {"model_type": name, "vocab_size": 24}
+    return Architecture(model=MODEL_FOR_CAUSAL_LM_MAPPING[config], config=config, base=base)
+
+
 ARCHITECTURES = {
     "qwen3": Architecture(model=Qwen3ForCausalLM, config=Qwen3Config, base=QWEN3),
     "t5": Architecture(model=T5ForConditionalGeneration, config=T5Config, base=T5),
+    **{name: decoder(name) for name in DECODERS if name not in ("qwen3", "leafbeam_decoder")},
     "t5 with experts": Architecture(model=T5ForConditionalGeneration, config=T5Config, base=T5, has_experts=True),
 }
 
 
 def config_of(directory: Path) -> ModelConfig | EncoderDecoderConfig:
     """The config that leafbeam reads, on which alone its model depends, apart from the weights."""
-    kind = (
-        ModelConfig
-        if json.loads((directory / "config.json").read_text()).get("model_type") in DECODERS
-        else EncoderDecoderConfig
-    )
-    return read_config(directory, VOCABULARY, kind)[0]
+    if json.loads((directory / "config.json").read_text()).get("model_type") in DECODERS:
+        return read_config(directory, VOCABULARY, ModelConfig)[0]
+    return read_config(directory, VOCABULARY, EncoderDecoderConfig)[0]
 
 
 def scores(directory: Path) -> Tensor:

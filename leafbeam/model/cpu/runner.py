@@ -120,7 +120,7 @@ class CpuRunner:
 
         has_own = is_local and bool(config.local_frequencies)
         table = self._space.table("local rotary" if has_own else "rotary", positions, rotations)
-        scale = config.local_scale if has_own else config.rope_scale
+        scale = max(1.0, config.local_scale if has_own else config.rope_scale)
         window = config.sliding_window if is_local else 0
         groups, ratio, eps = config.num_key_value_heads, config.group_size, config.rms_norm_eps
         places = config.head_dim, eps, table[:, :half], table[:, half:]
