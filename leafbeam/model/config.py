@@ -200,8 +200,9 @@ class ModelConfig:
             CheckpointError: If the architecture is unknown, or a field is missing or not implemented.
         """
         required = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"}
-        values = architecture_of(hf).read(hf) | {"dropout": dropout}
-        return _config_from(cls, values, required | {"num_key_value_heads", "head_dim"})
+        architecture = architecture_of(hf)
+        values = architecture.read(hf) | {"dropout": dropout}
+        return _config_from(cls, values, required | {"num_key_value_heads", "head_dim"}, architecture.renamed)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,6 +50,8 @@ def load(checkpoints: Checkpoints, kind: str, written: dict[str, Any], fields: d
         ours = scores(checkpoint.directory)
     except LeafbeamError as error:
         message = str(error)
+        if checkpoint.theirs is None and "they do not belong together" in message:
+            return "refused"  # transformers cannot make such a model, and the weights are those of another
     else:
         if checkpoint.theirs is None:
             return "no truth"

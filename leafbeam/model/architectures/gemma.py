@@ -95,6 +95,8 @@ def _read_ropes(hf: Fields, values: Fields) -> dict[str, Any]:
         parameters = dict(check_rope(nested, kind))
         if kind == "full_attention":
             parameters |= check_rope(hf, "rope_scaling")
+        if "type" in parameters and "rope_type" not in parameters:  # which transformers 5 overwrites with the default
+            raise CheckpointError(f"config.json has rope_scaling={parameters!r}: name its type rope_type")
         parameters.pop("truncate", None)  # transformers looks for it outside of these objects
         where = "rope_scaling" if hf.get("rope_scaling") and kind == "full_attention" else "rope_parameters"
         if parameters.get("partial_rotary_factor") not in (None, 1.0):

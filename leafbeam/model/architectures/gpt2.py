@@ -29,6 +29,9 @@ def read_gpt2(hf: Fields) -> dict[str, Any]:
     for name, own in _NAMES.items():  # aliases of transformers
         if name in hf and hf[name] != hf.get(own):
             raise CheckpointError(f"config.json has {name}={hf[name]!r}, GPT-2's {own}={hf.get(own)!r}: remove {name}")
+    for own in ("n_embd", "n_head"):
+        if not isinstance(hf.get(own), int):
+            raise CheckpointError(f"config.json has {own}={hf.get(own)!r}: expected a whole number")
     sizes = {name: hf[own] for name, own in _NAMES.items() if own in hf}
     if "layer_norm_epsilon" in hf:
         sizes["rms_norm_eps"] = hf["layer_norm_epsilon"]
@@ -94,4 +97,8 @@ def tensors(name: str, tensor: Any, fields: Mapping[str, Any]) -> Iterator[tuple
         yield f"model.layers.{layer}.{_PARTS.get(module, module)}.{kind}", rows
 
 
-GPT2 = Architecture(read=read_gpt2, tensors=tensors)
+GPT2 = Architecture(
+    read=read_gpt2,
+    tensors=tensors,
+    renamed=_NAMES | {"rms_norm_eps": "layer_norm_epsilon", "intermediate_size": "n_inner"},
+)

@@ -36,7 +36,8 @@ def _read_rope(hf: Fields, values: Fields) -> dict[str, Any]:
     parameters, positions, size = check_rope(hf, name), values.get("max_position_embeddings"), values.get("head_dim")
     share = read_number({"partial_rotary_factor": 1.0} | _only(hf) | _only(parameters), "partial_rotary_factor")
     if not isinstance(size, int) or not isinstance(positions, int) or share > 1:
-        raise CheckpointError(f"config.json has partial_rotary_factor={share!r}, max_position_embeddings={positions!r}")
+        sizes = f"head_dim={size!r}, max_position_embeddings={positions!r} and partial_rotary_factor={share!r}"
+        raise CheckpointError(f"config.json has {sizes}: expected whole numbers and at most 1")
     rotated = int(size * share)
     outside, inside = hf.get("rope_theta"), parameters.get("rope_theta")
     if None not in (outside, inside) and outside != inside:

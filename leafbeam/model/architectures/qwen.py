@@ -64,6 +64,8 @@ def read_qwen3_moe(hf: Fields) -> dict[str, Any]:
             f"config.json has mlp_only_layers={dense!r}, decoder_sparse_step={step!r}: expected layers, a number"
         )
     own_name = "num_local_experts" if "num_local_experts" in hf else "num_experts"  # transformers has both names
+    if not isinstance(hf.get(own_name, 128), int):
+        raise CheckpointError(f"config.json has {own_name}={hf[own_name]!r}: expected a whole number")
     return values | {
         "num_experts": hf.get(own_name, 128),
         "num_experts_per_tok": hf.get("num_experts_per_tok", 8),

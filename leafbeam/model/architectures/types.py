@@ -1,7 +1,7 @@
 """What leafbeam has to know of an architecture to read its checkpoints."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -22,8 +22,10 @@ class Architecture:
         tensors: Yields the tensors of a model (named as `leafbeam.model.decoder` names them) that a stored tensor holds, given
             its name, the tensor and the config's fields. `NAME:3` is part 3, counted from 0, of the stacked tensor NAME.
         norm_offset: What is added to the weights of norms.
+        renamed: The names in config.json of fields of a `ModelConfig` that have others there, for messages.
     """
 
     read: Callable[[Mapping[str, Any]], dict[str, Any]]
     tensors: Callable[[str, Any, Mapping[str, Any]], Iterator[tuple[str, Any]]] = as_stored
     norm_offset: float = 0.0
+    renamed: Mapping[str, str] = field(default_factory=dict[str, str])
