@@ -17,7 +17,7 @@ from leafbeam.ops.constrain.fixed_shape.capacity import Capacity, LevelCapacity,
 from leafbeam.ops.constrain.fixed_shape.filter_layout import denied_arrays
 from leafbeam.ops.constrain.fixed_shape.filter_stacks import SegmentFilters
 from leafbeam.ops.constrain.fixed_shape.layout import SegmentLayout, lay_out
-from leafbeam.ops.constrain.namespaces import ArrayNamespace
+from leafbeam.ops.constrain.namespaces import Array, ArrayNamespace
 
 _MAX_FILTER_BYTES = 64 << 20  # a new filter copies all of them
 _PARTS = (
@@ -34,12 +34,12 @@ _PARTS = (
 class LevelArrays:
     """One level of one segment: the arrays of `LevelLayout.arrays`, None where the capacity has no space for them."""
 
-    column_M: Any
-    boundary_W: Any
-    directory_M: Any
-    ranges_G3: Any
-    codes_E: Any
-    firsts_E: Any
+    column_M: Array
+    boundary_W: Array
+    directory_M: Array
+    ranges_G3: Array
+    codes_E: Array
+    firsts_E: Array
     capacity: LevelCapacity
 
 
@@ -56,11 +56,11 @@ class LevelFilters:
             last two arrays are -1.
     """
 
-    slot_B: Any
-    leaves_FW: Any
+    slot_B: Array
+    leaves_FW: Array
     listed_FW: Any
     masks_FHW: Any
-    denied_BD: Any
+    denied_BD: Array
     dead_BD3: Any
 
 
@@ -78,7 +78,7 @@ class VersionArrays:
     layouts: tuple[SegmentLayout, ...]
     filters: tuple[SegmentFilters, ...]
     capacity: Capacity
-    device: Any
+    device: object
     xp: ArrayNamespace
 
     def __repr__(self) -> str:
@@ -113,7 +113,7 @@ class FilterArrays:
 def bind(
     xp: ArrayNamespace,
     index: Trie | Version,
-    device: Any = None,
+    device: object = None,
     *,
     delta_leaves: int = 0,
     num_filters: int = 1,
@@ -192,7 +192,7 @@ def _of_segment(arrays: VersionArrays, segment: SegmentFilters, requests: Sequen
     )
 
 
-def _copied(xp: ArrayNamespace, layout: SegmentLayout, capacity: SegmentCapacity, device: Any) -> tuple[LevelArrays, ...]:
+def _copied(xp: ArrayNamespace, layout: SegmentLayout, capacity: SegmentCapacity, device: object) -> tuple[LevelArrays, ...]:
     levels: list[LevelArrays] = []
     for level, sizes in zip(layout.levels, capacity.levels, strict=True):
         arrays: dict[str, Any] = dict.fromkeys(name for _, name in _PARTS)

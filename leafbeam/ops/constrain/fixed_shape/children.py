@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from leafbeam.ops.constrain.fixed_shape.arrays import LevelArrays, LevelFilters
 from leafbeam.ops.constrain.fixed_shape.capacity import SHORT
-from leafbeam.ops.constrain.namespaces import ArrayNamespace
+from leafbeam.ops.constrain.namespaces import Array, ArrayNamespace
 
 
 class Lanes(NamedTuple):
@@ -21,10 +21,10 @@ class Lanes(NamedTuple):
     Codes ascend along a row; lanes beyond the range have code V.
     """
 
-    code_RW: Any
-    start_RW: Any
-    end_RW: Any
-    legal_RW: Any
+    code_RW: Array
+    start_RW: Array
+    end_RW: Array
+    legal_RW: Array
 
 
 class Children(NamedTuple):
@@ -37,19 +37,19 @@ class Children(NamedTuple):
     """
 
     lanes: Lanes | None
-    words_RH: Any = None
+    words_RH: Array | None = None
     begin_R: Any = None
     count_R: Any = None
     mask_R: Any = None
 
 
-def _bits_below(xp: ArrayNamespace, position: Any) -> Any:
+def _bits_below(xp: ArrayNamespace, position: Array) -> Array:
     """Return words whose bits before `position` (0 to 31) are set."""
     return (1 << xp.word(position)) - 1
 
 
 def children_of(
-    xp: ArrayNamespace, level: LevelArrays, filters: LevelFilters, request_R: Any, lo_R: Any, hi_R: Any
+    xp: ArrayNamespace, level: LevelArrays, filters: LevelFilters, request_R: Array, lo_R: Array, hi_R: Array
 ) -> Children:
     """Return the children of [lo, hi) in each row, under the filter of request `request_R`."""
     capacity = level.capacity
@@ -71,14 +71,14 @@ def children_of(
 
 
 def _short(
-    xp: ArrayNamespace, level: LevelArrays, filters: LevelFilters, request_R: Any, slot_R: Any, lo_R: Any, hi_R: Any
+    xp: ArrayNamespace, level: LevelArrays, filters: LevelFilters, request_R: Array, slot_R: Array, lo_R: Array, hi_R: Array
 ) -> Lanes:
     """Return the leaves of each short range; a long range has none."""
     length_R = xp.where(hi_R - lo_R > SHORT, 0, hi_R - lo_R)
     inside_R = xp.where(length_R == SHORT, xp.full_word, _bits_below(xp, length_R & 31))
     word_R, shift_R = lo_R >> 5, xp.word(lo_R & 31)
 
-    def window(low_R: Any, high_R: Any) -> Any:
+    def window(low_R: Array, high_R: Array) -> Array:
         # Two shifts, because a shift by 32 is not defined.
         return ((low_R >> shift_R) | (high_R << 1 << (31 - shift_R))) & inside_R
 
@@ -109,11 +109,11 @@ def _listed(
     xp: ArrayNamespace,
     level: LevelArrays,
     filters: LevelFilters,
-    slot_R: Any,
-    hi_R: Any,
-    begin_R: Any,
-    count_R: Any,
-    dead_RD3: Any,
+    slot_R: Array,
+    hi_R: Array,
+    begin_R: Array,
+    count_R: Array,
+    dead_RD3: Array,
 ) -> Lanes:
     """Return the entries of each listed range."""
     width = level.capacity.width
@@ -133,19 +133,19 @@ def _listed(
     )
 
 
-def _either(xp: ArrayNamespace, is_long_R: Any, listed: Lanes, short: Lanes, size: int) -> Lanes:
+def _either(xp: ArrayNamespace, is_long_R: Array, listed: Lanes, short: Lanes, size: int) -> Lanes:
     """Return each row's lanes of its own kind of range."""
     width = max(listed.code_RW.shape[1], short.code_RW.shape[1])
     padding = (size, 0, 0, False)
 
-    def padded(lanes: Lanes) -> list[Any]:
+    def padded(lanes: Lanes) -> list[Array]:
         return [xp.pad(lane, width - lane.shape[1], value) for lane, value in zip(lanes, padding, strict=True)]
 
     pairs = zip(padded(listed), padded(short), strict=True)
     return Lanes(*[xp.where(is_long_R[:, None], long_RW, short_RW) for long_RW, short_RW in pairs])
 
 
-def _mask(xp: ArrayNamespace, filters: LevelFilters, slot_R: Any, mask_R: Any, dead_RD3: Any) -> Any:
+def _mask(xp: ArrayNamespace, filters: LevelFilters, slot_R: Array, mask_R: Array, dead_RD3: Array) -> Array:
     """Return the legal codes of each wide range; 0 in other rows."""
     is_wide_R1 = (mask_R >= 0)[:, None]
     words_RH = xp.where(is_wide_R1, xp.take_words(filters.masks_FHW, slot_R, xp.where(mask_R >= 0, mask_R, 0)), 0)
@@ -153,7 +153,7 @@ def _mask(xp: ArrayNamespace, filters: LevelFilters, slot_R: Any, mask_R: Any, d
     return words_RH & ~code_words(xp, dead_RD3[:, :, 2], hit_RD, words_RH.shape[1])
 
 
-def code_words(xp: ArrayNamespace, code_RN: Any, chosen_RN: Any, num_words: int) -> Any:
+def code_words(xp: ArrayNamespace, code_RN: Array, chosen_RN: Array, num_words: int) -> Array:
     """Return masks over the codes with the bits of the chosen codes, which differ within a row."""
     bit_RN = xp.where(chosen_RN, 1 << xp.word(code_RN & 31), 0)
     return xp.scatter_sum(xp.where(chosen_RN, code_RN >> 5, 0), bit_RN, num_words)
@@ -164,11 +164,11 @@ def ranges_of(
     level: LevelArrays,
     filters: LevelFilters,
     children: Children,
-    hi_R: Any,
-    row_BK: Any,
-    code_BK: Any,
-    live_BK: Any,
-) -> tuple[Any, Any]:
+    hi_R: Array,
+    row_BK: Array,
+    code_BK: Array,
+    live_BK: Array,
+) -> tuple[Array, Array]:
     """Return (lo_BK, hi_BK) of the child of row `row` with this code; (0, 0) where the segment has none that is alive."""
     lo_BK = hi_BK = xp.where(live_BK, 0, 0)
     if children.lanes is not None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from leafbeam.ops.constrain.fixed_shape.arrays import FilterArrays, LevelArrays, LevelFilters
 from leafbeam.ops.constrain.fixed_shape.children import Children, Lanes, children_of, code_words, ranges_of
-from leafbeam.ops.constrain.namespaces import CHUNK, NEG_INF, ArrayNamespace
+from leafbeam.ops.constrain.namespaces import CHUNK, NEG_INF, Array, ArrayNamespace
 from leafbeam.ops.constrain.types import LOWEST, Beams, Scoring, waiting
 
 
@@ -33,10 +33,10 @@ class Candidates(NamedTuple):
         bad_R: Whether a row is live and holds NaN or +inf.
     """
 
-    score_BC: Any
-    code_BC: Any
-    row_BN: Any
-    bad_R: Any
+    score_BC: Array
+    code_BC: Array
+    row_BN: Array
+    bad_R: Array
 
 
 def extend(
@@ -44,7 +44,7 @@ def extend(
     levels: Sequence[LevelArrays],
     filters: Sequence[LevelFilters],
     beams: Beams[Any],
-    logits_BKV: Any,
+    logits_BKV: Array,
     *,
     num_beams: int,
     scoring: Scoring,
@@ -78,8 +78,8 @@ def extend(
 
 
 def padded_beams(
-    xp: ArrayNamespace, num_beams: int, scores_BK: Any, parent_BK: Any, code_BK: Any, lo_SBK: Any, hi_SBK: Any
-) -> Beams[Any]:
+    xp: ArrayNamespace, num_beams: int, scores_BK: Array, parent_BK: Array, code_BK: Array, lo_SBK: Array, hi_SBK: Array
+) -> Beams[Array]:
     """Return the selected beams, with dead slots emptied and appended up to `num_beams`."""
     live_BK, missing = scores_BK > NEG_INF, num_beams - scores_BK.shape[1]
     parent, code, lo, hi = (
@@ -89,7 +89,7 @@ def padded_beams(
     return Beams(scores=scores, parent=parent, code=code, lo=lo, hi=hi, num_valid=xp.sum(live_BK, 1))
 
 
-def first_bad_row(xp: ArrayNamespace, bad: Any) -> Any:
+def first_bad_row(xp: ArrayNamespace, bad: Array) -> Any:
     """Return 1 + the number of the first bad row (request x P + beam), or 0, as a scalar that stays on the device."""
     bad_R = bad.reshape(-1)
     rest = xp.max(xp.where(bad_R, len(bad_R) - xp.arange(len(bad_R), bad_R), 0), 0)
@@ -101,7 +101,7 @@ def run(
     levels: Any,
     filters: Any,
     beams: Beams[Any],
-    logits_BKV: Any,
+    logits_BKV: Array,
     *,
     num_beams: int,
     scoring: Scoring,
@@ -111,19 +111,19 @@ def run(
     return best, first_bad_row(xp, bad_BP)
 
 
-def launcher(run: Callable[..., tuple[Beams[Any], Any]]) -> Callable[..., tuple[Beams[Any], Any]]:
+def launcher(run: Callable[..., tuple[Beams[Array], Array]]) -> Callable[..., tuple[Beams[Array], Array]]:
     """Return `launch` of a `ConstrainBackend`. JAX compiles it once for each shape, number of beams and scoring."""
 
     def launch(
         arrays: Any,
         level: int,
-        beams: Beams[Any],
-        logits_BKV: Any,
+        beams: Beams[Array],
+        logits_BKV: Array,
         filters: FilterArrays | None,
         *,
         num_beams: int,
         scoring: Scoring,
-    ) -> tuple[Beams[Any], Any]:
+    ) -> tuple[Beams[Array], Array]:
         state = arrays.xp.inputs(beams, logits_BKV, arrays.device)
         of_level = arrays.levels[level], filters and filters.levels[level]
         return arrays.xp.compiled(run)(*of_level, *state, num_beams=num_beams, scoring=scoring)
@@ -135,14 +135,14 @@ launch = launcher(run)
 step = waiting(launch)
 
 
-def add_log_probs(xp: ArrayNamespace, base: Any, values: Any, lse: Any, legal: Any) -> Any:
+def add_log_probs(xp: ArrayNamespace, base: Array, values: Array, lse: Array, legal: Array) -> Array:
     """Return base + (value - lse), at least `LOWEST`, where legal; -inf elsewhere, for a value or base of -inf, and for NaN."""
     scores = base + (values - lse)
     live = legal & (values > NEG_INF) & (base > NEG_INF) & (scores < -NEG_INF)
     return xp.where(live, xp.where(scores > LOWEST, scores, LOWEST), NEG_INF)
 
 
-def is_bad(lse_R: Any) -> Any:
+def is_bad(lse_R: Array) -> Array:
     """Return which log-sum-exps come from rows that held NaN or +inf."""
     return ~(lse_R < -NEG_INF)
 
@@ -150,8 +150,8 @@ def is_bad(lse_R: Any) -> Any:
 def _narrow_candidates(
     xp: ArrayNamespace,
     children: Sequence[Children],
-    logits_RV: Any,
-    base_R: Any,
+    logits_RV: Array,
+    base_R: Array,
     batch_size: int,
     num_beams: int,
     full: bool,
@@ -172,7 +172,7 @@ def _narrow_candidates(
     )
 
 
-def _merged(xp: ArrayNamespace, base: Lanes, delta: Lanes) -> tuple[Any, Any]:
+def _merged(xp: ArrayNamespace, base: Lanes, delta: Lanes) -> tuple[Array, Array]:
     """Return (codes, legal) of both segments' lanes, ascending by code; a child of both is legal once.
 
     A lane's position is its own plus the number of the other's lanes before it: two sorted lists merged without a loop.
@@ -192,8 +192,8 @@ def _merged(xp: ArrayNamespace, base: Lanes, delta: Lanes) -> tuple[Any, Any]:
 def _dense_candidates(
     xp: ArrayNamespace,
     children: Sequence[Children],
-    logits_RV: Any,
-    base_R: Any,
+    logits_RV: Array,
+    base_R: Array,
     batch_size: int,
     num_beams: int,
     full: bool,

@@ -1,8 +1,9 @@
 """The array operations that `fixed_shape` and `static` use; `namespaces.jax` and `namespaces.torch` complete them."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
@@ -12,7 +13,39 @@ NEG_INF = -float("inf")
 CHUNK = 32  # codes of a word of a mask
 
 
-class ArrayNamespace:
+class Array(Protocol):
+    """An array of JAX or torch, with the operations that both have."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def nbytes(self) -> int: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: Any, /) -> "Array": ...
+    def reshape(self, *shape: int) -> "Array": ...
+    def any(self, axis: int, /) -> "Array": ...
+    def __invert__(self) -> "Array": ...
+    def __add__(self, other: "Array | float", /) -> "Array": ...
+    def __radd__(self, other: int, /) -> "Array": ...
+    def __sub__(self, other: "Array | float", /) -> "Array": ...
+    def __rsub__(self, other: int, /) -> "Array": ...
+    def __mul__(self, other: "Array | int", /) -> "Array": ...
+    def __floordiv__(self, other: int, /) -> "Array": ...
+    def __mod__(self, other: int, /) -> "Array": ...
+    def __and__(self, other: "Array | int", /) -> "Array": ...
+    def __or__(self, other: "Array | int", /) -> "Array": ...
+    def __lshift__(self, other: "Array | int", /) -> "Array": ...
+    def __rlshift__(self, other: int, /) -> "Array": ...
+    def __rshift__(self, other: "Array | int", /) -> "Array": ...
+    def __lt__(self, other: "Array | float", /) -> "Array": ...
+    def __le__(self, other: "Array | float", /) -> "Array": ...
+    def __gt__(self, other: "Array | float", /) -> "Array": ...
+    def __ge__(self, other: "Array | float", /) -> "Array": ...
+    def __eq__(self, other: object, /) -> "Array": ...  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __ne__(self, other: object, /) -> "Array": ...  # pyright: ignore[reportIncompatibleMethodOverride]
+
+
+class ArrayNamespace(ABC):
     """Array operations with the same meaning in JAX and in torch.
 
     A number (code, leaf, node, position) is int32 in JAX, int64 in torch. A word is 32 bits: uint32 in JAX; int64 in torch,
@@ -27,55 +60,62 @@ class ArrayNamespace:
     library: Any
     full_word: Any
 
-    def at(self, array: Any, *indices: Any) -> Any:
+    def at(self, array: Array, *indices: Array | int) -> Array:
         """Return array[indices], in the array's dtype."""
         return array[indices]
 
-    def number(self, array: Any) -> Any:
+    @abstractmethod
+    def number(self, array: Array) -> Array:
         """Convert stored integers (int32, uint8, uint16, uint32) to numbers; other dtypes stay as they are."""
 
-    def take(self, array: Any, *indices: Any) -> Any:
+    def take(self, array: Array, *indices: Array | int) -> Array:
         """Return number(array[indices])."""
         return self.number(self.at(array, *indices))
 
-    def take_words(self, array: Any, *indices: Any) -> Any:
+    def take_words(self, array: Array, *indices: Array | int) -> Array:
         """Return array[indices] of stored or computed words."""
         return self.at(array, *indices)
 
-    def take_along(self, array_RN: Any, index_RM: Any) -> Any:
+    def take_along(self, array_RN: Array, index_RM: Array) -> Array:
         """Return array_RN[row, index_RM], in the array's dtype."""
         return self.at(array_RN, self.arange(len(array_RN), index_RM)[:, None], index_RM)
 
-    def arange(self, size: int, like: Any) -> Any:
+    @abstractmethod
+    def arange(self, size: int, like: Array) -> Array:
         """Return the numbers 0 to size - 1 on the device of `like`."""
 
-    def word(self, numbers: Any) -> Any:
+    def word(self, numbers: Array) -> Array:
         """Convert non-negative numbers to words."""
         return numbers
 
-    def popcount(self, words: Any) -> Any:
+    @abstractmethod
+    def popcount(self, words: Array) -> Array:
         """Return the number of set bits of each word."""
 
-    def has_bit(self, words: Any, position: Any) -> Any:
+    def has_bit(self, words: Array, position: Array) -> Array:
         """Return whether bit `position % 32` of each word is set."""
         return (words >> self.word(position & 31)) & 1 != 0
 
-    def unpack_bits(self, bytes_RH: Any) -> Any:
+    @abstractmethod
+    def unpack_bits(self, bytes_RH: Array) -> Array:
         """Return each row's bits as booleans [R, 8 H]: first the lowest bits of all uint8, last the highest."""
 
-    def where(self, condition: Any, chosen: Any, other: Any) -> Any:
+    def where(self, condition: Array, chosen: Array | float, other: Array | float) -> Array:
         return self.library.where(condition, chosen, other)
 
-    def sum(self, array: Any, axis: int) -> Any:
+    @abstractmethod
+    def sum(self, array: Array, axis: int) -> Array:
         """Return sums of words, numbers or booleans (which count as numbers)."""
 
-    def max(self, array: Any, axis: int) -> Any:
+    @abstractmethod
+    def max(self, array: Array, axis: int) -> Array:
         """Return maxima of numbers or float32; NaN is the largest."""
 
-    def log_sum_exp(self, values_RN: Any) -> Any:
+    @abstractmethod
+    def log_sum_exp(self, values_RN: Array) -> Array:
         """Return the log-sum-exp of each row: -inf if all values are -inf; NaN or +inf if one is NaN or +inf."""
 
-    def scan(self, logits_RV: Any, words_RH: Any, *, full: bool) -> tuple[Any, Any]:
+    def scan(self, logits_RV: Array, words_RH: Array | None, *, full: bool) -> tuple[Array, Any]:
         """Read whole rows of logits under masks of legal codes, 32 a word; None is without masks.
 
         Returns the log-sum-exp of each row, of all codes if `full` and else of the legal ones, and the largest legal logit of
@@ -90,44 +130,54 @@ class ArrayNamespace:
         masked_RHC = self.where(legal_RHC, whole_RV.reshape(num_rows, num_chunks, CHUNK), NEG_INF)
         return self.log_sum_exp(logits_RV if full else masked_RHC.reshape(num_rows, -1)), self.max(masked_RHC, 2)
 
-    def top_k(self, values_RN: Any, count: int) -> Any:
+    @abstractmethod
+    def top_k(self, values_RN: Array, count: int) -> tuple[Array, Array]:
         """Return (values, positions) of each row's largest, descending; equal values in order of position."""
 
-    def sort(self, numbers_RN: Any) -> Any:
+    @abstractmethod
+    def sort(self, numbers_RN: Array) -> Array:
         """Sort each row, ascending."""
 
-    def search_sorted(self, sorted_N: Any, numbers: Any) -> Any:
+    @abstractmethod
+    def search_sorted(self, sorted_N: Array, numbers: Array) -> Array:
         """Return the first position whose stored integer is not smaller than the number."""
 
-    def scatter(self, index_RN: Any, values_RN: Any, size: int, fill: float) -> Any:
+    @abstractmethod
+    def scatter(self, index_RN: Array, values_RN: Array, size: int, fill: float) -> Array:
         """Return [R, size] of `fill` with the values at their indices, which differ within a row."""
 
-    def scatter_sum(self, index_RN: Any, values_RN: Any, size: int) -> Any:
+    @abstractmethod
+    def scatter_sum(self, index_RN: Array, values_RN: Array, size: int) -> Array:
         """Return [R, size] of 0 with the values added at their indices."""
 
-    def pad(self, array: Any, count: int, value: float) -> Any:
+    @abstractmethod
+    def pad(self, array: Array, count: int, value: float) -> Array:
         """Append `count` times `value` along the last axis."""
 
-    def concat(self, arrays: Sequence[Any], axis: int) -> Any:
+    def concat(self, arrays: Sequence[Array], axis: int) -> Array:
         return self.library.concatenate([*arrays], axis)
 
-    def float32(self, array: Any) -> Any: ...
+    @abstractmethod
+    def float32(self, array: Array) -> Array: ...
 
-    def barrier(self, *arrays: Any) -> tuple[Any, ...]:
+    def barrier(self, *arrays: Array) -> tuple[Array, ...]:
         """Return the same arrays, and make a compiler compute each of them only once, not again for every use."""
         return arrays
 
-    def device(self, device: Any) -> Any:
+    def device(self, device: object) -> object:
         """Return a device of the library by its name; None is the default."""
         return device
 
-    def asarray(self, array: NDArray[Any], device: Any) -> Any:
+    @abstractmethod
+    def asarray(self, array: NDArray[Any], device: object) -> Array:
         """Return a copy of a numpy array on a device."""
 
-    def inputs(self, beams: Beams[Any], logits: Any, device: Any) -> Any:
+    @abstractmethod
+    def inputs(self, beams: Beams[Any], logits: object, device: object) -> tuple[Beams[Array], Array]:
         """Return (beams, logits) as a compiled function takes them: on the device, as numbers and float32."""
 
-    def set_rows(self, stacks: dict[str, Any], rows_n: Any, fresh: dict[str, Any]) -> Any:
+    @abstractmethod
+    def set_rows(self, stacks: dict[str, Array], rows_n: Array, fresh: dict[str, Array]) -> dict[str, Array]:
         """Return copies of the stacks in which the same rows of each are replaced."""
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,6 +7,8 @@ with Mosaic, a GPU with Triton; a CPU interprets it, which is for tests.
 Shapes: R rows, V codes, H words of 32 codes, N blocks of codes.
 """
 
+# It takes only the arrays of JAX.
+# pyright: reportIncompatibleMethodOverride=false
 from functools import partial
 from typing import Any
 

@@ -1,5 +1,7 @@
 """`ArrayNamespace` in torch: numbers and words are int64; stored words are int32, stored codes uint8, int16 or int32."""
 
+# Each namespace takes only the arrays of its own library.
+# pyright: reportIncompatibleMethodOverride=false
 from dataclasses import replace
 from typing import Any
 
@@ -88,7 +90,7 @@ class TorchNamespace(ArrayNamespace):
         signed = {"uint32": np.int32, "uint16": np.int16}.get(array.dtype.name)
         return torch.from_numpy(array if signed is None else array.view(signed)).to(device)
 
-    def inputs(self, beams: Beams[Any], logits: Any, device: Any) -> tuple[Beams[Tensor], Tensor]:
+    def inputs(self, beams: Beams[Any], logits: object, device: Any) -> tuple[Beams[Tensor], Tensor]:
         lo, hi = (torch.as_tensor(array, device=device).long() for array in (beams.lo, beams.hi))
         scores = torch.as_tensor(beams.scores, device=device).float()
         return replace(beams, lo=lo, hi=hi, scores=scores), torch.as_tensor(logits, device=device)

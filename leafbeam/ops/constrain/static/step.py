@@ -20,7 +20,7 @@ from leafbeam.errors import ArgumentError, counted
 from leafbeam.index import Filter, Trie, Version
 from leafbeam.index.level import code_dtype
 from leafbeam.ops.constrain.fixed_shape.step import add_log_probs, first_bad_row, is_bad, launcher, padded_beams
-from leafbeam.ops.constrain.namespaces import NEG_INF, ArrayNamespace
+from leafbeam.ops.constrain.namespaces import NEG_INF, Array, ArrayNamespace
 from leafbeam.ops.constrain.static.matrix import TransitionMatrix, prefix_numbers
 from leafbeam.ops.constrain.types import Beams, Scoring, waiting
 
@@ -42,13 +42,13 @@ class LevelTables:
     """
 
     mask_PH: Any
-    node_of_P: Any
+    node_of_P: Array | None
     edges_E2: Any
     indptr_S1: Any
-    leaves_in: Any
-    prefixes_in: Any
-    leaves_out: Any
-    prefixes_out: Any
+    leaves_in: Array | None
+    prefixes_in: Array | None
+    leaves_out: Array | None
+    prefixes_out: Array | None
     size: int
     max_branch: int
     first_in: int
@@ -67,7 +67,7 @@ class StaticArrays:
     levels: tuple[LevelTables, ...]
     nbytes: int
     mapping_nbytes: int
-    device: Any
+    device: object
     xp: ArrayNamespace
 
     def __repr__(self) -> str:
@@ -77,12 +77,12 @@ class StaticArrays:
 class Transitions(NamedTuple):
     """The slice of each row: codes, next nodes (int32 as stored), and which slots belong to the node."""
 
-    code_RF: Any
-    next_RF: Any
-    legal_RF: Any
+    code_RF: Array
+    next_RF: Array
+    legal_RF: Array
 
 
-def bind(xp: ArrayNamespace, index: Trie | Version, device: Any = None, *, dense_levels: int = 2) -> StaticArrays:
+def bind(xp: ArrayNamespace, index: Trie | Version, device: object = None, *, dense_levels: int = 2) -> StaticArrays:
     """Build STATIC's matrix of an index and copy it to a device (None: the default of the library).
 
     dense_levels: d, the levels with a mask over all prefixes; V^d bits and 4 V^d bytes. Cost: a few passes over the codes.
@@ -98,8 +98,8 @@ def bind(xp: ArrayNamespace, index: Trie | Version, device: Any = None, *, dense
     trie, device = segment.trie, xp.device(device)
     codes_LM = np.stack([level.codes_at(np.arange(trie.num_leaves)).astype(code_dtype(level.size)) for level in trie.levels])
     matrix = TransitionMatrix.of_sorted(codes_LM, version.codebook_sizes, dense_levels)
-    leaves: list[Any] = [None] * (trie.num_levels + 1)  # by depth
-    prefixes: list[Any] = [None] * (trie.num_levels + 1)
+    leaves: list[Array | None] = [None] * (trie.num_levels + 1)  # by depth
+    prefixes: list[Array | None] = [None] * (trie.num_levels + 1)
     for depth, level in enumerate(trie.levels[:-1], 1):
         firsts_n = np.arange(trie.num_leaves) if level.boundary is None else level.boundary.positions()
         firsts_n = firsts_n if trie.num_leaves else np.zeros(1, np.int64)
@@ -118,7 +118,11 @@ def bind(xp: ArrayNamespace, index: Trie | Version, device: Any = None, *, dense
 
 
 def level_tables(
-    xp: ArrayNamespace, matrix: TransitionMatrix, device: Any, leaves: Sequence[Any] = (), prefixes: Sequence[Any] = ()
+    xp: ArrayNamespace,
+    matrix: TransitionMatrix,
+    device: object,
+    leaves: Sequence[Array | None] = (),
+    prefixes: Sequence[Array | None] = (),
 ) -> tuple[LevelTables, ...]:
     """Copy a matrix to a device. leaves, prefixes: of each depth, for `run`; the other functions do without them."""
     d, none = matrix.dense_levels, [None] * len(matrix.first_node)
@@ -156,12 +160,12 @@ def bind_filters(arrays: StaticArrays, filters: Sequence[Filter]) -> None:
             )
 
 
-def dense_lookup(xp: ArrayNamespace, tables: LevelTables, node_R: Any) -> Any:
+def dense_lookup(xp: ArrayNamespace, tables: LevelTables, node_R: Array) -> Array:
     """Return the legal codes of each row at a dense level, bool (R, V)."""
     return xp.unpack_bits(xp.at(tables.mask_PH, node_R))[:, : tables.size]
 
 
-def transition(xp: ArrayNamespace, tables: LevelTables, node_R: Any, width: int | None = None) -> Transitions:
+def transition(xp: ArrayNamespace, tables: LevelTables, node_R: Array, width: int | None = None) -> Transitions:
     """Run phases 1 to 3 of Algorithm 2: read a slice of F edges (or `width`) from the first edge of each node."""
     lane_F = xp.arange(width or tables.max_branch, node_R)
     begin_R = xp.take(tables.indptr_S1, node_R)
@@ -170,7 +174,7 @@ def transition(xp: ArrayNamespace, tables: LevelTables, node_R: Any, width: int 
     return Transitions(xp.number(edges_RF2[:, :, 0]), edges_RF2[:, :, 1], lane_F < count_R[:, None])
 
 
-def project(xp: ArrayNamespace, moves: Transitions, values_RF: Any, size: int) -> Any:
+def project(xp: ArrayNamespace, moves: Transitions, values_RF: Array, size: int) -> Array:
     """Run phase 4 of Algorithm 2, as in Appendix E: return (R, V) with the values of the legal slots at their codes, -inf
     elsewhere.
     """
@@ -180,8 +184,8 @@ def project(xp: ArrayNamespace, moves: Transitions, values_RF: Any, size: int) -
 
 
 def next_nodes(
-    xp: ArrayNamespace, tables: LevelTables, node_R: Any, moves: Transitions | None, row_BK: Any, code_BK: Any
-) -> Any:
+    xp: ArrayNamespace, tables: LevelTables, node_R: Array, moves: Transitions | None, row_BK: Array, code_BK: Array
+) -> Array:
     """Return the node that each selected (row, code) leads to. moves: the result of `transition` at a sparse level."""
     if moves is None:
         prefix_BK = xp.take(node_R, row_BK) * tables.size + code_BK
@@ -195,12 +199,12 @@ def run(
     xp: ArrayNamespace,
     tables: LevelTables,
     filters: None,
-    beams: Beams[Any],
-    logits_BPV: Any,
+    beams: Beams[Array],
+    logits_BPV: Array,
     *,
     num_beams: int,
     scoring: Scoring,
-) -> tuple[Beams[Any], Any]:
+) -> tuple[Beams[Array], Array]:
     """Run Algorithm 1 between leaf ranges; returns the beams and the result of `first_bad_row`.
 
     A row of NaN or +inf is treated as dead. "allowed" normalises over the legal codes, which the paper does not.
