@@ -6,11 +6,11 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from examples.typescript import generate as generator
 from leafbeam.engine import Limits
 from leafbeam.serve.openapi import document_of
 from tests.serve.conftest import first_shop, shop  # noqa: F401
@@ -42,16 +42,6 @@ console.log(JSON.stringify({
 """  # noqa: E501
 
 
-@pytest.fixture(scope="module")
-def generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generate_typescript", FOLDER / "generate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
 def deno(tmp_path: Path) -> list[str]:
     """The command of Deno, which checks types and runs without a network of its own."""
@@ -71,7 +61,7 @@ def run(command: list[str], folder: Path) -> str:
     return done.stdout
 
 
-def test_the_client_is_up_to_date_with_the_document(generator: ModuleType) -> None:
+def test_the_client_is_up_to_date_with_the_document() -> None:
     document = document_of(Limits(), has_text=True)
     assert generator.FILE.read_text(encoding="utf-8") == generator.written(document), (
         "out of date: run `python examples/typescript/generate.py`"
@@ -91,7 +81,7 @@ def test_the_client_is_up_to_date_with_the_document(generator: ModuleType) -> No
         ({}, "unknown"),
     ],
 )
-def test_a_schema_as_a_type(generator: ModuleType, schema: dict[str, Any], expected: str) -> None:
+def test_a_schema_as_a_type(schema: dict[str, Any], expected: str) -> None:
     assert generator.type_of(schema) == expected
 
 

@@ -1,4 +1,4 @@
-"""A small shop: items with a price and a stock, and a clock that stands still."""
+"""A small shop: items with a price and a stock."""
 
 import pyarrow as pa
 
@@ -9,14 +9,6 @@ NUM_ITEMS = 300
 IDS = [f"é{i:03d}" for i in range(NUM_ITEMS)]
 TRIE = Trie.build([[i % 8, i % 31] for i in range(NUM_ITEMS)], [8, 31], item_ids=IDS)
 RULES = {"cheap": "price < 20", "in_stock": {"where": "stock > 0", "refresh": "60s"}, "rare": {"where": "stock = 2"}}
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def items() -> pa.Table:

@@ -12,12 +12,13 @@ from leafbeam.catalog import Catalog, Rule
 from leafbeam.catalog.refresh import Schedule
 from leafbeam.catalog.sessions import ReadSession
 from leafbeam.errors import DataError, UnknownRuleError
-from tests.catalog.shop import IDS, NUM_ITEMS, RULES, TRIE, Clock, change, expected, items, names
+from tests.catalog.shop import IDS, NUM_ITEMS, RULES, TRIE, change, expected, items, names
+from tests.fixtures.clocks import Clock
 
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(1000.0)
 
 
 @pytest.fixture

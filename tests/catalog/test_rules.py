@@ -12,12 +12,13 @@ from leafbeam.catalog import Catalog, Rule
 from leafbeam.catalog.items_table import ItemsTable
 from leafbeam.catalog.rule_config import parse_duration, read_rules, rules_from_text
 from leafbeam.errors import ItemIdError, RequestError, RuleError, UnknownRuleError
-from tests.catalog.shop import IDS, RULES, TRIE, Clock, expected, items, names
+from tests.catalog.shop import IDS, RULES, TRIE, expected, items, names
+from tests.fixtures.clocks import Clock
 
 
 @pytest.fixture
 def catalog():
-    with Catalog.in_memory(items(), TRIE, RULES, clock=Clock(), background=False) as made:
+    with Catalog.in_memory(items(), TRIE, RULES, clock=Clock(1000.0), background=False) as made:
         yield made
 
 

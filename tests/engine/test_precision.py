@@ -12,16 +12,11 @@ from leafbeam.engine import Engine, Precision, Request, Settings, tuning
 from leafbeam.engine.tuning import PrecisionReport, compare_precisions
 from leafbeam.errors import ArgumentError
 from tests.engine.conftest import Shop
+from tests.fixtures.clocks import Clock
 
 
-class Machine:
+class Machine(Clock):
     """A clock that searches advance by their seconds."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
     def search(self, seconds: float, *answers: dict[str, float]) -> Callable[[], SearchResult]:
         scores = np.full((len(answers), max(map(len, answers))), -np.inf, np.float32)

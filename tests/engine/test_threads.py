@@ -13,18 +13,13 @@ from leafbeam.engine import Engine, Request, Settings, worker
 from leafbeam.engine.tuning import measure_threads
 from leafbeam.errors import ArgumentError
 from leafbeam.model.cpu.threads import torch_threads
+from tests.fixtures.clocks import Clock
 from tests.openmp_threads import has_ended, needs_openmp, openmp_threads
 from tests.waiting import interrupted
 
 
-class Machine:
+class Machine(Clock):
     """A clock that batches advance by the seconds that they take with torch's number of threads."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
     def batch(self, seconds: dict[int, float]):
         def run() -> None:

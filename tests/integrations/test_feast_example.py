@@ -1,9 +1,7 @@
 """examples/feast: a user's history from a real online store of Feast, then items from a real server."""
 
-import importlib.util
 import shutil
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,15 +17,6 @@ from tests.serve.running import thread
 FOLDER = Path(__file__).parents[2] / "examples" / "feast"
 
 
-def module_of(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"feast_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.filterwarnings("default")  # of feast and what it imports
 def test_a_history_is_read_when_it_is_needed(first_shop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     feast = pytest.importorskip("feast", reason="feast is not installed: it is no dependency of leafbeam")
@@ -37,7 +26,9 @@ def test_a_history_is_read_when_it_is_needed(first_shop: Any, tmp_path: Path, mo
         shutil.copy(FOLDER / name, tmp_path / name)
     (tmp_path / "data").mkdir()
     monkeypatch.chdir(tmp_path)
-    features, example = module_of(FOLDER / "features.py"), module_of(FOLDER / "recommend.py")
+    from examples.feast import features
+    from examples.feast import recommend as example
+
     store = feast.FeatureStore(str(tmp_path))
     store.apply([features.user, features.histories])
     now = pd.Timestamp.now(tz="UTC")

@@ -3,9 +3,9 @@
 No Triton runs here: the stub has the classes that Triton's documentation of the Python backend describes.
 """
 
-import importlib.util
 import json
 import re
+import runpy
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -64,14 +64,10 @@ def model(shop: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:  # noqa:
     stub.Tensor, stub.TritonError, stub.InferenceResponse = Tensor, TritonError, InferenceResponse
     stub.get_input_tensor_by_name = input_of
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", stub)
-    spec = importlib.util.spec_from_file_location("triton_model", FOLDER / "1" / "model.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = runpy.run_path(str(FOLDER / "1" / "model.py"))
     parameters = {key: {"string_value": value} for key, value in re.findall(r'key: "(\w+)" .*string_value: "([^"]*)"', CONFIG)}
     parameters["run"]["string_value"] = str(shop.directory)
-    model = module.TritonPythonModel()
+    model = module["TritonPythonModel"]()
     model.initialize({"model_config": json.dumps({"parameters": parameters})})
     yield SimpleNamespace(execute=model.execute, engine=model.engine, shop=shop)
     model.finalize()

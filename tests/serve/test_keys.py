@@ -20,15 +20,9 @@ from leafbeam.errors import ArgumentError, DataError
 from leafbeam.serve import Access, create_app
 from leafbeam.serve.keys import Key, KeyFile, add_key, digest_of, read_keys, remove_key
 from leafbeam.serve.openapi import document_of
+from tests.fixtures.clocks import Clock
 
 RECOMMEND = "/v1/recommend"
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

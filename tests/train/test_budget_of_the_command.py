@@ -26,17 +26,12 @@ from leafbeam.train import (
 )
 from leafbeam.train.evaluation import EvaluationSet, Validation, fit_fusion
 from leafbeam.train.fusion import fit_memory, tune_memory
+from tests.fixtures.clocks import Clock
 from tests.train.small_trainer import SIZES, TINY, all_codes, log_of
 
 
-class Clock:
+class WorkClock(Clock):
     """Seconds that pass with the work that is counted."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
     def wrap(self, function: Callable[..., object], seconds: Callable[..., float]) -> Callable[..., object]:
         """Return a function that takes `seconds` of its arguments."""
@@ -50,7 +45,7 @@ class Clock:
 
 def test_a_stopwatch_lists_the_steps_of_a_command_and_counts_the_one_that_runs() -> None:
     """L6: what makes a command longer than its minutes is said."""
-    clock = Clock()
+    clock = WorkClock()
     watch = Stopwatch(clock)
     for step, seconds in (("modules", 3.0), ("log", 0.4), ("training", 41.7)):
         clock.now += seconds
@@ -107,7 +102,7 @@ def test_the_choice_of_the_memorys_settings_ends_in_its_time(
     split: Split, memory: ItemMemory, monkeypatch: pytest.MonkeyPatch, user_s: float, seconds: float | None, expected: list[int]
 ) -> None:
     """L6: thirteen rankings of 4,000 users took half a minute, whatever the minutes."""
-    clock, users = Clock(), []
+    clock, users = WorkClock(), []
 
     def cost(scores: object, histories: object, targets_U: np.ndarray, **_: object) -> float:
         users.append(len(targets_U))
@@ -144,7 +139,7 @@ def test_the_weight_of_the_memory_is_learnt_from_the_batches_that_its_time_allow
     expected: int,
 ) -> None:
     """L6: the last step of the command has an end of its own, too."""
-    clock, batches = Clock(), []
+    clock, batches = WorkClock(), []
     search = evaluation._Evaluator.run_batch
     monkeypatch.setattr(evaluation._Evaluator, "run_batch", clock.wrap(search, lambda *_, **__: batches.append(1) or batch_s))
     trie = Trie.build(sids.codes, sids.codebook_sizes, sids.item_ids)
@@ -174,7 +169,7 @@ def test_baselines_rank_as_many_users_as_their_time_allows(
     expected: list[int],
 ) -> None:
     """L6: the baselines of 2,000 users took as long for one minute as for an hour."""
-    clock, users = Clock(), []
+    clock, users = WorkClock(), []
 
     def cost(scores: object, *, targets_U: np.ndarray, **_: object) -> float:
         users.append(len(targets_U))
@@ -213,7 +208,7 @@ def test_minutes_pay_for_baselines_preparations_and_the_last_validation(
     expected: float,
 ) -> None:
     """L6: `train --minutes 1` ends after about a minute, baselines, soft targets and validation included."""
-    clock, history = Clock(), []
+    clock, history = WorkClock(), []
     ranked = clock.wrap(evaluation.rank_targets, lambda *_, targets_U, **__: user_s * len(targets_U))
     monkeypatch.setattr(evaluation, "rank_targets", ranked)
     monkeypatch.setattr(trainer, "GraphTeacher", clock.wrap(trainer.GraphTeacher, lambda *_, **__: teacher_s))
@@ -240,7 +235,7 @@ def test_the_estimate_of_a_validation_is_that_of_a_batch_after_the_kernels_are_c
     log: InteractionLog, split: Split, sids: SidTable, model: AnyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L6: compiling is paid once, so the reserve for the last validation leaves it out."""
-    clock, sizes = Clock(), []
+    clock, sizes = WorkClock(), []
     search = evaluation._Evaluator.run_batch
 
     def cost(_: object, indices: np.ndarray, **__: object) -> float:
@@ -257,7 +252,7 @@ def test_the_estimate_of_a_validation_is_that_of_a_batch_after_the_kernels_are_c
 
 def test_steps_are_as_many_whatever_else_takes_time(log: InteractionLog, split: Split, sids: SidTable) -> None:
     """L6: only minutes are shared; steps and epochs give the same weights on every run."""
-    clock, history = Clock(), []
+    clock, history = WorkClock(), []
     train(
         log,
         split,

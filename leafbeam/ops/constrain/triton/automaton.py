@@ -208,14 +208,14 @@ step = waiting(launch, "in round")
 class StateCodes(NamedTuple):
     """The legal codes of a state: where its row begins, or the number of its mask, and whether a sequence may end in it."""
 
-    tables: Any
-    begin: Any
-    count: Any
-    mask: Any
-    ends: Any
-    words: Any
-    tokens: Any
-    end_code: Any
+    tables: Tables
+    begin: tl.tensor
+    count: tl.tensor
+    mask: tl.tensor
+    ends: tl.tensor
+    words: tl.tensor
+    tokens: tl.tensor
+    end_code: tl.tensor
 
 
 @triton.jit

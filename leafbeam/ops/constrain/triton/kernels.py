@@ -17,7 +17,7 @@ Shapes: S segments, B requests, R rows of a request (its beams), V codes, K beam
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -42,10 +42,10 @@ class Tiles(NamedTuple):
         BLOCK: The number of logits summed together.
     """
 
-    P: Any
-    TILE: Any
-    NARROW: Any
-    BLOCK: Any
+    P: tl.constexpr
+    TILE: tl.constexpr
+    NARROW: tl.constexpr
+    BLOCK: tl.constexpr
 
 
 class BeamChildren(NamedTuple):
@@ -56,19 +56,19 @@ class BeamChildren(NamedTuple):
         SEGMENTS: The number of segments.
     """
 
-    segments: Any
-    request: Any
-    lo: Any
-    hi: Any
-    first: Any
-    count: Any
-    lo_1: Any
-    hi_1: Any
-    first_1: Any
-    count_1: Any
-    FORM_0: Any
-    FORM_1: Any
-    SEGMENTS: Any
+    segments: tl.tuple
+    request: tl.tensor
+    lo: tl.tensor
+    hi: tl.tensor
+    first: tl.tensor
+    count: tl.tensor
+    lo_1: tl.tensor
+    hi_1: tl.tensor
+    first_1: tl.tensor
+    count_1: tl.tensor
+    FORM_0: tl.constexpr
+    FORM_1: tl.constexpr
+    SEGMENTS: tl.constexpr
 
 
 class ChildLists(NamedTuple):
