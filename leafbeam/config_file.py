@@ -57,7 +57,7 @@ def settings_of(config: type) -> Iterator[Setting]:
             yield Setting(name=field.name, kind=kind, default=_default(field), meaning=meanings.get(field.name, ""))
 
 
-def changes_of(config: Any) -> dict[str, Any]:
+def changes_of(config: object) -> dict[str, object]:
     """Return the settings of a config that differ from their defaults."""
     values = ((setting, _value(config, setting.name)) for setting in settings_of(type(config)))
     return {setting.name: value for setting, value in values if value != setting.default}
@@ -93,7 +93,7 @@ def load_config(base: T, path: Path | None = None, words: Sequence[str] = (), **
     return _made(config, "", values, base)
 
 
-def to_toml(config: Any) -> str:
+def to_toml(config: object) -> str:
     """Return a config as TOML, with a comment above each setting; a setting without a value is a comment itself."""
     lines: list[str] = []
     tables: dict[str, list[str]] = {}
@@ -136,13 +136,13 @@ def _default(field: Any) -> Any:
     return field.default_factory()
 
 
-def _value(config: Any, name: str) -> Any:
+def _value(config: object, name: str) -> Any:
     for part in name.split("."):
         config = getattr(config, part)
     return config
 
 
-def _file_values(config: type, path: Path) -> Iterator[tuple[str, Any]]:
+def _file_values(config: type, path: Path) -> Iterator[tuple[str, object]]:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
@@ -154,7 +154,7 @@ def _file_values(config: type, path: Path) -> Iterator[tuple[str, Any]]:
     yield from _flat(config, content, "")
 
 
-def _word_values(config: type, words: Sequence[str], kinds: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _word_values(config: type, words: Sequence[str], kinds: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     for word in words:
         name, equals, text = (part.strip() for part in word.partition("="))
         if not equals:
@@ -164,9 +164,9 @@ def _word_values(config: type, words: Sequence[str], kinds: Mapping[str, Any]) -
         yield from _flat(config, {name: _parsed(text, kind, name)}, "")
 
 
-def _converted_all(kinds: Mapping[str, Any], stated: Iterator[tuple[str, Any]], where: str) -> dict[str, Any]:
+def _converted_all(kinds: Mapping[str, object], stated: Iterator[tuple[str, object]], where: str) -> dict[str, object]:
     """Return the values of one source by name. Raises ArgumentError for a name that is unknown or there twice."""
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     tables = dict.fromkeys(name.rpartition(".")[0] for name in kinds if "." in name)
     for name, value in stated:
         parent, _, entry = name.partition(".")
@@ -184,7 +184,7 @@ def _converted_all(kinds: Mapping[str, Any], stated: Iterator[tuple[str, Any]], 
     return values
 
 
-def _flat(config: type, content: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+def _flat(config: type, content: Mapping[str, object], prefix: str) -> Iterator[tuple[str, object]]:
     kinds = get_type_hints(config)
     for name, value in content.items():
         kind = kinds.get(name)
@@ -194,7 +194,7 @@ def _flat(config: type, content: Mapping[str, Any], prefix: str) -> Iterator[tup
             yield f"{prefix}{name}", value
 
 
-def _parsed(text: str, kind: Any, name: str) -> Any:
+def _parsed(text: str, kind: object, name: str) -> Any:
     """Return a text read as a value of TOML, or the text itself if it is not one or the setting's is text, without quotes."""
     try:
         content = tomllib.loads(f"value = {text}")
@@ -207,7 +207,7 @@ def _parsed(text: str, kind: Any, name: str) -> Any:
     return text if is_text and not isinstance(value, str | list | dict) else value
 
 
-def _made(config: type, prefix: str, values: Mapping[str, Any], base: Any = None) -> Any:
+def _made(config: type, prefix: str, values: Mapping[str, object], base: Any = None) -> Any:
     """Return a config with the values whose names begin with a prefix, and the others from `base` or the defaults."""
     changes: dict[str, Any] = {}
     kinds = get_type_hints(config)
@@ -224,7 +224,7 @@ def _is_plain(kind: Any) -> bool:
     return kind in _WORDS or get_origin(kind) in (Literal, tuple, Union, UnionType)
 
 
-def _converted(value: Any, kind: Any, name: str, where: str) -> Any:
+def _converted(value: object, kind: object, name: str, where: str) -> Any:
     """Return a value of TOML converted to the type of its field. Raises ArgumentError if it does not fit."""
     inner = [part for part in get_args(kind) if _is_plain(part)] if get_origin(kind) in (Union, UnionType) else [kind]
     for one in inner:
@@ -246,7 +246,7 @@ def _converted(value: Any, kind: Any, name: str, where: str) -> Any:
     raise ArgumentError(f"{where}: {name} is {short_repr(value)}: expected {kind_in_words(kind)}")
 
 
-def _written(value: Any) -> str:
+def _written(value: object) -> str:
     """Return a value as TOML. Raises ArgumentError for text that is not valid Unicode, which TOML does not have."""
     if isinstance(value, bool):
         return str(value).lower()

@@ -66,14 +66,14 @@ def set_aside(path: Path) -> Path:
     return aside
 
 
-def write_json(path: Path, content: Mapping[str, Any], *, durable: bool = False) -> None:
+def write_json(path: Path, content: Mapping[str, object], *, durable: bool = False) -> None:
     """Write a JSON object, atomically. Raises OSError, and ValueError for a NaN or an infinity."""
     with replacing(path, durable=durable) as part:
         part.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def write_tensors(
-    path: Path, tensors: Mapping[str, Any], save_file: Callable[..., None], metadata: Mapping[str, str] | None = None
+    path: Path, tensors: Mapping[str, object], save_file: Callable[..., None], metadata: Mapping[str, str] | None = None
 ) -> None:
     """Write tensors with `save_file` of safetensors.numpy or safetensors.torch, atomically. Raises OSError.
 

@@ -29,7 +29,7 @@ class _CompilationNotice(event.Listener):
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.kernels: set[Callable[..., Any]] = set()
+        self.kernels: set[Callable[..., object]] = set()
         self.logged = False
 
     def on_start(self, event: Any) -> None:
@@ -41,7 +41,7 @@ class _CompilationNotice(event.Listener):
             kernel_directory(),
         )
 
-    def on_end(self, event: Any) -> None:
+    def on_end(self, event: object) -> None:
         pass
 
 

@@ -21,8 +21,8 @@ class DoubledKeyError(ValueError):
 def parse_json(
     text: str | bytes,
     *,
-    parse_constant: Callable[[str], Any] | None = None,
-    parse_float: Callable[[str], Any] | None = None,
+    parse_constant: Callable[[str], object] | None = None,
+    parse_float: Callable[[str], object] | None = None,
 ) -> Any:
     """Return the value that a text of JSON holds.
 
@@ -33,9 +33,9 @@ def parse_json(
     ...
     leafbeam.json_reader.DoubledKeyError: 'name' is there twice (at rules[0].name): keep one
     """
-    doubled: list[tuple[dict[str, Any], str]] = []
+    doubled: list[tuple[dict[str, object], str]] = []
 
-    def fields_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def fields_of(pairs: list[tuple[str, object]]) -> dict[str, object]:
         fields = dict(pairs)
         if len(fields) < len(pairs):
             doubled.append((fields, _first_repeated(pairs)))
@@ -58,15 +58,15 @@ def check_keys(text: bytes, num_keys: int) -> None:
         parse_json(text)
 
 
-def _first_repeated(pairs: list[tuple[str, Any]]) -> str:
+def _first_repeated(pairs: list[tuple[str, object]]) -> str:
     seen: set[str] = set()
     return next(key for key, _ in pairs if key in seen or seen.add(key))
 
 
-def _error_of(value: Any, key_by_id: dict[int, str]) -> DoubledKeyError:
+def _error_of(value: object, key_by_id: dict[int, str]) -> DoubledKeyError:
     """Return the error of the first of these objects that is still in a value: the outermost always is."""
     names: list[str] = []
-    walks: list[Iterator[tuple[str, Any]]] = [iter([("", value)])]
+    walks: list[Iterator[tuple[str, object]]] = [iter([("", value)])]
     while True:
         for name, node in walks[-1]:
             if isinstance(node, dict | list):
@@ -80,7 +80,7 @@ def _error_of(value: Any, key_by_id: dict[int, str]) -> DoubledKeyError:
             names.pop()
 
 
-def _children_of(node: Any) -> Iterator[tuple[str, Any]]:
+def _children_of(node: object) -> Iterator[tuple[str, object]]:
     if isinstance(node, dict):
         return ((f".{key}", child) for key, child in cast("dict[str, Any]", node).items())
     return ((f"[{number}]", child) for number, child in enumerate(cast("list[Any]", node)))

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,7 +81,7 @@ class Automaton:
     @classmethod
     def from_json_schema(
         cls,
-        schema: Mapping[str, Any] | str,
+        schema: Mapping[str, object] | str,
         vocabulary: Vocabulary,
         *,
         compress: bool = False,

@@ -48,13 +48,13 @@ class References:
         self._bases: dict[int, str] = {}  # of schemas with an $id, by their Python id
         self.root = Location(schema=root, path="#", base=self._collect(root, "#", ""))
 
-    def inside(self, schema: Mapping[str, Any], path: str, base: str) -> str:
+    def inside(self, schema: Mapping[str, object], path: str, base: str) -> str:
         """Return the base URI inside a schema, from the base URI around it."""
         if _is_resource(schema) and id(schema) not in self._bases:
             raise AutomatonError(f"{path} has an $id where no schema is expected: move it to $defs", pointer=path)
         return self._bases.get(id(schema), base)
 
-    def resolved(self, reference: Any, path: str, base: str) -> Location:
+    def resolved(self, reference: object, path: str, base: str) -> Location:
         """Return the schema that a `$ref` refers to. Raises AutomatonError."""
         if not isinstance(reference, str):
             raise self._unknown(reference, path)
@@ -79,7 +79,7 @@ class References:
             resource = Location(schema=part[0], path=below(resource.path, part[1]), base=base)
         return resource
 
-    def _unknown(self, reference: Any, path: str) -> AutomatonError:
+    def _unknown(self, reference: object, path: str) -> AutomatonError:
         return AutomatonError(
             f"{path} is {short_repr(reference)}: expected a pointer into this schema, like '#/$defs/item', or an $anchor or "
             "$id in it; other documents are not read",
@@ -131,7 +131,7 @@ def _joined(base: str, uri: str) -> str:
     return urljoin(base, uri) if uri else base
 
 
-def _part(schema: Any, name: str) -> tuple[Any, str] | None:
+def _part(schema: object, name: str) -> tuple[object, str] | None:
     """Return (the part of that name, its name without escapes), or None if there is no such part."""
     if _ESCAPED.search(name):
         return None

@@ -10,7 +10,7 @@ only one form of each instance:
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,7 +81,7 @@ class _Compiler:
     max_states: int
     built: dict[tuple[str, str], ByteDFA] = field(default_factory=dict[tuple[str, str], ByteDFA])
 
-    def language(self, schema: Any, scope: Scope) -> ByteDFA:
+    def language(self, schema: object, scope: Scope) -> ByteDFA:
         schema = mapping_of(schema, scope)
         base = self.references.inside(schema, scope.path, scope.base)
         scope = Scope(path=scope.path, base=base, open_refs=scope.open_refs)
@@ -149,7 +149,7 @@ class _Compiler:
             raise scope.error(f" allows nothing: no value of its {name} is of type {schema['type']!r}")
         return network.language()
 
-    def _combined(self, combine: str, value: Any, scope: Scope) -> ByteDFA:
+    def _combined(self, combine: str, value: object, scope: Scope) -> ByteDFA:
         if combine == "$ref":
             location = self.references.resolved(value, below(scope.path, "$ref"), scope.base)
             if id(location.schema) in scope.open_refs:
@@ -170,7 +170,7 @@ class _Compiler:
             network.add(START, self.language(part, inner.below(number)), END)
         return network.language()
 
-    def _exclusive(self, parts: list[Any], scope: Scope) -> bool:
+    def _exclusive(self, parts: Sequence[object], scope: Scope) -> bool:
         """Return whether at most one of the alternatives can hold: by type, or by one property with distinct values."""
         schemas = [mapping_of(part, scope.below(number)) for number, part in enumerate(parts)]
         schemas = [
@@ -207,7 +207,7 @@ class _Compiler:
             return self._pattern(f'"(?:{self._pattern_of(schema["pattern"], scope.below("pattern"))})"', scope)
         return self._pattern(f'"{CHARACTER}{{{low},{"" if high is None else high}}}"', scope)
 
-    def _pattern_of(self, pattern: Any, scope: Scope) -> str:
+    def _pattern_of(self, pattern: object, scope: Scope) -> str:
         if not isinstance(pattern, str) or not pattern.startswith("^") or not _ends_with_dollar(pattern):
             raise scope.error(
                 f": the pattern is {short_repr(pattern)}: expected ^...$ (without them it would allow anything around a match)"

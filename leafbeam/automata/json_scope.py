@@ -84,19 +84,19 @@ def check_keywords(keywords: set[str], known: set[str], scope: Scope, when: str)
         raise AutomatonError(f"{scope.path}{said}", pointer=path)
 
 
-def mapping_of(value: Any, scope: Scope) -> Schema:
+def mapping_of(value: object, scope: Scope) -> Schema:
     if not isinstance(value, Mapping):
         raise scope.error(f" is {short_repr(value)}: expected a schema object (true and false are not supported)")
     return value
 
 
-def list_of(value: Any, scope: Scope) -> list[Any]:
+def list_of(value: object, scope: Scope) -> list[object]:
     if not isinstance(value, list) or not value:
         raise scope.error(f" is {short_repr(value)}: expected a list that is not empty")
     return value
 
 
-def names_of(value: Any, scope: Scope) -> list[str]:
+def names_of(value: object, scope: Scope) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise scope.error(f" is {short_repr(value)}: expected a list of property names")
     return value

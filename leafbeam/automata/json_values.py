@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from leafbeam.automata.json_scope import Scope
 from leafbeam.automata.network import END, START, Network
@@ -42,10 +41,10 @@ def add_texts(network: Network, node: int, texts: Sequence[bytes], to: int) -> N
         network.add_text(node, text, to)
 
 
-def add_value(network: Network, node: int, value: Any, to: int, scope: Scope) -> None:
+def add_value(network: Network, node: int, value: object, to: int, scope: Scope) -> None:
     """Join two nodes by the texts of one JSON value."""
     if isinstance(value, Mapping | list):
-        parts: list[Any] = [pair for item in value.items() for pair in item] if isinstance(value, Mapping) else value
+        parts: list[object] = [pair for item in value.items() for pair in item] if isinstance(value, Mapping) else value
         if not parts:
             network.add_text(node, b"{}" if isinstance(value, Mapping) else b"[]", to)
             return

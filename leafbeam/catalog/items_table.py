@@ -30,7 +30,7 @@ _CLOSE_S = 5.0
 _ONE_THREAD = "SET threads = 1"  # for a few rows, to wake others takes longer than the work
 _SETTINGS: dict[str, Any] = {"TimeZone": "UTC", "autoinstall_known_extensions": "false"}  # a rule must not download code
 # A rule reads no other file, and no statement turns this off.
-_TABLE_ALONE: dict[str, Any] = {**_SETTINGS, "enable_external_access": "false"}
+_TABLE_ALONE: dict[str, object] = {**_SETTINGS, "enable_external_access": "false"}
 
 
 @dataclass(frozen=True, kw_only=True)

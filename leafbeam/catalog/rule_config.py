@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 from leafbeam.errors import RuleError, counted
 from leafbeam.files import read_text
@@ -138,7 +137,7 @@ def _forbidden_source(where: str) -> str | None:
     return next(iter(_forbidden_sources(tree)), None)
 
 
-def _forbidden_sources(node: Any) -> Iterable[str]:
+def _forbidden_sources(node: object) -> Iterable[str]:
     """Yield the functions and files in a part of what json_serialize_sql returns.
 
     A table with a dot in its name needs its schema.

@@ -191,7 +191,7 @@ def _copy_batches(
 
     mistakes: list[DataError] = []  # DuckDB would put them into a text of its own
 
-    def checked() -> Generator[Any]:
+    def checked() -> Generator[object]:
         begin = 0
         try:
             for batch in batches:

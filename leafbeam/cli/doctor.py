@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.table import Table
@@ -169,7 +169,7 @@ def _blas() -> str:
     try:
         import numpy as np
 
-        found: Any = np.show_config(mode="dicts")
+        found: object = np.show_config(mode="dicts")
         blas = found["Build Dependencies"]["blas"]
         return f"{blas['name']} {blas['version']}"
     except (ImportError, KeyError, TypeError):
@@ -253,7 +253,7 @@ def _tested(backends: tuple[str, ...], device: str) -> Iterator[Finding]:
 
 
 def _has_cuda() -> bool:
-    torch: Any = sys.modules.get("torch")
+    torch: object = sys.modules.get("torch")
     return torch is not None and torch.version.cuda is not None and torch.cuda.is_available()
 
 

@@ -145,7 +145,7 @@ def _joined(
     )
 
 
-def _of_matrix(path: Path, array: Any, transposed: bool) -> ForeignSids:
+def _of_matrix(path: Path, array: object, transposed: bool) -> ForeignSids:
     """Return the codes of the items 0, 1, ...: (N, L), or transposed (L, N), as GRID's TIGER reads them."""
     if array.ndim != 2 or array.dtype.kind not in "iu":
         raise DataError(f"{path} holds {array.dtype} of shape {array.shape}: expected whole numbers (items, levels)")
@@ -170,7 +170,7 @@ def _of_torch(path: Path, transposed: bool) -> ForeignSids:
 
     try:
         with open_regular(path) as file:
-            content: Any = torch.load(file, map_location="cpu", weights_only=True)
+            content: object = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # its unpickler raises any
         raise DataError(f"{path} is not a file of tensors that can be read safely ({type(error).__name__})") from error
     if isinstance(content, torch.Tensor):
@@ -217,7 +217,7 @@ def _of_json(path: Path, id_column: str, transposed: bool) -> ForeignSids:
     return _joined(path, [codes_of_table(path, read_json_table(path, (id_column, "item_id")), id_column)])
 
 
-def _has_sids_as_keys(path: Path, by_sid: Mapping[str, Any]) -> bool:
+def _has_sids_as_keys(path: Path, by_sid: Mapping[str, object]) -> bool:
     """Return whether the keys of an object are Semantic IDs, such as <a_1><b_2>, and its values the items that have them.
 
     Raises:
@@ -235,9 +235,9 @@ def _split_tokens(text: str) -> list[str]:
     return tokens if not re.sub(r"[\s,\[\]()'\"]", "", _WRITTEN_TOKEN.sub("", text)) else []
 
 
-def _by_item(path: Path, by_sid: Mapping[str, Any]) -> dict[Any, list[str]]:
+def _by_item(path: Path, by_sid: Mapping[str, object]) -> dict[Any, list[str]]:
     """Return the tokens of each item, from an object whose keys are Semantic IDs and whose values are an item or a list."""
-    by_id: dict[Any, list[str]] = {}
+    by_id: dict[object, list[str]] = {}
     for sid, value in by_sid.items():
         for item_id in value if isinstance(value, list) else [value]:
             if not is_id(item_id):
@@ -297,7 +297,7 @@ def _checked_ids(path: Path, item_ids: list[Any], is_text_file: bool) -> NDArray
     return decode_ids(ids_from_arrow(ids.column))
 
 
-def _parsed(code: Any, where: str, parsed: dict[str, tuple[str, int]]) -> tuple[str, int]:
+def _parsed(code: object, where: str, parsed: dict[str, tuple[str, int]]) -> tuple[str, int]:
     """Return the name and the number of a token; a number has no name."""
     if isinstance(code, int) and not isinstance(code, bool) and 0 <= code <= _MAX_NUMBER:
         return "", code

@@ -26,7 +26,7 @@ class ItemWriter(Protocol):
     columns: Mapping[str, str]
     text_ids: bool
 
-    def send(self, operation: Operation, rows: Sequence[Mapping[str, Any]], *, missing_ok: bool = False) -> ChangeAnswer:
+    def send(self, operation: Operation, rows: Sequence[Mapping[str, object]], *, missing_ok: bool = False) -> ChangeAnswer:
         """Make one change of all rows or of none.
 
         Raises:
@@ -47,7 +47,7 @@ class _RunItems:
     def __init__(self, writer: "CatalogWriter", columns: Mapping[str, str], text_ids: bool) -> None:
         self._writer, self.columns, self.text_ids = writer, columns, text_ids
 
-    def send(self, operation: Operation, rows: Sequence[Mapping[str, Any]], *, missing_ok: bool = False) -> ChangeAnswer:
+    def send(self, operation: Operation, rows: Sequence[Mapping[str, object]], *, missing_ok: bool = False) -> ChangeAnswer:
         lines = Lines.of_rows(rows)
         return self._writer.put(lines) if operation == "put" else self._writer.delete(lines, missing_ok=missing_ok)
 

@@ -5,7 +5,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -38,7 +38,7 @@ def add(
 
     began = time.perf_counter()
     with items_of(run, url, makes_codes=not codes) as writer:
-        row: dict[str, Any] = {"item_id": _id_of(item_id, writer.text_ids)}
+        row: dict[str, object] = {"item_id": _id_of(item_id, writer.text_ids)}
         if codes:
             row["codes"] = [_number(code, "--codes") for code in codes.split(",")]
         for text in attributes or ():

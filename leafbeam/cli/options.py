@@ -64,7 +64,7 @@ def _declared(
     run: Callable[..., None], command: Callable[..., None], parameters: list[inspect.Parameter]
 ) -> Callable[..., None]:
     """Return a function with the parameters that typer shall see, and the description of a command."""
-    declared: Any = run
+    declared: object = run
     declared.__signature__ = inspect.Signature(parameters)
     declared.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     declared.__doc__ = command.__doc__

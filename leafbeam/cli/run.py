@@ -1,6 +1,7 @@
 """A run directory: the files that commands leave for one another."""
 
 import json
+from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,7 +110,7 @@ class RunDirectory:
             if not path.exists():
                 raise CheckpointError(f"{path} does not exist: run `leafbeam {_WRITERS[name]} --run {self.path}` first")
 
-    def add_to_report(self, step: str, figures: dict[str, Any]) -> None:
+    def add_to_report(self, step: str, figures: Mapping[str, object]) -> None:
         """Write the figures of a step into report.json; those of other steps stay."""
         report = self.read_report()
         report[step] = figures

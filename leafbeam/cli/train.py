@@ -102,7 +102,7 @@ class ModelOptions:
         from leafbeam.train import preset
 
         start = preset(self.size)
-        changes: dict[str, Any] = {"budget": budget, "seed": self.seed, "architecture": self.architecture}
+        changes: dict[str, object] = {"budget": budget, "seed": self.seed, "architecture": self.architecture}
         changes["num_hidden_layers"] = self.layers
         if self.width is not None:
             heads = self.width // start.head_dim

@@ -6,7 +6,7 @@ OpenAPI document.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 from urllib.parse import quote, urlencode
 from uuid import uuid4
 
@@ -119,7 +119,7 @@ def count_interactions(interactions: Iterable[InteractionBody], *, key: str | No
     return _call("count_interactions", InteractionsAnswer, body=body, key=key or new_key())
 
 
-def put_items(items: Iterable[Mapping[str, Any]], *, key: str | None = None) -> Call[ChangeAnswer]:
+def put_items(items: Iterable[Mapping[str, object]], *, key: str | None = None) -> Call[ChangeAnswer]:
     """Insert or replace up to 10,000 items, all or none: `PUT /v1/items`.
 
     Args:
@@ -139,7 +139,7 @@ def put_lines(lines: bytes, key: str | None = None) -> Call[ChangeAnswer]:
     return _change("put_items", lines, key)
 
 
-def patch_items(items: Iterable[Mapping[str, Any]], *, key: str | None = None) -> Call[ChangeAnswer]:
+def patch_items(items: Iterable[Mapping[str, object]], *, key: str | None = None) -> Call[ChangeAnswer]:
     """Change the attributes or codes that are given for each item, for all items or none: `PATCH /v1/items`.
 
     Everything else is as for `put_items`.
@@ -283,7 +283,7 @@ def new_key() -> str:
     return uuid4().hex
 
 
-def encode_lines(items: Iterable[Mapping[str, Any]]) -> bytes:
+def encode_lines(items: Iterable[Mapping[str, object]]) -> bytes:
     """Return items as JSON lines.
 
     Raises:
@@ -292,7 +292,7 @@ def encode_lines(items: Iterable[Mapping[str, Any]]) -> bytes:
     return b"\n".join(encode_line(item, number) for number, item in enumerate(items, 1))
 
 
-def encode_line(item: Mapping[str, Any], number: int) -> bytes:
+def encode_line(item: Mapping[str, object], number: int) -> bytes:
     """Return one item as a line of JSON."""
     return _encode(item, f"item {number:,}")
 
@@ -341,13 +341,13 @@ def _part(argument: str, value: ItemId) -> str:
         raise ArgumentError(f"{argument} must be valid Unicode, not {short_repr(value)}") from None
 
 
-def _without_defaults(body: RecommendBody) -> dict[str, Any]:
+def _without_defaults(body: RecommendBody) -> dict[str, object]:
     """Return the fields that differ from their defaults, so that an older server need not know the others."""
     fields, plain = msgspec.structs.asdict(body), RecommendBody()
     return {name: value for name, value in fields.items() if value != getattr(plain, name)}
 
 
-def _encode(value: Any, place: str = "the request") -> bytes:
+def _encode(value: object, place: str = "the request") -> bytes:
     try:
         return msgspec.json.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:

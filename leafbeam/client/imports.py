@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from leafbeam.client.calls import Call, encode_line, new_key, put_lines
 from leafbeam.errors import ArgumentError, BatchError, ServerError
@@ -31,7 +30,7 @@ class _Chunk:
 
 
 def import_items(
-    items: Iterable[Mapping[str, Any]],
+    items: Iterable[Mapping[str, object]],
     *,
     chunk_items: int = 1_000,
     chunk_bytes: int = 4 << 20,
@@ -70,7 +69,7 @@ def import_items(
     return done
 
 
-def _chunks(items: Iterable[Mapping[str, Any]], max_items: int, max_bytes: int) -> Generator[_Chunk]:
+def _chunks(items: Iterable[Mapping[str, object]], max_items: int, max_bytes: int) -> Generator[_Chunk]:
     first, lines, size = 0, list[bytes](), 0
     for number, item in enumerate(items, 1):
         line = encode_line(item, number)

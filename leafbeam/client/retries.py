@@ -166,7 +166,7 @@ def _failure(call: Call[Any], reply: Reply, request_id: str) -> ServerError:
     )
 
 
-def _detail(body: bytes) -> dict[str, Any]:
+def _detail(body: bytes) -> dict[str, object]:
     try:
         content = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -175,7 +175,7 @@ def _detail(body: bytes) -> dict[str, Any]:
     return detail if isinstance(detail, dict) else {}
 
 
-def _retry_after_s(reply: Reply, detail: dict[str, Any]) -> float | None:
+def _retry_after_s(reply: Reply, detail: Mapping[str, object]) -> float | None:
     """Return the pause that the server asks for, from its body in milliseconds or from the header in seconds."""
     in_ms = detail.get("retry_after_ms")
     if isinstance(in_ms, int | float) and not isinstance(in_ms, bool) and 0 <= in_ms < math.inf:
@@ -184,11 +184,11 @@ def _retry_after_s(reply: Reply, detail: dict[str, Any]) -> float | None:
     return min(float(text[:9]), _MAX_WAIT_S) if text.isdecimal() and text.isascii() else None
 
 
-def _lines(found: Any) -> dict[int, str]:
+def _lines(found: object) -> dict[int, str]:
     if not isinstance(found, dict):
         return {}
     return {int(number): str(problem) for number, problem in found.items() if number[:9].isdecimal() and number == number[:9]}
 
 
-def _name(call: Call[Any]) -> str:
+def _name(call: Call[object]) -> str:
     return f"{call.method} {call.target.partition('?')[0][:100]}"

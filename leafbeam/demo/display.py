@@ -2,7 +2,7 @@
 
 import html
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import Any
@@ -41,7 +41,7 @@ def print_side_by_side(console: Console, lists: Sequence[ItemList]) -> None:
     console.print(grid)
 
 
-def item_title(row: dict[str, Any]) -> str:
+def item_title(row: Mapping[str, object]) -> str:
     """Return the title of a row of the item table, after its brand unless the title contains it."""
     title = _plain(row.get("title")) or f"item {row['item_id']}"
     brand = _plain(row.get("brand"))

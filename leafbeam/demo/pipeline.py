@@ -7,7 +7,6 @@ import time
 import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.panel import Panel
@@ -80,7 +79,7 @@ class Demo:
             self._print(f"`leafbeam serve --run {run}` listens on {server.address}")
             tour = Tour(log=log, rules=rules, server=server, run=run, console=self.console, seed=self.seed)
             tour.show_user()
-            results: dict[str, Any] = {"answers": tour.show_answers(), "checked": tour.check_users(self.num_checked_users)}
+            results: dict[str, object] = {"answers": tour.show_answers(), "checked": tour.check_users(self.num_checked_users)}
             self._heading("A rule changes", "Edit a file, signal the server. Nothing is rebuilt or restarted.")
             results["change"] = tour.change_a_rule()
             results["page"] = tour.fragment

@@ -19,12 +19,12 @@ class SqlChecker:
         self._connection.execute("CREATE TABLE items AS SELECT * FROM source").fetchall()
         self._connection.unregister("source")
 
-    def rows(self, item_ids: Sequence[Any]) -> list[dict[str, Any]]:
+    def rows(self, item_ids: Sequence[object]) -> list[dict[str, Any]]:
         """Return the rows of some items, in the given order. Raises KeyError where an item does not exist."""
         found = {row["item_id"]: row for row in self._select("TRUE", item_ids)}
         return [found[item_id] for item_id in item_ids]
 
-    def count_violations(self, predicates: Sequence[str], item_ids: Sequence[Any]) -> int:
+    def count_violations(self, predicates: Sequence[str], item_ids: Sequence[object]) -> int:
         """Return how many of the items (repeated ones counted each time) violate a predicate or do not exist; NULL violates."""
         conjunction = " AND ".join(f"coalesce(({predicate}), FALSE)" for predicate in predicates) or "TRUE"
         allowed = {row["item_id"] for row in self._select(conjunction, item_ids)}
@@ -36,11 +36,11 @@ class SqlChecker:
         ((count,),) = self._connection.execute(f"SELECT count(*) FROM items WHERE {conjunction}").fetchall()
         return int(count)
 
-    def set_stock(self, item_id: Any, stock: int) -> None:
+    def set_stock(self, item_id: object, stock: int) -> None:
         """Apply a change of the shop's stock to the copy."""
         self._connection.execute("UPDATE items SET stock = ? WHERE item_id = ?", [stock, item_id]).fetchall()
 
-    def _select(self, predicate: str, item_ids: Sequence[Any]) -> list[dict[str, Any]]:
+    def _select(self, predicate: str, item_ids: Sequence[object]) -> list[dict[str, object]]:
         if not item_ids:
             return []
         self._connection.register("requested", pa.table({"item_id": pa.array(list(dict.fromkeys(item_ids)))}))

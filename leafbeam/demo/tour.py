@@ -86,7 +86,7 @@ class Tour:
             self.console.print(f"The items have no {' and no '.join(sorted(missing))}: there is no rule on it.")
         self.console.print()
 
-    def show_answers(self) -> list[dict[str, Any]]:
+    def show_answers(self) -> list[dict[str, object]]:
         """Print the answers to all requests side by side, and check each."""
         answers = [(rules, self._recommend(self.user, rules)) for rules in self.requests]
         allowed = [f"{self.checker.count_allowed(_predicates(rules)):,}" for rules in self.requests]
@@ -107,11 +107,11 @@ class Tour:
             for rules, response in answers
         ]
 
-    def check_users(self, count: int) -> dict[str, Any]:
+    def check_users(self, count: int) -> dict[str, object]:
         """Repeat the requests for `count` users, and count violations with and without the rules in the request."""
         users = np.flatnonzero(self.log.histories.lengths_U >= 3)
         users = np.random.default_rng(self.seed + 1).permutation(users)[:count].tolist()
-        figures: dict[str, Any] = {"users": len(users)}
+        figures: dict[str, object] = {"users": len(users)}
         unfiltered = [item for user in users for item in self._recommend(user, ()).item_ids]
         for rules in self.requests[1:]:
             responses = [self._recommend(user, rules) for user in users]
@@ -130,7 +130,7 @@ class Tour:
                 raise DemoError(f"{counted(broken, 'violation')} of “{name}” in {counted(len(items), 'item')}: {BUG}")
         return figures
 
-    def change_a_rule(self) -> dict[str, Any]:
+    def change_a_rule(self) -> dict[str, object]:
         """Add a rule to rules.toml (and sell out the first item, if items have stock), reload, and request it."""
         rules, new_rule = self.requests[1], self._new_rule()
         stock_rules = tuple(rule for rule in self.rules if rule.name == "in_stock")
@@ -212,7 +212,7 @@ class Tour:
             raise DemoError(f"the server answered {response.status}: {response.message}; its log is {self.server.log}")
         return response
 
-    def _violations(self, rules: Sequence[Rule], item_ids: Sequence[Any]) -> int:
+    def _violations(self, rules: Sequence[Rule], item_ids: Sequence[object]) -> int:
         return self.checker.count_violations(_predicates(rules), item_ids)
 
     def _item_list(self, rules: Sequence[Rule], response: Response, note: str, *, marked: int | None = None) -> ItemList:

@@ -236,7 +236,7 @@ class PendingRequest:
         return True
 
 
-def _item_ids(name: str, values: Any) -> tuple[ItemId, ...]:
+def _item_ids(name: str, values: object) -> tuple[ItemId, ...]:
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise RequestError(f"{name} must be a list of item ids, not {short_repr(values)}")
     ids = tuple(values)
@@ -249,7 +249,7 @@ def _item_ids(name: str, values: Any) -> tuple[ItemId, ...]:
     return ids
 
 
-def _user(name: str, value: Any) -> UserId:
+def _user(name: str, value: object) -> UserId:
     user = value.item() if isinstance(value, np.generic) else value
     if not is_id(user):
         raise RequestError(f"{name} must be an id (an integer or text), not {short_repr(user)}")
@@ -269,14 +269,14 @@ def is_valid_unicode(text: str) -> bool:
     return True
 
 
-def _seconds(name: str, value: Any) -> float:
+def _seconds(name: str, value: object) -> float:
     number = value.item() if isinstance(value, np.number) else value
     if isinstance(number, bool) or not isinstance(number, int | float) or not abs(number) < 1e9:
         raise RequestError(f"{name} must be a number of seconds, not {short_repr(value)}")
     return float(number)
 
 
-def _positive(name: str, value: Any) -> int:
+def _positive(name: str, value: object) -> int:
     number = value.item() if isinstance(value, np.integer) else value
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise RequestError(f"{name} must be an integer of at least 1, not {short_repr(value)}")

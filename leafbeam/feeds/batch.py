@@ -92,7 +92,7 @@ class SourceColumns:
         """Return the columns to read; None for all."""
         return None if self.names is None else [self.item_id, *self.names]
 
-    def id_of(self, found: Mapping[str, Any]) -> int | str:
+    def id_of(self, found: Mapping[str, object]) -> int | str:
         """Return the id in a row of the source.
 
         Raises:
@@ -107,7 +107,7 @@ class SourceColumns:
             raise DataError(f"{what}: expected a whole number or text as item id")
         return item_id
 
-    def row(self, found: Mapping[str, Any], *, partial: bool = False) -> dict[str, Any]:
+    def row(self, found: Mapping[str, object], *, partial: bool = False) -> dict[str, Any]:
         """Return a row of the source as an item; with `partial`, columns may be missing.
 
         Raises:

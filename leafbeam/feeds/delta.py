@@ -4,7 +4,6 @@
 # pyright: reportUnknownParameterType=false
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from leafbeam.errors import FeedError
 from leafbeam.extras import optional_imports
@@ -58,7 +57,7 @@ class DeltaSource:
             raise self._failure(f"version {version}", error) from error
 
     def _open(self, version: int | None) -> DeltaTable:
-        options: Any = self._options or None
+        options: object = self._options or None
         try:
             return DeltaTable(self._uri, version=version, storage_options=options)
         except _ERRORS as error:

@@ -54,7 +54,7 @@ class KafkaFeed:
         self.name, self._servers, self._topic, self._group = f"Kafka topic {topic}", servers, topic, group
         self._columns, self._start, self._max_changes = columns or SourceColumns(), start, max_changes
         self._timeout_s = timeout_s
-        fixed: dict[str, Any] = {"bootstrap.servers": servers, "group.id": group, "enable.auto.commit": False}
+        fixed: dict[str, object] = {"bootstrap.servers": servers, "group.id": group, "enable.auto.commit": False}
         fixed |= {"enable.partition.eof": True, "auto.offset.reset": "error"}
         try:
             self._consumer = Consumer({"log_level": 0, **(properties or {}), **fixed})

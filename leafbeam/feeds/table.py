@@ -258,7 +258,7 @@ class _Differences:
             )
 
 
-def _rows_of(table: pa.Table) -> list[tuple[dict[str, Any], str]]:
+def _rows_of(table: pa.Table) -> list[tuple[dict[str, object], str]]:
     """Return each row of a table as JSON values, with a message if JSON cannot hold it exactly, else ""."""
     try:
         return [(row, "") for row in rows_of(table)]

@@ -37,7 +37,7 @@ class SpilledArray:
     def __len__(self) -> int:
         return self.length
 
-    def read(self, begin: int, out: NDArray[Any]) -> NDArray[Any]:
+    def read(self, begin: int, out: NDArray[np.generic]) -> NDArray[Any]:
         """Fill `out`, an array of the same item size, with the values from `begin` on."""
         offset = self.offset + begin * self.dtype.itemsize
         left = out.view(np.uint8).data if len(out) else memoryview(b"")
@@ -59,7 +59,7 @@ class SpillFile:
             raise IndexFileError(f"cannot make a file in {self.folder} ({error.strerror}): name another folder") from error
         self.size = 0
 
-    def append(self, array: NDArray[Any]) -> SpilledArray:
+    def append(self, array: NDArray[np.generic]) -> SpilledArray:
         """Write a contiguous array at the end of the file."""
         descriptor, offset = self._file.fileno(), self.size
         left = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
@@ -85,7 +85,7 @@ class SpillFile:
         """Free the disk space once no allocated array is left."""
         self._file.close()
 
-    def _or_full(self, write: Callable[[], Any], needed: int) -> Any:
+    def _or_full(self, write: Callable[[], object], needed: int) -> Any:
         try:
             return write()
         except OSError as error:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,11 +47,11 @@ def digest(tensors: Tensors) -> str:
     return f"{state:016x}"
 
 
-def write(path: Path, kind: FileKind, header: dict[str, Any], tensors: Tensors) -> None:
+def write(path: Path, kind: FileKind, header: Mapping[str, object], tensors: Tensors) -> None:
     """Write the bytes of `safetensors.numpy.save_file` to a temporary file and rename it: readers see a complete file."""
     if kind.has_digest:
         header = {**header, "digest": digest(tensors)}
-    table: dict[str, Any] = {"__metadata__": {kind.key: json.dumps(header)}}
+    table: dict[str, object] = {"__metadata__": {kind.key: json.dumps(header)}}
     names = sorted(tensors, key=lambda name: (_ORDER.index(_NAMES[tensors[name].dtype]), name))
     offset = 0
     for name in names:

@@ -3,7 +3,7 @@
 The log of requests, the HTTP interface and clients read them, so this module needs no package but msgspec.
 """
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 import msgspec
 from msgspec import Meta, Struct
@@ -22,7 +22,7 @@ class ChangeAnswer(Struct, frozen=True, kw_only=True):
     ]
 
     @classmethod
-    def nothing(cls, **fields: Any) -> Self:
+    def nothing(cls, **fields: object) -> Self:
         """Return the counts before the first change; `fields` are those that a subclass adds."""
         return cls(inserted=0, updated=0, deleted=0, ignored=0, number=0, **fields)
 

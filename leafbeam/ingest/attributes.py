@@ -31,7 +31,7 @@ class _MisfitError(ValueError):
     """A part of a value does not fit. The message names the part."""
 
 
-def table_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema, names: Sequence[str]) -> tuple[pa.Table, dict[int, str]]:
+def table_of(rows: Sequence[Mapping[str, object]], schema: pa.Schema, names: Sequence[str]) -> tuple[pa.Table, dict[int, str]]:
     """Return the columns `names` of some rows, with null where a row has no value, and the problems of rows by index."""
     columns: dict[str, pa.Array] = {}
     problems: dict[int, str] = {}
@@ -42,14 +42,14 @@ def table_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema, names: Sequen
     return pa.table(columns), problems
 
 
-def column_of(values: Sequence[Any], kind: pa.DataType) -> tuple[pa.Array, dict[int, str]]:
+def column_of(values: Sequence[object], kind: pa.DataType) -> tuple[pa.Array, dict[int, str]]:
     """Return a column of a type, with null where a value does not fit, and the problems of values by index.
 
     Numbers are not accepted as text, nor booleans as numbers. In a column of times or exact numbers, text is read as these; a
     time without a zone is UTC.
     """
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    fitting: list[Any] = []
+    fitting: list[object] = []
     problems: dict[int, str] = {}
     for index, value in enumerate(values):
         try:
@@ -68,7 +68,7 @@ def column_of(values: Sequence[Any], kind: pa.DataType) -> tuple[pa.Array, dict[
         return pa.array(fitting, kind), problems
 
 
-def _problem(value: Any, kind: pa.DataType) -> str:
+def _problem(value: object, kind: pa.DataType) -> str:
     expected = _NAMES.get(str(kind), f"of type {kind}")
     if pa.types.is_timestamp(kind) or pa.types.is_time(kind):
         expected += f": expected {type_name(kind)} as text in ISO 8601, with at most {_DIGITS[kind.unit]} digits of a second"
@@ -77,7 +77,7 @@ def _problem(value: Any, kind: pa.DataType) -> str:
     return f"{short_repr(value)} is not {expected}"
 
 
-def _fitting(value: Any, kind: pa.DataType) -> Any:
+def _fitting(value: object, kind: pa.DataType) -> Any:
     """Return a value that pyarrow converts without loss. Raises one of `_ERRORS` if it does not fit."""
     types = pa.types
     if types.is_dictionary(kind):
@@ -107,7 +107,7 @@ def _fitting(value: Any, kind: pa.DataType) -> Any:
     return value
 
 
-def _fitting_parts(value: Any, kind: pa.DataType) -> Any:
+def _fitting_parts(value: object, kind: pa.DataType) -> Any:
     """Return a list, a map as pairs or an object, with parts that fit. A null as a key would end the process in pyarrow."""
     types = pa.types
     if types.is_struct(kind):
@@ -119,7 +119,7 @@ def _fitting_parts(value: Any, kind: pa.DataType) -> Any:
             raise _MisfitError(f"there is no field {short_repr(unknown)}: an object of this column has {listed(names)}")
         return {field.name: _fitting_part(fields.get(field.name), field.type, "field", field.name) for field in kind}
     if types.is_map(kind):
-        pairs: Any = list(cast("Mapping[Any, Any]", value).items()) if isinstance(value, Mapping) else value
+        pairs: object = list(cast("Mapping[Any, Any]", value).items()) if isinstance(value, Mapping) else value
         if not isinstance(pairs, list) or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
             raise TypeError
         keys = [_fitting_part(key, kind.key_type, "key", key) for key, _ in pairs]
@@ -132,7 +132,7 @@ def _fitting_parts(value: Any, kind: pa.DataType) -> Any:
     return [_fitting_part(part, kind.value_type, "part", number) for number, part in enumerate(parts, 1)]
 
 
-def _fitting_part(value: Any, kind: pa.DataType, role: str, name: Any) -> Any:
+def _fitting_part(value: object, kind: pa.DataType, role: str, name: object) -> Any:
     """Return a part of a value as `_fitting` does. Raises _MisfitError with the name of the part."""
     try:
         return None if value is None else _fitting(value, kind)

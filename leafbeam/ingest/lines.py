@@ -95,7 +95,7 @@ class Lines:
         return cls.of_rows(rows)
 
     @classmethod
-    def of_rows(cls, rows: Iterable[Any]) -> "Lines":
+    def of_rows(cls, rows: Iterable[object]) -> "Lines":
         """Return items that are mappings already."""
         return cls(enumerate(rows, 1))
 
@@ -115,7 +115,7 @@ class _NoJson(str):
     """A text that says why a line is not JSON."""
 
 
-def _decoded(body: bytes) -> Iterator[tuple[int, Any]]:
+def _decoded(body: bytes) -> Iterator[tuple[int, object]]:
     decoder = _decoder_of(body)
     for number, line in enumerate(io.BytesIO(body), 1):
         if line.strip():
@@ -139,7 +139,7 @@ def _not_vanished(text: str) -> float:
     return number
 
 
-def _num_keys(content: Any) -> int:
+def _num_keys(content: object) -> int:
     """Return the number of keys of an object, 0 for any other value."""
     return len(cast("dict[str, Any]", content)) if isinstance(content, dict) else 0
 
@@ -149,7 +149,7 @@ def _check_values(body: bytes) -> None:
         raise DataError(f"a batch has up to {_MAX_VALUES:,} values: send it in parts")
 
 
-def _item_of(number: int, content: Any) -> ItemLine | str:
+def _item_of(number: int, content: object) -> ItemLine | str:
     """Return the item of a line, or what is wrong with it."""
     if isinstance(content, _NoJson):
         return content
@@ -173,7 +173,7 @@ def _item_of(number: int, content: Any) -> ItemLine | str:
     return ItemLine(number=number, item_id=item_id, codes=codes, vector=vector, attributes=attributes)
 
 
-def _num_text_bytes(value: Any) -> int:
+def _num_text_bytes(value: object) -> int:
     """Return the number of bytes of all texts in a value."""
     found, parts = 0, [value]
     while parts:
@@ -188,7 +188,7 @@ def _num_text_bytes(value: Any) -> int:
     return found
 
 
-def _problem_of_id(item_id: Any) -> str | None:
+def _problem_of_id(item_id: object) -> str | None:
     if type(item_id) is int:
         return None if -(2**63) <= item_id < 2**63 else "item_id is beyond 64 bits: send it as text"
     if type(item_id) is not str or not item_id or "\0" in item_id:

@@ -159,7 +159,7 @@ def _version_of(trie: Path) -> str:
     return Trie.load(trie, verify=False).version
 
 
-def _read_rules(path: Path) -> dict[str, dict[str, Any]]:
+def _read_rules(path: Path) -> dict[str, dict[str, object]]:
     with suppress(FileNotFoundError):
         try:
             rules = read_json(path)["rules"]

@@ -178,7 +178,7 @@ class BatchJob:
             if name != self.columns.user and not (is_list and any(check(kind.value_type) for check in is_id)):
                 raise DataError(f"{file}: column {name!r} holds {kind}; expected lists of item ids, integers or text")
 
-    def _manifest(self, files: list[Path], num_partitions: int) -> dict[str, Any]:
+    def _manifest(self, files: list[Path], num_partitions: int) -> dict[str, object]:
         model, memory, rules = Path(self.model), self.files.memory, self.files.rules
         if not model.is_dir():
             raise DataError(f"{model} is not a model's directory")
@@ -245,10 +245,10 @@ class PartitionRunner:
             seconds=time.monotonic() - began,
         )
 
-    def _table(self, users: Any, results: list[Result]) -> Any:
+    def _table(self, users: object, results: list[Result]) -> Any:
         """Return one row per user, with its items best first."""
         kind = pa.string() if self._engine.trie.item_ids.dtype.kind == "U" else pa.int64()
-        columns: dict[str, Any] = {
+        columns: dict[str, object] = {
             self._job.columns.user: users,
             "item_ids": pa.array([list(result.item_ids) for result in results], pa.list_(kind)),
             "scores": pa.array([list(result.scores) for result in results], pa.list_(pa.float32())),
@@ -289,9 +289,9 @@ def _version_of(index: str | os.PathLike[str] | LiveIndex) -> str:
         return live.version().name
 
 
-def _compare(path: Path, manifest: dict[str, Any]) -> None:
+def _compare(path: Path, manifest: Mapping[str, object]) -> None:
     try:
-        existing: Any = json.loads(path.read_text(encoding="utf-8"))
+        existing: object = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read ({error}): name another output directory, or remove this one") from error
     if existing != manifest:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import httpx
 
@@ -52,7 +51,7 @@ class OpenAIServer(HttpLogprobs):
         self.model, self.num_logprobs, self._token_ids = model, num_logprobs, dict(token_ids or {})
         super().__init__(url, options, transport=transport)
 
-    def _body(self, queries: Sequence[TokenQuery]) -> dict[str, Any]:
+    def _body(self, queries: Sequence[TokenQuery]) -> dict[str, object]:
         return {
             "model": self.model,
             "prompt": [list(query.prefix) for query in queries],
@@ -62,7 +61,7 @@ class OpenAIServer(HttpLogprobs):
             "return_tokens_as_token_ids": True,
         }
 
-    def read(self, answer: Any, queries: Sequence[TokenQuery]) -> list[Logprobs | InferenceError]:
+    def read(self, answer: object, queries: Sequence[TokenQuery]) -> list[Logprobs | InferenceError]:
         """Return the log-probabilities of each query in an answer."""
         if not isinstance(answer, dict):
             raise InferenceError(f"the server's answer is {str(answer)[:80]}: expected an object with `choices`")
@@ -82,7 +81,7 @@ class OpenAIServer(HttpLogprobs):
             "vLLM has --max-logprobs"
         )
 
-    def _answer(self, choice: Mapping[str, Any], query: TokenQuery) -> Logprobs | InferenceError:
+    def _answer(self, choice: Mapping[str, object], query: TokenQuery) -> Logprobs | InferenceError:
         logprobs = choice.get("logprobs")
         top = logprobs.get("top_logprobs") if isinstance(logprobs, dict) else None
         first = top[0] if isinstance(top, list) and top else None

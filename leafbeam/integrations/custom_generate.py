@@ -145,13 +145,13 @@ def _checked(prompts_BT: Tensor | None) -> Tensor:
     return prompts_BT
 
 
-def _default_max_tokens(config: Any, prompt_length: int) -> int:
+def _default_max_tokens(config: object, prompt_length: int) -> int:
     """Return 256, or the number of positions that the model has left after the prompts."""
     positions = getattr(config, "max_position_embeddings", None)
     return DEFAULT_MAX_TOKENS if positions is None else max(1, min(DEFAULT_MAX_TOKENS, positions - prompt_length + 1))
 
 
-def _check_settings(settings: Mapping[str, Any], *, is_own: bool) -> None:
+def _check_settings(settings: Mapping[str, object], *, is_own: bool) -> None:
     """Refuse settings of the caller's own generation config that this search does not apply, and warn of the model's."""
     names = changing_settings(settings, lambda token: True, same_length=False, applied=False)
     if names and is_own:
@@ -261,7 +261,7 @@ class _CachedModel:
         self._cache = output.past_key_values
         return output.logits.float()
 
-    def step_fn(self, codes_BK: Any, parents_BK: Any) -> Tensor:
+    def step_fn(self, codes_BK: object, parents_BK: object) -> Tensor:
         """Return the logits of the next round, as `BeamSearch.run` takes them."""
         if codes_BK is None:
             if self._level:

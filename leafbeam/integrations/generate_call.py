@@ -16,7 +16,7 @@ from typing import Any
 from leafbeam.errors import ArgumentError, GenerationSettingsWarning, counted
 
 # The value that turns a setting off; None does so too.
-_ALWAYS: dict[str, Any] = {
+_ALWAYS: dict[str, object] = {
     "repetition_penalty": 1.0,
     "encoder_repetition_penalty": 1.0,
     "no_repeat_ngram_size": 0,
@@ -32,8 +32,8 @@ _ALWAYS: dict[str, Any] = {
     "do_sample": False,
 }
 _TOKENS: dict[str, Any] = dict.fromkeys(("bad_words_ids", "sequence_bias", "suppress_tokens", "begin_suppress_tokens"))
-_ENDS: dict[str, Any] = {"min_length": 0, "min_new_tokens": None, "exponential_decay_length_penalty": None}
-_SAMPLING: dict[str, Any] = {
+_ENDS: dict[str, object] = {"min_length": 0, "min_new_tokens": None, "exponential_decay_length_penalty": None}
+_SAMPLING: dict[str, object] = {
     "temperature": 1.0,
     "top_k": 0,
     "top_p": 1.0,
@@ -43,14 +43,14 @@ _SAMPLING: dict[str, Any] = {
     "epsilon_cutoff": 0.0,
     "eta_cutoff": 0.0,
 }
-_BEAMS: dict[str, Any] = {"length_penalty": 0.0}
-_BEAMS_OF_TEXTS: dict[str, Any] = {"early_stopping": False}
-_FORCED: dict[str, Any] = {"forced_bos_token_id": None, "forced_eos_token_id": None}
+_BEAMS: dict[str, object] = {"length_penalty": 0.0}
+_BEAMS_OF_TEXTS: dict[str, object] = {"early_stopping": False}
+_FORCED: dict[str, object] = {"forced_bos_token_id": None, "forced_eos_token_id": None}
 
 
 def changing_settings(
     settings: Mapping[str, Any], is_code: Callable[[int], bool], *, same_length: bool, applied: bool = True
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the settings under which `generate` returns other items or scores than a plain search, with their "off" values.
 
     settings: as in a generation config. is_code: whether a token may be generated. same_length: whether all sequences have one
@@ -72,7 +72,7 @@ def changing_settings(
     return {name: off for name, off in found.items() if name not in _TOKENS or _reaches(settings[name], is_code)}
 
 
-def shown(settings: Mapping[str, Any], names: Iterable[str]) -> str:
+def shown(settings: Mapping[str, object], names: Iterable[str]) -> str:
     """Return these settings as a caller would write them, long values cut."""
     return ", ".join(f"{name}={settings[name]!s:.60}" for name in names)
 
@@ -88,7 +88,7 @@ class GenerateCall:
     config: Any
     passed: frozenset[str]
     defaults: Any
-    processors: tuple[Any, ...]
+    processors: tuple[object, ...]
     columns: int
 
     @classmethod

@@ -96,11 +96,11 @@ class HttpLogprobs(ABC):
         self._transport.close()
 
     @abstractmethod
-    def _body(self, queries: Sequence[TokenQuery]) -> dict[str, Any]:
+    def _body(self, queries: Sequence[TokenQuery]) -> dict[str, object]:
         """Return the JSON object that asks for these queries."""
 
     @abstractmethod
-    def read(self, answer: Any, queries: Sequence[TokenQuery]) -> list[Logprobs | InferenceError]:
+    def read(self, answer: object, queries: Sequence[TokenQuery]) -> list[Logprobs | InferenceError]:
         """Return what a JSON answer says of each query. Raises InferenceError if it says nothing of any."""
 
     def logprobs(self, queries: Sequence[TokenQuery]) -> Answers:
@@ -159,14 +159,14 @@ def parse_json(body: bytes) -> Any:
         raise InferenceError(f"the server's answer is not JSON ({error}): {body[:80]!r}") from None
 
 
-def by_index(choices: Any, count: int) -> list[dict[str, Any] | InferenceError]:
+def by_index(choices: object, count: int) -> list[dict[str, object] | InferenceError]:
     """Return the choice of each prompt, by its `index`; an error where there is none, or more than one.
 
     Raises InferenceError if the choices cannot be read.
     """
     if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
         raise InferenceError(f"the server's answer has the choices {str(choices)[:80]}: expected a list of objects")
-    found: list[dict[str, Any] | InferenceError] = [
+    found: list[dict[str, object] | InferenceError] = [
         InferenceError(f"the server answered {len(choices)} of {counted(count, 'prompt')}", reason="missing_answer")
         for _ in range(count)
     ]

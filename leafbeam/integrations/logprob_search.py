@@ -230,7 +230,7 @@ class _Rounds:
 class _AskingConstraint(TrieConstraint):
     """A trie whose rounds get codes in the place of logits, and ask for the log-probabilities of legal children themselves."""
 
-    def read(self, number: int, beams: Beams[Any], logits: Any) -> Any:
+    def read(self, number: int, beams: Beams[object], logits: object) -> Any:
         return logits
 
 

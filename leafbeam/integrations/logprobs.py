@@ -49,7 +49,7 @@ class LogprobModel(Protocol):
         ...
 
 
-def answer_to(query: TokenQuery, tokens: Sequence[Any], logprobs: Sequence[Any]) -> Logprobs:
+def answer_to(query: TokenQuery, tokens: Sequence[object], logprobs: Sequence[object]) -> Logprobs:
     """Return the log-probabilities of a query from those of an engine, which may return more tokens than it was asked for.
 
     Raises InferenceError where a token is missing or has two values, or where a value is not a log-probability.
@@ -91,7 +91,7 @@ def answer_to(query: TokenQuery, tokens: Sequence[Any], logprobs: Sequence[Any])
     return np.where(values_C <= _EXCLUDED, -np.inf, values_C).astype(np.float32)
 
 
-def _numbers(values: Sequence[Any], kinds: str, what: str) -> NDArray[Any]:
+def _numbers(values: Sequence[object], kinds: str, what: str) -> NDArray[Any]:
     try:
         array = np.asarray(values) if len(values) else np.empty(0, np.int64)
     except (ValueError, OverflowError):  # ragged lists

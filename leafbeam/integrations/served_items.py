@@ -104,7 +104,7 @@ class ServedItems:
         """Return the legal tokens of one request after each prefix."""
         return LegalTokens(self.version, self.tokens, self.eos_token_id, [request], self._arrays)
 
-    def item_ids(self, generated: Sequence[int], extra_args: Mapping[str, Any] | None = None) -> NDArray[Any]:
+    def item_ids(self, generated: Sequence[int], extra_args: Mapping[str, object] | None = None) -> NDArray[Any]:
         """Return the allowed items that have the generated tokens; none if these are not a whole item.
 
         Args:

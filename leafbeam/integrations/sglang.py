@@ -6,7 +6,6 @@ Tested against SGLang 0.5.23; the tests that always run use a server of ours tha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from leafbeam.errors import InferenceError, counted
 from leafbeam.integrations.http_logprobs import HttpLogprobs
@@ -29,7 +28,7 @@ class SglangServer(HttpLogprobs):
     path = "/generate"
     same_tokens = False
 
-    def _body(self, queries: Sequence[TokenQuery]) -> dict[str, Any]:
+    def _body(self, queries: Sequence[TokenQuery]) -> dict[str, object]:
         return {
             "input_ids": [list(query.prefix) for query in queries],
             "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
@@ -38,9 +37,9 @@ class SglangServer(HttpLogprobs):
             "token_ids_logprob": [query.tokens_C.tolist() for query in queries],
         }
 
-    def read(self, answer: Any, queries: Sequence[TokenQuery]) -> list[Logprobs | InferenceError]:
+    def read(self, answer: object, queries: Sequence[TokenQuery]) -> list[Logprobs | InferenceError]:
         """Return the log-probabilities of each query in an answer."""
-        found: list[Any] = answer if isinstance(answer, list) else [answer]
+        found: list[object] = answer if isinstance(answer, list) else [answer]
         if len(found) != len(queries):
             reason = "duplicate" if len(found) > len(queries) else "missing_answer"
             raise InferenceError(
@@ -49,7 +48,7 @@ class SglangServer(HttpLogprobs):
         return [_answer(one, query) for one, query in zip(found, queries, strict=True)]
 
 
-def _answer(answer: Any, query: TokenQuery) -> Logprobs | InferenceError:
+def _answer(answer: object, query: TokenQuery) -> Logprobs | InferenceError:
     meta = answer.get("meta_info") if isinstance(answer, dict) else None
     positions = meta.get("output_token_ids_logprobs") if isinstance(meta, dict) else None
     if not isinstance(positions, list) or not positions or not isinstance(positions[0], list):

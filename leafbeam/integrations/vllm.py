@@ -173,7 +173,7 @@ class VllmServer(OpenAIServer):
     def _advice(self) -> str:
         return "the server ignored logprob_token_ids: it must be a vLLM whose /v1/completions has this field"
 
-    def _body(self, queries: Sequence[TokenQuery]) -> dict[str, Any]:
+    def _body(self, queries: Sequence[TokenQuery]) -> dict[str, object]:
         tokens = sorted({token for query in queries for token in query.tokens_C.tolist()})
         # Defaults of the model's generation_config.json would change `processed_logprobs`.
         plain = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}

@@ -27,7 +27,7 @@ class KnownRequests:
     """The answers to the newest requests that had a key. An answer is a value that JSON can hold."""
 
     def __init__(self) -> None:
-        self._answers: OrderedDict[str, tuple[str, Any]] = OrderedDict()
+        self._answers: OrderedDict[str, tuple[str, object]] = OrderedDict()
 
     def find(self, request: RequestKey | None) -> Any:
         """Return the answer to an earlier request with this key, or None.
@@ -44,7 +44,7 @@ class KnownRequests:
             )
         return answer
 
-    def note(self, request: RequestKey | None, answer: Any) -> None:
+    def note(self, request: RequestKey | None, answer: object) -> None:
         """Keep an answer. Beyond 10,000 answers, the oldest is dropped."""
         if request is not None:
             self._answers[request.key] = (request.digest, answer)
@@ -56,7 +56,7 @@ class KnownRequests:
         """Drop the answer to a key."""
         self._answers.pop(key, None)
 
-    def to_json(self) -> list[dict[str, Any]]:
+    def to_json(self) -> list[dict[str, object]]:
         """Return the requests, oldest first, as `load` reads them."""
         return [{"key": key, "digest": digest, "answer": answer} for key, (digest, answer) in self._answers.items()]
 

@@ -54,15 +54,15 @@ class ConstrainBackend(Protocol):
 
     def bind(self, index: Trie | Version) -> Any: ...
 
-    def bind_filters(self, arrays: Any, filters: Sequence[Filter]) -> Any: ...
+    def bind_filters(self, arrays: object, filters: Sequence[Filter]) -> Any: ...
 
     def step(
         self,
-        arrays: Any,
+        arrays: object,
         level: int,
-        beams: Beams[Any],
-        logits_BKV: Any,
-        filters: Any,
+        beams: Beams[object],
+        logits_BKV: object,
+        filters: object,
         *,
         num_beams: int,
         scoring: Scoring,
@@ -144,7 +144,7 @@ class IndexBindings:
             else:
                 self._before = dict(like._bound)
 
-    def on(self, backend: str, device: Any = "auto", logits: Any = None) -> BoundIndex:
+    def on(self, backend: str, device: object = "auto", logits: object = None) -> BoundIndex:
         """Return the version bound to a backend and device; "auto" is decided by the logits.
 
         Cost: a copy of the index, unless it is bound already or the backend is "cpu". Raises ArgumentError,
@@ -201,7 +201,7 @@ class LatestBindings:
             self._latest = None
 
 
-def _resolved(backend: str, device: Any, logits: Any) -> tuple[str, Any]:
+def _resolved(backend: str, device: Any, logits: Any) -> tuple[str, object]:
     """Return (backend, device) with "auto" replaced by what the logits say; device None is the backend's default."""
     if backend == "auto":
         of_logits = getattr(logits, "device", "cpu") if device == "auto" else device
@@ -217,13 +217,13 @@ def _resolved(backend: str, device: Any, logits: Any) -> tuple[str, Any]:
     return backend, None if backend == "cpu" else device
 
 
-def is_jax(array: Any) -> bool:
+def is_jax(array: object) -> bool:
     """Return whether an array is one of jax, traced or not, without importing jax."""
     jax = sys.modules.get("jax")
     return jax is not None and isinstance(array, jax.Array)
 
 
-def namespace_of(array: Any) -> Any:
+def namespace_of(array: object) -> Any:
     """Return the module whose functions take this array: numpy, torch or jax.numpy."""
     if isinstance(array, np.ndarray):
         return np

@@ -9,7 +9,6 @@ the library that torch has loaded. Where torch came with another one, kernels ru
 import ctypes
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -180,7 +179,7 @@ def _thread_id(typing_context):
 
 
 @jit.njit(cache=True, nogil=True, _nrt=False)
-def _write_ids(ids_N: Any, threads: int) -> None:
+def _write_ids(ids_N: object, threads: int) -> None:
     """ids[n] = the thread that runs part n"""
     fork(_write_ids_of, threads, threads, (ids_N,))
 

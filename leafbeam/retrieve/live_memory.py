@@ -4,7 +4,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +144,7 @@ class LiveMemory:
         with self._lock:
             self._compact()
 
-    def _append(self, record: dict[str, Any]) -> None:
+    def _append(self, record: Mapping[str, object]) -> None:
         """Log a record. Items that a binding to an index has inserted since the last record are logged before it."""
         first, end = self._num_logged, self.memory.num_items
         if first < end:

@@ -183,8 +183,8 @@ class ItemEncoder:
 
     def save(self, directory: str | Path, sids: SidTable) -> None:
         """Write one file beside the quantiser's. `sids` is the table of the fit."""
-        tensors: dict[str, NDArray[Any]] = {"vectors": self.vectors_RD, "codes": self.codes_RL}
-        header: dict[str, Any] = {"format_version": _VERSION, "codebook_sizes": self.codebook_sizes, "embedder": None}
+        tensors: dict[str, NDArray[np.generic]] = {"vectors": self.vectors_RD, "codes": self.codes_RL}
+        header: dict[str, object] = {"format_version": _VERSION, "codebook_sizes": self.codebook_sizes, "embedder": None}
         header["collision_strategy"] = self.collision_strategy
         if (embedder := self.embedder) is not None:
             fields = ("columns", "model", "neighbours", "behaviour_weight", "behaviour_dims")
@@ -295,6 +295,6 @@ def _embedder_of(fields: dict[str, Any] | None, tensors: dict[str, NDArray[Any]]
     return ItemEmbedder(**{name: fields[name] for name in _TYPES if name != "columns"}, columns=columns, vectorizer=vectorizer)
 
 
-def _words_of(text: NDArray[Any], idf: NDArray[Any]) -> ColumnWords:
+def _words_of(text: NDArray[np.generic], idf: NDArray[Any]) -> ColumnWords:
     words = bytes(text.astype(np.uint8, casting="no")).decode()
     return ColumnWords(words=tuple(words.split("\n")) if words else (), idf=idf)

@@ -67,7 +67,7 @@ class Quantiser(ABC):
     def _from_latents(self, latents_NZ: NDArray[np.float32]) -> NDArray[np.float32]:
         return latents_NZ
 
-    def _state(self) -> tuple[dict[str, NDArray[np.float32]], dict[str, Any]]:
+    def _state(self) -> tuple[dict[str, NDArray[np.float32]], dict[str, object]]:
         """Return the arrays and JSON settings that `save` writes beside codebook sizes, seed and centroids."""
         return {}, {}
 

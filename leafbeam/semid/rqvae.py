@@ -101,7 +101,7 @@ class RqVae(Quantiser):
     def _from_latents(self, latents_NZ: NDArray[np.float32]) -> NDArray[np.float32]:
         return (self._net["decoder"](torch.from_numpy(latents_NZ)) * self._scale + self._mean_D).numpy()
 
-    def _state(self) -> tuple[dict[str, NDArray[np.float32]], dict[str, Any]]:
+    def _state(self) -> tuple[dict[str, NDArray[np.float32]], dict[str, object]]:
         arrays = {f"net_{name}": value.numpy() for name, value in self._net.state_dict().items()}
         return arrays | {"mean": self._mean_D.numpy()}, {"scale": self._scale, "config": asdict(self.config)}
 

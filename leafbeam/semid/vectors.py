@@ -6,7 +6,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -44,7 +43,7 @@ def check_finite(
         )
 
 
-def _check_scale(vectors: NDArray[Any], source: str) -> None:
+def _check_scale(vectors: NDArray[np.generic], source: str) -> None:
     """Raise DataError if all numbers are so small that their squares are 0 in single precision."""
     if 0 < (largest := float(np.abs(vectors).max())) < _MIN_VALUE:
         raise DataError(
@@ -117,7 +116,7 @@ def _rows_of(table: pa.Table, item_ids: NDArray[np.generic], path: Path) -> NDAr
     row_of = {item: row for row, item in enumerate(table["item_id"].to_pylist())}
     if len(row_of) < len(table):
         raise DataError(f"{path} gives an item more than one vector: keep one row an item")
-    items: list[Any] = item_ids.tolist()
+    items: list[object] = item_ids.tolist()
     if missing := [item for item in items if item not in row_of]:
         example = next((f"; its ids are such as {item!r}" for item in row_of), "")
         raise DataError(f"{path} has no vector for {counted(len(missing), 'item')}, the first is {missing[0]!r}{example}")

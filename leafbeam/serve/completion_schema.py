@@ -12,7 +12,7 @@ from leafbeam.serve.errors import BodyError
 from leafbeam.serve.schema import Id, Int64, ItemId, RecommendBody, RequestFields
 
 # What clients send although it changes nothing; any other value would be ignored, and is refused.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
+_NEUTRAL: dict[str, tuple[object, ...]] = {
     "best_of": (None, 1),
     "echo": (None, False),
     "frequency_penalty": (None, 0),
@@ -133,7 +133,7 @@ class TextOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     @property
     def constraint(self) -> str:
         """Return the constraint in JSON, for `constraint_from_json`. Raises BodyError for several, or an unknown format."""
-        found: list[dict[str, Any]] = []
+        found: list[dict[str, object]] = []
         if self.guided_regex is not None:
             found.append({"regex": self.guided_regex})
         if self.guided_choice is not None:
@@ -189,7 +189,7 @@ class Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     content: Annotated[str | list[TextPart], Meta(description="Text, or a list of parts of type `text`.")]
     name: str | None = None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the message as chat templates read it."""
         content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
         return {"role": self.role, "content": content, **({} if self.name is None else {"name": self.name})}

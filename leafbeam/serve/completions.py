@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -159,7 +159,7 @@ class CompletionRoutes:
             inside = error.pointer if field.startswith("response_format") and error.pointer is not None else ""
             raise AutomatonError(str(error), pointer=f"{field}{inside}") from error
 
-    async def _chunks(self, answer: "_Answer", events: TextEvents) -> AsyncGenerator[Any]:
+    async def _chunks(self, answer: "_Answer", events: TextEvents) -> AsyncGenerator[object]:
         """Yield the chunks of a stream: one for each piece of text, and one with the reason why each text ended."""
         try:
             for chunk in answer.opening():
@@ -228,16 +228,16 @@ class _Answer:
         ]
         return CompletionAnswer(choices=choices, **shared)
 
-    def opening(self) -> list[dict[str, Any]]:
+    def opening(self) -> list[dict[str, object]]:
         if not self._plan.is_chat:
             return []
         return [self._chunk([self._choice(index, {"role": "assistant", "content": ""})]) for index in range(self._num_texts)]
 
-    def piece(self, prompt: int, k: int, piece: str) -> dict[str, Any]:
+    def piece(self, prompt: int, k: int, piece: str) -> dict[str, object]:
         content = {"content": piece} if self._plan.is_chat else piece
         return self._chunk([self._choice(prompt * self._num_texts + k, content)])
 
-    def closing(self, texts: Texts) -> list[dict[str, Any]]:
+    def closing(self, texts: Texts) -> list[dict[str, object]]:
         flat = [generation for generations in texts for generation in generations]
         nothing: dict[str, str] | str = {} if self._plan.is_chat else ""
         chunks = [self._chunk([self._choice(index, nothing, _reason(one))]) for index, one in enumerate(flat)]
@@ -246,11 +246,11 @@ class _Answer:
             chunks.append({**self._chunk([]), "usage": self._usage(texts)})
         return chunks
 
-    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    def _chunk(self, choices: Sequence[Mapping[str, object]]) -> dict[str, object]:
         kind = "chat.completion.chunk" if self._plan.is_chat else "text_completion"
         return {"id": self._id, "object": kind, "created": self._created, "model": self._plan.name, "choices": choices}
 
-    def _choice(self, index: int, content: dict[str, str] | str, reason: str | None = None) -> dict[str, Any]:
+    def _choice(self, index: int, content: dict[str, str] | str, reason: str | None = None) -> dict[str, object]:
         name = "delta" if self._plan.is_chat else "text"
         return {"index": index, name: content, "logprobs": None, "finish_reason": reason}
 

@@ -297,7 +297,7 @@ class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright
         body = json.dumps({"error": {"type": "RequestError", "message": message, "reason": reason}}).encode()
         head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n" % len(body)
         head += cors_head(self._origin, self._origins) + b"\r\n"
-        cycle: Any = self.cycle
+        cycle: object = self.cycle
         between = self._is_idle and not self._in_body  # an answered request may still send its body
         if between or not (cycle.response_started or self.pipeline):
             self.transport.write(STATUS_LINE[status] + head + body)

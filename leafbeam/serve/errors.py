@@ -235,7 +235,7 @@ def encodable(message: str) -> str:
 _PLACE = re.compile(r"^(.*?)(?: - at (?:key in )?`\$\.?(.*)`)?$", re.DOTALL)
 
 
-def describe(error: msgspec.ValidationError, body: Any = None) -> str:
+def describe(error: msgspec.ValidationError, body: object = None) -> str:
     """Say in the words of the interface what msgspec's error says: where, what was expected, what came. body: that type."""
     found = _PLACE.match(str(error))
     assert found is not None

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect
@@ -151,7 +151,7 @@ _MAX_KEY = 255
 T = TypeVar("T")
 
 
-def json_response(value: Any, status: int = HTTPStatus.OK) -> Response:
+def json_response(value: object, status: int = HTTPStatus.OK) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 

@@ -4,7 +4,6 @@ import asyncio
 import time
 from functools import partial
 from http import HTTPStatus
-from typing import Any
 
 import msgspec
 from starlette.requests import ClientDisconnect
@@ -145,7 +144,7 @@ def recommend_answer(result: Result, *, explain: bool = False) -> RecommendAnswe
         if explain
         else msgspec.UNSET
     )
-    renamed: dict[str, Any] = {"timings_ms": timings, "reasons": reasons, "levels": levels}
+    renamed: dict[str, object] = {"timings_ms": timings, "reasons": reasons, "levels": levels}
     renamed["ignored_deny_item_ids"] = result.ignored_deny
     return RecommendAnswer(
         **renamed, **{name: getattr(result, name) for name in RecommendAnswer.__struct_fields__ if name not in renamed}

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from leafbeam.errors import ArgumentError, DataError
 from leafbeam.files import read_json, write_json
@@ -40,7 +40,7 @@ class Key:
     rate: float | None = None
 
     def __post_init__(self) -> None:
-        fields: dict[str, Any] = {name: getattr(self, name) for name in ("name", "scope", "sha256", "rate")}
+        fields: dict[str, object] = {name: getattr(self, name) for name in ("name", "scope", "sha256", "rate")}
         if not isinstance(fields["name"], str) or not _NAME.fullmatch(self.name):
             raise DataError(f"a key's name is a letter or digit and up to 63 letters, digits, _, . or -, not {self.name!r:.90}")
         if self.scope not in SCOPES:

@@ -33,7 +33,7 @@ class LogFormatter(logging.Formatter):
             record.exc_text = None  # another handler's, with all messages
             # A message may quote a value, such as one that a rule cannot convert: it begins no line and moves no cursor.
             return super().format(record).translate(_CONTROL).replace("\n", "\n  ")
-        fields: dict[str, Any] = getattr(record, "fields", {})
+        fields: dict[str, object] = getattr(record, "fields", {})
         line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,

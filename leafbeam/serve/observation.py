@@ -160,7 +160,7 @@ def traces_from_environment() -> bool:
 
 
 def _write_line(exchange: Exchange, *, histories: bool) -> None:
-    fields: dict[str, Any] = {
+    fields: dict[str, object] = {
         "request_id": exchange.request_id,
         "method": exchange.method,
         "route": exchange.route,

@@ -44,7 +44,7 @@ table{border-collapse:collapse;width:100%}td,th{border-bottom:1px solid #ddd;pad
 vertical-align:top}code,pre{background:#f4f4f4;padding:.1rem .3rem}pre{padding:.8rem;overflow:auto}h2{margin-top:2.5rem}"""
 
 
-_EXAMPLES: dict[str, dict[str, Any]] = {
+_EXAMPLES: dict[str, dict[str, object]] = {
     "RecommendBody": {"history": ["B0009V1YR8"], "num_items": 10, "rules": ["in_stock"], "deny_item_ids": ["B00021DPQK"]},
     "CompletionBody": {"model": "Qwen3-0.6B", "prompt": "A lamp is a", "guided_choice": ["thing", "person"]},
 }
@@ -100,7 +100,7 @@ def _described(operation: Operation, bodies: Mapping[str, bool], *, has_keys: bo
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in re.findall(r"{(\w+)}", operation.path)
     ]
-    described: dict[str, Any] = {"operationId": operation.name, "summary": operation.summary}
+    described: dict[str, object] = {"operationId": operation.name, "summary": operation.summary}
     if parameters := [*values, *operation.parameters]:
         described["parameters"] = parameters
     if operation.body:
@@ -117,7 +117,7 @@ def _described(operation: Operation, bodies: Mapping[str, bool], *, has_keys: bo
     return described
 
 
-def _components(limits: Limits | None, types: list[type]) -> dict[str, Any]:
+def _components(limits: Limits | None, types: list[type]) -> dict[str, object]:
     """Return the schemas of the OpenAPI document: of these types, and of what every server has.
 
     limits: of the engine, if any.
@@ -152,7 +152,7 @@ def _components(limits: Limits | None, types: list[type]) -> dict[str, Any]:
     return schemas
 
 
-def _content(*answers: str) -> dict[str, Any]:
+def _content(*answers: str) -> dict[str, object]:
     """Return the content of one of some schemas, or of a type that is text."""
     if answers[0].startswith("text/"):
         return {answers[0]: {"schema": {"type": "string"}}}

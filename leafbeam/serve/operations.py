@@ -134,7 +134,7 @@ def _catalog(name: str, method: str, path: str, need: Need, summary: str, answer
     return Operation(name=name, path=path, summary=summary, answer=answer, **(shared | more))
 
 
-_OPENAI: dict[str, Any] = {"failures": _COMPLETED, "failure": "OpenAIError"}
+_OPENAI: dict[str, object] = {"failures": _COMPLETED, "failure": "OpenAIError"}
 OPERATIONS = (
     _asked("recommend", "/v1/recommend", "Recommend items under rules", "RecommendAnswer", ("RecommendBody",)),
     _asked(

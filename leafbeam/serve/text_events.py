@@ -85,7 +85,7 @@ class EventStream(StreamingResponse):
             self._events.cancel()
 
 
-async def _lines(chunks: AsyncGenerator[Any]) -> AsyncGenerator[bytes]:
+async def _lines(chunks: AsyncGenerator[object]) -> AsyncGenerator[bytes]:
     async for chunk in chunks:
         yield b"data: " + msgspec.json.encode(chunk) + b"\n\n"
     yield b"data: [DONE]\n\n"

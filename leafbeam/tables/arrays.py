@@ -1,7 +1,6 @@
 """Arrays of NumPy in files: read without running anything that the file holds."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +9,7 @@ from leafbeam.errors import DataError
 from leafbeam.files import open_regular
 
 
-def read_array(path: Path) -> NDArray[Any]:
+def read_array(path: Path) -> NDArray[np.generic]:
     """Read a `.npy` file.
 
     Raises:

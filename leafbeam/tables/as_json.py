@@ -32,14 +32,14 @@ def rows_of(table: pa.Table | pa.RecordBatch, *, exact: bool = True) -> list[dic
     return msgspec.to_builtins(rows, enc_hook=str)
 
 
-def _value_of(scalar: Any) -> Any:
+def _value_of(scalar: object) -> Any:
     try:
         return scalar.as_py()
     except OverflowError:  # such as DuckDB's infinity
         return "a time beyond the years 1 to 9999"
 
 
-def _of_nanoseconds(times: Any) -> Any:
+def _of_nanoseconds(times: object) -> Any:
     """Return times as microseconds if none is finer, else as text: pyarrow would turn nanoseconds into pandas objects."""
     kind = times.type
     try:

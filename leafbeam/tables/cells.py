@@ -99,7 +99,7 @@ def parse_cell(text: str, kind: str) -> Any:
     return word if kind.startswith(("decimal", "date", "time")) else text
 
 
-def list_of(text: str) -> list[Any] | None:
+def list_of(text: str) -> list[object] | None:
     """Return the list that a text writes, in JSON or as Python prints it; None for any other text.
 
     It is None as well if a float64 would change a number of the list, or an object in it has a key twice.
@@ -107,7 +107,7 @@ def list_of(text: str) -> list[Any] | None:
     >>> list_of("['Hammer', 'Drill']")
     ['Hammer', 'Drill']
     """
-    parts: Any = None
+    parts: object = None
     with suppress(ValueError, RecursionError):
         parts = parse_json(text, parse_constant=no_constant, parse_float=_float_of)
     if parts is None and re.fullmatch(_PYTHON_LIST, text):
@@ -164,7 +164,7 @@ def _as_bools(values: pa.ChunkedArray) -> pa.ChunkedArray | None:
     return pc.equal(pc.utf8_lower(values), "true") if are_written(values, _BOOLS) else None
 
 
-def as_whole_numbers(values: Any) -> Any:
+def as_whole_numbers(values: object) -> Any:
     """Return a column or array of text as int64 if all values are plain whole numbers of 64 bits; else None."""
     if are_written(values, _WHOLE):
         with suppress(pa.ArrowInvalid):  # 19 digits beyond 64 bits

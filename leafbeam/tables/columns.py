@@ -234,7 +234,7 @@ def _parsed(source: SourceTable, name: str, values: pa.ChunkedArray) -> pa.Chunk
     raise DataError(f"{source.source}, column {name!r} mixes {shown}: write all of them one way")
 
 
-def _as_timestamps(values: Any) -> Any:
+def _as_timestamps(values: object) -> Any:
     """Return text as datetimes, without or with an offset from UTC; None if not all of it is one of the two."""
     for dtype in (pa.timestamp("ns"), pa.timestamp("ns", tz="UTC")):
         with suppress(pa.ArrowInvalid):

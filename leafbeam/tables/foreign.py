@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -93,7 +92,7 @@ def read_dataset(directory: Path) -> SourceTable:
     files = _read_fields(directory / _DATASET).get("_data_files")
     if not isinstance(files, list) or not all(isinstance(file, dict) and _is_name(file.get("filename")) for file in files):
         raise DataError(f"{directory / _DATASET} names no data files: save the dataset again")
-    tables: list[Any] = []
+    tables: list[object] = []
     for file in files:
         path = directory / file["filename"]
         if not path.is_file():
@@ -163,7 +162,7 @@ def joined_features(source: SourceTable) -> SourceTable:
     table = source.table
     if set(table.column_names) != {"id", "feature", "value"} or any(column.null_count for column in table.columns):
         return source
-    rows: dict[Any, dict[str, list[str]]] = {}
+    rows: dict[object, dict[str, list[str]]] = {}
     for item, feature, value in zip(*(table[name].to_pylist() for name in ("id", "feature", "value")), strict=True):
         rows.setdefault(item, {}).setdefault(str(feature), []).append(str(value))
     names = dict.fromkeys(name for row in rows.values() for name in row)
@@ -177,7 +176,7 @@ def _is_name(name: object) -> bool:
     return isinstance(name, str) and re.fullmatch(r"[\w.-]{1,255}", name) is not None and not name.startswith(".")
 
 
-def _read_fields(path: Path) -> dict[str, Any]:
+def _read_fields(path: Path) -> dict[str, object]:
     try:
         content = read_json(path)
     except (ValueError, RecursionError) as error:

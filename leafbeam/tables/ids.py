@@ -140,10 +140,10 @@ def same_type(taken: Ids, listed: Ids, interactions: SourceTable, items: SourceT
     return taken, listed
 
 
-def _checked(source: SourceTable, name: str, values: Any, codes_E: NDArray[np.int32] | None, *, as_text: bool) -> Any:
+def _checked(source: SourceTable, name: str, values: object, codes_E: NDArray[np.int32] | None, *, as_text: bool) -> Any:
     """Return ids as int64 or large_string. codes_E: as in `Ids`; None if `values` has a value for each row."""
 
-    def refuse(problem: str, wrong: Any, fix: str) -> None:
+    def refuse(problem: str, wrong: object, fix: str) -> None:
         rows = np.asarray(wrong)
         source.refuse(name, problem, pa.chunked_array([pa.array(rows if codes_E is None else rows[codes_E])]), fix)
 

@@ -54,7 +54,7 @@ def read_json(path: Path) -> Content:
     return Content([value for _, value in lines], lambda row: f"line {lines[row][0]:,}")
 
 
-def lines_of(path: Path) -> Generator[tuple[int, Any]]:
+def lines_of(path: Path) -> Generator[tuple[int, object]]:
     """Yield `read_lines` of a file. Raises DataError."""
     try:
         with opened(path) as file:
@@ -68,7 +68,7 @@ def _unreadable(path: Path, error: Exception) -> DataError:
     return DataError(f"{path} cannot be read: {reason}")
 
 
-def read_lines(file: BinaryIO, source: str) -> Generator[tuple[int, Any]]:
+def read_lines(file: BinaryIO, source: str) -> Generator[tuple[int, object]]:
     """Yield the number, from 1, and the content of each line that is not empty. Raises DataError with the line."""
     number = 0
     while line := file.readline(MAX_LINE + 1):
@@ -131,7 +131,7 @@ def read_json_table(path: Path, ids: Sequence[str], *, lists: str | None = None)
     return SourceTable(table=pa.table(columns), source=str(path), is_text=is_text, where=where)
 
 
-def _rows_by_key(content: dict[str, Any], id_name: str, lists: str | None, path: Path) -> tuple[list[Any], bool]:
+def _rows_by_key(content: dict[str, Any], id_name: str, lists: str | None, path: Path) -> tuple[list[object], bool]:
     """Return the rows of an object, and whether its keys became their ids."""
     values = list(content.values())
     if id_name in content and values and all(isinstance(value, list) for value in values):

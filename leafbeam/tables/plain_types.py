@@ -26,7 +26,7 @@ def plain_schema(schema: pa.Schema, source: str) -> pa.Schema:
     return pa.schema([field.with_type(_plain(field.type)) for field in schema])
 
 
-def as_plain(rows: Any, source: str) -> Any:
+def as_plain(rows: object, source: str) -> Any:
     """Return a table or batch with the types of `plain_schema`, in which the values of each dictionary are distinct.
 
     Raises DataError if a value would change.
@@ -34,7 +34,7 @@ def as_plain(rows: Any, source: str) -> Any:
     schema = plain_schema(rows.schema, source)
     if schema.equals(rows.schema) and all(map(_is_distinct, rows.columns)):
         return rows.replace_schema_metadata(None)
-    columns: list[Any] = []
+    columns: list[object] = []
     for name, kind, column in zip(schema.names, schema.types, rows.columns, strict=True):
         try:
             if pa.types.is_dictionary(column.type):
@@ -49,11 +49,11 @@ def as_plain(rows: Any, source: str) -> Any:
     return type(rows).from_arrays(columns, schema=schema)
 
 
-def _chunks(column: Any) -> list[Any]:
+def _chunks(column: object) -> list[object]:
     return column.chunks if isinstance(column, pa.ChunkedArray) else [column]
 
 
-def _is_distinct(column: Any) -> bool:
+def _is_distinct(column: object) -> bool:
     """Return whether no dictionary of a column has nulls or a value twice."""
     if not pa.types.is_dictionary(column.type):
         return True
@@ -61,9 +61,9 @@ def _is_distinct(column: Any) -> bool:
     return all(not values.null_count and len(values.unique()) == len(values) for values in dictionaries)
 
 
-def _converted(column: Any, kind: pa.DataType) -> Any:
+def _converted(column: object, kind: pa.DataType) -> Any:
     """Return a column of a dictionary as another type, or as a dictionary of distinct values."""
-    parts: list[Any] = []
+    parts: list[object] = []
     for chunk in _chunks(column):
         if pa.types.is_dictionary(kind):
             encoded = chunk.dictionary.take(chunk.indices).dictionary_encode()

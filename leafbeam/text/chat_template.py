@@ -76,7 +76,7 @@ class ChatTemplate:
         special = {name: value for name, value in tokens.items() if name.endswith("_token") and isinstance(value, str)}
         return cls(source, special)
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render(self, messages: Sequence[Mapping[str, object]]) -> str:
         """Return the prompt that asks for the assistant's next message.
 
         Raises:
@@ -88,7 +88,7 @@ class ChatTemplate:
             raise ArgumentError(f"the model's chat template refuses these messages: {error}") from error
 
 
-def _to_json(value: Any, indent: int | None = None, **_: Any) -> str:
+def _to_json(value: object, indent: int | None = None, **_: object) -> str:
     """Return JSON. Jinja's own filter would escape characters for HTML; this one does not."""
     return json.dumps(value, ensure_ascii=False, indent=indent)
 

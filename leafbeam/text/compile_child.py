@@ -11,8 +11,8 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
 
 from leafbeam.automata import TokenTrie
 from leafbeam.errors import AutomatonError, LeafbeamError
@@ -28,7 +28,7 @@ def main() -> None:
     os.nice(5)  # those who wait for a text go first
     _bound_memory(options["max_bytes"])
 
-    def answer(line: dict[str, Any]) -> None:
+    def answer(line: Mapping[str, object]) -> None:
         print(json.dumps(line), file=answers, flush=True)
 
     answer({})
@@ -39,7 +39,7 @@ def main() -> None:
             constraint = constraint_from_json(json.loads(request["constraint"]))
             limits = {"max_states": options["max_states"], "max_bytes": options["max_automaton_bytes"]}
             compiled(constraint, tokens, **limits).save(request["path"])
-            found: dict[str, Any] = {}
+            found: dict[str, object] = {}
         except AutomatonError as error:
             found = {"error": str(error), "pointer": error.pointer}
         except LeafbeamError as error:

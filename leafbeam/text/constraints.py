@@ -140,12 +140,12 @@ def _sizes(limits: Limits) -> SizeLimits:
     return sizes
 
 
-def _joined(parts: Sequence[Any], **limits: Unpack[Limits]) -> ByteDFA:
+def _joined(parts: Sequence[object], **limits: Unpack[Limits]) -> ByteDFA:
     """Return the language of the texts that consist of one text of each part, in order."""
     return concatenate([_language(part, **limits) for part in parts], AutomatonLimits(**limits).max_states)
 
 
-def _language(part: Any, **limits: Unpack[Limits]) -> ByteDFA:
+def _language(part: object, **limits: Unpack[Limits]) -> ByteDFA:
     """Return the language of a constraint, or of a part of a template."""
     max_states = AutomatonLimits(**limits).max_states
     match part:
@@ -165,7 +165,7 @@ def _language(part: Any, **limits: Unpack[Limits]) -> ByteDFA:
             )
 
 
-def constraint_from_json(value: Any) -> Regex | JsonSchema | Choices | FreeText | Template:
+def constraint_from_json(value: object) -> Regex | JsonSchema | Choices | FreeText | Template:
     """Return a constraint from JSON: an object with one of the keys regex, json_schema, choices, free_text and template.
 
     The value of regex is a pattern; of json_schema a schema, or its text; of choices a list of texts; of free_text an object
@@ -180,13 +180,13 @@ def constraint_from_json(value: Any) -> Regex | JsonSchema | Choices | FreeText 
     return _READERS[kind](content)
 
 
-def _choices(content: Any) -> Choices:
+def _choices(content: object) -> Choices:
     if not isinstance(content, list) or not all(isinstance(text, str) for text in content):
         raise AutomatonError(f"choices is {short_repr(content)}: expected a list of texts")
     return Choices(texts=content)
 
 
-def _free_text(content: Any) -> FreeText:
+def _free_text(content: object) -> FreeText:
     known = {"stop": str, "max_length": int}
     if not isinstance(content, Mapping) or not all(
         name in known and isinstance(value, known[name]) and not isinstance(value, bool) for name, value in content.items()
@@ -197,7 +197,7 @@ def _free_text(content: Any) -> FreeText:
     return FreeText(**content)
 
 
-def _template(content: Any) -> Template:
+def _template(content: object) -> Template:
     if not isinstance(content, list):
         raise AutomatonError(f"template is {short_repr(content)}: expected a list of parts")
     num_parts = _num_parts(content)
@@ -208,7 +208,7 @@ def _template(content: Any) -> Template:
     return Template(parts=[part if isinstance(part, str) else constraint_from_json(part) for part in content])
 
 
-def _num_parts(content: Any) -> int:
+def _num_parts(content: object) -> int:
     """Return the number of parts of a template in JSON, including those of nested templates."""
     if not isinstance(content, list):
         return 1

@@ -6,7 +6,7 @@ Shapes: B prompts, T tokens of each, V tokens of the model, D hidden.
 from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Literal, TypedDict, Unpack
 
 import torch
 
@@ -40,7 +40,7 @@ class GenerateOptions(TypedDict, total=False):
 
 def generate(
     model: Transformer | str | PathLike[str],
-    tokenizer: Any,
+    tokenizer: object,
     constraint: TextConstraint | Sequence[TextConstraint],
     prompts: Sequence[Prompt],
     **options: Unpack[GenerateOptions],

@@ -76,9 +76,9 @@ class Items:
                 return found
         return np.empty(0, self._version.segments[0].trie.item_ids.dtype)
 
-    def _with_tokens(self, tokens: list[int]) -> NDArray[Any]:
+    def _with_tokens(self, tokens: list[int]) -> NDArray[np.generic]:
         codes = [level.code_of(token) for level, token in zip(self._tokens.levels, tokens, strict=False)]
-        found: list[NDArray[Any]] = []
+        found: list[NDArray[np.generic]] = []
         for segment, allowed in zip(self._version.segments, self._allowed.parts, strict=True):
             leaf = segment.trie.leaf_of(codes)
             if leaf >= 0:

@@ -6,7 +6,6 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 from leafbeam.automata import Automaton
 from leafbeam.decode import Sampling
@@ -107,7 +106,7 @@ class TextService:
         """Return the tokens of a prompt, as a future."""
         return self._tokenizing.submit(self.generator.tokens_of, prompt)
 
-    def tokenize_chat(self, messages: Sequence[Mapping[str, Any]]) -> "Future[tuple[int, ...]]":
+    def tokenize_chat(self, messages: Sequence[Mapping[str, object]]) -> "Future[tuple[int, ...]]":
         """Return the tokens of a chat up to the assistant's next message, as a future.
 
         Raises:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,7 +97,7 @@ class Checkpoint:
             directory = previous  # `save` stopped between its two renames
         check_checksums(directory)
         try:
-            content: Any = read_json(directory / "run.json")
+            content: object = read_json(directory / "run.json")
             open_regular(directory / "tensors.safetensors").close()  # safetensors would wait for a FIFO
             tensors = load_file(directory / "tensors.safetensors")
         except (OSError, ValueError, RecursionError, SafetensorError) as error:

@@ -7,7 +7,7 @@ import ast
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -69,7 +69,7 @@ def load_amazon(reviews: str | Path, meta: str | Path | None = None, *, k_core: 
     )
 
 
-def _format_of(record: dict[str, Any], path: Path) -> _Format:
+def _format_of(record: Mapping[str, object], path: Path) -> _Format:
     for form in _FORMATS:
         if {form.user, form.item, form.timestamp} <= record.keys():
             return form
@@ -116,7 +116,7 @@ def _words(value: object) -> Iterator[str]:
             yield text
 
 
-def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _records(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
     """Yield the objects of the non-blank lines of a file, with the line numbers from 1."""
     if not path.is_file():
         raise DataError(f"there is no file {path}")
@@ -130,7 +130,7 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise DataError(f"{path} cannot be read after line {number:,}: {error}") from error
 
 
-def _record(line: bytes, where: str) -> dict[str, Any]:
+def _record(line: bytes, where: str) -> dict[str, object]:
     record: object
     try:
         record = json.loads(line)

@@ -276,7 +276,7 @@ def preset(
     return replace(recipe, budget=budget or recipe.budget)
 
 
-def check_whole(name: str, value: Any, *, low: int) -> None:
+def check_whole(name: str, value: object, *, low: int) -> None:
     """Raise ArgumentError for anything but an integer of at least `low`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < low:
         raise ArgumentError(f"{name} must be a whole number of at least {low}, not {value!r}")

@@ -144,9 +144,9 @@ def legal(arrays: AutomatonBatch, lo_SBK: NDArray[np.int64], hi_SBK: NDArray[np.
 def step(
     arrays: AutomatonBatch,
     level: int,
-    beams: Beams[NDArray[Any]],
+    beams: Beams[NDArray[np.generic]],
     logits_BKV: NDArray[np.float32],
-    filters: Any,
+    filters: object,
     *,
     num_beams: int,
     scoring: Scoring,
@@ -267,7 +267,7 @@ def beams_at(
     return _in_next_states(arrays, lo_SBK, BestCodes(scores=scores_BK, parent=parent_BK, code=code_BK, num_valid=num_valid_B))
 
 
-def _in_next_states(arrays: AutomatonBatch, lo_SBK: NDArray[np.int64], best: BestCodes) -> Beams[NDArray[Any]]:
+def _in_next_states(arrays: AutomatonBatch, lo_SBK: NDArray[np.int64], best: BestCodes) -> Beams[NDArray[np.generic]]:
     """Return beams in the states that their codes lead to."""
     lo, hi = np.zeros((2, 1, *best.code.shape), np.int64)
     for request, automaton in enumerate(arrays.automata):

@@ -63,7 +63,7 @@ class TrieChildren:
         )
 
 
-def take(values_C: NDArray[Any], slots_BK: NDArray[np.int64]) -> NDArray[Any]:
+def take(values_C: NDArray[np.generic], slots_BK: NDArray[np.int64]) -> NDArray[Any]:
     """Return the values at these positions of the last axis; 0 for position -1."""
     live_BK = slots_BK >= 0
     taken_BK = np.zeros((*values_C.shape[:-1], *slots_BK.shape), values_C.dtype)

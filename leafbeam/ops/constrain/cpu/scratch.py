@@ -11,7 +11,7 @@ class Scratch(threading.local):
     """The arrays of each thread, by name and shape. New large arrays would be pages that the system clears at every round."""
 
     def __init__(self) -> None:
-        self._arrays: dict[tuple[str, tuple[int, ...]], NDArray[Any]] = {}
+        self._arrays: dict[tuple[str, tuple[int, ...]], NDArray[np.generic]] = {}
 
     def array(self, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
         """Return an array with any content. The next call of this thread with the same name and shape returns it again."""

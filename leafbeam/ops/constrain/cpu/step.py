@@ -102,7 +102,7 @@ def children(
 def step(
     arrays: VersionArrays,
     level: int,
-    beams: Beams[NDArray[Any]],
+    beams: Beams[NDArray[np.generic]],
     logits_BKV: NDArray[np.float32],
     filters: FilterArrays,
     *,

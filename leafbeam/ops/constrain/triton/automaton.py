@@ -119,7 +119,7 @@ def bind(batch: AutomatonBatch, device: torch.device | str) -> DeviceAutomatonBa
     different = _different(batch)
     tokens = different[0].vocabulary_size
     token_indptr, bytes_T = _vocabularies(different)[0]
-    parts: dict[str, list[Any]] = {name: [] for name in _DTYPES}
+    parts: dict[str, list[object]] = {name: [] for name in _DTYPES}
     starts: dict[int, list[int]] = {}
     for automaton in different:
         table, edges = automaton.arrays.table, automaton.arrays.dfa.edges
@@ -162,7 +162,7 @@ def launch(
     level: int,
     beams: Beams[Tensor],
     logits_BKV: Tensor,
-    filters: Any,
+    filters: object,
     *,
     num_beams: int,
     scoring: Scoring,
