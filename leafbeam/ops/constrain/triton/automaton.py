@@ -16,7 +16,7 @@ bytes of the vocabulary.
 # pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
