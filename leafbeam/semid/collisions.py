@@ -34,7 +34,7 @@ def add_level(codes_NL: NDArray[np.int64], priority_N: NDArray[np.number] | None
         return np.concatenate([codes_NL, np.empty((0, 1), np.int64)], axis=1), 1
     if priority_N is not None and len(priority_N) != num_items:
         raise ArgumentError(
-            f"{counted(len(priority_N), 'priority', 'priorities')} for {counted(num_items, 'item')}: one an item"
+            f"{counted(len(priority_N), 'priority', 'priorities')} for {counted(num_items, 'item')}: expected one for each item"
         )
     group_N = np.unique(codes_NL, axis=0, return_inverse=True)[1].reshape(-1)
     key_N = np.zeros(num_items) if priority_N is None else -np.asarray(priority_N, np.float64)

@@ -39,9 +39,11 @@ class EmbeddingConfig:
             raise ArgumentError("text='': choose 'tfidf', 'none' or a sentence-transformers model")
         for name, minimum in (("text_dims", 1), ("behaviour_dims", 0), ("window", 1), ("neighbours", 0)):
             if getattr(self, name) < minimum:
-                raise ArgumentError(f"{name}={getattr(self, name)}: at least {minimum}")
+                raise ArgumentError(f"{name}={getattr(self, name)}: expected at least {minimum}")
         if not 0 < self.behaviour_weight < float("inf"):
-            raise ArgumentError(f"behaviour_weight={self.behaviour_weight}: a positive number (behaviour_dims=0 leaves it out)")
+            raise ArgumentError(
+                f"behaviour_weight={self.behaviour_weight}: expected a positive number; behaviour_dims=0 leaves it out"
+            )
         if self.text == "none" and self.behaviour_dims == 0:
             raise ArgumentError("text='none' and behaviour_dims=0 leave nothing to make vectors from")
 
@@ -78,12 +80,15 @@ class RqVaeConfig:
     def __post_init__(self) -> None:
         for name in ("hidden", "latent", "steps", "batch"):
             if getattr(self, name) < 1:
-                raise ArgumentError(f"{name}={getattr(self, name)}: at least 1")
+                raise ArgumentError(f"{name}={getattr(self, name)}: expected at least 1")
         for name in ("warmup", "decay", "revive"):
             if not 0 <= getattr(self, name) < 1:
-                raise ArgumentError(f"{name}={getattr(self, name)}: at least 0 and below 1")
+                raise ArgumentError(f"{name}={getattr(self, name)}: expected at least 0 and below 1")
         if self.learning_rate <= 0 or self.commitment < 0:
-            raise ArgumentError(f"learning_rate={self.learning_rate}, commitment={self.commitment}: above 0 and at least 0")
+            raise ArgumentError(
+                f"learning_rate={self.learning_rate}, commitment={self.commitment}: expected a rate above 0, and a weight of "
+                "at least 0"
+            )
         check_choice("gradient", self.gradient, Gradient)
 
 
@@ -143,5 +148,5 @@ def check_codebook_sizes(sizes: tuple[int, ...]) -> tuple[int, ...]:
     """Return the sizes as plain integers; raise ArgumentError unless there are 1 to 16 levels of at least one code each."""
     plain = tuple(int(size) for size in sizes)
     if not 1 <= len(plain) <= 16 or min(plain) < 1:
-        raise ArgumentError(f"codebook_sizes={sizes}: 1 to 16 levels of at least one code each")
+        raise ArgumentError(f"codebook_sizes={sizes}: expected 1 to 16 levels of at least one code each")
     return plain

@@ -134,7 +134,7 @@ def has_pairs(sessions: Sessions) -> bool:
 def positive_pmi(sessions: Sessions, num_items: int, *, window: int) -> csr_array:
     """Return the positive PMI of items at most `window` apart in a session, max(0, log P(a,b)/P(a)P(b)), sparse."""
     if window < 1:
-        raise ArgumentError(f"window={window}: at least 1")
+        raise ArgumentError(f"window={window}: expected at least 1")
     items_E = sessions.items_E.astype(np.int64)
     if len(items_E) and not 0 <= items_E.min() <= items_E.max() < num_items:
         raise DataError(
@@ -162,7 +162,7 @@ def behaviour_vectors(sessions: Sessions, num_items: int, *, dims: int, window: 
     Rows have length 1, or 0 for an item that never co-occurs. Raises DataError if no session has two different items.
     """
     if dims < 1:
-        raise ArgumentError(f"behaviour_dims={dims}: at least 1")
+        raise ArgumentError(f"behaviour_dims={dims}: expected at least 1")
     pmi_NN = positive_pmi(sessions, num_items, window=window)
     if pmi_NN.nnz == 0:
         raise DataError(

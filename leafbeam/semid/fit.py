@@ -91,7 +91,9 @@ def fit_sids(
         if embedding is not None:
             raise ArgumentError("give an embedding to make, or vectors of your own, not both")
         if len(vectors) != len(items):
-            raise DataError(f"{counted(len(vectors), 'vector')} for {counted(len(items), 'item')}: one row an item")
+            raise DataError(
+                f"{counted(len(vectors), 'vector')} for {counted(len(items), 'item')}: expected one row for each item"
+            )
         own_ND = check_vectors(np.asarray(vectors), "the matrix of vectors", numpy_ids(items["item_id"]))
         count = len(items)
         embedded = Embedding(vectors_ND=own_ND, text_columns=(), items_without_text=count, items_without_behaviour=count)

@@ -70,7 +70,7 @@ class TextVectorizer:
         from threadpoolctl import threadpool_limits
 
         if dims < 1:
-            raise ArgumentError(f"text_dims={dims}: at least 1")
+            raise ArgumentError(f"text_dims={dims}: expected at least 1")
         columns: list[ColumnWords] = []
         blocks = []
         for words in texts:

@@ -61,9 +61,9 @@ def check_vectors(
     single precision.
     """
     if vectors.ndim != 2 or not np.issubdtype(vectors.dtype, np.number) or np.iscomplexobj(vectors):
-        raise DataError(f"{source} is {vectors.dtype} of shape {vectors.shape}: one row of numbers an item is expected")
+        raise DataError(f"{source} is {vectors.dtype} of shape {vectors.shape}: expected one row of numbers for each item")
     if 0 in vectors.shape:
-        raise DataError(f"{source} has shape {vectors.shape}: at least one item and one dimension are needed")
+        raise DataError(f"{source} has shape {vectors.shape}: expected at least one item and one dimension")
     with np.errstate(over="ignore"):
         vectors_ND = vectors.astype(np.float32)
     check_finite(vectors_ND, source, item_ids=item_ids)
@@ -112,10 +112,11 @@ def _rows_of(table: pa.Table, item_ids: NDArray[np.generic], path: Path) -> NDAr
         f.name for f in table.schema if types.is_list(f.type) or types.is_large_list(f.type) or types.is_fixed_size_list(f.type)
     ]
     if "item_id" not in table.column_names or len(lists) != 1:
-        raise DataError(f"{path} has the columns {', '.join(map(repr, table.column_names))}: item_id and one list are expected")
+        columns = ", ".join(map(repr, table.column_names))
+        raise DataError(f"{path} has the columns {columns}: expected item_id and one column of lists")
     row_of = {item: row for row, item in enumerate(table["item_id"].to_pylist())}
     if len(row_of) < len(table):
-        raise DataError(f"{path} gives an item more than one vector: keep one row an item")
+        raise DataError(f"{path} gives an item more than one vector: keep one row for each item")
     items: list[object] = item_ids.tolist()
     if missing := [item for item in items if item not in row_of]:
         example = next((f"; its ids are such as {item!r}" for item in row_of), "")
@@ -125,7 +126,7 @@ def _rows_of(table: pa.Table, item_ids: NDArray[np.generic], path: Path) -> NDAr
     for item, row in zip(items, rows, strict=True):
         if values[row] is None or len(values[row]) != width or None in values[row]:
             raise DataError(
-                f"{path}, column {lists[0]!r}, item {item!r}: vectors need the same number of numbers, without nulls"
+                f"{path}, column {lists[0]!r}, item {item!r}: expected as many numbers in every vector, without nulls"
             )
     return np.asarray([values[row] for row in rows])
 
@@ -159,18 +160,18 @@ class VectorBlocks:
             DataError: If a file is missing, a shape is not (n, D), or there are no vectors.
         """
         if rows < 1:
-            raise ArgumentError(f"rows={rows}: at least 1")
+            raise ArgumentError(f"rows={rows}: expected at least 1")
         files = tuple(Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths))
         shapes: list[tuple[int, ...]] = []
         for file in files:
             vectors = _memory_map(file)
             if vectors.ndim != 2 or not np.issubdtype(vectors.dtype, np.floating):
-                raise DataError(f"{file} is {vectors.dtype} of shape {vectors.shape}: one row of floating numbers an item")
+                raise DataError(f"{file} is {vectors.dtype} of shape {vectors.shape}: expected one row of floats for each item")
             shapes.append(vectors.shape)
         widths = {shape[1] for shape in shapes}
         count = sum(shape[0] for shape in shapes)
         if len(widths) != 1 or 0 in widths or count == 0:
-            raise DataError(f"files of shapes {shapes}: they need vectors, all of one width")
+            raise DataError(f"the files have the shapes {shapes}: expected vectors of the same width in all of them")
         return cls(paths=files, shape=(count, widths.pop()), rows=rows)
 
     def __iter__(self) -> Iterator[NDArray[np.float32]]:

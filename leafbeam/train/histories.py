@@ -37,7 +37,9 @@ class Histories:
         if indptr.ndim != 1 or len(indptr) < 1 or indptr[0] != 0 or indptr[-1] != count or (np.diff(indptr) < 0).any():
             raise ArgumentError(f"indptr_U1 must rise from 0 to the {counted(count, 'interaction')}")
         if self.items_E.shape != self.times_E.shape:
-            raise ArgumentError(f"{self.items_E.shape} items but {self.times_E.shape} times: one time an interaction")
+            raise ArgumentError(
+                f"items_E has shape {self.items_E.shape}, times_E {self.times_E.shape}: expected a time for each interaction"
+            )
         if count and self.items_E.min() < 0:
             raise ArgumentError(f"item row {self.items_E.min()} is negative")
 

@@ -428,7 +428,7 @@ def check_listed_once(ids: Ids, source: SourceTable) -> None:
     shown = listed(parts, total=len(repeated))
     raise DataError(
         f"{source.source}: {counted(len(repeated), 'item id is', 'item ids are')} listed more than once, {shown}: "
-        "keep one row an item"
+        "keep one row for each item"
     )
 
 

@@ -52,9 +52,9 @@ def load_amazon(reviews: str | Path, meta: str | Path | None = None, *, k_core: 
         form = form or _format_of(record, path)
         user, item, time = record.get(form.user), record.get(form.item), record.get(form.timestamp)
         if not (isinstance(user, str) and user and isinstance(item, str) and item):
-            raise DataError(f"{path}, line {number:,}: {form.user} and {form.item} have to be text, not {user!r}, {item!r}")
+            raise DataError(f"{path}, line {number:,}: {form.user} and {form.item} are {user!r} and {item!r}: expected text")
         if not isinstance(time, int) or isinstance(time, bool) or abs(time) >= 1 << 62:
-            raise DataError(f"{path}, line {number:,}: {form.timestamp} has to be a whole number, not {time!r}")
+            raise DataError(f"{path}, line {number:,}: {form.timestamp} is {time!r}: expected a whole number")
         users.append(user)
         taken.append(item)
         times.append(time)
@@ -143,7 +143,7 @@ def _record(line: bytes, where: str) -> dict[str, object]:
     except RecursionError as error:
         raise DataError(f"{where} is nested too deeply to be a review") from error
     if not isinstance(record, dict):
-        raise DataError(f"{where} holds a {type(record).__name__}: one object a line is expected")
+        raise DataError(f"{where} holds a {type(record).__name__}: expected one JSON object in each line")
     return cast("dict[str, Any]", record)
 
 
@@ -162,7 +162,7 @@ def load_movielens(directory: str | Path, *, min_rating: float = 0.0, k_core: in
             raise DataError(f"{source.source} has no column {missing[0]!r}; it has {', '.join(source.table.column_names)}")
     stars, movies = column(rated, "rating", "rating"), listed.table
     if not (pa.types.is_floating(stars.type) or pa.types.is_integer(stars.type)):
-        raise DataError(f"{rated.source}, column 'rating' is of type {stars.type}: numbers of stars are expected")
+        raise DataError(f"{rated.source}, column 'rating' is of type {stars.type}: expected numbers of stars")
     rated = rated.take(np.flatnonzero(np.asarray(pc.greater_equal(stars, min_rating))))
     if len(rated.table) == 0:
         raise DataError(f"no rating in {rated.source} is {min_rating} or more")

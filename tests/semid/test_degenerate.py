@@ -161,7 +161,7 @@ def test_a_vector_of_another_shape_is_named_by_its_item(tmp_path: Path, vector):
     ids = np.array(["a", "b", "c"])
     lists = pa.array([[0.0, 1.0], vector, [2.0, 3.0]], pa.list_(pa.float64()))
     pq.write_table(pa.table({"item_id": ["c", "b", "a"], "v": lists}), tmp_path / "v.parquet")
-    with pytest.raises(DataError, match="item 'b': vectors need the same number of numbers, without nulls"):
+    with pytest.raises(DataError, match="item 'b': expected as many numbers in every vector, without nulls"):
         load_vectors(tmp_path / "v.parquet", ids)
     with pytest.raises(DataError, match=r"no vector for 2 items, the first is 1; its ids are such as 'c'"):
         load_vectors(tmp_path / "v.parquet", np.array([1, 2]))

@@ -206,7 +206,7 @@ BAD_ROWS: list[tuple[str, str, bytes, str]] = [
     ("D12 tab", "jsonl", b'{"item_id": "a", "pri\\tce": 1}', "a control character, such as a line break or tab, in"),
     ("D3 long cell", "csv", b"item_id,title\na," + b"x" * 200_000 + b"\nb,caf\xe9\n", "line 3 is not UTF-8 (byte 0xE9)"),
     ("gzip", "csv.gz", gzip.compress(b"item_id,title\na,x\n")[:-9], "cannot be read"),
-    ("twice", "csv", b"item_id,title\na,x\nb,y\na,z\n", "'a' in line 2 and line 4: keep one row an item"),
+    ("twice", "csv", b"item_id,title\na,x\nb,y\na,z\n", "'a' in line 2 and line 4: keep one row for each item"),
 ]  # fmt: skip
 
 

@@ -154,7 +154,7 @@ BAD_REVIEWS = {
     "a list": (b"[1, 2]\n", "holds a list"),
     "other fields": (b'{"user": "a", "item": "b"}\n', "needs the fields"),
     "null user": (b'{"reviewerID": null, "asin": "b", "unixReviewTime": 1}\n', "line 1: reviewerID"),
-    "number for an item": (b'{"reviewerID": "a", "asin": 5, "unixReviewTime": 1}\n', "have to be text"),
+    "number for an item": (b'{"reviewerID": "a", "asin": 5, "unixReviewTime": 1}\n', "expected text"),
     "field lost on line 2": (lines(REVIEWS_2014[:1]) + b'{"reviewerID": "a", "asin": "b"}\n', "line 2: unixReviewTime"),
     "text for a time": (b'{"reviewerID": "a", "asin": "b", "unixReviewTime": "09 13, 2009"}\n', "whole number"),
     "time in milliseconds": (b'{"reviewerID": "a", "asin": "b", "unixReviewTime": 1400000000000}\n', "year 2262"),

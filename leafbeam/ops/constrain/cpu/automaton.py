@@ -29,8 +29,8 @@ from leafbeam.index.bit_kernels import trailing_zeros
 from leafbeam.jit import njit
 from leafbeam.ops.constrain.cpu.logsumexp import CHUNK, log_sum_exp
 from leafbeam.ops.constrain.cpu.ragged import HostCodes, extend_ragged, parents_at, take
-from leafbeam.ops.constrain.cpu.scratch import Scratch
 from leafbeam.ops.constrain.cpu.topk import (
+    Scratch,
     arrival_of,
     candidate_buffers,
     candidates_in,

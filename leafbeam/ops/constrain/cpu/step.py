@@ -18,8 +18,7 @@ from leafbeam.index.filters import ItemSet
 from leafbeam.ops.constrain.cpu.children import FilterAddresses
 from leafbeam.ops.constrain.cpu.kernels import children_of_rows, step_of_rows
 from leafbeam.ops.constrain.cpu.logsumexp import CHUNK
-from leafbeam.ops.constrain.cpu.scratch import Scratch
-from leafbeam.ops.constrain.cpu.topk import candidate_buffers
+from leafbeam.ops.constrain.cpu.topk import Scratch, candidate_buffers
 from leafbeam.ops.constrain.levels import LevelView
 from leafbeam.ops.constrain.types import Beams, Scoring
 

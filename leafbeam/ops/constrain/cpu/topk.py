@@ -7,12 +7,13 @@
 A candidate's key is its score made sortable (32 bits) above its arrival counted backwards (32 bits), so that one integer
 comparison gives (score desc, parent asc, code asc).
 
-Nothing here allocates, so everything is compiled without numba's reference counting (`_nrt=False`), which would cost more than
+The kernels allocate nothing, so they are compiled without numba's reference counting (`_nrt=False`), which would cost more than
 the work itself.
 """
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false
-from typing import NamedTuple
+import threading
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,20 @@ from numpy.typing import NDArray
 from leafbeam.index.bit_kernels import bits_float, float_bits
 from leafbeam.jit import njit
 from leafbeam.ops.constrain.types import LOWEST
+
+
+class Scratch(threading.local):
+    """The arrays of each thread, by name and shape. New large arrays would be pages that the system clears at every round."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[tuple[str, tuple[int, ...]], NDArray[np.generic]] = {}
+
+    def array(self, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """Return an array with any content. The next call of this thread with the same name and shape returns it again."""
+        kept = self._arrays.get((name, shape))
+        if kept is None:
+            kept = self._arrays[name, shape] = np.empty(shape, dtype)
+        return kept
 
 
 class Candidates(NamedTuple):

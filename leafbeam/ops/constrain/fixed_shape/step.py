@@ -101,7 +101,7 @@ def run(
     levels: Any,
     filters: Any,
     beams: Beams[Any],
-    logits_BKV: Array,
+    logits_BKV: Any,
     *,
     num_beams: int,
     scoring: Scoring,
