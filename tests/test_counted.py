@@ -15,8 +15,6 @@ _NOT_NOUNS = (
 )
 # Values before a plural that are not a number, or not 1.
 _EXCEPTIONS = {
-    "self.items_E.shape": "a shape",
-    "self.times_E.shape": "a shape",
     "sorted(set(sizes))": "a list of lengths",
     "tokens.sizes": "a list of sizes",
     "sizes": "a list of sizes",
