@@ -102,7 +102,7 @@ def to_toml(config: object) -> str:
         value = _value(config, setting.name)
         meaning = textwrap.wrap(setting.meaning, _WIDTH, initial_indent="# ", subsequent_indent="# ")
         if isinstance(value, Mapping):
-            pairs = cast("Mapping[str, Any]", value).items()
+            pairs = cast("Mapping[str, object]", value).items()
             tables[name] = [*meaning, *(f"{_written(key)} = {_written(inner)}" for key, inner in pairs)]
         else:
             entry = f"# {name} =" if value is None else f"{name} = {_written(value)}"
@@ -189,7 +189,7 @@ def _flat(config: type, content: Mapping[str, object], prefix: str) -> Iterator[
     for name, value in content.items():
         kind = kinds.get(name)
         if dataclasses.is_dataclass(kind) and isinstance(value, dict):
-            yield from _flat(cast("type", kind), cast("dict[str, Any]", value), f"{prefix}{name}.")
+            yield from _flat(cast("type", kind), cast("dict[str, object]", value), f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 
@@ -232,9 +232,9 @@ def _converted(value: object, kind: object, name: str, where: str) -> Any:
             return value
         if get_origin(one) is tuple and isinstance(value, list):
             part_kind = get_args(one)[0]
-            return tuple(_converted(part, part_kind, name, where) for part in cast("list[Any]", value))
+            return tuple(_converted(part, part_kind, name, where) for part in cast("list[object]", value))
         if get_origin(one) is Mapping and isinstance(value, dict):
-            if all(isinstance(part, str) for part in cast("dict[str, Any]", value).values()):
+            if all(isinstance(part, str) for part in cast("dict[str, object]", value).values()):
                 return cast("dict[str, str]", value)
         elif one is Path and isinstance(value, str) and value:
             return Path(value)
@@ -253,7 +253,7 @@ def _written(value: object) -> str:
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, tuple):
-        return f"[{', '.join(_written(part) for part in cast('tuple[Any, ...]', value))}]"
+        return f"[{', '.join(_written(part) for part in cast('tuple[object, ...]', value))}]"
     text = str(value)
     try:
         text.encode()

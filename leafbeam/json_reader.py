@@ -82,5 +82,5 @@ def _error_of(value: object, key_by_id: dict[int, str]) -> DoubledKeyError:
 
 def _children_of(node: object) -> Iterator[tuple[str, object]]:
     if isinstance(node, dict):
-        return ((f".{key}", child) for key, child in cast("dict[str, Any]", node).items())
-    return ((f"[{number}]", child) for number, child in enumerate(cast("list[Any]", node)))
+        return ((f".{key}", child) for key, child in cast("dict[str, object]", node).items())
+    return ((f"[{number}]", child) for number, child in enumerate(cast("list[object]", node)))

@@ -182,7 +182,7 @@ def _of_torch(path: Path, transposed: bool) -> ForeignSids:
             f"{path} holds a {type(content).__name__}: --transposed is for matrices alone, whose rows may be levels"
         )
     if isinstance(content, Mapping):
-        tensors = cast("Mapping[Any, Any]", content)
+        tensors = cast("Mapping[object, object]", content)
         return _of_lists(path, {key: row.tolist() if isinstance(row, torch.Tensor) else row for key, row in tensors.items()})
     raise DataError(f"{path} holds a {type(content).__name__}: expected a tensor (items, levels), or codes by item")
 
@@ -199,7 +199,7 @@ def _of_json(path: Path, id_column: str, transposed: bool) -> ForeignSids:
     if transposed:
         raise ArgumentError(f"{path} holds no lists of codes: --transposed is for matrices alone, whose rows may be levels")
     if isinstance(content, dict):
-        by_id = cast("dict[str, Any]", content)
+        by_id = cast("dict[str, object]", content)
         return _of_lists(path, _by_item(path, by_id) if _has_sids_as_keys(path, by_id) else by_id, is_text_file=True)
     if not all(isinstance(row, dict) for row in rows):
         raise DataError(f"{path}: expected an object from items to codes, or objects with {id_column} and codes")
@@ -263,7 +263,7 @@ def _of_lists(path: Path, by_id: Mapping[Any, Any], *, is_text_file: bool = Fals
         codes = _split_tokens(codes) if isinstance(codes, str) and _split_tokens(codes) else codes
         if not isinstance(codes, list) or not codes:
             raise CodesError(f"{where} has the codes {short_repr(codes)}: expected a list of tokens or numbers")
-        row = [_parsed(code, where, parsed) for code in cast("list[Any]", codes)]
+        row = [_parsed(code, where, parsed) for code in cast("list[object]", codes)]
         names = names or [name for name, _ in row]
         if len(row) != len(names):
             raise CodesError(

@@ -113,13 +113,13 @@ def _fitting_parts(value: object, kind: pa.DataType) -> Any:
     if types.is_struct(kind):
         if not isinstance(value, Mapping):
             raise TypeError
-        fields, names = cast("Mapping[Any, Any]", value), [field.name for field in kind]
+        fields, names = cast("Mapping[object, object]", value), [field.name for field in kind]
         unknown = next((name for name in fields if name not in names), None)
         if unknown is not None:
             raise _MisfitError(f"there is no field {short_repr(unknown)}: an object of this column has {listed(names)}")
         return {field.name: _fitting_part(fields.get(field.name), field.type, "field", field.name) for field in kind}
     if types.is_map(kind):
-        pairs: object = list(cast("Mapping[Any, Any]", value).items()) if isinstance(value, Mapping) else value
+        pairs: object = list(cast("Mapping[object, object]", value).items()) if isinstance(value, Mapping) else value
         if not isinstance(pairs, list) or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
             raise TypeError
         keys = [_fitting_part(key, kind.key_type, "key", key) for key, _ in pairs]
@@ -128,7 +128,7 @@ def _fitting_parts(value: object, kind: pa.DataType) -> Any:
         return [(key, _fitting_part(part, kind.item_type, "value of", key)) for key, (_, part) in zip(keys, pairs, strict=True)]
     if not isinstance(value, list) or types.is_union(kind):
         raise TypeError
-    parts = cast("list[Any]", value)
+    parts = cast("list[object]", value)
     return [_fitting_part(part, kind.value_type, "part", number) for number, part in enumerate(parts, 1)]
 
 

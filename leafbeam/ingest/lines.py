@@ -31,7 +31,7 @@ class ItemLine:
     item_id: int | str
     codes: list[int] | None = None
     vector: list[float] | None = None
-    attributes: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    attributes: Mapping[str, Any] = field(default_factory=dict[str, object])
 
 
 class JsonError(DataError):
@@ -88,7 +88,7 @@ class Lines:
         _check_values(body)
         try:
             content = _decoder_of(body).decode(body)
-            rows = cast("list[Any]", content) if isinstance(content, list) else [content]
+            rows = cast("list[object]", content) if isinstance(content, list) else [content]
             check_keys(body, sum(map(_num_keys, rows)))
         except (ValueError, RecursionError) as error:  # a DecodeError is a ValueError
             raise JsonError(f"the body cannot be read as JSON: {str(error)[:160]}") from None
@@ -141,7 +141,7 @@ def _not_vanished(text: str) -> float:
 
 def _num_keys(content: object) -> int:
     """Return the number of keys of an object, 0 for any other value."""
-    return len(cast("dict[str, Any]", content)) if isinstance(content, dict) else 0
+    return len(cast("dict[str, object]", content)) if isinstance(content, dict) else 0
 
 
 def _check_values(body: bytes) -> None:
@@ -181,9 +181,9 @@ def _num_text_bytes(value: object) -> int:
         if isinstance(part, str):
             found += len(part.encode("utf-8", "surrogatepass"))
         elif isinstance(part, list):
-            parts += cast("list[Any]", part)
+            parts += cast("list[object]", part)
         elif isinstance(part, dict):
-            for entry in cast("dict[Any, Any]", part).items():
+            for entry in cast("dict[object, object]", part).items():
                 parts += entry
     return found
 

@@ -48,7 +48,7 @@ class HttpOptions:
     max_prompts: int = 256
     max_bytes: int = 64 << 20
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
-    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    extra: Mapping[str, Any] = field(default_factory=dict[str, object])
 
     def __post_init__(self) -> None:
         if not self.timeout_s > 0 or self.retries < 0 or min(self.max_connections, self.max_prompts, self.max_bytes) < 1:

@@ -116,7 +116,7 @@ def list_of(text: str) -> list[object] | None:
                 if re.match(r"-?[0-9]+[.e]", part[1]):
                     _float_of(part[1])
             parts = ast.literal_eval(text)
-    return cast("list[Any]", parts) if isinstance(parts, list) else None
+    return cast("list[object]", parts) if isinstance(parts, list) else None
 
 
 def _float_of(text: str) -> float:

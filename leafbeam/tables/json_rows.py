@@ -104,10 +104,10 @@ def read_objects(path: Path, ids: Sequence[str], *, lists: str | None = None) ->
     content, id_name = read_json(path), ids[0]
     rows, is_text = content.value, False
     if isinstance(rows, dict):
-        rows, is_text = _rows_by_key(cast("dict[str, Any]", rows), id_name, lists, path)
+        rows, is_text = _rows_by_key(cast("dict[str, object]", rows), id_name, lists, path)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise DataError(f"{path}: expected objects of fields, an object a row")
-    return Objects(cast("list[dict[str, Any]]", rows), is_text, content.where)
+    return Objects(cast("list[dict[str, object]]", rows), is_text, content.where)
 
 
 def read_json_table(path: Path, ids: Sequence[str], *, lists: str | None = None) -> SourceTable:
@@ -145,7 +145,7 @@ def _rows_by_key(content: dict[str, Any], id_name: str, lists: str | None, path:
         return [{id_name: key, lists: value} for key, value in content.items()], True
     if not values or not all(isinstance(value, dict) for value in values):
         return [content], False
-    objects = cast("dict[str, dict[str, Any]]", content)
+    objects = cast("dict[str, dict[str, object]]", content)
     if id_name in objects:  # columns of values by row number
         keys = list(dict.fromkeys(key for column in objects.values() for key in column))
         return [{name: column.get(key) for name, column in objects.items()} for key in keys], False
@@ -211,10 +211,10 @@ def _rows_by_kind(values: list[Any]) -> dict[tuple[str, ...], dict[type | str, i
                 if not -_MAX_INT <= value < _MAX_INT:
                     rows.setdefault(_BEYOND, row)
             elif kind is dict:
-                stack += [((*path, name), part) for name, part in cast("dict[str, Any]", value).items()]
+                stack += [((*path, name), part) for name, part in cast("dict[str, object]", value).items()]
             elif kind is list:
                 inside = (*path, "[]")
-                stack += [(inside, part) for part in cast("list[Any]", value)]
+                stack += [(inside, part) for part in cast("list[object]", value)]
     return first
 
 

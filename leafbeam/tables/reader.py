@@ -175,7 +175,7 @@ def _batches(contents: Iterable[tuple[int, Any]], source: str, size: int, types:
         for number, row in batch:
             if not isinstance(row, dict):
                 raise DataError(f"{source}, line {number:,}: expected a row as a JSON object, not {short_repr(row)}")
-            if not names.keys() >= (row := cast("dict[str, Any]", row)).keys():
+            if not names.keys() >= (row := cast("dict[str, object]", row)).keys():
                 names |= dict.fromkeys(row)
                 check_names(list(names), source)
         yield Rows([_plain(row, types) for _, row in batch], [number for number, _ in batch].__getitem__)

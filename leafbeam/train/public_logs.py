@@ -9,7 +9,7 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -144,7 +144,7 @@ def _record(line: bytes, where: str) -> dict[str, object]:
         raise DataError(f"{where} is nested too deeply to be a review") from error
     if not isinstance(record, dict):
         raise DataError(f"{where} holds a {type(record).__name__}: expected one JSON object in each line")
-    return cast("dict[str, Any]", record)
+    return cast("dict[str, object]", record)
 
 
 def load_movielens(directory: str | Path, *, min_rating: float = 0.0, k_core: int = 0) -> InteractionLog:
