@@ -88,7 +88,7 @@ def test_files_that_are_not_vectors_are_named(tmp_path: Path):
     np.save(tmp_path / "nan.npy", np.array([[0.0, np.nan], [1.0, 2.0]]))
     (tmp_path / "text.npy").write_text("hello")
     for names, words in (
-        (["flat"], "one row of floating"),
+        (["flat"], "expected one row of floats"),
         (["wide", "narrow"], "of one width"),
         (["text"], "cannot be read"),
         (["nowhere"], "cannot be read"),
@@ -138,8 +138,8 @@ def test_own_vectors_that_do_not_fit_are_named(tmp_path):
     for columns, message in (
         ({"item_id": [1], "vector": [[1.0]]}, "no vector for 1 item, the first is 2"),
         ({"item_id": [1, 2, 2], "vector": [[1.0], [2.0], [3.0]]}, "more than one vector"),
-        ({"item_id": [1, 2], "vector": [[1.0], [2.0, 3.0]]}, "same number"),
-        ({"item_id": [1, 2], "vector": [[1.0], None]}, "same number"),
+        ({"item_id": [1, 2], "vector": [[1.0], [2.0, 3.0]]}, "expected as many numbers in every vector"),
+        ({"item_id": [1, 2], "vector": [[1.0], None]}, "expected as many numbers in every vector"),
         ({"item_id": [1, 2], "vector": [[1.0], [None]]}, "without nulls"),
         ({"item_id": [1, 2], "vector": [1.0, 2.0]}, "one list"),
     ):
