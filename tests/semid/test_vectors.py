@@ -89,7 +89,7 @@ def test_files_that_are_not_vectors_are_named(tmp_path: Path):
     (tmp_path / "text.npy").write_text("hello")
     for names, words in (
         (["flat"], "expected one row of floats"),
-        (["wide", "narrow"], "of one width"),
+        (["wide", "narrow"], "vectors of the same width"),
         (["text"], "cannot be read"),
         (["nowhere"], "cannot be read"),
     ):
@@ -141,7 +141,7 @@ def test_own_vectors_that_do_not_fit_are_named(tmp_path):
         ({"item_id": [1, 2], "vector": [[1.0], [2.0, 3.0]]}, "expected as many numbers in every vector"),
         ({"item_id": [1, 2], "vector": [[1.0], None]}, "expected as many numbers in every vector"),
         ({"item_id": [1, 2], "vector": [[1.0], [None]]}, "without nulls"),
-        ({"item_id": [1, 2], "vector": [1.0, 2.0]}, "one list"),
+        ({"item_id": [1, 2], "vector": [1.0, 2.0]}, "one column of lists"),
     ):
         pq.write_table(pa.table(columns), tmp_path / "v.parquet")
         refused(message, "v.parquet")

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
+from numpy.typing import NDArray
 from torch import Tensor
 
 from leafbeam.automata import Automaton
@@ -103,7 +104,7 @@ def _different(batch: AutomatonBatch) -> list[Automaton]:
     return list({id(automaton): automaton for automaton in batch.automata}.values())
 
 
-def _vocabularies(automata: Sequence[Automaton]) -> list[tuple[Any, Any]]:
+def _vocabularies(automata: Sequence[Automaton]) -> list[tuple[NDArray[np.int32], NDArray[np.uint8]]]:
     """Return (token_indptr, bytes_T) of the automata with masks, which alone read them; of the first one if none has masks."""
     masked = [automaton.arrays for automaton in automata if len(automaton.arrays.table.mask_MW)] or [automata[0].arrays]
     return [(arrays.token_indptr, arrays.bytes_T) for arrays in masked]
