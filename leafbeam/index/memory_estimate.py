@@ -131,7 +131,6 @@ class MemoryEstimate:
         num_items: int,
         codebook_sizes: Sequence[int],
         *,
-        packed: bool = False,
         id_bytes: int = 0,
         dense_levels: int | None = None,
     ) -> "MemoryEstimate":
@@ -140,7 +139,6 @@ class MemoryEstimate:
         Args:
             num_items: The number of items.
             codebook_sizes: The number of codes of each level.
-            packed: If true, the codes are bit-packed.
             id_bytes: The bytes of each id; 0 for row numbers.
             dense_levels: The number of dense levels of STATIC's index; by default as in its paper.
 
@@ -154,7 +152,7 @@ class MemoryEstimate:
                 f"a plan for {counted(num_items, 'item')}: expected 0 to {MAX_ITEMS:,}, what one index can hold"
             )
         nodes_L = [round(expected_nodes(num_items, capacity)) for capacity in accumulate(sizes, mul)]
-        return cls._of(sizes, num_items, nodes_L, id_bytes * num_items, packed, dense_levels)
+        return cls._of(sizes, num_items, nodes_L, id_bytes * num_items, False, dense_levels)
 
     @classmethod
     def of(cls, trie: Trie, dense_levels: int | None = None) -> "MemoryEstimate":

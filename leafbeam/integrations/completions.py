@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-import httpx
-
 from leafbeam.errors import ArgumentError, InferenceError
 from leafbeam.integrations.http_logprobs import HttpLogprobs, HttpOptions, by_index
 from leafbeam.integrations.logprobs import Logprobs, TokenQuery, answer_to
@@ -28,7 +26,6 @@ class OpenAIServer(HttpLogprobs):
         token_ids: The text of each token, by which servers name tokens that do not follow vLLM's `return_tokens_as_token_ids`;
             texts must be distinct.
         options: How to talk to the server.
-        transport: Sends the requests, for tests.
 
     Raises:
         ArgumentError: If an argument is invalid.
@@ -44,12 +41,11 @@ class OpenAIServer(HttpLogprobs):
         num_logprobs: int,
         token_ids: Mapping[str, int] | None = None,
         options: HttpOptions | None = None,
-        transport: httpx.BaseTransport | None = None,
     ) -> None:
         if num_logprobs < -1 or num_logprobs == 0:
             raise ArgumentError(f"num_logprobs is {num_logprobs}: expected how many log-probabilities to ask for, -1 for all")
         self.model, self.num_logprobs, self._token_ids = model, num_logprobs, dict(token_ids or {})
-        super().__init__(url, options, transport=transport)
+        super().__init__(url, options)
 
     def _body(self, queries: Sequence[TokenQuery]) -> dict[str, object]:
         return {

@@ -61,19 +61,18 @@ class HttpLogprobs(ABC):
     Args:
         url: The address of the server, such as "http://localhost:8000", without a route.
         options: Deadlines, retries and bounds.
-        transport: Sends the requests, in place of a network.
     """
 
     path: str
     max_tokens: int | None = None  # of one request, over all of its prompts
     same_tokens = True  # whether all prompts of a request are asked the same tokens
 
-    def __init__(self, url: str, options: HttpOptions | None = None, *, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(self, url: str, options: HttpOptions | None = None) -> None:
         self.url, self.options = url, options or HttpOptions()
         count = self.options.max_connections
         limits = httpx.Limits(max_connections=count, max_keepalive_connections=count)
         self._transport = BlockingTransport(
-            httpx.Client(limits=limits, transport=transport),
+            httpx.Client(limits=limits),
             url,
             headers=self.options.headers,
             retries=Retries(deadline_s=self.options.timeout_s, attempts=self.options.retries + 1),

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import httpx
-
 from leafbeam.errors import ArgumentError, InferenceError, counted
 from leafbeam.integrations.completions import OpenAIServer
 from leafbeam.integrations.http_logprobs import HttpOptions
@@ -139,7 +137,6 @@ class VllmServer(OpenAIServer):
         max_token_ids: The largest number of tokens of one request; a longer query is sent in slices, in several requests at
             once. If the server refuses so many, the query is sent again with as many as its refusal allows.
         options: How to talk to the server.
-        transport: Sends the requests, for tests.
 
     Examples:
         >>> model = VllmServer("http://localhost:8000", model="Qwen3-sid")                           # doctest: +SKIP
@@ -153,11 +150,10 @@ class VllmServer(OpenAIServer):
         model: str,
         max_token_ids: int = MAX_TOKENS,
         options: HttpOptions | None = None,
-        transport: httpx.BaseTransport | None = None,
     ) -> None:
         if max_token_ids < 1:
             raise ArgumentError(f"max_token_ids is {max_token_ids}: expected how many tokens a request may name, 1 or more")
-        super().__init__(url, model=model, num_logprobs=1, options=options, transport=transport)
+        super().__init__(url, model=model, num_logprobs=1, options=options)
         self.max_tokens = max_token_ids
 
     def _smaller_limit(self, error: InferenceError) -> int | None:

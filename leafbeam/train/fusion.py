@@ -22,6 +22,7 @@ from leafbeam.train.split import Split
 _CANDIDATES = 100  # of the memory for an example, beside those of the beams
 _MAX_SCORES = 50_000_000  # items scored in one ranking of a sample, from _MIN_USERS on
 _MIN_USERS = 200
+_SAMPLE = 4_000  # users on whom settings are chosen
 
 _CHOICES: dict[str, tuple[float, ...]] = {
     "text_weight": (0.4, 0.6, 1.0, 1.4),
@@ -45,24 +46,22 @@ def tune_memory(
     memory: ItemMemory,
     split: Split,
     *,
-    sample: int = 4000,
-    seed: int = 0,
     seconds: float | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> ItemMemory:
     """Return the memory, which counts `split.train`, with settings chosen on a sample of validation users.
 
     One setting after the other is changed if NDCG@10, the mean of lists with and without seen items, rises by more than its
-    standard error. This costs 13 rankings of the sample, which becomes smaller, down to 200 users, to fit into `seconds`; no
+    standard error. This costs 13 rankings of 4,000 users, or of fewer, down to 200, to fit into `seconds`; no
     ranking is begun after that. If the split has no validation users, the memory is returned as it is.
     """
     began, users, train = clock(), split.valid_users(), split.train
     if len(users) == 0:
         return memory
-    sample = min(sample, max(_MIN_USERS, _MAX_SCORES // memory.num_items))
+    sample = min(_SAMPLE, max(_MIN_USERS, _MAX_SCORES // memory.num_items))
 
     def draw(count: int) -> NDArray[np.int64]:
-        return users if count >= len(users) else np.sort(np.random.default_rng(seed).choice(users, count, replace=False))
+        return users if count >= len(users) else np.sort(np.random.default_rng(0).choice(users, count, replace=False))
 
     def gains(memory: ItemMemory, drawn: NDArray[np.int64]) -> NDArray[np.float64]:
         histories, targets_U = train.select(drawn), split.valid_U[drawn]
