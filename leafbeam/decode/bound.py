@@ -77,7 +77,7 @@ def search_until_proved(
             least_B = result.last_scores * np.float32(1 + _ROUNDING) - np.float32(_ROUNDING)  # scores are at most 0
         done_B = np.zeros_like(proved_B) if explain else proved_B
         cut = Cut(least_B=np.where(done_B, np.float32(np.inf), least_B))
-        result = merge_passes(result, search(config, cut), done_B)
+        result = _merged(result, search(config, cut), done_B)
     return result
 
 
@@ -88,7 +88,7 @@ def _wider(config: SearchConfig, limits: Sequence[int]) -> SearchConfig:
     return replace(config, num_beams=(*map(max, widths, grown), num_items))
 
 
-def merge_passes(before: SearchResult, after: SearchResult, proved_B: NDArray[np.bool_]) -> SearchResult:
+def _merged(before: SearchResult, after: SearchResult, proved_B: NDArray[np.bool_]) -> SearchResult:
     """Return the earlier result for requests that were proved, and the later one for the others."""
 
     def rows(name: str) -> NDArray[Any] | None:

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from leafbeam.decode import BeamSearch, SearchResult
 from leafbeam.decode.beam_search import result_of
-from leafbeam.decode.bound import merge_passes
 from leafbeam.decode.results import check_batch
 from leafbeam.engine.graphs.graph import Graphs
 from leafbeam.engine.request import PendingRequest
@@ -221,21 +220,23 @@ class Decoder:
     ) -> "_Replayed | None":
         """Return the search as a graph, timed as rounds; None if no graph fits.
 
-        A proof goes on with a wider graph as long as there is one. A graph computes all of its beams whatever they score, so
-        that a continuation with fewer live beams would take as long as the whole search.
+        The requests that are not proved are searched again with a wider graph, as long as there is one. A graph computes all of
+        its beams whatever they score, so that a continuation with fewer live beams would take as long as a whole search.
         """
         num_beams = max(pending.size.num_beams for pending in requests)
         if requests[0].kind is not None:
             num_beams = max(num_beams + 1, *(pending.num_ranked for pending in requests))
         replayed = self._replay_once(requests, prompts, timer, num_beams)
         while replayed is not None and not (final_B := _is_final(replayed.result, requests)).all():
-            wider = self._replay_once(requests, prompts, timer, replayed.num_beams + 1)
+            rows_n = np.flatnonzero(~final_B)
+            open_requests, lengths_n = [requests[row] for row in rows_n.tolist()], prompts[1][rows_n]
+            open_prompts = prompts[0][rows_n, : lengths_n.max()], lengths_n
+            wider = self._replay_once(open_requests, open_prompts, timer, replayed.num_beams + 1)
             if wider is None:
                 break
             if on_pass is not None and final_B.any():
                 on_pass(timer.output(replayed.result, final_B))
-            merged = merge_passes(replayed.result, wider.result, final_B)
-            replayed = _Replayed(result=merged, num_beams=wider.num_beams)
+            replayed = _Replayed(result=_with_rows(replayed.result, wider.result, rows_n), num_beams=wider.num_beams)
         return replayed
 
     def _replay_once(
@@ -311,6 +312,24 @@ def _is_final(result: SearchResult, requests: Sequence[PendingRequest]) -> NDArr
     if requests[0].kind is None:
         return np.ones(len(requests), np.bool_)
     return result.is_proved
+
+
+def _with_rows(whole: SearchResult, part: SearchResult, rows_n: NDArray[np.int64]) -> SearchResult:
+    """Return the result of a batch in which some requests were searched again."""
+    changed: dict[str, Any] = {}
+    for name in ("scores", "codes", "num_valid", "bound", "beams_needed"):
+        after = getattr(part, name)
+        changed[name] = getattr(whole, name).copy()
+        if after.ndim > 1:  # as many columns as its longest answer has items
+            changed[name][rows_n, : after.shape[1]] = after
+        else:
+            changed[name][rows_n] = after
+    assert whole.rows is not None
+    rows, item_ids = whole.rows.copy(), list(whole.item_ids)
+    rows[rows_n] += part.rows
+    for row, ids in zip(rows_n.tolist(), part.item_ids, strict=True):
+        item_ids[row] = ids
+    return replace(whole, **changed, rows=rows, item_ids=item_ids, passes=whole.passes + part.passes)
 
 
 def _of_waiting(requests: Sequence[PendingRequest], arguments: tuple[Any, ...]) -> tuple[Any, ...]:

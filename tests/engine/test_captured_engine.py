@@ -25,7 +25,7 @@ from leafbeam.ops.attention import reference
 from leafbeam.serve import create_app
 from tests.fixtures.live_catalog import opened
 from tests.fixtures.static_runs import new_encoder_decoder
-from tests.waiting import interrupted
+from tests.waiting import busy, interrupted
 
 PATIENCE = 60
 LOST = "CUDA error: an illegal memory access was encountered"
@@ -110,6 +110,36 @@ def test_a_proof_goes_on_with_a_wider_graph_and_never_runs_the_model_eagerly(
     counted = captured.counts.of("graphs")
     assert counted["replayed"] > len(requests)  # some of them needed a second pass
     assert (counted["no_bucket"], counted["failed"]) == (0, 0)
+
+
+def test_only_requests_that_are_not_proved_go_on_with_a_wider_graph(
+    shop: Any, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Settings, "captured_widths", (3, 128))
+    monkeypatch.setattr(SearchKind, "guess", 2)
+    ran: list[tuple[int, int, int]] = []
+    search = Graphs.search
+
+    def noted(graphs: Graphs, version: Any, tokens_BT: Any, lengths_B: Any, requests: Any, **options: Any) -> Any:
+        ran.append((len(requests), tokens_BT.shape[1], options["num_beams"]))
+        return search(graphs, version, tokens_BT, lengths_B, requests, **options)
+
+    monkeypatch.setattr(Graphs, "search", noted)
+    # A rule that allows one item is proved by the first pass; the other request is not.
+    requests = [Request(history=("é1",) * 9, rules=("one",), num_items=3), Request(history=("é1",), num_items=3)]
+    catalog.add_rule("one", "item_id = 'é5'")
+    try:
+        expected = Engine(shop.model, catalog, settings=settings()).recommend(requests)
+        with Engine(shop.model, catalog, settings=settings(), new_graphs=graphs_with()) as captured:
+            ran.clear()
+            with busy(shop.model, lambda: captured.submit(Request(explain=True))):
+                futures = [captured.submit(request) for request in requests]
+            for future, other in zip(futures, expected, strict=True):
+                same(future.result(PATIENCE), other)
+    finally:
+        catalog.remove_rule("one")
+    num_tokens = [shop.model.vocabulary.prompt_length(count) for count in (9, 1)]
+    assert ran == [(2, num_tokens[0], 3), (1, num_tokens[1], 4)]
 
 
 def test_where_no_graph_is_wide_enough_the_proof_goes_on_eagerly(

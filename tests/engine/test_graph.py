@@ -360,12 +360,12 @@ def test_torch_is_asked_for_a_graph_in_the_right_order(version, monkeypatch) -> 
         yield
         told.append("end")
 
-    reserved = iter([100, 160])
+    free = iter([160, 100])
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: "own")
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: told.append("wait"))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: next(reserved))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (next(free), 1000))
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: told.append("replay")))
     monkeypatch.setattr(torch.cuda, "graph", graph)
     capturer = CudaCapturer(torch.device("cuda"))

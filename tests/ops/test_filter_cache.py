@@ -8,13 +8,21 @@ import pytest
 import torch
 
 from leafbeam import Trie
+from leafbeam.decode.results import root_ranges
+from leafbeam.engine.graphs.device_index import DeviceIndex
+from leafbeam.engine.graphs.static_decode import Bucket, StaticDecode
 from leafbeam.index import Bitmap, Filter, Segment, Version
 from leafbeam.index.filters import ItemSet
+from leafbeam.model import Vocabulary
+from leafbeam.model.static_model import StaticModel
+from leafbeam.ops.backend import LatestBindings
 from leafbeam.ops.constrain import request_filters
 from leafbeam.ops.constrain.filter_cache import FilterCache
 from leafbeam.ops.constrain.fixed_shape import filter_stacks
 from leafbeam.ops.constrain.triton import step as triton
 from leafbeam.ops.constrain.triton.filters import BitmapMemory, to_device
+from leafbeam.ops.packed_inputs import PackedInputs
+from tests.fixtures.static_runs import new_model
 
 SIZES = (6, 40, 5)
 
@@ -220,3 +228,44 @@ def test_requests_after_the_first_make_no_words_for_fixed_shapes(backend: str, m
     again = ops.bind(second, like=arrays)
     ops.bind_filters(again, requests)
     assert len(made) == 2
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_threads_share_the_latest_version_and_what_it_has_of_the_one_before(backend: str) -> None:
+    first, second = versions(np.random.default_rng(8))
+    bindings = LatestBindings(1 << 20)
+    bound = bindings.of(first).on(backend, "cpu").arrays
+    assert bindings.of(first).on(backend, "cpu").arrays is bound
+    assert bindings.of(second).on(backend, "cpu").arrays is bound  # filters say what is deleted
+    grown = Version(segments=(second.segments[0], Segment(trie=Trie.build([[1, 1, 1]], SIZES, [700]))), number=3)
+    after = bindings.of(grown).on(backend, "cpu").arrays
+    assert after is not bound
+    for level, earlier in zip(after.levels, bound.levels, strict=True):
+        assert level[0] is earlier[0]
+        assert level[1] is not earlier[1]
+    bindings.release()
+    assert bindings.of(first).on(backend, "cpu").arrays is not bound
+
+
+def test_a_captured_batch_is_one_copy_and_after_the_first_no_bitmaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, copy, sends = np.random.default_rng(9), CountingCopy(), list[int]()
+    send = PackedInputs.send
+    monkeypatch.setattr(PackedInputs, "send", lambda inputs: [sends.append(inputs.nbytes), send(inputs)][1])
+    first, second = versions(rng)
+    index = DeviceIndex(first, "cpu", copy=copy)
+    model = StaticModel(new_model(1, Vocabulary(codebook_sizes=SIZES), num_hidden_layers=1))
+    decode = StaticDecode(model, index, Bucket(batch=2, length=8, num_beams=3, scoring="full"))
+    rule = [segment.trie.filter(rng.random(segment.trie.num_items) < 0.3) for segment in first.segments]
+
+    def load(version: Version, deny: Sequence[Any] | None = None) -> int:
+        requests = request_filters(version, 2, [version.filter_of(rule), None], deny)
+        tokens_BT, lengths_B = Vocabulary(codebook_sizes=SIZES).prompts([np.array([[1, 2, 3]]), np.empty((0, 3), np.int64)])
+        before, sends[:] = len(copy.sent), []
+        assert decode.load(tokens_BT, lengths_B, root_ranges(version, requests)[1][:, :, 0], requests)
+        assert sends == [decode.nbytes - sum(tensor.nbytes for tensor in decode.outputs)]
+        return copy.since(before)
+
+    assert load(first) > 0
+    assert load(first) == load(first, [[3, 510], [7]]) == 0
+    assert 0 < load(second) <= 2 * 16
+    assert load(second) == load(first) == 0

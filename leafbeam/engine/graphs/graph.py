@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,7 +35,9 @@ _MIN_LENGTH = 32  # tokens of the smallest bucket
 
 
 class CudaCapturer:
-    """torch.cuda's graphs, captured on one stream and in one memory pool. nbytes: without buffers.
+    """torch.cuda's graphs, captured on one stream and in one memory pool.
+
+    nbytes: the device's memory that captures took, without the buffers of decodes.
 
     A graph is replayed in the stream of the caller, in which its inputs are written.
     """
@@ -50,11 +53,12 @@ class CudaCapturer:
         with torch.cuda.stream(self._stream):
             decode.run()
         self.wait()
-        before = torch.cuda.memory_reserved(self._device)
+        free, _ = torch.cuda.mem_get_info(self._device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             decode.run()
-        self.nbytes += max(0, torch.cuda.memory_reserved(self._device) - before)
+        # What torch reserves for the pool, and what the driver takes for the graph's nodes.
+        self.nbytes += max(0, free - torch.cuda.mem_get_info(self._device)[0])
         return graph.replay
 
     def wait(self) -> None:
@@ -248,6 +252,7 @@ class Graphs:
 
     def _capture_all(self, version: Version) -> _Captured:
         """Capture all graphs anew, as many as the budget holds."""
+        begun = time.monotonic()
         captured = _Captured(index=self._bind(version), version=version, capturer=self._capturer())
         for bucket in self._buckets:
             try:
@@ -256,7 +261,8 @@ class Graphs:
                 log.warning("no memory to capture %s: %s", bucket, error)
         captured.decodes.sort(key=lambda pair: _cost(pair[0].bucket))
         number, nbytes = len(captured.decodes), captured.nbytes / 2**20
-        log.info("captured %d of %d graphs in %.1f MB", number, len(self._buckets), nbytes)
+        seconds = time.monotonic() - begun
+        log.info("captured %d of %d graphs in %.1f MB and %.1f s", number, len(self._buckets), nbytes, seconds)
         return captured
 
     def _capture(self, captured: _Captured, bucket: Bucket, end_code: int | None) -> None:
