@@ -325,6 +325,7 @@ def _with_rows(whole: SearchResult, part: SearchResult, rows_n: NDArray[np.int64
         else:
             changed[name][rows_n] = after
     assert whole.rows is not None
+    assert part.rows is not None
     rows, item_ids = whole.rows.copy(), list(whole.item_ids)
     rows[rows_n] += part.rows
     for row, ids in zip(rows_n.tolist(), part.item_ids, strict=True):
