@@ -199,10 +199,10 @@ def _production(
         _keep("production", prefill.runs(quick, dtype=dtype), as_json, quick)
 
 
-def _gpu(as_json: AsJson = False) -> None:
+def _gpu(names: Annotated[list[str] | None, typer.Argument(help="The parts; all of them without names.")] = None) -> None:
     from benchmarks.gpu import parts
 
-    parts.main(as_json)
+    parts.main(names or ())
 
 
 def _keep(name: str, rows: Rows, as_json: bool, quick: bool, timed: bool = True) -> None:
