@@ -1,5 +1,6 @@
 """Checkpoint directories: Hugging Face's model.safetensors and config.json, and leafbeam.json with the vocabulary."""
 
+import pickle
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -21,6 +22,8 @@ Config = TypeVar("Config", ModelConfig, EncoderDecoderConfig)
 _FORMAT = 1
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+_BIN = "pytorch_model.bin"
+_BIN_INDEX = "pytorch_model.bin.index.json"
 _ADAPTER = "adapter_config.json"
 _GENERATION = "generation_config.json"
 _HEAD = "lm_head.weight"
@@ -203,26 +206,54 @@ def read_generation_config(directory: Path) -> dict[str, Any]:
 
 
 def _stored(directory: Path, device: torch.device) -> Iterator[tuple[Path, str, Tensor]]:
-    """Return the tensors of the single file, or where there is none of the shards in the index, one at a time."""
+    """Yield the tensors of the first kind of files that is there, as transformers takes it, one at a time."""
     paths = [directory / _SINGLE]
     if (directory / _ADAPTER).exists():
         raise CheckpointError(f"{directory / _ADAPTER} changes {paths[0]}: merge the adapter into the model, or remove it")
-    if not paths[0].exists() and (directory / _INDEX).exists():
-        shards = _read_json(directory / _INDEX).get("weight_map")
-        if not isinstance(shards, dict) or not all(
-            isinstance(file, str) and Path(file).name == file for file in shards.values()
-        ):
-            raise CheckpointError(f"{directory / _INDEX} has no weight_map from tensors to file names: copy it again")
-        paths = [directory / shard for shard in sorted(set(shards.values()))]
+    if not paths[0].exists():
+        for index, whole in ((_INDEX, None), (None, _BIN), (_BIN_INDEX, None)):
+            if index is not None and (directory / index).exists():
+                paths = _shards(directory / index)
+                break
+            if whole is not None and (directory / whole).exists():
+                paths = [directory / whole]
+                break
     for path in paths:
         if not path.is_file():
-            raise CheckpointError(f"{path} is missing: copy the whole checkpoint (leafbeam reads safetensors only, not .bin)")
-        try:
-            with safe_open(path, framework="pt", device=str(device)) as file:
-                for name in file.keys():  # noqa: SIM118 (it is no dict)
-                    yield path, name, file.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path} is truncated or not a safetensors file ({error}): copy it again") from error
+            raise CheckpointError(f"{path} is missing: copy the whole checkpoint")
+        yield from _pickled(path, device) if path.suffix == ".bin" else _mapped(path, device)
+
+
+def _shards(index: Path) -> list[Path]:
+    """Return the files that an index names."""
+    files = _read_json(index).get("weight_map")
+    if not isinstance(files, dict) or not all(isinstance(file, str) and Path(file).name == file for file in files.values()):
+        raise CheckpointError(f"{index} has no weight_map from tensors to file names: copy it again")
+    return [index.parent / file for file in sorted(set(files.values()))]
+
+
+def _mapped(path: Path, device: torch.device) -> Iterator[tuple[Path, str, Tensor]]:
+    """Yield the tensors of a safetensors file."""
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            for name in file.keys():  # noqa: SIM118 (it is no dict)
+                yield path, name, file.get_tensor(name)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is truncated or not a safetensors file ({error}): copy it again") from error
+
+
+def _pickled(path: Path, device: torch.device) -> Iterator[tuple[Path, str, Tensor]]:
+    """Yield the tensors of a file of torch, without running any code in it."""
+    try:
+        content = torch.load(path, map_location=device, weights_only=True)
+    except (RuntimeError, OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CheckpointError(f"{path} is damaged, or holds more than tensors ({reason}): save it as safetensors") from error
+    if not isinstance(content, dict) or not all(
+        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in content.items()
+    ):
+        raise CheckpointError(f"{path} does not hold tensors by name: save it as safetensors")
+    yield from ((path, name, tensor) for name, tensor in content.items())
 
 
 def _other_weights(directory: Path) -> str:

@@ -93,6 +93,36 @@ def _only_bin(directory: Path, tensors: dict[str, Tensor]) -> None:
     torch.save(tensors, directory / "pytorch_model.bin")
 
 
+def _nothing(directory: Path, tensors: dict[str, Tensor]) -> None:
+    (directory / "model.safetensors").unlink()
+
+
+class _Code:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return print, ("this code ran",)
+
+
+def _pickle_of_code(directory: Path, tensors: dict[str, Tensor]) -> None:
+    _only_bin(directory, tensors | {"code": _Code()})  # type: ignore[dict-item]
+
+
+def _truncated_bin(directory: Path, tensors: dict[str, Tensor]) -> None:
+    _only_bin(directory, tensors)
+    content = (directory / "pytorch_model.bin").read_bytes()
+    (directory / "pytorch_model.bin").write_bytes(content[: len(content) // 2])
+
+
+def _list_in_bin(directory: Path, tensors: dict[str, Tensor]) -> None:
+    (directory / "model.safetensors").unlink()
+    torch.save(list(tensors.values()), directory / "pytorch_model.bin")
+
+
+def _not_a_number(directory: Path, tensors: dict[str, Tensor]) -> None:
+    name = next(name for name in tensors if name.endswith(("o_proj.weight", "wo.weight")))
+    tensors[name][0, 1] = torch.nan
+    save_file(tensors, directory / "model.safetensors")
+
+
 def _adapter(directory: Path, tensors: dict[str, Tensor]) -> None:
     (directory / "adapter_config.json").write_text('{"peft_type": "LORA"}')
 
@@ -110,7 +140,11 @@ def _eight_bits(directory: Path, tensors: dict[str, Tensor]) -> None:
         (_missing_shard, "model-00002-of-00002.safetensors is missing"),
         (_doubled, r"is both in .*00001-of-00002.safetensors and in .*00002-of-00002.safetensors|lacks"),
         (_stale_index, "lacks .* tensors"),
-        (_only_bin, r"model.safetensors is missing.*not .bin"),
+        (_nothing, r"model.safetensors is missing"),
+        (_pickle_of_code, r"pytorch_model.bin is damaged, or holds more than tensors"),
+        (_truncated_bin, r"pytorch_model.bin is damaged"),
+        (_list_in_bin, r"pytorch_model.bin does not hold tensors by name"),
+        (_not_a_number, r"holds .* with values that are not finite"),
         (_adapter, "adapter_config.json changes .*model.safetensors: merge the adapter"),
         (_eight_bits, "quantised"),
     ],
@@ -131,6 +165,22 @@ def test_an_incomplete_whole_file_beside_an_index_names_both(tmp_path: Path) -> 
     save_file(dict(sorted(tensors.items())[1:]), tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"lacks 1 of .*model\.safetensors is read before .*index\.json: remove"):
         scores(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [QWEN3, T5])
+@pytest.mark.parametrize("are_sharded", [False, True])
+def test_files_of_torch_are_read_where_there_are_no_safetensors(tmp_path: Path, kind: str, are_sharded: bool) -> None:
+    tensors = save(kind, tmp_path)
+    _only_bin(tmp_path, tensors)
+    if are_sharded:
+        (tmp_path / "pytorch_model.bin").unlink()
+        names = sorted(tensors)
+        parts = {"pytorch_model-1.bin": names[::2], "pytorch_model-2.bin": names[1::2]}
+        for file, part in parts.items():
+            torch.save({name: tensors[name] for name in part}, tmp_path / file)
+        weight_map = {name: file for file, part in parts.items() for name in part}
+        (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    check(kind, tmp_path)
 
 
 @pytest.mark.parametrize("kind", [QWEN3, T5])
