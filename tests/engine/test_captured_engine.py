@@ -16,12 +16,14 @@ from starlette.testclient import TestClient
 from benchmarks.serving.torch_index import RunAgain, TorchIndex
 from leafbeam import BeamSearch
 from leafbeam.catalog import Catalog
-from leafbeam.engine import Engine, Request, Result, Settings
+from leafbeam.engine import Engine, Limits, Request, Result, Settings
+from leafbeam.engine.graphs.device_index import DeviceIndex
 from leafbeam.engine.graphs.graph import Graphs, graphs_for
 from leafbeam.engine.graphs.static_decode import StaticDecode
 from leafbeam.engine.search_widths import SearchKind
 from leafbeam.errors import ArgumentError
 from leafbeam.ops.attention import reference
+from leafbeam.ops.attention import triton as attention_kernels
 from leafbeam.serve import create_app
 from tests.fixtures.live_catalog import opened
 from tests.fixtures.static_runs import new_encoder_decoder
@@ -348,3 +350,23 @@ def test_two_workers_share_the_graphs_and_take_turns(shop: Any, catalog: Catalog
         for future, other in zip(futures, expected, strict=True):
             same(future.result(PATIENCE), other)
     assert captured.counts.of("graphs")["failed"] == 0
+
+
+@pytest.mark.slow
+def test_the_kernels_of_a_gpu_behind_an_engine_answer_as_the_cpu_does(shop: Any) -> None:
+    """Index, filters, step and attention as on a GPU, under Triton's interpreter; rules and items change between replays."""
+    live, limits = opened(shop), Limits(max_history=2)
+    new_graphs = partial(graphs_for, attention=attention_kernels.attention(), index=DeviceIndex, capturer=RunAgain)
+    chosen = Settings(num_beams=6, max_batch=1)
+    plain = Engine(shop.model, live, limits=limits, settings=chosen)
+    requests = [
+        Request(history=("é1",), num_items=4),
+        Request(history=("é1", "é2"), num_items=4, filter="cheap & in_stock", scoring="allowed"),
+        Request(history=("é2",), num_items=4, rules=("cheap",), deny_item_ids=("é3", "é4")),
+    ]
+    with Engine(shop.model, live, limits=limits, settings=chosen, new_graphs=new_graphs) as captured:
+        for change in (lambda: None, lambda: live.delete(["é5"]), lambda: live.update(["é7"], [{"price": 1.0, "stock": 2}])):
+            change()
+            for request in requests:
+                same(captured.submit(request).result(PATIENCE), plain.recommend(request))
+    assert captured.counts.of("graphs")["replayed"] == 9
