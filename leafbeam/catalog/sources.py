@@ -176,7 +176,7 @@ def _copy_arrow(
 def _copy_batches(
     connection: duckdb.DuckDBPyConnection,
     schema: pa.Schema,
-    batches: Iterable[Any],
+    batches: Iterable[pa.RecordBatch],
     source: str,
     casts: Mapping[str, str] = MappingProxyType({}),
     *,

@@ -3,13 +3,15 @@
 Shapes: n rows of a batch, L levels.
 """
 
+# pyarrow carries no types.
+# pyright: reportUnknownParameterType=false
+
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -149,7 +151,7 @@ def codes_of_table(file: Path, source: SourceTable, id_column: str) -> tuple[NDA
 
 
 def _codes_of(
-    file: Path, columns: Sequence[str], batch: Any, where: Callable[[int], str], num_levels: int
+    file: Path, columns: Sequence[str], batch: pa.RecordBatch, where: Callable[[int], str], num_levels: int
 ) -> NDArray[np.integer]:
     """Return the codes (n, L) of a batch, from lists or from a column for each level."""
     if columns != ("codes",):
@@ -170,7 +172,7 @@ def _nth_row(first: int, row: int) -> str:
     return nth_row(first + row)
 
 
-def _code_columns(file: Path, schema: Any, id_column: str) -> tuple[str, ...]:
+def _code_columns(file: Path, schema: pa.Schema, id_column: str) -> tuple[str, ...]:
     names = schema.names
     if id_column not in names:
         raise DataError(f"{file} has the columns {listed(names)}: {_EXPECTED}; --item-column names other ids")
@@ -220,16 +222,16 @@ def _sizes_in(file: Path, metadata: dict[bytes, bytes]) -> tuple[int, ...] | Non
         ) from error
 
 
-def _are_whole(kind: Any) -> bool:
+def _are_whole(kind: pa.DataType) -> bool:
     """Return whether a type may be that of codes: whole numbers, or decimals, as Spark and DuckDB write whole numbers."""
     return pa.types.is_integer(kind) or pa.types.is_decimal(kind)
 
 
-def _first_null(column: Any) -> int:
+def _first_null(column: pa.Array) -> int:
     return int(np.argmax(np.asarray(column.is_null())))
 
 
-def _numbers(file: Path, name: str, column: Any, where: Callable[[int], str], per_row: int = 1) -> NDArray[np.integer]:
+def _numbers(file: Path, name: str, column: pa.Array, where: Callable[[int], str], per_row: int = 1) -> NDArray[np.integer]:
     if column.null_count:
         raise CodesError(f"{file}: {where(_first_null(column) // per_row)} has no number in {name}: expected a whole number")
     if pa.types.is_decimal(column.type):

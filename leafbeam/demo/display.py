@@ -77,5 +77,5 @@ def _table(items: ItemList, width: int) -> Table:
     return table
 
 
-def _plain(text: Any) -> str:
+def _plain(text: object) -> str:
     return html.unescape(str(text)).strip() if text is not None else ""

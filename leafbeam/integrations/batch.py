@@ -4,6 +4,9 @@ A partition is a range of rows of one row group. Its output file appears whole o
 file exists. `ray_batch` runs the same partitions on many machines.
 """
 
+# pyarrow carries no types.
+# pyright: reportUnknownParameterType=false
+
 import json
 import os
 import time
@@ -165,7 +168,7 @@ class BatchJob:
                     partitions.append(Partition(number=number, file=str(file), row_group=group, first=first, rows=rows))
         return partitions
 
-    def _check_columns(self, file: Path, schema: Any) -> None:
+    def _check_columns(self, file: Path, schema: pa.Schema) -> None:
         for name in self.columns.names:
             if name not in schema.names:
                 options = "--user-column and --history-column, in Python UserColumns"

@@ -315,7 +315,7 @@ def _line_of_long_row(path: Path, form: CsvFormat) -> int:
 
 
 @contextmanager
-def _lines(path: Path, form: CsvFormat) -> Generator[Any]:
+def _lines(path: Path, form: CsvFormat) -> Generator[io.TextIOWrapper]:
     with opened(path) as file, io.TextIOWrapper(file, encoding=form.encoding, errors="replace", newline=None) as lines:
         yield lines
 
@@ -359,7 +359,7 @@ def _first_undecodable_line(path: Path) -> str:
     return ""
 
 
-def _stream(path: Path) -> Any:
+def _stream(path: Path) -> pa.NativeFile:
     """Open a file for pyarrow, which recognises the ending .gz only in lower case."""
     return pa.input_stream(str(path), compression="gzip" if is_compressed(path) else None)
 

@@ -5,7 +5,6 @@
 
 import json
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -65,7 +64,7 @@ def _check_no_arrays(source: SourceTable, name: str) -> None:
             )
 
 
-def _times(source: SourceTable, name: str) -> Any:
+def _times(source: SourceTable, name: str) -> pa.ChunkedArray:
     """Return `_lists` of a column of times; numbers of a list in text stay text, so that no digit is lost."""
     values = source.table[name] if name in source.table.column_names else None
     if values is None or not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
@@ -78,7 +77,7 @@ def _times(source: SourceTable, name: str) -> Any:
     return _lists(source, name)
 
 
-def _lists(source: SourceTable, name: str) -> Any:
+def _lists(source: SourceTable, name: str) -> pa.ChunkedArray:
     """Return a column of lists as one array, None if it is missing or holds something else."""
     if name not in source.table.column_names or not len(source.table):
         return None

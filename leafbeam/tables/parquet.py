@@ -86,7 +86,7 @@ def read_parquet(path: Path, *, ids: Sequence[str] = (), only: Sequence[str] | N
     """
     files, names = part_files(path), tuple(schema_of(path).names)
     columns = None if only is None or any("." in name for name in names) else [name for name in names if name in only]
-    tables: list[Any] = []
+    tables: list[pa.Table] = []
     for file in files:
         try:
             tables.append(
@@ -125,7 +125,7 @@ def schema_of(path: Path) -> pa.Schema:
     return schemas[0]
 
 
-def read_batches(path: Path, size: int, columns: list[str] | None = None) -> Generator[Any]:
+def read_batches(path: Path, size: int, columns: list[str] | None = None) -> Generator[pa.RecordBatch]:
     """Yield record batches of at most `size` rows of a file or of a directory's files, with the types of `plain_schema`.
 
     Memory: the pages of a row group. Raises a DataError that says up to which row the file could be read.
