@@ -269,3 +269,22 @@ def test_a_captured_batch_is_one_copy_and_after_the_first_no_bitmaps(monkeypatch
     assert load(first) == load(first, [[3, 510], [7]]) == 0
     assert 0 < load(second) <= 2 * 16
     assert load(second) == load(first) == 0
+
+
+@pytest.mark.parametrize("way", ["upload", "patch", "combine"])
+def test_a_bitmap_whose_copy_failed_is_not_taken_for_one_that_is_there(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, device = np.random.default_rng(10), Device(5000, max_bytes=3 * 12 * 79)
+    first, second = random_bitmap(rng), random_bitmap(rng)
+    device.bind(first, second)
+    made = {"upload": random_bitmap(rng), "patch": first.without(np.array([7])), "combine": first & second}[way]
+
+    def fail(*arguments: Any) -> None:
+        raise torch.OutOfMemoryError("no memory for a bitmap")
+
+    with monkeypatch.context() as context:
+        context.setattr(BitmapMemory, way, fail)
+        for _ in range(2):
+            with pytest.raises(torch.OutOfMemoryError):
+                device.bind(made, first)
+    assert device.bind(first, made) >= 0  # its bits are compared
+    assert len(device.cache) <= 3

@@ -94,7 +94,13 @@ class FilterCache:
                 self._row_of.move_to_end(key)
             missing = [bitmap for key, bitmap in by_key.items() if key not in self._row_of]
             if missing:
-                self._add(missing, set(by_key))
+                before = set(self._row_of)
+                try:
+                    self._add(missing, set(by_key))
+                except BaseException:  # such as memory that ran out: a row that was not written is no filter
+                    for key in self._row_of.keys() - before:
+                        self._free.append(self._row_of.pop(key))
+                    raise
             yield np.array([0 if bitmap is None else self._row_of[bitmap.lineage.key] for bitmap in bitmaps], np.int32)
 
     def _add(self, bitmaps: Sequence[Bitmap], in_use: set[bytes]) -> None:
