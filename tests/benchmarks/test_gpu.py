@@ -99,7 +99,7 @@ def test_decode_parity_and_times_run(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = list(gpu_decode.runs(CPU, 0.0, sizes))
     assert [measured.get("parity") for _, measured in rows[:4]] == ["ok"] * 4
     assert [measured.get("left_out") for _, measured in rows[4:8]] == ["after 0 s"] * 4
-    assert set(rows[8][1]["seconds"]) == {"default stream", "own streams"}
+    assert set(rows[8][1]["seconds"]) == {"default stream"}  # on a GPU each in its own too
     assert set(gpu_decode.measure(CPU, "encoder-decoder", "allowed", sizes)["ms"]) == {"graph", "launches"}
     right = gpu_decode.reference.attend
     monkeypatch.setattr(gpu_decode.reference, "attend", lambda *given: right(*given) * 1.5)
