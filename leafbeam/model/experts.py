@@ -9,6 +9,9 @@ from torch import Tensor, nn
 
 from leafbeam.model.config import Activation
 
+_BLOCK = 32  # tokens of one expert that run together in a captured decode
+_BLOCKS = 16  # whose matrices are copied at once
+
 
 def activate(kind: Activation, x: Tensor, *, inplace: bool = False) -> Tensor:
     """Return the activation of x. inplace: it may be written into x."""
@@ -24,7 +27,8 @@ class Experts(nn.Module):
 
     Tokens are sorted by expert, so that each expert runs two or three matrix products over its tokens. No token is dropped and
     no expert has a capacity (as in Switch), so a token's output does not depend on its batch. Cost: E feed-forward networks a
-    token; the number of tokens per expert is read on the host. The router works in float32. (Shazeer et al., 2017; OneRec.)
+    token; the number of tokens per expert is read on the host, except in a captured decode (`run_blocks`). The router works in
+    float32. (Shazeer et al., 2017; OneRec.)
     """
 
     def __init__(
@@ -56,14 +60,47 @@ class Experts(nn.Module):
         if self.normed:
             weight_NE = weight_NE / weight_NE.sum(-1, keepdim=True)
         order = expert_NE.flatten().argsort(stable=True)
-        counts = torch.bincount(expert_NE.flatten(), minlength=self.wo.shape[0]).tolist()
-        by_expert = tokens_ND.index_select(0, order // self.num_chosen).split(counts)
-        outputs = [self._feed_forward(expert, tokens) for expert, tokens in enumerate(by_expert) if len(tokens)]
-        output_MD = torch.cat(outputs) if outputs else tokens_ND
+        sorted_MD = tokens_ND.index_select(0, order // self.num_chosen)
+        is_captured = tokens_ND.is_cuda and torch.cuda.is_current_stream_capturing()
+        run = self.run_blocks if is_captured else self._run_by_expert
+        output_MD = run(sorted_MD, expert_NE.flatten().index_select(0, order))
         inverse = torch.empty_like(order)
         inverse[order] = torch.arange(len(order), device=order.device)
         output_NED = output_MD.index_select(0, inverse).unflatten(0, expert_NE.shape)
         return (weight_NE.to(output_NED.dtype)[..., None] * output_NED).sum(1).view(hidden.shape)
+
+    def _run_by_expert(self, sorted_MD: Tensor, expert_M: Tensor) -> Tensor:
+        """Run tokens sorted by expert, after a look from the host at how many each expert has."""
+        counts = torch.bincount(expert_M, minlength=self.wo.shape[0]).tolist()
+        by_expert = enumerate(sorted_MD.split(counts))
+        outputs = [self._feed_forward(expert, tokens) for expert, tokens in by_expert if len(tokens)]
+        return torch.cat(outputs) if outputs else sorted_MD
+
+    def run_blocks(self, sorted_MD: Tensor, expert_M: Tensor) -> Tensor:
+        """Run tokens sorted by expert without a look from the host, so that a graph can capture it.
+
+        Each expert's tokens begin a new block of _BLOCK rows, so that the number of blocks is fixed: the rows over _BLOCK, and
+        one more for each expert. A block multiplies a copy of its expert's matrices.
+        """
+        count, size = self.wo.shape[0], sorted_MD.shape[1]
+        expert_X = torch.arange(count, device=expert_M.device)
+        begin_X = torch.searchsorted(expert_M, expert_X)
+        blocks_X = (torch.searchsorted(expert_M, expert_X, right=True) - begin_X + _BLOCK - 1) // _BLOCK
+        last_X = blocks_X.cumsum(0)  # the block behind each expert's
+        row_M = torch.arange(len(expert_M), device=expert_M.device) - begin_X[expert_M]
+        row_M = row_M + (last_X - blocks_X)[expert_M] * _BLOCK
+        num_blocks = -(-len(expert_M) // _BLOCK) + count
+        rows_RD = sorted_MD.new_zeros(num_blocks * _BLOCK, size).index_copy(0, row_M, sorted_MD)
+        block_B = torch.arange(num_blocks, device=expert_M.device)
+        expert_B = torch.searchsorted(last_X, block_B, right=True).clamp(max=count - 1)  # those behind the last are empty
+        parts = zip(rows_RD.view(num_blocks, _BLOCK, size).split(_BLOCKS), expert_B.split(_BLOCKS), strict=True)
+        return torch.cat([self._run_part(*part) for part in parts]).view(-1, size).index_select(0, row_M)
+
+    def _run_part(self, rows_BND: Tensor, expert_B: Tensor) -> Tensor:
+        inner = activate(self.activation, torch.bmm(rows_BND, self.wi_0[expert_B].mT))
+        if self.wi_1 is not None:
+            inner = inner * torch.bmm(rows_BND, self.wi_1[expert_B].mT)
+        return torch.bmm(inner, self.wo[expert_B].mT)
 
     def _feed_forward(self, expert: int, tokens_MD: Tensor) -> Tensor:
         inner = activate(self.activation, F.linear(tokens_MD, self.wi_0[expert]))

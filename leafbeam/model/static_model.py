@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from leafbeam.errors import ArgumentError, counted
 from leafbeam.model.decoder import capped
 from leafbeam.model.encoder_decoder import EncoderDecoder
 from leafbeam.model.kv_cache import search_bytes
@@ -26,13 +25,9 @@ class StaticModel:
     Args:
         model: The model to decode with.
         attention: The functions of a backend; None: plain torch.
-
-    Raises:
-        ArgumentError: If the model cannot be captured, see `check_static`.
     """
 
     def __init__(self, model: Transformer | EncoderDecoder, attention: Attention | None = None) -> None:
-        check_static(model)
         vocabulary, weight = model.vocabulary, model.head_weight.detach()
         self._model, self._attention = model, attention or reference.attention()
         self.device, self.dtype = model.device, weight.dtype
@@ -66,13 +61,3 @@ class StaticModel:
         activations = 4 * config.hidden_size + 2 * heads * config.head_dim + 2 * config.intermediate_size
         cache = search_bytes(config, prompt_tokens=tokens, beams=num_beams, rounds=codes, inflight=requests, itemsize=itemsize)
         return cache + requests * rows * activations * itemsize
-
-
-def check_static(model: Transformer | EncoderDecoder) -> None:
-    """Raise ArgumentError for a model whose steps read values on the host."""
-    if model.config.num_experts:
-        raise ArgumentError(
-            f"a decoder of {counted(model.config.num_experts, 'expert')} cannot be captured: "
-            "the host reads how many tokens each expert "
-            "has; set graphs to False"
-        )

@@ -19,13 +19,14 @@ from leafbeam.decode.beam_search import result_of
 from leafbeam.decode.results import check_batch, root_ranges
 from leafbeam.engine.graphs.device_index import DeviceIndex
 from leafbeam.engine.graphs.static_decode import Bucket, StaticDecode
-from leafbeam.errors import ArgumentError, LogitsError
+from leafbeam.errors import LogitsError
 from leafbeam.index import Version
 from leafbeam.model import (
     AnyModel,
     TokenTable,
     Vocabulary,
 )
+from leafbeam.model.experts import Experts
 from leafbeam.model.static_model import StaticModel
 from leafbeam.ops.attention import reference
 from leafbeam.ops.attention import triton as attention_kernels
@@ -73,10 +74,17 @@ def test_it_finds_what_beam_search_finds_again_and_again(seed: int) -> None:
         same(decoded(decode, version, asked), searched(model, version, asked, bucket.num_beams, scoring))
 
 
-def test_a_decoder_of_experts_is_refused() -> None:
-    model = new_encoder_decoder(4, Vocabulary(codebook_sizes=SIZES), num_experts=2)
-    with pytest.raises(ArgumentError, match="a decoder of 2 experts cannot be captured"):
-        StaticModel(model)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_decode_of_experts_equals_the_search(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By blocks of one expert's tokens, as while a graph is captured: no value is read on the host."""
+    rng = np.random.default_rng(seed)
+    model: Any = new_encoder_decoder(seed, Vocabulary(codebook_sizes=SIZES), num_experts=3)
+    version = new_version(rng)
+    bucket = Bucket(batch=2, length=16, num_beams=7, scoring="full")
+    asked = Asked.drawn(rng, version, model.vocabulary, 2, 9)
+    expected = searched(model, version, asked, 7, "full")
+    monkeypatch.setattr(Experts, "_run_by_expert", Experts.run_blocks)
+    same(decoded(new_decode(model, version, bucket), version, asked), expected)
 
 
 def test_what_waits_in_the_trays_is_all_that_a_run_knows() -> None:

@@ -9,7 +9,6 @@ from leafbeam.engine.graphs.graph import Graphs
 from leafbeam.engine.settings import Settings
 from leafbeam.errors import ArgumentError
 from leafbeam.model import EncoderDecoder, Transformer
-from leafbeam.model.static_model import check_static
 
 log = logging.getLogger("leafbeam.engine")
 
@@ -41,7 +40,6 @@ def check_can_be_captured(model: Any, *, is_on_gpu: bool) -> Transformer | Encod
             f"graphs need a Transformer or an EncoderDecoder on a CUDA device, and this is a "
             f"{type(model).__name__} on {model.device}: load it with device='cuda', or leave graphs out"
         )
-    check_static(model)
     return model
 
 

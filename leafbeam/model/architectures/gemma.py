@@ -92,7 +92,7 @@ def _read_ropes(hf: Fields, values: Fields) -> dict[str, Any]:
         ("full_attention", "rope_theta", 1_000_000.0),
         ("sliding_attention", "rope_local_base_freq", 10_000.0),
     ):
-        parameters = dict(check_rope(nested, kind))
+        parameters = dict(check_rope({"rope_parameters": nested.get(kind)}, "rope_parameters"))
         if kind == "full_attention":
             parameters |= check_rope(hf, "rope_scaling")
         if "type" in parameters and "rope_type" not in parameters:  # which transformers 5 overwrites with the default
