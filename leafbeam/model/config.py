@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from sys import float_info
 from typing import Any, Literal, TypeVar
 
-from leafbeam.errors import ArgumentError, CheckpointError, check_choice
+from leafbeam.errors import ArgumentError, CheckpointError, check_choice, counted
 from leafbeam.model.architectures import architecture_of
 from leafbeam.model.architectures.fields import NEITHER, check_implemented
 
@@ -136,7 +136,9 @@ class ModelConfig:
             raise ArgumentError("norm='layer' has a bias, which is implemented before a block only: norm_placement='before'")
         for name in ("rope_frequencies", "local_frequencies"):
             if len(getattr(self, name)) not in (0, self.head_dim // 2):
-                raise ArgumentError(f"{name} must have one entry for each of the {self.head_dim // 2} pairs of a head")
+                raise ArgumentError(
+                    f"{name} must have one entry for each of the {counted(self.head_dim // 2, 'pair')} of a head"
+                )
         for name in ("local_layers", "expert_layers"):
             if any(not 0 <= layer < self.num_hidden_layers for layer in getattr(self, name)):
                 raise ArgumentError(f"{name} must be layers of 0 to {self.num_hidden_layers - 1}, not {getattr(self, name)}")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from leafbeam.errors import CheckpointError
+from leafbeam.errors import CheckpointError, counted
 from leafbeam.model.architectures.fields import Fields, check_rope, read_layers, read_number, read_sizes
 from leafbeam.model.architectures.types import Architecture, as_stored
 
@@ -50,7 +50,9 @@ def _read_rope(hf: Fields, values: Fields) -> dict[str, Any]:
         before = read_number({"original_max_position_embeddings": before}, "original_max_position_embeddings")
         factors: Any = parameters.get("short_factor")
         if not isinstance(factors, list) or len(factors) != len(plain_E):
-            raise CheckpointError(f"config.json has {name}={parameters!r}: expected {len(plain_E)} numbers as short_factor")
+            raise CheckpointError(
+                f"config.json has {name}={parameters!r}: expected {counted(len(plain_E), 'number')} as short_factor"
+            )
         plain_E = plain_E / [read_number({"short_factor": factor}, "short_factor", where=name) for factor in factors]
         factor = read_number(parameters, "factor", where=name, default=positions / before)
         default = float(np.sqrt(1 + np.log(factor) / np.log(before))) if factor > 1 else 1.0
