@@ -140,7 +140,7 @@ def import_run(
     sids: Annotated[
         Path, option("--sids", "The file of Semantic IDs: a table of codes, a JSON index of tokens, a tensor or an array.")
     ],
-    model: Annotated[Path | None, option("--model", "The Hugging Face directory of the model, a Qwen3 or a T5.")] = None,
+    model: Annotated[Path | None, option("--model", "The Hugging Face directory of the model, a decoder or a T5.")] = None,
     items: Annotated[Path | None, option("--items", "The file of the items' attributes: Parquet, CSV or JSON.")] = None,
     run: RunOption = DEFAULT_RUN,
     *,

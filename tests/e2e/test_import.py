@@ -83,36 +83,39 @@ def tokenizer_of(tokens: Sequence[str], *, is_t5: bool) -> Tokenizer:
     return tokenizer
 
 
-def model_of(size: int, *, is_t5: bool) -> Any:
+def model_of(size: int, kind: str) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from transformers import Qwen3Config, Qwen3ForCausalLM, T5Config, T5ForConditionalGeneration
+        from transformers import AutoConfig, AutoModelForCausalLM, T5Config, T5ForConditionalGeneration
 
     torch.manual_seed(0)
-    if is_t5:
+    if kind == "t5":
         config: Any = T5Config(vocab_size=size, d_model=24, d_kv=8, d_ff=40, num_layers=2, num_heads=4)
         config.decoder_start_token_id = 0
         model: Any = T5ForConditionalGeneration(config)
     else:
-        config = Qwen3Config(
-            vocab_size=size, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+        config = AutoConfig.for_model(
+            kind, vocab_size=size, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
             num_key_value_heads=1, head_dim=16, max_position_embeddings=128, eos_token_id=1, pad_token_id=0,
         )  # fmt: skip
-        model = Qwen3ForCausalLM(config)
+        model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0, 0.4)
     return model.eval()
 
 
-@pytest.fixture(scope="module", params=[pytest.param("t5", marks=pytest.mark.slow), "qwen3"])
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("t5", "qwen2", "llama")]
+
+
+@pytest.fixture(scope="module", params=[*SLOW, "qwen3"])
 def theirs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Theirs:
     folder, is_t5, rng = tmp_path_factory.mktemp("theirs"), request.param == "t5", np.random.default_rng(0)
     numbers = np.unique(rng.integers(0, [12, 30, 13], (60, 3)), axis=0)[:40]
     index = {str(item): [f"<{name}_{n}>" for name, n in zip(LEVELS, row, strict=True)] for item, row in enumerate(numbers)}
     index["39"] = index["38"]  # they collide
     tokenizer = tokenizer_of([token for sid in {*map(tuple, index.values())} for token in sid], is_t5=is_t5)
-    model = model_of(tokenizer.get_vocab_size(), is_t5=is_t5)
+    model = model_of(tokenizer.get_vocab_size(), request.param)
     model.save_pretrained(folder / "model")
     tokenizer.save(str(folder / "model" / "tokenizer.json"))
     items = {item: {"title": f"thing {item}", "price": int(item) / 2} for item in [*index, "77"] if item != "5"}
