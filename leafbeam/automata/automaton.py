@@ -20,7 +20,7 @@ from leafbeam.automata.arrays import AutomatonArrays, AutomatonLimits, Limits, S
 from leafbeam.automata.byte_dfa import ByteDFA
 from leafbeam.automata.compose import compose
 from leafbeam.automata.forced_chains import ForcedChains
-from leafbeam.automata.json_schema import schema_language
+from leafbeam.automata.json_schema import MAX_DEPTH, schema_language
 from leafbeam.automata.regex import compile_pattern
 from leafbeam.automata.token_trie import TokenTrie
 from leafbeam.errors import AutomatonError, IndexFileError, counted
@@ -81,18 +81,23 @@ class Automaton:
     @classmethod
     def from_json_schema(
         cls,
-        schema: Mapping[str, object] | str,
+        schema: Mapping[str, object] | bool | str,
         vocabulary: Vocabulary,
         *,
         compress: bool = False,
+        max_depth: int = MAX_DEPTH,
+        strict: bool = False,
         **limits: Unpack[Limits],
     ) -> Automaton:
-        """Return an automaton of the texts of a JSON Schema's instances; `schema_language` lists the supported keywords.
+        """Return an automaton of the texts of a JSON Schema's instances; docs/how-to/automata.md lists the supported keywords.
 
         Args:
             schema: The schema, as an object or as JSON text.
             vocabulary: As for `from_regex`.
             compress: As for `from_regex`.
+            max_depth: How deeply lists and objects may nest in a value that the schema does not describe.
+            strict: If true, keywords that JSON Schema does not define are refused. By default they say nothing, as the
+                specification has it.
             limits: As for `from_regex`.
 
         Raises:
@@ -100,7 +105,7 @@ class Automaton:
             MissingExtraError: If outlines-core is not installed.
         """
         bounds = AutomatonLimits(**limits)
-        language = schema_language(schema, bounds.max_states)
+        language = schema_language(schema, bounds.max_states, max_depth=max_depth, strict=strict)
         return cls._of(compose(language, TokenTrie.of(vocabulary), bounds, "the schema"), compress)
 
     @classmethod

@@ -15,8 +15,23 @@ KEYWORDS = {
     "boolean": set[str](),
     "null": set[str](),
     "array": {"items", "prefixItems", "minItems", "maxItems"},
-    "object": {"properties", "required", "additionalProperties", "maxProperties"},
+    "object": {"properties", "required", "additionalProperties", "minProperties", "maxProperties", "patternProperties"},
 }
+# Keywords of all drafts that restrict a type's instances, and are refused for that type.
+REFUSED = {
+    "number": {"multipleOf", "divisibleBy"},
+    "array": {"uniqueItems", "contains", "minContains", "maxContains", "unevaluatedItems", "additionalItems"},
+    "object": {"propertyNames", "dependencies", "dependentRequired", "dependentSchemas", "unevaluatedProperties"},
+}
+REFUSED["integer"] = REFUSED["number"]
+# Keywords that restrict instances of any type, and are refused.
+REFUSED_ALWAYS = {"not", "if", "$dynamicRef", "$recursiveRef", "disallow", "extends"}
+COMBINING = {"$ref", "allOf", "anyOf", "oneOf", "enum", "const", "type"}
+# Keywords that say nothing about instances: notes, and names of schemas.
+NOTES = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "then", "else"}
+NOTES |= {"$schema", "$id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$vocabulary", "$defs", "definitions"}
+NOTES |= {"contentEncoding", "contentMediaType", "contentSchema"}
+KNOWN = NOTES | COMBINING | REFUSED_ALWAYS | set[str]().union(*KEYWORDS.values(), *REFUSED.values())
 
 Schema = Mapping[str, Any]
 
@@ -63,7 +78,7 @@ def types_of(schema: Schema, scope: Scope) -> list[str]:
     value = schema.get("type", [])
     types = [value] if isinstance(value, str) else value
     known = isinstance(types, list) and all(isinstance(name, str) and name in KEYWORDS for name in types)
-    if not known or len(set(types)) < len(types):
+    if not known or len(set(types)) < len(types) or ("type" in schema and not types):
         raise scope.error(f" is {short_repr(value)}: expected one or several of {', '.join(KEYWORDS)}", "type")
     return types
 
@@ -77,16 +92,23 @@ def type_of(value: Any) -> str:
     return next((name for kind, name in names if isinstance(value, kind)), "object")
 
 
-def check_keywords(keywords: set[str], known: set[str], scope: Scope, when: str) -> None:
-    if unknown := sorted(keywords - known):
-        said = f" has {', '.join(unknown)} {when}, which is not supported: expected {sorted(known)}"
-        path = below(scope.path, unknown[0])
-        raise AutomatonError(f"{scope.path}{said}", pointer=path)
+def check_keywords(schema: Schema, types: list[str], scope: Scope) -> None:
+    """Raise AutomatonError for a keyword that restricts instances of these types in a way that is not supported."""
+    refused = REFUSED_ALWAYS.union(*(REFUSED.get(name, ()) for name in types))
+    harmless = {
+        name for name in ("uniqueItems", "unevaluatedProperties", "unevaluatedItems") if schema.get(name) in (False, True)
+    }
+    harmless -= {"uniqueItems"} if schema.get("uniqueItems") is True else set()
+    harmless -= {name for name in ("unevaluatedProperties", "unevaluatedItems") if schema.get(name) is False}
+    if unknown := sorted(refused & set(schema) - harmless):
+        raise AutomatonError(
+            f"{scope.path} has {', '.join(unknown)}, which is not supported", pointer=below(scope.path, unknown[0])
+        )
 
 
 def mapping_of(value: object, scope: Scope) -> Schema:
     if not isinstance(value, Mapping):
-        raise scope.error(f" is {short_repr(value)}: expected a schema object (true and false are not supported)")
+        raise scope.error(f" is {short_repr(value)}: expected a schema object")
     return value
 
 

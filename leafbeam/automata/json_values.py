@@ -61,8 +61,12 @@ def add_value(network: Network, node: int, value: object, to: int, scope: Scope)
                 before = network.node()
                 add_texts(network, done, between[number % 2], before)
         return
+    network.add_text(node, text_of(value, scope), to)
+
+
+def text_of(value: Any, scope: Scope) -> bytes:
+    """Return a JSON text of a value. Raises AutomatonError if it has none."""
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
         raise scope.error(f": the value {short_repr(value)} has no JSON text: {error}") from error
-    network.add_text(node, text, to)

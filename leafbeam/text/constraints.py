@@ -7,7 +7,7 @@ from typing import Any, Unpack
 from leafbeam.automata import Automaton, TokenTrie
 from leafbeam.automata.arrays import AutomatonLimits, Limits, SizeLimits
 from leafbeam.automata.byte_dfa import ByteDFA
-from leafbeam.automata.json_schema import schema_language
+from leafbeam.automata.json_schema import MAX_DEPTH, schema_language
 from leafbeam.automata.languages import concatenate, free_text
 from leafbeam.automata.regex import compile_pattern
 from leafbeam.automata.sources import choice_bytes
@@ -34,9 +34,13 @@ class JsonSchema:
 
     Args:
         schema: The schema, as an object or as JSON text, with the keywords of `Automaton.from_json_schema`.
+        max_depth: How deeply lists and objects may nest in a value that the schema does not describe.
+        strict: Whether keywords that JSON Schema does not define are refused.
     """
 
-    schema: Mapping[str, Any] | str
+    schema: Mapping[str, Any] | bool | str
+    max_depth: int = MAX_DEPTH
+    strict: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +111,8 @@ def compiled(constraint: TextConstraint, tokens: TokenTrie, **limits: Unpack[Lim
             return constraint
         case Regex(pattern=pattern):
             return Automaton.from_regex(pattern, tokens, compress=True, **limits)
-        case JsonSchema(schema=schema):
-            return Automaton.from_json_schema(schema, tokens, compress=True, **limits)
+        case JsonSchema(schema=schema, max_depth=depth, strict=strict):
+            return Automaton.from_json_schema(schema, tokens, compress=True, max_depth=depth, strict=strict, **limits)
         case Choices(texts=texts):
             return Automaton.from_choices(texts, tokens, **limits)
         case FreeText():
@@ -153,8 +157,8 @@ def _language(part: object, **limits: Unpack[Limits]) -> ByteDFA:
             return ByteDFA.from_strings(choice_bytes([part]))
         case Regex(pattern=pattern):
             return compile_pattern(pattern, max_states)
-        case JsonSchema(schema=schema):
-            return schema_language(schema, max_states)
+        case JsonSchema(schema=schema, max_depth=depth, strict=strict):
+            return schema_language(schema, max_states, max_depth=depth, strict=strict)
         case Choices(texts=texts):
             return ByteDFA.from_strings(choice_bytes(texts))
         case FreeText(stop=stop, max_length=max_length):

@@ -280,12 +280,9 @@ DOUBLING = {
 }
 DOUBLING["$defs"]["60"] = {"type": "null"}
 REFUSED: list[tuple[Any, str]] = [
-    (True, "expected a schema object"),
     (3, "expected a schema object"),
     ("{", "not JSON"),
     ("[]", "expected a schema object"),
-    ({}, "allows any value"),
-    ({"properties": {}}, "has no type"),
     ({"type": "strin"}, "expected one or several of"),
     ({"type": ["null", "null"]}, "expected one or several of"),
     ({"type": 3}, "expected one or several of"),
@@ -299,7 +296,6 @@ REFUSED: list[tuple[Any, str]] = [
     ({"type": "integer", "minimum": 3, "maximum": 2}, "allows no integer"),
     ({"type": "number", "minimum": 3, "maximum": 2.5}, "allows no number: its bounds leave 3 to 2.5"),
     ({"type": "number", "exclusiveMinimum": 1, "maximum": 1}, "exclusive bounds leave nothing"),
-    ({"type": "string", "minimum": 0}, "has minimum"),
     ({"type": "string", "minLength": 3, "maxLength": 2}, "above maxLength"),
     ({"type": "string", "minLength": -1}, "whole number"),
     ({"type": "string", "maxLength": 1.5}, "whole number"),
@@ -311,30 +307,38 @@ REFUSED: list[tuple[Any, str]] = [
     ({"type": "string", "pattern": "^a\\\\b$"}, "allows a quote"),
     ({"type": "string", "pattern": "^a(?!b)$"}, "refuses the pattern"),
     ({"type": "string", "pattern": 3}, r"expected \^\.\.\.\$"),
-    ({"type": "array"}, "what its items are"),
-    ({"type": "array", "items": True}, "expected a schema object"),
     ({"type": "array", "items": {"type": "null"}, "uniqueItems": True}, "has uniqueItems"),
     ({"type": "array", "prefixItems": [{"type": "null"}], "minItems": 2}, "requires 2"),
     ({"type": "array", "prefixItems": []}, "that is not empty"),
-    ({"type": "object"}, "what its properties are"),
-    ({"type": "object", "additionalProperties": True}, "what its properties are"),
     ({"type": "object", "properties": []}, "expected a schema object"),
-    ({"type": "object", "properties": {"a": {"type": "null"}}, "required": ["b"]}, "requires 'b'"),
-    ({"type": "object", "properties": {"a": {"type": "null"}}, "required": "a"}, "list of property names"),
     (
-        {"type": "object", "properties": {"a": {"type": "null"}}, "additionalProperties": {"type": "null"}},
-        "go without properties",
+        {"type": "object", "properties": {"a": {"type": "null"}}, "required": ["b"], "additionalProperties": False},
+        "requires 'b'",
     ),
-    ({"type": "object", "additionalProperties": {"type": "null"}, "minProperties": 1}, "has minProperties"),
-    ({"type": "object", "patternProperties": {"a": {"type": "null"}}}, "has patternProperties"),
+    ({"type": "object", "properties": {"a": False}, "required": ["a"]}, "it requires 'a', which is false"),
+    ({"type": "object", "additionalProperties": {"type": "null"}, "minProperties": 2}, "names may be repeated"),
+    ({"type": "object", "properties": {"a": {}, "b": {}}, "minProperties": 1}, "always meet"),
+    ({"type": "object", "properties": {"ab": {}}, "patternProperties": {"^a": {}}}, "matches the property 'ab'"),
+    ({"type": "object", "properties": {"ab": {}}, "patternProperties": {"^b|a": {}}}, r"without \|"),
+    ({"allOf": [{"type": "null"}, {"type": "string"}]}, "allows nothing: its types are null and string"),
+    ({"allOf": [{"enum": [1]}, {"const": True}]}, "no value is in both"),
+    ({"allOf": [{"pattern": "^a$"}, {"pattern": "^b$"}]}, "different pattern"),
+    ({"allOf": [{"minimum": 3}, {"minimum": "4"}]}, "not both numbers"),
+    ({"allOf": [{"prefixItems": [{}]}, {"items": {"type": "null"}}]}, "joins items of one schema with prefixItems"),
+    ({"allOf": [{"anyOf": [{}]}, {"anyOf": [{"type": "null"}]}]}, "got two that hold together"),
+    ({"anyOf": [False, False]}, "allows nothing"),
+    (False, "allows nothing"),
+    ({"if": {}, "type": "null"}, "has if"),
+    ({"type": []}, "expected one or several of"),
+    ({"enum": ["a", "bc"], "minLength": 3}, "no value of its enum fits minLength"),
+    ({"allOf": [{"$ref": "#"}, {"type": "null"}]}, "leads back to itself"),
+    ({"type": "object", "properties": {"a": {"type": "null"}}, "required": "a"}, "list of property names"),
+    ({"type": "object", "patternProperties": {"a": {"type": "null"}}}, "has patternProperties: expected properties"),
     ({"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 2}}}, "#/properties/a has multipleOf"),
     ({"anyOf": []}, "that is not empty"),
-    ({"anyOf": [{"type": "null"}], "type": "null"}, "beside anyOf"),
-    ({"allOf": [{"type": "null"}, {"type": "null"}]}, "joins 2"),
     ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "different types"),
     ({"oneOf": [{"type": "object", "properties": {}, "required": 3}, {"type": "object"}]}, "list of property names"),
     ({"enum": []}, "that is not empty"),
-    ({"enum": ["a"], "minLength": 1}, "beside enum"),
     ({"enum": [None, 1], "type": "string"}, "no value of its enum is of type 'string'"),
     ({"const": 1.5, "type": "integer"}, "no value of its const is of type 'integer'"),
     ({"enum": [math.nan]}, "no JSON text"),
@@ -357,6 +361,94 @@ def test_what_a_pattern_cannot_hold_to_is_refused_by_name(schema: Any, match: st
         Automaton.from_json_schema(schema, BYTES, max_states=100_000)
 
 
+ANY_VALUES: list[Any] = [None, True, -1.5e3, 7, "", 'a"b', [], {}, [1, "a", None, [[]]], {"a": {"b": [1]}, "": "x"}]
+OPEN: list[tuple[Any, list[Any], list[Any]]] = [
+    (True, ANY_VALUES, []),
+    ({"title": "x", "x-order": 3, "links": [], "nullable": True}, ANY_VALUES, []),
+    ({"type": "object"}, [{}, {"a": [1, {"b": None}]}], ["a", []]),
+    ({"type": "object", "minProperties": 1}, [{"a": 1}], [{}]),
+    ({"type": "array"}, [[], [1, {"a": "b"}]], [{}, 1]),
+    ({"type": "array", "items": True, "uniqueItems": False}, [[1, 1]], [{}]),
+    ({"type": "string", "minimum": 3, "items": {"type": "null"}}, ["", "ab"], [5]),
+    ({"minLength": 2}, ["ab", 1, None, [1], {"a": 1}], ["a"]),
+    ({"properties": {"a": {"type": "null"}}, "required": ["a"]}, [{"a": None}, "x", 3, [{}]], [{}, {"a": 1}]),
+    ({"type": "object", "properties": {"a": {}}, "required": ["b"]}, [{"b": 1}, {"a": [], "b": "c"}], [{"a": 1}]),
+    ({"type": "object", "properties": {"a": {}}, "additionalProperties": {"type": "null"}}, [{}, {"a": 3}], [{"b": 1}]),
+    ({"type": "object", "properties": {"a": {}, "b": False}}, [{"a": 1}, {}], [{"b": 1}]),
+    ({"type": "object", "properties": {"a": {}}, "patternProperties": {"^x-": {"type": "null"}}}, [{"a": 1}], [{"x-a": 1}]),
+    ({"type": "object", "properties": {"a": {}}, "maxProperties": 1}, [{"a": 1}, {}], []),
+    ({"type": "integer", "minimum": 3, "exclusiveMinimum": True}, [4], [3]),
+    ({"type": "integer", "minimum": 3, "exclusiveMinimum": False}, [3, 4], [2]),
+    ({"type": "array", "items": [{"const": 1}, {"const": 2}]}, [[], [1], [1, 2]], [[2]]),
+    ({"anyOf": [{"type": "string"}, False, {"type": "null"}], "maxLength": 2}, ["ab", None], ["abc", 1]),
+    ({"oneOf": [{"type": "string"}, {"type": "integer"}], "minLength": 1, "minimum": 5}, ["a", 5], ["", 4]),
+    ({"allOf": [{"type": "integer", "minimum": 2}, {"type": "number", "maximum": 4}, True]}, [2, 3, 4], [1, 5, 2.5]),
+    ({"enum": ["a", "bcd", 7], "minLength": 2}, ["bcd", 7], ["a"]),
+    ({"allOf": [{"enum": [1, 2, "a"]}, {"enum": [1.0, "a", True]}]}, [1, "a"], [2, True]),
+    (
+        {
+            "allOf": [
+                {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+                {"properties": {"a": {"minimum": 3}, "b": {"type": "null"}}},
+            ],
+            "properties": {"c": {"type": "boolean"}},
+        },
+        [{"c": True, "a": 3, "b": None}, {"a": 4}],
+        [{"a": 2}, {}, {"a": 3, "b": 1}],
+    ),
+    (
+        {"allOf": [{"type": "object", "properties": {"a": {}}, "additionalProperties": False}, {"properties": {"b": {}}}]},
+        [{}, {"a": 1}],
+        [{"b": 1}],
+    ),
+    (
+        {"$ref": "#/$defs/named", "required": ["a"], "$defs": {"named": {"type": "object", "properties": {"a": {}}}}},
+        [{"a": 1}],
+        [{}],
+    ),
+    (
+        {
+            "type": "object",
+            "properties": {"kind": {"enum": ["a", "b"]}},
+            "required": ["kind"],
+            "anyOf": [{"properties": {"kind": {"const": "a"}}}, {"properties": {"x": {"type": "null"}}, "required": ["x"]}],
+        },
+        [{"kind": "a"}, {"kind": "b", "x": None}],
+        [{"kind": "b"}],
+    ),
+]
+
+
+@pytest.mark.parametrize(("schema", "instances", "others"), OPEN, ids=[json.dumps(case[0])[:60] for case in OPEN])
+def test_what_a_schema_leaves_open_may_be_anything(schema: Any, instances: list[Any], others: list[Any]) -> None:
+    is_old = schema is not True and ("exclusiveMinimum" in schema or isinstance(schema.get("items"), list))
+    for value in instances:
+        assert is_old or valid(schema, value), value
+        assert may_be_written(schema, json.dumps(value)), value
+    for value in others:
+        assert not may_be_written(schema, json.dumps(value)), value
+    rng = np.random.default_rng(3)
+    for _ in range(40):
+        value = json.loads(walked(automaton_of(json.dumps(schema)), rng))
+        assert is_old or valid(schema, value), value
+
+
+def test_the_depth_of_what_is_not_described_is_bounded() -> None:
+    for depth in range(4):
+        language = schema_language({}, 10_000, max_depth=depth)
+        assert language.accepts(b"[" * depth + b"]" * depth or b"1")
+        assert not language.accepts(b"[" * (depth + 1) + b"1" + b"]" * (depth + 1))
+    with pytest.raises(AutomatonError, match="max_depth is -1"):
+        schema_language({}, 10_000, max_depth=-1)
+
+
+def test_a_strict_reading_refuses_what_json_schema_does_not_define() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "null", "x-order": 1}}}
+    assert schema_language(schema, 1000).num_states
+    with pytest.raises(AutomatonError, match="#/properties/a has x-order, which JSON Schema does not define"):
+        schema_language(schema, 1000, strict=True)
+
+
 @pytest.mark.parametrize("schema", SUPPORTED, ids=lambda schema: json.dumps(schema)[:60])
 def test_any_change_to_a_schema_gives_an_automaton_or_an_error(schema: dict[str, Any]) -> None:
     rng = np.random.default_rng(1)
@@ -375,5 +467,5 @@ def test_any_change_to_a_schema_gives_an_automaton_or_an_error(schema: dict[str,
             language = schema_language(other, 10_000)
         except LeafbeamError:
             continue
-        assert isinstance(other, (dict, str))
+        assert isinstance(other, (dict, str, bool))
         assert language.num_states
