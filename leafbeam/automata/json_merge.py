@@ -118,7 +118,7 @@ _JOIN: Mapping[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def distributed(schema: Schema, scope: Scope) -> tuple[str, list[Schema]] | None:
+def distributed(schema: Schema, scope: Scope) -> tuple[str, list[object]] | None:
     """Return the alternatives of a schema's anyOf or oneOf, each with the keywords beside it; None if it has neither."""
     found = [name for name in _CHOICES if name in schema]
     if not found:

@@ -28,9 +28,11 @@ REFUSED["integer"] = REFUSED["number"]
 REFUSED_ALWAYS = {"not", "if", "$dynamicRef", "$recursiveRef", "disallow", "extends"}
 COMBINING = {"$ref", "allOf", "anyOf", "oneOf", "enum", "const", "type"}
 # Keywords that say nothing about instances: notes, and names of schemas.
-NOTES = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "then", "else"}
-NOTES |= {"$schema", "$id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$vocabulary", "$defs", "definitions"}
-NOTES |= {"contentEncoding", "contentMediaType", "contentSchema"}
+NOTES = {
+    *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "then", "else"),
+    *("$schema", "$id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$vocabulary", "$defs", "definitions"),
+    *("contentEncoding", "contentMediaType", "contentSchema"),
+}
 KNOWN = NOTES | COMBINING | REFUSED_ALWAYS | set[str]().union(*KEYWORDS.values(), *REFUSED.values())
 
 Schema = Mapping[str, Any]

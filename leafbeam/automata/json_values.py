@@ -64,7 +64,7 @@ def add_value(network: Network, node: int, value: object, to: int, scope: Scope)
     network.add_text(node, text_of(value, scope), to)
 
 
-def text_of(value: Any, scope: Scope) -> bytes:
+def text_of(value: object, scope: Scope) -> bytes:
     """Return a JSON text of a value. Raises AutomatonError if it has none."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
