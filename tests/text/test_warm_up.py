@@ -58,7 +58,7 @@ def compiled_late() -> list[str]:
 def test_a_model_without_finite_logits_does_not_start_and_leaves_no_process(tmp_path: Path):
     directory = save_model(tmp_path / "model")
     path = directory / "model.safetensors"
-    save_file({name: torch.full_like(values, float("nan")) for name, values in load_file(path).items()}, path)
+    save_file({name: torch.full_like(values, 1e38) for name, values in load_file(path).items()}, path)
     service = TextService.load(directory)
     with pytest.raises(LogitsError):
         service.start()
