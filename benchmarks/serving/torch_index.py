@@ -114,7 +114,7 @@ class _TorchFilters:
         bound = self._index.bind_filters(requests, self._batch)
         for old_level, new_level in zip(self.arrays.levels, bound.levels, strict=True):
             for old, new in zip(old_level, new_level, strict=True):
-                rows = new.slot_B.long()
+                rows = torch.as_tensor(new.slot_B).long()
                 for field in fields(new):
                     before, after = getattr(old, field.name), getattr(new, field.name)
                     if field.name == "slot_B":

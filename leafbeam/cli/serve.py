@@ -45,7 +45,6 @@ _OF_ITEMS = (
         "engine.workers": "--workers",
         "engine.threads": "--threads",
         "engine.graph_mb": "--graph-mb",
-        "engine.filter_mb": "--filter-mb",
         "http_workers": "--http-workers",
         "refresh": "--refresh",
         "grace_s": "--grace",

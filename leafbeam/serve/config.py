@@ -27,7 +27,7 @@ class ServerConfig:
 
     Args:
         run: The run directory. The default is `runs/shop`, or no run if text_model is set.
-        text_model: The directory of a Qwen3 model that generates text, beside the run or without one.
+        text_model: The directory of a language model that generates text, beside the run or without one.
         host: The address to listen on.
         port: The port to listen on; 0 takes a free port.
         device: The device of the model: cpu, cuda, cuda:1 and so on.

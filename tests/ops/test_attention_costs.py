@@ -63,5 +63,5 @@ def test_a_file_is_read_as_it_was_written_and_any_other_is_refused(tmp_path: Pat
 
 
 def test_costs_are_for_graphs() -> None:
-    with pytest.raises(ArgumentError, match="set graphs to true"):
-        Settings(attention_costs=Path("costs.json"))
+    with pytest.raises(ArgumentError, match="used only with graphs"):
+        Settings(graphs=False, attention_costs=Path("costs.json"))
