@@ -78,7 +78,8 @@ def test_long_prompts_are_measured_on_one_core_and_on_two(run: LoadRun):
 def test_the_profile_counts_every_call_of_a_request(run: LoadRun):
     _, measured = profile.measure(run, repeats=3)
     calls = {one["function"].split()[-1]: one for one in measured["top"]}
-    assert calls["extend"]["calls"] == run.trie.num_levels - 1
+    num_levels = run.trie.num_levels  # one call each but the last, and one more for each level that a proof goes back to
+    assert num_levels - 1 <= calls["extend"]["calls"] <= 2 * (num_levels - 1)
     assert calls["extend"]["own_us"] < calls["extend"]["all_us"]
     assert measured["own_us"] >= sum(one["own_us"] for one in measured["top"]) - 1
 
