@@ -18,7 +18,6 @@ class SglangServer(HttpLogprobs):
     Args:
         url: The server's address.
         options: How to talk to the server.
-        transport: Sends the requests, for tests.
 
     Examples:
         >>> model = SglangServer("http://localhost:30000")                                           # doctest: +SKIP
