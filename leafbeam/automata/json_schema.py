@@ -347,8 +347,6 @@ class _Compiler:
         required = names_of(schema.get("required", []), scope.below("required"))
         others = schema.get("additionalProperties", True)
         low, high = span(schema, "minProperties", "maxProperties", scope)
-        if schema.get("unevaluatedProperties") is False and others is True:
-            others = False
         for name in required:
             if name not in properties:
                 if others is False:

@@ -97,11 +97,8 @@ def type_of(value: Any) -> str:
 def check_keywords(schema: Schema, types: list[str], scope: Scope) -> None:
     """Raise AutomatonError for a keyword that restricts instances of these types in a way that is not supported."""
     refused = REFUSED_ALWAYS.union(*(REFUSED.get(name, ()) for name in types))
-    harmless = {
-        name for name in ("uniqueItems", "unevaluatedProperties", "unevaluatedItems") if schema.get(name) in (False, True)
-    }
-    harmless -= {"uniqueItems"} if schema.get("uniqueItems") is True else set()
-    harmless -= {name for name in ("unevaluatedProperties", "unevaluatedItems") if schema.get(name) is False}
+    without_effect = {"uniqueItems": False, "unevaluatedProperties": True, "unevaluatedItems": True}
+    harmless = {name for name, value in without_effect.items() if schema.get(name) is value}
     if unknown := sorted(refused & set(schema) - harmless):
         raise AutomatonError(
             f"{scope.path} has {', '.join(unknown)}, which is not supported", pointer=below(scope.path, unknown[0])

@@ -93,7 +93,8 @@ class Decoder:
     store: keys and values of recent prompts, shared by the workers; ArgumentError for models without a workspace.
     widths: what proofs needed, bindings: the index on the device; both are shared by the workers. max_rows: the most
     prefixes of a level that a proof may keep.
-    graphs: captured searches, tried first. A proof goes on with wider graphs, and eagerly where none is wider.
+    graphs: captured searches, tried first. A proof that needs more beams takes a wider graph; if there is none, it runs
+    without a graph.
     """
 
     def __init__(
@@ -261,7 +262,7 @@ class Decoder:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Replayed:
-    """What graphs found, and the beams of the widest of them."""
+    """The result of the graphs of a batch, and the number of beams of the widest one that ran."""
 
     result: SearchResult
     num_beams: int

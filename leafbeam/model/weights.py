@@ -31,7 +31,7 @@ _HEAD = "lm_head.weight"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorNames:
-    """What a model's files hold: its embedding, copies of it, unused tensors that are not read, and how others are stored.
+    """The content of a model's files: its embedding, copies of it, unused tensors that are not read, and how others are stored.
 
     stored: yields the tensors of the model that a stored one holds, by name. offset: added to the weights of norms, which
     then stay in float32.

@@ -76,7 +76,7 @@ def test_captured_eager_and_cpu_give_equal_answers(shop: Any, catalog: Catalog, 
 
 
 def eagerly(shop: Any, catalog: Catalog, request: Request) -> Any:
-    """What the backend of a device finds without graphs: the fixed shapes of torch, one step after the other."""
+    """Return the answers of a device without graphs: the fixed shapes of torch, one step after the other."""
     rules = catalog.rules
     allowed = rules.filter(request.filter or request.rules)
     version = rules.version

@@ -93,7 +93,7 @@ def padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
 
 
 def decoded(session: DecodeSession, codes_BKL: Tensor, *, by_suffix: bool = False) -> Tensor:
-    """As `truth`, by the steps of a decoding session; by_suffix: the codes after the first in one pass."""
+    """Return what `truth` returns, from the steps of a decoding session; by_suffix: the codes after the first in one pass."""
     first_BV = session.step_fn(None, None)
     logits = [first_BV[:, None].expand(-1, codes_BKL.shape[1], -1).clone()]
     parents = torch.zeros_like(codes_BKL[..., 0])
@@ -108,7 +108,7 @@ def decoded(session: DecodeSession, codes_BKL: Tensor, *, by_suffix: bool = Fals
 
 
 def by_modules(model: Transformer, prompts: Sequence[Sequence[int]], codes_BKL: Tensor, *, by_suffix: bool = False) -> Tensor:
-    """As `truth`, by the torch modules, as a captured decode runs them."""
+    """Return what `truth` returns, from the torch modules, as a captured decode runs them."""
     tokens_BT, lengths_B = padded(prompts)
     options = RunnerOptions(head=model.head, attention=reference.attention(), num_levels=VOCABULARY.num_levels)
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""Whether an engine captures its searches: by default where it can, and if not, why not."""
+"""The choice whether an engine captures its searches: by default it does so where it can, and otherwise says why not."""
 
 import logging
 from collections.abc import Callable

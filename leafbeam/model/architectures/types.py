@@ -1,4 +1,4 @@
-"""What leafbeam has to know of an architecture to read its checkpoints."""
+"""An architecture: how its config and its tensors are read from a checkpoint."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What a decoder's layer computes between its matrix products, in numba: norms, rotations, softmax, gates.
+"""The parts of a decoder's layer between its matrix products, in numba: norms, rotations, softmax, gates.
 
 A row is one token of a prompt or one beam. Kernels allocate nothing; they write into their arguments, on `threads` threads
 (`openmp.fork`); NAME_of(begin, end, ...) is the part of NAME for rows begin to end. Activations that a matrix multiplies, or

@@ -1,4 +1,4 @@
-"""What a decoder's layer computes value by value, in numba: norms, biases, activations.
+"""The parts of a decoder's layer that are computed value by value, in numba: norms, biases, activations.
 
 As in `model.cpu.kernels`: N rows, D hidden, F inner values of a feed-forward block, V outputs.
 """

@@ -30,7 +30,7 @@ _MAX_CODES = _LANES * CHUNK  # of a block: it has 128 words, which is the narrow
 
 
 class PallasNamespace(JaxNamespace):
-    """As `JaxNamespace`, except for `scan`."""
+    """The functions of `JaxNamespace`, with a `scan` of its own."""
 
     def scan(self, logits_RV: Array, words_RH: Array | None, *, full: bool) -> tuple[Array, Array | None]:
         size = logits_RV.shape[1]
