@@ -34,8 +34,8 @@ def num_ended(counts: Counts) -> int:
 
 
 def one_batch(engine: Engine, number: int, **fields):
-    """Requests that run as one batch once the worker is free."""
-    return [engine.submit(Request(num_items=1 + i, **fields)) for i in range(number)]
+    """Requests that run as one batch once the worker is free, in this order: each may take four seconds more than the last."""
+    return [engine.submit(Request(num_items=1 + i, deadline_s=36 + 4 * i, **fields)) for i in range(number)]
 
 
 def test_a_batch_that_raises_fails_its_own_requests_and_no_others(shop, engine, caplog):
@@ -49,7 +49,7 @@ def test_a_batch_that_raises_fails_its_own_requests_and_no_others(shop, engine, 
     with engine, interrupted(shop.model, fail):
         with busy(shop.model, lambda: engine.submit(Request())) as before:
             doomed = one_batch(engine, 3)
-            other = engine.submit(Request(num_beams=10))  # it has more slack, so it runs last
+            other = engine.submit(Request(num_beams=10, deadline_s=60))  # it has most time, so it runs last
         for future in doomed:
             with pytest.raises(ZeroDivisionError):
                 future.result(PATIENCE)
