@@ -3,8 +3,9 @@
 from leafbeam.index.bitmap import Bitmap
 from leafbeam.index.builder import TrieBuilder
 from leafbeam.index.filters import Filter
+from leafbeam.index.item_column import ItemColumn
 from leafbeam.index.memory_estimate import MemoryEstimate
 from leafbeam.index.trie import Trie
 from leafbeam.index.version import Segment, Version
 
-__all__ = ["Bitmap", "Filter", "MemoryEstimate", "Segment", "Trie", "TrieBuilder", "Version"]
+__all__ = ["Bitmap", "Filter", "ItemColumn", "MemoryEstimate", "Segment", "Trie", "TrieBuilder", "Version"]
