@@ -1,7 +1,6 @@
 """Checkpoints of a training run: weights, optimizer moments, progress, and the recipe and data to which they belong."""
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -9,18 +8,21 @@ from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from leafbeam.errors import ArgumentError, CheckpointError
-from leafbeam.files import check_checksums, open_regular, read_json, write_checksums, write_json, write_tensors
+from leafbeam.files import open_regular, write_tensors
+from leafbeam.json_reader import parse_json
 from leafbeam.model import AnyVocabulary, vocabulary_from_dict
 from leafbeam.train.histories import Histories
 from leafbeam.train.recipe import Recipe, check_number, check_whole
 
-_FORMAT = 2
+_FORMAT = 3
+_FILE = "training.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,37 +75,33 @@ class Checkpoint:
     tensors: Mapping[str, Tensor] = field(repr=False)
 
     def save(self, directory: str | Path) -> None:
-        """Write the directory atomically: a reader sees the previous checkpoint or this one, complete."""
-        directory, partial, previous = _paths(directory)
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+        """Write the file of the directory atomically: a reader sees the previous checkpoint or this one, complete."""
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()}
-        write_tensors(partial / "tensors.safetensors", tensors, save_file)
         content = {"format": _FORMAT, "state": asdict(self.state), "recipe": asdict(self.recipe)}
         content |= {"vocabulary": self.vocabulary.to_dict(), "data": self.data, "bf16": self.bf16}
-        write_json(partial / "run.json", content)
-        write_checksums(partial, ("run.json", "tensors.safetensors"))
-        shutil.rmtree(previous, ignore_errors=True)
-        if directory.exists():
-            os.replace(directory, previous)
-        os.replace(partial, directory)
-        shutil.rmtree(previous, ignore_errors=True)
+        run = json.dumps(content, allow_nan=False)
+        write_tensors(directory / _FILE, tensors, save_file, {"run": run, "sha256": checksum(run, tensors)})
+        for part in directory.glob(f".{_FILE}.*.part"):  # of saves that were killed
+            part.unlink()
 
     @classmethod
     def load(cls, directory: str | Path) -> "Checkpoint":
         """Read a checkpoint that `save` wrote. Raises CheckpointError if it is missing, truncated or of another format."""
-        directory, _, previous = _paths(directory)
-        if previous.exists() and not directory.exists():
-            directory = previous  # `save` stopped between its two renames
-        check_checksums(directory)
+        path = Path(directory) / _FILE
         try:
-            content: object = read_json(directory / "run.json")
-            open_regular(directory / "tensors.safetensors").close()  # safetensors would wait for a FIFO
-            tensors = load_file(directory / "tensors.safetensors")
+            open_regular(path).close()  # safetensors would wait for a FIFO
+            with safe_open(path, "pt") as file:
+                metadata: dict[str, str] = file.metadata() or {}
+                tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            content: object = parse_json(metadata.get("run", ""))
         except (OSError, ValueError, RecursionError, SafetensorError) as error:
-            raise CheckpointError(f"{directory} is not a complete checkpoint ({error}): train from the start") from error
+            raise CheckpointError(f"{path} is not a complete checkpoint ({error}): train from the start") from error
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
-            raise CheckpointError(f"{directory} is not of format {_FORMAT}: train again, or use the leafbeam that wrote it")
+            raise CheckpointError(f"{path} is not of format {_FORMAT}: train again, or use the leafbeam that wrote it")
+        if metadata.get("sha256") != checksum(metadata["run"], tensors):
+            raise CheckpointError(f"{path} is not the file that was saved (its hash is another): copy it again")
         try:
             return cls(
                 state=TrainState(**content["state"]),
@@ -114,19 +112,17 @@ class Checkpoint:
                 tensors=tensors,
             )
         except (ArgumentError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{directory / 'run.json'} is not a checkpoint's ({error}): train from the start") from error
+            raise CheckpointError(f"{path} has values that no checkpoint has ({error}): train from the start") from error
 
     @staticmethod
     def exists(directory: str | Path) -> bool:
         """Return whether `load` would find a checkpoint."""
-        directory, _, previous = _paths(directory)
-        return directory.exists() or previous.exists()
+        return any(Path(directory).glob("[!.]*"))
 
     @staticmethod
     def remove(directory: str | Path) -> None:
         """Delete the checkpoint, if there is one."""
-        for path in _paths(directory):
-            shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
 
     def of(self, kind: str) -> dict[str, Tensor]:
         """Return the tensors of one kind, by parameter name."""
@@ -143,10 +139,13 @@ class Checkpoint:
             raise CheckpointError(f"the checkpoint was made {different}: resume with the same, or train from the start")
 
 
-def _paths(directory: str | Path) -> tuple[Path, Path, Path]:
-    """Return the paths of the checkpoint, of the one that is being written, and of the one that it replaces."""
-    directory = Path(directory)
-    return directory, directory.with_name(f"{directory.name}.partial"), directory.with_name(f"{directory.name}.old")
+def checksum(run: str, tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of the description of a run and of its tensors' bytes, as hexadecimal digits."""
+    digest = sha256(run.encode())
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def fingerprint(histories: Histories, codes_NL: NDArray[np.int64], users_U: NDArray[np.int64] | None = None) -> str:

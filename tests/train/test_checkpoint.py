@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from leafbeam.errors import CheckpointError
-from leafbeam.files import CHECKSUMS
 from leafbeam.model import Transformer, Vocabulary
-from leafbeam.train import (
-    Checkpoint,
-    Trainer,
-)
+from leafbeam.train import Checkpoint, Trainer
+from leafbeam.train.checkpoint import checksum
 from tests.train.small_trainer import TINY, all_codes, trainer_of, walks
 
 
@@ -33,15 +32,23 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path):
         other.resume(saved)
 
 
-@pytest.mark.parametrize("file", ["run.json", "tensors.safetensors"])
-@pytest.mark.parametrize("damage", ["cut", "missing", "empty"])
-def test_a_damaged_checkpoint_is_a_named_error(tmp_path: Path, file: str, damage: str):
+@pytest.mark.parametrize("damage", ["cut", "missing", "empty", "no header", "a tensor's bit", "a digit of the run"])
+def test_a_damaged_checkpoint_is_a_named_error(tmp_path: Path, damage: str):
     trainer_of().checkpoint().save(tmp_path / "checkpoint")
-    path = tmp_path / "checkpoint" / file
+    path = tmp_path / "checkpoint" / "training.safetensors"
     content = path.read_bytes()
     path.unlink()
+    assert b"step" in content
+    damaged = {
+        "cut": content[: len(content) // 2],
+        "empty": b"",
+        "no header": b"{}",
+        "a tensor's bit": content[:-1] + bytes([content[-1] ^ 1]),
+        "a digit of the run": content.replace(rb"\"worse\": 0", rb"\"worse\": 1"),
+    }
     if damage != "missing":
-        path.write_bytes(content[: len(content) // 2] if damage == "cut" else b"{}")
+        assert damaged[damage] != content
+        path.write_bytes(damaged[damage])
     with pytest.raises(CheckpointError):
         Checkpoint.load(tmp_path / "checkpoint")
 
@@ -62,20 +69,26 @@ def test_a_damaged_checkpoint_is_a_named_error(tmp_path: Path, file: str, damage
 def test_a_checkpoint_with_a_value_of_another_type_is_refused_by_name(tmp_path: Path, wrong: dict[str, object]):
     directory = tmp_path / "checkpoint"
     trainer_of().checkpoint().save(directory)
-    (directory / CHECKSUMS).unlink()
-    path = directory / "run.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | wrong))
-    with pytest.raises(CheckpointError, match=r"run\.json"):
+    path = directory / "training.safetensors"
+    with safe_open(path, "pt") as file:
+        run = json.dumps(json.loads(file.metadata()["run"]) | wrong)
+    tensors = load_file(path)
+    save_file(tensors, path, {"run": run, "sha256": checksum(run, tensors)})
+    with pytest.raises(CheckpointError, match=r"training\.safetensors has values"):
         Checkpoint.load(directory)
 
 
-def test_a_checkpoint_whose_tensors_are_a_fifo_is_refused_at_once(tmp_path: Path):
-    directory = tmp_path / "checkpoint"
-    trainer_of().checkpoint().save(directory)
-    (directory / "tensors.safetensors").unlink()
-    os.mkfifo(directory / "tensors.safetensors")
+def test_a_checkpoint_that_is_a_fifo_is_refused_at_once(tmp_path: Path):
+    os.mkfifo(tmp_path / "training.safetensors")
     with pytest.raises(CheckpointError, match="not a regular file"):
-        Checkpoint.load(directory)
+        Checkpoint.load(tmp_path)
+
+
+def test_a_checkpoint_of_an_earlier_version_is_refused_and_not_passed_over(tmp_path: Path):
+    (tmp_path / "run.json").write_text("{}")
+    assert Checkpoint.exists(tmp_path)
+    with pytest.raises(CheckpointError, match="not a complete checkpoint"):
+        Checkpoint.load(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["average", "best", "exp_avg", "exp_avg_sq", "step"])
@@ -104,16 +117,23 @@ def test_a_checkpoint_behind_the_last_batch_is_refused():
 
 
 def test_saving_over_a_checkpoint_leaves_only_the_newest(tmp_path: Path):
-    trainer = trainer_of()
+    trainer, directory = trainer_of(), tmp_path / "checkpoint"
+    directory.mkdir()
+    (directory / ".training.safetensors.0123456789abcdef.part").touch()  # of a save that was killed: no checkpoint
+    assert not Checkpoint.exists(directory)
     for _ in range(3):
         trainer.step()
-        trainer.checkpoint().save(tmp_path / "checkpoint")
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
-    assert Checkpoint.load(tmp_path / "checkpoint").state.step == 3
+        trainer.checkpoint().save(directory)
+    assert [path.name for path in directory.iterdir()] == ["training.safetensors"]
+    assert Checkpoint.load(directory).state.step == 3
 
 
-def test_a_save_that_was_stopped_between_its_renames_is_found(tmp_path: Path):
-    trainer_of().checkpoint().save(tmp_path / "checkpoint")
-    (tmp_path / "checkpoint").rename(tmp_path / "checkpoint.old")
-    assert Checkpoint.exists(tmp_path / "checkpoint")
-    assert Checkpoint.load(tmp_path / "checkpoint").state.step == 0
+def test_a_save_that_fails_leaves_the_checkpoint_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    trainer = trainer_of()
+    trainer.checkpoint().save(tmp_path)
+    trainer.step()
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "no space")))
+    with pytest.raises(OSError, match="no space"):
+        trainer.checkpoint().save(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["training.safetensors"]
+    assert Checkpoint.load(tmp_path).state.step == 0

@@ -38,6 +38,7 @@ from leafbeam.semid import (
     item_encoder,
 )
 from leafbeam.train import Checkpoint
+from leafbeam.train.checkpoint import checksum
 
 SEPARATOR = b"\n---\n"  # between config.json and leafbeam.json of a model
 
@@ -144,19 +145,20 @@ def fuzz_model(data: bytes) -> None:
 
 @functools.cache
 def _run() -> Path:
-    """A checkpoint, a quantiser and a run in one directory, whose JSON files are written by each case."""
+    """A directory with a quantiser; each case writes the JSON of a run there, and of a checkpoint."""
     directory = _folder() / "run"
     quantiser = ResidualKMeans(codebook_sizes=(4,)).fit(np.random.default_rng(0).standard_normal((20, 3)))
     quantiser.save(directory)
-    save_file({"weight/x": torch.zeros(2)}, directory / "tensors.safetensors")
     (directory / CHECKSUMS).unlink()
     return directory
 
 
 def fuzz_run(data: bytes) -> None:
-    """The JSON files of a run, all with these bytes: raises if none of them loads."""
+    """The JSON of a run, all with these bytes: raises if none of them loads."""
     directory = _run()
-    for name in ("run.json", "quantiser.json", "report.json", "source.json"):
+    run, tensors = data.decode("utf-8", "replace"), {"weight/x": torch.zeros(2)}
+    save_file(tensors, directory / "training.safetensors", {"run": run, "sha256": checksum(run, tensors)})
+    for name in ("quantiser.json", "report.json", "source.json"):
         (directory / name).write_bytes(data)
     loaders: list[Callable[[], object]] = [
         lambda: Checkpoint.load(directory),
