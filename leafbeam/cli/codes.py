@@ -28,6 +28,7 @@ from leafbeam.tables.table import listed, nth_row
 _BATCH = 1 << 17
 _SIZES_KEY = b"leafbeam.codebook_sizes"  # metadata that `fit-sids` writes
 _ITEM_ID = "item_id"
+_LISTS = ("codes", "sid")  # names of a list column of codes: leafbeam's, OpenOneRec's
 _EXPECTED = "expected item_id, and the codes as a list column `codes` or as columns c0, c1, ... (or code_0, code_1, ...)"
 
 
@@ -71,7 +72,7 @@ class CodesTable:
                 if file == files[0]:
                     id_column = found_id_column(schema.names, id_column)
                 names = _code_columns(file, schema, id_column)
-                levels = len(names) if names != ("codes",) else _list_levels(file, parquet, codebook_sizes)
+                levels = len(names) if names[0] not in _LISTS else _list_levels(file, parquet, names[0], codebook_sizes)
                 if columns and (names, levels) != (columns, num_levels):
                     raise DataError(
                         f"{file} has {counted(levels, 'level')} in {', '.join(names)}, but {files[0]} has {num_levels} in "
@@ -146,7 +147,7 @@ def codes_of_table(file: Path, source: SourceTable, id_column: str) -> tuple[NDA
     names = _code_columns(file, source.table.schema, id_column)
     ids = read_ids(source, id_column, "item_of_items")
     (batch,) = source.table.select(names).combine_chunks().to_batches()
-    num_levels = len(batch["codes"][0]) if names == ("codes",) and batch["codes"][0].is_valid else len(names)
+    num_levels = len(batch[0][0]) if names[0] in _LISTS and batch[0][0].is_valid else len(names)
     return _codes_of(file, names, batch, source.where, num_levels), ids_from_arrow(ids.column)
 
 
@@ -154,9 +155,9 @@ def _codes_of(
     file: Path, columns: Sequence[str], batch: pa.RecordBatch, where: Callable[[int], str], num_levels: int
 ) -> NDArray[np.integer]:
     """Return the codes (n, L) of a batch, from lists or from a column for each level."""
-    if columns != ("codes",):
+    if columns[0] not in _LISTS:
         return np.stack([_numbers(file, name, batch[name], where) for name in columns], axis=1)
-    lists = batch["codes"]
+    lists = batch[columns[0]]
     if lists.null_count:
         raise CodesError(f"{file}: {where(_first_null(lists))} has no codes: expected {num_levels}")
     if not pa.types.is_fixed_size_list(lists.type):
@@ -165,7 +166,7 @@ def _codes_of(
         if wrong.size:
             row = int(wrong[0])
             raise CodesError(f"{file}: {where(row)} has {counted(lengths[row], 'code')}: expected {num_levels}")
-    return _numbers(file, "codes", lists.flatten(), where, num_levels).reshape(len(batch), num_levels)
+    return _numbers(file, columns[0], lists.flatten(), where, num_levels).reshape(len(batch), num_levels)
 
 
 def _nth_row(first: int, row: int) -> str:
@@ -176,12 +177,14 @@ def _code_columns(file: Path, schema: pa.Schema, id_column: str) -> tuple[str, .
     names = schema.names
     if id_column not in names:
         raise DataError(f"{file} has the columns {listed(names)}: {_EXPECTED}; --item-column names other ids")
-    if "codes" in names:
-        kind = schema.field("codes").type
+    for name in _LISTS:
+        if name not in names:
+            continue
+        kind = schema.field(name).type
         lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
         if not lists or not _are_whole(kind.value_type):
-            raise DataError(f"{file} has codes of type {kind}: expected lists of whole numbers")
-        return ("codes",)
+            raise DataError(f"{file} has {name} of type {kind}: expected lists of whole numbers")
+        return (name,)
     for stem in ("c", "code_"):
         levels = sorted(int(found[1]) for name in names if (found := re.fullmatch(stem + r"(0|[1-9]\d{0,3})", name)))
         if levels:
@@ -196,18 +199,18 @@ def _code_columns(file: Path, schema: pa.Schema, id_column: str) -> tuple[str, .
     raise DataError(f"{file} has the columns {listed(names)}: {_EXPECTED}")
 
 
-def _list_levels(file: Path, parquet: pq.ParquetFile, codebook_sizes: Sequence[int] | None) -> int:
+def _list_levels(file: Path, parquet: pq.ParquetFile, name: str, codebook_sizes: Sequence[int] | None) -> int:
     """Return the length of the lists: by their type, by the codebook sizes of the caller or the metadata, or the first row."""
     schema = parquet.schema_arrow
-    kind = schema.field("codes").type
+    kind = schema.field(name).type
     if pa.types.is_fixed_size_list(kind):
         return int(kind.list_size)
     sizes = codebook_sizes or _sizes_in(file, schema.metadata or {}) or ()
     if len(sizes) > 1:
         return len(sizes)
-    for batch in read_batches(file, 1, ["codes"]):
-        if len(batch) and batch["codes"][0].is_valid:
-            return len(batch["codes"][0])
+    for batch in read_batches(file, 1, [name]):
+        if len(batch) and batch[name][0].is_valid:
+            return len(batch[name][0])
     return len(sizes)
 
 

@@ -1,11 +1,15 @@
-"""Semantic IDs of other programs: tables, JSON indexes (LETTER, LC-Rec), tensors (GRID). Shapes: N items, L levels."""
+"""Semantic IDs of other programs: tables, JSON indexes (LETTER, LC-Rec, OpenOneRec), tensors (GRID).
+
+Shapes: N items, L levels.
+"""
 
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,6 +35,7 @@ FORMATS = (*SUFFIXES, *_TORCH, _ARRAY)
 # The number of a token is its last one, without a sign, a point or zeros before it; a text that begins as a number does is not
 # a token.
 _TOKEN = re.compile(r"(?=[A-Za-z_<\[({|])([!-~]*)(?<![0-9.])(?<![^0-9A-Za-z][+-])(0|[1-9][0-9]{0,8})([!-/:-~]*)")
+_AROUND = re.compile(r"<\|sid_(begin|end)\|>")  # what OpenOneRec writes around a Semantic ID
 _WRITTEN_TOKEN = re.compile(r"<[^<>\s]*[0-9][^<>\s]*>")
 _MAX_NUMBER = 10**9
 
@@ -75,7 +80,12 @@ class ForeignSids:
 
 
 def read_sids(
-    path: Path, *, id_column: str = "item_id", form: CsvFormat | None = None, transposed: bool = False
+    path: Path,
+    *,
+    id_column: str = "item_id",
+    form: CsvFormat | None = None,
+    transposed: bool = False,
+    packed_sizes: Sequence[int] = (),
 ) -> ForeignSids:
     """Read a file by its ending. It never unpickles: a `.pt` file is read with `weights_only`.
 
@@ -84,6 +94,7 @@ def read_sids(
         id_column: The column of item ids of tables and JSON lines; `item_id` if they have no such column.
         form: The form of a CSV file.
         transposed: Whether a matrix has a row for each level, not for each item.
+        packed_sizes: The sizes of the codebooks, if keys of JSON may be Semantic IDs that are written as one number; ().
 
     Raises:
         DataError: If the file is unusable.
@@ -112,7 +123,7 @@ def read_sids(
             return _joined(path, [codes_of_table(path, table, id_column)], is_text_file=True)
         if ending in json_rows.SUFFIXES:
             check_content(path)
-            return _of_json(path, id_column, transposed)
+            return _of_json(path, id_column, transposed, packed_sizes)
     except (OSError, EOFError, ValueError, RecursionError, MemoryError, pa.ArrowException) as error:
         if isinstance(error, LeafbeamError):
             raise
@@ -187,7 +198,7 @@ def _of_torch(path: Path, transposed: bool) -> ForeignSids:
     raise DataError(f"{path} holds a {type(content).__name__}: expected a tensor (items, levels), or codes by item")
 
 
-def _of_json(path: Path, id_column: str, transposed: bool) -> ForeignSids:
+def _of_json(path: Path, id_column: str, transposed: bool, packed_sizes: Sequence[int]) -> ForeignSids:
     content, where = read_json(path)
     rows: list[Any] = content if isinstance(content, list) else [content]
     if ending_of(path, json_rows.WHOLE) and rows and all(isinstance(row, list) for row in rows):
@@ -200,6 +211,8 @@ def _of_json(path: Path, id_column: str, transposed: bool) -> ForeignSids:
         raise ArgumentError(f"{path} holds no lists of codes: --transposed is for matrices alone, whose rows may be levels")
     if isinstance(content, dict):
         by_id = cast("dict[str, object]", content)
+        if packed_sizes and by_id and all(isinstance(value, list) and value and _is_item(value[0]) for value in by_id.values()):
+            return _of_lists(path, _by_item(path, by_id, lambda key: _unpacked(path, key, packed_sizes)), is_text_file=True)
         return _of_lists(path, _by_item(path, by_id) if _has_sids_as_keys(path, by_id) else by_id, is_text_file=True)
     if not all(isinstance(row, dict) for row in rows):
         raise DataError(f"{path}: expected an object from items to codes, or objects with {id_column} and codes")
@@ -231,20 +244,39 @@ def _has_sids_as_keys(path: Path, by_sid: Mapping[str, object]) -> bool:
 
 def _split_tokens(text: str) -> list[str]:
     """Return the tokens of a text such as <a_1><b_2> or <a_1>, <b_2>; none for any other text."""
+    text = _AROUND.sub("", text)
     tokens = _WRITTEN_TOKEN.findall(text)
     return tokens if not re.sub(r"[\s,\[\]()'\"]", "", _WRITTEN_TOKEN.sub("", text)) else []
 
 
-def _by_item(path: Path, by_sid: Mapping[str, object]) -> dict[Any, list[str]]:
-    """Return the tokens of each item, from an object whose keys are Semantic IDs and whose values are an item or a list."""
-    by_id: dict[object, list[str]] = {}
+def _is_item(value: object) -> bool:
+    """Return whether a value is an object with an item's id, such as {"pid": 7, "count": 12}."""
+    return isinstance(value, Mapping) and ("pid" in value or "iid" in value)
+
+
+def _unpacked(path: Path, key: str, sizes: Sequence[int]) -> list[int] | list[str]:
+    """Return the codes of a Semantic ID that is written as one number, the last level's code in its last digits."""
+    if tokens := _split_tokens(key):
+        return tokens
+    if not re.fullmatch(r"0|[1-9][0-9]{0,18}", key) or int(key) >= prod(sizes):
+        raise DataError(f"{path} has the key {short_repr(key)}: expected a Semantic ID as a number below {prod(sizes):,}")
+    return [int(code) for code in np.unravel_index(int(key), tuple(sizes))]
+
+
+def _by_item(
+    path: Path, by_sid: Mapping[str, object], codes_of: Callable[[str], Sequence[object]] = _split_tokens
+) -> dict[Any, Sequence[object]]:
+    """Return the codes of each item, from an object whose keys are Semantic IDs and whose values are an item or a list."""
+    by_id: dict[object, Sequence[object]] = {}
     for sid, value in by_sid.items():
-        for item_id in value if isinstance(value, list) else [value]:
+        codes = codes_of(sid)
+        for item in value if isinstance(value, list) else [value]:
+            item_id = item.get("pid", item.get("iid")) if _is_item(item) else item
             if not is_id(item_id):
                 raise DataError(f"{path}: {sid} has the item {short_repr(item_id)}: expected a number or a text")
             if item_id in by_id:
                 raise DataError(f"{path}: item {short_repr(item_id)} is in {sid} and before: keep one")
-            by_id[item_id] = _split_tokens(sid)
+            by_id[item_id] = codes
     return by_id
 
 

@@ -21,6 +21,7 @@ from leafbeam.cli.options import (
     with_options,
 )
 from leafbeam.cli.parse import parse_sizes
+from leafbeam.cli.recipes import NO_RECIPE, RECIPES, Recipe, RecipeName
 from leafbeam.cli.run import RunDirectory
 from leafbeam.cli.sources import Source
 from leafbeam.errors import ArgumentError, CodesError, ConflictError, counted, short_repr
@@ -85,18 +86,35 @@ class TokenOptions:
     first_token: Annotated[
         int | None, option("--first-token", "The id of the first code's token, if tokens have no names.", MODEL)
     ] = None
-    prompt: Annotated[str | None, option("--prompt", "The text of a prompt, with {history}.", MODEL, default="{history}")] = (
-        None
-    )
-    separator: Annotated[str, option("--separator", "The text between two items of a history.", MODEL)] = ""
+    prompt: Annotated[
+        str | None, option("--prompt", "The text of a prompt, with {history}.", MODEL, default="the recipe's, or {history}")
+    ] = None
+    separator: Annotated[
+        str | None,
+        option("--separator", "The text between two items of a history.", MODEL, default="the recipe's, or none"),
+    ] = None
 
-    def check(self, model: Path | None) -> None:
+    def check(self, model: Path | None, recipe: Recipe) -> None:
         """Raise ArgumentError for options that do not go together."""
         if self.tokens is not None and self.first_token is not None:
             raise ArgumentError("expected one of --tokens and --first-token: the names of tokens, or where they begin")
         for name, value in vars(self).items():
-            if model is None and value not in (None, ""):
+            if value is None or (name == "separator" and value == ""):
+                continue
+            if model is None:
                 raise ArgumentError(f"--{name.replace('_', '-')} goes with --model")
+            if recipe.load is not None:
+                raise ArgumentError(
+                    f"--{name.replace('_', '-')}: this recipe's checkpoint says its tokens: leave the option out"
+                )
+
+    def of(self, recipe: Recipe) -> "TokenOptions":
+        """Return these options, with a recipe's prompt in place of those that are not given."""
+        return replace(
+            self,
+            prompt=recipe.prompt if self.prompt is None else self.prompt,
+            separator=recipe.separator if self.separator is None else self.separator,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +161,10 @@ def import_run(
     model: Annotated[Path | None, option("--model", "The Hugging Face directory of the model, a decoder or a T5.")] = None,
     items: Annotated[Path | None, option("--items", "The file of the items' attributes: Parquet, CSV or JSON.")] = None,
     run: RunOption = DEFAULT_RUN,
+    recipe: Annotated[
+        RecipeName | None,
+        option("--recipe", "The published recommender whose formats and prompts the files have.", metavar="NAME"),
+    ] = None,
     *,
     codes: CodesOptions,
     tokens: TokenOptions,
@@ -155,10 +177,10 @@ def import_run(
     paths = RunDirectory(run)
     if model is not None and paths.model.exists():
         raise ConflictError(f"{paths.model} exists: name another --run, or remove that one")
-    tokens.check(model)
+    own = NO_RECIPE if recipe is None else RECIPES[recipe]
+    tokens.check(model, own)
     sizes = None if codes.sizes is None else parse_sizes(codes.sizes)
     require("`leafbeam import`", "duckdb", "pyarrow", *([] if model is None else ["torch"]))
-    from leafbeam.cli.foreign_sids import read_sids
     from leafbeam.cli.index import build_run
     from leafbeam.semid import SidTable
     from leafbeam.semid.table import numpy_ids
@@ -166,7 +188,7 @@ def import_run(
     from leafbeam.train.item_join import with_items
 
     console, began = stdout(), time.perf_counter()
-    found = read_sids(sids, id_column=codes.item_column, form=codes.form, transposed=codes.transposed)
+    found = _read_sids(sids, codes, own)
     if sizes is not None and len(sizes) == 1:
         sizes *= found.numbers_NL.shape[1]
     found = found.without_offsets(sizes)
@@ -176,28 +198,35 @@ def import_run(
     table, without_sid = _items(found, offered, log, codes.item_column, text_ids=codes.text_ids)
     if log is not None:
         with_items(log, table)  # its mistakes are said now, not by `evaluate`
-    loaded, codes_NL = (None, found.numbers_NL) if model is None else _load(model, found, sizes, tokens)
+    loaded, codes_NL = (None, found.numbers_NL) if model is None else _load(model, found, sizes, tokens, own)
     not_applied = ""
     if model is not None and loaded is not None:
-        sizes, not_applied = loaded.vocabulary.codebook_sizes, _settings_not_applied(model, loaded)
+        sizes = loaded.vocabulary.codebook_sizes
+        not_applied = _settings_not_applied(model, loaded) if model.is_dir() else ""
     sizes = sizes or found.codebook_sizes or tuple((found.numbers_NL.max(axis=0) + 1).tolist())
     sid_table = SidTable(item_ids=numpy_ids(table["item_id"]), codes=codes_NL, codebook_sizes=sizes)
 
     _write(paths, table, source, sid_table)
     if model is not None and loaded is not None:
         _save_model(console, loaded, paths, began)
-        if not_applied:
-            console.print(
-                f"the generation config of {model} sets {not_applied}: leafbeam's search does not apply it, so `generate` of "
-                "transformers gives other items or scores",
-                style="yellow",
-                soft_wrap=True,
-            )
+        _show_decoding(console, model, not_applied, recipe)
     sid_table.save(paths.sids)
     show_types(console, table)
     figures = _show_codes(console, found, sid_table, without_sid, f"{paths.sids}: ", began)
     paths.add_to_report("import", {"sids": str(sids), "model": None if model is None else str(model), **figures})
     build_run(run, False, [])
+
+
+def _read_sids(sids: Path, codes: CodesOptions, recipe: Recipe) -> "ForeignSids":
+    from leafbeam.cli.foreign_sids import read_sids
+
+    return read_sids(
+        sids,
+        id_column=recipe.id_column if codes.item_column == "item_id" else codes.item_column,
+        form=codes.form,
+        transposed=codes.transposed or recipe.transposed,
+        packed_sizes=recipe.packed_sizes,
+    )
 
 
 def _write(paths: RunDirectory, table: "pa.Table", source: Source, sid_table: "SidTable") -> None:
@@ -220,6 +249,24 @@ def _save_model(console: "Console", model: "AnyModel", paths: RunDirectory, bega
     around = model.vocabulary.prompt_tokens
     prompts_shown = " ".join(map(str, [*around.before, "HISTORY", *around.after]))
     done(console, f"{paths.model}: {type(model).__name__}; prompts are the tokens {prompts_shown}", since=began)
+
+
+def _show_decoding(console: "Console", model: Path, not_applied: str, recipe: RecipeName | None) -> None:
+    """Print how the model's own decoding differs from leafbeam's search. not_applied: settings of its generation config."""
+    if not_applied:
+        console.print(
+            f"the generation config of {model} sets {not_applied}: leafbeam's search does not apply it, so `generate` of "
+            "transformers gives other items or scores",
+            style="yellow",
+            soft_wrap=True,
+        )
+    if recipe is not None:
+        console.print(
+            f'requests with "scoring": "{RECIPES[recipe].scoring}" have the answers of {recipe}\'s own decoding, with its '
+            "scores renormalised over the tokens that it allows",
+            style="dim",
+            soft_wrap=True,
+        )
 
 
 def _show_codes(
@@ -278,25 +325,27 @@ def _items(
 
 
 def _load(
-    directory: Path, found: "ForeignSids", sizes: tuple[int, ...] | None, tokens: TokenOptions
+    directory: Path, found: "ForeignSids", sizes: tuple[int, ...] | None, tokens: TokenOptions, recipe: Recipe
 ) -> "tuple[AnyModel, NDArray[np.int64]]":
-    """Return the model, and the codes (N, L) of its tokens; `prompts` are `prompt` and `separator` of `named_vocabulary`."""
+    """Return the model, and the codes (N, L) of its tokens."""
     import numpy as np
 
     from leafbeam.model import load_model
     from leafbeam.model.token_names import codebook_of, families, named_vocabulary, offset_vocabulary, read_token_ids
 
-    names = found.names if tokens.tokens is None else split_names(tokens.tokens)
-    prompt, separator, first_token = tokens.prompt, tokens.separator, tokens.first_token
+    names = (found.names or recipe.tokens) if tokens.tokens is None else split_names(tokens.tokens)
+    first_token, prompt, separator = tokens.first_token, tokens.of(recipe).prompt, tokens.of(recipe).separator or ""
     codes_NL = found.numbers_NL
     num_levels = codes_NL.shape[1]
-    if (directory / "leafbeam.json").exists():
-        if first_token is not None or prompt or separator:
+    if recipe.load is not None:
+        model = recipe.load(directory)
+    elif (directory / "leafbeam.json").exists():
+        if first_token is not None or tokens.prompt or tokens.separator:
             raise ArgumentError(f"{directory} has a leafbeam.json, which says its tokens and prompts: leave these options out")
         model = load_model(directory)
     elif first_token is not None:
         sizes = sizes or found.codebook_sizes
-        if not sizes or prompt or separator:
+        if not sizes or tokens.prompt or tokens.separator:
             raise ArgumentError("--first-token needs --codebook-sizes, the codes of each level, and has no --prompt of text")
         model = load_model(directory, vocabulary=offset_vocabulary(directory, first_token, sizes))
     elif names:

@@ -15,13 +15,13 @@ Norm = Literal["rms", "layer"]
 NormPlacement = Literal["before", "after", "both"]
 QueryKeyNorm = Literal["none", "head", "all"]
 Config = TypeVar("Config")
-ENCODER_DECODERS = ("t5", "leafbeam_t5_moe")  # by the model_type in config.json
+ENCODER_DECODERS = ("t5", "leafbeam_t5_moe", "leafbeam_t5_mlp")  # by the model_type in config.json
 
 # Beyond these, a config is damaged: building its modules would take minutes, and its tensors no memory has.
 _LAYERS = ("num_hidden_layers", "num_layers", "num_decoder_layers")
 _MAX_LAYERS, _MAX_EXPERTS, _MAX_DECODER_EXPERTS, _MAX_SIZE = 1024, 4096, 2**16, 2**31 - 1
 
-_EXPERTS = ("num_experts", "num_experts_per_tok", "norm_topk_prob", "router_aux_loss_coef")
+_NOT_OF_T5 = ("num_experts", "num_experts_per_tok", "norm_topk_prob", "router_aux_loss_coef", "mlp_layers")
 
 # Fields in which architectures differ from a Qwen3.
 _OF_OTHERS = frozenset(
@@ -216,7 +216,8 @@ class EncoderDecoderConfig:
     layer; num_experts_per_tok the number of experts per token; norm_topk_prob says whether their weights are normalised to sum
     to 1 (not in OneRec); router_aux_loss_coef is the weight of the load-balancing loss in training. max_position_embeddings is
     the longest prompt plus one SID, as in `ModelConfig`: T5's relative positions have no limit, so this is the length with
-    which the model was trained.
+    which the model was trained. mlp_layers is the number of hidden layers of each feed-forward network, which then have biases,
+    as in GRID; 0 is T5's own network.
 
     Examples:
         >>> EncoderDecoderConfig(vocab_size=1027).inner_size
@@ -244,9 +245,11 @@ class EncoderDecoderConfig:
     num_experts_per_tok: int = 2
     norm_topk_prob: bool = False
     router_aux_loss_coef: float = 0.01
+    mlp_layers: int = 0
 
     def __post_init__(self) -> None:
-        _check_fields(self, may_be_zero={"dropout", "num_experts", "decoder_start_token_id", "router_aux_loss_coef"})
+        may_be_zero = {"dropout", "num_experts", "decoder_start_token_id", "router_aux_loss_coef", "mlp_layers"}
+        _check_fields(self, may_be_zero=may_be_zero)
         check_choice("feed_forward_proj", self.feed_forward_proj, FeedForwardKind)
         buckets, distance = self.relative_attention_num_buckets, self.relative_attention_max_distance
         if buckets % 4 or distance <= buckets // 2:
@@ -262,6 +265,8 @@ class EncoderDecoderConfig:
             raise ArgumentError(f"num_experts={self.num_experts} in each decoder layer: at most {_MAX_EXPERTS:,} in all")
         if self.num_experts and self.num_experts_per_tok > self.num_experts:
             raise ArgumentError(f"num_experts_per_tok is {self.num_experts_per_tok} of {self.num_experts}: raise num_experts")
+        if self.mlp_layers and (self.num_experts or self.feed_forward_proj != "relu"):
+            raise ArgumentError(f"mlp_layers={self.mlp_layers} goes with feed_forward_proj='relu' and without experts")
 
     @property
     def inner_size(self) -> int:
@@ -274,13 +279,14 @@ class EncoderDecoderConfig:
         return self.feed_forward_proj.startswith("gated-")
 
     def to_hf(self) -> dict[str, Any]:
-        """Return the fields of config.json; without experts, transformers' T5ForConditionalGeneration reads them."""
+        """Return the fields of config.json; without experts and mlp_layers, T5ForConditionalGeneration reads them."""
         named = {field.name: getattr(self, field.name) for field in fields(self)}
         named |= {"n_positions": named.pop("max_position_embeddings"), "dropout_rate": named.pop("dropout")}
         named |= {"is_encoder_decoder": True, "use_cache": True}
-        if self.num_experts:
-            return named | {"architectures": ["LeafbeamEncoderDecoder"], "model_type": "leafbeam_t5_moe"}
-        for name in _EXPERTS:
+        if self.num_experts or self.mlp_layers:
+            kind = "leafbeam_t5_moe" if self.num_experts else "leafbeam_t5_mlp"
+            return named | {"architectures": ["LeafbeamEncoderDecoder"], "model_type": kind}
+        for name in _NOT_OF_T5:
             del named[name]
         return named | {"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"}
 
@@ -308,7 +314,7 @@ class EncoderDecoderConfig:
                 raise CheckpointError(f"config.json has {name}={hf[name]!r}, T5's {t5_name}={hf.get(t5_name)!r}: remove {name}")
         values: dict[str, Any] = {field.name: hf[field.name] for field in fields(cls) if hf.get(field.name) is not None}
         if hf["model_type"] == "t5":
-            for name in _EXPERTS:
+            for name in _NOT_OF_T5:
                 values.pop(name, None)
         tied = values.setdefault("tie_word_embeddings", True)
         if "num_layers" in values:

@@ -95,6 +95,17 @@ class T5FeedForward(nn.Module):
         return self.wo(activate(self.activation, self.wi_0(hidden_BSD)) * self.wi_1(hidden_BSD))
 
 
+def _feed_forward(config: EncoderDecoderConfig) -> nn.Module:
+    """Return T5's feed-forward network, or that of GRID, whose modules have the numbers that they have there."""
+    if not config.mlp_layers:
+        return T5FeedForward(config)
+    network = [linear(config.d_model, config.d_ff, bias=True)]
+    for layer in range(1, config.mlp_layers + 1):
+        size = config.d_model if layer == config.mlp_layers else config.d_ff
+        network += [nn.ReLU(), linear(config.d_ff, size, bias=True), nn.Identity()]
+    return nn.Sequential(*network)
+
+
 def experts_of(config: EncoderDecoderConfig) -> Experts:
     """Return the experts of a decoder layer."""
     return Experts(
@@ -133,7 +144,7 @@ class _FeedForward(nn.Module):
         if experts:
             self.experts = experts_of(config)
         else:
-            self.DenseReluDense = T5FeedForward(config)
+            self.DenseReluDense = _feed_forward(config)
         self.layer_norm = RMSNorm(config.d_model, config.layer_norm_epsilon)
         self.has_experts = experts
 
