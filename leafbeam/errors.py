@@ -19,6 +19,8 @@
     ├── TrainingError            training stopped: the loss is not a finite number
     ├── RuleError                a rule's predicate cannot be evaluated
     │   └── UnknownRuleError     a request names a rule that the catalog does not have
+    │       ├── UnknownBoostError  a request names a boost that the catalog does not have
+    │       └── UnknownColumnError a request caps a column that the items do not have
     ├── RequestError             a request exceeds the server's limits
     │   └── OverloadedError      the server is overloaded; retry later
     │       └── UnavailableError the server is starting, stopping, or its device does not respond
@@ -76,6 +78,8 @@ __all__ = [
     "ServerError",
     "TrainingError",
     "UnavailableError",
+    "UnknownBoostError",
+    "UnknownColumnError",
     "UnknownRuleError",
 ]
 
@@ -205,6 +209,14 @@ class RuleError(LeafbeamError, ValueError):
 
 class UnknownRuleError(RuleError):
     """A request names a rule that the catalog does not have."""
+
+
+class UnknownBoostError(UnknownRuleError):
+    """A request names a boost that the catalog does not have."""
+
+
+class UnknownColumnError(UnknownRuleError):
+    """A request caps a column that the table of items does not have."""
 
 
 class CatalogInUseWarning(UserWarning):

@@ -4,13 +4,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name when it is first used
     from leafbeam.catalog.catalog import Catalog
+    from leafbeam.catalog.definitions import Boost, Rule
     from leafbeam.catalog.expression import Expression
-    from leafbeam.catalog.rule_config import LoadReport, Rule, RuleSource, RuleStatus, rules_from_text
+    from leafbeam.catalog.rule_config import LoadReport, RuleSource, RuleStatus, rules_from_text
     from leafbeam.catalog.rule_set import RuleSet
     from leafbeam.catalog.sources import PostgresTable
     from leafbeam.catalog.transaction import CatalogTransaction
 
 __all__ = [
+    "Boost",
     "Catalog",
     "CatalogTransaction",
     "Expression",

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.catalog.remap import old_rows_of, remap
-from leafbeam.catalog.rule_set import RuleFilters, RuleSet, advance_filters
-from leafbeam.index import Filter, Trie
+from leafbeam.catalog.remap import SegmentValues, empty_of, old_rows_of, remap, values_at
+from leafbeam.catalog.rule_set import RuleFilters, RuleSet, advance_values
+from leafbeam.index import Trie
 from leafbeam.live import LiveIndex
 from leafbeam.live.transaction import concat_ids
 
@@ -22,14 +22,14 @@ ChangeRecord = list[NDArray[np.generic]]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _PreparedBase:
-    """Filters of a compaction's new base, for rules of the same generation.
+    """The values of definitions for a compaction's new base, for rules of the same generation.
 
     Args:
-        changes: The items that have changed since the filters were made.
+        changes: The items that have changed since the values were made.
     """
 
     trie: Trie
-    filters: dict[str, Filter]
+    values: dict[str, SegmentValues]
     rule_generations: Mapping[str, int]
     changes: ChangeRecord
 
@@ -58,12 +58,16 @@ class ActiveRules:
             with self.write_lock:
                 self._stop_record(record)
 
-    def advance(self, changed_ids: NDArray[np.generic] = _NO_IDS, bits: Mapping[str, NDArray[np.bool_]] | None = None) -> None:
-        """Move the rules to the current version. `changed_ids` (n,) are live items that were evaluated again, `bits`
-        their results by rule.
+    def advance(
+        self, changed_ids: NDArray[np.generic] = _NO_IDS, changed: Mapping[str, NDArray[np.generic]] | None = None
+    ) -> None:
+        """Move the rules to the current version. `changed_ids` (n,) are live items that were evaluated again, `changed`
+        their values by definition; empty ones for a definition that is not there.
         """
         old, version = self.rules, self.index.version()
-        bits = bits or {}
+        by_segment = old.filters.by_segment
+        empty = {name: np.full(len(changed_ids), empty_of(parts[0])) for name, parts in by_segment.items()}
+        changed = {name: (changed or {}).get(name, values_n) for name, values_n in empty.items()}
         if len(changed_ids):
             for record in self._records:
                 record.append(changed_ids)
@@ -71,15 +75,14 @@ class ActiveRules:
         if prepared is not None and any(segment.trie is prepared.trie for segment in version.segments):
             self._drop_prepared()
             now, then = old.rule_generations, prepared.rule_generations
-            ready = (prepared.trie, {name: part for name, part in prepared.filters.items() if now.get(name) == then[name]})
+            ready = (prepared.trie, {name: part for name, part in prepared.values.items() if now.get(name) == then[name]})
             earlier = self.live_ids(prepared.changes)
             earlier = earlier[~np.isin(earlier, changed_ids)] if len(earlier) and len(changed_ids) else earlier
-            earlier_bits = _bits_of(old, earlier)
+            earlier_values = _values_of(old, earlier)
             changed_ids = concat_ids([earlier, changed_ids])
-            no_bits = np.empty(0, np.bool_)
-            bits = {name: np.concatenate([before, bits.get(name, no_bits)]) for name, before in earlier_bits.items()}
-        by_segment = advance_filters(old.filters.by_segment, old.version, version, changed_ids, bits, ready)
-        self.rules = replace(old, filters=RuleFilters(version, by_segment))
+            changed = {name: np.concatenate([before, changed[name]]) for name, before in earlier_values.items()}
+        advanced = advance_values(by_segment, old.version, version, changed_ids, changed, ready)
+        self.rules = replace(old, filters=RuleFilters(version, advanced))
 
     def live_ids(self, record: ChangeRecord) -> NDArray[np.generic]:
         """Return the live items among those recorded, each once."""
@@ -96,12 +99,12 @@ class ActiveRules:
         self._records = [other for other in self._records if other is not record]
 
     def _prepare(self, trie: Trie) -> None:
-        """Make the filters of a compaction's new base while the old one is still in use."""
+        """Make the values of a compaction's new base while the old one is still in use."""
         self._drop_prepared()
         rules, changes = self._start_record()
         old_row_N = old_rows_of(trie, rules.version)
-        filters = {name: remap(parts, rules.version, trie, old_row_N) for name, parts in rules.filters.by_segment.items()}
-        self._prepared = _PreparedBase(trie=trie, filters=filters, rule_generations=rules.rule_generations, changes=changes)
+        values = {name: remap(parts, rules.version, trie, old_row_N) for name, parts in rules.filters.by_segment.items()}
+        self._prepared = _PreparedBase(trie=trie, values=values, rule_generations=rules.rule_generations, changes=changes)
 
     def _switched(self) -> None:
         with self.write_lock:
@@ -113,13 +116,14 @@ class ActiveRules:
             self._stop_record(prepared.changes)
 
 
-def _bits_of(rules: RuleSet, ids_n: NDArray[np.generic]) -> dict[str, NDArray[np.bool_]]:
-    """Return, for each rule, a mask (n,) of the live items that it selects."""
-    bits = {name: np.zeros(len(ids_n), np.bool_) for name in rules.filters.by_segment}
+def _values_of(rules: RuleSet, ids_n: NDArray[np.generic]) -> dict[str, NDArray[np.generic]]:
+    """Return, for each definition, the values (n,) of the live items."""
+    by_segment = rules.filters.by_segment
+    values = {name: np.full(len(ids_n), empty_of(parts[0])) for name, parts in by_segment.items()}
     segment_n, row_n = rules.version.locate(ids_n)
     for number, segment in enumerate(rules.version.segments):
         in_segment = np.flatnonzero(segment_n == number)
         ordinals = segment.trie.items.ordinal_N[row_n[in_segment]]
-        for name, by_segment in rules.filters.by_segment.items():
-            bits[name][in_segment] = by_segment[number].ordinals.has(ordinals)
-    return bits
+        for name, parts in by_segment.items():
+            values[name][in_segment] = values_at(parts[number], ordinals)
+    return values

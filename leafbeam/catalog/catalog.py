@@ -15,9 +15,10 @@ import pyarrow as pa
 
 from leafbeam.catalog.active_rules import ActiveRules
 from leafbeam.catalog.catalog_rules import CatalogRules
+from leafbeam.catalog.definitions import Boost, Rule, definition_of, parse_duration
 from leafbeam.catalog.expression import Expression
 from leafbeam.catalog.items_table import ItemsTable, TableOptions
-from leafbeam.catalog.rule_config import LoadReport, RuleSource, RuleStatus, parse_duration
+from leafbeam.catalog.rule_config import LoadReport, RuleSource, RuleStatus
 from leafbeam.catalog.rule_set import RuleSet
 from leafbeam.catalog.sources import CsvOptions, ItemSource
 from leafbeam.catalog.time_limit import DEFAULT_S
@@ -72,14 +73,14 @@ class Catalog:
     ) -> None:
         self._table, self._owns_index = table, isinstance(index, Trie)
         try:
-            interval = None if refresh is None else parse_duration(refresh, "refresh")
+            self._interval = None if refresh is None else parse_duration(refresh, "refresh")
             self.index = LiveIndex.create(None, index) if isinstance(index, Trie) else index
             self._active = ActiveRules(self.index, RuleSet.empty(self.index.version()))
             self._rules = CatalogRules(
                 table,
                 self._active,
                 rules,
-                refresh=interval,
+                refresh=self._interval,
                 clock=clock,
                 background=background,
                 data_may_fail=data_may_fail,
@@ -127,7 +128,8 @@ class Catalog:
         Args:
             path: The DuckDB file.
             index: A trie, whose changes are kept in memory only, or a LiveIndex, which can be durable.
-            rules: The rules: a TOML file with a table `[rules]`, a mapping of names to predicates, or several of these.
+            rules: The rules and boosts: a TOML file with tables `[rules]` and `[boosts]`, a mapping of names to predicates
+                (a rule) or to `{"expression": "0.1 * margin"}` (a boost), or several of these.
             refresh: The interval of rules that have none of their own ("60s"); None evaluates them at `reload` only.
             clock: The time in seconds, for tests.
             background: If false, there is no thread; call `refresh_due`. This is for tests.
@@ -270,7 +272,7 @@ class Catalog:
             RuleError: If the rule is invalid.
             DataError: If the file is unusable.
         """
-        self._rules.add(name, where, refresh)
+        self._add(name, {"where": where}, refresh)
 
     def remove_rule(self, name: str) -> None:
         """Remove a rule. If the rules file has the rule, the next reload brings it back.
@@ -278,13 +280,39 @@ class Catalog:
         Raises:
             UnknownRuleError: If there is no such rule.
         """
-        self._rules.remove(name)
+        self._rules.remove(name, Rule)
 
-    def refresh(self, *names: str) -> tuple[RuleStatus, ...]:
-        """Evaluate the named rules (or all) now; a rule that fails keeps its last good filter.
+    def add_boost(self, name: str, expression: str, refresh: str | None = None) -> None:
+        """Add or replace a boost, as `add_rule` does with a rule.
+
+        Args:
+            name: The name of the boost, which no rule has.
+            expression: An SQL expression that yields a finite number, or NULL for 0, for each item.
+            refresh: The interval after which it is evaluated again, such as "1h".
 
         Raises:
-            UnknownRuleError: If there is no such rule.
+            RuleError: If the boost is invalid, or its number for an item cannot be used.
+            DataError: If the file is unusable.
+        """
+        self._add(name, {"expression": expression}, refresh)
+
+    def remove_boost(self, name: str) -> None:
+        """Remove a boost. If the rules file has the boost, the next reload brings it back.
+
+        Raises:
+            UnknownBoostError: If there is no such boost.
+        """
+        self._rules.remove(name, Boost)
+
+    def _add(self, name: str, definition: dict[str, str], refresh: str | None) -> None:
+        value = definition if refresh is None else {**definition, "refresh": refresh}
+        self._rules.add(definition_of(name, value, refresh=self._interval))
+
+    def refresh(self, *names: str) -> tuple[RuleStatus, ...]:
+        """Evaluate the named rules and boosts (or all) now; one that fails keeps its last good result.
+
+        Raises:
+            UnknownRuleError: If there is no such rule or boost.
         """
         return self._rules.refresh(*names)
 
@@ -296,7 +324,7 @@ class Catalog:
 
     @property
     def status(self) -> tuple[RuleStatus, ...]:
-        """Return the status of each rule."""
+        """Return the status of each rule and boost."""
         return self._rules.status
 
     # Items.
@@ -325,16 +353,15 @@ class Catalog:
                 yield transaction
                 self._table.warn_if_shared(stacklevel=4)
                 changed_ids = transaction.changed_ids()
-                matches = self._rules.evaluator.write(
+                values = self._rules.evaluator.write(
                     transaction.tables(),
                     changed_ids,
                     list(rules.definitions.values()),
                     removed_ids=transaction.removed_ids(),
                     before_commit=before_commit,
                 )
-            no_match = np.zeros(len(changed_ids), np.bool_)
-            self._active.advance(changed_ids, {name: matches.bits.get(name, no_match) for name in rules.filters.by_segment})
-            for name, error in matches.errors.items():
+            self._active.advance(changed_ids, values.by_name)
+            for name, error in values.errors.items():
                 self._rules.record(name, error)
         self._rules.after_change()
 

@@ -1,4 +1,4 @@
-"""Evaluator: turns predicates over the table of items into filters of a version. Shapes: n items of one call."""
+"""Evaluator: turns expressions over the table of items into values of a version's items. Shapes: n items of one call."""
 
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false
@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from leafbeam.catalog.definitions import LISTED, Definition
 from leafbeam.catalog.items_table import ItemsTable
 from leafbeam.catalog.row_map import RowMap
-from leafbeam.catalog.rule_config import LISTED, Rule
-from leafbeam.catalog.rule_set import SegmentFilters
-from leafbeam.catalog.sessions import ReadSession, RowMatches, WriteSession
+from leafbeam.catalog.rule_set import RuleFilters, VersionValues
+from leafbeam.catalog.sessions import ItemValues, ReadSession, WriteSession
 from leafbeam.errors import RuleError
 from leafbeam.index import Version
 from leafbeam.index.items import decode_ids, ids_from_arrow
@@ -26,17 +26,17 @@ _SPARE_ROWS = 20_000  # numbers of removed rows that any table may have
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluation:
-    """The filters of a version or the errors, and the seconds of the evaluation, by rule.
+    """The values for a version or the errors, and the seconds of the evaluation, by definition.
 
     Args:
-        reads_other_rows: The rules whose result for an item depends on other rows of the table.
+        reads_other_rows: The definitions whose result for an item depends on other rows of the table.
         num_items: The number of rows of the table, if they were counted.
         num_known: The number of live items with a row, if they were counted.
         examples: The ids of a few rows whose item is not live.
     """
 
     version: Version
-    filters: dict[str, SegmentFilters] = field(default_factory=dict[str, SegmentFilters])
+    values: dict[str, VersionValues] = field(default_factory=dict[str, VersionValues])
     errors: dict[str, RuleError] = field(default_factory=dict[str, RuleError])
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     reads_other_rows: set[str] = field(default_factory=set[str])
@@ -53,7 +53,7 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LastEvaluation:
-    """The time and the duration of a rule's last successful evaluation over all items, and its current error."""
+    """The time and the duration of a definition's last successful evaluation over all items, and its current error."""
 
     succeeded_at: float | None = None
     seconds: float = 0.0
@@ -61,7 +61,7 @@ class LastEvaluation:
 
 
 class Evaluator:
-    """An object that evaluates rules over the whole table, or over the rows of changed items.
+    """An object that evaluates definitions over the whole table, or over the rows of changed items.
 
     At most one thread at a time may call `evaluate`, and at most one the other methods. With an exclusive table these
     two do not wait for each other.
@@ -79,8 +79,8 @@ class Evaluator:
         with self.table.reading(whole=True) as session:
             session.check()
 
-    def evaluate(self, rules: Sequence[Rule], version: Version, *, count: bool = False) -> Evaluation:
-        """Evaluate rules over the whole table; with `count`, LISTED and the counts too. Raises DataError if the table
+    def evaluate(self, definitions: Sequence[Definition], version: Version, *, count: bool = False) -> Evaluation:
+        """Evaluate definitions over the whole table; with `count`, LISTED and the counts too. Raises DataError if the table
         cannot be read.
 
         Cost at 10^7 items: 40 ms for a rule over a column in memory; seconds more if rows have moved or the index has a
@@ -90,32 +90,34 @@ class Evaluator:
         with self.table.reading(whole=True) as session:
             row_map = self._row_map(session, version)
             if count:
-                listed = result.filters[LISTED] = row_map.filters(np.ones(row_map.end, np.uint8), version)
-                counts = {"num_items": row_map.num_rows, "num_known": len(version.filter_of(listed))}
+                has_row = np.ones(row_map.end, np.bool_)
+                listed = result.values[LISTED] = row_map.segments(has_row, version, np.False_)
+                num_known = len(RuleFilters(version, {LISTED: listed}).selected(LISTED))
+                counts = {"num_items": row_map.num_rows, "num_known": num_known}
                 result = replace(result, **counts, examples=row_map.unknown_to(version))
-            for rule in rules:
-                began = time.perf_counter()
+            for definition in definitions:
+                began, name = time.perf_counter(), definition.name
                 try:
                     row_map = self._row_map(session, version)  # the same one, unless an error ended the transaction
-                    matches = session.evaluate(rule, row_map.num_rows, row_map.end)
-                    result.filters[rule.name] = row_map.filters(matches.matches_R, version)
-                    if matches.reads_other_rows:
-                        result.reads_other_rows.add(rule.name)
+                    values = session.evaluate(definition, row_map.num_rows, row_map.end)
+                    result.values[name] = row_map.segments(values.values_R, version, definition.empty)
+                    if values.reads_other_rows:
+                        result.reads_other_rows.add(name)
                 except RuleError as error:
-                    result.errors[rule.name] = error
-                result.seconds[rule.name] = time.perf_counter() - began
+                    result.errors[name] = error
+                result.seconds[name] = time.perf_counter() - began
         return result
 
     def write(
         self,
         tables: Sequence[pa.Table],
         ids_n: NDArray[np.generic],
-        rules: Sequence[Rule],
+        definitions: Sequence[Definition],
         *,
         removed_ids: NDArray[np.generic] = _NO_IDS,
         before_commit: Callable[[], None] = lambda: None,
-    ) -> RowMatches:
-        """Write attributes (tables with an `item_id`, no id twice), then evaluate rules for the given items.
+    ) -> ItemValues:
+        """Write attributes (tables with an `item_id`, no id twice), then evaluate definitions for the given items.
 
         Cost: milliseconds for items without a row, else one or two scans of the ids. After a DataError nothing was written.
 
@@ -125,7 +127,7 @@ class Evaluator:
         """
         if not len(ids_n) and not len(removed_ids):
             before_commit()
-            return self.evaluate_rows(ids_n, rules)
+            return self.evaluate_rows(ids_n, definitions)
         position = {key: i for i, key in enumerate(ids_n.tolist())}
         with self.table.writing() as session:
             counter = session.change_counter
@@ -148,22 +150,22 @@ class Evaluator:
                 session.put(pa.table({"item_id": pa.array(decode_ids(ids_n[~has_row_n]))}), rows_n[~has_row_n])
             before_commit()
             session.connection.commit()
-            matches = session.evaluate_items(rules, ids_n, begin)
+            values = session.evaluate_items(definitions, ids_n, begin)
             if row_map is not None:
                 with self._lock:
                     if self._map is not None and self._map.change_counter == row_map.change_counter:
                         row_map = self._map  # an evaluation may have stored one for a new base
-                    added = ~existing_n & (matches.rows_n >= 0)
+                    added = ~existing_n & (values.rows_n >= 0)
                     is_exact = not existing_n.any() and not self._rows_may_move
-                    self._map = row_map.with_appended(ids_n[added], matches.rows_n[added], counter if is_exact else None)
-            return matches
+                    self._map = row_map.with_appended(ids_n[added], values.rows_n[added], counter if is_exact else None)
+            return values
 
-    def evaluate_rows(self, ids_n: NDArray[np.generic], rules: Sequence[Rule]) -> RowMatches:
-        """Evaluate rules for some items; no rule selects an item without a row."""
+    def evaluate_rows(self, ids_n: NDArray[np.generic], definitions: Sequence[Definition]) -> ItemValues:
+        """Evaluate definitions for some items; an item without a row has empty values."""
         if not len(ids_n):
-            return RowMatches.none(rules, np.empty(0, np.int64))
+            return ItemValues.empty(definitions, np.empty(0, np.int64))
         with self.table.reading() as session:
-            return session.evaluate_items(rules, ids_n)
+            return session.evaluate_items(definitions, ids_n)
 
     def purge(self, version: Version) -> int:
         """Delete the rows of items that are not live in the version, and return the number of deleted rows."""

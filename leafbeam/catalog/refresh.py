@@ -4,7 +4,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 
-from leafbeam.catalog.rule_config import Rule
+from leafbeam.catalog.definitions import Definition
 
 _MIN_SLEEP_S, _MAX_SLEEP_S = 0.001, 60.0
 _CLOSE_S = 5.0
@@ -26,9 +26,9 @@ class Schedule:
         self._intervals: dict[str, float] = {}
         self._due: dict[str, float] = {}
 
-    def plan(self, rules: Iterable[Rule], now: float) -> None:
+    def plan(self, definitions: Iterable[Definition], now: float) -> None:
         """Replace the scheduled rules. One that was scheduled with the same interval keeps its time."""
-        intervals = {rule.name: rule.refresh for rule in rules if rule.refresh is not None}
+        intervals = {definition.name: definition.refresh for definition in definitions if definition.refresh is not None}
         self._due = {
             name: self._due[name] if self._intervals.get(name) == seconds else now + seconds
             for name, seconds in intervals.items()

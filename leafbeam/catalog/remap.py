@@ -1,5 +1,5 @@
-"""Functions that move sets of items between numberings: rows of the table, ordinals of a trie, ordinals of the trie
-that replaces it.
+"""Functions on the values of a segment's items, which are bits in a Filter or numbers in an ItemColumn. The values move between
+numberings (rows of the table, ordinals of a trie, ordinals of the trie that replaces it), and change for some items.
 
 Shapes: R row numbers of the table, N items of a trie, O items of an older one, n items of one call, C columns of an id.
 """
@@ -10,30 +10,77 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.index import Bitmap, Filter, Trie, Version
+from leafbeam.index import Bitmap, Filter, ItemColumn, Trie, Version
 from leafbeam.jit import njit
 
+# The values of a trie's items: a set, or a number for each item.
+SegmentValues = Filter | ItemColumn
 
-def scatter(matches_R: NDArray[np.uint8], ordinal_R: NDArray[np.uint32], trie: Trie) -> Filter:
-    """Return the items whose row matches. `ordinal_R` has the ordinal of each row's item, N if the trie does not have
-    it. Cost: 2 ns a row.
+
+def scatter(values_R: NDArray[np.generic], ordinal_R: NDArray[np.uint32], trie: Trie, empty: np.generic) -> SegmentValues:
+    """Return the values of the items' rows, empty ones for items without a row.
+
+    `ordinal_R` has the ordinal of each row's item, N if the trie does not have it. Cost: 2 ns a row for bits, 5 for numbers.
     """
-    words_W = np.zeros(trie.num_items // 64 + 1, np.uint64)
-    _scatter(matches_R, ordinal_R, words_W)
-    words_W[-1] &= np.uint64((1 << (trie.num_items & 63)) - 1)
-    return trie.filter_of(Bitmap.from_words(words_W, trie.num_items))
+    if values_R.dtype == np.bool_:
+        words_W = np.zeros(trie.num_items // 64 + 1, np.uint64)
+        _scatter(values_R, ordinal_R, words_W)
+        words_W[-1] &= np.uint64((1 << (trie.num_items & 63)) - 1)
+        return trie.filter_of(Bitmap.from_words(words_W, trie.num_items))
+    values_N = np.full(trie.num_items + 1, empty)
+    values_N[ordinal_R] = values_R
+    return ItemColumn(parts=(values_N[:-1],), index=trie)
 
 
-def with_bits(old: Filter, ordinals_n: NDArray[np.integer], bits_n: NDArray[np.bool_], trie: Trie) -> Filter:
-    """Return the filter with some bits set or cleared; the same object if nothing changes. Cost: one copy of the bitmap."""
+def of_items(values_N: NDArray[np.generic], trie: Trie) -> SegmentValues:
+    """Return the values of a trie's items, given by row."""
+    if values_N.dtype == np.bool_:
+        return trie.filter(values_N)
+    return ItemColumn(parts=(values_N[trie.items.order_N],), index=trie)
+
+
+def values_at(segment: SegmentValues, ordinals_n: NDArray[np.integer]) -> NDArray[np.generic]:
+    """Return the values of items by their ordinals."""
+    if isinstance(segment, Filter):
+        return segment.ordinals.has(ordinals_n)
+    return segment.parts[0][ordinals_n.astype(np.int64)]
+
+
+def as_set(segment: SegmentValues, trie: Trie) -> Filter:
+    """Return the items whose value is not 0."""
+    return segment if isinstance(segment, Filter) else trie.filter_of(Bitmap.from_mask(segment.parts[0] != 0))
+
+
+def empty_of(segment: SegmentValues) -> np.generic:
+    """Return the value of an item without a row."""
+    if isinstance(segment, Filter):
+        return np.False_
+    return segment.parts[0].dtype.type(-1 if segment.parts[0].dtype == np.int32 else 0)
+
+
+def with_values(
+    old: SegmentValues, ordinals_n: NDArray[np.integer], values_n: NDArray[np.generic], trie: Trie
+) -> SegmentValues:
+    """Return the values with those of some items replaced; the same object if nothing changes. Cost: one copy."""
     ordinals = ordinals_n.astype(np.int64)
-    if np.array_equal(old.ordinals.has(ordinals), bits_n):
+    if np.array_equal(values_at(old, ordinals), values_n):
         return old
+    if isinstance(old, ItemColumn):
+        values_N = old.parts[0].copy()
+        values_N[ordinals] = values_n
+        return ItemColumn(parts=(values_N,), index=trie)
     words_W, lineage = old.ordinals.words_W.copy(), old.ordinals.lineage.changed(np.unique(ordinals >> 6))
-    masks_n = np.uint64(1) << (ordinals & 63).astype(np.uint64)
+    masks_n, bits_n = np.uint64(1) << (ordinals & 63).astype(np.uint64), values_n.astype(np.bool_)
     np.bitwise_and.at(words_W, ordinals[~bits_n] >> 6, ~masks_n[~bits_n])
     np.bitwise_or.at(words_W, ordinals[bits_n] >> 6, masks_n[bits_n])
     return trie.filter_of(Bitmap.from_words(words_W, trie.num_items, lineage))
+
+
+def are_equal(left: SegmentValues, right: SegmentValues) -> bool:
+    """Return whether two segments have the same values."""
+    if isinstance(left, Filter) or isinstance(right, Filter):
+        return left == right
+    return np.array_equal(left.parts[0], right.parts[0])
 
 
 def old_rows_of(trie: Trie, version: Version) -> NDArray[np.int64]:
@@ -60,16 +107,26 @@ def old_rows_of(trie: Trie, version: Version) -> NDArray[np.int64]:
     return old_row_N
 
 
-def remap(filters: Sequence[Filter], version: Version, trie: Trie, old_row_N: NDArray[np.int64]) -> Filter:
-    """Return a set of a version's items as a filter of a trie. The set is a filter for each segment, deleted items
-    included. Cost: 4 ns an item.
+def remap(parts: Sequence[SegmentValues], version: Version, trie: Trie, old_row_N: NDArray[np.int64]) -> SegmentValues:
+    """Return the values of a version's items, given for each segment with deleted items included, for the items of a trie.
+
+    Cost: 4 ns an item.
     """
-    words_W = np.zeros(trie.num_items // 64 + 1, np.uint64)
-    first = 0
-    for segment, old in zip(version.segments, filters, strict=True):
-        _gather(old_row_N, first, old.ordinals.words_W, segment.trie.items.ordinal_N, trie.items.ordinal_N, words_W)
+    first, is_set = 0, isinstance(parts[0], Filter)
+    words_W, values_N = (
+        np.zeros(trie.num_items // 64 + 1, np.uint64),
+        np.full(0 if is_set else trie.num_items, empty_of(parts[0])),
+    )
+    for segment, old in zip(version.segments, parts, strict=True):
+        ordinal_O, ordinal_N = segment.trie.items.ordinal_N, trie.items.ordinal_N
+        if is_set:
+            _gather(old_row_N, first, old.ordinals.words_W, ordinal_O, ordinal_N, words_W)
+        else:
+            _gather_values(old_row_N, first, old.parts[0], ordinal_O, ordinal_N, values_N)
         first += segment.trie.num_items
-    return trie.filter_of(Bitmap.from_words(words_W, trie.num_items))
+    if is_set:
+        return trie.filter_of(Bitmap.from_words(words_W, trie.num_items))
+    return ItemColumn(parts=(values_N,), index=trie)
 
 
 def _as_matrix(ids_N: NDArray, dtype: np.dtype) -> NDArray:
@@ -101,6 +158,14 @@ def _gather(old_row_N, first, words_W, ordinal_O, ordinal_N, out_W):
             bit = (words_W[ordinal >> 6] >> np.uint64(ordinal & 63)) & np.uint64(1)
             ordinal = np.int64(ordinal_N[row])
             out_W[ordinal >> 6] |= bit << np.uint64(ordinal & 63)
+
+
+@njit(cache=True, nogil=True)
+def _gather_values(old_row_N, first, values_O, ordinal_O, ordinal_N, out_N):
+    for row in range(old_row_N.size):
+        old = old_row_N[row] - first
+        if 0 <= old < ordinal_O.size:
+            out_N[ordinal_N[row]] = values_O[ordinal_O[old]]
 
 
 @njit(cache=True, nogil=True)

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.catalog.remap import scatter, with_bits
+from leafbeam.catalog.remap import SegmentValues, empty_of, of_items, scatter, values_at, with_values
 from leafbeam.catalog.sessions import ReadSession
 from leafbeam.errors import DataError
-from leafbeam.index import Filter, Trie, Version
+from leafbeam.index import Trie, Version
 from leafbeam.index.items import as_id_array, decode_ids, hash_ids
 from leafbeam.index.radix_sort import sort_rows
 
@@ -119,7 +119,7 @@ class RowMap:
         has_row |= self._find_unindexed(ids_n) >= 0
         rows = self.trie.find(ids_n)
         known = rows >= 0
-        has_row[known] |= self._with_row.ordinals.has(self.trie.items.ordinal_N[rows[known]])
+        has_row[known] |= values_at(self._with_row, self.trie.items.ordinal_N[rows[known]]).astype(np.bool_)
         return has_row
 
     def unknown_to(self, version: Version) -> tuple[int | str, ...]:
@@ -130,16 +130,16 @@ class RowMap:
         candidates = [ids[~version.knows(ids)] for ids in (appended, self.unindexed_ids[:1000]) if len(ids)]
         return tuple(key for ids in candidates for key in decode_ids(ids).tolist())[:3]
 
-    def filters(self, matches: NDArray[np.uint8], version: Version) -> tuple[Filter, ...]:
-        """Return, for each segment, a filter of the items whose row matches, deleted items included. `matches` is by
-        row number.
+    def segments(self, values: NDArray[np.generic], version: Version, empty: np.generic) -> tuple[SegmentValues, ...]:
+        """Return, for each segment, the values of the items' rows, deleted items included. `values` is by row number; items
+        without a row have the empty value.
         """
-        mapped = scatter(matches[: len(self.ordinal_R)], self.ordinal_R, self.trie)
+        mapped = scatter(values[: len(self.ordinal_R)], self.ordinal_R, self.trie, empty)
         rows, rows_T = self._appended_in(self.trie)
         if len(rows):
-            mapped = with_bits(mapped, self.trie.items.ordinal_N[rows], matches[rows_T] == 1, self.trie)
+            mapped = with_values(mapped, self.trie.items.ordinal_N[rows], values[rows_T], self.trie)
         return tuple(
-            mapped if segment.trie is self.trie else self._other_segment(segment.trie, mapped, matches)
+            mapped if segment.trie is self.trie else self._other_segment(segment.trie, mapped, values)
             for segment in version.segments
         )
 
@@ -148,9 +148,9 @@ class RowMap:
         return any(segment.trie is self.trie for segment in version.segments)
 
     @cached_property
-    def _with_row(self) -> Filter:
+    def _with_row(self) -> SegmentValues:
         """Return the items of the trie whose row is mapped."""
-        return scatter(np.ones(len(self.ordinal_R), np.uint8), self.ordinal_R, self.trie)
+        return scatter(np.ones(len(self.ordinal_R), np.bool_), self.ordinal_R, self.trie, np.False_)
 
     @cached_property
     def _appended_rows(self) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
@@ -171,23 +171,23 @@ class RowMap:
         at = np.minimum(np.searchsorted(self.unindexed_ids, ids_n), len(self.unindexed_ids) - 1)
         return np.where(self.unindexed_ids[at] == ids_n, at, -1)
 
-    def _other_segment(self, trie: Trie, mapped: Filter, matches: NDArray[np.uint8]) -> Filter:
-        """Return the filter of a segment other than the mapped trie. Its items have appended rows, unindexed rows, or
+    def _other_segment(self, trie: Trie, mapped: SegmentValues, values: NDArray[np.generic]) -> SegmentValues:
+        """Return the values of a segment other than the mapped trie. Its items have appended rows, unindexed rows, or
         rows of replaced items.
         """
         ids_D = trie.items.ids_N
-        mask_D = np.zeros(len(ids_D), np.bool_)
+        values_D = np.full(len(ids_D), empty_of(mapped))
         missing_D = np.ones(len(ids_D), np.bool_)
         rows, rows_T = self._appended_in(trie)
-        mask_D[rows] = matches[rows_T] == 1
+        values_D[rows] = values[rows_T]
         missing_D[rows] = False
         rest = np.flatnonzero(missing_D)
         at = self._find_unindexed(ids_D[rest])
-        mask_D[rest[at >= 0]] = matches[self.unindexed_rows[at[at >= 0]]] == 1
+        values_D[rest[at >= 0]] = values[self.unindexed_rows[at[at >= 0]]]
         rest = rest[at < 0]
         rows = self.trie.find(ids_D[rest])
-        mask_D[rest[rows >= 0]] = mapped.ordinals.has(self.trie.items.ordinal_N[rows[rows >= 0]])
-        return trie.filter(mask_D)
+        values_D[rest[rows >= 0]] = values_at(mapped, self.trie.items.ordinal_N[rows[rows >= 0]])
+        return of_items(values_D, trie)
 
 
 def _find_all(trie: Trie, ids_M: NDArray[np.generic], name: str) -> NDArray[np.int64]:

@@ -21,13 +21,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from leafbeam.catalog.rule_config import LISTED, Rule
+from leafbeam.catalog.definitions import LISTED, Definition, cut, quoted
 from leafbeam.catalog.time_limit import TimeLimit
 from leafbeam.errors import AttributesError, DataError, ItemIdError, RuleError, counted
 from leafbeam.index.items import ItemIds, decode_ids, ids_from_arrow
 
 # DuckDB compares a TIMESTAMP column with now(), which has a time zone, by converting each value: 500 ns a row, against 5 ns if
-# now() is a TIMESTAMP of UTC too. It is replaced by one, unless a predicate matches this expression: it may see the difference.
+# now() is a TIMESTAMP of UTC too. It is replaced by one, unless an expression matches this one: it may see the difference.
 _NOW_FUNCTIONS = ("now", "get_current_timestamp")
 _NAMES_NOW = re.compile("now|current", re.IGNORECASE)
 _MAY_SEE_TIME_ZONES = re.compile("zone|tz|varchar|char|text|string|strf|typeof", re.IGNORECASE)
@@ -41,51 +41,49 @@ _NOT_COPIED = """
             AND (column_default IS NOT NULL OR comment IS NOT NULL))
 """
 
-_NUMBER = re.compile(r"U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|FLOAT|DOUBLE|DECIMAL\(.*\)")  # types of DuckDB
-
 # A plan of these operators returns rows in the order of their numbers.
 _SCAN = ("PROJECTION", "SEQ_SCAN")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class RowMatches:
-    """The results of rules for n items: bits (n,) by rule, all 0 for a rule that failed. Under LISTED: whether the item
-    has a row.
+class ItemValues:
+    """The values of definitions for n items, (n,) by name; empty ones for a definition that failed. Under LISTED: whether the
+    item has a row.
 
     Args:
-        errors: The error of each rule that could not be evaluated.
+        errors: The error of each definition that could not be evaluated.
         rows_n: The number of each item's row, -1 if it has none.
     """
 
-    bits: dict[str, NDArray[np.bool_]]
+    by_name: dict[str, NDArray[np.generic]]
     errors: dict[str, RuleError]
     rows_n: NDArray[np.int64]
 
     @classmethod
-    def none(cls, rules: Sequence[Rule], rows_n: NDArray[np.int64]) -> RowMatches:
-        """Return the result for rules that select none of the items with these rows."""
-        none_n = {rule.name: np.zeros(len(rows_n), np.bool_) for rule in rules}
-        return cls(bits={LISTED: rows_n >= 0, **none_n}, errors={}, rows_n=rows_n)
+    def empty(cls, definitions: Sequence[Definition], rows_n: NDArray[np.int64]) -> ItemValues:
+        """Return empty values for the items with these rows."""
+        empty = {definition.name: definition.no_values(len(rows_n)) for definition in definitions}
+        return cls(by_name={LISTED: rows_n >= 0, **empty}, errors={}, rows_n=rows_n)
 
 
-class TableMatches(NamedTuple):
-    """The result of a rule by row number of a table: 1 for a row that the rule selects, else 0.
+class RowValues(NamedTuple):
+    """The values of a definition by row number of a table.
 
     Args:
-        reads_other_rows: Whether the result for a row depends on other rows, as with a subquery over the items.
+        reads_other_rows: Whether the value for a row depends on other rows, as with a subquery over the items.
     """
 
-    matches_R: NDArray[np.uint8]
+    values_R: NDArray[np.generic]
     reads_other_rows: bool
 
 
 class ReadSession:
     """One consistent view of the table, from `ItemsTable.reading`.
 
-    Predicates come from configuration and are the only text that becomes SQL. Times without a time zone are UTC.
+    Expressions come from configuration and are the only text that becomes SQL. Times without a time zone are UTC.
 
     Args:
-        limit: The time limit of each evaluation of a rule.
+        limit: The time limit of each evaluation.
         begin: A function that starts a transaction on a connection whose table may change meanwhile, and returns its
             `change_counter`. None if no other thread can change the table.
         change_counter: The number of changes that this session sees; None if it is unknown.
@@ -144,47 +142,47 @@ class ReadSession:
         rows[columns["i"]] = columns["rowid"]
         return rows
 
-    def evaluate(self, rule: Rule, num_rows: int, end: int) -> TableMatches:
-        """Evaluate a rule for each row number below `end`. Missing rows, and rows for which the rule is NULL, are not
-        selected.
+    def evaluate(self, definition: Definition, num_rows: int, end: int) -> RowValues:
+        """Evaluate a definition for each row number below `end`. Missing rows, and rows for which it is NULL, have the empty
+        value.
 
-        `num_rows` is the number of rows below `end`. Cost: 1.5 ns a row if the predicate reads only the row itself and
-        no row was ever deleted, three times that otherwise. Raises RuleError, also at the time limit.
+        `num_rows` is the number of rows below `end`. Cost: 1.5 ns a row if a predicate reads only the row itself and
+        no row was ever deleted, several times that otherwise. Raises RuleError, also at the time limit.
         """
         try:
             with self._limit.enforce(self.connection):
-                return self._evaluate(rule, num_rows, end)
+                return self._evaluate(definition, num_rows, end)
         except duckdb.IOException:
             raise
         except duckdb.Error as error:
-            raise self._rule_error(rule, error) from error
+            raise self._rule_error(definition, error) from error
 
-    def evaluate_items(self, rules: Sequence[Rule], ids_n: NDArray[np.generic], begin: int = 0) -> RowMatches:
-        """Evaluate rules for the items with these ids; no rule selects an item without a row.
+    def evaluate_items(self, definitions: Sequence[Definition], ids_n: NDArray[np.generic], begin: int = 0) -> ItemValues:
+        """Evaluate definitions for the items with these ids; an item without a row has empty values.
 
         `begin` is a lower bound of their row numbers. Cost: milliseconds, and one pass over the ids from there, 20 ns
         each.
         """
         if not len(ids_n):
-            return RowMatches.none(rules, np.empty(0, np.int64))
+            return ItemValues.empty(definitions, np.empty(0, np.int64))
         try:
             with self._limit.enforce(self.connection):
-                return self._evaluate_together(rules, ids_n, begin)
+                return self._evaluate_together(definitions, ids_n, begin)
         except duckdb.IOException:
             raise
         except duckdb.Error as error:
-            if not rules:
+            if not definitions:
                 raise
-            if len(rules) == 1:
-                errors = {rules[0].name: self._rule_error(rules[0], error)}
-                matches = RowMatches.none(rules, self.evaluate_items([], ids_n, begin).rows_n)
-                return replace(matches, errors=errors)
+            if len(definitions) == 1:
+                errors = {definitions[0].name: self._rule_error(definitions[0], error)}
+                values = ItemValues.empty(definitions, self.evaluate_items([], ids_n, begin).rows_n)
+                return replace(values, errors=errors)
             self._restart()
-            by_rule = [self.evaluate_items([rule], ids_n, begin) for rule in rules]
-            return RowMatches(
-                bits={name: bits for result in by_rule for name, bits in result.bits.items()},
-                errors={name: error for result in by_rule for name, error in result.errors.items()},
-                rows_n=by_rule[-1].rows_n,
+            each = [self.evaluate_items([definition], ids_n, begin) for definition in definitions]
+            return ItemValues(
+                by_name={name: values_n for result in each for name, values_n in result.by_name.items()},
+                errors={name: error for result in each for name, error in result.errors.items()},
+                rows_n=each[-1].rows_n,
             )
 
     def schema(self) -> pa.Schema:
@@ -229,49 +227,57 @@ class ReadSession:
         values += [" ".join(words)] * 2 if words else []
         return self.connection.sql(f"SELECT * FROM items {where} LIMIT {int(limit)}", params=values).to_arrow_table()
 
-    def _evaluate(self, rule: Rule, num_rows: int, end: int) -> TableMatches:
-        predicate = _predicate(rule.where)
-        self._set_now([rule])
+    def _evaluate(self, definition: Definition, num_rows: int, end: int) -> RowValues:
+        expression = _expression(definition.sql)
+        self._set_now([definition])
         # Refuses aggregates and windows, which are valid in a column but not here.
-        reads_other_rows = self._num_scans(f"SELECT rowid FROM items WHERE ({predicate})") > 1
-        selected = self.connection.sql(f"SELECT ({predicate}) AS matches FROM items LIMIT 0")
-        if selected.columns != ["matches"]:  # COLUMNS(...) stands for several
-            raise RuleError(
-                f"rule {rule.name!r} is {counted(len(selected.columns), 'column')}: expected one condition: {_cut(rule.where)}"
-            )
-        kind = str(selected.types[0])
-        if kind not in ("BOOLEAN", '"NULL"', "NULL"):  # DuckDB would take every number but 0 as true
-            example = f"{_cut(rule.where)} {_comparison(kind)}"
-            raise RuleError(f"rule {rule.name!r} is {kind}, not true or false: compare it, as in {example}")
-        if num_rows == end:
-            query = f"SELECT coalesce(({predicate})::BOOLEAN, false)::UTINYINT AS matches FROM items"
-            if self._is_scan(query):
-                matches_R = _uint8(self.connection.sql(query).to_arrow_table()["matches"])[:end]
-                return TableMatches(matches_R, reads_other_rows)
-        rows = _int64(self.connection.sql(f"SELECT rowid FROM items WHERE ({predicate})").to_arrow_table()["rowid"])
-        matches_R = np.zeros(end, np.uint8)
-        matches_R[rows[rows < end]] = 1
-        return TableMatches(matches_R, reads_other_rows)
+        reads_other_rows = self._num_scans(f"SELECT rowid FROM items WHERE ({expression}) IS NOT NULL") > 1
+        selected = self.connection.sql(f"SELECT ({expression}) AS value FROM items LIMIT 0")
+        if selected.columns != ["value"]:  # COLUMNS(...) stands for several
+            what = counted(len(selected.columns), "column")
+            raise RuleError(f"{definition} is {what}: expected one condition or number: {cut(definition.sql)}")
+        definition.check_type(str(selected.types[0]))
+        query = f"SELECT {definition.column(expression)} AS value FROM items"
+        if num_rows == end and self._is_scan(query):
+            values_R = definition.values(self.connection.sql(query).to_arrow_table()["value"])[:end]
+        else:
+            table = self.connection.sql(f"SELECT rowid, {query.removeprefix('SELECT ')}").to_arrow_table()
+            rows = _int64(table["rowid"])
+            values_R = definition.no_values(end)
+            values_R[rows[rows < end]] = definition.values(table["value"])[rows < end]
+        if (row := definition.unusable(values_R)) is not None:
+            where = f"WHERE rowid = {row}"
+            item_id, value = self.connection.execute(f"SELECT item_id, ({expression}) FROM items {where}").fetchall()[0]
+            raise _unusable(definition, item_id, value)
+        return RowValues(values_R, reads_other_rows)
 
-    def _evaluate_together(self, rules: Sequence[Rule], ids_n: NDArray[np.generic], begin: int) -> RowMatches:
+    def _evaluate_together(self, definitions: Sequence[Definition], ids_n: NDArray[np.generic], begin: int) -> ItemValues:
         columns = "".join(
-            f", coalesce(({_predicate(rule.where)})::BOOLEAN, false)::UTINYINT AS c{number}"
-            for number, rule in enumerate(rules)
+            f", {definition.column(_expression(definition.sql))} AS c{number}" for number, definition in enumerate(definitions)
         )
-        self._set_now(rules)
+        self._set_now(definitions)
         keys = decode_ids(ids_n)
         self.connection.register("requested", pa.table({"item_id": pa.array(keys)}))
         where = f"rowid >= {begin} AND item_id IN (SELECT item_id FROM requested)"
         # A relation would be planned twice.
-        matched = self.connection.execute(f"SELECT rowid AS row, item_id AS id{columns} FROM items WHERE {where}").fetchnumpy()
+        query = f"SELECT rowid AS row, item_id AS id{columns} FROM items WHERE {where}"
+        matched = self.connection.execute(query).fetchnumpy()
         position = {key: i for i, key in enumerate(keys.tolist())}
-        at = [position[key] for key in matched["id"].tolist()]
-        matches = RowMatches.none(rules, np.full(len(ids_n), -1, np.int64))
-        matches.rows_n[at] = matched["row"]
-        matches.bits[LISTED][at] = True
-        for number, rule in enumerate(rules):
-            matches.bits[rule.name][at] = matched[f"c{number}"] == 1
-        return matches
+        ids = matched["id"].tolist()
+        at = [position[key] for key in ids]
+        values = ItemValues.empty(definitions, np.full(len(ids_n), -1, np.int64))
+        values.rows_n[at] = matched["row"]
+        values.by_name[LISTED][at] = True
+        for number, definition in enumerate(definitions):
+            column = _chunked(matched[f"c{number}"])
+            try:
+                values_n = definition.values(column)
+                if (row := definition.unusable(values_n)) is not None:
+                    raise _unusable(definition, ids[row], column[row].as_py())
+                values.by_name[definition.name][at] = values_n
+            except RuleError as error:
+                values.errors[definition.name] = error
+        return values
 
     def _num_scans(self, query: str) -> int:
         """Return how often a query reads the table of items, also through views and macros, by its plan before optimisation."""
@@ -297,24 +303,24 @@ class ReadSession:
         self.connection.execute("SET explain_output = 'all'")
         return json.loads(dict(self.connection.execute(f"EXPLAIN (FORMAT json) {query}").fetchall())[kind])
 
-    def _rule_error(self, rule: Rule, error: duckdb.Error) -> RuleError:
+    def _rule_error(self, definition: Definition, error: duckdb.Error) -> RuleError:
         self._restart()
         if isinstance(error, duckdb.InterruptException):
             if self._limit.stopped:
                 raise self._limit.closed_error() from error
             return RuleError(
-                f"rule {rule.name!r} took longer than {self._limit.seconds:g} s and was stopped: simplify it, or raise the "
-                f"limit (rule_timeout_s): {_cut(rule.where)}",
+                f"{definition} took longer than {self._limit.seconds:g} s and was stopped: simplify it, or raise the "
+                f"limit (rule_timeout_s): {cut(definition.sql)}",
                 by_data=True,
             )
-        message = f"rule {rule.name!r} cannot be evaluated: {_cut(rule.where)}\nDuckDB says: {_cut(str(error))}"
+        message = f"{definition} cannot be evaluated: {cut(definition.sql)}\nDuckDB says: {cut(str(error))}"
         return RuleError(message, by_data=isinstance(error, duckdb.DataError))
 
-    def _set_now(self, rules: Sequence[Rule]) -> None:
-        """Make now() a TIMESTAMP of UTC, unless no predicate names it or one of them could tell the difference."""
-        if not any(_NAMES_NOW.search(rule.where) for rule in rules):
+    def _set_now(self, definitions: Sequence[Definition]) -> None:
+        """Make now() a TIMESTAMP of UTC, unless no expression names it or one of them could tell the difference."""
+        if not any(_NAMES_NOW.search(definition.sql) for definition in definitions):
             return
-        as_utc = not any(_MAY_SEE_TIME_ZONES.search(rule.where) for rule in rules)
+        as_utc = not any(_MAY_SEE_TIME_ZONES.search(definition.sql) for definition in definitions)
         if as_utc == self._now_is_utc:
             return
         for name in _NOW_FUNCTIONS:
@@ -432,11 +438,6 @@ def check_columns(columns: Sequence[str], name: str) -> None:
         seen.add(column.lower())
 
 
-def quoted(name: str) -> str:
-    """Return a name as an SQL identifier, quoted."""
-    return '"' + name.replace('"', '""') + '"'
-
-
 def _check_known(columns: Sequence[str], known: Sequence[str], name: str) -> None:
     unknown = [column for column in columns if column not in known]
     if unknown:
@@ -454,31 +455,24 @@ def _columns(connection: duckdb.DuckDBPyConnection, name: str) -> list[str]:
 
 
 @lru_cache(maxsize=1024)
-def _predicate(where: str) -> str:
-    """Return the SQL of a rule if it is a single expression; otherwise duckdb raises (several statements, unbalanced
+def _expression(sql: str) -> str:
+    """Return the SQL of a definition if it is a single expression; otherwise duckdb raises (several statements, unbalanced
     parentheses).
     """
-    duckdb.SQLExpression(where)
-    return f"\n{where}\n"  # on a line of its own, so that a comment at its end does not hide the parenthesis behind it
+    duckdb.SQLExpression(sql)
+    return f"\n{sql}\n"  # on a line of its own, so that a comment at its end does not hide the parenthesis behind it
 
 
-def _comparison(kind: str) -> str:
-    """Return the comparison that turns a value of this DuckDB type into a condition."""
-    if kind == "VARCHAR":
-        return "= 'text'"
-    return "> 0" if _NUMBER.fullmatch(kind) else "IS NOT NULL"
+def _unusable(definition: Definition, item_id: object, value: object) -> RuleError:
+    message = f"{definition} is {value!r} for item {item_id!r}: expected a finite number, or NULL for 0: {cut(definition.sql)}"
+    return RuleError(message, by_data=True)
 
 
-def _cut(text: str, length: int = 1000) -> str:
-    """Return a text, cut to a length that fits an error message."""
-    return text if len(text) <= length else text[:length] + "..."
+def _chunked(column: Any) -> pa.ChunkedArray:
+    """Return a column of `fetchnumpy`, masked where it is NULL, in Arrow."""
+    is_text = column.dtype.kind == "O"
+    return pa.chunked_array([pa.array(column, pa.string() if is_text else None)])
 
 
 def _int64(column: pa.ChunkedArray) -> NDArray[np.int64]:
     return np.asarray(column.cast(pa.int64()).to_numpy(), np.int64)
-
-
-def _uint8(column: pa.ChunkedArray) -> NDArray[np.uint8]:
-    """Return a column of bytes without NULLs; copied once if it has several chunks."""
-    parts = [chunk.to_numpy() for chunk in column.chunks]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.empty(0, np.uint8)

@@ -19,7 +19,8 @@ from urllib.parse import unquote
 import duckdb
 import pyarrow as pa
 
-from leafbeam.catalog.sessions import check_columns, quoted
+from leafbeam.catalog.definitions import quoted
+from leafbeam.catalog.sessions import check_columns
 from leafbeam.errors import DataError
 from leafbeam.extras import require
 from leafbeam.tables import CsvFormat, read_ids, read_table

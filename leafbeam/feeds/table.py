@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
 
-from leafbeam.catalog.sessions import quoted
+from leafbeam.catalog.definitions import quoted
 from leafbeam.errors import DataError, FeedError, short_repr
 from leafbeam.extras import optional_imports
 from leafbeam.feeds.batch import Batch, ItemChange, SourceColumns, Start, check_max_changes

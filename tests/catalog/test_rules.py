@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leafbeam.catalog import Catalog, Rule
+from leafbeam.catalog.definitions import parse_duration
 from leafbeam.catalog.items_table import ItemsTable
-from leafbeam.catalog.rule_config import parse_duration, read_rules, rules_from_text
+from leafbeam.catalog.rule_config import read_rules, rules_from_text
 from leafbeam.errors import ItemIdError, RequestError, RuleError, UnknownRuleError
 from tests.catalog.shop import IDS, RULES, TRIE, expected, items, names
 from tests.fixtures.clocks import Clock

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from leafbeam.catalog import Catalog, PostgresTable
-from leafbeam.catalog.sessions import quoted
+from leafbeam.catalog.definitions import quoted
 from leafbeam.catalog.sources import ItemSource
 from leafbeam.errors import DataError
 from leafbeam.index import Trie
