@@ -251,7 +251,7 @@ class Catalog:
     def reload(self, items: ItemSource | None = None, **csv: Unpack[CsvOptions]) -> LoadReport:
         """Read and evaluate all rules again, and replace all filters at once. It never raises for bad rules or data.
 
-        A rule that fails keeps its last good filter. If the rules, the table or the source cannot be read, nothing changes. A
+        A rule that fails keeps its last good result. If the rules, the table or the source cannot be read, nothing changes. A
         rule that is no longer in the file, and was not added by `add_rule`, is removed.
 
         Args:
@@ -283,25 +283,15 @@ class Catalog:
         self._rules.remove(name, Rule)
 
     def add_boost(self, name: str, expression: str, refresh: str | None = None) -> None:
-        """Add or replace a boost, as `add_rule` does with a rule.
-
-        Args:
-            name: The name of the boost, which no rule has.
-            expression: An SQL expression that yields a finite number, or NULL for 0, for each item.
-            refresh: The interval after which it is evaluated again, such as "1h".
+        """Add or replace a boost, as `add_rule` does with a rule. No rule may have its name.
 
         Raises:
-            RuleError: If the boost is invalid, or its number for an item cannot be used.
-            DataError: If the file is unusable.
+            RuleError: If the boost is invalid, or its number for an item is not finite.
         """
         self._add(name, {"expression": expression}, refresh)
 
     def remove_boost(self, name: str) -> None:
-        """Remove a boost. If the rules file has the boost, the next reload brings it back.
-
-        Raises:
-            UnknownBoostError: If there is no such boost.
-        """
+        """Remove a boost, as `remove_rule` does with a rule. Raises UnknownBoostError."""
         self._rules.remove(name, Boost)
 
     def _add(self, name: str, definition: dict[str, str], refresh: str | None) -> None:

@@ -282,11 +282,11 @@ class CatalogRules:
         if error is None:
             self._evaluations[name] = LastEvaluation(succeeded_at=at, seconds=seconds)
             if before.error is not None and not quiet:
-                log.info("%s can be evaluated again", name)
+                log.info("%s %s can be evaluated again", self._active.rules.kind_of(name) or Rule.noun, name)
             return
         self._evaluations[name] = replace(before, error=str(error))
         if before.error is None and not quiet and not self._table.is_stopped:
-            log.warning("%s\n%s keeps its last good result until it can be evaluated again", error, name)
+            log.warning("%s\nit keeps its last good result until it can be evaluated again", error)
 
 
 def _weak(load_groups: Callable[[str], RuleSet]) -> Callable[[str], RuleSet]:

@@ -83,9 +83,9 @@ class Definition(ABC):
     def values(self, column: "pa.ChunkedArray") -> NDArray[np.generic]:
         """Return a column as values (n,). Raises RuleError."""
 
-    def unusable(self, values_n: NDArray[np.generic]) -> int | None:
-        """Return the position of the first value that cannot be used, if there is one."""
-        return None
+    def unusable(self, values_n: NDArray[np.generic]) -> NDArray[np.int64]:
+        """Return the positions of values that cannot be used."""
+        return np.empty(0, np.int64)
 
     def no_values(self, num_items: int) -> NDArray[np.generic]:
         """Return the empty value for each of some items."""
@@ -180,9 +180,8 @@ class Boost(Definition):
         with np.errstate(over="ignore"):
             return np.asarray(column.to_numpy()).astype(np.float32)
 
-    def unusable(self, values_n: NDArray[np.generic]) -> int | None:
-        bad_n = np.flatnonzero(~np.isfinite(values_n.astype(np.float32, copy=False)))
-        return int(bad_n[0]) if len(bad_n) else None
+    def unusable(self, values_n: NDArray[np.generic]) -> NDArray[np.int64]:
+        return np.flatnonzero(~np.isfinite(values_n.astype(np.float32, copy=False)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

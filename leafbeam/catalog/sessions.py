@@ -245,8 +245,8 @@ class ReadSession:
             rows = _int64(table["rowid"])
             values_R = definition.no_values(end)
             values_R[rows[rows < end]] = definition.values(table["value"])[rows < end]
-        if (row := definition.unusable(values_R)) is not None:
-            where = f"WHERE rowid = {row}"
+        if len(unusable := definition.unusable(values_R)):
+            where = f"WHERE rowid = {unusable[0]}"
             item_id, value = self.connection.execute(f"SELECT item_id, ({expression}) FROM items {where}").fetchall()[0]
             raise _unusable(definition, item_id, value)
         return RowValues(values_R, reads_other_rows)
@@ -272,8 +272,10 @@ class ReadSession:
             column = _chunked(matched[f"c{number}"])
             try:
                 values_n = definition.values(column)
-                if (row := definition.unusable(values_n)) is not None:
-                    raise _unusable(definition, ids[row], column[row].as_py())
+                if len(unusable := definition.unusable(values_n)):
+                    row = int(unusable[0])
+                    values.errors[definition.name] = _unusable(definition, ids[row], column[row].as_py())
+                    values_n[unusable] = definition.empty
                 values.by_name[definition.name][at] = values_n
             except RuleError as error:
                 values.errors[definition.name] = error

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict
 
-from leafbeam.catalog import Catalog, RuleStatus
+from leafbeam.catalog import Catalog, Rule, RuleStatus
 from leafbeam.errors import ConflictError, DataError, LeafbeamError, LogError, UnknownRuleError
 from leafbeam.index import Trie, Version
 from leafbeam.ingest.answers import ChangeAnswer, SnapshotAnswer
@@ -127,7 +127,7 @@ class CatalogWriter:
             try:
                 self._live.save_rules({**self._live.rules, name: rule})
             except OSError as error:
-                if before is None:
+                if not isinstance(before, Rule):
                     self.catalog.remove_rule(name)
                 else:
                     self.catalog.add_rule(name, before.where, None if before.refresh is None else f"{before.refresh}s")

@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from leafbeam.catalog import Catalog
+from leafbeam.catalog import Catalog, Rule
 from leafbeam.engine import Engine
 from leafbeam.errors import BatchError, DataError, short_repr
 from leafbeam.ids import is_possible, parse_id
@@ -177,7 +177,7 @@ class CatalogRoutes:
 
     async def _rules(self, http: HttpRequest) -> Response:
         catalog = self._served()
-        return json_response(RulesAnswer(rules=tuple(_rule_answer(catalog, name) for name in catalog.rules.definitions)))
+        return json_response(RulesAnswer(rules=tuple(_rule_answer(catalog, name) for name in _names_of(catalog, Rule))))
 
     async def _rule(self, http: HttpRequest) -> Response:
         return json_response(_rule_answer(self._served(), http.path_params["name"]))
@@ -220,12 +220,16 @@ def _no_item(item_id: int | str) -> BodyError:
     return BodyError(f"the index has no item {short_repr(item_id)}", status=HTTPStatus.NOT_FOUND)
 
 
+def _names_of(catalog: Catalog, kind: type[Rule]) -> list[str]:
+    return [name for name, definition in catalog.rules.definitions.items() if isinstance(definition, kind)]
+
+
 def _rule_answer(catalog: Catalog, name: str) -> RuleAnswer:
     """Return the state of a rule. Raises BodyError, 404, for one that is not there."""
     rules = catalog.rules
     status = next((status for status in catalog.status if status.name == name), None)
     definition = rules.definitions.get(name)
-    if status is None or definition is None:
+    if status is None or not isinstance(definition, Rule):
         names = ", ".join(sorted(rules.filters)) or "none"
         raise BodyError(f"there is no rule {name[:80]!r}; the rules are: {names}", status=HTTPStatus.NOT_FOUND)
     fields = {field: getattr(status, field) for field in ("name", "num_items", "error", "age_s")}

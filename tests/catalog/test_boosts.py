@@ -53,9 +53,7 @@ def test_a_boost_is_the_number_of_its_expression_for_each_item_and_null_is_0(cat
     assert numbers(catalog, catalog.rules.boost("margin")) == {
         item_id: np.float32(i % 40 / 10) for i, item_id in enumerate(IDS)
     }
-    assert numbers(catalog, catalog.rules.boost("scarce")) == {
-        item_id: 2.0 * (i % 3 == 1) for i, item_id in enumerate(IDS)
-    }
+    assert numbers(catalog, catalog.rules.boost("scarce")) == {item_id: 2.0 * (i % 3 == 1) for i, item_id in enumerate(IDS)}
     assert set(catalog.rules.boosts) == set(BOOSTS)
     assert set(catalog.rules.filters) == {"cheap"}
 
@@ -140,7 +138,7 @@ def test_a_boost_can_be_added_replaced_and_removed(catalog):
     assert catalog.reload().ok
     assert "new" in catalog.rules.boosts
     catalog.remove_boost("new")
-    with pytest.raises(UnknownBoostError, match="unknown boost 'new'; the boosts of this catalog are: margin, relative, scarce"):
+    with pytest.raises(UnknownBoostError, match=r"unknown boost 'new'; the boosts .* are: margin, relative, scarce"):
         catalog.rules.boost("new")
     with pytest.raises(UnknownBoostError, match="no boost 'new' to remove: margin, scarce, relative"):
         catalog.remove_boost("new")
@@ -201,7 +199,8 @@ def test_an_item_whose_number_cannot_be_used_counts_as_0_until_it_can(catalog):
     catalog.update([IDS[3], IDS[4]], [{"price": float("nan")}, {"price": 30.0}])
     (status,) = (status for status in catalog.status if status.name == "margin")
     assert f"boost 'margin' is nan for item '{IDS[3]}'" in str(status.error)
-    assert numbers(catalog, catalog.rules.boost("margin"))[IDS[3]] == 0.0
+    found = numbers(catalog, catalog.rules.boost("margin"))
+    assert (found[IDS[3]], found[IDS[4]]) == (0.0, 3.0)
     assert catalog.rules.filters["cheap"].parts  # the rules are evaluated all the same
     assert IDS[4] not in catalog.rules.filters["cheap"]
 
@@ -275,7 +274,7 @@ def test_a_rule_set_of_an_older_version_can_still_ask_for_groups(catalog):
 
 
 def test_a_column_that_is_not_there_is_refused_with_the_columns(catalog):
-    with pytest.raises(UnknownColumnError, match="unknown column 'colour'; the columns of the items are: item_id, price, stock"):
+    with pytest.raises(UnknownColumnError, match=r"unknown column 'colour'; the columns .* are: item_id, price, stock, brand"):
         catalog.rules.groups("colour")
     with pytest.raises(UnknownColumnError):
         catalog.rules.group_names('brand" OR 1')

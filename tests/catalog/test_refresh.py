@@ -58,7 +58,7 @@ def test_rules_can_be_refreshed_by_name_or_all_at_once(catalog):
     assert (report.name, report.num_items) == ("cheap", NUM_ITEMS)
     assert len(names(catalog, "in_stock")) == 200
     assert [report.num_items for report in catalog.refresh()] == [NUM_ITEMS, 0, 0]
-    with pytest.raises(UnknownRuleError, match="no rule 'fresh' to refresh"):
+    with pytest.raises(UnknownRuleError, match="no rule or boost 'fresh' to refresh"):
         catalog.refresh("cheap", "fresh")
 
 
@@ -87,7 +87,7 @@ def test_a_rule_that_fails_keeps_its_last_good_filter_and_says_so_once(catalog, 
     assert report["in_stock"].kept
     assert not report["cheap"].kept
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "keeps its last good filter" in caplog.text
+    assert "keeps its last good result" in caplog.text
     change(
         catalog,
         {
