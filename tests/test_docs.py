@@ -27,7 +27,7 @@ from leafbeam.cli.app import app
 from leafbeam.engine import COUNTERS, Engine, Settings
 from leafbeam.model import Vocabulary
 from leafbeam.serve import Metrics
-from leafbeam.serve.catalog_schema import ItemBody, RollbackBody, RuleBody, SnapshotBody
+from leafbeam.serve.catalog_schema import BoostBody, ItemBody, RollbackBody, RuleBody, SnapshotBody
 from leafbeam.serve.items import request_of
 from leafbeam.serve.schema import RecommendAnswer, RecommendBody
 from tests import prose
@@ -159,7 +159,7 @@ def test_requests_rules_and_json_of_the_pages_are_valid(tmp_path: Path) -> None:
         for words in commands(page):
             if words[0] == "curl" and "-d" in words:
                 url, body = next(word for word in words if "/v1/" in word), words[words.index("-d") + 1]
-                kinds = {"recommend": RecommendBody, "items": ItemBody, "rules": RuleBody}
+                kinds = {"recommend": RecommendBody, "items": ItemBody, "rules": RuleBody, "boosts": BoostBody}
                 kinds |= {"catalog/snapshot": SnapshotBody, "catalog/rollback": RollbackBody}
                 found = msgspec.json.decode(body, type=next(kinds[name] for name in kinds if f"/v1/{name}" in url))
                 if isinstance(found, RecommendBody):

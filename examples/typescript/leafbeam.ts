@@ -1,5 +1,31 @@
 // Written by examples/typescript/generate.py from the OpenAPI document of leafbeam. Do not edit.
 
+/** A boost in use. */
+export interface BoostAnswer {
+  name: string;
+  expression: string;
+  refresh_s: number | null;
+  /** The number of items for which it is not 0. */
+  num_items: number;
+  /** Why its last evaluation failed; its numbers before that stay in use. */
+  error: string | null;
+  /** Seconds since it was last evaluated over all items. */
+  age_s: number | null;
+}
+
+/** A boost. */
+export interface BoostBody {
+  /** An SQL expression over the columns that yields a number for each item, such as `0.1 * margin`. */
+  expression: string;
+  /** How often it is evaluated again, such as `1h`. Default: when items change or rules are reloaded. */
+  refresh?: string | null;
+}
+
+/** All boosts in use. */
+export interface BoostsAnswer {
+  boosts: Array<BoostAnswer>;
+}
+
 /** The catalog now. */
 export interface CatalogAnswer {
   index_version: string;
@@ -710,6 +736,26 @@ export class LeafbeamClient {
   /** Remove a rule made by PUT: DELETE /v1/rules/{name} */
   deleteRule(name: string | number): Promise<RuleAnswer> {
     return this.send("DELETE", "/v1/rules/" + part(name), {});
+  }
+
+  /** Return all boosts: GET /v1/boosts */
+  listBoosts(): Promise<BoostsAnswer> {
+    return this.send("GET", "/v1/boosts", {});
+  }
+
+  /** Return a boost: GET /v1/boosts/{name} */
+  getBoost(name: string | number): Promise<BoostAnswer> {
+    return this.send("GET", "/v1/boosts/" + part(name), {});
+  }
+
+  /** Add or replace a boost, once it can be evaluated: PUT /v1/boosts/{name} */
+  putBoost(name: string | number, body: BoostBody): Promise<BoostAnswer> {
+    return this.send("PUT", "/v1/boosts/" + part(name), { body });
+  }
+
+  /** Remove a boost made by PUT: DELETE /v1/boosts/{name} */
+  deleteBoost(name: string | number): Promise<BoostAnswer> {
+    return this.send("DELETE", "/v1/boosts/" + part(name), {});
   }
 
   /** Return the batches that took over five times the median: GET /v1/slow-batches */

@@ -165,7 +165,7 @@ def build_run(run: Path, force: bool, extra_rules: list[str]) -> None:
             "num_leaves": trie.num_leaves,
             "bytes": trie.nbytes,
             "bytes_per_item": trie.bytes_per_item,
-            "rules": {rule.name: rule.num_items for rule in report.rules if rule.name not in rules},
+            "rules": {rule.name: rule.num_items for rule in report.rules if rule.kind == "rule" and rule.name not in rules},
         },
     )
     if paths.model.exists():

@@ -7,6 +7,8 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
     from leafbeam.client.imports import ImportedItems
     from leafbeam.client.retries import Retries
     from leafbeam.serve.catalog_schema import (
+        BoostAnswer,
+        BoostsAnswer,
         CatalogAnswer,
         ChangeAnswer,
         FoundItem,
@@ -20,6 +22,8 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
 
 __all__ = [
     "AsyncClient",
+    "BoostAnswer",
+    "BoostsAnswer",
     "CatalogAnswer",
     "ChangeAnswer",
     "Client",

@@ -17,6 +17,9 @@ with optional_imports("leafbeam.Client", "client"):
     import msgspec
 
 from leafbeam.serve.catalog_schema import (
+    BoostAnswer,
+    BoostBody,
+    BoostsAnswer,
     CatalogAnswer,
     ChangeAnswer,
     FoundItems,
@@ -251,6 +254,36 @@ def put_rule(name: str, where: str, *, refresh: str | None = None) -> Call[RuleA
 def delete_rule(name: str) -> Call[RuleAnswer]:
     """Remove a rule that `put_rule` made: `DELETE /v1/rules/{name}`. It is not sent again if its answer is lost."""
     return _call("delete_rule", RuleAnswer, {"name": name}, repeatable=False)
+
+
+def list_boosts() -> Call[BoostsAnswer]:
+    """List all current boosts: `GET /v1/boosts`."""
+    return _call("list_boosts", BoostsAnswer)
+
+
+def get_boost(name: str) -> Call[BoostAnswer]:
+    """Get a boost: `GET /v1/boosts/{name}`.
+
+    Raises:
+        NotFoundError: If there is no such boost.
+    """
+    return _call("get_boost", BoostAnswer, {"name": name})
+
+
+def put_boost(name: str, expression: str, *, refresh: str | None = None) -> Call[BoostAnswer]:
+    """Add or replace a boost, if it can be evaluated: `PUT /v1/boosts/{name}`.
+
+    Args:
+        name: The name of the boost.
+        expression: An SQL expression over the columns that yields a number for each item.
+        refresh: How often the boost is evaluated again, such as "1h".
+    """
+    return _call("put_boost", BoostAnswer, {"name": name}, body=_encode(BoostBody(expression=expression, refresh=refresh)))
+
+
+def delete_boost(name: str) -> Call[BoostAnswer]:
+    """Remove a boost that `put_boost` made: `DELETE /v1/boosts/{name}`. It is not sent again if its answer is lost."""
+    return _call("delete_boost", BoostAnswer, {"name": name}, repeatable=False)
 
 
 def list_slow_batches() -> Call[SlowBatchesAnswer]:

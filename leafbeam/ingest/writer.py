@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict
 
-from leafbeam.catalog import Catalog, Rule, RuleStatus
-from leafbeam.errors import ConflictError, DataError, LeafbeamError, LogError, UnknownRuleError
+from leafbeam.catalog import Boost, Catalog, Rule, RuleStatus
+from leafbeam.errors import ConflictError, DataError, LeafbeamError, LogError, UnknownBoostError, UnknownRuleError
 from leafbeam.index import Trie, Version
 from leafbeam.ingest.answers import ChangeAnswer, SnapshotAnswer
 from leafbeam.ingest.changes import Change, ChangePlanner, Operation
@@ -120,44 +120,67 @@ class CatalogWriter:
 
     def put_rule(self, name: str, where: str, refresh: str | None = None) -> RuleStatus:
         """Add or replace a rule, in force once it has been evaluated, and kept over restarts. Raises RuleError, LogError."""
-        with self._writing():
-            before = self.catalog.rules.definitions.get(name)
-            self.catalog.add_rule(name, where, refresh)
-            rule = {"where": where} if refresh is None else {"where": where, "refresh": refresh}
-            try:
-                self._live.save_rules({**self._live.rules, name: rule})
-            except OSError as error:
-                if not isinstance(before, Rule):
-                    self.catalog.remove_rule(name)
-                else:
-                    self.catalog.add_rule(name, before.where, None if before.refresh is None else f"{before.refresh}s")
-                raise LogError(f"cannot write rule {name!r}: {error.strerror or error}") from error
-            return self.rule(name)
+        return self._put(name, Rule, where, refresh)
+
+    def put_boost(self, name: str, expression: str, refresh: str | None = None) -> RuleStatus:
+        """Add or replace a boost, as `put_rule` does with a rule. Raises RuleError, LogError."""
+        return self._put(name, Boost, expression, refresh)
 
     def delete_rule(self, name: str) -> None:
         """Remove a rule made by `put_rule`; one of this name in rules.toml is in force again.
 
         Raises UnknownRuleError, ConflictError for a rule of rules.toml or the command line, LogError.
         """
+        self._delete(name, Rule)
+
+    def delete_boost(self, name: str) -> None:
+        """Remove a boost, as `delete_rule` does with a rule. Raises UnknownBoostError, ConflictError, LogError."""
+        self._delete(name, Boost)
+
+    def status(self, name: str, kind: type[Rule] | type[Boost] = Rule) -> RuleStatus:
+        """Return the status of a rule or boost. Raises UnknownRuleError or UnknownBoostError."""
+        found = next((status for status in self.catalog.status if (status.name, status.kind) == (name, kind.noun)), None)
+        if found is None:
+            rules = self.catalog.rules
+            known, error = (rules.filters, UnknownRuleError) if kind is Rule else (rules.boosts, UnknownBoostError)
+            names = ", ".join(sorted(known)) or "none"
+            raise error(f"there is no {kind.noun} {name[:80]!r}; the {kind.noun}s of this catalog are: {names}")
+        return found
+
+    def _put(self, name: str, kind: type[Rule] | type[Boost], sql: str, refresh: str | None) -> RuleStatus:
+        add, remove, key = self._calls(kind)
         with self._writing():
-            self.rule(name)
+            before = self.catalog.rules.definitions.get(name)
+            add(name, sql, refresh)
+            definition = {key: sql} if refresh is None else {key: sql, "refresh": refresh}
+            try:
+                self._live.save_rules({**self._live.rules, name: definition})
+            except OSError as error:
+                if before is None:
+                    remove(name)
+                else:
+                    add(name, before.sql, None if before.refresh is None else f"{before.refresh}s")
+                raise LogError(f"cannot write {kind.noun} {name!r}: {error.strerror or error}") from error
+            return self.status(name, kind)
+
+    def _calls(self, kind: type[Rule] | type[Boost]) -> tuple[Callable[..., None], Callable[[str], None], str]:
+        """Return the catalog's methods that add and remove a rule or a boost, and the key of its SQL in a file."""
+        if kind is Rule:
+            return self.catalog.add_rule, self.catalog.remove_rule, "where"
+        return self.catalog.add_boost, self.catalog.remove_boost, "expression"
+
+    def _delete(self, name: str, kind: type[Rule] | type[Boost]) -> None:
+        with self._writing():
+            self.status(name, kind)
             if name not in self._live.rules:
-                raise ConflictError(f"rule {name!r} is in rules.toml or on the server's command line: change it there")
+                raise ConflictError(f"{kind.noun} {name!r} is in rules.toml or on the server's command line: change it there")
             try:
                 self._live.save_rules({other: rule for other, rule in self._live.rules.items() if other != name})
             except OSError as error:
-                raise LogError(f"cannot remove rule {name!r}: {error.strerror or error}") from error
-            self.catalog.remove_rule(name)
+                raise LogError(f"cannot remove {kind.noun} {name!r}: {error.strerror or error}") from error
+            self._calls(kind)[1](name)
             if not (report := self.catalog.reload()).ok:
                 log.warning("%s", report)
-
-    def rule(self, name: str) -> RuleStatus:
-        """Return the status of a rule. Raises UnknownRuleError."""
-        found = next((status for status in self.catalog.status if status.name == name), None)
-        if found is None:
-            names = ", ".join(sorted(self.catalog.rules.filters)) or "none"
-            raise UnknownRuleError(f"there is no rule {name[:80]!r}; the rules of this catalog are: {names}")
-        return found
 
     def _change(
         self, operation: Operation, lines: Lines, request: RequestKey | None, *, missing_ok: bool = False

@@ -1,21 +1,24 @@
-"""Routes that change and show a catalog: items, snapshots, rules. A batch is one change, made as a whole or not at all."""
+"""Routes that change and show a catalog: items, snapshots, rules, boosts. A batch is one change, made as a whole or not."""
 
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from leafbeam.catalog import Catalog, Rule
+from leafbeam.catalog import Boost, Catalog, Rule
 from leafbeam.engine import Engine
 from leafbeam.errors import BatchError, DataError, short_repr
 from leafbeam.ids import is_possible, parse_id
 from leafbeam.ingest import CatalogWriter, Lines
 from leafbeam.ingest.lines import JsonError
 from leafbeam.serve.catalog_schema import (
+    BoostAnswer,
+    BoostBody,
+    BoostsAnswer,
     CatalogAnswer,
     ChangeAnswer,
     ItemAnswer,
@@ -78,6 +81,10 @@ class CatalogRoutes:
             "get_rule": self._rule,
             "put_rule": self._put_rule,
             "delete_rule": self._delete_rule,
+            "list_boosts": self._boosts,
+            "get_boost": self._boost,
+            "put_boost": self._put_boost,
+            "delete_boost": self._delete_boost,
             "find_items": ItemSearchRoute(self._engine, self._reads).answer,
         }
         return {name: answering(answer, catalog_error_response) for name, answer in handlers.items()}
@@ -193,6 +200,24 @@ class CatalogRoutes:
         await self._writes.run(lambda: writer.delete_rule(name))
         return json_response(answer)
 
+    async def _boosts(self, http: HttpRequest) -> Response:
+        catalog = self._served()
+        return json_response(BoostsAnswer(boosts=tuple(_boost_answer(catalog, name) for name in _names_of(catalog, Boost))))
+
+    async def _boost(self, http: HttpRequest) -> Response:
+        return json_response(_boost_answer(self._served(), http.path_params["name"]))
+
+    async def _put_boost(self, http: HttpRequest) -> Response:
+        writer, name, body = self._writable(), http.path_params["name"], await self._body(http, BoostBody)
+        await self._writes.run(lambda: writer.put_boost(name, body.expression, body.refresh))
+        return json_response(_boost_answer(writer.catalog, name))
+
+    async def _delete_boost(self, http: HttpRequest) -> Response:
+        writer, name = self._writable(), http.path_params["name"]
+        answer = _boost_answer(writer.catalog, name)
+        await self._writes.run(lambda: writer.delete_boost(name))
+        return json_response(answer)
+
     async def _body(self, http: HttpRequest, kind: type[S]) -> S:
         body = await read_body(http, self._bounds)
         return decode_body(body, http.headers.get("content-type", ""), msgspec.json.Decoder(kind))
@@ -220,17 +245,30 @@ def _no_item(item_id: int | str) -> BodyError:
     return BodyError(f"the index has no item {short_repr(item_id)}", status=HTTPStatus.NOT_FOUND)
 
 
-def _names_of(catalog: Catalog, kind: type[Rule]) -> list[str]:
+def _names_of(catalog: Catalog, kind: type[Rule] | type[Boost]) -> list[str]:
     return [name for name, definition in catalog.rules.definitions.items() if isinstance(definition, kind)]
 
 
 def _rule_answer(catalog: Catalog, name: str) -> RuleAnswer:
     """Return the state of a rule. Raises BodyError, 404, for one that is not there."""
+    rule, fields = _state_of(catalog, name, Rule)
+    return RuleAnswer(where=rule.sql, **fields)
+
+
+def _boost_answer(catalog: Catalog, name: str) -> BoostAnswer:
+    """Return the state of a boost. Raises BodyError, 404, for one that is not there."""
+    boost, fields = _state_of(catalog, name, Boost)
+    return BoostAnswer(expression=boost.sql, **fields)
+
+
+def _state_of(catalog: Catalog, name: str, kind: type[Rule] | type[Boost]) -> tuple[Rule | Boost, dict[str, Any]]:
+    """Return a definition, and the fields that an answer has beside its SQL."""
     rules = catalog.rules
     status = next((status for status in catalog.status if status.name == name), None)
     definition = rules.definitions.get(name)
-    if status is None or not isinstance(definition, Rule):
-        names = ", ".join(sorted(rules.filters)) or "none"
-        raise BodyError(f"there is no rule {name[:80]!r}; the rules are: {names}", status=HTTPStatus.NOT_FOUND)
+    if status is None or not isinstance(definition, kind):
+        names = ", ".join(sorted(rules.filters if kind is Rule else rules.boosts)) or "none"
+        message = f"there is no {kind.noun} {name[:80]!r}; the {kind.noun}s are: {names}"
+        raise BodyError(message, status=HTTPStatus.NOT_FOUND)
     fields = {field: getattr(status, field) for field in ("name", "num_items", "error", "age_s")}
-    return RuleAnswer(**fields, where=definition.where, refresh_s=status.refresh)
+    return definition, {**fields, "refresh_s": status.refresh}

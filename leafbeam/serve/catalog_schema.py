@@ -117,6 +117,35 @@ class RulesAnswer(Struct, frozen=True, kw_only=True):
     rules: tuple[RuleAnswer, ...]
 
 
+class BoostBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A boost."""
+
+    expression: Annotated[
+        str, Meta(description="An SQL expression over the columns that yields a number for each item, such as `0.1 * margin`.")
+    ]
+    refresh: Annotated[
+        str | None,
+        Meta(description="How often it is evaluated again, such as `1h`. Default: when items change or rules are reloaded."),
+    ] = None
+
+
+class BoostAnswer(Struct, frozen=True, kw_only=True):
+    """A boost in use."""
+
+    name: str
+    expression: str
+    refresh_s: float | None
+    num_items: Annotated[int, Meta(description="The number of items for which it is not 0.")]
+    error: Annotated[str | None, Meta(description="Why its last evaluation failed; its numbers before that stay in use.")]
+    age_s: Annotated[float | None, Meta(description="Seconds since it was last evaluated over all items.")]
+
+
+class BoostsAnswer(Struct, frozen=True, kw_only=True):
+    """All boosts in use."""
+
+    boosts: tuple[BoostAnswer, ...]
+
+
 TYPES = [
     ItemBody,
     ChangeAnswer,
@@ -129,5 +158,8 @@ TYPES = [
     RuleBody,
     RuleAnswer,
     RulesAnswer,
+    BoostBody,
+    BoostAnswer,
+    BoostsAnswer,
 ]
 EXAMPLES = {"ItemBody": _EXAMPLE}

@@ -203,13 +203,16 @@ class _EngineCollector(Collector):
 
 
 def _rule_metrics(catalog: Catalog) -> Iterable[Metric]:
-    allowed = GaugeMetricFamily("leafbeam_rule_items", "Items that a rule allows", labels=["rule"])
-    failed = GaugeMetricFamily("leafbeam_rule_failed", "1 if the rule's last evaluation failed", labels=["rule"])
-    age = GaugeMetricFamily("leafbeam_rule_age_seconds", "Seconds since the rule's last evaluation", labels=["rule"])
-    for rule in catalog.rules.report.rules:
-        allowed.add_metric([rule.name], rule.num_items)
-        failed.add_metric([rule.name], float(rule.error is not None))
-    for status in catalog.status:
-        if status.age_s is not None:
-            age.add_metric([status.name], status.age_s)
-    return allowed, failed, age
+    """Yield the metrics of rules, and those of boosts."""
+    for kind, items in (("rule", "Items that a rule allows"), ("boost", "Items for which a boost is not 0")):
+        selected = GaugeMetricFamily(f"leafbeam_{kind}_items", items, labels=[kind])
+        failed = GaugeMetricFamily(f"leafbeam_{kind}_failed", f"1 if the {kind}'s last evaluation failed", labels=[kind])
+        age = GaugeMetricFamily(f"leafbeam_{kind}_age_seconds", f"Seconds since the {kind}'s last evaluation", labels=[kind])
+        for status in catalog.rules.report.rules:
+            if status.kind == kind:
+                selected.add_metric([status.name], status.num_items)
+                failed.add_metric([status.name], float(status.error is not None))
+        for status in catalog.status:
+            if status.kind == kind and status.age_s is not None:
+                age.add_metric([status.name], status.age_s)
+        yield from (selected, failed, age)

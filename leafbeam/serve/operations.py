@@ -231,6 +231,18 @@ OPERATIONS = (
         body=("RuleBody",),
     ),
     _catalog("delete_rule", "DELETE", "/v1/rules/{name}", "admin", "Remove a rule made by PUT", "RuleAnswer"),
+    _catalog("list_boosts", "GET", "/v1/boosts", "admin", "Return all boosts", "BoostsAnswer"),
+    _catalog("get_boost", "GET", "/v1/boosts/{name}", "admin", "Return a boost", "BoostAnswer"),
+    _catalog(
+        "put_boost",
+        "PUT",
+        "/v1/boosts/{name}",
+        "admin",
+        "Add or replace a boost, once it can be evaluated",
+        "BoostAnswer",
+        body=("BoostBody",),
+    ),
+    _catalog("delete_boost", "DELETE", "/v1/boosts/{name}", "admin", "Remove a boost made by PUT", "BoostAnswer"),
     _read(
         "list_slow_batches", "/v1/slow-batches", "Return the batches that took over five times the median", "SlowBatchesAnswer"
     ),

@@ -130,6 +130,12 @@ def test_items_rules_and_snapshots_are_changed(kind, shop):
         assert client.delete_rule("dear").name == "dear"
         with pytest.raises(NotFoundError):
             client.get_rule("dear")
+        assert client.put_boost("margin", "price / 10", refresh="60s").num_items > 0
+        assert client.get_boost("margin").expression == "price / 10"
+        assert [boost.name for boost in client.list_boosts().boosts] == ["margin"]
+        assert client.delete_boost("margin").name == "margin"
+        with pytest.raises(NotFoundError):
+            client.get_boost("margin")
         assert client.compact_catalog().num_items == client.get_catalog().num_items == 101
 
 

@@ -112,7 +112,7 @@ def test_every_attempt_has_what_is_left_of_the_deadline():
     assert [send.timeout_s for send in run.sent] == [10, 6, 1]
 
 
-UNKEYED = [calls.save_snapshot("a"), calls.delete_snapshot("a"), calls.delete_rule("a")]
+UNKEYED = [calls.save_snapshot("a"), calls.delete_snapshot("a"), calls.delete_rule("a"), calls.delete_boost("a")]
 REPEATABLE = [
     calls.get_health(),
     calls.recommend([1]),
@@ -123,13 +123,18 @@ REPEATABLE = [
     calls.roll_back(),
     calls.count_interactions([]),
     calls.put_rule("a", "true"),
+    calls.put_boost("a", "1"),
     calls.compact_catalog(),
 ]
 
 
 @pytest.mark.parametrize("call", REPEATABLE, ids=lambda call: f"{call.method} {call.target}")
 def test_a_lost_answer_is_asked_for_again_where_that_changes_nothing(call):
-    assert call.method == "GET" or call.target in ("/v1/recommend", "/v1/catalog/compact", "/v1/rules/a") or call.key
+    assert (
+        call.method == "GET"
+        or call.target in ("/v1/recommend", "/v1/catalog/compact", "/v1/rules/a", "/v1/boosts/a")
+        or call.key
+    )
     for fault in (CUT, Fault(code="stale", message="sent another answer"), REFUSED):
         assert len(Run(call, fault, LATE).sent) == 2
 

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from leafbeam.catalog import Boost
 from leafbeam.errors import (
     ArgumentError,
     BatchError,
@@ -19,6 +20,7 @@ from leafbeam.errors import (
     DataError,
     LogError,
     RuleError,
+    UnknownBoostError,
     UnknownRuleError,
 )
 from leafbeam.index import Trie, Version
@@ -256,16 +258,51 @@ def test_rules_are_evaluated_before_they_are_in_force_and_outlive_a_restart(shop
         assert state(writer) == before
     with shop.writer() as writer:
         assert state(writer) == before
-        assert writer.rule("rare").refresh == 60.0
+        assert writer.status("rare").refresh == 60.0
         writer.delete_rule("rare")
         writer.delete_rule("cheap")
-        assert writer.rule("cheap").num_items == 4  # the file's again
+        assert writer.status("cheap").num_items == 4  # the file's again
         with pytest.raises(ConflictError, match=r"in rules\.toml"):
             writer.delete_rule("cheap")
         with pytest.raises(UnknownRuleError, match="there is no rule 'rare'"):
             writer.delete_rule("rare")
     with shop.writer() as writer:
         assert sorted(state(writer)["rules"]) == ["cheap", "tea"]
+
+
+def test_boosts_are_evaluated_before_they_are_in_force_and_outlive_a_restart(shop: Shop):
+    with shop.writer() as writer:
+        assert writer.put_boost("margin", "price / 10", "60s").num_items > 0
+        writer.put_rule("rare", "stock < 3")
+        with pytest.raises(RuleError, match="both a rule and a boost 'rare'"):
+            writer.put_boost("rare", "1")
+        with pytest.raises(RuleError, match="boost 'margin' is BOOLEAN, not a number"):
+            writer.put_boost("margin", "price < 3")
+    with shop.writer() as writer:
+        assert writer.status("margin", Boost).refresh == 60.0
+        assert set(writer.catalog.rules.boosts) == {"margin"}
+        with pytest.raises(UnknownRuleError, match="there is no rule 'margin'"):
+            writer.delete_rule("margin")
+        writer.delete_boost("margin")
+        with pytest.raises(UnknownBoostError, match="there is no boost 'margin'; the boosts of this catalog are: none"):
+            writer.delete_boost("margin")
+    with shop.writer() as writer:
+        assert not writer.catalog.rules.boosts
+
+
+@pytest.mark.parametrize("before", [None, "price / 10"])
+def test_a_boost_that_cannot_be_written_is_not_in_force(shop: Shop, monkeypatch: pytest.MonkeyPatch, before: str | None):
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with shop.writer() as writer:
+        if before is not None:
+            writer.put_boost("margin", before, "60s")
+        monkeypatch.setattr(writer._live, "save_rules", full)
+        with pytest.raises(LogError, match="cannot write boost 'margin': No space left"):
+            writer.put_boost("margin", "price")
+        found = writer.catalog.rules.definitions.get("margin")
+        assert found == (None if before is None else Boost(name="margin", expression=before, refresh=60.0))
 
 
 def test_new_texts_reach_the_item_memory_also_after_a_restart(shop: Shop):

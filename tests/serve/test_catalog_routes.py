@@ -141,6 +141,14 @@ def test_a_batch_with_wrong_lines_changes_nothing_and_names_every_one(shop):
         ("PUT", "/v1/rules/cheap", 422, {"json": {"where": "no_such_column > 1"}}),
         ("PUT", "/v1/rules/9x", 422, {"json": {"where": "true"}}),
         ("PUT", "/v1/rules/x", 422, {"json": {"where": 3}}),
+        ("GET", "/v1/boosts/none-such", 404, {}),
+        ("GET", "/v1/boosts/cheap", 404, {}),
+        ("DELETE", "/v1/boosts/none-such", 404, {}),
+        ("DELETE", "/v1/boosts/cheap", 404, {}),
+        ("PUT", "/v1/boosts/cheap", 422, {"json": {"expression": "1"}}),
+        ("PUT", "/v1/boosts/x", 422, {"json": {"expression": "price < 3"}}),
+        ("PUT", "/v1/boosts/x", 422, {"json": {"expression": "ln(price - price)"}}),
+        ("PUT", "/v1/boosts/x", 422, {"json": {"where": "true"}}),
         ("PUT", "/v1/rules/x", 422, {"json": {"where": "true", "refresh": "soon"}}),
         ("POST", "/v1/catalog/rollback", 422, {"json": {}}),
         ("POST", "/v1/catalog/rollback", 422, {"json": {"snapshot": "../../etc"}}),
@@ -187,6 +195,25 @@ def test_a_retry_with_the_same_key_changes_nothing_also_after_a_restart(shop):
     with served(shop) as client:
         assert client.put("/v1/items", **put).json() == first
         assert client.get("/v1/items/1").status_code == 404
+
+
+def test_a_boost_is_put_listed_counted_and_deleted(shop):
+    with served(shop) as client:
+        answer = client.put("/v1/boosts/margin", json={"expression": "price / 10", "refresh": "1h"})
+        assert answer.status_code == 200
+        boost = answer.json()
+        assert (boost["name"], boost["expression"], boost["refresh_s"], boost["error"]) == ("margin", "price / 10", 3600, None)
+        assert client.put("/v1/items", **lines({"item_id": 1, "codes": [0, 0], "price": 2})).status_code == 200
+        assert client.get("/v1/boosts/margin").json()["num_items"] == boost["num_items"] + 1
+        assert [found["name"] for found in client.get("/v1/boosts").json()["boosts"]] == ["margin"]
+        assert "margin" not in [found["name"] for found in client.get("/v1/rules").json()["rules"]]
+        metrics = client.get("/metrics").text
+        assert 'leafbeam_boost_failed{boost="margin"} 0.0' in metrics
+        assert 'leafbeam_boost_items{boost="margin"}' in metrics
+        assert 'rule="margin"' not in metrics
+    with served(shop) as client:
+        assert client.delete("/v1/boosts/margin").json()["expression"] == "price / 10"
+        assert client.get("/v1/boosts/margin").status_code == 404
 
 
 def test_a_rule_that_new_data_break_keeps_no_server_from_starting(shop):

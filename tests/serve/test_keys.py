@@ -103,6 +103,7 @@ def test_each_scope_may_do_what_those_before_it_may(served: Any, keys: dict[str,
         ("GET", "/v1/models", 0), ("GET", "/v1/catalog", 0), ("GET", "/v1/items/1000", 0), ("GET", "/v1/nothing", 0),
         ("PUT", "/v1/items", 1), ("DELETE", "/v1/items/1000", 1), ("POST", "/v1/interactions", 1),
         ("GET", "/v1/rules", 2), ("PUT", "/v1/rules/x", 2), ("DELETE", "/v1/rules/x", 2),
+        ("GET", "/v1/boosts", 2), ("PUT", "/v1/boosts/x", 2), ("DELETE", "/v1/boosts/x", 2),
         ("POST", "/v1/catalog/rollback", 2), ("POST", "/v1/catalog/compact", 2), ("DELETE", "/v1/catalog/snapshots/x", 2),
     ]  # fmt: skip
     for method, path, needed in calls:

@@ -33,7 +33,9 @@ Labels = dict[str, set[str]]
 def exposed(first_shop: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Labels]:
     """The series of servers of items and of texts: their names, labels and the labels' values."""
     series: dict[str, Labels] = {name: dict(labels) for name, labels in OF_A_GPU.items()}
-    with TestClient(create_app(first_shop.engine(settings=Settings(prompt_store_mb=1)))) as client:
+    engine = first_shop.engine(settings=Settings(prompt_store_mb=1))
+    engine.catalog.add_boost("margin", "price / 10")
+    with TestClient(create_app(engine)) as client:
         assert client.post("/v1/recommend", json={"rules": ["cheap"]}).status_code == 200
         assert client.post("/v1/completions", json={"model": "items", "prompt": ""}).status_code == 200
         page = client.get("/metrics").text

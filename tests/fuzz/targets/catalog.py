@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from leafbeam.catalog import Catalog, Expression
+from leafbeam.catalog import Catalog, Expression, Rule
 from leafbeam.catalog.rule_config import read_rules, rules_from_text
 from leafbeam.errors import DataError
 from leafbeam.index import Trie
@@ -40,7 +40,7 @@ def fuzz_rules(data: bytes) -> None:
     path.write_bytes(data)
     rules, errors = read_rules(path)
     assert rules.keys().isdisjoint(errors)
-    rules_from_text(f"{rule.name}={rule.where}" for rule in rules.values())
+    rules_from_text(f"{rule.name}={rule.where}" for rule in rules.values() if isinstance(rule, Rule))
 
 
 @functools.cache
