@@ -11,8 +11,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from leafbeam.decode.boosts import check_boosts
 from leafbeam.decode.bound import Pass, search_until_proved
-from leafbeam.decode.config import SearchConfig, beams_of_levels, beams_of_search, counts_of_batch, end_code_of, first_width
+from leafbeam.decode.config import (
+    SearchConfig,
+    beams_of_levels,
+    beams_of_search,
+    check_length,
+    counts_of_batch,
+    end_code_of,
+    first_width,
+)
 from leafbeam.decode.constraint import Constraint, Cut, Trace, TrieConstraint, raise_if_bad, rounds
 from leafbeam.decode.head_constraint import HeadConstraint
 from leafbeam.decode.model_calls import JumpForward, ModelCalls, MoreFn, StepFn, SuffixFn
@@ -22,15 +31,14 @@ from leafbeam.decode.results import (
     DenyLists,
     SearchResult,
     check_batch,
-    check_length,
     collect_items,
     root_ranges,
 )
 from leafbeam.decode.spares import Wanted, run_spares
 from leafbeam.errors import ArgumentError, counted
-from leafbeam.index import Filter, Trie, Version
+from leafbeam.index import Filter, ItemColumn, Trie, Version
 from leafbeam.ops.backend import BoundIndex, IndexBindings, to_numpy
-from leafbeam.ops.constrain import Beams, Scoring
+from leafbeam.ops.constrain import Beams, Boosts, Scoring
 from leafbeam.ops.head import HeadCosts
 
 Widths = Sequence[int] | Sequence[Sequence[int]] | NDArray[np.int64]
@@ -72,14 +80,20 @@ class ItemSearch:
         requests: Requests,
         search: Pass,
         widths: Widths | None = None,
+        *,
+        limits: SearchConfig | None = None,
         **options: Any,
     ) -> SearchResult:
-        """Run a search once, or until its answers are proved. options: of `search_until_proved`."""
+        """Run a search once, or until its answers are proved. limits: the most beams, if not those of the search's config.
+
+        options: of `search_until_proved`.
+        """
         if not (self._proves or options.get("has_spares")):
             return search(self.config, None)
         widths_BL = np.array(self._widths(requests, widths), np.int64)
         if self._proves:
-            return search_until_proved(self.config, search, widths_BL, **options)
+            last = self.config.num_beams[-1]
+            return search_until_proved(limits or self.config, search, widths_BL, num_items=last, **options)
         widths_BL[:, :-1] = self.config.num_beams[:-2]
         return search(self.config, Cut(widths_BL=widths_BL))
 
@@ -114,6 +128,7 @@ class ItemSearch:
         cut: Cut | None = None,
         num_items: Sequence[int] | None = None,
         on_pass: Callable[[SearchResult], None] | None = None,
+        boosts: Boosts = None,
     ) -> SearchResult:
         """Run a pass, from filters to items, and then the prefixes that it found and that may lead to a better answer.
 
@@ -124,7 +139,7 @@ class ItemSearch:
         if not hi_SB.any():  # nothing may be shown: the model is not called
             nothing = np.zeros((*hi_SB.shape, 1), np.int64)
             scores_B1, num_valid_B = np.zeros((len(requests), 1), np.float32), np.zeros(len(requests), np.int64)
-            result = collect_items(version, requests, (nothing, nothing), scores_B1, num_valid_B, wanted)
+            result = collect_items(version, requests, (nothing, nothing), scores_B1, num_valid_B, wanted, boosts=boosts)
             return replace(result, bound=np.full(len(requests), -np.inf, np.float32), rows=num_valid_B)
         bound = self._bindings.on(self.backend, self.device, model.first_logits)
         if model.can_run_more and bound.name != "cpu":
@@ -139,13 +154,13 @@ class ItemSearch:
         assert trace is not None
         raise_if_bad(constraint)
         is_brief = not (self._proves or isinstance(trace.beams.scores, np.ndarray))
-        result, passes = result_of(trace, version, requests, config, wanted, is_brief=is_brief), 1
+        result, passes = result_of(trace, version, requests, config, wanted, is_brief=is_brief, boosts=boosts), 1
         if trace.spares and not (self._proves and result.is_proved.all()):
             if on_pass is not None and self._proves:
                 on_pass(result)
             better = Wanted(least_B=result.last_scores, most=self.config.num_beams, takes_ties=not self._proves)
             if (more := run_spares(constraint, model, trace, better)) is not trace:
-                result, passes = result_of(more, version, requests, config, wanted), 2
+                result, passes = result_of(more, version, requests, config, wanted, boosts=boosts), 2
         rows = None if is_brief else np.full(len(requests), to_numpy(model.rows), np.int64)
         return replace(result, levels=tuple(levels), rows=rows, passes=passes)
 
@@ -158,6 +173,7 @@ def result_of(
     num_items: int | Sequence[int],
     *,
     is_brief: bool = False,
+    boosts: Boosts = None,
 ) -> SearchResult:
     """Return the items that a pass found, and how far they are proved.
 
@@ -165,9 +181,11 @@ def result_of(
     """
     ranges = to_numpy(trace.beams.lo), to_numpy(trace.beams.hi)
     scores_BK = to_numpy(trace.beams.scores)
-    result = collect_items(version, requests, ranges, scores_BK, trace.num_valid_B, num_items, trace.rounds_saved)
+    result = collect_items(version, requests, ranges, scores_BK, trace.num_valid_B, num_items, trace.rounds_saved, boosts)
     needed_BL = None if is_brief else trace.beams_needed(config.num_rounds, result.last_scores)
-    return replace(result, bound=to_numpy(trace.bound(config.num_rounds)), beams_needed=needed_BL)
+    # A leaf that was dropped has no better item than the last of as many leaves, unless boosts differ among a leaf's items.
+    last = config.num_rounds - (boosts is None)
+    return replace(result, bound=to_numpy(trace.bound(last)), beams_needed=needed_BL)
 
 
 class BeamSearch(ItemSearch):
@@ -213,6 +231,7 @@ class BeamSearch(ItemSearch):
         beams = beams_of_search(version.num_levels, num_beams, num_items, max_rows)
         config = SearchConfig.of(version, beams, scoring)
         super().__init__(index, config, backend, device, num_items=beams[-1], proves=num_beams is None)
+        self._max_rows = max_rows
 
     def __repr__(self) -> str:
         config = self.config
@@ -229,6 +248,7 @@ class BeamSearch(ItemSearch):
         suffix_fn: SuffixFn | None = None,
         explain: bool = False,
         *,
+        boosts: ItemColumn | Sequence[ItemColumn | None] | None = None,
         more_fn: MoreFn | None = None,
         head: Sequence[Any] | None = None,
         costs: HeadCosts | None = None,
@@ -260,6 +280,9 @@ class BeamSearch(ItemSearch):
                 (in that case do not pass suffix_fn).
             explain: If true, the result has the beams of each level (`SearchResult.levels`). The search then waits for a device
                 every round and does not use suffix_fn, so that every level has its scores.
+            boosts: A number for each item, which is added to its score: one column for all requests, or one for each. The
+                answer is proved as without boosts. A boost may be up to 1,000 nats. A search with boosts needs the backend
+                "cpu" or "reference". It does not use suffix_fn, and multiplies `head` for all codes.
             more_fn: `more_fn(codes_BJ, parents_BJ, level)` returns the logits (B, J, V) after more codes of a level that
                 step_fn has run already, or of the next one. Parents are numbered in the order in which the beams of the level
                 before ran. With it a search runs few prefixes at first, and then only those that may still lead to a better
@@ -289,31 +312,46 @@ class BeamSearch(ItemSearch):
         requests = check_batch(self.version, batch_size, filters, deny)
         counts = counts_of_batch(self.num_items if num_items is None else num_items, batch_size, "num_items")
         wanted = [min(self.num_items, count) for count in counts]
-        suffix_fn, more_fn = (None, None) if explain else (suffix_fn, more_fn)
+        columns = check_boosts(self.version, batch_size, boosts)
+        suffix_fn = None if explain or columns is not None else suffix_fn
+        more_fn = None if explain else more_fn
         are_certain = None if suffix_fn is None or self.config.scoring == "full" else partial(_are_certain, requests)
-        constraint_of = partial(self._constraint, head, costs)
+        constraint_of = partial(self._constraint, head, costs, columns)
 
         def search(config: SearchConfig, cut: Cut | None) -> SearchResult:
             model = ModelCalls(step_fn, suffix_fn, more_fn, are_certain)
-            options: Any = {"explain": explain, "cut": cut, "num_items": wanted, "on_pass": on_pass}
+            options: Any = {"explain": explain, "cut": cut, "num_items": wanted, "on_pass": on_pass, "boosts": columns}
             return self._run(requests, model, constraint_of, config, **options)
 
         if not can_restart:
             return search(self.config, None)
         options: Any = {"first": first, "on_pass": on_pass, "explain": explain, "has_spares": more_fn is not None}
-        return self._passes(requests, search, widths, **options)
+        limits = self.config if columns is None else self._limits
+        return self._passes(requests, search, widths, limits=limits, **options)
+
+    @property
+    def _limits(self) -> SearchConfig:
+        """Return the most beams of each level with boosts. A leaf may count more than its items do, whose boosts differ."""
+        if len(self.version.segments) == 1 and self.version.segments[0].trie.items.leaf_indptr is None:
+            return self.config
+        nodes = self.version.num_nodes(self.version.num_levels - 1)
+        last = min(nodes, max(self._max_rows, self.config.num_beams[-1]))
+        return replace(self.config, num_beams=(*self.config.num_beams[:-1], last))
 
     def _constraint(
         self,
         head: Sequence[Any] | None,
         costs: HeadCosts | None,
+        boosts: Boosts,
         bound: BoundIndex,
         requests: Requests,
         hi_SB: NDArray[np.int64],
         config: SearchConfig,
     ) -> TrieConstraint:
         ops: Any = bound.ops
-        filters, scoring = ops.bind_filters(bound.arrays, requests), config.scoring
+        if boosts is not None and not hasattr(ops, "boost_bounds"):
+            raise ArgumentError(f"boosts need the backend 'cpu' or 'reference', not {bound.name!r}: leave them out there")
+        filters, scoring = ops.bind_filters(bound.arrays, requests, *(() if boosts is None else (boosts,))), config.scoring
 
         def launch(level: int, beams: Beams[Any], logits_BKV: Any, num_beams: int) -> tuple[Beams[Any], Any]:
             arguments = (bound.arrays, level, beams, logits_BKV, filters)
@@ -321,7 +359,10 @@ class BeamSearch(ItemSearch):
                 return ops.step(*arguments, num_beams=num_beams, scoring=scoring), None
             return ops.launch(*arguments, num_beams=num_beams, scoring=scoring)
 
-        arguments = config, bound.to_device(hi_SB), launch, partial(_forced_suffix, self.version, requests)
+        root_B1, hi_SB1 = None, bound.to_device(hi_SB)[:, :, None]
+        if boosts is not None:
+            root_B1 = ops.boost_bounds(bound.arrays, -1, hi_SB1 * 0, hi_SB1, filters)
+        arguments = config, hi_SB1[:, :, 0], launch, partial(_forced_suffix, self.version, requests), root_B1
         if head is None:
             return TrieConstraint(*arguments)
         return HeadConstraint(*arguments, bound=bound, filters=filters, head=head, costs=costs)

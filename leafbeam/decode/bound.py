@@ -40,6 +40,7 @@ def search_until_proved(
     search: Pass,
     widths_BL: NDArray[np.int64],
     *,
+    num_items: int | None = None,
     first: SearchResult | None = None,
     on_pass: Callable[[SearchResult], None] | None = None,
     explain: bool = False,
@@ -48,9 +49,11 @@ def search_until_proved(
     """Repeat a search with more beams until every request's answer is proved, or no level may have more beams.
 
     Args:
-        limits: The largest number of beams of each level; the last level has as many as the answer has items.
+        limits: The largest number of beams of each level.
         search: Runs a pass, with the beams that each request keeps, where they differ. Requests that are proved keep none.
         widths_BL: The beams of the first pass, for each request and each level but the last, within the limits.
+        num_items: The beams of the last level in the first pass, if they are fewer than its limit: a leaf may count more than
+            its items do if they have boosts.
         first: The result of the first pass, if it has run already.
         on_pass: Called with the result of each pass but the last.
         explain: Run proved requests again as well, so that the levels of the last pass show all requests.
@@ -59,8 +62,8 @@ def search_until_proved(
     Returns:
         The result of each request's last pass. `is_proved` is False only where the limits were reached.
     """
-    *most, last = limits.num_beams
-    config = replace(limits, num_beams=(*widths_BL.max(0).tolist(), last))
+    most = limits.num_beams
+    config = replace(limits, num_beams=(*widths_BL.max(0).tolist(), num_items or most[-1]))
     differ = bool((widths_BL != widths_BL[0]).any()) and not has_spares
     if has_spares and first is None:
         config = _wider(config, most)
@@ -74,7 +77,7 @@ def search_until_proved(
         if on_pass is not None:
             on_pass(result)
         with np.errstate(over="ignore"):  # below the lowest score: nothing is dropped
-            least_B = result.last_scores * np.float32(1 + _ROUNDING) - np.float32(_ROUNDING)  # scores are at most 0
+            least_B = result.last_scores - np.float32(_ROUNDING) * (1 + np.abs(result.last_scores))
         done_B = np.zeros_like(proved_B) if explain else proved_B
         cut = Cut(least_B=np.where(done_B, np.float32(np.inf), least_B))
         result = _merged(result, search(config, cut), done_B)
@@ -83,9 +86,9 @@ def search_until_proved(
 
 def _wider(config: SearchConfig, limits: Sequence[int]) -> SearchConfig:
     """Return the config of the next pass; the same one if all levels have as many beams as they may."""
-    *widths, num_items = config.num_beams
+    widths = config.num_beams
     grown = [min(limit, max(_GROWTH * width, _FIRST_GROWN)) for width, limit in zip(widths, limits, strict=True)]
-    return replace(config, num_beams=(*map(max, widths, grown), num_items))
+    return replace(config, num_beams=tuple(map(max, widths, grown)))
 
 
 def _merged(before: SearchResult, after: SearchResult, proved_B: NDArray[np.bool_]) -> SearchResult:
@@ -97,7 +100,7 @@ def _merged(before: SearchResult, after: SearchResult, proved_B: NDArray[np.bool
             return None
         return np.where(proved_B.reshape(-1, *[1] * (old.ndim - 1)), old, new)
 
-    names = "scores", "codes", "num_valid", "bound", "beams_needed"
+    names = "scores", "codes", "num_valid", "bound", "beams_needed", "boosts"
     return replace(
         after,
         **{name: rows(name) for name in names},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import index, mul
@@ -10,7 +10,7 @@ from operator import index, mul
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import ArgumentError, check_choice, short_repr
+from leafbeam.errors import ArgumentError, check_choice, counted, short_repr
 from leafbeam.index import Version
 from leafbeam.ops.constrain import Scoring
 
@@ -125,3 +125,17 @@ def first_width(share: float, num_items: int, scoring: Scoring) -> int:
 def end_code_of(version: Version) -> int | None:
     """Return the code that ends a sequence; None if the items are not sequences."""
     return version.segments[0].trie.end_code
+
+
+def check_length(name: str, values: object, batch_size: int) -> None:
+    """Raise ArgumentError unless there is one value for each request."""
+    if values is None:
+        return
+    if not isinstance(values, Sized) or isinstance(values, str) or getattr(values, "shape", None) == ():
+        expected = f"a list with one entry for each of the {counted(batch_size, 'request')}"
+        raise ArgumentError(f"{name} is {short_repr(values)}: expected {expected}")
+    if len(values) != batch_size:
+        raise ArgumentError(
+            f"{name} has {counted(len(values), 'entry', 'entries')}: "
+            f"expected one for each of the {counted(batch_size, 'request')}"
+        )

@@ -90,10 +90,10 @@ class Trace:
         return xp.stack(codes[::-1], axis=2)
 
     def bound(self, num_rounds: int) -> Any:
-        """Return the highest possible score (B,) of a prefix dropped before the last round; -inf if none was dropped."""
+        """Return the highest possible score (B,) of a prefix dropped before round `num_rounds`; -inf if none was dropped."""
         xp = namespace_of(self.beams.scores)
         nothing_B = xp.full_like(self.beams.scores[:, 0], -np.inf)
-        bounds = [bound_B for number, bound_B in self.bounds.items() if number < num_rounds - 1]
+        bounds = [bound_B for number, bound_B in self.bounds.items() if number < num_rounds]
         return functools.reduce(xp.maximum, bounds, nothing_B)
 
     def beams_needed(self, num_rounds: int, least_B: NDArray[np.float32]) -> NDArray[np.int64]:
@@ -202,7 +202,7 @@ class TrieConstraint:
 
     hi_SB: how many leaves of each segment a request starts from; the beams are arrays of its kind, on its device.
     launch(number, beams, logits_BKV, num_beams) -> (beams, bad): bad as in `Constraint.bad_T`, None if it raises LogitsError.
-    suffix: finds forced codes, see `Constraint.suffix`.
+    suffix: finds forced codes, see `Constraint.suffix`. root_B1: the scores before the first round, if they are not 0.
     """
 
     def __init__(
@@ -211,13 +211,15 @@ class TrieConstraint:
         hi_SB: Any,
         launch: Launch,
         suffix: Callable[[int, Beams[Any]], JumpForward | None] | None = None,
+        root_B1: Any = None,
     ) -> None:
         self.config, self.bad_T, self.rows_T = config, [], []
-        self._hi_SB, self._launch, self._suffix = hi_SB, launch, suffix
+        self._hi_SB, self._launch, self._suffix, self._root_B1 = hi_SB, launch, suffix, root_B1
 
     def root(self) -> Beams[Any]:
         xp, hi_SB1 = namespace_of(self._hi_SB), self._hi_SB[:, :, None]
-        return Beams.start(hi_SB1 * 0, hi_SB1, xp.zeros_like(hi_SB1[0], dtype=xp.float32))
+        root_B1 = xp.zeros_like(hi_SB1[0], dtype=xp.float32) if self._root_B1 is None else self._root_B1
+        return Beams.start(hi_SB1 * 0, hi_SB1, root_B1)
 
     def step(self, number: int, beams: Beams[Any], logits: Any) -> Beams[Any]:
         num_rows = beams.scores.shape[1]

@@ -42,13 +42,14 @@ class HeadConstraint(TrieConstraint):
         hi_SB: Any,
         launch: Launch,
         suffix: Callable[[int, Beams[Any]], JumpForward | None],
+        root_B1: Any = None,
         *,
         bound: BoundIndex,
         filters: Any,
         head: Sequence[Any],
         costs: HeadCosts | None,
     ) -> None:
-        super().__init__(config, hi_SB, launch, suffix)
+        super().__init__(config, hi_SB, launch, suffix, root_B1)
         if bound.name not in ("cpu", "triton"):
             raise ArgumentError(f"head is multiplied on backends 'cpu' and 'triton', not {bound.name!r}: return logits there")
         self._bound, self._filters = bound, filters
@@ -61,7 +62,7 @@ class HeadConstraint(TrieConstraint):
         weight_VD = self._head[number]
         shape = *beams.scores.shape, weight_VD.shape[1]
         hidden_BKD = check_logits(logits, number, shape, beams.scores, "hidden states")
-        if not self._pays(beams, weight_VD):
+        if self._root_B1 is not None or not self._pays(beams, weight_VD):  # boosts are added where all codes have logits
             return super().step(number, beams, dense_logits(hidden_BKD, weight_VD))
         children = self._bound.children(number, beams, self._filters)
         codes = children.legal.map(lambda array: to_kind_of(array, beams.lo))

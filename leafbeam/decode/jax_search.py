@@ -284,7 +284,7 @@ def beam_search(
         hi_SBK=beams.hi,
         num_valid_B=beams.num_valid,
         bad_DL=jnp.stack(constraint.bad_T)[None],
-        bound_B=trace.bound(config.num_rounds),
+        bound_B=trace.bound(config.num_rounds - 1),
     )
 
 

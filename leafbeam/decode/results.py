@@ -3,20 +3,22 @@
 Shapes: S segments, B requests, K beams, L levels, n items found.
 """
 
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from leafbeam.decode.boosts import boosts_of_items, leaf_boosts
+from leafbeam.decode.config import check_length
 from leafbeam.errors import ArgumentError, FilterError, counted, short_repr
 from leafbeam.html_table import html_table
 from leafbeam.index import Filter, Trie, Version
 from leafbeam.index.filters import ItemSet
 from leafbeam.index.items import ItemIds
 from leafbeam.ops.backend import to_numpy
-from leafbeam.ops.constrain import Beams, request_filters
+from leafbeam.ops.constrain import Beams, Boosts, request_filters
 
 # One filter for all requests, or one for each; the denied item ids of each request.
 BatchFilters = Filter | Sequence[Filter | None] | None
@@ -94,7 +96,8 @@ class SearchResult:
 
     Attributes:
         item_ids: For each request its items, best first, `num_valid[b]` of them; items of one Semantic ID follow each other.
-        scores: Shape (B, K), float32. The log probability of each item, -inf beyond `num_valid`.
+        scores: Shape (B, K), float32. The log probability of each item, plus its boost if the request has one; -inf beyond
+            `num_valid`.
         codes: Shape (B, K, L), int64. The Semantic ID of each item, 0 beyond `num_valid`.
         num_items: Shape (B,), int64. The number of items that each request wants.
         num_valid: Shape (B,), int64. The number of items of each request.
@@ -108,6 +111,7 @@ class SearchResult:
         rows: Shape (B,), int64. The number of rows that the model computed for each request: one for the prompt and one for
             each live beam of each call. None for searches of a fixed width on a device.
         passes: The number of passes of the search.
+        boosts: Shape (B, K), float32. The boost of each item, which `scores` includes; None without boosts.
     """
 
     item_ids: list[NDArray[Any]]
@@ -121,6 +125,12 @@ class SearchResult:
     beams_needed: NDArray[np.int64] | None = None
     rows: NDArray[np.int64] | None = None
     passes: int = 1
+    boosts: NDArray[np.float32] | None = None
+
+    @property
+    def model_scores(self) -> NDArray[np.float32]:
+        """Shape (B, K), float32. The log probability of each item, without its boost; -inf beyond `num_valid`."""
+        return self.scores if self.boosts is None else self.scores - self.boosts
 
     @property
     def num_exact(self) -> NDArray[np.int64] | None:
@@ -173,20 +183,6 @@ def check_batch(version: Version, batch_size: int, filters: BatchFilters, deny: 
     return request_filters(version, batch_size, filters, deny)
 
 
-def check_length(name: str, values: object, batch_size: int) -> None:
-    """Raise ArgumentError unless there is one value for each request."""
-    if values is None:
-        return
-    if not isinstance(values, Sized) or isinstance(values, str) or getattr(values, "shape", None) == ():
-        expected = f"a list with one entry for each of the {counted(batch_size, 'request')}"
-        raise ArgumentError(f"{name} is {short_repr(values)}: expected {expected}")
-    if len(values) != batch_size:
-        raise ArgumentError(
-            f"{name} has {counted(len(values), 'entry', 'entries')}: "
-            f"expected one for each of the {counted(batch_size, 'request')}"
-        )
-
-
 def root_ranges(version: Version, requests: Sequence[Filter]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return (lo_SB1, hi_SB1) before the first round: the whole segment, or nothing if a request may reach nothing in it."""
     hi_SB1 = np.array(
@@ -207,8 +203,12 @@ def collect_items(
     num_valid_B: NDArray[np.int64],
     num_items: int | Sequence[int],
     rounds_saved: int = 0,
+    boosts: Boosts = None,
 ) -> SearchResult:
-    """Turn ranked leaves into ranked items; a SID with several allowed items lists them all, up to `num_items` in total."""
+    """Turn ranked leaves into ranked items; a SID with several allowed items lists them all, up to `num_items` in total.
+
+    With boosts the score of a leaf counts the largest boost of its items; each item gets its own, and they are ranked again.
+    """
     batch_size = len(requests)
     num_items_B = np.full(batch_size, num_items, np.int64)
     width = int(num_items_B.max())
@@ -219,15 +219,26 @@ def collect_items(
         for s, segment in enumerate(version.segments)
     ]
     row_n, slot_n, ordinal_n, segment_n = _in_order(found)
+    boosts_n, scores_n = None, scores_BK[row_n, slot_n]
+    if boosts is not None:
+        boosts_n = boosts_of_items(boosts, row_n, segment_n, ordinal_n)
+        scores_n = scores_n + (boosts_n - leaf_boosts(version, boosts, ranges)[row_n, slot_n])
+        order_n = np.lexsort((-scores_n, row_n))
+        row_n, slot_n, ordinal_n, segment_n = (array[order_n] for array in (row_n, slot_n, ordinal_n, segment_n))
+        boosts_n, scores_n = boosts_n[order_n], scores_n[order_n]
     num_valid = np.bincount(row_n, minlength=batch_size)
     rank_n = np.arange(len(row_n)) - np.repeat(np.cumsum(num_valid) - num_valid, num_valid)
     if (num_valid > num_items_B).any():
         kept = rank_n < num_items_B[row_n]
         row_n, slot_n, ordinal_n, segment_n, rank_n = (array[kept] for array in (row_n, slot_n, ordinal_n, segment_n, rank_n))
+        boosts_n, scores_n = None if boosts_n is None else boosts_n[kept], scores_n[kept]
     num_valid = np.minimum(num_valid, num_items_B).astype(np.int64)
     scores = np.full((batch_size, width), -np.inf, np.float32)
     codes = np.zeros((batch_size, width, version.num_levels), np.int64)
-    scores[row_n, rank_n] = scores_BK[row_n, slot_n]
+    scores[row_n, rank_n] = scores_n
+    boosts_BK = None if boosts_n is None else np.zeros(scores.shape, np.float32)
+    if boosts_BK is not None:
+        boosts_BK[row_n, rank_n] = boosts_n
     ids: list[NDArray[np.generic]] = []
     one = len(found) == 1
     of_segment = [np.arange(len(row_n))] if one else [np.flatnonzero(segment_n == s) for s in range(len(found))]
@@ -240,7 +251,13 @@ def collect_items(
     item_ids = np.concatenate(ids)[np.argsort(np.concatenate(of_segment))] if len(ids) > 1 else ids[0]
     lists = np.split(item_ids, np.cumsum(num_valid)[:-1]) if batch_size > 1 else [item_ids]
     return SearchResult(
-        item_ids=lists, scores=scores, codes=codes, num_items=num_items_B, num_valid=num_valid, rounds_saved=rounds_saved
+        item_ids=lists,
+        scores=scores,
+        codes=codes,
+        num_items=num_items_B,
+        num_valid=num_valid,
+        rounds_saved=rounds_saved,
+        boosts=boosts_BK,
     )
 
 

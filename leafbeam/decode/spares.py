@@ -109,7 +109,9 @@ def run_spares(constraint: Constraint, model: ModelCalls, trace: Trace, wanted: 
     beams = trace.beams
     if found is not None:
         beams = ranked(joined(beams, found.beams))
-        beams = first_beams(beams, np.minimum(beams.num_valid, config.num_beams[-1]))
+        count_B, last = np.minimum(beams.num_valid, config.num_beams[-1]), config.num_rounds - 1
+        bounds[last] = np.maximum(np.maximum(bounds.get(last, found.bound_B), found.bound_B), _score_at(beams, count_B))
+        beams = first_beams(beams, count_B)
     return replace(trace, beams=beams, kept=kept, bounds=bounds)
 
 

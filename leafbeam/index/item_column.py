@@ -1,8 +1,8 @@
 """Item columns: a value for each item of an index. Shapes: N items of a segment, n of one call."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cached_property
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,6 @@ from leafbeam.errors import FilterError, ForeignFilterError, counted
 from leafbeam.index.filters import FilteredIndex
 from leafbeam.index.node_maxima import NodeMaxima
 from leafbeam.index.trie import Trie
-from leafbeam.index.version import Version
 
 Values = NDArray[np.float32] | NDArray[np.int32]
 
@@ -27,6 +26,8 @@ class ItemColumn:
     Args:
         parts: For each segment of the index the values of its items, float32 or int32 (N,), by ordinals in leaf order.
         index: The index to which the column belongs.
+        weight: What each number is multiplied with, not negative.
+        shared: What the columns of `scaled` have in common.
 
     Examples:
         >>> index = leafbeam.Trie.build([[0, 1], [1, 0]], codebook_sizes=[2, 2], item_ids=["a", "b"])
@@ -36,6 +37,8 @@ class ItemColumn:
 
     parts: tuple[Values, ...]
     index: FilteredIndex
+    weight: float = 1.0
+    shared: "_Shared" = field(default_factory=lambda: _Shared(), repr=False)
 
     @classmethod
     def of(cls, trie: Trie, values: object) -> "ItemColumn":
@@ -65,11 +68,20 @@ class ItemColumn:
 
     def at(self, ordinals_n: NDArray[np.int64], segment: int = 0) -> Values:
         """Return the values of items of one segment, by their ordinals."""
-        return self.parts[segment][ordinals_n]
+        values_n = self.parts[segment][ordinals_n]
+        return values_n if self.weight == 1 else values_n * np.float32(self.weight)
 
     def scaled(self, weight: float) -> "ItemColumn":
-        """Return the column with each number multiplied. Cost: a pass over the items."""
-        return self._mapped(lambda part, _: part * np.float32(weight))
+        """Return the column with each number multiplied. Cost: none; a pass over the items for the first negative weight.
+
+        Raises:
+            FilterError: If the weight is not finite.
+        """
+        if not math.isfinite(weight):
+            raise FilterError(f"the weight of a column is {weight!r}: expected a finite number")
+        if weight < 0:
+            return self._negated.scaled(-weight)
+        return replace(self, weight=self.weight * weight)
 
     def plus(self, other: "ItemColumn") -> "ItemColumn":
         """Return the sum of two columns of the same index. Cost: a pass over the items.
@@ -79,22 +91,35 @@ class ItemColumn:
         """
         if self.index.identity != other.index.identity:
             raise ForeignFilterError(f"the columns belong to two indexes: {self.index!r} and {other.index!r}")
-        return self._mapped(lambda part, number: part + other.parts[number])
+        pairs = zip(self.parts, other.parts, strict=True)
+        weights = np.float32(self.weight), np.float32(other.weight)
+        parts = tuple((weights[0] * one + weights[1] * two).astype(np.float32) for one, two in pairs)
+        return ItemColumn(parts=parts, index=self.index)
 
-    def bounds(self, version: Version) -> tuple[NodeMaxima, ...]:
-        """Return for each segment the largest number below each prefix. Cost: two passes over the items, the first time."""
-        assert len(self.parts) == len(version.segments)
-        if len(self._bounds) == 0:
-            pairs = zip(version.segments, self.parts, strict=True)
-            self._bounds.extend(NodeMaxima.of(segment.trie, np.asarray(part, np.float32)) for segment, part in pairs)
-        return tuple(self._bounds)
+    def bounds(self, tries: Sequence[Trie]) -> tuple[NodeMaxima, ...]:
+        """Return for the trie of each segment the largest number below each prefix, not yet multiplied by the weight.
 
-    @cached_property
-    def _bounds(self) -> list[NodeMaxima]:
-        return []
+        Cost: a pass over the leaves for each level, the first time.
+        """
+        assert [len(part) for part in self.parts] == [trie.num_items for trie in tries]
+        if self.shared.bounds is None:  # two threads may both make them; they make the same
+            pairs = zip(tries, self.parts, strict=True)
+            self.shared.bounds = tuple(NodeMaxima.of(trie, np.asarray(part, np.float32)) for trie, part in pairs)
+        return self.shared.bounds
 
-    def _mapped(self, function: Callable[[Values, int], Values]) -> "ItemColumn":
-        return replace(self, parts=tuple(function(part, number) for number, part in enumerate(self.parts)))
+    @property
+    def _negated(self) -> "ItemColumn":
+        if self.shared.negated is None:
+            self.shared.negated = ItemColumn(parts=tuple(-part for part in self.parts), index=self.index)
+        return replace(self.shared.negated, weight=self.weight)
 
     def __repr__(self) -> str:
         return f"ItemColumn({counted(sum(map(len, self.parts)), 'item')} of {self.index!r})"
+
+
+@dataclass(slots=True)
+class _Shared:
+    """What columns share that differ in their weights: the largest numbers below prefixes, and the negated column."""
+
+    bounds: tuple[NodeMaxima, ...] | None = None
+    negated: ItemColumn | None = None

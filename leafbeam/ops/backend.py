@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from leafbeam.errors import ArgumentError
 from leafbeam.extras import require
 from leafbeam.index import Filter, Trie, Version
-from leafbeam.ops.constrain import Beams, Scoring
+from leafbeam.ops.constrain import Beams, Boosts, Scoring
 from leafbeam.ops.constrain.cpu.ragged import TrieChildren
 from leafbeam.ops.constrain.legal_codes import LegalCodes
 
@@ -49,12 +49,13 @@ class ConstrainBackend(Protocol):
     `step` is specified by `leafbeam.ops.constrain.reference.step`. A backend on a device also has `launch`, which takes the
     arguments of `step` and returns (beams, bad) without waiting for the device; bad is 0, or 1 + the number of a live row that
     held NaN or +inf. Backends that can list the children of beams, which sampling needs, have `children`: (arrays, level,
-    lo_SBK, hi_SBK, filters) -> (row_indptr, code_C, lo_SC, hi_SC).
+    lo_SBK, hi_SBK, filters) -> (row_indptr, code_C, lo_SC, hi_SC). Backends that take boosts have `boost_bounds`: (arrays,
+    level, lo_SBK, hi_SBK, filters) -> (B, K), the largest boost below each beam.
     """
 
     def bind(self, index: Trie | Version) -> Any: ...
 
-    def bind_filters(self, arrays: object, filters: Sequence[Filter]) -> Any: ...
+    def bind_filters(self, arrays: object, filters: Sequence[Filter], boosts: Boosts = None) -> Any: ...
 
     def step(
         self,

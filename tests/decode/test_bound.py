@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from leafbeam import BeamSearch, Trie
 from leafbeam.decode import SearchResult
 from leafbeam.errors import ArgumentError
-from leafbeam.index import Filter, Version
+from leafbeam.index import Filter, ItemColumn, Version
 from leafbeam.index.version import Segment
 
 BACKENDS = ["cpu", "torch", "reference"]
+BOOSTED = ["cpu", "reference"]
 
 
 class Tiny:
@@ -39,6 +40,22 @@ class Tiny:
         self.denied = [rng.choice(num_items, int(rng.integers(0, 4))) for _ in range(self.batch)]
         self.step, self.excluded, self.seed = rng.choice([0.0, 0.5, 3.0]), rng.choice([0.0, 0.2]), seed
         self.levels: list[list[list[tuple[int, ...]]]] = []  # the prefixes that ran, of each level and request
+        self.boosts_BN = np.zeros((self.batch, num_items), np.float32)
+
+    def draw_boosts(self) -> list[ItemColumn | None]:
+        """Give each request the boost of some or all items, with a weight; or none."""
+        num_items = len(self.codes)
+        columns: list[ItemColumn | None] = []
+        for request in range(self.batch):
+            values_N = np.float32(self.rng.choice([0.3, 3.0, 30.0]) * self.rng.normal(size=num_items).round(1))
+            values_N[self.rng.random(num_items) < self.rng.choice([0.0, 0.5, 0.95])] = 0
+            weight = float(self.rng.choice([1.0, 0.5, -2.0, 0.0]))
+            tries = [segment.trie for segment in self.version.segments]
+            parts = tuple(values_N[trie.item_ids.astype(np.int64)][trie.items.order_N] for trie in tries)
+            column = ItemColumn(parts=parts, index=self.version).scaled(weight) if self.rng.random() < 0.8 else None
+            columns.append(column)
+            self.boosts_BN[request] = 0 if column is None else np.float32(weight) * values_N
+        return columns
 
     def filters(self) -> list[Filter]:
         """The rule of each request."""
@@ -83,7 +100,7 @@ class Tiny:
                 legal = [c for c in range(len(logits_V)) if scoring == "full" or (*sid[:level], c) in prefixes]
                 score += logits_V[code] - np.logaddexp.reduce(logits_V[legal]) if logits_V[code] > -np.inf else -np.inf
             if score > -np.inf:
-                scores[n] = score
+                scores[n] = score + self.boosts_BN[request, n]
         return scores
 
 
@@ -95,6 +112,8 @@ def check(tiny: Tiny, result: SearchResult, scoring: str, num_items: int) -> Non
         best = sorted(scores.values(), reverse=True)[:num_items]
         ids, count = result.item_ids[request].tolist(), int(result.num_exact[request])
         np.testing.assert_allclose(result.scores[request, : len(ids)], [scores[n] for n in ids], atol=1e-4)
+        if result.boosts is not None:
+            np.testing.assert_allclose(result.boosts[request, : len(ids)], tiny.boosts_BN[request, ids], rtol=1e-5)
         np.testing.assert_allclose(result.scores[request, :count], best[:count], atol=1e-4)
         if result.is_proved[request]:
             assert len(ids) == count == len(best)
@@ -109,18 +128,28 @@ CASES = {
     "backend": st.sampled_from(BACKENDS),
     "explain": st.booleans(),
     "runs_more": st.booleans(),
+    "is_boosted": st.booleans(),
 }
 
 
 def check_case(
-    seed: int, num_items: int, widths: list[int], max_rows: int, scoring: Any, backend: str, explain: bool, runs_more: bool
+    seed: int,
+    num_items: int,
+    widths: list[int],
+    max_rows: int,
+    scoring: Any,
+    backend: str,
+    explain: bool,
+    runs_more: bool,
+    is_boosted: bool,
 ) -> None:
     tiny = Tiny(seed)
+    boosts = tiny.draw_boosts() if is_boosted and backend in BOOSTED else None
     search = BeamSearch(tiny.version, scoring=scoring, backend=backend, device="cpu", num_items=num_items, max_rows=max_rows)
     each = [[width] * (len(tiny.sizes) - 1) for width in widths[: tiny.batch]]
     finals: list[tuple[SearchResult, np.ndarray]] = []
     result = search.run(
-        tiny.step_fn, tiny.batch, tiny.filters(), tiny.denied, explain=explain, widths=each,
+        tiny.step_fn, tiny.batch, tiny.filters(), tiny.denied, explain=explain, widths=each, boosts=boosts,
         more_fn=tiny.more_fn if runs_more and backend == "cpu" else None,
         on_pass=lambda found: finals.append((found, found.is_proved)),
     )  # fmt: skip

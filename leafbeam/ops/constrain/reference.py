@@ -12,7 +12,7 @@ from torch import Tensor
 
 from leafbeam.errors import LogitsError
 from leafbeam.index import Filter, Trie, Version
-from leafbeam.ops.constrain.types import LOWEST, Beams, Scoring
+from leafbeam.ops.constrain.types import LOWEST, Beams, Boosts, Scoring
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -28,6 +28,19 @@ class TrieArrays:
     starts_LM: Tensor
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RequestArrays:
+    """The filters and the boosts of a batch.
+
+    Args:
+        alive: For each segment bool (B, M), the leaves that each request may reach.
+        boosts: For each segment float32 (B, M), the largest boost of each leaf; None without boosts.
+    """
+
+    alive: tuple[Tensor, ...]
+    boosts: tuple[Tensor, ...] | None = None
+
+
 def bind(index: Trie | Version, device: torch.device | str = "cpu") -> tuple[TrieArrays, ...]:
     """Unpack the segments of a version: 9 bytes for each leaf and level."""
     return tuple(_unpack(segment.trie, device) for segment in Version.of(index).segments)
@@ -41,19 +54,47 @@ def _unpack(trie: Trie, device: torch.device | str) -> TrieArrays:
     return TrieArrays(codes_ML=codes_ML.to(device), starts_LM=starts_LM.to(device))
 
 
-def bind_filters(arrays: tuple[TrieArrays, ...], filters: Sequence[Filter]) -> tuple[Tensor, ...]:
-    """Return for each segment a mask, bool (B, M), of the leaves that each request may reach."""
+def bind_filters(arrays: tuple[TrieArrays, ...], filters: Sequence[Filter], boosts: Boosts = None) -> RequestArrays:
+    """Return what each request may reach, and what it prefers."""
     alive: list[Tensor] = []
     for number, segment in enumerate(arrays):
         alive_BM = torch.zeros(len(filters), len(segment.codes_ML), dtype=torch.bool)
         for request, item_filter in enumerate(filters):
             alive_BM[request, torch.from_numpy(item_filter.parts[number].leaf_positions())] = True
         alive.append(alive_BM.to(segment.codes_ML.device))
-    return tuple(alive)
+    return RequestArrays(alive=tuple(alive), boosts=None if boosts is None else _leaf_boosts(filters, boosts))
+
+
+def _leaf_boosts(filters: Sequence[Filter], boosts: Boosts) -> tuple[Tensor, ...]:
+    found: list[Tensor] = []
+    for number, part in enumerate(filters[0].parts):
+        boosts_BM = torch.zeros(len(filters), part.items.num_leaves)
+        for row_M, column in zip(boosts_BM, boosts or (), strict=True):
+            if column is not None:
+                values_N = torch.from_numpy(column.at(np.arange(part.items.num_items), number))
+                ordinals = np.arange(part.items.num_leaves + 1) if part.items.leaf_indptr is None else part.items.leaf_indptr
+                for leaf in range(part.items.num_leaves):
+                    row_M[leaf] = values_N[int(ordinals[leaf]) : int(ordinals[leaf + 1])].max()
+        found.append(boosts_BM)
+    return tuple(found)
+
+
+def boost_bounds(arrays: tuple[TrieArrays, ...], level: int, lo_SBK: Tensor, hi_SBK: Tensor, filters: RequestArrays) -> Tensor:
+    """Return the largest boost below the beams after a level (-1: the root), float32 (B, K); 0 without one."""
+    bounds_BK = torch.zeros(lo_SBK.shape[1:])
+    for request, beam in np.ndindex(*lo_SBK.shape[1:]):
+        bounds_BK[request, beam] = _largest(filters, request, lo_SBK[:, request, beam], hi_SBK[:, request, beam])
+    return bounds_BK.to(lo_SBK.device)
+
+
+def _largest(filters: RequestArrays, request: int, lo_S: Tensor, hi_S: Tensor) -> float:
+    """Return the largest boost of a request below a node; 0 for an empty one."""
+    pairs = zip(filters.boosts or (), lo_S.tolist(), hi_S.tolist(), strict=False)
+    return max((float(boosts_BM[request, lo:hi].max()) for boosts_BM, lo, hi in pairs if lo < hi), default=0.0)
 
 
 def children(
-    arrays: tuple[TrieArrays, ...], level: int, lo_SBK: Tensor, hi_SBK: Tensor, filters: tuple[Tensor, ...]
+    arrays: tuple[TrieArrays, ...], level: int, lo_SBK: Tensor, hi_SBK: Tensor, filters: RequestArrays
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """List the legal children of every beam: (row_indptr, code_C, lo_SC, hi_SC).
 
@@ -67,7 +108,7 @@ def children(
     for request, beam in np.ndindex(*shape):
         by_segment = [
             _children_of(segment, alive_BM[request], level, int(lo_SBK[s, request, beam]), int(hi_SBK[s, request, beam]))
-            for s, (segment, alive_BM) in enumerate(zip(arrays, filters, strict=True))
+            for s, (segment, alive_BM) in enumerate(zip(arrays, filters.alive, strict=True))
         ]
         codes_C = torch.cat([code for code, _, _ in by_segment]).unique()
         row = lo_SBK.new_zeros(1 + 2 * num_segments, len(codes_C))
@@ -95,7 +136,7 @@ def step(
     level: int,
     beams: Beams[Tensor],
     logits_BKV: Tensor,
-    filters: tuple[Tensor, ...],
+    filters: RequestArrays,
     *,
     num_beams: int,
     scoring: Scoring,
@@ -104,6 +145,7 @@ def step(
 
         for each request, each live beam, each child that the filter leaves alive:
             score = beam score + log_softmax(logits)[code]       over the level's codebook ("full") or the children ("allowed")
+            with a boost: + the largest boost below the child - the largest below the beam, which is not positive
         keep the `num_beams` best by (score desc, parent asc, code asc)
 
     (STATIC, Algorithm 1, phases 1 to 4, with the mask replaced by enumeration; "allowed" is xGR's normalisation, §6.)
@@ -138,7 +180,12 @@ def step(
             if bool(read.isnan().any()) or bool(read.isposinf().any()):
                 raise LogitsError.not_finite(request, beam, f"at level {level}")
             logit_C = row_V[code_C[child_C]]
-            scores_C = (beams.scores[request, beam] + (logit_C - read.logsumexp(0))).clamp(min=LOWEST)
+            scores_C = beams.scores[request, beam] + (logit_C - read.logsumexp(0))
+            if filters.boosts is not None:
+                before = _largest(filters, request, beams.lo[:, request, beam], beams.hi[:, request, beam])
+                bounds = [_largest(filters, request, lo_SC[:, child], hi_SC[:, child]) for child in child_C.tolist()]
+                scores_C = scores_C + (torch.tensor(bounds, device=device) - before)
+            scores_C = scores_C.clamp(min=LOWEST)
             live_C = (logit_C > -torch.inf) & ~scores_C.isnan()
             candidates.append((scores_C[live_C], torch.full_like(child_C, beam)[live_C], child_C[live_C]))
         if not candidates:

@@ -12,7 +12,7 @@ from typing import Any, Generic, Literal, TypeVar
 import numpy as np
 
 from leafbeam.errors import LogitsError
-from leafbeam.index import Filter, Trie, Version
+from leafbeam.index import Filter, ItemColumn, Trie, Version
 from leafbeam.index.items import ItemIds
 
 Scoring = Literal["full", "allowed"]
@@ -20,6 +20,8 @@ Scoring = Literal["full", "allowed"]
 # the model excludes a code.
 LOWEST = float(np.finfo(np.float32).min)
 Array = TypeVar("Array")
+# The boost of each request, None for one that has none; None without any.
+Boosts = Sequence[ItemColumn | None] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +29,7 @@ class Beams(Generic[Array]):
     """The beams after a round, best first, each [B, K]; a dead slot has score -inf and everything else 0.
 
     Args:
-        scores: float32, the sum of log-probabilities.
+        scores: float32, the sum of log-probabilities; with a boost, also the largest boost below the beam.
         parent: int64, the beam that was extended.
         code: int64, the code taken.
         lo, hi: int64 [S, B, K], the leaf range reached in each segment, (0, 0) where nothing of it is alive.

@@ -19,10 +19,12 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+from numba.extending import overload
 from numpy.typing import NDArray
 
 from leafbeam.index.bit_kernels import prefetch, trailing_zeros
 from leafbeam.jit import njit
+from leafbeam.ops.constrain.cpu.boosts import Boost, boost_of, has_boost, with_boost
 from leafbeam.ops.constrain.cpu.children import (
     AllowedLeaves,
     FilterAddresses,
@@ -89,12 +91,13 @@ def _guess(row, chunks, children, alive, leaves, num_beams, scratch):
 
 
 class Search(NamedTuple):
-    """The search of one request: the levels of base and delta, the leaves allowed in them, and the candidates."""
+    """The search of one request: the levels of base and delta, the leaves allowed in them, the candidates, and the boost."""
 
     levels: tuple[LevelView, LevelView]
     allowed: tuple[AllowedLeaves, AllowedLeaves]
     candidates: Candidates
     num_beams: int
+    boost: Boost | None
 
 
 class Ranges(NamedTuple):
@@ -164,6 +167,9 @@ def _scan(search, ranges, row, beam, chunks, min_logit, count, threshold):
                 continue
             index = _legal_index(search, ranges, bounds, code)
             if index != _NO_CHILD:
+                score = with_boost(search, ranges, beam, code, index, score, threshold)
+                if score == np.float32(-np.inf):
+                    continue
                 count, threshold = push(search.candidates, count, threshold, search.num_beams, score, beam.number, code, index)
     return count, threshold
 
@@ -181,6 +187,8 @@ def _offer_column(search, ranges, row, beam, min_logit, count, threshold):
             if row[code] < min_logit:
                 continue
             score = _score(beam, row[code], threshold)
+            if score > np.float32(-np.inf):
+                score = with_boost(search, ranges, beam, code, index, score, threshold)
             if score > np.float32(-np.inf):
                 count, threshold = push(search.candidates, count, threshold, search.num_beams, score, beam.number, code, index)
     return count, threshold
@@ -341,6 +349,31 @@ def _sole_logit(level, index, row):
     return logit, logit if logit < np.float32(np.inf) else np.float32(np.nan)
 
 
+def offer_children(search, ranges, row, beam, children, count, threshold) -> tuple[int, float]:
+    """Offer the collected children of a row, (codes, indices); returns (count, threshold)."""
+    raise NotImplementedError("compiled code only")
+
+
+@overload(offer_children, jit_options={"_nrt": False})
+def _offer_children(search, ranges, row, beam, children, count, threshold):
+    def plain(search, ranges, row, beam, children, count, threshold):
+        codes, indices, base, lse = children[0], children[1], beam.score, beam.lse
+        candidates, num_beams = search.candidates, search.num_beams
+        return offer(row, codes, codes, indices, base, lse, beam.number, candidates, count, threshold, num_beams)
+
+    def boosted(search, ranges, row, beam, children, count, threshold):
+        for child in range(children.shape[1]):
+            code, index = children[0, child], children[1, child]
+            score = _score(beam, row[code], threshold)
+            if score > np.float32(-np.inf):
+                score = with_boost(search, ranges, beam, code, index, score, threshold)
+            if score > np.float32(-np.inf):
+                count, threshold = push(search.candidates, count, threshold, search.num_beams, score, beam.number, code, index)
+        return count, threshold
+
+    return boosted if has_boost(search) else plain
+
+
 @njit(nogil=True, _nrt=False, inline="always")
 def _write_best(search, count, lo_SBK, hi_SBK, b, best):
     """Write the best candidates of a request in order, with the ranges that they reach."""
@@ -361,11 +394,11 @@ def _write_best(search, count, lo_SBK, hi_SBK, b, best):
 
 
 @njit(cache=True, nogil=True, _nrt=False)
-def step_of_rows(levels, lo_SBK, hi_SBK, scores_BK, logits_BKV, filters, full, buffers, space, floats, out):
+def step_of_rows(levels, lo_SBK, hi_SBK, scores_BK, logits_BKV, filters, boosts, full, buffers, space, floats, out):
     """Run a round for all requests of a batch; returns -1, or the flat number of a row that holds NaN or +inf.
 
-    buffers: of `candidate_buffers`. space: for codes and indices of a row's children. floats: (2, ...), for a row's logits and
-    the maxima of its chunks. out: the fields of `BestChildren`, written.
+    boosts: the fields of `BoostAddresses`, or None. buffers: of `candidate_buffers`. space: for codes and indices of a row's
+    children. floats: (2, ...), for a row's logits and the maxima of its chunks. out: the fields of `BestChildren`, written.
     """
     levels, filters = _named(levels, filters)
     best, candidates, level, neg_inf = BestChildren(*out), candidates_in(buffers), levels[0], np.float32(-np.inf)
@@ -374,7 +407,7 @@ def step_of_rows(levels, lo_SBK, hi_SBK, scores_BK, logits_BKV, filters, full, b
     child_logits, chunks = floats[0], floats[1]
     for b in range(batch_size):
         best.scores_BK[b] = neg_inf
-        search = Search(levels, _allowed_in(levels, filters, b), candidates, num_beams)
+        search = Search(levels, _allowed_in(levels, filters, b), candidates, num_beams, boost_of(boosts, levels, b))
         count, threshold = 0, neg_inf
         for k in range(num_rows):
             if count >= 2 * num_beams or (threshold == neg_inf and count >= num_beams):
@@ -409,7 +442,7 @@ def step_of_rows(levels, lo_SBK, hi_SBK, scores_BK, logits_BKV, filters, full, b
             beam = Beam(base, lse, k)
             if is_forced:
                 code = code_at(level, ranges.lo)
-                score = _score(beam, row[code], threshold)
+                score = with_boost(search, ranges, beam, code, ranges.lo, _score(beam, row[code], threshold), threshold)
                 if score > threshold:
                     count, threshold = push(candidates, count, threshold, num_beams, score, k, code, ranges.lo)
                 continue
@@ -418,7 +451,6 @@ def step_of_rows(levels, lo_SBK, hi_SBK, scores_BK, logits_BKV, filters, full, b
                 if is_done:
                     continue
                 size = _collect_row(levels, search.allowed, ranges, space)
-            codes, indices = space[0, 0, :size], space[0, 1, :size]
-            count, threshold = offer(row, codes, codes, indices, base, lse, k, candidates, count, threshold, num_beams)
+            count, threshold = offer_children(search, ranges, row, beam, space[0, :, :size], count, threshold)
         _write_best(search, count, lo_SBK, hi_SBK, b, best)
     return -1

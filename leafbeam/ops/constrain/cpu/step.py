@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from leafbeam.errors import LogitsError
 from leafbeam.index import Filter, Trie, Version
 from leafbeam.index.filters import ItemSet
+from leafbeam.ops.constrain.cpu.boosts import BatchBoosts, bounds_of_beams
 from leafbeam.ops.constrain.cpu.children import FilterAddresses
 from leafbeam.ops.constrain.cpu.kernels import children_of_rows, step_of_rows
 from leafbeam.ops.constrain.cpu.logsumexp import CHUNK
 from leafbeam.ops.constrain.cpu.topk import Scratch, candidate_buffers
 from leafbeam.ops.constrain.levels import LevelView
-from leafbeam.ops.constrain.types import Beams, Scoring
+from leafbeam.ops.constrain.types import Beams, Boosts, Scoring
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,6 +34,7 @@ class VersionArrays:
     levels: tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...]
     sizes: tuple[int, ...]
     num_leaves_S: tuple[int, ...]
+    tries: tuple[Trie, ...]
     scratch: Scratch = field(default_factory=Scratch, repr=False)
 
 
@@ -43,27 +45,31 @@ class FilterArrays:
     Args:
         pair: The fields of `FilterAddresses` for base and delta.
         held: The filters, which keep the addressed memory alive.
+        boosts: The boosts of the batch, if there are any.
     """
 
     pair: tuple[tuple[NDArray[np.int64], ...], tuple[NDArray[np.int64], ...]]
     held: tuple[Filter, ...]
+    boosts: BatchBoosts | None = None
 
 
 def bind(index: Trie | Version) -> VersionArrays:
     """View a version's arrays; nothing is copied."""
-    tries = [segment.trie for segment in Version.of(index).segments]
+    tries = tuple(segment.trie for segment in Version.of(index).segments)
     views = [[tuple(LevelView.of(level, trie.num_leaves)) for level in trie.levels] for trie in tries]
     return VersionArrays(
         levels=tuple(zip(views[0], views[-1], strict=True)),
         sizes=tries[0].codebook_sizes,
         num_leaves_S=tuple(trie.num_leaves for trie in tries),
+        tries=tries,
     )
 
 
-def bind_filters(arrays: VersionArrays, filters: Sequence[Filter]) -> FilterArrays:
-    """Collect the addresses of a batch's filters, once for all rounds of a search."""
+def bind_filters(arrays: VersionArrays, filters: Sequence[Filter], boosts: Boosts = None) -> FilterArrays:
+    """Collect the addresses of a batch's filters and boosts, once for all rounds of a search."""
     bound = [_addresses([request.parts[s] for request in filters], size) for s, size in enumerate(arrays.num_leaves_S)]
-    return FilterArrays(pair=(bound[0], bound[-1]), held=tuple(filters))
+    found = None if boosts is None else BatchBoosts.of(boosts, arrays.tries)
+    return FilterArrays(pair=(bound[0], bound[-1]), held=tuple(filters), boosts=found)
 
 
 def _addresses(parts: Sequence[ItemSet], num_leaves: int) -> tuple[NDArray[np.int64], ...]:
@@ -98,6 +104,21 @@ def children(
     return row_indptr, code_C[:count], lo_SC[:, :count], hi_SC[:, :count]
 
 
+def boost_bounds(
+    arrays: VersionArrays, level: int, lo_SBK: NDArray[np.int64], hi_SBK: NDArray[np.int64], filters: FilterArrays
+) -> NDArray[np.float32]:
+    """Return the largest boost below the beams after a level (-1: the root), (B, K); 0 without one. Cost: a rank a beam."""
+    boosts, bounds_BK = filters.boosts, np.zeros(lo_SBK.shape[1:], np.float32)
+    if boosts is None:
+        return bounds_BK
+    if level >= 0:
+        bounds_of_beams(arrays.levels[level], boosts.tables_LSB[level], boosts.weights_B, lo_SBK, hi_SBK, bounds_BK)
+        return bounds_BK
+    roots_SB1 = boosts.roots_SB[: len(lo_SBK), :, None]
+    largest_BK = np.where(hi_SBK > lo_SBK, roots_SB1, np.float32(-np.inf)).max(0)
+    return boosts.weights_B[:, None] * np.where(np.isfinite(largest_BK), largest_BK, np.float32(0))
+
+
 def step(
     arrays: VersionArrays,
     level: int,
@@ -122,6 +143,9 @@ def step(
     num_valid_B = np.zeros(batch_size, np.int64)
     space = _children_space(arrays, level)
     floats = arrays.scratch.array("floats", (2, max(space.shape[2], logits_BKV.shape[2] // CHUNK + 1)), np.float32)
+    boosts = filters.boosts
+    if boosts is not None:
+        boosts = boosts.at(level, boost_bounds(arrays, level - 1, beams.lo, beams.hi, filters))
     bad = step_of_rows(
         arrays.levels[level],
         beams.lo,
@@ -129,6 +153,7 @@ def step(
         beams.scores,
         logits_BKV,
         filters.pair,
+        boosts,
         scoring == "full",
         candidate_buffers(num_beams),
         space,
