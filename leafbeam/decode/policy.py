@@ -24,7 +24,7 @@ from leafbeam.decode.results import SearchResult
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Bitmap, Filter, ItemColumn, Version
 
-Search = Callable[[Sequence[Filter], Sequence[NDArray[Any] | None], int], SearchResult]
+Search = Callable[[Sequence[Filter], Sequence[NDArray[Any] | None], Sequence[int]], SearchResult]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -164,8 +164,8 @@ def fill_lists(
         policies: The policy of each request.
         filters: The items that each request allows.
         deny: The ids that each request excludes, on top of that.
-        search: `search(filters, deny, num_items)` returns the best items of each request, with scores of "full" scoring.
-            Requests that are done get a filter of no items.
+        search: `search(filters, deny, num_items)` returns the best items of each request, as many as its number says, with
+            scores of "full" scoring. Requests that are done get a filter of no items.
 
     Returns:
         The result is proved where all searches proved their answers. If a list is short, no other allowed item fits into it.
@@ -174,13 +174,13 @@ def fill_lists(
     nothing = version.all_items - version.all_items
     searches: list[SearchResult] = []
     while not all(one.is_done for one in lists):
-        num_items = max(one.missing * (1 + bool(one.policy.caps)) for one in lists)
+        num_items = [max(1, one.missing * (1 + bool(one.policy.caps))) for one in lists]
         asked = [nothing if one.is_done else one.acceptable(base, version) for one, base in zip(lists, filters, strict=True)]
         found = search(asked, [_without(one, ids) for one, ids in zip(lists, deny, strict=True)], num_items)
         searches.append(found)
         for request, one in enumerate(lists):
             if not one.is_done:
-                _extend(one, version, found, request, num_items)
+                _extend(one, version, found, request, num_items[request])
     return _result(searches, lists), [tuple(one.unmet) for one in lists]
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from leafbeam.decode import BeamSearch, SearchResult
 from leafbeam.decode.beam_search import result_of
+from leafbeam.decode.policy import fill_lists
 from leafbeam.decode.results import check_batch
 from leafbeam.engine.graphs.graph import Graphs
 from leafbeam.engine.request import PendingRequest
@@ -71,7 +72,7 @@ class BatchAbandoned(Exception):
 class BatchOutput:
     """The search result of a batch, when it started, and the seconds of each stage.
 
-    final_B: True for each request that no later pass searches again.
+    final_B: True for each request that no later pass searches again. unmet: how many items each quota of each request misses.
     """
 
     search: SearchResult
@@ -80,6 +81,7 @@ class BatchOutput:
     prefill_s: float
     rounds_s: float
     constrain_s: float
+    unmet: Sequence[tuple[int, ...]] = ()
 
 
 class Decoder:
@@ -130,15 +132,17 @@ class Decoder:
         """
         timer = _Timer(requests, self._clock)
         prompts = self._prompts(requests)
-        replayed = None if requests[0].request.explain else self._replay(requests, prompts, timer, on_pass)
+        can_replay = not (requests[0].request.explain or requests[0].request.has_objectives)
+        replayed = self._replay(requests, prompts, timer, on_pass) if can_replay else None
+        unmet: Sequence[tuple[int, ...]] = ()
         if replayed is not None and (_is_final(replayed.result, requests).all() or replayed.num_beams >= self._max_rows):
             result = replayed.result
         else:
-            result = self._search(requests, prompts, timer, replayed, on_pass)
+            result, unmet = self._search(requests, prompts, timer, replayed, on_pass)
         for row, pending in enumerate(requests):
             if pending.kind is not None and result.beams_needed is not None:
                 self._widths.observe(pending.kind, result.beams_needed[row : row + 1])
-        return timer.output(result, np.ones(len(requests), np.bool_))
+        return timer.output(result, np.ones(len(requests), np.bool_), unmet)
 
     def _prompts(self, requests: Sequence[PendingRequest]) -> Prompts:
         """Return the tokens (B, T) of the batch's prompts, padded on the right, and their lengths (B,)."""
@@ -153,8 +157,8 @@ class Decoder:
         timer: "_Timer",
         replayed: "_Replayed | None",
         on_pass: Callable[[BatchOutput], None] | None,
-    ) -> SearchResult:
-        """Run the prompts, and search; wider than the graphs, if there are any."""
+    ) -> tuple[SearchResult, Sequence[tuple[int, ...]]]:
+        """Run the prompts, and search; wider than the graphs, if there are any. Return what quotas miss, too."""
         first, device = requests[0], self._model.device
         start: Callable[..., ModelRounds] = self._model.start
         buffers: dict[str, Any] = {} if self._workspace is None else {"workspace": self._workspace, "store": self._store}
@@ -168,35 +172,45 @@ class Decoder:
         suffix_fn = getattr(rounds, "suffix_fn", None) if on_cpu else None
         more_fn = getattr(rounds, "more_fn", None) if on_cpu else None
         bindings, least = self._bindings.of(first.version), 1 if replayed is None else replayed.num_beams
-        search, options = self._new_search(bindings, requests, least, has_spares=more_fn is not None)
 
         def after(result: SearchResult) -> None:
             if on_pass is not None and (final_B := _is_final(result, requests)).any():
                 on_pass(timer.output(result, final_B))
 
-        return search.run(
-            timer.rounds(rounds.step_fn),
-            batch_size=len(requests),
-            filters=[pending.item_filter for pending in requests],
-            deny=[pending.deny for pending in requests],
-            suffix_fn=suffix_fn and timer.rounds(suffix_fn),
-            more_fn=more_fn and timer.rounds(more_fn),
-            explain=first.request.explain,
-            head=heads,
-            num_items=[pending.num_ranked for pending in requests],
-            first=None if replayed is None else replayed.result,
-            on_pass=after,
-            **options,
-        )
+        def run(filters: Any, deny: Any, num_items: Sequence[int], **more: Any) -> SearchResult:
+            search, options = self._new_search(bindings, requests, max(num_items), least, has_spares=more_fn is not None)
+            return search.run(
+                timer.rounds(rounds.step_fn),
+                batch_size=len(requests),
+                filters=filters,
+                deny=deny,
+                suffix_fn=suffix_fn and timer.rounds(suffix_fn),
+                more_fn=more_fn and timer.rounds(more_fn),
+                explain=first.request.explain,
+                head=heads,
+                boosts=[pending.objectives.boost for pending in requests],
+                num_items=num_items,
+                **options,
+                **more,
+            )
+
+        deny = [pending.deny for pending in requests]
+        if first.objectives.policy is None:
+            filters, num_items = [pending.item_filter for pending in requests], [pending.num_ranked for pending in requests]
+            found = run(filters, deny, num_items, first=None if replayed is None else replayed.result, on_pass=after)
+            return found, ()
+        policies = [pending.objectives.policy for pending in requests if pending.objectives.policy is not None]
+        filters = check_batch(first.version, len(requests), [pending.item_filter for pending in requests], None)
+        return fill_lists(first.version, policies, filters, deny, run)
 
     def _new_search(
-        self, bindings: IndexBindings, requests: Sequence[PendingRequest], least: int, *, has_spares: bool
+        self, bindings: IndexBindings, requests: Sequence[PendingRequest], num_items: int, least: int, *, has_spares: bool
     ) -> tuple[BeamSearch, dict[str, Any]]:
         """Return the search of a batch, and the options by which its first pass suits each request.
 
         least: the beams that the first pass of a proof has at least.
         """
-        first, num_items = requests[0], max(pending.num_ranked for pending in requests)
+        first = requests[0]
         scoring = first.request.scoring
         widths_BL = np.array([pending.widths for pending in requests], np.int64)
         if first.kind is None:
@@ -295,7 +309,7 @@ class _Timer:
 
         return timed
 
-    def output(self, search: SearchResult, final_B: NDArray[np.bool_]) -> BatchOutput:
+    def output(self, search: SearchResult, final_B: NDArray[np.bool_], unmet: Sequence[tuple[int, ...]] = ()) -> BatchOutput:
         """Return what the batch has found so far."""
         constrain_s = self._clock() - self._started - self._prefill_s - self._rounds_s
         return BatchOutput(
@@ -305,6 +319,7 @@ class _Timer:
             prefill_s=self._prefill_s,
             rounds_s=self._rounds_s,
             constrain_s=constrain_s,
+            unmet=unmet,
         )
 
 

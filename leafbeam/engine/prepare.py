@@ -12,6 +12,7 @@ from leafbeam.catalog import Catalog, Expression, RuleSet
 from leafbeam.catalog.conflict import conflict_with_exclusions
 from leafbeam.engine.batcher import RequestSize
 from leafbeam.engine.decoder import Model
+from leafbeam.engine.objectives import ObjectivesReader
 from leafbeam.engine.request import Channel, ItemId, PendingRequest, Request
 from leafbeam.engine.search_widths import SearchKind, SearchWidths
 from leafbeam.engine.settings import Limits, Settings
@@ -42,6 +43,7 @@ class RequestPreparer:
         has_memory: bool,
     ) -> None:
         self._widths, self._has_memory = widths, has_memory
+        self._objectives = ObjectivesReader()
         self._index, self._settings, self._clock = index, settings, clock
         self._num_levels, self._vocabulary = self.version.num_levels, model.vocabulary
         max_positions = model.config.max_position_embeddings
@@ -67,8 +69,8 @@ class RequestPreparer:
         return max(request.num_beams or self._settings.beams, request.num_items)
 
     def channel(self, request: Request) -> Channel:
-        """Return the channel of a request: its own, or "fused" where there is an item memory."""
-        return request.channel or ("fused" if self._has_memory else "model")
+        """Return the channel of a request: its own, or "fused" where there is an item memory and nothing that it lacks."""
+        return request.channel or ("fused" if self._has_memory and not request.has_objectives else "model")
 
     def _proves(self, request: Request) -> bool:
         return request.num_beams is None and self._settings.num_beams is None
@@ -78,7 +80,9 @@ class RequestPreparer:
         if not self._proves(request):
             return None
         num_items = request.num_items if self.channel(request) == "model" else self.num_beams(request)
-        return SearchKind.of(version, item_filter, num_items, request.scoring)
+        if request.at_most:  # the first search finds enough for most lists
+            num_items = min(2 * num_items, self._settings.max_rows)
+        return SearchKind.of(version, item_filter, num_items, request.scoring, boosted=bool(request.boosts))
 
     def widths(self, request: Request, kind: SearchKind | None, version: Version) -> tuple[int, ...]:
         """Return the beams that a search of this kind is expected to need, of each level but the last."""
@@ -106,7 +110,7 @@ class RequestPreparer:
         num_beams = None if self._proves(request) else self.num_beams(request)
         return RequestSize(
             # A pending request holds its version, so the id is unique.
-            key=(num_beams, request.scoring, request.explain, id(version)),
+            key=(num_beams, request.scoring, request.explain, bool(request.boosts), request.has_policy, id(version)),
             tokens=self.num_tokens(num_items),
             num_beams=max(widths, default=1),
             arrived=arrived,
@@ -124,6 +128,7 @@ class RequestPreparer:
         if rules is None and expression is not None:
             raise UnknownRuleError(f"unknown rule {min(expression.names)[:80]!r}; this engine has no catalog, so no rules")
         item_filter = None if rules is None else rules.filter(expression or ())
+        objectives = self._objectives.read(request, rules)
         history, segment_n, row_n, ignored_history = _lookup("history", request.history, version, deleted=True)
         deny, _, _, ignored_deny = _lookup("deny_item_ids", request.deny_item_ids, version)
         left_out = () if request.keep_history else tuple(dict.fromkeys(history))
@@ -150,6 +155,7 @@ class RequestPreparer:
             widths=widths,
             version=version,
             item_filter=item_filter,
+            objectives=objectives,
             rules_generation=None if rules is None else rules.generation,
             empty_rules=empty_rules,
             codes=codes,

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from leafbeam.decode import BeamLevel
 from leafbeam.engine.batcher import RequestSize
+from leafbeam.engine.objectives import Objectives
 from leafbeam.engine.search_widths import SearchKind
 from leafbeam.errors import RequestError, counted, short_repr
 from leafbeam.ids import is_id
@@ -41,6 +42,11 @@ class Request:
             the server has an item memory, else `model`.
         deadline_s: The number of seconds from submission within which an answer is useful. Default: the engine's. A request
             that cannot meet its deadline is rejected, as early as that is clear.
+        boosts: The boosts that join the score, by name, each with its weight: an item's score is the model's plus the
+            weighted sum of its boosts.
+        at_most: The most items of one value of a column of the catalog, by column. Items without a value are not limited.
+        at_least: The least items of a rule, by rule, if so many are allowed; see `Result.unmet`. They are taken first, each
+            rule's best ones; then the other places are filled, best first.
         keep_history: Whether items of the history may be returned too.
         explain: Whether the answer has `levels`. Such requests form batches of their own, and take longer.
 
@@ -58,6 +64,9 @@ class Request:
     filter: str | None = None
     channel: Channel | None = None
     deadline_s: float | None = None
+    boosts: Mapping[str, float] = field(default_factory=dict[str, float])
+    at_most: Mapping[str, int] = field(default_factory=dict[str, int])
+    at_least: Mapping[str, int] = field(default_factory=dict[str, int])
     keep_history: bool = False
     explain: bool = False
 
@@ -80,11 +89,48 @@ class Request:
         for name in ("keep_history", "explain"):
             if not isinstance(value := getattr(self, name), bool):
                 raise RequestError(f"{name} must be True or False, not {short_repr(value)}")
+        self._check_objectives()
+
+    @property
+    def has_objectives(self) -> bool:
+        """Return whether the request has boosts, caps or quotas."""
+        return bool(self.boosts) or self.has_policy
+
+    @property
+    def has_policy(self) -> bool:
+        """Return whether the request has caps or quotas."""
+        return bool(self.at_most or self.at_least)
+
+    def _check_objectives(self) -> None:
+        if not self.has_objectives:
+            return
+        if self.channel not in (None, "model"):
+            message = f"boosts, at_most and at_least need the channel 'model', not {self.channel!r}: leave the channel out"
+            raise RequestError(message)
+        least = sum(self.at_least.values())
+        if least > self.num_items:
+            raise RequestError(f"at_least asks for {counted(least, 'item')}, and num_items is {self.num_items:,}: raise it")
+        if self.has_policy and self.scoring == "allowed":
+            raise RequestError(
+                "at_most and at_least need the scoring 'full': with 'allowed' the score of an item depends on what else is "
+                "allowed"
+            )
 
     def __repr__(self) -> str:
         parts = [f"{counted(len(self.history), 'item')} of history", f"num_items={self.num_items}"]
         parts += [f"deny {counted(len(self.deny_item_ids), 'item')}"] if self.deny_item_ids else []
-        names = ("user", "rules", "filter", "num_beams", "channel", "deadline_s", "keep_history")
+        names = (
+            "user",
+            "rules",
+            "filter",
+            "num_beams",
+            "channel",
+            "deadline_s",
+            "boosts",
+            "at_most",
+            "at_least",
+            "keep_history",
+        )
         parts += [f"{name}={short_repr(value)}" for name in names if (value := getattr(self, name))]
         return f"Request({', '.join(parts)})"
 
@@ -151,7 +197,10 @@ class Result:
         rules_generation: 1 at start, one more after each reload of the rules.
         batch_size: How many requests ran together.
         timings: The seconds of each stage.
-        levels: With `explain`: the beams of each level; empty if no search ran.
+        levels: With `explain`: the beams of each level; empty if no search ran. Their scores include the largest boost below
+            each beam.
+        boosts: The weighted sum of each item's boosts, which `scores` includes; empty without boosts.
+        unmet: For each rule of `at_least` that is not met, the number of items that were not there.
     """
 
     item_ids: tuple[ItemId, ...]
@@ -175,6 +224,15 @@ class Result:
     timings: Timings
     empty_rules: tuple[str, ...] = ()
     levels: tuple[BeamLevel, ...] = ()
+    boosts: tuple[float, ...] = ()
+    unmet: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def model_scores(self) -> tuple[float, ...]:
+        """Return the score of each item without its boosts."""
+        if not self.boosts:
+            return self.scores
+        return tuple(score - boost for score, boost in zip(self.scores, self.boosts, strict=True))
 
     def __repr__(self) -> str:
         best = f", best {short_repr(self.item_ids[0])} at {self.scores[0]:.3f}" if self.num_valid else ""
@@ -189,7 +247,7 @@ class PendingRequest:
     deadline; its beams are those of the widest level. num_beams: the beams of the last level. kind: of the search, if it proves
     its answer. widths: the beams that its search is expected to need, of each level but the last.
     codes: (n, L) int64, of the newest known items. deny: the known ids that must not be returned; num_left_out of them are
-    from the history. empty_rules: see `Result`. prepared: when it was ready to be queued.
+    from the history. empty_rules: see `Result`. prepared: when it was ready to be queued. objectives: what it prefers.
     future: completed with the result; cancelling it withdraws the request, queued or running.
     """
 
@@ -210,6 +268,7 @@ class PendingRequest:
     empty_rules: tuple[str, ...] = ()
     channel: Channel = "model"
     history: tuple[ItemId, ...] = ()
+    objectives: Objectives = field(default_factory=Objectives)
     future: "Future[Result]" = field(default_factory=Future)
 
     @property
@@ -283,6 +342,30 @@ def _positive(name: str, value: object) -> int:
     return number
 
 
+def _weights(name: str, values: object) -> Mapping[str, float]:
+    return _numbers(name, values, "a finite number", lambda value: isinstance(value, int | float) and abs(value) < 1e6)
+
+
+def _counts(name: str, values: object) -> Mapping[str, int]:
+    return _numbers(name, values, "an integer of at least 1", lambda value: isinstance(value, int) and value >= 1)
+
+
+def _numbers(name: str, values: object, expected: str, is_valid: Callable[[Any], bool]) -> dict[str, Any]:
+    """Return a mapping of names to numbers. Raises RequestError, which says what was expected of a number."""
+    if not isinstance(values, Mapping):
+        raise RequestError(f"{name} must map names to numbers, not {short_repr(values)}")
+    given: Mapping[Any, Any] = values
+    found: dict[str, Any] = {}
+    for key, value in given.items():
+        number = value.item() if isinstance(value, np.generic) else value
+        if not isinstance(key, str):
+            raise RequestError(f"{name} must map names, as text, to numbers, not {short_repr(key)}")
+        if isinstance(number, bool) or not is_valid(number):
+            raise RequestError(f"{name} of {short_repr(key)} must be {expected}, not {short_repr(value)}")
+        found[key] = number
+    return found
+
+
 _READERS: Mapping[str, Callable[[str, Any], Any]] = {
     "history": _item_ids,
     "deny_item_ids": _item_ids,
@@ -290,5 +373,8 @@ _READERS: Mapping[str, Callable[[str, Any], Any]] = {
     "user": _user,
     "num_beams": _positive,
     "deadline_s": _seconds,
+    "boosts": _weights,
+    "at_most": _counts,
+    "at_least": _counts,
 }
 _OPTIONAL = ("user", "num_beams", "deadline_s")

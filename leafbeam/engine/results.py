@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from leafbeam.decode import SearchResult
 from leafbeam.engine.counts import Counts
 from leafbeam.engine.decoder import BatchOutput
 from leafbeam.engine.request import ItemId, PendingRequest, Result, Timings
@@ -159,7 +160,13 @@ class ResultWriter:
             rows=0 if search.rows is None else int(search.rows[row]),
             batch_size=batch_size,
             levels=tuple(level.row(row) for level in search.levels),
+            boosts=() if pending.objectives.boost is None else self._boosts(search, row, len(items.item_ids)),
+            unmet=_unmet(pending, output.unmet[row] if output.unmet else ()),
         )
+
+    @staticmethod
+    def _boosts(search: SearchResult, row: int, count: int) -> tuple[float, ...]:
+        return (0.0,) * count if search.boosts is None else tuple(search.boosts[row, :count].tolist())
 
     def memory_result(self, pending: PendingRequest) -> Result:
         """Return the answer of the memory alone, in the caller's thread."""
@@ -206,3 +213,9 @@ class ResultWriter:
                 postprocess=self._clock() - started - sum(stages),
             ),
         )
+
+
+def _unmet(pending: PendingRequest, missing: Sequence[int]) -> tuple[tuple[str, int], ...]:
+    """Return the quotas that a list does not meet, with the number of items that it lacks."""
+    pairs = zip(pending.objectives.quotas, missing, strict=False)
+    return tuple((name, count) for name, count in pairs if count)

@@ -37,11 +37,13 @@ class SearchKind:
         num_items: The number of items that the search proves.
         octave: The share of the items that the rules allow, as a power of two: 0 for all or more than 71 %, -3 for about 1/8.
         scoring: The scoring of the search; with "allowed" the share does not matter, and `octave` is 0.
+        boosted: Whether the search has boosts.
     """
 
     num_items: int
     octave: int
     scoring: Scoring
+    boosted: bool = False
 
     def __post_init__(self) -> None:
         check_choice("scoring", self.scoring, Scoring)
@@ -49,12 +51,14 @@ class SearchKind:
             raise ArgumentError(f"num_items={self.num_items} and octave={self.octave}: expected 1 or more, and -64 to 0")
 
     @classmethod
-    def of(cls, version: Version, item_filter: Filter | None, num_items: int, scoring: Scoring) -> "SearchKind":
+    def of(
+        cls, version: Version, item_filter: Filter | None, num_items: int, scoring: Scoring, *, boosted: bool = False
+    ) -> "SearchKind":
         """Return the kind of a request under a filter."""
         if scoring == "allowed" or item_filter is None or not version.num_items:
-            return cls(num_items=num_items, octave=0, scoring=scoring)
+            return cls(num_items=num_items, octave=0, scoring=scoring, boosted=boosted)
         share = max(1, len(item_filter)) / version.num_items
-        return cls(num_items=num_items, octave=min(0, round(log2(share))), scoring=scoring)
+        return cls(num_items=num_items, octave=min(0, round(log2(share))), scoring=scoring, boosted=boosted)
 
     @property
     def guess(self) -> int:

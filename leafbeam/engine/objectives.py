@@ -1,0 +1,104 @@
+"""What a request prefers: its boosts as one column, its caps and quotas as a policy."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from leafbeam.decode.policy import Cap, Policy, Quota
+from leafbeam.errors import RequestError
+from leafbeam.index import Filter, ItemColumn, Version
+
+if TYPE_CHECKING:
+    from leafbeam.engine.request import Request
+
+_KEPT = 16  # sums of several boosts
+
+
+class Rules(Protocol):
+    """What a rule set knows of boosts and groups."""
+
+    @property
+    def version(self) -> Version: ...
+
+    def boost(self, name: str) -> ItemColumn: ...
+
+    def groups(self, column: str) -> ItemColumn: ...
+
+    def filter(self, rules: str, /) -> Filter | None: ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Objectives:
+    """What a request wants beside its rules.
+
+    Args:
+        boost: What is added to the score of each item.
+        policy: The caps and quotas of the list.
+        quotas: The names of the quotas, in the order of the policy.
+    """
+
+    boost: ItemColumn | None = None
+    policy: Policy | None = None
+    quotas: tuple[str, ...] = ()
+
+
+class ObjectivesReader:
+    """Resolves the names of a request against a rule set. Sums of several boosts are kept for the next request. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sums: OrderedDict[tuple[tuple[int, float], ...], tuple[Sequence[ItemColumn], ItemColumn]] = OrderedDict()
+
+    def read(self, request: Request, rules: Rules | None) -> Objectives:
+        """Return what a request wants.
+
+        Cost: none for one boost, whatever its weight. A pass over the items for several boosts whose weights were not in this
+        relation lately.
+
+        Raises:
+            RequestError: If there is no catalog, or the numbers contradict each other.
+            UnknownRuleError: If a boost, a column or a rule is unknown.
+        """
+        if not request.has_objectives:
+            return Objectives()
+        if rules is None:
+            raise RequestError("boosts, at_most and at_least need a catalog of items, and this engine has none")
+        caps = tuple(Cap(groups=rules.groups(column), most=most) for column, most in request.at_most.items())
+        quotas = tuple(Quota(items=_items_of(rules, name), least=least) for name, least in request.at_least.items())
+        return Objectives(
+            boost=self._boost(request.boosts, rules) if request.boosts else None,
+            policy=Policy(num_items=request.num_items, caps=caps, quotas=quotas) if caps or quotas else None,
+            quotas=tuple(request.at_least),
+        )
+
+    def _boost(self, weights: Mapping[str, float], rules: Rules) -> ItemColumn:
+        columns = [rules.boost(name) for name in weights]
+        if len(columns) == 1:
+            (weight,) = weights.values()
+            return columns[0].scaled(weight)
+        largest = max(map(abs, weights.values())) or 1.0
+        ratios = [weight / largest for weight in weights.values()]
+        key = tuple((id(column), ratio) for column, ratio in zip(columns, ratios, strict=True))
+        with self._lock:
+            found = self._sums.get(key)
+            if found is not None:
+                self._sums.move_to_end(key)
+        if found is None:  # two threads may both make it; they make the same
+            total = columns[0].scaled(ratios[0])
+            for column, ratio in zip(columns[1:], ratios[1:], strict=True):
+                total = total.plus(column.scaled(ratio))
+            found = columns, total  # the columns are kept, so that their ids stay theirs
+            with self._lock:
+                self._sums[key] = found
+                while len(self._sums) > _KEPT:
+                    self._sums.popitem(last=False)
+        return found[1].scaled(largest)
+
+
+def _items_of(rules: Rules, name: str) -> Filter:
+    items = rules.filter(name)
+    return rules.version.all_items if items is None else items
