@@ -16,7 +16,7 @@ from leafbeam.errors import ArgumentError, ForeignFilterError, short_repr
 from leafbeam.index import ItemColumn, Version
 from leafbeam.ops.constrain import Boosts
 
-_MOST_NATS = 1000.0  # beyond it float32 scores tell apart items only if the model does so by more than 10^-4
+MOST_NATS = 1000.0  # beyond it float32 scores tell apart items only if the model does so by more than 10^-4
 
 
 def check_boosts(version: Version, batch_size: int, boosts: object) -> Boosts:
@@ -50,10 +50,15 @@ def _check(column: ItemColumn, version: Version, tries: Sequence[object], number
             raise ForeignFilterError(
                 f"boosts[{number}] belongs to {column.index!r}, but the search runs on {version!r}: make it again for this one"
             )
+    largest = largest_boost(column, version)
+    if not largest <= MOST_NATS:
+        raise ArgumentError(f"boosts[{number}] has boosts of {largest:g} nats: expected at most {MOST_NATS:,.0f}")
+
+
+def largest_boost(column: ItemColumn, version: Version) -> float:
+    """Return the largest boost of an item of a version; 0 if none is positive. Cost: as for `ItemColumn.bounds`."""
     maxima = column.bounds([segment.trie for segment in version.segments])
-    largest = max((abs(float(part.root)) for part in maxima if np.isfinite(part.root)), default=0.0) * column.weight
-    if not largest <= _MOST_NATS:
-        raise ArgumentError(f"boosts[{number}] has boosts of {largest:g} nats: expected at most {_MOST_NATS:,.0f}")
+    return max((float(part.root) for part in maxima), default=0.0) * column.weight if column.weight else 0.0
 
 
 def leaf_boosts(

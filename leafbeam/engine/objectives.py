@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from leafbeam.decode.boosts import MOST_NATS, largest_boost
 from leafbeam.decode.policy import Cap, Policy, Quota
 from leafbeam.errors import RequestError
 from leafbeam.index import Filter, ItemColumn, Version
@@ -69,8 +70,15 @@ class ObjectivesReader:
             raise RequestError("boosts, at_most and at_least need a catalog of items, and this engine has none")
         caps = tuple(Cap(groups=rules.groups(column), most=most) for column, most in request.at_most.items())
         quotas = tuple(Quota(items=_items_of(rules, name), least=least) for name, least in request.at_least.items())
+        boost = self._boost(request.boosts, rules) if request.boosts else None
+        if boost is not None and (largest := largest_boost(boost, rules.version)) > MOST_NATS:
+            names = ", ".join(request.boosts)
+            raise RequestError(
+                f"the boosts of an item add up to {largest:g} nats ({names}): expected at most {MOST_NATS:,.0f}; a few nats "
+                "prefer an item, and 100 put it first: lower the weights"
+            )
         return Objectives(
-            boost=self._boost(request.boosts, rules) if request.boosts else None,
+            boost=boost,
             policy=Policy(num_items=request.num_items, caps=caps, quotas=quotas) if caps or quotas else None,
             quotas=tuple(request.at_least),
         )
