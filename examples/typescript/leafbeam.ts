@@ -299,6 +299,12 @@ export interface ItemCompletionBody {
   filter?: string | null;
   /** Who ranks: `model`, the search; `memory`, the item memory without a search; `fused`, both. Default: `fused` if the server has an item memory, else `model`. */
   channel?: "model" | "memory" | "fused" | null;
+  /** The boosts that join the score, by name, each with its weight: an item's score is the model's plus the weighted sum of its boosts. */
+  boosts?: Record<string, number>;
+  /** The most items of one value of a column of the catalog, by column. Items without a value are not limited. */
+  at_most?: Record<string, number>;
+  /** The least items of a rule, by rule, if so many are allowed; see `Result.unmet`. They are taken first, each rule's best ones; then the other places are filled, best first. */
+  at_least?: Record<string, number>;
   /** Whether items of the history may be returned too. */
   keep_history?: boolean;
   /** Milliseconds from the arrival of the request within which an answer is useful. Default: the server's objective. A request that cannot meet its deadline is rejected with 429, as early as that is clear. */
@@ -453,11 +459,17 @@ export interface RecommendAnswer {
   rules_generation: number | null;
   /** How many requests ran together. */
   batch_size: number;
-  /** With `explain`: the beams of each level; empty if no search ran. */
+  /** With `explain`: the beams of each level; empty if no search ran. Their scores include the largest boost below each beam. */
   levels?: Array<LevelAnswer>;
+  /** The weighted sum of each item's boosts, which `scores` includes; empty without boosts. */
+  boosts?: Array<number>;
+  /** For each rule of `at_least` that is not met, the number of items that were not there. */
+  unmet?: Record<string, number>;
   /** Denied ids that the index does not have. */
   ignored_deny_item_ids: Array<number | string>;
   timings_ms: TimingsAnswer;
+  /** The scores without the boosts; equal to `scores` if the request has none. */
+  model_scores?: Array<number>;
 }
 
 /** A request. Every field has a default: `{}` asks for items without a history. */
@@ -480,6 +492,12 @@ export interface RecommendBody {
   filter?: string | null;
   /** Who ranks: `model`, the search; `memory`, the item memory without a search; `fused`, both. Default: `fused` if the server has an item memory, else `model`. */
   channel?: "model" | "memory" | "fused" | null;
+  /** The boosts that join the score, by name, each with its weight: an item's score is the model's plus the weighted sum of its boosts. */
+  boosts?: Record<string, number>;
+  /** The most items of one value of a column of the catalog, by column. Items without a value are not limited. */
+  at_most?: Record<string, number>;
+  /** The least items of a rule, by rule, if so many are allowed; see `Result.unmet`. They are taken first, each rule's best ones; then the other places are filled, best first. */
+  at_least?: Record<string, number>;
   /** Whether items of the history may be returned too. */
   keep_history?: boolean;
   /** Whether the answer has `levels`. Such requests form batches of their own, and take longer. */

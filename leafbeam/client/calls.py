@@ -89,6 +89,9 @@ def recommend(
     num_beams: int | None = None,
     scoring: Scoring = "full",
     channel: Channel | None = None,
+    boosts: Mapping[str, float] | None = None,
+    at_most: Mapping[str, int] | None = None,
+    at_least: Mapping[str, int] | None = None,
     explain: bool = False,
     deadline_ms: float | None = None,
 ) -> Call[RecommendAnswer]:
@@ -107,6 +110,9 @@ def recommend(
         num_beams=num_beams,
         scoring=scoring,
         channel=channel,
+        boosts=dict(boosts or {}),
+        at_most=dict(at_most or {}),
+        at_least=dict(at_least or {}),
         explain=explain,
         deadline_ms=deadline_ms,
     )

@@ -225,7 +225,7 @@ class Result:
     empty_rules: tuple[str, ...] = ()
     levels: tuple[BeamLevel, ...] = ()
     boosts: tuple[float, ...] = ()
-    unmet: tuple[tuple[str, int], ...] = ()
+    unmet: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @property
     def model_scores(self) -> tuple[float, ...]:

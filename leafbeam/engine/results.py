@@ -215,7 +215,7 @@ class ResultWriter:
         )
 
 
-def _unmet(pending: PendingRequest, missing: Sequence[int]) -> tuple[tuple[str, int], ...]:
+def _unmet(pending: PendingRequest, missing: Sequence[int]) -> dict[str, int]:
     """Return the quotas that a list does not meet, with the number of items that it lacks."""
     pairs = zip(pending.objectives.quotas, missing, strict=False)
-    return tuple((name, count) for name, count in pairs if count)
+    return {name: count for name, count in pairs if count}

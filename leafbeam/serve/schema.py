@@ -25,6 +25,9 @@ class RequestFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     keep_history: bool = False
     scoring: str = "full"
     channel: str | None = None
+    boosts: dict[str, float] = {}
+    at_most: dict[str, Int64] = {}
+    at_least: dict[str, Int64] = {}
     deadline_ms: Annotated[
         float | None,
         Meta(
@@ -120,6 +123,11 @@ class RecommendAnswer(Struct, frozen=True, kw_only=True):
     rules_generation: int | None
     batch_size: int
     timings_ms: TimingsAnswer
+    boosts: tuple[float, ...] = ()
+    model_scores: Annotated[
+        tuple[float, ...], Meta(description="The scores without the boosts; equal to `scores` if the request has none.")
+    ] = ()
+    unmet: dict[str, int] = {}
     levels: tuple[LevelAnswer, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
