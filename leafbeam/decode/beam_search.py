@@ -22,8 +22,8 @@ from leafbeam.decode.config import (
     end_code_of,
     first_width,
 )
-from leafbeam.decode.constraint import Constraint, Cut, Trace, TrieConstraint, raise_if_bad, rounds
-from leafbeam.decode.head_constraint import HeadConstraint
+from leafbeam.decode.constraint import BatchBoosts, Constraint, Cut, Trace, TrieConstraint, raise_if_bad, rounds
+from leafbeam.decode.head_constraint import Head, HeadConstraint
 from leafbeam.decode.model_calls import JumpForward, ModelCalls, MoreFn, StepFn, SuffixFn
 from leafbeam.decode.results import (
     BatchFilters,
@@ -128,7 +128,6 @@ class ItemSearch:
         cut: Cut | None = None,
         num_items: Sequence[int] | None = None,
         on_pass: Callable[[SearchResult], None] | None = None,
-        boosts: Boosts = None,
     ) -> SearchResult:
         """Run a pass, from filters to items, and then the prefixes that it found and that may lead to a better answer.
 
@@ -139,7 +138,7 @@ class ItemSearch:
         if not hi_SB.any():  # nothing may be shown: the model is not called
             nothing = np.zeros((*hi_SB.shape, 1), np.int64)
             scores_B1, num_valid_B = np.zeros((len(requests), 1), np.float32), np.zeros(len(requests), np.int64)
-            result = collect_items(version, requests, (nothing, nothing), scores_B1, num_valid_B, wanted, boosts=boosts)
+            result = collect_items(version, requests, (nothing, nothing), scores_B1, num_valid_B, wanted)
             return replace(result, bound=np.full(len(requests), -np.inf, np.float32), rows=num_valid_B)
         bound = self._bindings.on(self.backend, self.device, model.first_logits)
         if model.can_run_more and bound.name != "cpu":
@@ -153,6 +152,7 @@ class ItemSearch:
                 levels.append(BeamLevel.of(trace.beams))
         assert trace is not None
         raise_if_bad(constraint)
+        boosts = constraint.boosts.columns if isinstance(constraint, TrieConstraint) and constraint.boosts else None
         is_brief = not (self._proves or isinstance(trace.beams.scores, np.ndarray))
         result, passes = result_of(trace, version, requests, config, wanted, is_brief=is_brief, boosts=boosts), 1
         if trace.spares and not (self._proves and result.is_proved.all()):
@@ -316,11 +316,11 @@ class BeamSearch(ItemSearch):
         suffix_fn = None if explain or columns is not None else suffix_fn
         more_fn = None if explain else more_fn
         are_certain = None if suffix_fn is None or self.config.scoring == "full" else partial(_are_certain, requests)
-        constraint_of = partial(self._constraint, head, costs, columns)
+        constraint_of = partial(self._constraint, None if head is None else Head(head, costs), columns)
 
         def search(config: SearchConfig, cut: Cut | None) -> SearchResult:
             model = ModelCalls(step_fn, suffix_fn, more_fn, are_certain)
-            options: Any = {"explain": explain, "cut": cut, "num_items": wanted, "on_pass": on_pass, "boosts": columns}
+            options: Any = {"explain": explain, "cut": cut, "num_items": wanted, "on_pass": on_pass}
             return self._run(requests, model, constraint_of, config, **options)
 
         if not can_restart:
@@ -340,18 +340,17 @@ class BeamSearch(ItemSearch):
 
     def _constraint(
         self,
-        head: Sequence[Any] | None,
-        costs: HeadCosts | None,
-        boosts: Boosts,
+        head: Head | None,
+        columns: Boosts,
         bound: BoundIndex,
         requests: Requests,
         hi_SB: NDArray[np.int64],
         config: SearchConfig,
     ) -> TrieConstraint:
         ops: Any = bound.ops
-        if boosts is not None and not hasattr(ops, "boost_bounds"):
+        if columns is not None and not hasattr(ops, "boost_bounds"):
             raise ArgumentError(f"boosts need the backend 'cpu' or 'reference', not {bound.name!r}: leave them out there")
-        filters, scoring = ops.bind_filters(bound.arrays, requests, *(() if boosts is None else (boosts,))), config.scoring
+        filters, scoring = ops.bind_filters(bound.arrays, requests, *(() if columns is None else (columns,))), config.scoring
 
         def launch(level: int, beams: Beams[Any], logits_BKV: Any, num_beams: int) -> tuple[Beams[Any], Any]:
             arguments = (bound.arrays, level, beams, logits_BKV, filters)
@@ -359,13 +358,14 @@ class BeamSearch(ItemSearch):
                 return ops.step(*arguments, num_beams=num_beams, scoring=scoring), None
             return ops.launch(*arguments, num_beams=num_beams, scoring=scoring)
 
-        root_B1, hi_SB1 = None, bound.to_device(hi_SB)[:, :, None]
-        if boosts is not None:
+        boosts, hi_SB1 = None, bound.to_device(hi_SB)[:, :, None]
+        if columns is not None:
             root_B1 = ops.boost_bounds(bound.arrays, -1, hi_SB1 * 0, hi_SB1, filters)
-        arguments = config, hi_SB1[:, :, 0], launch, partial(_forced_suffix, self.version, requests), root_B1
+            boosts = BatchBoosts(columns=columns, root_B1=root_B1)
+        arguments = config, hi_SB1[:, :, 0], launch, partial(_forced_suffix, self.version, requests), boosts
         if head is None:
             return TrieConstraint(*arguments)
-        return HeadConstraint(*arguments, bound=bound, filters=filters, head=head, costs=costs)
+        return HeadConstraint(*arguments, bound=bound, filters=filters, head=head)
 
 
 def _are_certain(requests: Requests, lo_SBK: NDArray[np.int64], hi_SBK: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -9,7 +9,7 @@ import functools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from leafbeam.decode.config import SearchConfig
 from leafbeam.decode.model_calls import JumpForward, ModelCalls, of_beams
 from leafbeam.decode.spares import Spares, first_beams
 from leafbeam.errors import LogitsError
+from leafbeam.index import ItemColumn
 from leafbeam.ops.backend import is_jax, namespace_of, to_kind_of, to_numpy
 from leafbeam.ops.constrain import Beams
 
@@ -197,12 +198,22 @@ def _is_over(constraint: Constraint, beams: Beams[Any]) -> bool:
     return not (beams.num_valid if finished_BK is None else (beams.scores > -np.inf) & ~finished_BK).any()
 
 
+class BatchBoosts(NamedTuple):
+    """The boosts of a batch.
+
+    columns: the boost of each request, None for one without. root_B1: the largest boost of all items, on the beams' device.
+    """
+
+    columns: Sequence[ItemColumn | None]
+    root_B1: Any
+
+
 class TrieConstraint:
     """A constraint that allows the items of an index under a batch's filters, on any device; `launch` runs a round.
 
     hi_SB: how many leaves of each segment a request starts from; the beams are arrays of its kind, on its device.
     launch(number, beams, logits_BKV, num_beams) -> (beams, bad): bad as in `Constraint.bad_T`, None if it raises LogitsError.
-    suffix: finds forced codes, see `Constraint.suffix`. root_B1: the scores before the first round, if they are not 0.
+    suffix: finds forced codes, see `Constraint.suffix`. boosts: what is added to the scores, if the batch has boosts.
     """
 
     def __init__(
@@ -211,14 +222,14 @@ class TrieConstraint:
         hi_SB: Any,
         launch: Launch,
         suffix: Callable[[int, Beams[Any]], JumpForward | None] | None = None,
-        root_B1: Any = None,
+        boosts: BatchBoosts | None = None,
     ) -> None:
-        self.config, self.bad_T, self.rows_T = config, [], []
-        self._hi_SB, self._launch, self._suffix, self._root_B1 = hi_SB, launch, suffix, root_B1
+        self.config, self.bad_T, self.rows_T, self.boosts = config, [], [], boosts
+        self._hi_SB, self._launch, self._suffix = hi_SB, launch, suffix
 
     def root(self) -> Beams[Any]:
         xp, hi_SB1 = namespace_of(self._hi_SB), self._hi_SB[:, :, None]
-        root_B1 = xp.zeros_like(hi_SB1[0], dtype=xp.float32) if self._root_B1 is None else self._root_B1
+        root_B1 = xp.zeros_like(hi_SB1[0], dtype=xp.float32) if self.boosts is None else self.boosts.root_B1
         return Beams.start(hi_SB1 * 0, hi_SB1, root_B1)
 
     def step(self, number: int, beams: Beams[Any], logits: Any) -> Beams[Any]:

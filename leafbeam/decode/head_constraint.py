@@ -11,12 +11,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from leafbeam.decode.config import SearchConfig
-from leafbeam.decode.constraint import Launch, TrieConstraint, check_logits
+from leafbeam.decode.constraint import BatchBoosts, Launch, TrieConstraint, check_logits
 from leafbeam.decode.model_calls import JumpForward
 from leafbeam.errors import ArgumentError
 from leafbeam.ops.backend import BoundIndex, to_kind_of, to_numpy
@@ -29,11 +29,17 @@ _ROUND, _CHILD = 80_000.0, 30.0
 _FUSED = 0.05  # the share of a product that is saved where its blocks are summed while they are in the cache
 
 
+class Head(NamedTuple):
+    """The head of a model. weights: for each level (V, D). costs: of the machine that multiplies it; None: the defaults."""
+
+    weights: Sequence[Any]
+    costs: HeadCosts | None
+
+
 class HeadConstraint(TrieConstraint):
     """A `TrieConstraint` for a model that returns hidden states (B, K, D). Its further arguments:
 
-    head: for each level the weight (V, D), on the device of the beams. costs: of that machine; None: the defaults.
-    filters: the batch's, bound.
+    head: the weights, on the device of the beams. filters: the batch's, bound.
     """
 
     def __init__(
@@ -42,27 +48,26 @@ class HeadConstraint(TrieConstraint):
         hi_SB: Any,
         launch: Launch,
         suffix: Callable[[int, Beams[Any]], JumpForward | None],
-        root_B1: Any = None,
+        boosts: BatchBoosts | None = None,
         *,
         bound: BoundIndex,
         filters: Any,
-        head: Sequence[Any],
-        costs: HeadCosts | None,
+        head: Head,
     ) -> None:
-        super().__init__(config, hi_SB, launch, suffix, root_B1)
+        super().__init__(config, hi_SB, launch, suffix, boosts)
         if bound.name not in ("cpu", "triton"):
             raise ArgumentError(f"head is multiplied on backends 'cpu' and 'triton', not {bound.name!r}: return logits there")
         self._bound, self._filters = bound, filters
-        weights = _checked(head, config.code_sizes)
+        weights = _checked(head.weights, config.code_sizes)
         self._head = weights if bound.name == "cpu" else [to_kind_of(weight_VD, hi_SB) for weight_VD in weights]
         self._ops: Any = importlib.import_module(f"leafbeam.ops.head.{bound.name}")
-        self._costs = costs or (HeadCosts() if bound.name == "cpu" else self._ops.DEVICE_COSTS)
+        self._costs = head.costs or (HeadCosts() if bound.name == "cpu" else self._ops.DEVICE_COSTS)
 
     def step(self, number: int, beams: Beams[Any], logits: Any) -> Beams[Any]:
         weight_VD = self._head[number]
         shape = *beams.scores.shape, weight_VD.shape[1]
         hidden_BKD = check_logits(logits, number, shape, beams.scores, "hidden states")
-        if self._root_B1 is not None or not self._pays(beams, weight_VD):  # boosts are added where all codes have logits
+        if self.boosts is not None or not self._pays(beams, weight_VD):  # boosts are added where all codes have logits
             return super().step(number, beams, dense_logits(hidden_BKD, weight_VD))
         children = self._bound.children(number, beams, self._filters)
         codes = children.legal.map(lambda array: to_kind_of(array, beams.lo))

@@ -247,5 +247,5 @@ def _result(searches: Sequence[SearchResult], lists: Sequence[_List]) -> SearchR
         bound=np.array([one.bound for one in lists], np.float32),
         rows=np.sum(rows, 0) if len(rows) == len(searches) else None,
         passes=sum(found.passes for found in searches),
-        boosts=None if first.boosts is None else boosts,
+        boosts=boosts if any(found.boosts is not None for found in searches) else None,
     )

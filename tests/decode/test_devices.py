@@ -153,7 +153,7 @@ def test_jax_looks_at_nothing_until_the_last_round() -> None:
     bound = IndexBindings(trie).on("jax")
 
     def rounds(rows: list[Any], watch: bool) -> Any:
-        constraint = search._constraint(None, None, None, bound, requests, np.full((1, 1), trie.num_leaves), search.config)
+        constraint = search._constraint(None, None, bound, requests, np.full((1, 1), trie.num_leaves), search.config)
         return decode(constraint, ModelCalls(Model(lambda row: row, rows)), watch=watch).beams.scores
 
     assert jax.eval_shape(partial(rounds, watch=False), tables()).shape == (1, 6)
