@@ -63,6 +63,7 @@ def add_commands(app: typer.Typer) -> None:
     )(_language)
     app.command("retrieve", help="An item memory, alone and fused with the search.", rich_help_panel="micro")(_retrieve)
     app.command("tokeniser", help="Cost and quality of Semantic IDs.", rich_help_panel="micro")(_tokeniser)
+    app.command("schemas", help="JSON Schemas as people write them, beside llguidance.", rich_help_panel="micro")(_schemas)
     app.command("serve", help="The engine and the server, against generate.", rich_help_panel="serving")(_serve)
     app.command("overload", help="The server at three times its capacity, four runs.", rich_help_panel="serving")(_overload)
     app.command("production", help="Beam search of vLLM and transformers, same model.", rich_help_panel="serving")(_production)
@@ -166,6 +167,20 @@ def _tokeniser(as_json: AsJson = False, quick: Quick = False, data: Data = None)
     from benchmarks.micro import tokeniser
 
     _keep("tokeniser", tokeniser.runs(quick, data), as_json, quick)
+
+
+def _schemas(
+    data: Annotated[Path, typer.Option(help="The directory maskbench/data of guidance-ai/jsonschemabench.")],
+    as_json: AsJson = False,
+    quick: Quick = False,
+    sample: Annotated[int | None, typer.Option(help="This many schemas, drawn at random; all if absent.", min=1)] = None,
+    seed: Annotated[int, typer.Option(help="The seed of the sample.")] = 0,
+    tokenizer: Annotated[Path | None, typer.Option(help="A model's directory; a made tokenizer if absent.")] = None,
+    environment: Annotated[Path | None, typer.Option(help="The environment of the peers; .venv-peers if absent.")] = None,
+) -> None:
+    from benchmarks.micro import schemas
+
+    _keep("schemas", schemas.runs(data, 20 if quick else sample, seed, tokenizer, environment), as_json, quick)
 
 
 def _serve(as_json: AsJson = False, quick: Quick = False, data: Data = None) -> None:

@@ -1,0 +1,280 @@
+"""`python -m benchmarks schemas --data DIR`: JSON Schemas as people write them, beside llguidance and xgrammar.
+
+DIR is `maskbench/data` of guidance-ai/jsonschemabench: 11,306 schemas, most with instances that are valid and others that are
+not. One row an engine:
+
+compiled  schemas that are not refused, within 60 s and 8 GiB; the others by reason, with pointers, names and numbers left out
+valid     instances of compiled schemas that may be written, as json.dumps writes them with or without spaces. Those refused are
+          counted apart where the keys in the order of the schema may be written ("order"), and where an object has a key that
+          no `properties` of the schema lists ("unlisted")
+invalid   instances that may be written and must not
+build_ms  until the first mask, on one core, of the schemas that every engine compiles
+mask_us   of each position of one valid instance, of the same schemas
+
+Each engine runs in a process of its own (`peers.schema_engine`); one that ends or hangs is started again for the next schema.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import re
+import selectors
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.peers.failure import PeerFailure
+from benchmarks.peers.vllm_cpu import ENVIRONMENT
+from benchmarks.vocabulary import END, real_vocabulary
+from leafbeam.errors import DataError
+from leafbeam.text.tokenizer import TextTokenizer
+
+__all__ = ["Case", "cases_of", "in_order", "reason_of", "runs", "summary"]
+
+_ENGINES = ("leafbeam", "llguidance", "xgrammar")
+_RUNNER = Path(__file__).parents[1] / "peers" / "schema_engine.py"
+_START_S, _LIMIT_S = 300.0, 60.0
+_NUM_REASONS = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """A text of an instance: `ordered` if its keys were put into the order of the schema, `test` is the instance's number."""
+
+    test: int
+    text: str
+    ordered: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A schema with its instances: (valid, the instance) of each."""
+
+    name: str
+    schema: Any
+    tests: Sequence[tuple[bool, Any]]
+    texts: Sequence[Text]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """What an engine said of each case: {"build_ms", "mask_us", "accepted"} or {"refused": reason}."""
+
+    by_name: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+
+    @property
+    def compiled(self) -> set[str]:
+        return {name for name, answer in self.by_name.items() if "refused" not in answer}
+
+
+def runs(
+    data: Path, sample: int | None, seed: int, tokenizer: Path | None, environment: Path | None
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """(parameters, measured) of each engine that is there."""
+    cases = cases_of(data, sample, seed)
+    vocabulary, end = (real_vocabulary(), END) if tokenizer is None else _tokens_of(tokenizer)
+    answers: dict[str, Answers] = {}
+    missing: dict[str, dict[str, str]] = {}
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "vocabulary.json"
+        spelled = [text if text is None else base64.b64encode(text).decode() for text in vocabulary]
+        path.write_text(json.dumps({"tokens": spelled, "end": end}), encoding="utf-8")
+        for name in _ENGINES:
+            python = Path(sys.executable) if name == "leafbeam" else (environment or ENVIRONMENT) / "bin" / "python"
+            try:
+                answers[name] = _answers(name, python, path, cases)
+            except PeerFailure as failure:
+                missing[name] = failure.row
+    common = set.intersection(*(engine.compiled for engine in answers.values()))
+    for name in _ENGINES:
+        parameters = {"engine": name, "schemas": len(cases), "sample": sample, "seed": seed, "V": len(vocabulary), "threads": 1}
+        yield parameters, summary(cases, answers[name], common) if name in answers else missing[name]
+
+
+def cases_of(data: Path, sample: int | None, seed: int) -> list[Case]:
+    """The schemas of a directory, or a random sample of them."""
+    paths = sorted(data.glob("*.json"))
+    if not paths:
+        raise DataError(f"{data} has no *.json: expected maskbench/data of guidance-ai/jsonschemabench")
+    random.Random(seed).shuffle(paths)
+    return [_case(path) for path in paths[:sample]]
+
+
+def _case(path: Path) -> Case:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    tests = [(bool(test["valid"]), test["data"]) for test in content.get("tests", [])]
+    texts: list[Text] = []
+    for number, (valid, value) in enumerate(tests):
+        texts += [Text(test=number, text=text, ordered=False) for text in _texts(value)]
+        if valid and (ordered := in_order(value, content["schema"])) is not None:
+            texts += [Text(test=number, text=text, ordered=True) for text in _texts(ordered)]
+    return Case(name=path.stem, schema=content["schema"], tests=tests, texts=texts)
+
+
+def _texts(value: Any) -> list[str]:
+    """As Python writes a value, without spaces and with one behind each comma and colon."""
+    texts = [json.dumps(value, ensure_ascii=False, separators=separators) for separators in ((",", ":"), (", ", ": "))]
+    return [text.encode(errors="replace").decode() for text in dict.fromkeys(texts)]
+
+
+def in_order(value: Any, schema: Any) -> Any:
+    """The value with the keys of each object in the order in which the schema lists them, if that is another order.
+
+    An object's keys are looked up in the `properties` anywhere in the schema that list all of them, the shortest first.
+    """
+    lists = sorted(_property_lists(schema), key=len)
+
+    def ordered(part: Any) -> Any:
+        if isinstance(part, list):
+            return [ordered(item) for item in part]
+        if not isinstance(part, dict):
+            return part
+        names = next((names for names in lists if set(part) <= set(names)), list(part))
+        return {name: ordered(part[name]) for name in names if name in part}
+
+    result = ordered(value)
+    return None if json.dumps(result) == json.dumps(value) else result
+
+
+def _property_lists(schema: Any) -> Iterator[list[str]]:
+    """The names of every `properties` anywhere in a schema."""
+    if isinstance(schema, dict):
+        if isinstance(schema.get("properties"), dict):
+            yield list(schema["properties"])
+        for part in schema.values():
+            yield from _property_lists(part)
+    elif isinstance(schema, list):
+        for part in schema:
+            yield from _property_lists(part)
+
+
+def _has_unlisted(value: Any, listed: set[str]) -> bool:
+    if isinstance(value, list):
+        return any(_has_unlisted(item, listed) for item in value)
+    if not isinstance(value, dict):
+        return False
+    return not set(value) <= listed or any(_has_unlisted(part, listed) for part in value.values())
+
+
+def reason_of(said: str) -> str:
+    """A refusal without what differs between schemas: pointers, quoted parts and numbers.
+
+    >>> reason_of("#/properties/a has not, which is not supported")
+    '# has not, which is not supported'
+    """
+    said = re.sub(r"#[/\w$%~.!&()*+;=@:-]*[\w$%~]", "#", said)
+    said = re.sub(r"'[^']*'|\"[^\"]*\"", "'x'", said)
+    return re.sub(r"[0-9][0-9,.]*", "N", said)[:110]
+
+
+def summary(cases: Sequence[Case], answers: Answers, common: set[str]) -> dict[str, Any]:
+    """The row of one engine."""
+    refused = Counter(reason_of(answer["refused"]) for answer in answers.by_name.values() if "refused" in answer)
+    valid: Counter[str] = Counter()
+    invalid: Counter[str] = Counter()
+    wrong: list[str] = []
+    for case in cases:
+        answer = answers.by_name[case.name]
+        if "refused" in answer:
+            continue
+        listed = {name for names in _property_lists(case.schema) for name in names}
+        for number, (is_valid, value) in enumerate(case.tests):
+            said = [
+                (text.ordered, accepted)
+                for text, accepted in zip(case.texts, answer["accepted"], strict=True)
+                if text.test == number
+            ]
+            accepted = any(yes for ordered, yes in said if not ordered)
+            if not is_valid:
+                invalid["accepted" if accepted else "refused"] += 1
+                wrong += [case.name] if accepted else []
+            elif accepted:
+                valid["accepted"] += 1
+            else:
+                by_order = any(yes for ordered, yes in said if ordered)
+                valid["order" if by_order else "unlisted" if _has_unlisted(value, listed) else "refused"] += 1
+    built = [answers.by_name[name]["build_ms"] for name in common]
+    masks = [micros for name in common for micros in answers.by_name[name]["mask_us"]]
+    return {
+        "compiled": len(answers.compiled),
+        "compiled_share": round(len(answers.compiled) / len(cases), 4),
+        "valid": {name: valid[name] for name in ("accepted", "order", "unlisted", "refused")},
+        "invalid": {name: invalid[name] for name in ("accepted", "refused")},
+        "invalid_accepted_of": sorted(set(wrong))[:20],
+        "common": len(common),
+        "build_ms": _percentiles(built),
+        "mask_us": _percentiles(masks),
+        "own_build_ms": _percentiles([answers.by_name[name]["build_ms"] for name in answers.compiled]),
+        "reasons": dict(refused.most_common(_NUM_REASONS)),
+    }
+
+
+def _percentiles(values: Sequence[float]) -> dict[str, float]:
+    if not values:
+        return {}
+    p50, p99 = np.percentile(np.array(values), [50, 99])
+    return {"p50": round(float(p50), 3), "p99": round(float(p99), 3), "max": round(max(values), 3)}
+
+
+def _tokens_of(directory: Path) -> tuple[Sequence[bytes | None], int]:
+    """(The bytes of each token, the end token) of a model's directory with tokenizer.json."""
+    tokenizer = TextTokenizer.load(directory)
+    return tokenizer.token_bytes, tokenizer.end
+
+
+def _answers(name: str, python: Path, vocabulary: Path, cases: Sequence[Case]) -> Answers:
+    """What an engine says of each case."""
+    if not python.exists():
+        raise PeerFailure("missing", f"{python} is not there: `make peers` creates it")
+    answers, waiting = Answers(), list(cases)
+    while waiting:
+        with _process(name, python, vocabulary) as child:
+            if _line(child, _START_S) is None:
+                raise PeerFailure("missing", f"{name} does not start: it needs the package {name} in {python}")
+            while waiting:
+                case = waiting.pop(0)
+                _send(child, {"schema": case.schema, "texts": [text.text for text in case.texts]})
+                answer = _line(child, _LIMIT_S)
+                answers.by_name[case.name] = answer or {"refused": "it crashed" if child.poll() else "it took too long"}
+                if answer is None:
+                    break
+    return answers
+
+
+@contextmanager
+def _process(name: str, python: Path, vocabulary: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [str(python), str(_RUNNER), name, str(vocabulary)]
+    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=nothing, text=True) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def _send(child: subprocess.Popen[str], case: Mapping[str, Any]) -> None:
+    assert child.stdin is not None
+    try:
+        child.stdin.write(json.dumps(case) + "\n")
+        child.stdin.flush()
+    except BrokenPipeError:
+        child.wait(10)
+
+
+def _line(child: subprocess.Popen[str], limit_s: float) -> dict[str, Any] | None:
+    """The next answer, None if there is none in time."""
+    assert child.stdout is not None
+    with selectors.DefaultSelector() as selector:
+        selector.register(child.stdout, selectors.EVENT_READ)
+        line = child.stdout.readline() if selector.select(limit_s) else ""
+    return json.loads(line) if line else None
