@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,7 +39,7 @@ from benchmarks.vocabulary import END, real_vocabulary
 from leafbeam.errors import DataError
 from leafbeam.text.tokenizer import TextTokenizer
 
-__all__ = ["Case", "cases_of", "in_order", "reason_of", "runs", "summary"]
+__all__ = ["Case", "answers_of", "cases_of", "in_order", "reason_of", "runs", "summary"]
 
 _ENGINES = ("leafbeam", "llguidance", "xgrammar")
 _RUNNER = Path(__file__).parents[1] / "peers" / "schema_engine.py"
@@ -92,7 +92,7 @@ def runs(
         for name in _ENGINES:
             python = Path(sys.executable) if name == "leafbeam" else (environment or ENVIRONMENT) / "bin" / "python"
             try:
-                answers[name] = _answers(name, python, path, cases)
+                answers[name] = answers_of(name, python, path, cases)
             except PeerFailure as failure:
                 missing[name] = failure.row
     common = set.intersection(*(engine.compiled for engine in answers.values()))
@@ -232,7 +232,7 @@ def _tokens_of(directory: Path) -> tuple[Sequence[bytes | None], int]:
     return tokenizer.token_bytes, tokenizer.end
 
 
-def _answers(name: str, python: Path, vocabulary: Path, cases: Sequence[Case]) -> Answers:
+def answers_of(name: str, python: Path, vocabulary: Path, cases: Sequence[Case]) -> Answers:
     """What an engine says of each case."""
     if not python.exists():
         raise PeerFailure("missing", f"{python} is not there: `make peers` creates it")
@@ -252,7 +252,7 @@ def _answers(name: str, python: Path, vocabulary: Path, cases: Sequence[Case]) -
 
 
 @contextmanager
-def _process(name: str, python: Path, vocabulary: Path) -> Iterator[subprocess.Popen[str]]:
+def _process(name: str, python: Path, vocabulary: Path) -> Generator[subprocess.Popen[str]]:
     command = [str(python), str(_RUNNER), name, str(vocabulary)]
     pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=nothing, text=True) as child:

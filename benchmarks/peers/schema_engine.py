@@ -2,10 +2,11 @@
 
     python schema_engine.py ENGINE VOCABULARY
 
-ENGINE is leafbeam, llguidance or xgrammar; the last two run in .venv-peers, where this project is not installed. VOCABULARY is a
-JSON file: {"tokens": the bytes of each in base 64, or null for special ones, "end": the token that ends a text}. A case is {"schema", "texts"}; its answer
-is {"build_ms", "mask_us", "accepted"} or {"refused": reason}. `build_ms` ends with the first mask, since llguidance does its work
-when masks are computed; `mask_us` are those of the positions of the first accepted text, at most 256 of them.
+ENGINE is leafbeam, llguidance or xgrammar; the last two run in .venv-peers, where this project is not installed. VOCABULARY is
+a JSON file: {"tokens": the bytes of each in base 64, or null for special ones, "end": the token that ends a text}. A case is
+{"schema", "texts"}; its answer is {"build_ms", "mask_us", "accepted"} or {"refused": reason}. `build_ms` ends with the first
+mask, since llguidance does its work when masks are computed; `mask_us` are those of the positions of the first accepted text,
+at most 256 of them.
 """
 
 # pyright: basic, reportMissingImports=false, reportPossiblyUnboundVariable=false

@@ -106,6 +106,22 @@ class ByteDFA:
         state = run(self.edges, np.frombuffer(text, np.uint8), 0, len(text), 0)
         return state >= 0 and bool(self.accepting_X[state])
 
+    def strings(self, max_count: int) -> list[bytes] | None:
+        """Return the strings of the language, None if there are more than `max_count`."""
+        class_256, indptr, label_E, next_E = self.edges
+        found: list[bytes] = []
+        waiting = [(0, b"")] if self.num_states else []
+        while waiting:
+            state, text = waiting.pop()
+            if self.accepting_X[state]:
+                found.append(text)
+            if len(found) > max_count or len(text) > self.num_states:  # a string that visits a state twice: there is no end
+                return None
+            for edge in range(indptr[state], indptr[state + 1]):
+                following = np.flatnonzero(class_256 == label_E[edge]).tolist()
+                waiting += [(int(next_E[edge]), text + bytes([byte])) for byte in following]
+        return sorted(found)
+
     def forced_bytes(self, state: int) -> bytes:
         """Return the bytes with which every string from a state begins: those before the first choice or end."""
         class_256, edge_indptr, label_E, next_E = self.edges

@@ -4,12 +4,17 @@ They share most signs, but some differ in meaning: `[a&&b]` is an intersection i
 of Unicode, `\\s` knows other spaces, `(?x)` changes how the rest is read. So a pattern is read here as JavaScript reads it with
 the flag `u` (ECMA-262, 22.2.1), and what JavaScript does not have is refused by name. Of what it reads only without that flag,
 a closing `}` and an escape of a sign such as `\\@` stand for themselves.
+
+`^` and `$` become marks, two control characters that no string has and no class matches: whoever uses the pattern puts them
+around the text.
 """
 
 import re
 
 from leafbeam.errors import AutomatonError, short_repr
 
+MARKS = r"\x02\x03"  # the beginning and the end of a text
+_MARKS_OF = {"^": MARKS[:4], "$": MARKS[4:]}
 _SPACE = r"\t\n\x0b\x0c\r \xa0\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}\x{feff}"
 _CLASSES = {"d": "0-9", "w": "0-9A-Za-z_", "s": _SPACE}
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
@@ -27,8 +32,39 @@ _HEX = {
 
 
 def rust_pattern(pattern: str) -> str:
-    """Translate a pattern without its `^` and `$`. Raises AutomatonError for what JavaScript does not have, or reads back."""
+    """Translate a pattern. Raises AutomatonError for what JavaScript does not have, or reads back."""
     return _Reader(pattern).translated()
+
+
+def leading_conditions(pattern: str) -> tuple[list[str], list[str], str]:
+    """Return (required, excluded, rest): the patterns that the looking ahead at the beginning requires and excludes.
+
+    >>> leading_conditions("^(?!a|b)[a-z]+$")
+    ([], ['^(?:a|b)'], '^[a-z]+$')
+    """
+    required, excluded, rest = list[str](), list[str](), pattern
+    while rest.startswith(("^(?!", "^(?=")):
+        end = _end_of_group(rest, 1)
+        (excluded if rest[3] == "!" else required).append(f"^(?:{rest[4:end]})")
+        rest = "^" + rest[end + 1 :]
+    if "|" in re.sub(r"\\.|\(.*\)|\[[^]]*\]", "", rest):  # an alternative without it
+        return [], [], pattern
+    return required, excluded, rest
+
+
+def _end_of_group(pattern: str, begin: int) -> int:
+    """Return the index of the bracket that closes the one at `begin`. Raises AutomatonError if there is none."""
+    depth, at, in_class = 0, begin, False
+    while at < len(pattern):
+        sign = pattern[at]
+        at += sign == "\\"
+        in_class = (in_class or sign == "[") and sign != "]"
+        if not in_class:
+            depth += {"(": 1, ")": -1}.get(sign, 0)
+            if not depth:
+                return at
+        at += 1
+    raise AutomatonError(f"the pattern {short_repr(pattern)} does not close the bracket at {begin}")
 
 
 class _Reader:
@@ -41,7 +77,7 @@ class _Reader:
             sign = self._pattern[self._at]
             quantifier = _QUANTIFIER.match(self._pattern, self._at)
             if quantifier is not None:
-                if not may_repeat:
+                if not may_repeat or parts[-1] in _MARKS_OF.values():
                     raise self._refused(quantifier[0], "nothing stands before it that it could repeat")
                 parts.append(quantifier[0] + ("?" if self._pattern[quantifier.end() :].startswith("?") else ""))
                 self._at += len(parts[-1])
@@ -73,13 +109,18 @@ class _Reader:
             return self._class()
         if sign == "\\":
             escape = self._escape(in_class=False)
-            return _character(escape) if isinstance(escape, int) else f"[{escape}]"
-        if sign in "^$":
-            raise self._refused(sign, "a pattern has to match the whole text, with ^ and $ around it alone")
+            return self._literal(escape) if isinstance(escape, int) else _class_of(escape)
         if sign in "{]":
             raise self._refused(sign, f"write \\{sign} for the sign itself")
         self._at += 1
-        return r"[^\n\r\x{2028}\x{2029}]" if sign == "." else _character(ord(sign))
+        if sign in _MARKS_OF:
+            return _MARKS_OF[sign]
+        return rf"[^\n\r\x{{2028}}\x{{2029}}{MARKS}]" if sign == "." else self._literal(ord(sign))
+
+    def _literal(self, code: int) -> str:
+        if code in (2, 3):
+            raise self._refused(f"\\x0{code}", "no text has this control character")
+        return _character(code)
 
     def _escape(self, *, in_class: bool) -> int | str:
         """Return a character, or the inside of a class, for an escape."""
@@ -143,7 +184,7 @@ class _Reader:
         self._at += 1
         if not items:
             raise self._refused(self._pattern[begin : self._at], "the class is empty")
-        return f"[{'^' if is_negated else ''}{''.join(items)}]"
+        return _class_of(f"{'^' if is_negated else ''}{''.join(items)}")
 
     def _class_item(self, begin: int) -> int | str:
         if self._at >= len(self._pattern):
@@ -158,6 +199,11 @@ class _Reader:
 
     def _refused(self, sign: str, why: str) -> AutomatonError:
         return AutomatonError(f"leafbeam refuses the pattern {short_repr(self._pattern)} for its {sign!r}: {why}")
+
+
+def _class_of(inside: str) -> str:
+    """Return a class in Rust's syntax, without the marks."""
+    return f"[[{inside}]&&[^{MARKS}]]"
 
 
 def _character(code: int) -> str:

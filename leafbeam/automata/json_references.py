@@ -1,16 +1,18 @@
 """The schemas of one document by their names: JSON pointers, anchors and URIs (JSON Schema 2020-12, 8.2; RFC 6901)."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, unquote, urldefrag, urljoin
 
 from leafbeam.errors import AutomatonError, short_repr
 
-_MAPPINGS = ("$defs", "definitions", "properties")
-_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_SCHEMAS = ("items", "additionalProperties")
+_MAPPINGS = ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+_SCHEMAS = ("items", "additionalProperties", "additionalItems", "contains", "propertyNames", "not", "if", "then", "else")
 _ESCAPED = re.compile(r"~(?![01])")
 
 
@@ -29,10 +31,13 @@ def below(path: str, *names: object) -> str:
     >>> below("#/properties", "a/b", 3)
     '#/properties/a~1b/3'
     """
-    escaped = (str(name).replace("~", "~0").replace("/", "~1") for name in names)
-    return "/".join(
-        [path, *("".join(c if ord(c) > 127 else quote(c, safe="~!$&'()*+,;=:@?") for c in name) for name in escaped)]
-    )
+    return "/".join([path, *(_escaped(str(name)) for name in names)])
+
+
+@lru_cache(4096)
+def _escaped(name: str) -> str:
+    name = name.replace("~", "~0").replace("/", "~1")
+    return "".join(c if ord(c) > 127 else quote(c, safe="~!$&'()*+,;=:@?") for c in name)
 
 
 class References:
@@ -45,6 +50,8 @@ class References:
     def __init__(self, root: Any) -> None:
         self._resources: dict[str, Location] = {"": Location(schema=root, path="#", base="")}
         self._anchors: dict[tuple[str, str], Location] = {}
+        self._reached_from: dict[int, dict[int, Location]] = {}
+        self._circles: dict[int, set[int]] = {}
         self._bases: dict[int, str] = {}  # of schemas with an $id, by their Python id
         self.root = Location(schema=root, path="#", base=self._collect(root, "#", ""))
 
@@ -78,6 +85,59 @@ class References:
             base = self._bases.get(id(resource.schema), resource.base)
             resource = Location(schema=part[0], path=below(resource.path, part[1]), base=base)
         return resource
+
+    def open_within(self, schema: Any, base: str, open_refs: Sequence[int]) -> tuple[tuple[int, int], ...]:
+        """Return how often a part is inside each circle of references that it leads to, by the circle's smallest Python id."""
+        if not open_refs:
+            return ()
+        times: dict[int, int] = {}
+        for target in self._targets(schema, base):
+            for reached in self._reached(target).values():
+                if number := self.times_inside(reached, open_refs):
+                    times[min(self._circle(reached))] = number
+        return tuple(sorted(times.items()))
+
+    def times_inside(self, target: Location, open_refs: Sequence[int]) -> int:
+        """Return how many of the open references lead to schemas that `target` is in a circle with."""
+        circle = self._circle(target)
+        return sum(schema in circle for schema in open_refs)
+
+    def _circle(self, location: Location) -> set[int]:
+        """Return the schemas that a schema leads to and that lead back to it, and the schema, by their Python ids."""
+        own = id(location.schema)
+        if own not in self._circles:
+            reached = self._reached(location)
+            self._circles[own] = {own, *(other for other, target in reached.items() if own in self._reached(target))}
+        return self._circles[own]
+
+    def _reached(self, location: Location) -> dict[int, Location]:
+        """Return the schemas that references anywhere in a schema of the document lead to, and in those, by Python id."""
+        reached = self._reached_from.get(id(location.schema))
+        if reached is None:
+            reached, waiting = dict[int, Location](), [location]
+            while waiting:
+                part = waiting.pop()
+                for target in self._targets(part.schema, part.base):
+                    if id(target.schema) not in reached:
+                        reached[id(target.schema)] = target
+                        waiting.append(target)
+            self._reached_from[id(location.schema)] = reached
+        return reached
+
+    def _targets(self, schema: Any, base: str) -> list[Location]:
+        """Return what the references anywhere in a schema lead to."""
+        found: list[Location] = []
+        waiting = [schema]
+        while waiting:
+            part = waiting.pop()
+            if isinstance(part, Mapping):
+                if isinstance(part.get("$ref"), str):
+                    with suppress(AutomatonError):
+                        found.append(self.resolved(part["$ref"], "#", base))
+                waiting += part.values()
+            elif isinstance(part, list):
+                waiting += part
+        return found
 
     def _unknown(self, reference: object, path: str) -> AutomatonError:
         return AutomatonError(

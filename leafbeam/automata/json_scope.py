@@ -10,32 +10,43 @@ from leafbeam.errors import AutomatonError, short_repr
 BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 KEYWORDS = {
     "string": {"minLength", "maxLength", "pattern", "format"},
-    "integer": BOUNDS,
-    "number": BOUNDS,
+    "integer": {*BOUNDS, "multipleOf", "divisibleBy"},
+    "number": {*BOUNDS, "multipleOf", "divisibleBy"},
     "boolean": set[str](),
     "null": set[str](),
-    "array": {"items", "prefixItems", "minItems", "maxItems"},
-    "object": {"properties", "required", "additionalProperties", "minProperties", "maxProperties", "patternProperties"},
+    "array": {"items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems", "contains"},
+    "object": {
+        *("properties", "required", "additionalProperties", "minProperties", "maxProperties", "patternProperties"),
+        *("propertyNames", "dependencies", "dependentRequired", "dependentSchemas"),
+    },
 }
 # Keywords of all drafts that restrict a type's instances, and are refused for that type.
 REFUSED = {
-    "number": {"multipleOf", "divisibleBy"},
-    "array": {"uniqueItems", "contains", "minContains", "maxContains", "unevaluatedItems", "additionalItems"},
-    "object": {"propertyNames", "dependencies", "dependentRequired", "dependentSchemas", "unevaluatedProperties"},
+    "array": {"minContains", "maxContains", "unevaluatedItems"},
+    "object": {"unevaluatedProperties"},
 }
-REFUSED["integer"] = REFUSED["number"]
 # Keywords that restrict instances of any type, and are refused.
-REFUSED_ALWAYS = {"not", "if", "$dynamicRef", "$recursiveRef", "disallow", "extends"}
-COMBINING = {"$ref", "allOf", "anyOf", "oneOf", "enum", "const", "type"}
+REFUSED_ALWAYS = {"$dynamicRef", "$recursiveRef", "disallow", "extends"}
+COMBINING = {"$ref", "allOf", "anyOf", "oneOf", "enum", "const", "type", "not", "if", "then", "else"}
 # Keywords that say nothing about instances: notes, and names of schemas.
 NOTES = {
-    *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "then", "else"),
+    *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment"),
     *("$schema", "$id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$vocabulary", "$defs", "definitions"),
     *("contentEncoding", "contentMediaType", "contentSchema"),
 }
-KNOWN = NOTES | COMBINING | REFUSED_ALWAYS | set[str]().union(*KEYWORDS.values(), *REFUSED.values())
+# Keywords of this compiler, which several of JSON Schema become before schemas are joined. No schema has them: a key with a NUL
+# is refused at the beginning.
+NOTS, CONDITIONS, CLAUSES, NOT_VALUES, PATTERNS, NOT_PATTERNS = (
+    f"\0{name}" for name in ("nots", "conditions", "clauses", "not values", "patterns", "not patterns")
+)
+INTERNAL = {NOTS, CONDITIONS, CLAUSES, NOT_VALUES, PATTERNS, NOT_PATTERNS}
+KNOWN = NOTES | COMBINING | REFUSED_ALWAYS | INTERNAL | set[str]().union(*KEYWORDS.values(), *REFUSED.values())
 
 Schema = Mapping[str, Any]
+
+
+class NothingError(AutomatonError):
+    """A part of a schema allows no instances; what may do without that part is compiled without it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +71,11 @@ class Scope:
         path = below(self.path, *names)
         return AutomatonError(f"{path}{message}", pointer=path)
 
+    def nothing(self, message: str, *names: object) -> NothingError:
+        """Return an error about a part of the schema that allows no instances."""
+        path = below(self.path, *names)
+        return NothingError(f"{path}{message}", pointer=path)
+
 
 def span(schema: Schema, minimum: str, maximum: str, scope: Scope) -> tuple[int, int | None]:
     """Return the checked bounds of a length. As everywhere in JSON Schema, 1.0 is a whole number."""
@@ -72,7 +88,7 @@ def span(schema: Schema, minimum: str, maximum: str, scope: Scope) -> tuple[int,
         bounds[name] = int(value)
     low, high = bounds.get(minimum, 0), bounds.get(maximum)
     if high is not None and low > high:
-        raise scope.error(f" has {minimum} {low} above {maximum} {high}")
+        raise scope.nothing(f" allows nothing: it has {minimum} {low} above {maximum} {high}")
     return low, high
 
 
@@ -97,7 +113,7 @@ def type_of(value: Any) -> str:
 def check_keywords(schema: Schema, types: list[str], scope: Scope) -> None:
     """Raise AutomatonError for a keyword that restricts instances of these types in a way that is not supported."""
     refused = REFUSED_ALWAYS.union(*(REFUSED.get(name, ()) for name in types))
-    without_effect = {"uniqueItems": False, "unevaluatedProperties": True, "unevaluatedItems": True}
+    without_effect = {"unevaluatedProperties": True, "unevaluatedItems": True}
     harmless = {name for name, value in without_effect.items() if schema.get(name) is value}
     if unknown := sorted(refused & set(schema) - harmless):
         raise AutomatonError(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 CHARACTER = r'(?:[^"\\\x00-\x1f\x7f-\x9f]|\\["\\/bfnrt])'
+STRING = f'"{CHARACTER}*"'
 NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
 _LEAP = "(?:0[48]|[2468][048]|[13579][26])"
 _DATE = (
@@ -22,6 +23,20 @@ _HOST = rf"(?:{_ALNUM}{_LATER}?\.){{0,7}}[A-Za-z]{_LATER}"
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _ATOM = "[A-Za-z0-9_+-]{1,20}"
 _PATH = "[A-Za-z0-9._~!$&()*+,;=:@-]"
+_HEX = "[0-9A-Fa-f]{1,4}"
+_IPV6 = "|".join(
+    [f"(?:{_HEX}:){{7}}{_HEX}", f"(?:{_HEX}:){{1,7}}:", f":(?::{_HEX}){{1,7}}", "::"]
+    + [f"(?:{_HEX}:){{1,{7 - after}}}(?::{_HEX}){{1,{after}}}" for after in range(1, 7)]
+)
+_COUNT = "[0-9]{1,9}"
+_DURATION_TIME = f"T(?:{_COUNT}H(?:{_COUNT}M(?:{_COUNT}S)?)?|{_COUNT}M(?:{_COUNT}S)?|{_COUNT}S)"
+_DURATION_DATE = f"(?:{_COUNT}D|{_COUNT}M(?:{_COUNT}D)?|{_COUNT}Y(?:{_COUNT}M(?:{_COUNT}D)?)?)"
+_DURATION = f"P(?:{_COUNT}W|{_DURATION_DATE}(?:{_DURATION_TIME})?|{_DURATION_TIME})"
+_POINTER = r"(?:/(?:[^~/\x00-\x1f\x7f-\x9f]|~[01])*)*"
+_URI = rf"https?://{_HOST}(?:/{_PATH}*)*(?:\?{_PATH}*)?"
+_RELATIVE = rf"(?:/{_PATH}+)+(?:\?{_PATH}*)?"
+# Formats of 2020-12 that are not regular, or whose names of other alphabets have rules of their own: they are refused.
+REFUSED_FORMATS = ("regex", "idn-email", "idn-hostname", "iri", "iri-reference", "uri-template")
 FORMATS = {
     "date": _DATE,
     "time": _TIME,
@@ -29,7 +44,12 @@ FORMATS = {
     "email": rf"{_ATOM}(?:\.{_ATOM}){{0,2}}@{_HOST}",
     "hostname": _HOST,
     "ipv4": rf"(?:{_OCTET}\.){{3}}{_OCTET}",
-    "uri": rf"https?://{_HOST}(?:/{_PATH}*)*(?:\?{_PATH}*)?",
+    "uri": _URI,
+    "uri-reference": f"{_URI}|{_RELATIVE}",
+    "ipv6": _IPV6,
+    "duration": _DURATION,
+    "json-pointer": _POINTER,
+    "relative-json-pointer": f"(?:0|[1-9][0-9]{{0,9}})(?:#|{_POINTER})",
     "uuid": "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
 }
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 
+from leafbeam.automata.byte_dfa import ByteDFA
 from leafbeam.automata.json_scope import Scope
 from leafbeam.automata.network import END, START, Network
 from leafbeam.errors import short_repr
@@ -34,6 +35,25 @@ def add_list(
         elif number + 1 < last:
             before = network.node()
             add_texts(network, done, COMMA, before)
+
+
+def unique_list(network: Network, values: Sequence[ByteDFA], low: int, high: int | None) -> ByteDFA:
+    """Return the lists of `low` to `high` different values, each of one language, in the order of the languages."""
+    most = len(values) if high is None else min(high, len(values))
+    before = [[network.node() for _ in range(most + 1)] for _ in range(len(values) + 1)]  # before value n, behind so many
+    network.add_text(START, b"[", before[0][0])
+    if not low:
+        network.add_text(START, b"[]", END)
+    for number, value in enumerate(values):
+        for count in range(min(number, most) + 1):
+            network.skip(before[number][count], before[number + 1][count])
+            if count < most:
+                done = network.node()
+                network.add(before[number][count], value, done)
+                add_texts(network, done, COMMA, before[number + 1][count + 1])
+                if count + 1 >= low:
+                    network.add_text(done, b"]", END)
+    return network.language()
 
 
 def add_texts(network: Network, node: int, texts: Sequence[bytes], to: int) -> None:

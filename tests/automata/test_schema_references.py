@@ -99,28 +99,28 @@ NAMES = ["a/b", "a~b", "a~1b", "a%6Fb", "a b", "größe", "日本", 'qu"ote', "b
 @pytest.mark.parametrize("name", NAMES)
 def test_the_pointer_of_an_error_leads_to_the_keyword(name: str) -> None:
     """T11: escaped, so that it may stand in a $ref as it is."""
-    part = {"type": "integer", "multipleOf": 2}
+    part = {"type": "array", "minContains": 2}
     schema = {"type": "object", "properties": {name: {"type": "array", "items": part}}}
-    with pytest.raises(AutomatonError, match="has multipleOf") as refused:
+    with pytest.raises(AutomatonError, match="has minContains") as refused:
         schema_language(schema, 10_000)
     pointer = refused.value.pointer
-    assert pointer == below("#", "properties", name, "items", "multipleOf")
-    assert str(refused.value).startswith(pointer.removesuffix("/multipleOf"))
+    assert pointer == below("#", "properties", name, "items", "minContains")
+    assert str(refused.value).startswith(pointer.removesuffix("/minContains"))
     valid = {**schema, "properties": {name: {"type": "array", "items": {"type": "null"}}}}
-    outer = {"$ref": pointer.replace("#", "#/$defs/inner").removesuffix("/multipleOf"), "$defs": {"inner": valid}}
+    outer = {"$ref": pointer.replace("#", "#/$defs/inner").removesuffix("/minContains"), "$defs": {"inner": valid}}
     assert schema_language(outer, 10_000).accepts(b"null")
 
 
 POINTERS: list[tuple[dict[str, Any], str]] = [
     ({"type": "object", "properties": {"a/b": {"type": "thing"}}}, "#/properties/a~1b/type"),
-    ({"type": "object", "properties": {"a": {"type": "string", "format": "ipv6"}}}, "#/properties/a/format"),
-    ({"type": "array", "items": {"type": "string", "pattern": "a"}}, "#/items/pattern"),
+    ({"type": "object", "properties": {"a": {"type": "string", "format": 6}}}, "#/properties/a/format"),
+    ({"type": "array", "items": {"type": "string", "pattern": r"\b"}}, "#/items/pattern"),
     ({"type": "array", "items": {"type": "string", "pattern": "^(?i)a$"}}, "#/items/pattern"),
     ({"anyOf": [{"type": "null"}, {"type": "integer", "minimum": "a"}]}, "#/anyOf/1/minimum"),
     ({"type": "string", "minLength": 1.5}, "#/minLength"),
     ({"enum": ["a", float("nan")]}, "#/enum/1"),
     ({"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"type": "array", "items": 3}}}, "#/$defs/a~1b/items"),
-    ({"type": "array", "prefixItems": [{"type": "null"}, {"not": {}, "type": "null"}]}, "#/prefixItems/1/not"),
+    ({"type": "array", "prefixItems": [{"type": "null"}, {"not": {"format": "date"}}]}, "#/prefixItems/1/not"),
     ({"type": "array", "items": {"type": "null"}, "minItems": 10**6}, "#"),
     ({"type": "object", "additionalProperties": {"type": "string", "maxLength": 10**7}}, "#/additionalProperties"),
 ]

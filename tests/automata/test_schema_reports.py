@@ -58,6 +58,19 @@ _KEYS = ["a(b)", 'a"b', "a\\b", "a\nb", "a.b*[c]", "é\u2028", ""]
             ["0", "0.0", "-0", "1.01", ".5", "1."],
             id="bounds of decimals (guidance 1023)",
         ),
+        pytest.param({"type": "integer", "multipleOf": 5}, ["0", "5", "-10"], ["1", "-3"], id="multipleOf is left out"),
+        pytest.param(
+            {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True},
+            ["[]", "[1,2]"],
+            ["[1,1]", "[1,2,1]"],
+            id="uniqueItems is left out (llama.cpp 7789)",
+        ),
+        pytest.param(
+            {"oneOf": [{"type": "integer"}, {"type": "number", "maximum": 5}]},
+            ["6"],
+            ["2", "5.5"],
+            id="one of two that overlap",
+        ),
         pytest.param(
             {**_OBJECT, "properties": {key: {"type": "null"} for key in _KEYS}, "required": _KEYS},
             [json.dumps(dict.fromkeys(_KEYS), ensure_ascii=False)],
@@ -98,12 +111,10 @@ def test_texts_of_reported_schemas(schema: dict[str, Any], written: list[str], n
         ),
         pytest.param({"type": "integer", "minimum": 5, "maximum": 3}, "allows no integer", id="nothing between the bounds"),
         pytest.param({"type": "string", "minLength": 5, "maxLength": 3}, "above maxLength", id="no length"),
-        pytest.param({"type": "integer", "multipleOf": 5}, "multipleOf", id="multipleOf is left out"),
-        pytest.param({"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True}, "uniqueItems", id="llama.cpp 7789"),
+        pytest.param({"type": "array", "items": {"type": "string"}, "uniqueItems": True}, "uniqueItems", id="llama.cpp 7789"),
         pytest.param(
             {"type": "array", "prefixItems": [{"type": "null"}], "items": False, "minItems": 2}, "requires 2", id="items"
         ),
-        pytest.param({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf", id="one of two that overlap"),
         pytest.param({"enum": []}, "not empty", id="no value"),
     ],
 )

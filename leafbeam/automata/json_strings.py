@@ -1,0 +1,161 @@
+"""The languages of strings: first of the strings themselves, then of their JSON texts.
+
+Patterns, formats, lengths and lists of names are languages of strings in UTF-8, and are joined there: all of them hold by
+intersection, and what must not hold by difference. `quoted` then writes each string as JSON does, so that a pattern may allow a
+quote or a backslash. Control characters without a short escape cannot be written: no language of strings has them.
+"""
+
+# pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from leafbeam.automata.boolean import difference, intersection
+from leafbeam.automata.byte_dfa import ByteDFA, run
+from leafbeam.automata.ecma_pattern import MARKS, leading_conditions, rust_pattern
+from leafbeam.automata.json_text import FORMATS
+from leafbeam.automata.minimize import Edges
+from leafbeam.automata.network import END, START, Network, common_classes, relabel
+from leafbeam.automata.regex import compile_pattern
+from leafbeam.errors import AutomatonError, counted
+
+_WRITABLE = r"[^\x00-\x07\x0b\x0e-\x1f\x7f-\x9f]"
+_ESCAPES = {ord('"'): b'"', ord("\\"): b"\\", 8: b"b", 9: b"t", 10: b"n", 12: b"f", 13: b"r"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strings:
+    """The languages of strings of one compilation, each built once.
+
+    Args:
+        max_states: The largest number of states of a language.
+    """
+
+    max_states: int
+    built: dict[tuple[object, ...], ByteDFA] = field(default_factory=dict[tuple[object, ...], ByteDFA])
+
+    def compiled(self, pattern: str) -> ByteDFA:
+        """Return the texts that a pattern in Rust's syntax matches as a whole."""
+        key = "compiled", pattern
+        if key not in self.built:
+            self.built[key] = compile_pattern(pattern, self.max_states)
+        return self.built[key]
+
+    def all(self) -> ByteDFA:
+        """Return all strings that can be written."""
+        return self.compiled(f"{_WRITABLE}*")
+
+    def of_length(self, low: int, high: int | None) -> ByteDFA:
+        """Return the strings of `low` to `high` characters."""
+        return self.repeated(_WRITABLE, low, high)
+
+    def format(self, name: str) -> ByteDFA:
+        """Return the strings of a format of `FORMATS`."""
+        return self.compiled(f"(?:{FORMATS[name]})")
+
+    def matching(self, pattern: str) -> ByteDFA:
+        """Return the strings in which a pattern of a JSON Schema matches somewhere."""
+        key = "matching", pattern
+        if key not in self.built:
+            required, excluded, rest = leading_conditions(pattern)
+            language = self._search(rest)
+            for condition in required:
+                language = self.both(language, self._search(condition))
+            for condition in excluded:
+                language = self.without(language, self._search(condition))
+            self.built[key] = language
+        return self.built[key]
+
+    def both(self, first: ByteDFA, second: ByteDFA) -> ByteDFA:
+        return intersection(first, second, self.max_states)
+
+    def without(self, first: ByteDFA, second: ByteDFA) -> ByteDFA:
+        return difference(first, second, self.max_states)
+
+    def repeated(self, pattern: str, low: int, high: int | None) -> ByteDFA:
+        """Return `low` to `high` texts of a pattern, one after another."""
+        key = "repeated", pattern, low, high
+        if key not in self.built:
+            part, network, node = self.compiled(pattern), self._network(), START
+            if part.num_states * (low if high is None else high) > self.max_states:
+                raise AutomatonError(
+                    f"strings of up to {counted(high or low, 'character')} unroll to more than max_states="
+                    f"{counted(self.max_states, 'state')}: bound them more tightly"
+                )
+            for number in range(low if high is None else high):
+                if number >= low:
+                    network.skip(node, END)
+                after = network.node()
+                network.add(node, part, after)
+                node = after
+            if high is None:
+                network.add(node, part, node)
+            network.skip(node, END)
+            self.built[key] = network.language()
+        return self.built[key]
+
+    def quoted(self, strings: ByteDFA) -> ByteDFA:
+        """Return the JSON texts of strings, with the short escapes where JSON needs them."""
+        strings = self.both(strings, self.all())
+        if not strings.num_states:
+            return strings
+        special_256 = np.zeros(256, np.int64)
+        special = sorted({*_ESCAPES, *b"".join(_ESCAPES.values())})
+        special_256[special] = np.arange(1, len(special) + 1)
+        class_256, first_J = common_classes([strings.edges.class_256, special_256])
+        edges = relabel(strings, first_J)
+        letter_J = np.array([class_256[_ESCAPES[byte][0]] if byte in _ESCAPES else -1 for byte in first_J])
+        is_escaped_E = letter_J[edges.label_E] >= 0
+        plain, escaped = edges.take(~is_escaped_E), edges.take(is_escaped_E)
+        origins, escape_e = np.unique(escaped.from_E, return_inverse=True)
+        num_states = strings.num_states
+        escape_e = escape_e.reshape(-1) + num_states  # the states behind a backslash
+        opening, closed = num_states + len(origins), num_states + len(origins) + 1
+        ends = np.flatnonzero(strings.accepting_X)
+        quote, backslash = int(class_256[ord('"')]), int(class_256[ord("\\")])
+        columns = (
+            (plain.from_E, plain.label_E, plain.to_E),
+            (origins, np.full(len(origins), backslash), num_states + np.arange(len(origins))),
+            (escape_e, letter_J[escaped.label_E], escaped.to_E),
+            (ends, np.full(len(ends), quote), np.full(len(ends), closed)),
+            ([opening], [quote], [0]),
+        )
+        from_e, label_e, to_e = (np.concatenate(part).astype(np.int32) for part in zip(*columns, strict=True))
+        order = np.lexsort((label_e, from_e))
+        accepting_X = np.zeros(closed + 1, np.bool_)
+        accepting_X[closed] = True
+        return ByteDFA.of_classes(class_256, Edges(from_e[order], label_e[order], to_e[order]), accepting_X, opening)
+
+    def _search(self, pattern: str) -> ByteDFA:
+        """Return the strings in which a pattern matches somewhere, with marks for the ends of the string in its language."""
+        part, anything = self.compiled(rust_pattern(pattern)), self.compiled(f"[^{MARKS}]*")
+        network = self._network()
+        inside, matched, after = network.node(), network.node(), network.node()
+        begin, end = (mark.encode().decode("unicode_escape").encode() for mark in (MARKS[:4], MARKS[4:]))
+        network.add(START, part, matched)
+        network.add_text(START, begin, inside)
+        before = network.node()
+        network.add(inside, anything, before)
+        network.add(before, part, matched)
+        network.skip(matched, END)
+        network.add(matched, anything, after)
+        network.add_text(after, end, END)
+        whole = self.compiled(f"{MARKS[:4]}[^{MARKS}]*{MARKS[4:]}")
+        return _between_marks(intersection(network.language(), whole, self.max_states), begin, end)
+
+    def _network(self) -> Network:
+        return Network(self.max_states, "the strings")
+
+
+def _between_marks(language: ByteDFA, begin: bytes, end: bytes) -> ByteDFA:
+    """Return the strings of a language without the mark that each begins with and the one that each ends with."""
+    if not language.num_states:
+        return language
+    begin_T, end_T = np.frombuffer(begin, np.uint8), np.frombuffer(end, np.uint8)
+    start = int(run(language.edges, begin_T, 0, 1, 0))
+    accepting_X = np.array([run(language.edges, end_T, 0, 1, state) >= 0 for state in range(language.num_states)])
+    class_256, indptr, label_E, next_E = language.edges
+    from_E = np.repeat(np.arange(language.num_states, dtype=np.int32), np.diff(indptr))
+    kept = label_E != class_256[end[0]]
+    edges = Edges(from_E[kept], label_E[kept].astype(np.int32), next_E[kept])
+    return ByteDFA.of_classes(class_256, edges, accepting_X, start)
