@@ -14,7 +14,7 @@ from leafbeam.automata.json_scalars import Scalars, bytes_of
 from leafbeam.automata.json_scope import CLAUSES, Schema, Scope, list_of, mapping_of, names_of, span
 from leafbeam.automata.json_values import add_list, unique_list
 from leafbeam.automata.network import Network
-from leafbeam.errors import counted
+from leafbeam.errors import counted, short_repr
 
 _MAX_TEXTS = 1_000  # of the values of a list without repetitions
 _MAX_GROUPS = 32
@@ -41,7 +41,9 @@ class Containers:
         if first_name == "contains":
             low = max(low, 1)
         parts = [self.language(part, scope.below(first_name, number)) for number, part in enumerate(first)]
-        if schema.get("uniqueItems") is True and (high is None or high > 1):
+        if not isinstance(schema.get("uniqueItems", False), bool):
+            raise scope.error(f" is {short_repr(schema['uniqueItems'])}: expected true or false", "uniqueItems")
+        if schema.get("uniqueItems") and (high is None or high > 1):
             return self._unique(parts, items, low, high, scope)
         rest = None
         if items is not False:

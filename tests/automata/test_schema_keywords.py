@@ -3,12 +3,15 @@
 import itertools
 import json
 import random
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from leafbeam.automata.json_schema import compile_schema, schema_language
+from leafbeam.automata.json_scope import INTERNAL, KNOWN, NOTES, REFUSED, REFUSED_ALWAYS
 from leafbeam.automata.json_text import FORMATS
 from leafbeam.errors import AutomatonError
 from tests.automata.test_random_schemas import walked
@@ -185,3 +188,19 @@ def test_every_format_holds_beside_lengths_and_patterns(name: str) -> None:
     for text in texts:
         value = json.loads(text)
         assert both.accepts(text.encode()) == (len(value) <= 40 and "x" not in value), text
+
+
+def test_the_page_lists_every_keyword_as_the_compiler_treats_it() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "generate-json.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*`) \| (supported|bounded|ignored|refused) \| (.*?) ?\|$", page, re.MULTILINE)
+    treated = [(keyword, treatment) for names, treatment, _ in rows for keyword in re.findall(r"`(.*?)`", names)]
+    assert len(dict(treated)) == len(treated)
+    listed = {kind: {name for name, treatment in treated if treatment == kind} for kind in ("ignored", "refused")}
+    assert set(dict(treated)) == KNOWN - INTERNAL
+    assert listed == {"ignored": NOTES, "refused": REFUSED_ALWAYS.union(*REFUSED.values())}
+    (formats,) = [text for names, _, text in rows if names == "`format`"]
+    assert set(re.findall(r"`(.*?)`", formats)) == set(FORMATS)
+    used = json.dumps(KEYWORDS)
+    kept = {name for name, treatment in treated if treatment in ("supported", "bounded")}
+    old = {"divisibleBy", "additionalItems", "dependencies", "exclusiveMinimum", "exclusiveMaximum"}
+    assert {name for name in kept - old if f'"{name}":' not in used} <= {"prefixItems"}
