@@ -1,15 +1,17 @@
 """Options that several commands share, and how an option is written."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_origin
 
 import typer
 
 from leafbeam.config_file import Setting, load_config, settings_of, to_toml
+from leafbeam.errors import ArgumentError
 
+N = TypeVar("N", int, float)
 Format = Literal["tables", "amazon", "movielens", "cornac"]
 Order = Literal["time", "file"]
 TimeUnit = Literal["s", "ms", "us", "ns"]
@@ -136,6 +138,27 @@ def _setting_option(flag: str, setting: Setting) -> Any:
 def split_names(text: str) -> tuple[str, ...]:
     """Return the names in `a,b`, without blanks."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def split_numbers(option: str, texts: Sequence[str] | None, kind: type[N]) -> dict[str, N]:
+    """Return the numbers of a repeatable option by name. Raises ArgumentError unless each text is NAME=NUMBER.
+
+    >>> split_numbers("--at-most", ["brand=2"], int)
+    {'brand': 2}
+    """
+    numbers: dict[str, N] = {}
+    for text in texts or ():
+        name, _, number = (part.strip() for part in text.rpartition("="))
+        if not name:
+            raise ArgumentError(f"{option} {text!r}: expected a name and a number, such as {option} {text.strip() or 'name'}=2")
+        if name in numbers:
+            raise ArgumentError(f"{option} {name!r} is stated twice: keep one")
+        try:
+            numbers[name] = kind(number)
+        except ValueError:
+            what = "a whole number" if kind is int else "a number"
+            raise ArgumentError(f"{option} {text!r}: expected {what} after the last =, not {number!r}") from None
+    return numbers
 
 
 RunOption = Annotated[Path, option("--run", "The run directory.")]

@@ -126,15 +126,22 @@ def show(console: Console, engine: Engine, request: Request, result: Result) -> 
         title=f"Next, under {rules}",
         title_justify="left",
     )
+    if result.boosts:
+        table.add_column("of it boosts", justify="right")
     if result.reasons:
         table.add_column("because of", overflow="fold")
     ids = cast("tuple[str, ...]", result.item_ids)  # all of one type, numbers or text
     rows, column = engine.catalog.lookup(ids).to_pylist(), title_column(engine.catalog.schema())
     reasons = [[f"{why.channel} {'' if why.item_id is None else why.item_id}".strip()] for why in result.reasons]
-    columns = zip(rows, result.codes, result.scores, reasons or [[]] * result.num_valid, strict=True)
-    for rank, (row, codes, score, reason) in enumerate(columns, 1):
-        table.add_row(str(rank), str(row["item_id"]), describe(row, column), " ".join(map(str, codes)), f"{score:.2f}", *reason)
+    boosts = [[f"{boost:+.2f}"] for boost in result.boosts]
+    empty: list[list[str]] = [[]] * result.num_valid
+    columns = zip(rows, result.codes, result.scores, boosts or empty, reasons or empty, strict=True)
+    for rank, (row, codes, score, boost, reason) in enumerate(columns, 1):
+        words = " ".join(map(str, codes))
+        table.add_row(str(rank), str(row["item_id"]), describe(row, column), words, f"{score:.2f}", *boost, *reason)
     console.print(table)
+    for name, count in result.unmet.items():
+        console.print(f"--at-least {name}: {counted(count, 'more item')} of this rule would be needed, and none is allowed.")
     if result.num_valid < request.num_items:
         console.print(_why_short(result))
     for name, ids in (("history", result.ignored_history), ("--deny", result.ignored_deny)):

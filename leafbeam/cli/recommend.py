@@ -16,6 +16,7 @@ from leafbeam.cli.options import (
     ScoringOption,
     option,
     split_names,
+    split_numbers,
     with_options,
 )
 from leafbeam.cli.run import ENGINE_FILES, RunDirectory
@@ -42,6 +43,20 @@ class RequestOptions:
     user: Annotated[str, option("--user", "A user of the log, in place of --history.")] = ""
     rules: Annotated[str, option("--rules", "The names of rules that every item must obey, separated by commas.")] = ""
     deny: Annotated[str, option("--deny", "Item ids to exclude, written as for --history.")] = ""
+    boosts: Annotated[
+        list[str] | None,
+        option(
+            "--boost", "A boost and its weight, which are added to the score of each item; repeatable.", metavar="BOOST=WEIGHT"
+        ),
+    ] = None
+    at_most: Annotated[
+        list[str] | None,
+        option("--at-most", "The most items with one value of a column; repeatable.", metavar="COLUMN=NUMBER"),
+    ] = None
+    at_least: Annotated[
+        list[str] | None,
+        option("--at-least", "The least items of a rule, if so many are allowed; repeatable.", metavar="RULE=NUMBER"),
+    ] = None
     keep_history: Annotated[bool, option("--keep-history", "Return items of the history too.")] = False
     num_items: Annotated[int, option("--items", "The largest number of items to return.")] = 10
     num_beams: Annotated[
@@ -63,7 +78,14 @@ class RequestOptions:
         from leafbeam.engine import Request
 
         shared = {name: getattr(self, name) for name in ("keep_history", "num_items", "num_beams", "scoring", "channel")}
-        return Request(rules=split_names(self.rules), **shared, **fields)
+        return Request(
+            rules=split_names(self.rules),
+            boosts=split_numbers("--boost", self.boosts, float),
+            at_most=split_numbers("--at-most", self.at_most, int),
+            at_least=split_numbers("--at-least", self.at_least, int),
+            **shared,
+            **fields,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,11 @@ from leafbeam import Trie
 from leafbeam.__main__ import set_waiting
 from leafbeam.cli import app
 from leafbeam.cli.item_writer import has_text_ids
+from leafbeam.cli.options import split_numbers
 from leafbeam.cli.output import parse_ids, split_ids
+from leafbeam.cli.recommend import RequestOptions
 from leafbeam.engine import Limits, Request
-from leafbeam.errors import DataError, ItemIdError, RequestError, counted
+from leafbeam.errors import ArgumentError, DataError, ItemIdError, RequestError, counted
 from leafbeam.train import load_log
 from tests.fixtures.command_line import ENV, call
 
@@ -42,6 +44,28 @@ def test_each_command_explains_itself_and_its_options(command: str):
     for line in options:
         words = line.strip("│* ").split("  ")
         assert len([word for word in words if word.strip()]) >= 2, f"{command}: no help for {line}"
+
+
+def test_numbers_of_options_are_read_by_name():
+    options = RequestOptions(boosts=["margin=0.3", " fresh = -1"], at_most=["brand=2"], at_least=["new=3"], num_items=20)
+    request = options.request()
+    assert (request.boosts, request.at_most, request.at_least) == ({"margin": 0.3, "fresh": -1.0}, {"brand": 2}, {"new": 3})
+    assert RequestOptions().request() == Request()
+
+
+@pytest.mark.parametrize(
+    ("texts", "says"),
+    [
+        (["margin"], "--at-most 'margin': expected a name and a number, such as --at-most margin=2"),
+        (["=2"], "expected a name and a number"),
+        (["brand=two"], "--at-most 'brand=two': expected a whole number after the last =, not 'two'"),
+        (["brand=2.5"], "expected a whole number"),
+        (["brand=2", "brand = 3"], "--at-most 'brand' is stated twice"),
+    ],
+)
+def test_an_option_without_a_name_or_number_is_refused(texts: list[str], says: str):
+    with pytest.raises(ArgumentError, match=re.escape(says)):
+        split_numbers("--at-most", texts, int)
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])

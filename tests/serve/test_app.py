@@ -223,6 +223,9 @@ def test_openapi_has_fields_limits_example_and_errors(first_shop):
         "num_beams",
         "scoring",
         "channel",
+        "boosts",
+        "at_most",
+        "at_least",
         "deadline_ms",
     }
     assert fields["deadline_ms"]["maximum"] == 60_000
