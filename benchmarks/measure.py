@@ -33,6 +33,7 @@ _HELP = {
         "traffic": "The scheduler under a month of traffic, in simulated time.",
         "latency": "Where the time of one request goes, from the model's calls to HTTP.",
         "bound": "Searches that prove their answers, beside beam searches of a fixed width.",
+        "objectives": "Boosts and caps: what they cost, and what re-ranking misses.",
         "profile": "The functions that one request runs, under the profiler.",
         "http_workers": "One request, load and attacks, with and without HTTP workers.",
         "changes": "Item changes over HTTP beside requests: latency with and without them.",

@@ -36,7 +36,7 @@ from leafbeam.model import ModelConfig, Transformer, Vocabulary, Workspace
 from leafbeam.model.cpu.threads import torch_threads
 from leafbeam.ops.constrain import Scoring
 
-__all__ = ["draw", "measure", "measure_widths", "runs"]
+__all__ = ["Bench", "Measured", "draw", "measure", "measure_widths", "runs", "synthetic"]
 
 _HISTORY = 12  # items
 _WARM = 24  # batches from which widths are learnt before the clock runs
@@ -62,7 +62,7 @@ def runs(quick: bool) -> Iterator[Measured]:
 
 
 @dataclass(kw_only=True, eq=False)
-class _Bench:
+class Bench:
     """A run, a rule that allows a share of its items, and the memory that both ways use."""
 
     run: LoadRun
@@ -90,16 +90,17 @@ class _Bench:
         """Return a search of the run's index."""
         return BeamSearch(self.run.trie, scoring=self.scoring, **options)
 
-    def search(self, prompts: list[NDArray[np.int64]], search: BeamSearch, widths: Any = None) -> SearchResult:
-        """Run the prompts and a search."""
+    def search(self, prompts: list[NDArray[np.int64]], search: BeamSearch, widths: Any = None, **options: Any) -> SearchResult:
+        """Run the prompts and a search. options: of `BeamSearch.run`."""
         tokens_BT, lengths_B = self.run.model.vocabulary.prompts(prompts)
         session = self.run.model.start(torch.from_numpy(tokens_BT), torch.from_numpy(lengths_B), workspace=self.workspace)
-        return search.run(session.step_fn, len(prompts), self.rule, more_fn=session.more_fn, widths=widths)
+        options = {"filters": self.rule} | options
+        return search.run(session.step_fn, len(prompts), more_fn=session.more_fn, widths=widths, **options)
 
-    def proof(self, prompts: list[NDArray[np.int64]], learnt: SearchWidths) -> SearchResult:
-        """Search as an engine does, and learn from it."""
+    def proof(self, prompts: list[NDArray[np.int64]], learnt: SearchWidths, **options: Any) -> SearchResult:
+        """Search as an engine does, and learn from it. options: of `BeamSearch.run`."""
         widths = learnt.of(self.kind) or (self.kind.guess,) * (self.run.trie.num_levels - 1)
-        result = self.search(prompts, self.new_search(num_items=self.num_items, max_rows=_MAX_ROWS), widths)
+        result = self.search(prompts, self.new_search(num_items=self.num_items, max_rows=_MAX_ROWS), widths, **options)
         assert result.beams_needed is not None
         learnt.observe(self.kind, result.beams_needed)
         return result
@@ -137,7 +138,7 @@ def synthetic(like: LoadRun, num_items: int, name: str) -> LoadRun:
 
 def _logits(run: LoadRun) -> list[NDArray[np.float64]]:
     """Return the logits of each level for some users, [U, V], each after the most likely codes."""
-    prompts = _Bench(run=run, share=1.0, num_items=1).prompts(32)
+    prompts = Bench(run=run, share=1.0, num_items=1).prompts(32)
     tokens_BT, lengths_B = run.model.vocabulary.prompts(prompts)
     session = run.model.start(torch.from_numpy(tokens_BT), torch.from_numpy(lengths_B))
     levels = [session.step_fn()]
@@ -166,7 +167,7 @@ def _scale(logits_UV: NDArray[np.float64], wanted: float) -> float:
 def measure(run: LoadRun, share: float, batch: int, *, num_items: int, batches: int, weights: str = "trained") -> Measured:
     """Milliseconds of prompts and search both ways, rows of each request, and the share of the best items that beams miss."""
     scoring: Scoring = "full" if weights == "trained" else "allowed"
-    bench = _Bench(run=run, share=share, num_items=num_items, scoring=scoring)
+    bench = Bench(run=run, share=share, num_items=num_items, scoring=scoring)
     beams = max(num_items, 20 if share == 1 else 128)
     proof_widths, beam_widths = SearchWidths(), SearchWidths()
     ways = {
@@ -210,7 +211,7 @@ def measure(run: LoadRun, share: float, batch: int, *, num_items: int, batches: 
 
 def measure_widths(run: LoadRun, share: float, users: int) -> Measured:
     """The share of the best 10 items that fixed widths find and the rows that they compute, and those of the proof."""
-    bench, learnt = _Bench(run=run, share=share, num_items=10), SearchWidths()
+    bench, learnt = Bench(run=run, share=share, num_items=10), SearchWidths()
     prompts = [bench.prompts(1) for _ in range(_WARM + users)]
     proofs = [bench.proof(prompt, learnt) for prompt in prompts][_WARM:]
     found: dict[str, dict[str, float]] = {"proof": {"recall": 1.0, "rows": mean_rows(proofs)}}

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.peers import searches
 from benchmarks.peers.failure import PeerFailure
-from benchmarks.serving import bound, changes, latency, load, memory, overload, profile, serve
+from benchmarks.serving import bound, changes, latency, load, memory, objectives, overload, profile, serve
 from benchmarks.serving.load_run import LoadRun
 from benchmarks.serving.load_server import serving
 from leafbeam.decode import BeamSearch
@@ -93,6 +93,10 @@ def test_proofs_are_timed_beside_beams_of_a_fixed_width(run: LoadRun):
     assert found["proof"]["recall"] == 1 >= found["20"]["recall"] >= found["10"]["recall"]
     assert found["10"]["rows"] < found["20"]["rows"]
     assert bound.draw([{"parameters": {"what": "widths", "share": 1.0}, "measured": widths}]).axes
+    _, caps = objectives.measure_caps(run, batches=3)
+    assert caps["searches"] >= 1
+    _, ranked = objectives.measure_reranking(run, users=3)
+    assert 0 <= ranked["found"]["20"] <= ranked["found"]["512"] <= 1
 
 
 @pytest.mark.full

@@ -1,0 +1,170 @@
+"""What boosts and caps cost, and what re-ranking finds of the best items with a boost.
+
+steps: a whole search without a model, on random codes, with one boost and without, in turns; and making a boost's bounds.
+caps: on the demo's shop, a proof of ten items with at most two of a brand, beside one without, in turns.
+re-ranking: a campaign of 3 nats for 2 % of the items, on the demo's model and on larger catalogs with random weights: the
+share of the best ten items that beams without the boost find, when their items are ranked again with it.
+
+Shapes: N items, B requests, K beams, L levels.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from benchmarks.rows import interleaved, spread
+from benchmarks.serving.bound import Bench, Measured, synthetic
+from benchmarks.serving.load_run import LoadRun
+from benchmarks.workloads import DISTRIBUTIONS, random_codes, random_logits
+from leafbeam.decode.policy import Cap, Policy, fill_lists
+from leafbeam.decode.results import check_batch
+from leafbeam.engine.search_widths import SearchWidths
+from leafbeam.index import ItemColumn, Trie, Version
+from leafbeam.model.cpu.threads import torch_threads
+from leafbeam.ops.constrain import Beams, request_filters
+from leafbeam.ops.constrain.cpu import step as cpu
+
+__all__ = ["runs"]
+
+V, L, B, K = 2048, 4, 2, 70
+_NATS, _SHARE = 3.0, 0.02  # of the campaign
+_WARM, _BEAMS = 24, (20, 128, 512)
+
+
+def runs(quick: bool) -> Iterator[Measured]:
+    """A row for each distribution and size of the steps, one of the caps, and one for each catalog of the re-ranking."""
+    with torch_threads(1):
+        for distribution in DISTRIBUTIONS:
+            for num_items in (20_000,) if quick else (10**6, 10**7):
+                yield measure_steps(distribution, num_items, repeats=5 if quick else 100)
+        demo, batches = LoadRun.demo(quick), 10 if quick else 100
+        yield measure_caps(demo, batches)
+        yield measure_reranking(demo, batches)
+        for num_items in (20_000,) if quick else (10**5, 10**6):
+            yield measure_reranking(synthetic(demo, num_items, "small"), min(batches, 40), weights="small")
+
+
+def campaign(trie: Trie, seed: int = 3) -> ItemColumn:
+    """Return a boost of some items, drawn at random."""
+    return ItemColumn.of(trie, _NATS * (np.random.default_rng(seed).random(trie.num_items) < _SHARE))
+
+
+def measure_steps(distribution: str, num_items: int, repeats: int) -> Measured:
+    """Microseconds of all steps of a search, with and without a boost, and milliseconds of a boost's bounds."""
+    rng = np.random.default_rng(0)
+    trie = Trie.build(random_codes(rng, distribution, num_items, V, L), [V] * L)
+    numbers_N = rng.normal(size=num_items)
+    columns = {"campaign": campaign(trie), "margin": ItemColumn.of(trie, 0.3 * numbers_N)}
+    began = time.perf_counter()
+    columns["campaign"].bounds([trie])
+    bound_ms = 1e3 * (time.perf_counter() - began)
+    numbers_N[rng.integers(num_items, size=1000)] += 1
+    began = time.perf_counter()
+    ItemColumn.of(trie, numbers_N).bounds([trie])  # as after a change of 1,000 items
+    changed_ms = 1e3 * (time.perf_counter() - began)
+    arrays, requests = cpu.bind(trie), request_filters(trie, B, None, None)
+    logits = [random_logits(rng, B, K if level else 1, V) for level in range(L)]
+    bound = {"without": cpu.bind_filters(arrays, requests)}
+    bound |= {name: cpu.bind_filters(arrays, requests, [column] * B) for name, column in columns.items()}
+
+    def search(filters: cpu.FilterArrays) -> None:
+        hi = np.full((1, B, 1), trie.num_leaves)
+        beams = Beams.start(hi * 0, hi, cpu.boost_bounds(arrays, -1, hi * 0, hi, filters))
+        for level in range(L):
+            rows = logits[level][:, : beams.scores.shape[1]]
+            beams = cpu.step(arrays, level, beams, rows, filters, num_beams=K, scoring="full")
+
+    ways = {name: lambda filters=filters: search(filters) for name, filters in bound.items()}
+    taken = {name: spread(seconds, 1e-6) for name, seconds in interleaved(ways, repeats).items()}
+    parameters = {"what": "steps", "distribution": distribution, "num_items": num_items, "V": V, "L": L, "B": B, "K": K}
+    return parameters | {"threads": 1}, {
+        "search_us": taken,
+        "boost_over_none": {name: round(taken[name]["p50"] / taken["without"]["p50"], 3) for name in columns},
+        "bounds_ms": round(bound_ms, 1),
+        "changed_ms": round(changed_ms, 1),
+        "repeats": repeats,
+    }
+
+
+def measure_caps(run: LoadRun, batches: int, most: int = 2) -> Measured:
+    """Milliseconds of a proof of ten items, prompt included, with at most two of a brand and without."""
+    bench = Bench(run=run, share=1.0, num_items=10)
+    policy = Policy(num_items=10, caps=(Cap(groups=brands(run), most=most),))
+    version, plain, wide = Version.of(run.trie), SearchWidths(), SearchWidths()
+    everything = check_batch(version, 1, None, None)
+    twice = Bench(run=run, share=1.0, num_items=20)
+    searches = list[int]()
+
+    def capped(prompt: list[NDArray[np.int64]]) -> None:
+        count = 0
+
+        def search(filters: Any, deny: Any, num_items: Any) -> Any:
+            nonlocal count
+            count += 1
+            return twice.proof(prompt, wide, filters=filters, deny=deny, num_items=num_items)
+
+        result, _ = fill_lists(version, [policy], everything, [None], search)
+        assert result.is_proved.all()
+        searches.append(count)
+
+    ways: dict[str, Any] = {"without": lambda prompt: bench.proof(prompt, plain), "capped": capped}
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(_WARM + batches):
+        prompt = bench.prompts(1)
+        for name in sorted(ways, reverse=bool(number % 2)):
+            began = time.perf_counter()
+            ways[name](prompt)
+            if number >= _WARM:
+                seconds[name].append(time.perf_counter() - began)
+    ratios = [np.percentile(seconds["capped"], at) / np.percentile(seconds["without"], at) for at in (50, 99)]
+    return {"what": "caps", "items": 10, "most": most} | run.shape, {
+        "search_ms": {name: spread(values, 1e-3) for name, values in seconds.items()},
+        "capped_over_none": {"p50": round(float(ratios[0]), 3), "p99": round(float(ratios[1]), 3)},
+        "searches": round(float(np.mean(searches[_WARM:])), 3),
+        "repeats": batches,
+    }
+
+
+def brands(run: LoadRun) -> ItemColumn:
+    """Return the brand of each item of the shop as a number."""
+    table = pq.read_table(run.path / "items.parquet", columns=["item_id", "brand"])
+    brand_of = dict(zip(table["item_id"].to_pylist(), table["brand"].to_pylist(), strict=True))
+    names = [brand_of.get(item) for item in run.trie.item_ids.tolist()]
+    numbers = {name: number for number, name in enumerate(sorted({name for name in names if name is not None}))}
+    values_N = np.array([numbers.get(name, -1) if name is not None else -1 for name in names], np.int32)
+    return ItemColumn(parts=(values_N[run.trie.items.order_N],), index=run.trie)
+
+
+def measure_reranking(run: LoadRun, users: int, weights: str = "trained") -> Measured:
+    """The share of the best ten items with a boost that re-ranked beams find, and the rows of both."""
+    scoring = "full" if weights == "trained" else "allowed"
+    bench, column = Bench(run=run, share=1.0, num_items=10, scoring=scoring), campaign(run.trie)
+    learnt, place_of = SearchWidths(), run.trie.items.ordinal_N
+    found: dict[str, list[float]] = {str(beams): [] for beams in _BEAMS}
+    rows: dict[str, list[float]] = {name: [] for name in (*found, "proof")}
+    for _ in range(users):
+        prompt = bench.prompts(1)
+        best = bench.proof(prompt, learnt, boosts=column)
+        rows["proof"].append(float(np.asarray(best.rows)[0]))
+        if not best.is_proved[0]:
+            continue
+        for beams in _BEAMS:
+            search = bench.new_search(num_beams=[beams] * run.trie.num_levels)
+            result = bench.search(prompt, search)
+            ordinals_n = place_of[run.trie.find(result.item_ids[0])].astype(np.int64)
+            totals_n = result.scores[0, : len(ordinals_n)] + column.at(ordinals_n)
+            again = result.item_ids[0][np.argsort(-totals_n, kind="stable")[:10]]
+            found[str(beams)].append(float(np.isin(best.item_ids[0], again).mean()))
+            rows[str(beams)].append(float(np.asarray(result.rows)[0]))
+    parameters = {"what": "re-ranking", "nats": _NATS, "share": _SHARE, "users": users, "weights": weights, "scoring": scoring}
+    return parameters | run.shape, {
+        "found": {name: round(float(np.mean(shares)), 4) for name, shares in found.items()},
+        "rows": {name: round(float(np.mean(counts)), 1) for name, counts in rows.items()},
+        "proved": round(len(found[str(_BEAMS[0])]) / users, 4),
+    }
