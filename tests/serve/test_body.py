@@ -21,6 +21,11 @@ from leafbeam.serve.items import parse_body
 URL = "/v1/recommend"
 
 
+@pytest.fixture(scope="module")
+def engine(first_shop):
+    return first_shop.engine()
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -47,9 +52,9 @@ URL = "/v1/recommend"
         {"deny_item_ids": list(range(10_001))},
     ],
 )
-def test_http_rejects_what_python_rejects_with_the_same_message(client, first_shop, body):
+def test_http_rejects_what_python_rejects_with_the_same_message(client, engine, body):
     with pytest.raises(LeafbeamError) as caught:
-        first_shop.engine().recommend([Request(**body)])
+        engine.recommend([Request(**body)])
     response = client.post(URL, json=body)
     assert response.status_code == 422
     assert response.json() == {"error": {"type": type(caught.value).__name__, "message": str(caught.value)}}
