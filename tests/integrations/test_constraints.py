@@ -193,7 +193,7 @@ def test_custom_generate_gives_the_same_texts_where_automata_are_on_a_gpu(
 ) -> None:
     """Under Triton's interpreter, which takes what a search on a CUDA device takes."""
     options: dict[str, Any] = {
-        "constraint": TEXT_CONSTRAINTS, "tokenizer": tokenizer, "num_beams": 3, "max_new_tokens": 12, "scoring": scoring
+        "constraint": TEXT_CONSTRAINTS, "tokenizer": tokenizer, "num_beams": 2, "max_new_tokens": 6, "scoring": scoring
     }  # fmt: skip
     inputs = inputs_of(tokenizer, TEXTS)
     expected = exact(model, inputs, **options)
