@@ -2,7 +2,7 @@
 
 import re
 import textwrap
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from rich.console import Console
@@ -80,7 +80,7 @@ def history_of(paths: RunDirectory, user: str) -> list[ItemId]:
     return log.item_ids[log.histories[int(row[0])]].tolist()
 
 
-def describe(row: dict[str, Any], column: str | None) -> Text:
+def describe(row: dict[str, object], column: str | None) -> Text:
     """Describe an item in two lines: its title, then its price, stock and day, or all other columns that have a value."""
     known = {name: value for name, value in row.items() if name != "item_id" and value is not None}
     title = item_title({**row, "title": None if column is None else known.pop(column, None)})

@@ -3,7 +3,7 @@
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from rich.console import Console
 
@@ -98,7 +98,7 @@ class TableOptions:
         int | None, option("--core", "Keep only users and items with at least this many rows.", TABLES, default="all")
     ] = None
 
-    def changes(self) -> dict[str, Any]:
+    def changes(self) -> dict[str, object]:
         """Return the fields of a source that these options change."""
         words = {
             "text_columns": self.text_columns and split_names(self.text_columns),

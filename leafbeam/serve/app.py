@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -165,7 +164,7 @@ def _state_handlers(engine: Engine | None, text: TextService | None, metrics: Me
     return own if engine is None else {"list_slow_batches": slow_batches, **own}
 
 
-def _document_routes(document: dict[str, Any]) -> list[Route]:
+def _document_routes(document: dict[str, object]) -> list[Route]:
     """Return the routes of the OpenAPI document, as JSON and as a page."""
     page = page_of(document)
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ _FUSION_USERS = 4000
 Part = Literal["valid", "test"]
 T = TypeVar("T")
 Progress = Callable[[int, int], None]
-OnBeams = Callable[[int, Seen, NDArray[Any], NDArray[np.float32]], None]
+OnBeams = Callable[[int, Seen, NDArray[np.generic], NDArray[np.float32]], None]
 """Takes the index of a user, how seen items are treated, and the ids and scores of the items that the search returned."""
 
 
