@@ -142,14 +142,18 @@ def commands(run: Path) -> dict[str, list[str]]:
         (["duckdb"], {"build": "catalog", "recommend": "catalog", "serve": "serve", "demo": "train,serve"}),
         (["sklearn"], {"fit-sids": "train", "evaluate": "train", "demo": "train,serve"}),
         (["starlette"], {"serve": "serve", "demo": "train,serve"}),
-        (["matplotlib"], {"fit-sids --plot": "plot"}),
-        (["ray"], {"recommend --ray": "ray"}),
         (
-            ["confluent_kafka", "deltalake", "pyiceberg"],
-            {"follow kafka": "kafka", "follow delta": "delta", "follow iceberg": "iceberg"},
+            ["matplotlib", "ray", "confluent_kafka", "deltalake", "pyiceberg"],
+            {
+                "fit-sids --plot": "plot",
+                "recommend --ray": "ray",
+                "follow kafka": "kafka",
+                "follow delta": "delta",
+                "follow iceberg": "iceberg",
+            },
         ),
     ],
-    ids=["cli alone", "no torch", "no duckdb", "no sklearn", "no starlette", "no matplotlib", "no ray", "no feeds"],
+    ids=["cli alone", "no torch", "no duckdb", "no sklearn", "no starlette", "none that one command alone needs"],
 )
 def test_every_command_names_the_extra_before_it_works(run: Path, blocked: list[str], expected: dict[str, str]) -> None:
     calls = commands(run)

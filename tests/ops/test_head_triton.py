@@ -30,7 +30,7 @@ def problem(rows: int, codes: int, hidden: int, density: float) -> tuple[Tensor,
 @pytest.mark.parametrize("path", ["gather", "tokens", "blocks", "dense", "full"])
 def test_every_kernel_equals_the_reference(path: str, shape: tuple[int, int, int], density: float) -> None:
     if density == 1.0 and shape[0] == 18 and path in ("gather", "tokens"):
-        density = 0.2  # 3,600 legal codes are minutes under the interpreter
+        density = 0.08  # 3,600 legal codes are minutes under the interpreter
     hidden, weight, legal_codes = problem(*shape, density)
     normalize = "full" if path == "full" else "allowed"
     expected = reference.head(hidden, weight, legal_codes, normalize)

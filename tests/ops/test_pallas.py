@@ -16,8 +16,6 @@ from leafbeam.ops.constrain.fixed_shape import jax as ops  # noqa: E402
 from tests.ops import test_jax as fixed  # noqa: E402
 from tests.ops.test_jax import quick_compilation  # noqa: E402, F401  a fixture
 
-SHAPES = [(1, 5), (9, 300), (3, 5000)]  # fewer codes than lanes; a last block of rows that is not full; two blocks of codes
-
 
 def rows_and_words(num_rows: int, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Logits, some of them excluded, a row of nothing else and one with NaN; masks of legal codes, one of them empty."""
@@ -32,8 +30,17 @@ def rows_and_words(num_rows: int, size: int) -> tuple[np.ndarray, np.ndarray]:
     return logits, words
 
 
-@pytest.mark.parametrize(("masked", "full"), [(True, True), (True, False), (False, True)])
-@pytest.mark.parametrize(("num_rows", "size"), SHAPES)
+@pytest.mark.parametrize(
+    ("num_rows", "size", "masked", "full"),
+    [
+        (1, 5, True, True),  # fewer codes than lanes
+        (9, 300, True, True),  # a last block of rows that is not full
+        (9, 300, True, False),
+        (9, 300, False, True),
+        (3, 5000, True, True),  # two blocks of codes
+        (3, 5000, False, True),
+    ],
+)
 def test_one_pass_over_the_logits_equals_that_of_xla(num_rows: int, size: int, masked: bool, full: bool) -> None:
     logits, words = rows_and_words(num_rows, size)
     results: list[Any] = []

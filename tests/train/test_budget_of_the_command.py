@@ -187,10 +187,7 @@ def test_baselines_rank_as_many_users_as_their_time_allows(
     ("reserved_s", "user_s", "teacher_s", "validation_s", "expected"),
     [
         (0.0, 0.0, 0.0, 0.0, 60.0),
-        (9.0, 0.0, 0.0, 0.0, 51.0),
-        (9.0, 0.01, 0.0, 0.0, 46.0),  # 501 rankings of users
-        (9.0, 0.01, 4.0, 0.0, 42.0),
-        (9.0, 0.01, 4.0, 3.0, 38.0),  # the batch of the estimate, and the last validation
+        (9.0, 0.01, 4.0, 3.0, 38.0),  # 501 rankings of users, the batch of the estimate, and the last validation
         (9.0, 0.1, 0.0, 0.0, 30.9),  # 201 rankings
         (50.0, 0.01, 4.0, 3.0, 30.0),  # half of the minutes
     ],
