@@ -147,7 +147,17 @@ SETTINGS: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", sorted({*GenerationConfig().to_dict(), "custom_note"} - {"_from_model_config"}))
+FIELDS = sorted({*GenerationConfig().to_dict(), "custom_note"} - {"_from_model_config"})
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "name"),
+    [
+        *(("qwen3", name) for name in FIELDS),
+        *(pytest.param("t5", name, marks=() if "coder" in name or "bos" in name else pytest.mark.slow) for name in FIELDS),
+    ],
+    indirect=["checkpoint"],
+)
 def test_every_field_of_a_generation_config_changes_no_score_of_a_code_or_is_named(
     checkpoint: tuple[str, Any, Path], name: str
 ) -> None:
