@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from leafbeam.errors import CheckpointError, DataError
 from leafbeam.files import read_text, write_json
@@ -117,7 +117,7 @@ class RunDirectory:
         self.path.mkdir(parents=True, exist_ok=True)
         write_json(self.report, report)
 
-    def read_report(self) -> dict[str, object]:
+    def read_report(self) -> dict[str, Any]:
         """Read the figures of all steps so far, which are empty before the first."""
         if not self.report.exists():
             return {}

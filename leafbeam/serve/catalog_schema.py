@@ -1,6 +1,6 @@
 """The JSON of the routes that change a catalog."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -30,7 +30,7 @@ class ItemAnswer(Struct, frozen=True, kw_only=True):
 
     item_id: Id
     codes: Annotated[tuple[int, ...], Meta(description="Its Semantic ID, one code a level.")]
-    attributes: dict[str, object]
+    attributes: dict[str, Any]
     rules: Annotated[tuple[str, ...], Meta(description="The rules that allow it.")]
     index_version: str
 
@@ -39,7 +39,7 @@ class FoundItem(Struct, frozen=True, kw_only=True):
     """An item, its attributes, and the rules that allow it."""
 
     item_id: ItemId
-    attributes: dict[str, object]
+    attributes: dict[str, Any]
     in_index: Annotated[bool, Meta(description="Whether it can be recommended.")]
     rules: Annotated[tuple[str, ...], Meta(description="The rules that allow it.")]
     allowed: Annotated[bool, Meta(description="Whether the rules and the filter of the query allow it.")]

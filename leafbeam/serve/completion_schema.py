@@ -1,7 +1,7 @@
 """The JSON of the routes that OpenAI's clients use: types are checked here, values in `to_...` and behind it."""
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
@@ -72,7 +72,7 @@ class TextOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     guided_regex: Annotated[str | None, Meta(description="A pattern that the whole text matches.")] = None
     guided_choice: Annotated[list[str] | None, Meta(description="The text is one of these.")] = None
     guided_template: Annotated[
-        list[object] | None,
+        list[Any] | None,
         Meta(
             description="Parts of the text: a text, or an object with one of `regex`, `json_schema`, `choices`, `template`, "
             "`free_text` (with `stop`, `max_length`)."

@@ -18,7 +18,7 @@ from leafbeam.ops.constrain import Beams, request_filters
 from leafbeam.ops.constrain.cpu import step as cpu
 
 NOTHING = -np.inf
-DRAWS = 24  # of logits and beam scores for each index and filter
+DRAWS = 12  # of logits and beam scores for each index and filter
 
 
 @dataclass(frozen=True, kw_only=True)

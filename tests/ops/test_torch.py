@@ -1,6 +1,5 @@
 """The step in torch without loops: the whole parity grid, and one graph for every version and filter of the same sizes."""
 
-import itertools
 import shutil
 from typing import Any
 
@@ -13,16 +12,10 @@ from leafbeam import Trie
 from leafbeam.index import Segment, Version
 from leafbeam.ops.constrain import Beams, request_filters
 from leafbeam.ops.constrain.fixed_shape import torch as ops
-from tests.fixtures import grid
 from tests.ops import rounds
 
 SIZES = (9, 300, 11)
 WIDTHS = (6, 20, 12)
-
-
-@pytest.mark.parametrize(("name", "shape", "scoring"), [*itertools.product(grid.CASES, grid.SHAPES, grid.SCORINGS)])
-def test_the_parity_grid(name: str, shape: str, scoring: str) -> None:
-    grid.check_case(name, shape, "torch", scoring)
 
 
 def random_version(rng: np.random.Generator, num_items: int, num_delta: int) -> Version:

@@ -26,11 +26,13 @@ def search(
     beams: list[tuple[float, int, Prefix]] = [(0.0, 0, ())]
     rounds: list[list[tuple[float, int, Prefix]]] = []
     for level, width in enumerate(widths):
-        prefixes = {sid[: level + 1] for sid in allowed_sids}
+        codes_after: dict[Prefix, set[int]] = {}
+        for sid in allowed_sids:
+            codes_after.setdefault(sid[:level], set()).add(sid[level])
         candidates: list[tuple[float, int, Prefix]] = []
         for parent, (score, _, prefix) in enumerate(beams):
             logits = logits_of(level, prefix).astype(np.float64)
-            legal = [code for code in range(len(logits)) if (*prefix, code) in prefixes]
+            legal = sorted(codes_after.get(prefix, ()))
             normal = log_sum_exp(logits) if scoring == "full" else log_sum_exp(logits[legal])
             scores = np.maximum(score + (logits - normal), np.finfo(np.float32).min)
             candidates += [(float(scores[code]), parent, (*prefix, code)) for code in legal if logits[code] > -np.inf]

@@ -6,11 +6,11 @@ import pytest
 
 from tests.fixtures.grid import CASES, SCORINGS, SHAPES, check_case
 
-BACKENDS = ("cpu", "reference")
+BACKENDS = ("cpu", "reference", "torch")
 
 
-@pytest.mark.parametrize("scoring", SCORINGS)
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("scoring", SCORINGS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", CASES)
 def test_every_backend_gives_the_beams_of_the_oracle(name: str, shape: str, backend: str, scoring: str) -> None:
