@@ -1,6 +1,6 @@
 """RuleSet: the values of all rules and boosts for one version, and what requests make of them. Shapes: n items of one call."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -59,7 +59,7 @@ class RuleFilters(Mapping[str, Filter]):
     def columns(self) -> Mapping[str, ItemColumn]:
         """Return the numbers of boosts and of groups, each as one column of the version."""
         return {
-            name: joined([part for part in parts if isinstance(part, ItemColumn)], self.version)
+            name: ItemColumn.joined([part for part in parts if isinstance(part, ItemColumn)], self.version)
             for name, parts in self.by_segment.items()
             if isinstance(parts[0], ItemColumn)
         }
@@ -169,7 +169,7 @@ class RuleSet:
             return loaded.columns[name]
         no_ids = np.empty(0, np.int64)
         parts = advance_values({name: loaded.by_segment[name]}, loaded.version, self.version, no_ids, {})[name]
-        return joined([part for part in parts if isinstance(part, ItemColumn)], self.version)
+        return ItemColumn.joined([part for part in parts if isinstance(part, ItemColumn)], self.version)
 
     def group_names(self, column: str) -> tuple[str, ...]:
         """Return the values of a column of the table, as text, by the numbers that `groups` returns. Raises as `groups`."""
@@ -223,11 +223,6 @@ class RuleSet:
         hint = " (a minus needs a space on its left)" if "-" in name and name.split("-")[0] in self.filters else ""
         hint = " (there is a boost of this name)" if name in self.boosts else hint
         return f"unknown rule {name[:80]!r}{hint}; the rules of this catalog are: {rules}"
-
-
-def joined(parts: Sequence[ItemColumn], version: Version) -> ItemColumn:
-    """Return the columns of a version's segments as one column."""
-    return ItemColumn(parts=tuple(part.parts[0] for part in parts), index=version)
 
 
 def advance_values(

@@ -66,6 +66,17 @@ class ItemColumn:
             )
         return cls(parts=(found_N[trie.items.order_N],), index=trie)
 
+    @classmethod
+    def joined(cls, columns: Sequence["ItemColumn"], index: FilteredIndex) -> "ItemColumn":
+        """Return the columns of the tries of an index's segments as one column, which keeps the bounds that they have.
+
+        Args:
+            columns: A column for each segment, not scaled.
+            index: The index.
+        """
+        parts = tuple(part for column in columns for part in column.parts)
+        return cls(parts=parts, index=index, shared=_Shared(segments=tuple(columns)))
+
     def at(self, ordinals_n: NDArray[np.int64], segment: int = 0) -> Values:
         """Return the values of items of one segment, by their ordinals."""
         values_n = self.parts[segment][ordinals_n]
@@ -103,14 +114,21 @@ class ItemColumn:
         """
         assert [len(part) for part in self.parts] == [trie.num_items for trie in tries]
         if self.shared.bounds is None:  # two threads may both make them; they make the same
-            pairs = zip(tries, self.parts, strict=True)
-            self.shared.bounds = tuple(NodeMaxima.of(trie, np.asarray(part, np.float32)) for trie, part in pairs)
+            if self.shared.segments:
+                pairs = zip(tries, self.shared.segments, strict=True)
+                self.shared.bounds = tuple(column.bounds([trie])[0] for trie, column in pairs)
+            else:
+                parts = zip(tries, self.parts, strict=True)
+                self.shared.bounds = tuple(NodeMaxima.of(trie, np.asarray(part, np.float32)) for trie, part in parts)
         return self.shared.bounds
 
     @property
     def _negated(self) -> "ItemColumn":
         if self.shared.negated is None:
-            self.shared.negated = ItemColumn(parts=tuple(-part for part in self.parts), index=self.index)
+            if self.shared.segments:
+                self.shared.negated = ItemColumn.joined([column._negated for column in self.shared.segments], self.index)
+            else:
+                self.shared.negated = ItemColumn(parts=tuple(-part for part in self.parts), index=self.index)
         return replace(self.shared.negated, weight=self.weight)
 
     def __repr__(self) -> str:
@@ -119,7 +137,11 @@ class ItemColumn:
 
 @dataclass(slots=True)
 class _Shared:
-    """What columns share that differ in their weights: the largest numbers below prefixes, and the negated column."""
+    """What columns share that differ in their weights: the largest numbers below prefixes, and the negated column.
+
+    segments: the columns that were joined, which outlive a version of a live index; () for a column of its own.
+    """
 
     bounds: tuple[NodeMaxima, ...] | None = None
     negated: ItemColumn | None = None
+    segments: tuple[ItemColumn, ...] = ()

@@ -236,6 +236,21 @@ def test_a_boost_with_an_interval_is_evaluated_again_when_it_is_due():
         assert numbers(catalog, catalog.rules.boost("margin"))[IDS[0]] == 5.0
 
 
+def test_a_change_of_some_items_leaves_the_bounds_of_other_segments_as_they_are(catalog):
+    def bounds(weight: float) -> Any:
+        tries = [segment.trie for segment in catalog.rules.version.segments]
+        return catalog.rules.boost("margin").scaled(weight).bounds(tries)
+
+    before, negated = bounds(2.0), bounds(-1.0)
+    assert (before[0].root, negated[0].root) == (np.float32(3.9), 0.0)
+    catalog.insert([[0, 30]], ["new"], [{"price": 55.0}])
+    assert (bounds(1.0)[0], bounds(-0.5)[0]) == (before[0], negated[0])
+    assert (bounds(1.0)[1].root, bounds(-1.0)[1].root) == (5.5, -5.5)
+    catalog.update(IDS[:1], [{"price": 60.0}])
+    assert bounds(1.0)[0].root == 6.0
+    assert bounds(1.0)[1].root == 5.5
+
+
 # Groups.
 
 
