@@ -299,7 +299,7 @@ export interface ItemCompletionBody {
   filter?: string | null;
   /** Who ranks: `model`, the search; `memory`, the item memory without a search; `fused`, both. Default: `fused` if the server has an item memory, else `model`. */
   channel?: "model" | "memory" | "fused" | null;
-  /** The boosts that join the score, by name, each with its weight: an item's score is the model's plus the weighted sum of its boosts. */
+  /** The boosts that join the score, by name, each with its weight: an item's score is the channel's plus the weighted sum of its boosts. */
   boosts?: Record<string, number>;
   /** The most items of one value of a column of the catalog, by column. Items without a value are not limited. */
   at_most?: Record<string, number>;
@@ -492,7 +492,7 @@ export interface RecommendBody {
   filter?: string | null;
   /** Who ranks: `model`, the search; `memory`, the item memory without a search; `fused`, both. Default: `fused` if the server has an item memory, else `model`. */
   channel?: "model" | "memory" | "fused" | null;
-  /** The boosts that join the score, by name, each with its weight: an item's score is the model's plus the weighted sum of its boosts. */
+  /** The boosts that join the score, by name, each with its weight: an item's score is the channel's plus the weighted sum of its boosts. */
   boosts?: Record<string, number>;
   /** The most items of one value of a column of the catalog, by column. Items without a value are not limited. */
   at_most?: Record<string, number>;

@@ -184,6 +184,37 @@ def fill_lists(
     return _result(searches, lists), [tuple(one.unmet) for one in lists]
 
 
+def pick(
+    policy: Policy, groups: Sequence[Sequence[int]], members: Sequence[Sequence[bool]], num_items: int
+) -> tuple[list[int], tuple[int, ...]]:
+    """Return the places of the items that a policy takes from a list of items, best first, and what its quotas miss.
+
+    Args:
+        policy: The policy.
+        groups: For each cap the group of each item.
+        members: For each quota whether each item is in its filter.
+        num_items: The number of items.
+    """
+    counts, taken, unmet = [Counter[int]() for _ in policy.caps], set[int](), list[int]()
+    stages = [(quota.least, member) for quota, member in zip(policy.quotas, members, strict=True)]
+    for least, member in [*stages, (policy.num_items, None)]:
+        missing = least - sum(member is None or member[place] for place in taken)
+        for place in range(num_items):
+            if missing <= 0:
+                break
+            if place in taken or not (member is None or member[place]):
+                continue
+            own = [group[place] for group in groups]
+            if any(one >= 0 and count[one] >= cap.most for one, count, cap in zip(own, counts, policy.caps, strict=True)):
+                continue
+            for one, count in zip(own, counts, strict=True):
+                count[one] += 1
+            taken.add(place)
+            missing -= 1
+        unmet.append(max(0, missing))
+    return sorted(taken), tuple(unmet[:-1])
+
+
 def _without(one: _List, denied: NDArray[Any] | None) -> NDArray[Any] | None:
     """Return the ids that a search excludes: denied ones, and those that were taken."""
     if not one.taken:

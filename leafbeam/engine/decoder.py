@@ -195,11 +195,11 @@ class Decoder:
             )
 
         deny = [pending.deny for pending in requests]
-        if first.objectives.policy is None:
+        if first.searched_policy is None:
             filters, num_items = [pending.item_filter for pending in requests], [pending.num_ranked for pending in requests]
             found = run(filters, deny, num_items, first=None if replayed is None else replayed.result, on_pass=after)
             return found, ()
-        policies = [pending.objectives.policy for pending in requests if pending.objectives.policy is not None]
+        policies = [pending.searched_policy for pending in requests if pending.searched_policy is not None]
         filters = check_batch(first.version, len(requests), [pending.item_filter for pending in requests], None)
         return fill_lists(first.version, policies, filters, deny, run)
 

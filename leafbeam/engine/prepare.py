@@ -69,8 +69,12 @@ class RequestPreparer:
         return max(request.num_beams or self._settings.beams, request.num_items)
 
     def channel(self, request: Request) -> Channel:
-        """Return the channel of a request: its own, or "fused" where there is an item memory and nothing that it lacks."""
-        return request.channel or ("fused" if self._has_memory and not request.has_objectives else "model")
+        """Return the channel of a request: its own, or "fused" where there is an item memory."""
+        return request.channel or ("fused" if self._has_memory else "model")
+
+    def _is_list(self, request: Request) -> bool:
+        """Return whether the search itself obeys caps and quotas."""
+        return request.has_policy and self.channel(request) == "model"
 
     def _proves(self, request: Request) -> bool:
         return request.num_beams is None and self._settings.num_beams is None
@@ -80,7 +84,7 @@ class RequestPreparer:
         if not self._proves(request):
             return None
         num_items = request.num_items if self.channel(request) == "model" else self.num_beams(request)
-        if request.at_most:  # the first search finds enough for most lists
+        if self._is_list(request) and request.at_most:  # the first search finds enough for most lists
             num_items = min(2 * num_items, self._settings.max_rows)
         return SearchKind.of(version, item_filter, num_items, request.scoring, boosted=bool(request.boosts))
 
@@ -110,7 +114,7 @@ class RequestPreparer:
         num_beams = None if self._proves(request) else self.num_beams(request)
         return RequestSize(
             # A pending request holds its version, so the id is unique.
-            key=(num_beams, request.scoring, request.explain, bool(request.boosts), request.has_policy, id(version)),
+            key=(num_beams, request.scoring, request.explain, bool(request.boosts), self._is_list(request), id(version)),
             tokens=self.num_tokens(num_items),
             num_beams=max(widths, default=1),
             arrived=arrived,

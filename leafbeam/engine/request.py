@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.decode import BeamLevel
+from leafbeam.decode.policy import Policy
 from leafbeam.engine.batcher import RequestSize
 from leafbeam.engine.objectives import Objectives
 from leafbeam.engine.search_widths import SearchKind
@@ -42,7 +43,7 @@ class Request:
             the server has an item memory, else `model`.
         deadline_s: The number of seconds from submission within which an answer is useful. Default: the engine's. A request
             that cannot meet its deadline is rejected, as early as that is clear.
-        boosts: The boosts that join the score, by name, each with its weight: an item's score is the model's plus the
+        boosts: The boosts that join the score, by name, each with its weight: an item's score is the channel's plus the
             weighted sum of its boosts.
         at_most: The most items of one value of a column of the catalog, by column. Items without a value are not limited.
         at_least: The least items of a rule, by rule, if so many are allowed; see `Result.unmet`. They are taken first, each
@@ -104,9 +105,6 @@ class Request:
     def _check_objectives(self) -> None:
         if not self.has_objectives:
             return
-        if self.channel not in (None, "model"):
-            message = f"boosts, at_most and at_least need the channel 'model', not {self.channel!r}: leave the channel out"
-            raise RequestError(message)
         least = sum(self.at_least.values())
         if least > self.num_items:
             raise RequestError(f"at_least asks for {counted(least, 'item')}, and num_items is {self.num_items:,}: raise it")
@@ -277,6 +275,11 @@ class PendingRequest:
         if self.kind is not None:
             return self.kind.num_items
         return self.request.num_items if self.channel == "model" and not self.request.explain else self.num_beams
+
+    @property
+    def searched_policy(self) -> Policy | None:
+        """Return the caps and quotas that the search obeys; an item memory takes them from what it has ranked."""
+        return self.objectives.policy if self.channel == "model" else None
 
     @property
     def is_done(self) -> bool:

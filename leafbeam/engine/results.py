@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.decode import SearchResult
+from leafbeam.decode.policy import pick
 from leafbeam.engine.counts import Counts
 from leafbeam.engine.decoder import BatchOutput
 from leafbeam.engine.request import ItemId, PendingRequest, Result, Timings
@@ -23,15 +23,27 @@ from leafbeam.retrieve.memory import top_rows
 
 log = logging.getLogger("leafbeam.engine")
 
+_POPULAR = 100  # times as many popular items as a list may have are looked at where groups are capped
 _INLINE_ITEMS = 64  # of all requests of a batch: below, handing over to another thread costs more than the work
 
 
 class RankedItems(NamedTuple):
-    """Items, best first, with their scores and the largest part of each score."""
+    """Items, best first, with their scores, the largest part of each score, their boosts, and what quotas miss."""
 
     item_ids: list[ItemId]
     scores: list[float]
     reasons: list[Reason]
+    boosts: list[float]
+    unmet: Sequence[int] = ()
+
+
+class _Chosen(NamedTuple):
+    """The rows of a list, with their scores; from `num_found` on they are popular items that nothing found."""
+
+    rows_k: NDArray[np.int64]
+    scores_k: NDArray[np.float32]
+    found_k: NDArray[np.bool_]
+    unmet: Sequence[int] = ()
 
 
 class MemoryChannel:
@@ -47,48 +59,75 @@ class MemoryChannel:
     ) -> RankedItems:
         """Return the best of the allowed items that were found, and then the most popular of the other allowed items.
 
-        beams: ids and log probabilities of a search; None: no search.
+        beams: ids and log probabilities of a search, without boosts; None: no search.
         """
-        memory, num_items = self.memory, pending.request.num_items
-        allowed_N = self._bind(pending.version).allowed(pending.item_filter)
+        memory, bound = self.memory, self._bind(pending.version)
+        allowed_N = bound.allowed(pending.item_filter)
         history_n = memory.rows_of(pending.history)
         if pending.deny is not None:
             deny_n = memory.rows_of(pending.deny)
             allowed_N[deny_n[deny_n >= 0]] = False
         rows_h = memory.newest(history_n)
         parts = memory.scores(rows_h, allowed_N)
+        features_FN, fusion = None, None
         if beams is None:
             total_N, weights = memory.total(parts), (1.0, memory.config.text_weight)
-            best_k = top_rows(total_N, num_items, minimum=0.0)
-            ranked = RankedItems(memory.ids_of(best_k), total_N[best_k].tolist(), memory.reasons(rows_h, best_k, weights))
-            return self._filled(ranked, best_k, allowed_N, num_items)
-        fusion = (memory.fusion or Fusions()).of(keeps_history=pending.request.keep_history)
-        features_FN, found_N = features(parts, memory.beams(*beams), history_n)
-        total_N = fusion.scores(features_FN, found_N)
-        best_k = top_rows(total_N, num_items, minimum=-np.inf)
-        reasons = memory.reasons(rows_h, best_k, (fusion.transition, fusion.text))
-        by_model_k = fusion.log_prob * features_FN[2, best_k] + fusion.found * features_FN[3, best_k]
-        for place in np.flatnonzero(features_FN[3, best_k]).tolist():
-            if by_model_k[place] >= reasons[place].score:
-                reasons[place] = Reason(channel="model", item_id=None, score=float(by_model_k[place]))
-        return self._filled(RankedItems(memory.ids_of(best_k), total_N[best_k].tolist(), reasons), best_k, allowed_N, num_items)
-
-    def _filled(
-        self, ranked: RankedItems, rows_k: NDArray[np.int64], allowed_N: NDArray[np.bool_], num_items: int
-    ) -> RankedItems:
-        """Return the ranked items, at `rows_k`, followed by popular ones if fewer than `num_items` were found."""
-        missing = num_items - len(rows_k)
-        if missing <= 0:
-            return ranked
-        others_N = allowed_N.copy()
-        others_N[rows_k] = False
-        rows_m = self.memory.popular(others_N, missing)
-        score = min([0.0, *ranked.scores[-1:]])
+            is_found_N = total_N > 0
+        else:
+            fusion = (memory.fusion or Fusions()).of(keeps_history=pending.request.keep_history)
+            features_FN, is_found_N = features(parts, memory.beams(*beams), history_n)
+            total_N, weights = fusion.scores(features_FN, is_found_N), (fusion.transition, fusion.text)
+            is_found_N = total_N > -np.inf
+        boost_N = np.zeros(len(total_N), np.float32)
+        if pending.objectives.boost is not None:
+            values_N = bound.values(pending.objectives.boost)
+            boost_N[: len(values_N)] = values_N  # items inserted since then have none
+            is_found_N |= (boost_N > 0) & (total_N > -np.inf)
+            total_N = total_N + boost_N
+        total_N = np.where(is_found_N, total_N, np.float32(-np.inf))
+        chosen = self._chosen(pending, bound, total_N, parts.allowed_N)
+        rows_f = chosen.rows_k[chosen.found_k]
+        reasons = memory.reasons(rows_h, rows_f, weights)
+        if features_FN is not None and fusion is not None:
+            by_model_f = fusion.log_prob * features_FN[2, rows_f] + fusion.found * features_FN[3, rows_f]
+            for place in np.flatnonzero(features_FN[3, rows_f]).tolist():
+                if by_model_f[place] >= reasons[place].score:
+                    reasons[place] = Reason(channel="model", item_id=None, score=float(by_model_f[place]))
+        found = iter(reasons)
         return RankedItems(
-            ranked.item_ids + self.memory.ids_of(rows_m),
-            ranked.scores + [score] * len(rows_m),
-            ranked.reasons + [Reason(channel="popular", item_id=None, score=score)] * len(rows_m),
+            memory.ids_of(chosen.rows_k),
+            chosen.scores_k.tolist(),
+            [
+                next(found) if is_found else Reason(channel="popular", item_id=None, score=score)
+                for is_found, score in zip(chosen.found_k.tolist(), chosen.scores_k.tolist(), strict=True)
+            ],
+            np.where(chosen.found_k, boost_N[chosen.rows_k], 0).tolist(),
+            chosen.unmet,
         )
+
+    def _chosen(
+        self, pending: PendingRequest, bound: BoundMemory, total_N: NDArray[np.float32], allowed_N: NDArray[np.bool_]
+    ) -> _Chosen:
+        """Return the best rows, and popular ones if fewer than the request wants were found, under its caps and quotas."""
+        policy, num_items = pending.objectives.policy, pending.request.num_items
+        most = num_items if policy is None else len(total_N)
+        rows_n = top_rows(total_N, most, minimum=-np.inf)
+        missing = num_items - len(rows_n) if policy is None else _POPULAR * num_items
+        rows_m = np.empty(0, np.int64)
+        if missing > 0:
+            others_N = allowed_N.copy()
+            others_N[rows_n] = False
+            rows_m = self.memory.popular(others_N, missing)
+        score = np.float32(min([0.0, *total_N[rows_n[-1:]].tolist()]))
+        rows_k = np.concatenate([rows_n, rows_m])
+        scores_k = np.concatenate([total_N[rows_n], np.full(len(rows_m), score, np.float32)])
+        found_k = np.arange(len(rows_k)) < len(rows_n)
+        if policy is None:
+            return _Chosen(rows_k, scores_k, found_k)
+        groups = [bound.values(cap.groups)[rows_k].tolist() for cap in policy.caps]
+        members = [bound.allowed(quota.items)[rows_k].tolist() for quota in policy.quotas]
+        places, unmet = pick(policy, groups, members, len(rows_k))
+        return _Chosen(rows_k[places], scores_k[places], found_k[places], unmet)
 
     def _bind(self, version: Version) -> BoundMemory:
         """Return the binding to a version; that of the latest version is kept."""
@@ -145,11 +184,13 @@ class ResultWriter:
         item_ids, scores_k = search.item_ids[row][:num_valid], search.scores[row, :num_valid]
         if pending.channel == "model":
             kept = slice(pending.request.num_items)
-            items = RankedItems(item_ids[kept].tolist(), scores_k[kept].tolist(), [])
+            boosts = [] if search.boosts is None else search.boosts[row, :num_valid][kept].tolist()
+            unmet = output.unmet[row] if output.unmet else ()
+            items = RankedItems(item_ids[kept].tolist(), scores_k[kept].tolist(), [], boosts, unmet)
             codes_kL = search.codes[row, :num_valid][kept]
         else:
             assert self._memory is not None
-            items = self._memory.rank(pending, (item_ids, scores_k))
+            items = self._memory.rank(pending, (item_ids, search.model_scores[row, :num_valid]))
             codes_kL = pending.version.codes_of(items.item_ids)
         num_exact = 0 if search.num_exact is None else int(search.num_exact[row])
         return replace(
@@ -160,13 +201,7 @@ class ResultWriter:
             rows=0 if search.rows is None else int(search.rows[row]),
             batch_size=batch_size,
             levels=tuple(level.row(row) for level in search.levels),
-            boosts=() if pending.objectives.boost is None else self._boosts(search, row, len(items.item_ids)),
-            unmet=_unmet(pending, output.unmet[row] if output.unmet else ()),
         )
-
-    @staticmethod
-    def _boosts(search: SearchResult, row: int, count: int) -> tuple[float, ...]:
-        return (0.0,) * count if search.boosts is None else tuple(search.boosts[row, :count].tolist())
 
     def memory_result(self, pending: PendingRequest) -> Result:
         """Return the answer of the memory alone, in the caller's thread."""
@@ -190,6 +225,8 @@ class ResultWriter:
             scores=tuple(items.scores),
             channel=pending.channel,
             reasons=tuple(items.reasons),
+            boosts=_boosts(pending, items),
+            unmet=_unmet(pending, items.unmet),
             num_valid=len(items.item_ids),
             empty_rules=pending.empty_rules,
             num_beams=0,
@@ -213,6 +250,12 @@ class ResultWriter:
                 postprocess=self._clock() - started - sum(stages),
             ),
         )
+
+
+def _boosts(pending: PendingRequest, items: RankedItems) -> tuple[float, ...]:
+    if pending.objectives.boost is None:
+        return ()
+    return tuple(items.boosts) if items.boosts else (0.0,) * len(items.item_ids)
 
 
 def _unmet(pending: PendingRequest, missing: Sequence[int]) -> dict[str, int]:

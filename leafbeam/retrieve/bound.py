@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.errors import ItemIdError, counted
-from leafbeam.index import Filter, Trie, Version
+from leafbeam.index import Filter, ItemColumn, Trie, Version
 from leafbeam.retrieve import kernels
 from leafbeam.retrieve.memory import ItemMemory
 
@@ -69,6 +69,17 @@ class BoundMemory:
             if segment.trie in self._ordinals:
                 kernels.allow(part.ordinals.words_W, self._ordinals[segment.trie], allowed_N)
         return allowed_N
+
+    def values(self, column: ItemColumn) -> NDArray[np.float64]:
+        """Return the value of each of the memory's items in a column of the version; -1 for an item that the version lacks."""
+        values_N = np.full(self.num_items, -1.0)
+        for number, segment in enumerate(self.version.segments):
+            if segment.trie in self._ordinals:
+                ordinal_N = self._ordinals[segment.trie]
+                alive_n = np.flatnonzero(ordinal_N >= 0)
+                alive_n = alive_n[segment.live_items.has(ordinal_N[alive_n])]
+                values_N[alive_n] = column.at(ordinal_N[alive_n], number)
+        return values_N
 
     def _insert(self, trie: Trie, new_n: NDArray[np.int64]) -> None:
         """Insert the items at some rows of a trie into the memory."""

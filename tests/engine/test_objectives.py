@@ -11,6 +11,7 @@ from leafbeam.catalog import Catalog
 from leafbeam.engine import Engine, Request, Result, Settings
 from leafbeam.errors import LeafbeamError, RequestError, UnknownRuleError
 from tests.engine.conftest import RULES, Shop
+from tests.fixtures.memories import make_memory
 
 SOURCE = {**RULES}
 BOOSTS = {"margin": "price / 20", "few": "CASE WHEN stock = 0 THEN 3 ELSE 0 END"}
@@ -142,7 +143,6 @@ def shop_table(shop: Shop) -> Any:
         ({"at_most": {"stock": True}}, "at_most of 'stock' must be an integer"),
         ({"at_least": {"cheap": 11}}, "at_least asks for 11 items, and num_items is 10"),
         ({"at_most": {"stock": 1}, "scoring": "allowed"}, "need the scoring 'full'"),
-        ({"boosts": {"margin": 1.0}, "channel": "memory"}, "need the channel 'model'"),
     ],
 )
 def test_requests_that_contradict_themselves_are_named(fields: dict[str, Any], message: str) -> None:
@@ -169,6 +169,39 @@ def test_unknown_names_and_numbers_too_large_are_named(
 def test_an_engine_without_a_catalog_says_so(shop: Shop) -> None:
     with Engine(shop.model, shop.trie) as engine, pytest.raises(RequestError, match="need a catalog"):
         engine.submit(Request(boosts={"margin": 1.0}))
+
+
+@pytest.mark.parametrize("fields", REQUESTS, ids=lambda fields: "-".join(fields))
+@pytest.mark.parametrize("channel", ["memory", "fused"])
+def test_a_memory_ranks_with_boosts_caps_and_quotas_too(
+    shop: Shop, boosted: Engine, channel: Any, fields: dict[str, Any]
+) -> None:
+    assert boosted.catalog is not None
+    engine = Engine(shop.model, boosted.catalog, memory=make_memory())
+    fields = {"history": ("é3", "é14", "é15")} | fields
+    rows = {row["item_id"]: row for row in shop.rows}
+    plain = {name: value for name, value in fields.items() if name not in ("boosts", "at_most", "at_least", "num_items")}
+    every = engine.recommend(Request(channel=channel, num_items=160, num_beams=160, **plain))
+    found = [place for place, why in enumerate(every.reasons) if why.channel != "popular"]
+    scores = {every.item_ids[place]: every.scores[place] for place in found}
+    request = Request(channel=channel, num_beams=160, **fields)
+    result = engine.recommend(request)
+    assert result.channel == channel
+    assert result.num_valid == request.num_items or request.at_most or request.rules
+    for item, score, boost, why in zip(
+        result.item_ids, result.scores, result.boosts or (0.0,) * result.num_valid, result.reasons, strict=True
+    ):
+        if why.channel != "popular":
+            assert score == pytest.approx(scores.get(item, 0.0) + boost, abs=1e-4)
+            assert boost == pytest.approx(boost_of(rows[item], request.boosts), abs=1e-4)
+    if not request.has_policy:  # no item that was found scores above the last one and is left out
+        totals = {item: score + boost_of(rows[item], request.boosts) for item, score in scores.items()}
+        left = [total for item, total in totals.items() if item not in result.item_ids]
+        assert not left or max(left) <= result.scores[-1] + 1e-4
+    for column, most in request.at_most.items():
+        assert max(Counter(rows[item][column] for item in result.item_ids).values()) <= most
+    for rule, least in request.at_least.items():
+        assert sum(item in shop.allowed((rule,)) for item in result.item_ids) + result.unmet.get(rule, 0) >= least
 
 
 def test_fixed_beams_take_boosts_and_claim_no_proof_that_they_lack(shop: Shop, boosted: Engine) -> None:
