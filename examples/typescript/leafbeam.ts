@@ -361,6 +361,22 @@ export interface Message {
   name?: string | null;
 }
 
+/** The model that answers requests from now on. */
+export interface ModelAnswer {
+  /** A hash of the model's files. */
+  model_version: string | null;
+  /** That of the model before. */
+  previous_version: string | null;
+  /** How long it took to load and warm up the model. */
+  seconds: number;
+}
+
+/** A model to serve from now on. */
+export interface ModelBody {
+  /** The directory of the model on the server. Default: that of the served model, read again. */
+  directory?: string | null;
+}
+
 export interface ModelEntry {
   id: string;
   created: number;
@@ -395,6 +411,8 @@ export interface Readiness {
   /** Why the server is not ready, such as a worker that hangs. */
   reason: string | null;
   index_version: string | null;
+  /** A hash of the model's files; null if the model was made in memory. */
+  model_version?: string | null;
   num_items: number;
   /** The number of items that each rule allows now; empty without a key, if the server has keys. */
   rules: Record<string, number>;
@@ -774,6 +792,11 @@ export class LeafbeamClient {
   /** Remove a boost made by PUT: DELETE /v1/boosts/{name} */
   deleteBoost(name: string | number): Promise<BoostAnswer> {
     return this.send("DELETE", "/v1/boosts/" + part(name), {});
+  }
+
+  /** Load a model, and answer later requests by it: POST /v1/model/reload */
+  loadModel(body: ModelBody): Promise<ModelAnswer> {
+    return this.send("POST", "/v1/model/reload", { body });
   }
 
   /** Return the batches that took over five times the median: GET /v1/slow-batches */

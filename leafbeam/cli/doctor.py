@@ -19,11 +19,11 @@ from rich.table import Table
 
 from leafbeam import __version__
 from leafbeam.cli.console import stdout, working
-from leafbeam.cli.machine import Machine
 from leafbeam.cli.options import option
 from leafbeam.cli.run import RunDirectory
 from leafbeam.errors import counted
 from leafbeam.extras import EXTRAS, require
+from leafbeam.machine import Machine
 
 Status = Literal["ok", "absent", "advice", "wrong"]
 _PYTHON = ((3, 11), (3, 13))  # the first, and the first that is not supported

@@ -26,7 +26,7 @@ from leafbeam.cli.run import RunDirectory
 from leafbeam.cli.sources import Source
 from leafbeam.errors import ArgumentError, CodesError, ConflictError, counted, short_repr
 from leafbeam.extras import require
-from leafbeam.files import replacing
+from leafbeam.files import replacing, write_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -208,7 +208,7 @@ def import_run(
 
     _write(paths, table, source, sid_table)
     if model is not None and loaded is not None:
-        _save_model(console, loaded, paths, began)
+        _save_model(console, loaded, paths, began, model if not_applied else None)
         _show_decoding(console, model, not_applied, recipe)
     sid_table.save(paths.sids)
     show_types(console, table)
@@ -243,9 +243,13 @@ def _write(paths: RunDirectory, table: "pa.Table", source: Source, sid_table: "S
     replace(source, listed=paths.items).save(paths.source)
 
 
-def _save_model(console: "Console", model: "AnyModel", paths: RunDirectory, began: float) -> None:
-    """Write the model into the run."""
+def _save_model(console: "Console", model: "AnyModel", paths: RunDirectory, began: float, settings_of: Path | None) -> None:
+    """Write the model into the run. settings_of: a directory whose generation config goes with it, so that `serve` names it."""
     model.save_pretrained(paths.model)
+    if settings_of is not None:
+        from leafbeam.model.weights import read_generation_config
+
+        write_json(paths.model / "generation_config.json", read_generation_config(settings_of))
     around = model.vocabulary.prompt_tokens
     prompts_shown = " ".join(map(str, [*around.before, "HISTORY", *around.after]))
     done(console, f"{paths.model}: {type(model).__name__}; prompts are the tokens {prompts_shown}", since=began)
@@ -253,13 +257,10 @@ def _save_model(console: "Console", model: "AnyModel", paths: RunDirectory, bega
 
 def _show_decoding(console: "Console", model: Path, not_applied: str, recipe: RecipeName | None) -> None:
     """Print how the model's own decoding differs from leafbeam's search. not_applied: settings of its generation config."""
+    from leafbeam.model.generation_settings import not_applied_text
+
     if not_applied:
-        console.print(
-            f"the generation config of {model} sets {not_applied}: leafbeam's search does not apply it, so `generate` of "
-            "transformers gives other items or scores",
-            style="yellow",
-            soft_wrap=True,
-        )
+        console.print(not_applied_text(model, not_applied), style="yellow", soft_wrap=True)
     if recipe is not None:
         console.print(
             f'requests with "scoring": "{RECIPES[recipe].scoring}" have the answers of {recipe}\'s own decoding, with its '
@@ -294,18 +295,9 @@ def _show_codes(
 
 
 def _settings_not_applied(directory: Path, model: "AnyModel") -> str:
-    """Return the settings of the checkpoint under which `generate` of transformers differs from leafbeam's search."""
-    from leafbeam.integrations.generate_call import changing_settings, shown
-    from leafbeam.model import TokenTable, Vocabulary
-    from leafbeam.model.code_tokens import CodeTokens
-    from leafbeam.model.weights import read_generation_config
+    from leafbeam.model.generation_settings import settings_not_applied
 
-    assert isinstance(model.vocabulary, Vocabulary | TokenTable)
-    levels, settings = CodeTokens.of(model.vocabulary).levels, read_generation_config(directory)
-    names = changing_settings(
-        settings, lambda token: any(level.code_of(token) >= 0 for level in levels), same_length=True, applied=False
-    )
-    return shown(settings, names)
+    return settings_not_applied(directory, model.vocabulary)
 
 
 def _items(

@@ -68,7 +68,7 @@ def serve(
 ) -> None:
     """Serve POST /v1/recommend and, for OpenAI's clients, /v1/completions and /v1/chat/completions; /docs lists all routes.
 
-    SIGHUP reloads rules and catalog.
+    SIGHUP reloads rules, catalog and a model whose files have changed.
     """
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until rules are loaded, there is nothing to reload

@@ -38,6 +38,8 @@ from leafbeam.serve.schema import (
     InteractionsAnswer,
     InteractionsBody,
     ItemId,
+    ModelAnswer,
+    ModelBody,
     ModelsAnswer,
     Readiness,
     RecommendAnswer,
@@ -209,6 +211,16 @@ def get_catalog() -> Call[CatalogAnswer]:
 def reload_catalog() -> Call[RulesAnswer]:
     """Read the table of items again and evaluate all rules, as SIGHUP does: `POST /v1/catalog/reload`."""
     return _call("reload_catalog", RulesAnswer)
+
+
+def load_model(directory: str | None = None) -> Call[ModelAnswer]:
+    """Let the server load a model and answer later requests by it: `POST /v1/model/reload`. It is not sent again if its answer
+    is lost.
+
+    Args:
+        directory: The directory of the model on the server; None reads that of the served model again.
+    """
+    return _call("load_model", ModelAnswer, body=_encode(ModelBody(directory=directory)), repeatable=False)
 
 
 def compact_catalog() -> Call[CatalogAnswer]:

@@ -7,32 +7,29 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any, cast, overload
 
-import torch
-
 from leafbeam.catalog import Catalog
-from leafbeam.engine.batcher import Batcher
+from leafbeam.engine.batcher import Batcher, BatchSize
 from leafbeam.engine.catalog_files import CatalogFiles
 from leafbeam.engine.counts import Counts
-from leafbeam.engine.decoder import Decoder, Model
-from leafbeam.engine.graphs.capture import Capture, capture, check_can_be_captured
+from leafbeam.engine.decoder import Model
 from leafbeam.engine.graphs.graph import Graphs, graphs_for
 from leafbeam.engine.prepare import RequestPreparer
 from leafbeam.engine.request import PendingRequest, Request, Result
 from leafbeam.engine.results import MemoryChannel, ResultWriter
 from leafbeam.engine.scheduler import Scheduler
 from leafbeam.engine.search_widths import SearchWidths
+from leafbeam.engine.served_model import EngineParts, ServedModel
 from leafbeam.engine.settings import Limits, Precision, Settings
 from leafbeam.engine.tuning import Tuning
-from leafbeam.engine.warm_up import calibrate, change_a_copy, choose_threads, measure_precision, run_filtered, warm_up_requests
+from leafbeam.engine.warm_up import calibrate, change_a_copy, run_filtered, warm_up_requests
 from leafbeam.engine.worker import SlowBatch, SlowBatches, Worker
 from leafbeam.errors import (
     ArgumentError,
-    CheckpointError,
+    ConflictError,
     ItemIdError,
     LogitsError,
     RequestError,
@@ -42,10 +39,9 @@ from leafbeam.errors import (
 )
 from leafbeam.index import Trie, Version
 from leafbeam.live import RequestKey
-from leafbeam.model import PromptStore, Transformer, load_for_decoding
+from leafbeam.model import PromptStore, load_for_decoding
 from leafbeam.model.cpu.threads import torch_threads
 from leafbeam.ops import openmp
-from leafbeam.ops.attention.costs import AttentionCosts
 from leafbeam.ops.backend import LatestBindings
 from leafbeam.retrieve import Event, ItemMemory, LiveMemory
 
@@ -93,77 +89,37 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         new_graphs: Callable[..., Graphs] | None = None,
     ) -> None:
-        self.model, self.clock = model, clock
+        self.clock = clock
         self.catalog = catalog if isinstance(catalog, Catalog) else None
         self.settings, self.limits, self.counts = settings or Settings(), limits or Limits(), Counts()
         index = catalog if isinstance(catalog, Catalog) else Version.of(catalog)
-        has_memory = memory is not None
         file, restarts = self.settings.widths_file, model.device.type != "cpu"
         num_levels = len(model.vocabulary.codebook_sizes)
         self.search_widths = (
             SearchWidths(restarts=restarts) if file is None else SearchWidths.load(file, num_levels, restarts=restarts)
         )
-        self._preparer = RequestPreparer(
-            model, index, self.settings, self.limits, clock, widths=self.search_widths, has_memory=has_memory
+        self._parts = EngineParts(
+            index=index,
+            settings=self.settings,
+            limits=self.limits,
+            clock=clock,
+            widths=self.search_widths,
+            bindings=LatestBindings(self.settings.filter_mb << 20),
+            has_memory=memory is not None,
+            new_graphs=new_graphs or graphs_for,
+            can_capture=new_graphs is not None or model.device.type == "cuda",
         )
-        self._can_capture = new_graphs is not None or model.device.type == "cuda"
-        self._check()
-        self._new_graphs = new_graphs or graphs_for
-        self._capture = Capture()
+        self._served = ServedModel(model, self._parts)
+        self._loading = threading.Lock()
         self.scheduler = Scheduler(self.settings, clock, self.counts)
         self.slow_batches = SlowBatches(self._log_slow)
         self._live_memory = memory if isinstance(memory, LiveMemory) else None
         self.memory = memory.memory if isinstance(memory, LiveMemory) else memory
         channel = None if self.memory is None else MemoryChannel(self.memory, self.version)
-        self._results = ResultWriter(self.counts, clock, channel, reads_users=model.vocabulary.num_users > 0)
+        self._results = ResultWriter(self.counts, clock, channel)
         self._workers: list[Worker] = []
-        megabytes = self.settings.prompt_store_mb
-        self.prompt_store = PromptStore(megabytes << 20) if megabytes else None
-        self._bindings = LatestBindings(self.settings.filter_mb << 20)
-        self._offline_decoder = self._decoder(model)
-        self._offline_lock = threading.Lock()
         self._opened = ExitStack()
         self._is_warm = False
-        self.tuning = Tuning()
-
-    def _decoder(self, model: Model, *, stores: bool = True, graphs: Graphs | None = None) -> Decoder:
-        """Return a decoder for a model. stores: whether it uses the prompt store."""
-        store = self.prompt_store if stores else None
-        widths, max_rows = self.search_widths, self.settings.max_rows
-        shared: dict[str, Any] = {"widths": widths, "bindings": self._bindings}
-        return Decoder(model, self.clock, store, **shared, max_rows=max_rows, graphs=graphs)
-
-    def _check(self) -> None:
-        sizes, settings, limits = tuple(self.model.vocabulary.codebook_sizes), self.settings, self.limits
-        if sizes != self.version.codebook_sizes:
-            raise CheckpointError(
-                f"the model's codebooks are {sizes}, but the index has {self.version.codebook_sizes}: they come from different "
-                "Semantic IDs; train the model and build the index from the same Semantic IDs"
-            )
-        if settings.beams > limits.max_beams:
-            raise ArgumentError(
-                f"num_beams={settings.beams} is above max_beams={limits.max_beams}: lower the first or raise the second"
-            )
-        for name, beams in (("max_beams", limits.max_beams), ("max_rows", settings.max_rows)):
-            if settings.max_beam_rows < beams:
-                raise ArgumentError(
-                    f"max_beam_rows={settings.max_beam_rows:,} cannot hold a request of {name}={beams:,}: "
-                    f"raise max_beam_rows or lower {name}"
-                )
-        if settings.graphs:
-            check_can_be_captured(self.model, is_on_gpu=self._can_capture)
-        if settings.precision != "float32" and not (isinstance(self.model, Transformer) and self.model.takes_workspace):
-            raise ArgumentError(
-                f"precision={settings.precision!r} is of a Transformer in float32 on a CPU, and this is a "
-                f"{type(self.model).__name__} on {self.model.device}: set precision to 'float32'"
-            )
-        path, device = settings.attention_costs, self.model.device
-        costs = None if path is None else AttentionCosts.load(path)
-        if costs is not None and device.type == "cuda" and costs.device not in (None, torch.cuda.get_device_name(device)):
-            raise ArgumentError(
-                f"attention_costs are of {costs.device!r}, and this is {torch.cuda.get_device_name(device)!r}: "
-                "run `make gpu` here, or leave them out"
-            )
 
     @classmethod
     def load(
@@ -214,6 +170,30 @@ class Engine:
         return f"Engine({type(self.model).__name__}, {counted(len(self.version), 'item')} of {self.version.name}, {state})"
 
     @property
+    def model(self) -> Model:
+        """Return the model by which the next request will be answered."""
+        return self._served.model
+
+    @property
+    def model_version(self) -> str | None:
+        """Return the version of the model's files; None for a model that was made in memory."""
+        return self._served.version
+
+    @property
+    def tuning(self) -> Tuning:
+        """Return what was measured and chosen for this machine."""
+        return self._served.tuning
+
+    @property
+    def prompt_store(self) -> PromptStore | None:
+        """Return the keys and values of recent prompts; None without a store."""
+        return self._served.prompt_store
+
+    @property
+    def _preparer(self) -> RequestPreparer:
+        return self._served.preparer
+
+    @property
     def version(self) -> Version:
         """Return the version of the index from which the next request will be answered."""
         return self._preparer.version
@@ -259,46 +239,67 @@ class Engine:
         """
         if self._is_warm:
             return
-        self.recommend(warm_up_requests(self.version, self.settings.beams))
-        run_filtered(self._preparer, self._offline_decoder, self.settings.beams, self.clock)
+        served = self._served
+        self._try_searches(served)
         if changes and self.catalog is not None:
             change_a_copy(self.catalog)
-        self._tune()
-        if self.settings.predict:
-            with torch_threads(self.threads or 1, apart=True):
-                calibrate(self._preparer, self.settings, self._offline_decoder, self.scheduler.observe, self.clock)
+        served.tune()
+        self._calibrate(served, self.scheduler.observe)
         self._is_warm = True
 
-    def _choose_precision(self) -> None:
-        """Take products in bfloat16 where the settings ask for them and they are faster; nothing on a second call."""
-        if self.settings.precision == "float32" or self.tuning.precision_report or not isinstance(self.model, Transformer):
-            return
-        rounded = self.model.with_bfloat16_products()
-        decoders = self._decoder(self.model, stores=False), self._decoder(rounded, stores=False)
-        with torch_threads(self.settings.threads or self._most_threads):
-            report = measure_precision(self._preparer, self.settings, *decoders, self.clock)
-        self.tuning = replace(self.tuning, precision_report=report, precision="bfloat16" if report.is_faster else "float32")
-        if report.is_faster:
-            self.model = rounded
-            self._offline_decoder = self._decoder(rounded)
-        else:
-            log.warning("matrix products stay in float32, because bfloat16 is no faster here: %s", report)
+    def _try_searches(self, served: ServedModel) -> None:
+        """Run every kind of search once with a model."""
+        self._recommend(warm_up_requests(self.version, self.settings.beams), served)
+        run_filtered(served.preparer, served.offline_decoder, self.settings.beams, self.clock)
 
-    @property
-    def _most_threads(self) -> int:
-        return max(1, torch.get_num_threads() // self.settings.workers)
+    def _calibrate(self, served: ServedModel, observe: Callable[[BatchSize, float], None]) -> None:
+        if self.settings.predict:
+            with torch_threads(self.threads or 1, apart=True):
+                calibrate(served.preparer, self.settings, served.offline_decoder, observe, self.clock)
 
-    def _tune(self) -> None:
-        """Choose the number of threads, and measure the products that no batch has needed so far."""
-        most, times = self._most_threads, None
-        if self.settings.threads is None and most > 1 and self.model.device.type == "cpu":
-            times = choose_threads(self._preparer, self.settings, self._offline_decoder, most, self.clock)
-        threads = times.count if times else self.settings.threads or most
-        with torch_threads(threads):
-            products = self.model.tune_products() if isinstance(self.model, Transformer) else None
-        self.tuning = replace(self.tuning, threads=threads, thread_times=times, products=products)
-        if self.tuning.is_measured:
-            log.info("tuned for this machine: %s", self.tuning)
+    def load_model(self, directory: str | os.PathLike[str] | None = None) -> str | None:
+        """Load another model beside the one that is served, and answer later requests by it.
+
+        The model is loaded, checked and warmed up in this thread, while the other one is served. Requests that were accepted
+        before are answered by the model of that moment; a batch has one model. If anything fails, nothing changes. It takes the
+        memory of both models until the last of these requests is answered. On a GPU no batch runs while searches are captured.
+
+        Args:
+            directory: The directory of the model; None reads that of the served one again.
+
+        Returns:
+            The version of the model's files.
+
+        Raises:
+            ArgumentError: If no directory is given, and the served model was made in memory.
+            CheckpointError: If the model cannot be loaded, needs more memory than is free, or does not fit the index.
+            LogitsError: If its logits are not finite.
+            ConflictError: If another model is being loaded.
+        """
+        before = self._served
+        source = getattr(before.model, "source", None)
+        directory = directory or (None if source is None else source.directory)
+        if directory is None:
+            raise ArgumentError("the model was made in memory, so it cannot be read again: name a directory")
+        if not self._loading.acquire(blocking=False):
+            raise ConflictError("another model is being loaded: wait until it is served, then try again")
+        try:
+            model = load_for_decoding(directory, device=str(before.model.device))
+            served = ServedModel(model, self._parts)
+            observed: list[tuple[BatchSize, float]] = []
+            with torch_threads(self.threads or 1):
+                served.tune_like(before.tuning)
+                self._try_searches(served)
+                self._calibrate(served, lambda size, seconds: observed.append((size, seconds)))
+            if self._workers:
+                with self.scheduler.paused() if before.capture.graphs is not None else nullcontext():
+                    served.make_decoders(self.counts)
+            self._served = served
+            for size, seconds in observed:
+                self.scheduler.observe(size, seconds)
+            return served.version
+        finally:
+            self._loading.release()
 
     def _log_slow(self, batch: SlowBatch) -> None:
         self.counts.add("batch_faults", "slow")
@@ -319,17 +320,12 @@ class Engine:
         self.warm_up()
         if self.settings.overlap:
             self._results.start(self.settings.host_threads)
-        longest = self._preparer.num_tokens(self._preparer.max_history)
-        sizes: dict[str, Any] = {"longest": longest, "counts": self.counts}
-        new_graphs = partial(self._new_graphs, version=self.version, settings=self.settings, **sizes)
-        self._capture = capture(self.settings, self.model, new_graphs, is_on_gpu=self._can_capture)
+        self._served.make_decoders(self.counts)
         for number in range(self.settings.workers):
-            decoder = self._decoder(self.model, graphs=self.graphs)
             self._workers.append(
                 Worker(
                     number,
                     self.scheduler,
-                    decoder,
                     self._results.deliver,
                     self.clock,
                     slow_batches=self.slow_batches,
@@ -344,12 +340,12 @@ class Engine:
     @property
     def graphs(self) -> Graphs | None:
         """Return the captured searches; None before the start, and without graphs."""
-        return self._capture.graphs
+        return self._served.capture.graphs
 
     @property
     def choices(self) -> dict[str, str]:
         """Return in words what was measured and chosen for this machine, and which graphs are ready."""
-        text = self._capture.text
+        text = self._served.capture.text
         return self.tuning.lines() | ({} if text is None else {"graphs": text})
 
     def stop(self, grace_s: float = 30.0) -> None:
@@ -468,10 +464,14 @@ class Engine:
             self.limits.check(cast(Any, requests))
         if isinstance(requests, Request):
             return self.recommend([requests])[0]
+        return self._recommend(requests, self._served)
+
+    def _recommend(self, requests: Iterable[Request], served: ServedModel) -> list[Result]:
+        """Answer requests by a model, in this thread."""
         pending: list[PendingRequest] = []
         for request in requests:
             self.limits.check(request)
-            pending.append(self._preparer.prepare(request, self.clock()))
+            pending.append(served.preparer.prepare(request, self.clock()))
         results: dict[PendingRequest, Result] = {}
         for first in range(0, len(pending), _WINDOW):
             batcher: Batcher[PendingRequest] = Batcher(self.settings.capacity, max_queue=_WINDOW)
@@ -481,18 +481,16 @@ class Engine:
                     continue
                 batcher.enqueue(waiting, replace(waiting.size, deadline=math.inf))
             while (batch := batcher.next_batch(0.0)[0]) is not None:
-                results |= zip(batch.requests, self._answer(batch.requests, pending), strict=True)
+                results |= zip(batch.requests, self._answer(batch.requests, pending, served), strict=True)
         return [results[answered] for answered in pending]
 
-    def _answer(self, batch: Sequence[PendingRequest], pending: Sequence[PendingRequest]) -> list[Result]:
+    def _answer(self, batch: Sequence[PendingRequest], pending: Sequence[PendingRequest], served: ServedModel) -> list[Result]:
         """Return the results of a batch, decoded in this thread. pending: all requests, by whose positions errors name one."""
-        with self._offline_lock:
-            self._choose_precision()
-            try:
-                output = self._offline_decoder.run(batch)
-            except LogitsError as error:
-                if error.request is None:
-                    raise
-                position = pending.index(batch[error.request])
-                raise error.renamed(f"request {position}", position) from None
+        try:
+            output = served.run_offline(batch)
+        except LogitsError as error:
+            if error.request is None:
+                raise
+            position = pending.index(batch[error.request])
+            raise error.renamed(f"request {position}", position) from None
         return [self._results.result(answered, row, len(batch), output) for row, answered in enumerate(batch)]

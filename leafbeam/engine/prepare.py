@@ -4,6 +4,7 @@ Shapes: n items of a history, L levels.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ class RequestPreparer:
     the model's positions allow beside one more item, whose last code needs no position. Raises CheckpointError if not even
     that one fits.
 
+    decoders: those of the model, one for each worker, which requests keep.
     max_history: items of the longest history that the limits and the model allow.
     """
 
@@ -41,7 +43,9 @@ class RequestPreparer:
         *,
         widths: SearchWidths,
         has_memory: bool,
+        decoders: Sequence[Any],
     ) -> None:
+        self._decoders = decoders
         self._widths, self._has_memory = widths, has_memory
         self._objectives, self._takes_boosts = ObjectivesReader(), model.device.type == "cpu"
         self._index, self._settings, self._clock = index, settings, clock
@@ -113,8 +117,16 @@ class RequestPreparer:
         num_items = min(len(request.history), self._max_items) if num_known is None else num_known
         num_beams = None if self._proves(request) else self.num_beams(request)
         return RequestSize(
-            # A pending request holds its version, so the id is unique.
-            key=(num_beams, request.scoring, request.explain, bool(request.boosts), self._is_list(request), id(version)),
+            # A pending request holds its version and its decoders, so the ids are unique.
+            key=(
+                num_beams,
+                request.scoring,
+                request.explain,
+                bool(request.boosts),
+                self._is_list(request),
+                id(version),
+                id(self._decoders),
+            ),
             tokens=self.num_tokens(num_items),
             num_beams=max(widths, default=1),
             arrived=arrived,
@@ -160,6 +172,8 @@ class RequestPreparer:
             kind=kind,
             widths=widths,
             version=version,
+            decoders=self._decoders,
+            reads_user=request.user is not None and self._vocabulary.num_users > 0,
             item_filter=item_filter,
             objectives=objectives,
             rules_generation=None if rules is None else rules.generation,

@@ -1,6 +1,6 @@
 """A request, the limits on it, the request while it is pending, and the result."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -246,6 +246,7 @@ class PendingRequest:
     its answer. widths: the beams that its search is expected to need, of each level but the last.
     codes: (n, L) int64, of the newest known items. deny: the known ids that must not be returned; num_left_out of them are
     from the history. empty_rules: see `Result`. prepared: when it was ready to be queued. objectives: what it prefers.
+    decoders: those of its model, one for each worker. reads_user: whether the model reads its user.
     future: completed with the result; cancelling it withdraws the request, queued or running.
     """
 
@@ -267,6 +268,8 @@ class PendingRequest:
     channel: Channel = "model"
     history: tuple[ItemId, ...] = ()
     objectives: Objectives = field(default_factory=Objectives)
+    decoders: Sequence[Any] = ()
+    reads_user: bool = False
     future: "Future[Result]" = field(default_factory=Future)
 
     @property

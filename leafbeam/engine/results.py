@@ -138,15 +138,13 @@ class MemoryChannel:
 
 
 class ResultWriter:
-    """Completes the requests of a batch. reads_users: whether the model has user tokens.
+    """Completes the requests of a batch.
 
     Between `start` and `stop` long answers are written in `threads` threads of their own, beside the workers.
     """
 
-    def __init__(
-        self, counts: Counts, clock: Callable[[], float], memory: MemoryChannel | None = None, *, reads_users: bool
-    ) -> None:
-        self._counts, self._clock, self._memory, self._reads_users = counts, clock, memory, reads_users
+    def __init__(self, counts: Counts, clock: Callable[[], float], memory: MemoryChannel | None = None) -> None:
+        self._counts, self._clock, self._memory = counts, clock, memory
         self._pool: ThreadPoolExecutor | None = None
 
     def start(self, threads: int) -> None:
@@ -235,7 +233,7 @@ class ResultWriter:
             rows=0,
             num_history_used=len(pending.codes),
             num_history_left_out=pending.num_left_out,
-            read_user=pending.request.user is not None and self._reads_users,
+            read_user=pending.reads_user,
             ignored_history=pending.ignored_history,
             ignored_deny=pending.ignored_deny,
             index_version=pending.version.name,

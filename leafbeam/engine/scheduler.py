@@ -4,7 +4,8 @@ import logging
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -63,6 +64,7 @@ class Scheduler:
         self._state: Literal["new", "open", "draining", "closed"] = "new"
         self._running: dict[int, _Running] = {}
         self._device_error: str | None = None
+        self._is_paused = False
         self._watchdog = threading.Thread(target=self._run_watchdog, name="leafbeam-watchdog", daemon=True)
 
     def open(self) -> None:
@@ -151,6 +153,9 @@ class Scheduler:
         """Block until a batch closes; None once there will be no more."""
         while True:
             with self._lock:
+                if self._is_paused and self._state == "open":
+                    self._work.wait()
+                    continue
                 now = self._clock()
                 batch, expired = self._batcher.next_batch(now, ending=self._state != "open")
                 if batch is not None:
@@ -170,10 +175,25 @@ class Scheduler:
                 self.counts.add("batches", batch.closed)
                 return batch
 
+    @contextmanager
+    def paused(self) -> Generator[None]:
+        """Hand out no batch while open, which is once those that run have ended. Requests wait, until they are late."""
+        with self._lock:
+            self._is_paused = True
+            self._work.wait_for(lambda: not self._running or self._state == "closed")
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._is_paused = False
+                self._work.notify_all()
+
     def batch_done(self, worker: int, seconds: float | None) -> None:
         """Record the end of a worker's batch. seconds: its duration; None if it does not measure the machine."""
         with self._lock:
             ended = self._running.pop(worker)
+            if self._is_paused:
+                self._work.notify_all()
             if seconds is not None and not ended.hung:
                 self._latency.observe(ended.batch.size, seconds)
         if ended.hung:

@@ -145,8 +145,7 @@ class Worker(threading.Thread):
 
     Args:
         number: The number of the worker.
-        scheduler: Hands out batches. The thread ends once it has no more.
-        decoder: Decodes them.
+        scheduler: Hands out batches, whose requests have the decoder for this worker. The thread ends once it has no more.
         deliver: Takes the requests and their output; it is called in this thread.
         clock: The time in seconds, monotonic.
         slow_batches: Observes every batch.
@@ -157,7 +156,6 @@ class Worker(threading.Thread):
         self,
         number: int,
         scheduler: Scheduler,
-        decoder: Decoder,
         deliver: Callable[[Sequence[PendingRequest], BatchOutput], None],
         clock: Callable[[], float],
         *,
@@ -165,7 +163,7 @@ class Worker(threading.Thread):
         threads: int | None = None,
     ) -> None:
         super().__init__(name=f"leafbeam-worker-{number}", daemon=True)
-        self._number, self._scheduler, self._decoder = number, scheduler, decoder
+        self._number, self._scheduler = number, scheduler
         self._deliver, self._counts, self._clock = deliver, scheduler.counts, clock
         self._slow_batches, self._threads = slow_batches, threads
         self._output: BatchOutput | None = None
@@ -234,13 +232,14 @@ class Worker(threading.Thread):
         """Run one batch; an error is returned without its traceback, which would keep memory alive."""
         if not requests:
             return None
+        decoder: Decoder = requests[0].decoders[self._number]
         try:
-            self._output = self._decoder.run(requests, partial(self._deliver, requests))
+            self._output = decoder.run(requests, partial(self._deliver, requests))
             self._deliver(requests, self._output)
         except BaseException as error:
             if is_out_of_memory(error):
                 self._counts.add("batch_faults", "out_of_memory")
-                self._decoder.release_memory()
+                decoder.release_memory()
             elif isinstance(error, BatchAbandoned):
                 self._counts.add("batch_faults", "abandoned")
             elif is_device_lost(error):

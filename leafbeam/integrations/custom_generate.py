@@ -21,8 +21,8 @@ from torch import Tensor
 from leafbeam.decode import BeamSearch, SearchResult, SequenceResult, SequenceSearch
 from leafbeam.errors import ArgumentError, GenerationSettingsWarning, counted
 from leafbeam.integrations.constraint_processor import ItemConstraint, RowConstraint, automaton_of
-from leafbeam.integrations.generate_call import changing_settings, shown, tokens_of
 from leafbeam.integrations.served_items import ServedItems
+from leafbeam.model.generation_settings import changing_settings, shown, tokens_of
 from leafbeam.ops.constrain import Scoring
 from leafbeam.text import TextTokenizer
 from leafbeam.text.request import DEFAULT_MAX_TOKENS

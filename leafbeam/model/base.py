@@ -20,7 +20,16 @@ from leafbeam.model.decoder import LayerNorm, RMSNorm, capped
 from leafbeam.model.session import has_padding
 from leafbeam.model.torch_runner import RunnerOptions, TorchRunner, attention_on
 from leafbeam.model.vocabulary import AnyVocabulary
-from leafbeam.model.weights import Config, TensorNames, read_config, read_hf, read_tensors, write_checkpoint
+from leafbeam.model.weights import (
+    Config,
+    ModelSource,
+    TensorNames,
+    check_memory,
+    read_config,
+    read_hf,
+    read_tensors,
+    write_checkpoint,
+)
 
 log = logging.getLogger("leafbeam.model")
 
@@ -33,6 +42,7 @@ class SidModel(nn.Module, Generic[Config]):
     config: Config
     vocabulary: AnyVocabulary
     lm_head: nn.Linear | None
+    source: ModelSource | None = None  # None for a model that was made in memory
 
     def __init__(self, config: Config, vocabulary: AnyVocabulary) -> None:
         super().__init__()
@@ -130,6 +140,7 @@ class SidModel(nn.Module, Generic[Config]):
         """
         if dtype is not None and not dtype.is_floating_point:
             raise ArgumentError(f"dtype must be one of torch's floating dtypes, not {dtype}")
+        source = ModelSource.of(Path(directory))
         config, vocabulary = read_config(Path(directory), vocabulary, cls.config_type)
         try:
             model = cls(config, vocabulary, device="meta")  # pyright: ignore[reportCallIssue]
@@ -137,6 +148,7 @@ class SidModel(nn.Module, Generic[Config]):
             raise CheckpointError(f"{directory} has a config.json of impossible sizes ({error}): copy it again") from error
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         tied = config.tie_word_embeddings
+        check_memory(Path(directory), dtype=dtype, device=torch.device(device))
         names = cls.names_in(read_hf(Path(directory)), config)
         tensors = read_tensors(Path(directory), shapes, names, tied=tied, dtype=dtype, device=torch.device(device))
         if tensors.keys() > shapes.keys():  # as T5 1.1 is saved by transformers 5
@@ -144,6 +156,7 @@ class SidModel(nn.Module, Generic[Config]):
             config = replace(config, tie_word_embeddings=False)
             model = cls(config, vocabulary, device="meta")  # pyright: ignore[reportCallIssue]
         model.load_state_dict(tensors, assign=True)
+        model.source = source
         return model.eval()
 
     @classmethod

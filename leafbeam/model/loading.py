@@ -15,6 +15,7 @@ from leafbeam.extras import require_device
 from leafbeam.model.architectures import DECODERS
 from leafbeam.model.config import ENCODER_DECODERS, EncoderDecoderConfig, ModelConfig
 from leafbeam.model.encoder_decoder import EncoderDecoder
+from leafbeam.model.generation_settings import warn_of_settings
 from leafbeam.model.transformer import Transformer
 from leafbeam.model.vocabulary import AnyVocabulary, TokenTable, Vocabulary
 from leafbeam.model.weights import read_hf
@@ -69,11 +70,14 @@ def load_for_decoding(directory: str | PathLike[str], *, device: torch.device | 
     """Load a model as `load_model` does, in the form that decodes fastest.
 
     On a CPU it computes in float32. Matrices of bfloat16 stay so (`Transformer.store_bfloat16`), and those of float32 get the
-    layout with which products are fastest (`Transformer.pack`).
+    layout with which products are fastest (`Transformer.pack`). The log names settings of its generation config that the search
+    does not apply.
     """
-    if torch.device(device).type != "cpu":
-        return load_model(directory, device=device)
-    model = load_model(directory, dtype=torch.float32)
+    on_cpu = torch.device(device).type == "cpu"
+    model = load_model(directory, dtype=torch.float32 if on_cpu else None, device=device)
+    warn_of_settings(Path(directory), model.vocabulary)
+    if not on_cpu:
+        return model
     return model.store_bfloat16().pack() if isinstance(model, Transformer) else model
 
 

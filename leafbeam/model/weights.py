@@ -4,6 +4,8 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
+from hashlib import blake2b
+from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,7 +15,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from leafbeam.errors import CheckpointError, counted
-from leafbeam.files import check_checksums, read_json, write_checksums, write_json, write_tensors
+from leafbeam.files import CHECKSUMS, check_checksums, read_json, write_checksums, write_json, write_tensors
+from leafbeam.machine import Machine
 from leafbeam.model.config import EncoderDecoderConfig, ModelConfig
 from leafbeam.model.vocabulary import AnyVocabulary, vocabulary_from_dict
 
@@ -27,6 +30,7 @@ _BIN_INDEX = "pytorch_model.bin.index.json"
 _ADAPTER = "adapter_config.json"
 _GENERATION = "generation_config.json"
 _HEAD = "lm_head.weight"
+_ITEMSIZES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "BF16": 2, "F16": 2, "I16": 2, "U16": 2}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +54,34 @@ class TensorNames:
     def dtype(self, name: str, dtype: torch.dtype) -> torch.dtype:
         """Return the dtype of a tensor in a model of `dtype`."""
         return torch.float32 if self.is_shifted(name) else dtype
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSource:
+    """The directory of a checkpoint, and the version of its files: a hash of their checksums.
+
+    Without checksums it is one of config.json and of the sizes and times of the weights' files.
+    """
+
+    directory: Path
+    version: str
+
+    @property
+    def is_outdated(self) -> bool:
+        """Return whether the directory has other files now."""
+        return ModelSource.of(self.directory).version != self.version
+
+    @classmethod
+    def of(cls, directory: Path) -> "ModelSource":
+        """Return the source of a checkpoint as its files are now. Raises CheckpointError if there is no config.json."""
+        try:
+            content = (directory / CHECKSUMS).read_bytes()
+        except FileNotFoundError:
+            content = repr(read_hf(directory)).encode()
+            for path in _files(directory):
+                stat = path.stat()
+                content += f"{path.name} {stat.st_size} {stat.st_mtime_ns}\n".encode()
+        return cls(directory=directory, version=blake2b(content, digest_size=6).hexdigest())
 
 
 def read_config(directory: Path, vocabulary: AnyVocabulary | None, kind: type[Config]) -> tuple[Config, AnyVocabulary]:
@@ -140,6 +172,45 @@ def read_tensors(
     return {name: tensor.to(names.dtype(name, widest)) for name, tensor in tensors.items()}
 
 
+def check_memory(directory: Path, *, dtype: torch.dtype | None, device: torch.device) -> None:
+    """Raise CheckpointError if the weights of a checkpoint need more memory than there is now, before any is read.
+
+    dtype: that of the loaded weights; None keeps the files'. The sizes are those in the headers of safetensors files.
+    """
+    needed = 0
+    for path in _files(directory):
+        if path.suffix == ".bin":
+            needed += path.stat().st_size
+            continue
+        for _, shape, itemsize in _shapes(path):
+            needed += prod(shape) * (itemsize if dtype is None else dtype.itemsize)
+    free = free_memory(device)
+    if free is not None and needed > free:
+        kind = "" if dtype is None else f" in {str(dtype).removeprefix('torch.')}"
+        raise CheckpointError(
+            f"the weights of {directory} take {needed / 2**30:,.2f} GiB of memory{kind}, and {free / 2**30:,.2f} GiB are free "
+            f"on {device}: free some, take a larger machine, or a smaller model"
+        )
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Return the bytes that are free on a device now; None where the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return Machine.this().available if device.type == "cpu" else None
+
+
+def _shapes(path: Path) -> Iterator[tuple[str, list[int], int]]:
+    """Yield (name, shape, bytes of a value) of the tensors of a safetensors file, from its header alone."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 (it is no dict)
+                part = file.get_slice(name)
+                yield name, part.get_shape(), _ITEMSIZES.get(part.get_dtype(), 1)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is truncated or not a safetensors file ({error}): copy it again") from error
+
+
 def _check_tensor(path: Path, name: str, tensor: Tensor, known: Mapping[str, torch.Size]) -> None:
     """Raise CheckpointError unless a tensor has the shape of the model's, or of a part, and values that are finite floats."""
     stack, _, number = name.partition(":")
@@ -205,8 +276,8 @@ def read_generation_config(directory: Path) -> dict[str, Any]:
     return _read_json(path) if path.is_file() else read_hf(directory)
 
 
-def _stored(directory: Path, device: torch.device) -> Iterator[tuple[Path, str, Tensor]]:
-    """Yield the tensors of the first kind of files that is there, as transformers takes it, one at a time."""
+def _files(directory: Path) -> list[Path]:
+    """Return the files of weights of the first kind that is there, as transformers takes it."""
     paths = [directory / _SINGLE]
     if (directory / _ADAPTER).exists():
         raise CheckpointError(f"{directory / _ADAPTER} changes {paths[0]}: merge the adapter into the model, or remove it")
@@ -221,6 +292,12 @@ def _stored(directory: Path, device: torch.device) -> Iterator[tuple[Path, str, 
     for path in paths:
         if not path.is_file():
             raise CheckpointError(f"{path} is missing: copy the whole checkpoint")
+    return paths
+
+
+def _stored(directory: Path, device: torch.device) -> Iterator[tuple[Path, str, Tensor]]:
+    """Yield the tensors of the files of a checkpoint, one at a time."""
+    for path in _files(directory):
         yield from _pickled(path, device) if path.suffix == ".bin" else _mapped(path, device)
 
 

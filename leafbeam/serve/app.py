@@ -32,6 +32,7 @@ from leafbeam.serve.exchange import Bounds, json_response
 from leafbeam.serve.executors import BoundedExecutor, in_own_thread
 from leafbeam.serve.items import item_handlers, slow_batch_answer
 from leafbeam.serve.metrics import Metrics
+from leafbeam.serve.model_routes import model_handlers
 from leafbeam.serve.observation import Observation, ObservationMiddleware, RequestIdMiddleware
 from leafbeam.serve.openapi import document_of, page_of
 from leafbeam.serve.operations import OPERATIONS
@@ -88,7 +89,7 @@ def create_app(
     handlers = CompletionRoutes(engine, text, metrics, bounds).handlers
     handlers |= _state_handlers(engine, text, metrics, access)
     if engine is not None:
-        handlers |= item_handlers(engine, metrics, bounds, counting)
+        handlers |= item_handlers(engine, metrics, bounds, counting) | model_handlers(engine, metrics, bounds)
         handlers |= CatalogRoutes(engine, writer, metrics, batch_bounds, writes=writes, reads=reads).handlers
     document = document_of(
         None if engine is None else engine.limits,
@@ -187,6 +188,7 @@ def _readiness(engine: Engine | None, text: TextService | None, http_workers: in
         ready=reason is None,
         reason=reason,
         index_version=None if engine is None else engine.version.name,
+        model_version=None if engine is None else engine.model_version,
         num_items=0 if engine is None else len(engine.version),
         rules={name: len(allowed) for name, allowed in filters.items()},
         threads=None if engine is None else engine.threads,

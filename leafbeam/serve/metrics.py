@@ -47,6 +47,7 @@ class Metrics:
         self._items = Counter("leafbeam_items", "Items returned", registry=registry)
         self._short = Counter("leafbeam_short_answers", "Answers with fewer items than requested", registry=registry)
         self._reloads = Counter("leafbeam_rule_reloads", "Reloads of the rules", ["outcome"], registry=registry)
+        self._model_loads = Counter("leafbeam_model_loads", "Loads of a model while serving", ["outcome"], registry=registry)
         self._connections = Counter(
             "leafbeam_connections_refused", "Connections closed before a complete request", ["reason"], registry=registry
         )
@@ -74,6 +75,7 @@ class Metrics:
             self._completions.labels(outcome)
         for outcome in ("ok", "failed"):
             self._reloads.labels(outcome)
+            self._model_loads.labels(outcome)
         for reason in ("unauthorized", "forbidden", "key_rate"):
             self._access.labels(reason)
         for reason in ("connections", "headers_too_long", "headers_too_slow", "not_http", "silent", "small_chunks"):
@@ -110,6 +112,10 @@ class Metrics:
     def observe_reload(self, report: LoadReport) -> None:
         """Count a reload of the rules."""
         self._reloads.labels("ok" if report.ok else "failed").inc()
+
+    def observe_model_load(self, outcome: str) -> None:
+        """Count a load of a model while serving: "ok" or "failed"."""
+        self._model_loads.labels(outcome).inc()
 
     def observe_refused_connection(self, reason: str) -> None:
         """Count a connection that was closed before a complete request."""
@@ -172,6 +178,7 @@ class _EngineCollector(Collector):
                 family.add_metric([reason], number)
             yield family
         yield InfoMetricFamily("leafbeam_index", "The index", value={"version": self._engine.version.name})
+        yield InfoMetricFamily("leafbeam_model", "The model", value={"version": self._engine.model_version or ""})
         if self._engine.catalog is not None:
             yield from _rule_metrics(self._engine.catalog)
 

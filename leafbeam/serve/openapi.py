@@ -26,6 +26,8 @@ from leafbeam.serve.schema import (
     Health,
     InteractionsAnswer,
     InteractionsBody,
+    ModelAnswer,
+    ModelBody,
     ModelsAnswer,
     OpenAIError,
     Readiness,
@@ -83,6 +85,7 @@ def document_of(
     types: list[type] = [CompletionAnswer, ModelsAnswer, OpenAIError]
     if limits is not None:
         types += [RecommendBody, RecommendAnswer, InteractionsBody, InteractionsAnswer, ItemCompletionBody, SlowBatchesAnswer]
+        types += [ModelBody, ModelAnswer]
         types += catalog_schema.TYPES
     if has_text:
         types += [CompletionBody, ChatBody, ChatAnswer]

@@ -243,6 +243,21 @@ OPERATIONS = (
         body=("BoostBody",),
     ),
     _catalog("delete_boost", "DELETE", "/v1/boosts/{name}", "admin", "Remove a boost made by PUT", "BoostAnswer"),
+    Operation(
+        name="load_model",
+        method="POST",
+        path="/v1/model/reload",
+        need="admin",
+        summary="Load a model, and answer later requests by it",
+        answer="ModelAnswer",
+        body=("ModelBody",),
+        failures=_ASKED
+        | {
+            "409": "Another model is being loaded",
+            "422": "The model cannot be loaded, needs more memory than is free, or does not fit the index. Nothing has changed",
+        },
+        done="The model is served",
+    ),
     _read(
         "list_slow_batches", "/v1/slow-batches", "Return the batches that took over five times the median", "SlowBatchesAnswer"
     ),

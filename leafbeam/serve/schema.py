@@ -179,6 +179,23 @@ class ModelsAnswer(Struct, frozen=True, kw_only=True):
     object: str = "list"
 
 
+class ModelBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model to serve from now on."""
+
+    directory: Annotated[
+        str | None,
+        Meta(description="The directory of the model on the server. Default: that of the served model, read again."),
+    ] = None
+
+
+class ModelAnswer(Struct, frozen=True, kw_only=True):
+    """The model that answers requests from now on."""
+
+    model_version: Annotated[str | None, Meta(description="A hash of the model's files.")]
+    previous_version: Annotated[str | None, Meta(description="That of the model before.")]
+    seconds: Annotated[float, Meta(description="How long it took to load and warm up the model.")]
+
+
 class Health(Struct, frozen=True, kw_only=True):
     """The process is up."""
 
@@ -202,6 +219,9 @@ class Readiness(Struct, frozen=True, kw_only=True):
     ready: bool
     reason: Annotated[str | None, Meta(description="Why the server is not ready, such as a worker that hangs.")]
     index_version: str | None
+    model_version: Annotated[
+        str | None, Meta(description="A hash of the model's files; null if the model was made in memory.")
+    ] = None
     num_items: int
     rules: Annotated[
         dict[str, int],

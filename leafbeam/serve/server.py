@@ -1,4 +1,4 @@
-"""A server process: an engine, a language model or both behind HTTP, with rules reloaded by SIGHUP."""
+"""A server process: an engine, a language model or both behind HTTP, with rules and model reloaded by SIGHUP."""
 
 import asyncio
 import gc
@@ -36,6 +36,7 @@ from leafbeam.serve.http_workers import HttpWorkers
 from leafbeam.serve.items import max_values
 from leafbeam.serve.log_format import current_format
 from leafbeam.serve.metrics import Metrics
+from leafbeam.serve.model_routes import reload_changed_model
 from leafbeam.serve.observation import Observation
 from leafbeam.text import TextService
 
@@ -109,7 +110,8 @@ class Server:
     """A server of an engine, a language model or both on one port.
 
     `run` serves in this thread until `stop` or SIGTERM: new requests are then rejected, and accepted ones answered within
-    `grace_s`. `reload` evaluates the rules again while serving; SIGHUP does the same.
+    `grace_s`. While serving, `reload` evaluates the rules again, and loads a model again whose files have changed. SIGHUP does
+    the same.
 
     Args:
         engine: The engine, or None to serve texts alone.
@@ -184,7 +186,7 @@ class Server:
         return f"Server({self.url}, {self.engine!r}, {self.text!r})"
 
     def run(self) -> None:
-        """Serve until stopped. In the main thread SIGTERM and SIGINT stop it, and SIGHUP reloads the rules.
+        """Serve until stopped. In the main thread SIGTERM and SIGINT stop it, and SIGHUP reloads rules and model.
 
         Raises:
             LogitsError: If the model's logits are not finite; nothing has been served then.
@@ -207,7 +209,12 @@ class Server:
         self._uvicorn.should_exit = True
 
     def reload(self) -> LoadReport | None:
-        """Evaluate the rules again, log the report and return it; return None without a catalog."""
+        """Evaluate the rules again, log the report and return it; return None without a catalog.
+
+        A model whose files have changed is loaded again, and served in place of the one before.
+        """
+        if self.engine is not None:
+            reload_changed_model(self.engine, self.metrics)
         if self.engine is None or self.engine.catalog is None:
             log.warning("there are no rules to reload: the server was started without a catalog")
             return None

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from leafbeam import __version__
 from leafbeam.cli import app, self_test
 from leafbeam.cli.doctor import Finding, machine_findings
-from leafbeam.cli.machine import Machine
 from leafbeam.extras import EXTRAS
+from leafbeam.machine import Machine
 from tests.fixtures.command_line import BLOCK
 
 CORE_ALONE = (
@@ -142,6 +142,9 @@ def test_limits_of_control_groups_are_read(tmp_path: Path) -> None:
     found = machine(tmp_path / "2", second)
     assert (found.quota, found.memory_limit, found.memory, found.available) == (1.5, 4_096_000, 16_384_000, 8_192_000)
     assert found.usable_cores == 1
+    used = {"memory.current": "3000000\n", "memory.stat": "anon 7\ninactive_file 500000\n"}
+    used = {f"sys/fs/cgroup/pod/container/{name}": text for name, text in used.items()}
+    assert machine(tmp_path / "used", second | used).available == 1_596_000
     first = meminfo | {
         "proc/self/cgroup": "4:cpu,cpuacct:/docker/x\n3:memory:/docker/x\n1:name=systemd:/\n",
         "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "200000\n",

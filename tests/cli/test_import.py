@@ -19,7 +19,7 @@ from leafbeam.cli.run import RunDirectory
 from leafbeam.cli.sources import Source
 from leafbeam.errors import DataError
 from leafbeam.index import Trie
-from leafbeam.model import ModelConfig, Transformer, Vocabulary, load_model
+from leafbeam.model import ModelConfig, Transformer, Vocabulary, load_for_decoding, load_model
 from leafbeam.semid import SidTable
 from tests.fixtures.command_line import call
 
@@ -238,7 +238,7 @@ def test_tokens_are_named_or_counted_from_the_first(tmp_path: Path, model: Path)
     ],
 )  # fmt: skip
 def test_settings_of_generate_that_are_not_applied_are_named(
-    tmp_path: Path, model: Path, file: str, settings: dict[str, Any], said: str | None
+    tmp_path: Path, model: Path, file: str, settings: dict[str, Any], said: str | None, caplog: pytest.LogCaptureFixture
 ):
     """G2: none where they change nothing."""
     path = model / file
@@ -247,6 +247,9 @@ def test_settings_of_generate_that_are_not_applied_are_named(
     shown = call("import", "--sids", write(tmp_path / "x.json", {"1": [1, 3]}), "--model", model, *words)
     assert shown.exit_code == 0, shown.output
     assert (f"sets {said}: leafbeam's search does not apply it" in " ".join(shown.stdout.split())) == (said is not None)
+    caplog.clear()
+    load_for_decoding(tmp_path / "run" / "model")  # as `serve` does
+    assert [f"sets {said}: leafbeam's search" in record.message for record in caplog.records] == [True] * (said is not None)
 
 
 def test_a_generation_config_that_is_not_an_object_is_refused(tmp_path: Path, model: Path):

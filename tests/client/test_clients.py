@@ -103,6 +103,10 @@ def test_what_a_server_says_of_itself(kind, url):
         assert client.find_items(limit=0).items == ()
         assert isinstance(client.list_slow_batches().batches, list)
         assert client.reload_catalog().rules[0].error is None
+        loaded = client.load_model()
+        assert loaded.model_version == loaded.previous_version == ready.model_version
+        with pytest.raises(InvalidRequestError, match="the model before is served on"):
+            client.load_model("/no such directory")
         with pytest.raises(InvalidRequestError, match="without a place to keep changes"):
             client.put_items([{"item_id": 1}])
 

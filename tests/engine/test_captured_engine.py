@@ -5,7 +5,9 @@ The device is a stand-in: buffers, filters and versions are handled as on a GPU,
 
 import threading
 from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,10 +24,12 @@ from leafbeam.engine.graphs.graph import Graphs, graphs_for
 from leafbeam.engine.graphs.static_decode import StaticDecode
 from leafbeam.engine.search_widths import SearchKind
 from leafbeam.errors import ArgumentError
+from leafbeam.model import load_model
 from leafbeam.ops.attention import reference
 from leafbeam.ops.attention import triton as attention_kernels
 from leafbeam.serve import create_app
 from tests.fixtures.live_catalog import opened
+from tests.fixtures.shops import small_model
 from tests.fixtures.static_runs import new_encoder_decoder
 from tests.waiting import busy, interrupted
 
@@ -120,6 +124,31 @@ def test_a_proof_goes_on_with_a_wider_graph_and_never_runs_the_model_eagerly(
     counted = captured.counts.of("graphs")
     assert counted["replayed"] > len(requests)  # some of them needed a second pass
     assert (counted["no_bucket"], counted["failed"]) == (0, 0)
+
+
+def test_a_model_loaded_while_serving_has_graphs_of_its_own(shop: Any, catalog: Catalog, tmp_path: Path) -> None:
+    """Requests that come while they are captured wait, and are answered by the model of their arrival."""
+    sizes = {"max_position_embeddings": shop.model.config.max_position_embeddings}
+    small_model(shop.model.vocabulary, seed=7, **sizes).save_pretrained(tmp_path)
+    request = Request(history=("é1", "é5"), rules=("cheap",), num_items=5)
+    old = Engine(shop.model, catalog, settings=settings()).recommend(request)
+    new = Engine(load_model(tmp_path), catalog, settings=settings()).recommend(request)
+    assert old.item_ids != new.item_ids
+    with Engine(shop.model, catalog, settings=settings(), new_graphs=graphs_with()) as engine:
+        first = engine.graphs
+        with ThreadPoolExecutor(1) as thread:
+            loading = thread.submit(engine.load_model, tmp_path)
+            meanwhile: list[Result] = []
+            while not loading.done():
+                meanwhile.append(engine.submit(request).result(PATIENCE))
+        assert loading.result() == engine.model_version
+        before = engine.counts.of("graphs")["replayed"]
+        same(engine.submit(request).result(PATIENCE), new)
+        assert engine.counts.of("graphs")["replayed"] > before
+        assert engine.graphs is not first
+    for result in meanwhile:
+        same(result, new if result.item_ids == new.item_ids else old)
+    assert sum(engine.counts.of("failed").values()) == 0
 
 
 def test_only_requests_that_are_not_proved_go_on_with_a_wider_graph(

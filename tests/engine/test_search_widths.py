@@ -138,7 +138,9 @@ def test_a_proved_answer_does_not_wait_for_the_others_of_its_batch(shop: Shop, m
     engine = Engine(shop.model, shop.trie)
     pending = [engine._preparer.prepare(one, 0.0) for one in (easy, hard)]
     told: list[tuple[list[bool], list[Any]]] = []
-    output = engine._offline_decoder.run(pending, lambda found: told.append((found.final_B.tolist(), found.search.item_ids)))
+    output = engine._served.offline_decoder.run(
+        pending, lambda found: told.append((found.final_B.tolist(), found.search.item_ids))
+    )
     assert output.search.passes > 1
     assert told[0][0] == [True, False]
     assert told[0][1][0][:1].tolist() == list(engine.recommend(easy).item_ids)

@@ -23,9 +23,9 @@ from transformers import (
 from leafbeam import BeamSearch, Trie
 from leafbeam.errors import ArgumentError, GenerationSettingsWarning
 from leafbeam.integrations import CUSTOM_GENERATE, ConstraintLogitsProcessor, ItemConstraint
-from leafbeam.integrations.generate_call import changing_settings
 from leafbeam.integrations.served_items import ServedItems
 from leafbeam.integrations.transformers import TrieLogitsProcessor, prefix_allowed_tokens_fn
+from leafbeam.model.generation_settings import changing_settings
 
 from .tiny import EOS, PAD, WORDS, Model, Shop, beams, prompts, step_fn_of, tiny_qwen3
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from leafbeam.errors import CheckpointError
-from leafbeam.model import load_model
+from leafbeam.model import EncoderDecoder, EncoderDecoderConfig, Vocabulary, load_for_decoding, load_model
 from tests.model.config_cases import ARCHITECTURES, VOCABULARY, scores
 
 INDEX = "model.safetensors.index.json"
@@ -258,3 +258,23 @@ def test_an_embedding_under_a_decoders_name_beside_another_head_is_not_mistaken_
     config = json.loads((tmp_path / "config.json").read_text()) | {"tie_word_embeddings": tied}
     (tmp_path / "config.json").write_text(json.dumps(config))
     torch.testing.assert_close(scores(tmp_path), expected)
+
+
+def test_a_model_larger_than_the_memory_is_said_before_anything_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """By the headers of the files: in float32, and as they are."""
+    vocabulary = Vocabulary(codebook_sizes=(4, 4))
+    config = EncoderDecoderConfig(vocab_size=vocabulary.size, d_model=64, d_ff=64)
+    EncoderDecoder(config, vocabulary).to(torch.bfloat16).save_pretrained(tmp_path)
+    half = sum(parameter.numel() for parameter in load_model(tmp_path).parameters()) * 2
+
+    def read(*_: object, **__: object) -> None:
+        raise AssertionError("a file was read")
+
+    monkeypatch.setattr("leafbeam.model.weights.free_memory", lambda device: half)
+    assert load_model(tmp_path).head_weight.dtype == torch.bfloat16
+    monkeypatch.setattr("leafbeam.model.base.read_tensors", read)
+    with pytest.raises(CheckpointError, match=r"take [0-9.]+ GiB of memory in float32, and [0-9.]+ GiB are free on cpu"):
+        load_for_decoding(tmp_path)
+    monkeypatch.setattr("leafbeam.model.weights.free_memory", lambda device: half - 1)
+    with pytest.raises(CheckpointError, match=r"take [0-9.]+ GiB of memory, and [0-9.]+ GiB are free on cpu"):
+        load_model(tmp_path)

@@ -11,8 +11,8 @@ import transformers
 from transformers import GenerationConfig
 
 from leafbeam.errors import CheckpointError, LeafbeamError
-from leafbeam.integrations.generate_call import changing_settings
 from leafbeam.model import EncoderDecoder, load_model
+from leafbeam.model.generation_settings import changing_settings
 from tests.model.config_cases import ARCHITECTURES, T5, TOKENS, VOCABULARY, scores, values_for
 
 

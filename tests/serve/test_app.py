@@ -112,6 +112,7 @@ def test_health_readiness_and_the_end(first_shop):
             "ready": True,
             "reason": None,
             "index_version": engine.trie.version,
+            "model_version": engine.model_version,
             "num_items": 100,
             "rules": {"cheap": 60, "in_stock": 67, "none": 0},
             "threads": engine.threads,

@@ -143,6 +143,7 @@ def test_a_server_of_texts_alone_has_no_items(text_dir: Path):
             "ready": True,
             "reason": None,
             "index_version": None,
+            "model_version": None,
             "num_items": 0,
             "rules": {},
             "threads": None,

@@ -93,6 +93,9 @@ REQUESTS: list[tuple[str, str, bytes, dict[str, str]]] = [
     ("GET", "/v1/catalog", b"", {}),
     ("DELETE", "/v1/catalog/snapshots/one", b"", {}),
     ("POST", "/v1/catalog/reload", b"", {}),
+    ("POST", "/v1/model/reload", b"{}", JSON),
+    ("POST", "/v1/model/reload", b'{"directory": "/nothing"}', JSON),
+    ("POST", "/v1/model/reload", b"", {}),
     ("POST", "/v1/interactions", b'{"interactions": [{"history": [1005], "item_id": 1042}]}', JSON),
     ("POST", "/v1/interactions", b'{"interactions": 3}', JSON),
     ("POST", URL, b'{"history": [1005], "channel": "memory"}', JSON),
@@ -104,7 +107,7 @@ REQUESTS: list[tuple[str, str, bytes, dict[str, str]]] = [
 COMPACT = "POST", "/v1/catalog/compact", b"", {}  # the last, because it runs in the background
 IN_PARTS = ((URL, b'{"num_items": 3}'), ("/v1/items", b'{"item_id": 2, "price": 3, "codes": [1, 3]}'))
 OF_NOW = re.compile(r'"age_s":[0-9.e-]+|"created":("[^"]+"|[0-9]+)|"id":"cmpl-[^"]+"')
-OF_THE_MOMENT = {"timings_ms", "batch_size", "created", "http_workers", "threads", "batches"}
+OF_THE_MOMENT = {"timings_ms", "batch_size", "created", "http_workers", "threads", "batches", "seconds"}
 
 
 def answers(url: str) -> list[Any]:

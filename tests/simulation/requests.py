@@ -100,14 +100,13 @@ class Schedule:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(scheduler, "threading", world)
             self.scheduler = scheduler.Scheduler(settings, world.clock, self.engine_counts)
-            results = ResultWriter(self.engine_counts, world.clock, reads_users=False)
+            results = ResultWriter(self.engine_counts, world.clock)
+            self.decoders = [Decoder(self) for _ in range(settings.workers)]
             workers: list[Any] = []
             for number in range(settings.workers):
-                decoder: Any = Decoder(self)
                 one = worker.Worker(
                     number,
                     self.scheduler,
-                    decoder,
                     results.deliver,
                     world.clock,
                     slow_batches=SlowBatches(),
@@ -183,6 +182,7 @@ class Schedule:
             kind=None,
             widths=(2,),
             version=VERSION,
+            decoders=self.decoders,
             item_filter=None,
             rules_generation=None,
             codes=np.zeros((0, 2), np.int64),

@@ -12,7 +12,8 @@ _UNLIMITED = 1 << 60  # control groups of version 1 write a number of this size 
 class Machine:
     """The cores and bytes of a machine, None where the system does not say them.
 
-    `quota` and `memory_limit` are those of the control group, None without a limit.
+    `quota` and `memory_limit` are those of the control group, None without a limit. `available` is what both the system and the
+    control group have left.
     """
 
     cores: int
@@ -30,20 +31,23 @@ class Machine:
         memory = _meminfo(root / "proc/meminfo")
         quotas: list[float] = []
         limits: list[int] = []
+        left = [memory["MemAvailable"]] if "MemAvailable" in memory else []
         for group in _groups(root):
             quota, period = _words(group / "cpu.max", 2) or _quota_of_version_1(group)
             if (used := _number(quota)) is not None and (of := _number(period)):
                 quotas.append(used / of)
-            for name in ("memory.max", "memory.limit_in_bytes"):
-                limit = _number((_words(group / name, 1) or [""])[0])
+            for name, now in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+                limit, current = (_number((_words(group / file, 1) or [""])[0]) for file in (name, now))
                 if limit is not None and limit < _UNLIMITED:
                     limits.append(limit)
+                    if current is not None:
+                        left.append(max(0, limit - current + _inactive_files(group)))
         return cls(
             cores=cores,
             allowed_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores,
             quota=min(quotas, default=None),
             memory=memory.get("MemTotal"),
-            available=memory.get("MemAvailable"),
+            available=min(left, default=None),
             memory_limit=min(limits, default=None),
             open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         )
@@ -69,6 +73,16 @@ def _groups(root: Path) -> list[Path]:
             # In a container the path may be the host's, which is not there: its own limits are at the base.
             found += [here, *(parent for parent in here.parents if parent.is_relative_to(base))]
     return list(dict.fromkeys(found))
+
+
+def _inactive_files(group: Path) -> int:
+    """Return the bytes of files that a control group keeps in memory, and that the system takes back when they are needed."""
+    try:
+        lines = (group / "memory.stat").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return 0
+    sizes = {words[0]: _number(words[1]) for words in (line.split() for line in lines) if len(words) == 2}
+    return sizes.get("inactive_file") or 0
 
 
 def _quota_of_version_1(group: Path) -> list[str]:
