@@ -7,6 +7,7 @@ import jsonschema
 import pytest
 import torch
 
+from leafbeam.automata import Automaton
 from leafbeam.errors import AutomatonError
 from leafbeam.text import JsonSchema, Sampling, TextGenerator
 from tests.text.conftest import CORPUS, save_model
@@ -29,10 +30,15 @@ def writer(tmp_path_factory: pytest.TempPathFactory) -> TextGenerator:
     return generator
 
 
-def written(writer: TextGenerator, schemas: list[Schema]) -> list[str | None]:
-    """A whole text for each schema; None where three attempts were cut off."""
-    constraints = [writer.compile(JsonSchema(schema=schema)) for schema in schemas]
-    found: list[str | None] = [None] * len(schemas)
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest, writer: TextGenerator) -> list[tuple[Schema, Automaton]]:
+    """The schemas of a family, each compiled once."""
+    return [(schema, writer.compile(JsonSchema(schema=schema))) for schema in FAMILIES[request.param]]
+
+
+def written(writer: TextGenerator, constraints: list[Automaton]) -> list[str | None]:
+    """A whole text for each constraint; None where three attempts were cut off."""
+    found: list[str | None] = [None] * len(constraints)
     for attempt in range(3):
         left = [index for index, text in enumerate(found) if text is None]
         for begin in range(0, len(left), 32):
@@ -54,21 +60,18 @@ def assert_instance(schema: Schema, text: str) -> None:
     jsonschema.Draft202012Validator(schema, format_checker=checker).validate(json.loads(text))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_drawn_texts_are_instances(writer: TextGenerator, family: str):
-    schemas = FAMILIES[family]
-    for schema, text in zip(schemas, written(writer, schemas), strict=True):
+def test_drawn_texts_are_instances(writer: TextGenerator, family: list[tuple[Schema, Automaton]]):
+    texts = written(writer, [automaton for _, automaton in family])
+    for (schema, _), text in zip(family, texts, strict=True):
         assert text is not None, schema
         assert_instance(schema, text)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_texts_are_instances_or_can_be_completed(writer: TextGenerator, family: str):
+def test_greedy_texts_are_instances_or_can_be_completed(writer: TextGenerator, family: list[tuple[Schema, Automaton]]):
     """The most likely text may repeat itself without end: then it is cut off, and says so."""
-    schemas = FAMILIES[family]
-    automata = [writer.compile(JsonSchema(schema=schema)) for schema in schemas]
-    texts = [text for (text,) in writer.generate(["As JSON: "] * len(schemas), automata, max_tokens=150).texts]
-    for schema, automaton, text in zip(schemas, automata, texts, strict=True):
+    automata = [automaton for _, automaton in family]
+    texts = [text for (text,) in writer.generate(["As JSON: "] * len(family), automata, max_tokens=150).texts]
+    for (schema, automaton), text in zip(family, texts, strict=True):
         if text.finished:
             assert_instance(schema, text.text)
             continue
