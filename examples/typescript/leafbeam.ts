@@ -67,6 +67,8 @@ export interface ChatAnswer {
   choices: Array<ChatChoice>;
   usage: Usage;
   object?: string;
+  /** For a JSON Schema: its keywords that were ignored or bounded, if there are any. */
+  schema_notes?: Array<SchemaNoteBody>;
 }
 
 /** A request for the next message of a chat. */
@@ -91,8 +93,10 @@ export interface ChatBody {
   /** Send pieces of the texts as server-sent events. */
   stream?: boolean | null;
   stream_options?: StreamOptions | null;
-  /** With `json_schema`, texts are instances of that schema. */
+  /** With `json_schema`, texts are instances of that schema; with `json_object`, JSON objects. */
   response_format?: ResponseFormat | null;
+  /** A JSON Schema, or its text: texts are its instances. */
+  guided_json?: Record<string, unknown> | boolean | string | null;
   /** A pattern that the whole text matches. */
   guided_regex?: string | null;
   /** The text is one of these. */
@@ -140,6 +144,8 @@ export interface CompletionAnswer {
   system_fingerprint?: string | null;
   /** Tokens of texts; null for items. */
   usage?: Usage | null;
+  /** For a JSON Schema: its keywords that were ignored or bounded, if there are any. */
+  schema_notes?: Array<SchemaNoteBody>;
 }
 
 /** A request for texts after prompts. */
@@ -164,8 +170,10 @@ export interface CompletionBody {
   /** Send pieces of the texts as server-sent events. */
   stream?: boolean | null;
   stream_options?: StreamOptions | null;
-  /** With `json_schema`, texts are instances of that schema. */
+  /** With `json_schema`, texts are instances of that schema; with `json_object`, JSON objects. */
   response_format?: ResponseFormat | null;
+  /** A JSON Schema, or its text: texts are its instances. */
+  guided_json?: Record<string, unknown> | boolean | string | null;
   /** A pattern that the whole text matches. */
   guided_regex?: string | null;
   /** The text is one of these. */
@@ -525,7 +533,7 @@ export interface RecommendBody {
 }
 
 export interface ResponseFormat {
-  /** `text` or `json_schema`. */
+  /** `text`, `json_object` or `json_schema`. */
   type: string;
   json_schema?: JsonSchemaFormat | null;
 }
@@ -560,6 +568,18 @@ export interface RuleBody {
 /** All rules in use. */
 export interface RulesAnswer {
   rules: Array<RuleAnswer>;
+}
+
+/** A keyword of a JSON Schema that the texts do not hold to in full. */
+export interface SchemaNoteBody {
+  /** `ignored`, or `bounded`: some valid texts are not written. */
+  treatment: string;
+  /** The keyword; empty for a value that the schema does not describe. */
+  keyword: string;
+  /** The JSON pointer of the schema that has it. */
+  pointer: string;
+  /** How deeply values nest, or how often a `$ref` is followed. */
+  depth?: number | null;
 }
 
 /** A batch that took more than five times the median of those before it. */

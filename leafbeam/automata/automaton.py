@@ -20,7 +20,8 @@ from leafbeam.automata.arrays import AutomatonArrays, AutomatonLimits, Limits, S
 from leafbeam.automata.byte_dfa import ByteDFA
 from leafbeam.automata.compose import compose
 from leafbeam.automata.forced_chains import ForcedChains
-from leafbeam.automata.json_schema import MAX_DEPTH, schema_language
+from leafbeam.automata.json_notes import SchemaNote
+from leafbeam.automata.json_schema import MAX_DEPTH, compile_schema
 from leafbeam.automata.regex import compile_pattern
 from leafbeam.automata.token_trie import TokenTrie
 from leafbeam.errors import AutomatonError, IndexFileError, counted
@@ -44,6 +45,7 @@ class Automaton:
     Args:
         arrays: The arrays of the automaton.
         chains: The forced chains; None unless `compress` was called.
+        notes: The keywords of a JSON Schema that were ignored or bounded. A file does not hold them.
 
     Examples:
         >>> tokens = [b"a", b"b", b"ab", None]
@@ -54,6 +56,7 @@ class Automaton:
 
     arrays: AutomatonArrays
     chains: ForcedChains | None = None
+    notes: tuple[SchemaNote, ...] = ()
 
     @classmethod
     def from_regex(cls, pattern: str, vocabulary: Vocabulary, *, compress: bool = False, **limits: Unpack[Limits]) -> Automaton:
@@ -89,15 +92,16 @@ class Automaton:
         strict: bool = False,
         **limits: Unpack[Limits],
     ) -> Automaton:
-        """Return an automaton of the texts of a JSON Schema's instances; docs/how-to/automata.md lists the supported keywords.
+        """Return an automaton of the texts of a JSON Schema's instances; docs/how-to/generate-json.md lists the keywords.
 
         Args:
             schema: The schema, as an object or as JSON text.
             vocabulary: As for `from_regex`.
             compress: As for `from_regex`.
-            max_depth: How deeply lists and objects may nest in a value that the schema does not describe.
-            strict: If true, keywords that JSON Schema does not define are refused. By default they say nothing, as the
-                specification has it.
+            max_depth: How deeply lists and objects may nest in a value that the schema does not describe, and how often a
+                schema may be inside itself.
+            strict: If true, keywords and formats that JSON Schema does not define are refused, and schemas inside themselves.
+                By default `notes` lists them.
             limits: As for `from_regex`.
 
         Raises:
@@ -105,8 +109,9 @@ class Automaton:
             MissingExtraError: If outlines-core is not installed.
         """
         bounds = AutomatonLimits(**limits)
-        language = schema_language(schema, bounds.max_states, max_depth=max_depth, strict=strict)
-        return cls._of(compose(language, TokenTrie.of(vocabulary), bounds, "the schema"), compress)
+        parts = compile_schema(schema, bounds.max_states, max_depth=max_depth, strict=strict)
+        automaton = cls._of(compose(parts.language, TokenTrie.of(vocabulary), bounds, "the schema"), compress)
+        return replace(automaton, notes=parts.notes)
 
     @classmethod
     def from_choices(

@@ -37,7 +37,7 @@ class JsonSchemaFormat(Struct, frozen=True, kw_only=True):
 
 
 class ResponseFormat(Struct, frozen=True, kw_only=True):
-    type: Annotated[str, Meta(description="`text` or `json_schema`.")]
+    type: Annotated[str, Meta(description="`text`, `json_object` or `json_schema`.")]
     json_schema: JsonSchemaFormat | None = None
 
 
@@ -67,7 +67,11 @@ class TextOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     stream: Annotated[bool | None, Meta(description="Send pieces of the texts as server-sent events.")] = None
     stream_options: StreamOptions | None = None
     response_format: Annotated[
-        ResponseFormat | None, Meta(description="With `json_schema`, texts are instances of that schema.")
+        ResponseFormat | None,
+        Meta(description="With `json_schema`, texts are instances of that schema; with `json_object`, JSON objects."),
+    ] = None
+    guided_json: Annotated[
+        dict[str, Any] | bool | str | None, Meta(description="A JSON Schema, or its text: texts are its instances.")
     ] = None
     guided_regex: Annotated[str | None, Meta(description="A pattern that the whole text matches.")] = None
     guided_choice: Annotated[list[str] | None, Meta(description="The text is one of these.")] = None
@@ -127,13 +131,16 @@ class TextOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     @property
     def constraint_field(self) -> str | None:
         """Return the path of the constraint in the body, or None without a constraint."""
-        names = (name for name in ("guided_regex", "guided_choice", "guided_template") if getattr(self, name) is not None)
+        fields = ("guided_json", "guided_regex", "guided_choice", "guided_template")
+        names = (name for name in fields if getattr(self, name) is not None)
         return next(names, None if self.response_format is None else "response_format.json_schema.schema")
 
     @property
     def constraint(self) -> str:
         """Return the constraint in JSON, for `constraint_from_json`. Raises BodyError for several, or an unknown format."""
         found: list[dict[str, object]] = []
+        if self.guided_json is not None:
+            found.append({"json_schema": self.guided_json})
         if self.guided_regex is not None:
             found.append({"regex": self.guided_regex})
         if self.guided_choice is not None:
@@ -148,11 +155,13 @@ class TextOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
                 found.append({"json_schema": bytes(form.json_schema.schema).decode()})
             except UnicodeDecodeError as error:
                 raise BodyError(f"response_format: the schema is not UTF-8 ({error})", param="response_format") from None
+        elif form is not None and form.type == "json_object":
+            found.append({"json_schema": {"type": "object"}})
         elif form is not None and form.type != "text":
-            message = f"response_format: type {short_repr(form.type)} is not supported, expected json_schema (or text)"
+            message = f"response_format: type {short_repr(form.type)}: expected json_schema, json_object or text"
             raise BodyError(message, param="response_format")
         if len(found) > 1:
-            raise BodyError("name one of response_format, guided_regex, guided_choice and guided_template")
+            raise BodyError("name one of response_format, guided_json, guided_regex, guided_choice and guided_template")
         return json.dumps(found[0] if found else {"free_text": {}})
 
 
@@ -253,6 +262,21 @@ class CompletionChoice(Struct, frozen=True, kw_only=True, omit_defaults=True):
     score: Annotated[float | None, Meta(description="For items: as `scores` of `/v1/recommend`.")] = None
 
 
+class SchemaNoteBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A keyword of a JSON Schema that the texts do not hold to in full."""
+
+    treatment: Annotated[str, Meta(description="`ignored`, or `bounded`: some valid texts are not written.")]
+    keyword: Annotated[str, Meta(description="The keyword; empty for a value that the schema does not describe.")]
+    pointer: Annotated[str, Meta(description="The JSON pointer of the schema that has it.")]
+    depth: Annotated[int | None, Meta(description="How deeply values nest, or how often a `$ref` is followed.")] = None
+
+
+_Notes = Annotated[
+    list[SchemaNoteBody] | msgspec.UnsetType,
+    Meta(description="For a JSON Schema: its keywords that were ignored or bounded, if there are any."),
+]
+
+
 class CompletionAnswer(Struct, frozen=True, kw_only=True):
     """Texts, or items, best first."""
 
@@ -263,6 +287,7 @@ class CompletionAnswer(Struct, frozen=True, kw_only=True):
     object: str = "text_completion"
     system_fingerprint: Annotated[str | None, Meta(description="For items: the version of the index.")] = None
     usage: Annotated[Usage | None, Meta(description="Tokens of texts; null for items.")] = None
+    schema_notes: _Notes = msgspec.UNSET
 
 
 class ChatMessage(Struct, frozen=True, kw_only=True):
@@ -287,3 +312,4 @@ class ChatAnswer(Struct, frozen=True, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     object: str = "chat.completion"
+    schema_notes: _Notes = msgspec.UNSET

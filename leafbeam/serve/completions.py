@@ -14,6 +14,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from leafbeam.automata import Automaton
+from leafbeam.automata.json_notes import SchemaNote
 from leafbeam.engine import Engine, Result
 from leafbeam.engine.request import short_repr
 from leafbeam.errors import ArgumentError, AutomatonError, counted
@@ -28,6 +29,7 @@ from leafbeam.serve.completion_schema import (
     CompletionChoice,
     ItemCompletionBody,
     ModelName,
+    SchemaNoteBody,
     TextOptions,
     Usage,
 )
@@ -147,7 +149,7 @@ class CompletionRoutes:
         finally:
             gone.cancel()
         self._metrics.observe_texts(texts)
-        return json_response(_Answer(plan, sum(map(len, prompts))).whole(texts))
+        return json_response(_Answer(plan, sum(map(len, prompts))).whole(texts, automaton.notes))
 
     async def _compiled(self, text: TextService, options: TextOptions, gone: "asyncio.Future[None]") -> Automaton:
         """Return the automaton of a body's constraint. The pointer of an AutomatonError is the path in the body."""
@@ -156,7 +158,7 @@ class CompletionRoutes:
         except AutomatonError as error:
             if (field := options.constraint_field) is None:
                 raise
-            inside = error.pointer if field.startswith("response_format") and error.pointer is not None else ""
+            inside = error.pointer if field.startswith(("response_format", "guided_json")) and error.pointer is not None else ""
             raise AutomatonError(str(error), pointer=f"{field}{inside}") from error
 
     async def _chunks(self, answer: "_Answer", events: TextEvents) -> AsyncGenerator[object]:
@@ -211,11 +213,13 @@ class _Answer:
         self._id = f"{'chatcmpl' if plan.is_chat else 'cmpl'}-{secrets.token_hex(12)}"
         self._created = int(time.time())
 
-    def whole(self, texts: Texts) -> CompletionAnswer | ChatAnswer:
+    def whole(self, texts: Texts, notes: Sequence[SchemaNote]) -> CompletionAnswer | ChatAnswer:
         flat = [generation for generations in texts for generation in generations[: self._num_texts]]
         shared: dict[str, Any] = {
             "id": self._id, "created": self._created, "model": self._plan.name, "usage": self._usage(texts)
         }  # fmt: skip
+        if notes:
+            shared["schema_notes"] = [msgspec.convert(note.as_json(), SchemaNoteBody) for note in notes]
         if self._plan.is_chat:
             messages = [
                 ChatChoice(index=index, message=ChatMessage(content=one.text), finish_reason=_reason(one))

@@ -38,8 +38,9 @@ def main() -> None:
         try:
             constraint = constraint_from_json(json.loads(request["constraint"]))
             limits = {"max_states": options["max_states"], "max_bytes": options["max_automaton_bytes"]}
-            compiled(constraint, tokens, **limits).save(request["path"])
-            found: dict[str, object] = {}
+            automaton = compiled(constraint, tokens, **limits)
+            automaton.save(request["path"])
+            found: dict[str, object] = {"notes": [note.as_json() for note in automaton.notes]}
         except AutomatonError as error:
             found = {"error": str(error), "pointer": error.pointer}
         except LeafbeamError as error:

@@ -11,10 +11,12 @@ import threading
 from collections import OrderedDict
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from leafbeam.automata import Automaton, TokenTrie
+from leafbeam.automata.json_notes import SchemaNote
 from leafbeam.errors import ArgumentError, AutomatonError, UnavailableError, counted
 
 _ENTRY_BYTES = 1000  # of an entry besides its text and arrays, about
@@ -144,7 +146,8 @@ class ConstraintCompiler:
         if "error" in answer:
             raise AutomatonError(answer["error"], pointer=answer.get("pointer"))
         try:
-            return Automaton.load(path)
+            notes = tuple(SchemaNote(**note) for note in answer["notes"])
+            return replace(Automaton.load(path), notes=notes)
         finally:
             path.unlink()
 
@@ -186,7 +189,7 @@ class ConstraintCompiler:
             raise UnavailableError(f"the compiler of constraints did not start {why}", reason="compiler")
         return child
 
-    def _ask(self, child: "subprocess.Popen[str]", line: Mapping[str, object]) -> dict[str, str] | None:
+    def _ask(self, child: "subprocess.Popen[str]", line: Mapping[str, object]) -> dict[str, Any] | None:
         """Return the child's answer, or None if the child has died."""
         assert child.stdin is not None
         assert child.stdout is not None

@@ -34,7 +34,8 @@ class JsonSchema:
 
     Args:
         schema: The schema, as an object or as JSON text, with the keywords of `Automaton.from_json_schema`.
-        max_depth: How deeply lists and objects may nest in a value that the schema does not describe.
+        max_depth: How deeply lists and objects may nest in a value that the schema does not describe, and how often a schema
+            may be inside itself.
         strict: Whether keywords that JSON Schema does not define are refused.
     """
 

@@ -217,7 +217,8 @@ class TextGenerator:
         )
         while run.advance():
             pass
-        return GenerationResult(texts=run.texts, model_calls=run.model_calls, calls_saved=run.calls_saved)
+        notes = tuple(automata[id(one)].notes for one in constraints)
+        return GenerationResult(texts=run.texts, model_calls=run.model_calls, calls_saved=run.calls_saved, notes=notes)
 
     def stream(
         self,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from leafbeam.automata import Automaton
+from leafbeam.automata.json_notes import SchemaNote
 from leafbeam.decode import Sampling
 from leafbeam.errors import ArgumentError, counted
 
@@ -39,11 +40,13 @@ class GenerationResult:
         texts: The texts of each prompt, best first.
         model_calls: The number of calls of the model, the prompts included.
         calls_saved: The number of calls of the model that the longest text did without, because its tokens were forced.
+        notes: The keywords of each prompt's JSON Schema that were ignored or bounded.
     """
 
     texts: tuple[tuple[Generation, ...], ...]
     model_calls: int
     calls_saved: int
+    notes: tuple[tuple[SchemaNote, ...], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -118,6 +118,17 @@ def test_a_stop_ends_the_text_before_it(client: Any):
     assert "".join(choice.text for chunk in streamed for choice in chunk.choices) == cut.text
 
 
+@pytest.mark.parametrize(
+    "form",
+    [{"guided_json": {"type": "object"}}, {"guided_json": '{"type": "object"}'}, {"response_format": {"type": "json_object"}}],
+    ids=["guided_json", "text of guided_json", "json_object"],
+)
+def test_an_object_without_a_schema_is_written_to_a_depth_that_the_answer_says(client: Any, form: dict[str, Any]):
+    answer = client.completions.create(model=MODEL, prompt="A ", seed=3, temperature=0, max_tokens=40, extra_body=form)
+    assert answer.choices[0].text.startswith("{")
+    assert answer.schema_notes == [{"treatment": "bounded", "keyword": "", "pointer": "#/additionalProperties", "depth": 2}]
+
+
 def test_recommendations_are_choices_with_item_ids(client: Any, text_server: Server):
     answer = client.completions.create(
         model="items", prompt=[1003, 1004], n=5, extra_body={"rules": ["cheap", "in_stock"], "deny_item_ids": [1001]}
@@ -191,9 +202,12 @@ BAD_BODIES: list[tuple[dict[str, Any], str]] = [
     ({**BASE, "stop": ["a"] * 5}, "up to 4"),
     ({**BASE, "logprobs": 5}, "logprobs: not supported"),
     ({**BASE, "logit_bias": {str(n): 1.0 for n in range(50_000)}}, "logit_bias: not supported"),
-    ({**BASE, "response_format": {"type": "x" * 90_000}}, "is not supported, expected json_schema"),
+    ({**BASE, "response_format": {"type": "x" * 90_000}}, "expected json_schema, json_object or text"),
     ({**BASE, "tools": []}, "no such field"),
-    ({**BASE, "response_format": {"type": "json_object"}}, "json_object"),
+    ({**BASE, "response_format": {"type": "jsonobject"}}, "json_object"),
+    ({**BASE, "guided_json": 7}, "guided_json"),
+    ({**BASE, "guided_json": {"type": "thing"}}, "expected one or several of"),
+    ({**BASE, "guided_json": {}, "guided_regex": "a"}, "name one of"),
     ({**BASE, "response_format": {"type": "json_schema"}}, "needs the field"),
     ({**BASE, "guided_choice": []}, "at least one text"),
     ({**BASE, "guided_choice": [7]}, "guided_choice"),
@@ -204,7 +218,7 @@ BAD_BODIES: list[tuple[dict[str, Any], str]] = [
     ({**BASE, "guided_template": [[]]}, "a constraint is"),
     ({**BASE, "response_format": under({"$ref": "#"})}, "back to itself"),
     ({**BASE, "response_format": under(7)}, "expected a schema object"),
-    ({**BASE, "response_format": under({"type": "string", "maxLength": 10**8})}, "states"),
+    ({**BASE, "response_format": under({"type": "string", "maxLength": 10**8})}, "bound them more tightly"),
     ({**ITEMS, "prompt": "P1"}, "prompt: expected a list of item ids"),
     ({**ITEMS, "prompt": ["P1"]}, "ids"),
     ({**ITEMS, "n": 0}, "num_items"),

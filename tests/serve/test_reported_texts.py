@@ -54,14 +54,14 @@ def test_a_text_that_is_cut_off_says_so(text_http: httpx.Client, limit: int) -> 
     [
         ({"max_tokens": 3, "max_completion_tokens": 5}, "max_completion_tokens"),
         ({"max_tokens": 5, "max_completion_tokens": 3}, "max_completion_tokens"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "grammar"}}, "response_format"),
         ({"messages": [{"role": "assistant", "content": None}]}, "messages[0].content"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
             "messages[0].content[0].type",
         ),
         ({"tools": [{"type": "function"}]}, "tools"),
-        ({"guided_json": {}}, "guided_json"),
+        ({"guided_grammar": ""}, "guided_grammar"),
         ({"structured_outputs": {"json": {}}}, "structured_outputs"),
     ],
 )

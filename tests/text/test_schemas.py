@@ -104,3 +104,12 @@ def test_a_schema_that_cannot_be_written_with_the_tokens_is_refused(tmp_path: Pa
     letters = TokenTrie.of([None, *(bytes([byte]) for byte in b"abc{}")])
     with pytest.raises(AutomatonError, match="can be written with this vocabulary"):
         Automaton.from_json_schema(FAMILIES["flat"][0], letters)
+
+
+def test_what_a_schema_does_not_hold_to_is_in_the_answer(writer: TextGenerator):
+    schema = {"type": "object", "properties": {"a": {"type": "boolean", "x-order": 1}}, "required": ["a"]}
+    result = writer.generate(["A ", "B "], [JsonSchema(schema=schema), JsonSchema(schema={"type": "null"})])
+    assert [[note.as_json() for note in notes] for notes in result.notes] == [
+        [{"treatment": "ignored", "keyword": "x-order", "pointer": "#/properties/a"}],
+        [],
+    ]
