@@ -55,7 +55,8 @@ def main() -> None:
 
 def _warm_up(tokens: TokenTrie) -> None:
     """Load or compile every kernel now, because it would otherwise count as the time of the first constraint."""
-    schema = JsonSchema(schema={"type": "object", "properties": {"a": {"type": "string"}}})
+    strings = {"type": "string", "pattern": "a", "maxLength": 3, "not": {"const": "b"}}
+    schema = JsonSchema(schema={"type": "object", "properties": {"a": strings}})
     parts = [FreeText(stop="\n"), schema, Choices(texts=["a", "b"]), Regex(pattern="[ab]*"), Regex(pattern="b")]
     for constraint in (*parts, Template(parts=parts)):
         with suppress(AutomatonError):  # a vocabulary need not be able to write it
