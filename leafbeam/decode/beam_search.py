@@ -281,8 +281,9 @@ class BeamSearch(ItemSearch):
             explain: If true, the result has the beams of each level (`SearchResult.levels`). The search then waits for a device
                 every round and does not use suffix_fn, so that every level has its scores.
             boosts: A number for each item, which is added to its score: one column for all requests, or one for each. The
-                answer is proved as without boosts. A boost may be up to 1,000 nats. A search with boosts needs the backend
-                "cpu" or "reference". It does not use suffix_fn, and multiplies `head` for all codes.
+                answer is proved as without boosts. A boost may be up to 1,000 nats. Only the backends "cpu" and "reference"
+                add boosts; elsewhere the logits are copied to the host, and the constrained steps run there. A search with
+                boosts does not use suffix_fn, and multiplies `head` for all codes.
             more_fn: `more_fn(codes_BJ, parents_BJ, level)` returns the logits (B, J, V) after more codes of a level that
                 step_fn has run already, or of the next one. Parents are numbered in the order in which the beams of the level
                 before ran. With it a search runs few prefixes at first, and then only those that may still lead to a better
@@ -347,9 +348,9 @@ class BeamSearch(ItemSearch):
         hi_SB: NDArray[np.int64],
         config: SearchConfig,
     ) -> TrieConstraint:
+        if columns is not None and not hasattr(bound.ops, "boost_bounds"):
+            bound = self._bindings.on("cpu")
         ops: Any = bound.ops
-        if columns is not None and not hasattr(ops, "boost_bounds"):
-            raise ArgumentError(f"boosts need the backend 'cpu' or 'reference', not {bound.name!r}: leave them out there")
         filters, scoring = ops.bind_filters(bound.arrays, requests, *(() if columns is None else (columns,))), config.scoring
 
         def launch(level: int, beams: Beams[Any], logits_BKV: Any, num_beams: int) -> tuple[Beams[Any], Any]:

@@ -47,7 +47,7 @@ class RequestPreparer:
     ) -> None:
         self._decoders = decoders
         self._widths, self._has_memory = widths, has_memory
-        self._objectives, self._takes_boosts = ObjectivesReader(), model.device.type == "cpu"
+        self._objectives = ObjectivesReader()
         self._index, self._settings, self._clock = index, settings, clock
         self._num_levels, self._vocabulary = self.version.num_levels, model.vocabulary
         max_positions = model.config.max_position_embeddings
@@ -144,8 +144,6 @@ class RequestPreparer:
         if rules is None and expression is not None:
             raise UnknownRuleError(f"unknown rule {min(expression.names)[:80]!r}; this engine has no catalog, so no rules")
         item_filter = None if rules is None else rules.filter(expression or ())
-        if request.boosts and not self._takes_boosts:
-            raise RequestError("boosts need a model on a CPU: this engine's model is on another device")
         objectives = self._objectives.read(request, rules)
         history, segment_n, row_n, ignored_history = _lookup("history", request.history, version, deleted=True)
         deny, _, _, ignored_deny = _lookup("deny_item_ids", request.deny_item_ids, version)

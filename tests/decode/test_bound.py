@@ -15,7 +15,6 @@ from leafbeam.index import Filter, ItemColumn, Version
 from leafbeam.index.version import Segment
 
 BACKENDS = ["cpu", "torch", "reference"]
-BOOSTED = ["cpu", "reference"]
 
 
 class Tiny:
@@ -144,7 +143,7 @@ def check_case(
     is_boosted: bool,
 ) -> None:
     tiny = Tiny(seed)
-    boosts = tiny.draw_boosts() if is_boosted and backend in BOOSTED else None
+    boosts = tiny.draw_boosts() if is_boosted else None
     search = BeamSearch(tiny.version, scoring=scoring, backend=backend, device="cpu", num_items=num_items, max_rows=max_rows)
     each = [[width] * (len(tiny.sizes) - 1) for width in widths[: tiny.batch]]
     finals: list[tuple[SearchResult, np.ndarray]] = []
