@@ -93,7 +93,7 @@ def test_changes_of_a_list_column_take_new_numbers_and_give_the_old_ones_back(
 ) -> None:
     live = np.arange(NUM_ITEMS)
     with opened(tmp_path) as catalog:
-        for turn in range(30):
+        for turn in range(15):
             catalog.update(live[turn : turn + 10], [{"tags": [9]}] * 10)
             catalog.update(live[turn : turn + 10], rows_of(live[turn : turn + 10]))
             assert obeys_rules(catalog, live)
