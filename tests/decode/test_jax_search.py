@@ -104,7 +104,7 @@ def test_every_version_equals_beam_search_and_compiles_once(compiled: JaxBeamSea
     rng = np.random.default_rng(1)
     search = compiled
     MODEL.traced = 0
-    for turn in range(12):
+    for turn in range(0, 12, 2):
         version = version_of(rng, 900 + turn, 20 * turn)
         search = search.for_version(version)
         ids = np.concatenate([one.trie.item_ids[one.is_live(np.arange(one.trie.num_items))] for one in version.segments])
