@@ -15,7 +15,8 @@ import pyarrow as pa
 
 from leafbeam.catalog.active_rules import ActiveRules
 from leafbeam.catalog.catalog_rules import CatalogRules
-from leafbeam.catalog.definitions import Boost, Rule, definition_of, parse_duration
+from leafbeam.catalog.definitions import Boost, Rule, definition_of
+from leafbeam.catalog.durations import parse_duration
 from leafbeam.catalog.expression import Expression
 from leafbeam.catalog.items_table import ItemsTable, TableOptions
 from leafbeam.catalog.rule_config import LoadReport, RuleSource, RuleStatus

@@ -17,17 +17,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from leafbeam.catalog.durations import parse_duration
 from leafbeam.errors import RuleError, counted
 
 if TYPE_CHECKING:  # rules are written down without pyarrow
     import pyarrow as pa
 
-MAX_RULE_S = 86_400.0
 MAX_GROUPS = 100_000
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
-_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_MIN_SECONDS = 0.1  # more often, evaluations would leave no time to requests
-_MAX_SECONDS = 365 * 86_400.0
 
 # Beside the values of definitions stands, under this name, which none of them can have, the set of items that have a row in the
 # table.
@@ -41,16 +37,6 @@ _TABLE_FUNCTIONS = frozenset(["generate_series", "json_each", "json_tree", "rang
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 _NUMBER = re.compile(r"U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|FLOAT|DOUBLE|DECIMAL\(.*\)")  # types of DuckDB
 _NULL = ('"NULL"', "NULL")
-
-
-def parse_duration(duration: object, what: str = "a duration") -> float:
-    """Return the seconds of a text such as "500ms", "60s", "5m", "1h" or "1d", from 100 ms to a year. Raises RuleError."""
-    found = _DURATION.fullmatch(duration) if isinstance(duration, str) else None
-    seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
-    if not _MIN_SECONDS <= seconds <= _MAX_SECONDS:
-        example = 'a text such as "500ms", "60s", "5m", "1h" or "1d"'
-        raise RuleError(f"{what} has to be {example}, from 100 ms to a year, not {duration!r}")
-    return seconds
 
 
 class Definition(ABC):

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import duckdb
 
-from leafbeam.catalog.definitions import MAX_RULE_S
+from leafbeam.catalog.durations import MAX_RULE_S
 from leafbeam.errors import ArgumentError, DataError
 
 DEFAULT_S = 60.0

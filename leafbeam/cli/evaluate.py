@@ -3,11 +3,19 @@
 import json
 import shlex
 import time
-from typing import TYPE_CHECKING, Annotated, Literal
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from leafbeam.cli.console import Bar, done, next_step, stdout
-from leafbeam.cli.options import DEFAULT_RUN, RunOption, ScoringOption, option
-from leafbeam.cli.run import RunDirectory
+from leafbeam.cli.options import (
+    DEFAULT_RUN,
+    ObjectiveOptions,
+    RunOption,
+    ScoringOption,
+    option,
+    with_options,
+)
+from leafbeam.cli.run import ENGINE_FILES, RunDirectory
 from leafbeam.cli.sources import Source
 from leafbeam.errors import ArgumentError, counted
 from leafbeam.extras import require
@@ -16,9 +24,13 @@ if TYPE_CHECKING:
     from leafbeam.retrieve import ItemMemory
     from leafbeam.train import InteractionLog
     from leafbeam.train.baselines import ScoreFn
+    from leafbeam.train.report import EvaluationReport
     from leafbeam.train.split import Split
 
+_POLICY_USERS = 1_000
 
+
+@with_options(ObjectiveOptions)
 def evaluate(
     run: RunOption = DEFAULT_RUN,
     users: Annotated[int | None, option("--users", "Evaluate a random sample of users.", default="all")] = None,
@@ -36,30 +48,36 @@ def evaluate(
         int, option("--unconstrained", "The number of users for whom the model also searches without the index; 0 for none.")
     ] = 2_000,
     seed: Annotated[int, option("--seed", "The seed of the sample of users.")] = 0,
+    *,
+    policy: ObjectiveOptions,
 ) -> None:
     """Rank the whole catalog for each user and report the rank of the held-out item, beside simple baselines.
 
     The baselines are popularity, nearest text and the transition graph. Lists with and without the items that a user already
     has are both reported. Every figure has its standard error, and the last line says which ranking is best and what to do.
+
+    With --boost, --at-most or --at-least, report instead what this policy costs in recall and what it brings, for several
+    weights. The lists are ten items of the model, without those that a user already has, for 1,000 users by default.
     """
     if users is not None and users < 1:
         raise ArgumentError(f"--users {users}: expected at least one; leave it out to evaluate all")
     paths = RunDirectory(run)
+    if any((objectives := policy.objectives).values()):
+        _evaluate_policy(paths, objectives, part, users or _POLICY_USERS, seed)
+        return
     paths.check("sids", "source", "model")
     require("`leafbeam evaluate`", "pyarrow", "scipy", "sklearn", "torch", extra="train")
     from leafbeam.index import Trie
     from leafbeam.model import load_model
     from leafbeam.semid import SidTable, text_columns
-    from leafbeam.train import EvaluationConfig, leave_one_out
+    from leafbeam.train import EvaluationConfig
     from leafbeam.train import evaluate as measure
 
     sids, source = SidTable.load(paths.sids), Source.load(paths.source)
     model = load_model(paths.model)
     log = source.read()
     columns = source.text_columns or text_columns(log.items)
-    split = leave_one_out(log)
-    if paths.read_report().get("train", {}).get("fit_on") == "train+valid":
-        split = split.with_valid()
+    split = _split_of(paths, log)
     memory, baselines = _memory_and_baselines(paths, log, split, columns, seed)
 
     console, began = stdout(), time.perf_counter()
@@ -79,11 +97,55 @@ def evaluate(
     console.print(report.table())
     if not columns:
         console.print("The items have no text column, so there is no nearest-text baseline.")
-    train = shlex.join(["leafbeam", "train", "--run", str(run), "--resume", "--minutes", "30"])
+    _finish(paths, report, began)
+
+
+def _finish(paths: RunDirectory, report: "EvaluationReport", began: float) -> None:
+    """Print the advice of an evaluation, and add its figures to the report of the run."""
+    console = stdout()
+    train = shlex.join(["leafbeam", "train", "--run", str(paths.path), "--resume", "--minutes", "30"])
     console.print(report.verdict.advice(train), markup=False, soft_wrap=True)
     paths.add_to_report("evaluate", json.loads(report.to_json()))
     done(console, f"written to {paths.report}", since=began)
-    next_step(console, "leafbeam", "build", "--run", run)
+    next_step(console, "leafbeam", "build", "--run", paths.path)
+
+
+def _split_of(paths: RunDirectory, log: "InteractionLog") -> "Split":
+    """Return the split of the log by which the run's model was trained."""
+    from leafbeam.train import leave_one_out
+
+    split = leave_one_out(log)
+    return split.with_valid() if paths.read_report().get("train", {}).get("fit_on") == "train+valid" else split
+
+
+def _evaluate_policy(
+    paths: RunDirectory, objectives: dict[str, Any], part: Literal["test", "valid"], num_users: int, seed: int
+) -> None:
+    """Print what a policy costs and brings, and add it to the report."""
+    paths.check(*ENGINE_FILES, "source")
+    require("`leafbeam evaluate`", "duckdb", "pyarrow", "torch")
+    import numpy as np
+
+    from leafbeam.cli import policy
+    from leafbeam.engine import Engine, Limits, Request
+
+    request, console, began = Request(**objectives, channel="model"), stdout(), time.perf_counter()
+    log = Source.load(paths.source).read()
+    split = _split_of(paths, log)
+    known, answers_U = (split.train, split.valid_U) if part == "valid" else (split.before_test(), split.test_U)
+    users = np.flatnonzero(answers_U >= 0)
+    if not len(users):
+        raise ArgumentError(f"--part {part}: no user has a held-out item there")
+    users = np.sort(np.random.default_rng(seed).permutation(users)[:num_users])
+    limits = Limits(max_history=max(1, int(known.lengths_U.max())))
+    with closing(Engine.load(paths.model, paths.catalog_files(verify=True), limits=limits)) as engine:
+        assert engine.catalog is not None
+        histories = [tuple(log.item_ids[known[int(user)]].tolist()) for user in users]
+        answers = log.item_ids[answers_U[users]].tolist()
+        rows = policy.measure(engine, engine.catalog.rules, histories, answers, request)
+    console.print(policy.table(rows, request.num_items))
+    paths.add_to_report("policy", {"part": part, "users": len(users), "request": objectives, "rows": policy.figures(rows)})
+    done(console, f"{counted(len(users), 'user')}; written to {paths.report}", since=began)
 
 
 def _memory_and_baselines(

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_origin
 
@@ -159,6 +159,35 @@ def split_numbers(option: str, texts: Sequence[str] | None, kind: type[N]) -> di
             what = "a whole number" if kind is int else "a number"
             raise ArgumentError(f"{option} {text!r}: expected {what} after the last =, not {number!r}") from None
     return numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveOptions:
+    """The options that say what a list should prefer."""
+
+    boosts: Annotated[
+        list[str] | None,
+        option(
+            "--boost", "A boost and its weight, which are added to the score of each item; repeatable.", metavar="BOOST=WEIGHT"
+        ),
+    ] = None
+    at_most: Annotated[
+        list[str] | None,
+        option("--at-most", "The most items with one value of a column; repeatable.", metavar="COLUMN=NUMBER"),
+    ] = None
+    at_least: Annotated[
+        list[str] | None,
+        option("--at-least", "The least items of a rule, if so many are allowed; repeatable.", metavar="RULE=NUMBER"),
+    ] = None
+
+    @property
+    def objectives(self) -> dict[str, dict[str, float] | dict[str, int]]:
+        """Return the fields of a `Request`. Raises ArgumentError."""
+        return {
+            "boosts": split_numbers("--boost", self.boosts, float),
+            "at_most": split_numbers("--at-most", self.at_most, int),
+            "at_least": split_numbers("--at-least", self.at_least, int),
+        }
 
 
 RunOption = Annotated[Path, option("--run", "The run directory.")]

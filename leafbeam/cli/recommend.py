@@ -12,11 +12,11 @@ from leafbeam.cli.options import (
     DEFAULT_RUN,
     DeviceOption,
     NoVerifyOption,
+    ObjectiveOptions,
     RunOption,
     ScoringOption,
     option,
     split_names,
-    split_numbers,
     with_options,
 )
 from leafbeam.cli.run import ENGINE_FILES, RunDirectory
@@ -36,27 +36,13 @@ _HISTORY_HELP = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class RequestOptions:
+class RequestOptions(ObjectiveOptions):
     """The options that say what to recommend."""
 
     history: Annotated[str | None, option("--history", _HISTORY_HELP)] = None
     user: Annotated[str, option("--user", "A user of the log, in place of --history.")] = ""
     rules: Annotated[str, option("--rules", "The names of rules that every item must obey, separated by commas.")] = ""
     deny: Annotated[str, option("--deny", "Item ids to exclude, written as for --history.")] = ""
-    boosts: Annotated[
-        list[str] | None,
-        option(
-            "--boost", "A boost and its weight, which are added to the score of each item; repeatable.", metavar="BOOST=WEIGHT"
-        ),
-    ] = None
-    at_most: Annotated[
-        list[str] | None,
-        option("--at-most", "The most items with one value of a column; repeatable.", metavar="COLUMN=NUMBER"),
-    ] = None
-    at_least: Annotated[
-        list[str] | None,
-        option("--at-least", "The least items of a rule, if so many are allowed; repeatable.", metavar="RULE=NUMBER"),
-    ] = None
     keep_history: Annotated[bool, option("--keep-history", "Return items of the history too.")] = False
     num_items: Annotated[int, option("--items", "The largest number of items to return.")] = 10
     num_beams: Annotated[
@@ -80,9 +66,7 @@ class RequestOptions:
         shared = {name: getattr(self, name) for name in ("keep_history", "num_items", "num_beams", "scoring", "channel")}
         return Request(
             rules=split_names(self.rules),
-            boosts=split_numbers("--boost", self.boosts, float),
-            at_most=split_numbers("--at-most", self.at_most, int),
-            at_least=split_numbers("--at-least", self.at_least, int),
+            **self.objectives,
             **shared,
             **fields,
         )

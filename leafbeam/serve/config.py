@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 # These modules import nothing heavy, because the command line reads its options from them even if it does not serve.
-from leafbeam.catalog.definitions import MAX_RULE_S, parse_duration
+from leafbeam.catalog.durations import MAX_RULE_S, parse_duration
 from leafbeam.engine.settings import Limits, Settings
 from leafbeam.errors import ArgumentError
 from leafbeam.serve.connection_limits import ConnectionLimits

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leafbeam.catalog import Catalog, Rule
-from leafbeam.catalog.definitions import parse_duration
+from leafbeam.catalog.durations import parse_duration
 from leafbeam.catalog.items_table import ItemsTable
 from leafbeam.catalog.rule_config import read_rules, rules_from_text
 from leafbeam.errors import ItemIdError, RequestError, RuleError, UnknownRuleError
