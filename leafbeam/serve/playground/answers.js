@@ -13,9 +13,10 @@ export function broken(item, rules) {
 }
 
 function why(answer, place, known) {
-  const score = answer.scores[place].toFixed(2);
+  const boost = answer.boosts.length ? answer.boosts[place] : 0;
+  const score = `${answer.scores[place].toFixed(2)}${boost ? ` (${boost.toFixed(2)} of it from boosts)` : ""}`;
   const reason = answer.reasons[place];
-  if (!reason) return `Log probability ${score} by the ${answer.channel}`;
+  if (!reason) return `${boost ? "Score" : "Log probability"} ${score} by the ${answer.channel}`;
   const source = reason.item_id === null ? "" : ` ${known.has(reason.item_id) ? titleOf(known.get(reason.item_id)) : reason.item_id}`;
   return `Score ${score}, the largest part (${reason.score.toFixed(2)}) from ${CHANNELS[reason.channel] ?? reason.channel}${source}`;
 }
@@ -60,7 +61,7 @@ export function showAnswers({ answer, without, known, rules, before, actions }) 
   const cards = (one, options) =>
     one.item_ids.map((_, place) => card({ answer: one, place, known, rules, actions, ...options }));
   $("with").replaceChildren(...cards(answer, { places, marks: false }));
-  $("with-title").textContent = without ? "With the rules" : "Items";
+  $("with-title").textContent = without ? "With rules and preferences" : "Items";
   $("without").parentElement.hidden = without === null;
   $("answers").classList.toggle("one", without === null);
   $("without").replaceChildren(...(without ? cards(without, { places: null, marks: true }) : []));

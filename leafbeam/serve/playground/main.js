@@ -7,6 +7,7 @@ import { combobox } from "./combobox.js";
 import { $, count, debounced, el, factsOf, plural, setTitleColumn, titleOf } from "./dom.js";
 import { hasKey, showKey } from "./keys.js";
 import { watchServer } from "./live.js";
+import { fieldsOf, hasObjectives, loadBoosts, showObjectives, unmetOf } from "./objectives.js";
 import { completions, loadRules, showRules } from "./rules.js";
 import { DEFAULTS, fromHash, toHash } from "./state.js";
 import { drawTrie, showLevels, tableOf } from "./trie.js";
@@ -37,9 +38,11 @@ class Page {
     $("ruled").hidden = !this.has("/v1/rules");
     const [catalog] = await Promise.all([this.has("/v1/catalog") ? api.get("/v1/catalog") : null, this.loadRules(), items]);
     this.columns = Object.keys(catalog?.columns ?? {});
+    $("objectives").hidden = !this.has("/v1/rules");
     if (catalog) {
       this.changes = new Changes(catalog, this.has("/v1/interactions"), async () => {
         await this.loadRules();
+        this.showObjectives();
         await this.askNow({ sameRequest: true });
         return this.last;
       });
@@ -73,9 +76,20 @@ class Page {
       this.state.rules = names;
       this.ask();
     });
+    this.boosts = this.has("/v1/boosts") ? await loadBoosts() : [];
+  }
+
+  showObjectives() {
+    const { boosts, columns, rules, state } = this;
+    const changed = (part) => {
+      Object.assign(state, part);
+      this.ask();
+    };
+    showObjectives({ boosts, columns, rules, state, changed });
   }
 
   showForm() {
+    this.showObjectives();
     $("filter").value = this.state.filter;
     for (const name of FIELDS) $(name).value = this.state[name] ?? "";
     $("leave_out").checked = this.state.leave_out;
@@ -141,7 +155,7 @@ class Page {
       },
     });
     $("request").addEventListener("input", (event) => {
-      if (event.target.id !== "search" && event.target.closest("#rules, #sliders") === null) this.readForm();
+      if (event.target.id !== "search" && event.target.closest("#rules, #sliders, #objectives") === null) this.readForm();
     });
     $("request").addEventListener("submit", (event) => {
       event.preventDefault();
@@ -190,7 +204,7 @@ class Page {
     await this.askNow();
   }
 
-  /** The body of a request; `ruled` is false for the one without rules. */
+  /** The body of a request; `ruled` is false for the one without rules and preferences. */
   body(ruled) {
     const { history, rules, filter, num_items, num_beams, scoring, channel, leave_out } = this.state;
     return {
@@ -202,6 +216,7 @@ class Page {
       ...(leave_out ? {} : { keep_history: true }),
       ...(ruled && rules.length ? { rules } : {}),
       ...(ruled && filter.trim() ? { filter } : {}),
+      ...(ruled ? fieldsOf(this.state) : {}),
     };
   }
 
@@ -212,7 +227,7 @@ class Page {
     this.asking = new AbortController();
     const { signal } = this.asking;
     const { rules, filter } = this.state;
-    const ruled = rules.length > 0 || filter.trim() !== "";
+    const ruled = rules.length > 0 || filter.trim() !== "" || hasObjectives(this.state);
     try {
       const began = performance.now();
       const asked = [this.body(true), ...(ruled ? [this.body(false)] : [])];
@@ -233,12 +248,14 @@ class Page {
     $("server").textContent = `${plural(found.num_items, "item")}, version ${answer.index_version}`;
     $("allowed").textContent = `These rules allow ${count(found.num_allowed)} of ${plural(found.num_items, "item")}.`;
     const how = answer.exact ? ", proved to be the model's best" : `, ${answer.num_exact} proved to be the model's best`;
-    const wrong = without ? `; without rules, ${without.item_ids.filter((id) => broken(this.known.get(id), rules).length).length} of ${without.num_valid} would break them` : "";
+    const isRuled = rules.length > 0 || this.state.filter.trim() !== "";
+    const wrong = without && isRuled ? `; without rules, ${without.item_ids.filter((id) => broken(this.known.get(id), rules).length).length} of ${without.num_valid} would break them` : "";
     const left = answer.num_history_left_out ? `; ${plural(answer.num_history_left_out, "item")} of the history left out` : "";
     const ignored = answer.ignored_history.length ? `; not in the index: ${answer.ignored_history.join(", ")}` : "";
     const empty = answer.empty_rules.length ? `; no item is left by ${answer.empty_rules.join(" and ").replaceAll("and - ", "- ")}` : "";
+    const unmet = unmetOf(answer);
     const beams = answer.num_beams ? `${plural(answer.rows, "row")} of the model${how}` : "no search";
-    $("summary").textContent = `${plural(answer.num_valid, "item")} in ${milliseconds.toFixed(0)} ms, ${beams}${left}${ignored}${empty}${wrong}.`;
+    $("summary").textContent = `${plural(answer.num_valid, "item")} in ${milliseconds.toFixed(0)} ms, ${beams}${left}${ignored}${empty}${unmet}${wrong}.`;
     const actions = [["Add to history", (item) => this.addToHistory(item)], ...(this.changes?.actions ?? [])];
     if (this.changes?.learns) actions.unshift(["Take", (item) => this.take(item)]);
     showAnswers({ answer, without, known: this.known, rules, before: sameRequest ? this.last : null, actions });

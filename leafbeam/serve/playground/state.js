@@ -2,7 +2,10 @@
 
 const NUMBERS = ["num_items", "num_beams"];
 const TEXTS = ["filter", "scoring", "channel"];
-export const DEFAULTS = { history: [], rules: [], filter: "", num_items: 10, num_beams: null, scoring: "full", channel: "", leave_out: true };
+const NONE = { cap: { name: "", number: 2 }, quota: { name: "", number: 3 } };
+export const DEFAULTS = {
+  history: [], rules: [], filter: "", num_items: 10, num_beams: null, scoring: "full", channel: "", leave_out: true, boosts: {}, ...NONE,
+};
 
 /** The state of an address; ids are text, whatever the server's are. */
 export function fromHash(hash) {
@@ -12,6 +15,12 @@ export function fromHash(hash) {
   for (const name of TEXTS) state[name] = values.get(name) ?? DEFAULTS[name];
   if (!["full", "allowed"].includes(state.scoring)) state.scoring = "full";
   if (!["", "model", "memory", "fused"].includes(state.channel)) state.channel = "";
+  const weights = values.getAll("boost").map((text) => [text.slice(0, text.lastIndexOf(":")), Number(text.slice(text.lastIndexOf(":") + 1))]);
+  state.boosts = Object.fromEntries(weights.filter(([name, weight]) => name && Number.isFinite(weight)));
+  for (const part of Object.keys(NONE)) {
+    const [, name, number] = /^(.+):([1-9]\d{0,2})$/.exec(values.get(part) ?? "") ?? [];
+    state[part] = name ? { name, number: Number(number) } : NONE[part];
+  }
   state.leave_out = values.get("leave_out") !== "no";
   return state;
 }
@@ -24,6 +33,8 @@ export function toHash(state) {
   for (const name of [...NUMBERS, ...TEXTS]) {
     if (state[name] !== null && state[name] !== DEFAULTS[name]) values.set(name, state[name]);
   }
+  for (const [name, weight] of Object.entries(state.boosts)) if (weight) values.append("boost", `${name}:${weight}`);
+  for (const part of Object.keys(NONE)) if (state[part].name) values.set(part, `${state[part].name}:${state[part].number}`);
   if (!state.leave_out) values.set("leave_out", "no");
   return `#${values}`;
 }

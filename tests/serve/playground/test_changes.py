@@ -228,3 +228,27 @@ def test_the_panel_is_accessible_and_fits(open_page, text_shop, scheme, width):
     page.wait_for_selector("#columns [role=option]")
     check_accessible(page)
     assert page.evaluate("document.documentElement.scrollWidth") == width
+
+
+def test_boosts_caps_and_quotas_are_chosen_and_the_list_without_them_stands_beside(open_page, live):
+    put = httpx.put(f"{live.url}/v1/boosts/dear", json={"expression": "price"})
+    assert put.status_code == 200, put.text
+    page = open_page("#item=1000", at=live.url)
+    before = card_ids(page)
+    assert page.is_hidden("#without")
+    page.locator("#boosts input").fill("3")
+    page.wait_for_selector("#without .card")
+    assert card_ids(page, "without") == before
+    assert "boost=dear%3A3" in page.evaluate("location.hash")
+    assert "of it from boosts" in page.locator("#with .card").first.inner_text()
+    prices = [item_of(live, one).json()["attributes"]["price"] for one in card_ids(page)]
+    assert sum(prices) > sum(item_of(live, one).json()["attributes"]["price"] for one in before)
+    page.select_option("#cap-name", "stock")
+    page.fill("#cap-number", "1")
+    wait_until(page, "() => document.querySelectorAll('#with .card').length < 10")
+    stocks = [item_of(live, one).json()["attributes"]["stock"] for one in card_ids(page)]
+    assert len(set(stocks)) == len(stocks)
+    check_accessible(page)
+    again = open_page(page.evaluate("location.hash"), at=live.url)
+    assert card_ids(again) == card_ids(page)
+    assert again.locator("#boosts input").input_value() == "3"
