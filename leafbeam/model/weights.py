@@ -76,7 +76,7 @@ class ModelSource:
         """Return the source of a checkpoint as its files are now. Raises CheckpointError if there is no config.json."""
         try:
             content = (directory / CHECKSUMS).read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             content = repr(read_hf(directory)).encode()
             for path in _files(directory):
                 stat = path.stat()
