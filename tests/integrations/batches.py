@@ -26,7 +26,8 @@ def make_shop(directory: Path, *, seed: int = 0, items: int = 50, user_tokens: i
     ids = [f"item{number:03d}" for number in range(len(codes))]
     table = pa.table({"item_id": ids, "new": [row % 3 == 0 for row in range(len(ids))]})
     trie = Trie.build(codes, codebook_sizes=SIZES, item_ids=ids)
-    return write_shop(directory, small_model(vocabulary, seed=7, **fields), trie, table, '[rules]\nfresh = "new"\n')
+    rules = '[rules]\nfresh = "new"\n[boosts]\nlate = "CAST(substr(item_id, 5) AS INTEGER) / 10"\n'
+    return write_shop(directory, small_model(vocabulary, seed=7, **fields), trie, table, rules)
 
 
 def make_users(path: Path, *, users: int = NUM_USERS, row_group_size: int = 16) -> list[list[str] | None]:

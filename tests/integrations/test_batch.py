@@ -211,3 +211,15 @@ def test_a_partition_says_how_many_users_got_fewer_items(files: CatalogFiles, tm
     plan = job.plan()
     done: PartitionResult = PartitionRunner(job).run(plan.pending[0])
     assert done.short_answers == done.users == 6
+
+
+def test_a_job_takes_boosts_caps_and_quotas(files: CatalogFiles, tmp_path: Path):
+    histories = make_users(tmp_path / "users.parquet")
+    request = Request(rules=("fresh",), boosts={"late": 2.0}, at_most={"new": 3}, at_least={"fresh": 1}, num_items=5)
+    job = job_of(files, tmp_path, request=request)
+    recommend_users(job)
+    check_output(job, histories)
+    assert {len(items) for items in pq.read_table(job.out).column("item_ids").to_pylist()} == {3}
+    other = dataclasses.replace(job, request=dataclasses.replace(request, boosts={"late": 1.0}))
+    with pytest.raises(DataError, match="different request"):
+        recommend_users(other)
