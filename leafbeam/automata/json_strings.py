@@ -77,7 +77,9 @@ class Strings:
         key = "repeated", pattern, low, high
         if key not in self.built:
             part, network, node = self.compiled(pattern), self._network(), START
-            if part.num_states * (low if high is None else high) > self.max_states:
+            if (part.num_states - 1) * (
+                low if high is None else high
+            ) > self.max_states:  # the end of one is the start of the next
                 raise AutomatonError(
                     f"strings of up to {counted(high or low, 'character')} unroll to more than max_states="
                     f"{counted(self.max_states, 'state')}: bound them more tightly"
