@@ -61,6 +61,10 @@ class Definition(ABC):
     def column(self, expression: str) -> str:
         """Return the SQL of the column that `values` reads."""
 
+    def rows(self, expression: str) -> str:
+        """Return a query of rows, by number, and their values; rows that it leaves out have the empty value."""
+        return f"SELECT rowid, {self.column(expression)} AS value FROM items"
+
     @abstractmethod
     def check_type(self, kind: str) -> None:
         """Raise RuleError unless a type of DuckDB fits."""
@@ -111,6 +115,9 @@ class Rule(Definition):
 
     def column(self, expression: str) -> str:
         return f"coalesce(({expression})::BOOLEAN, false)::UTINYINT"
+
+    def rows(self, expression: str) -> str:
+        return f"SELECT rowid, 1::UTINYINT AS value FROM items WHERE ({expression})"
 
     def check_type(self, kind: str) -> None:
         if kind not in ("BOOLEAN", *_NULL):  # DuckDB would take every number but 0 as true

@@ -241,7 +241,7 @@ class ReadSession:
         if num_rows == end and self._is_scan(query):
             values_R = definition.values(self.connection.sql(query).to_arrow_table()["value"])[:end]
         else:
-            table = self.connection.sql(f"SELECT rowid, {query.removeprefix('SELECT ')}").to_arrow_table()
+            table = self.connection.sql(definition.rows(expression)).to_arrow_table()
             rows = _int64(table["rowid"])
             values_R = definition.no_values(end)
             values_R[rows[rows < end]] = definition.values(table["value"])[rows < end]
