@@ -29,7 +29,7 @@ from leafbeam.model import Vocabulary
 from leafbeam.serve import Metrics
 from leafbeam.serve.catalog_schema import BoostBody, ItemBody, RollbackBody, RuleBody, SnapshotBody
 from leafbeam.serve.items import request_of
-from leafbeam.serve.schema import RecommendAnswer, RecommendBody
+from leafbeam.serve.schema import ModelBody, RecommendAnswer, RecommendBody
 from tests import prose
 from tests.fixtures.documents import README
 from tests.fixtures.shops import small_model
@@ -160,7 +160,7 @@ def test_requests_rules_and_json_of_the_pages_are_valid(tmp_path: Path) -> None:
             if words[0] == "curl" and "-d" in words:
                 url, body = next(word for word in words if "/v1/" in word), words[words.index("-d") + 1]
                 kinds = {"recommend": RecommendBody, "items": ItemBody, "rules": RuleBody, "boosts": BoostBody}
-                kinds |= {"catalog/snapshot": SnapshotBody, "catalog/rollback": RollbackBody}
+                kinds |= {"catalog/snapshot": SnapshotBody, "catalog/rollback": RollbackBody, "model/reload": ModelBody}
                 found = msgspec.json.decode(body, type=next(kinds[name] for name in kinds if f"/v1/{name}" in url))
                 if isinstance(found, RecommendBody):
                     request_of(found)
