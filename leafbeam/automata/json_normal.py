@@ -20,6 +20,7 @@ from leafbeam.automata.json_scope import (
     names_of,
     types_of,
 )
+from leafbeam.errors import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +123,7 @@ class Normaliser:
         if times:
             self.notes.bounded("$ref", scope, self.max_inside)
         if times > self.max_inside:
-            raise scope.nothing(f": {reference} leads back to itself more than {self.max_inside} times", "$ref")
+            raise scope.nothing(f": {reference} leads back to itself more than {counted(self.max_inside, 'time')}", "$ref")
         return location, (*scope.open_refs, id(location.schema))
 
     def parts(self, schema: Schema, scope: Scope) -> tuple[list[Schema], Scope]:

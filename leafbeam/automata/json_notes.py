@@ -5,7 +5,7 @@ from typing import Literal
 
 from leafbeam.automata.json_references import below
 from leafbeam.automata.json_scope import Scope
-from leafbeam.errors import AutomatonError, short_repr
+from leafbeam.errors import AutomatonError, counted, short_repr
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,9 @@ class Notes:
     def bounded(self, keyword: str, scope: Scope, depth: int) -> None:
         """Note a reference that is followed only so often. Raises AutomatonError if notes are refused."""
         if self.strict:
-            raise scope.error(f" leads back to itself: {short_repr(keyword)} would be followed {depth} times only", keyword)
+            raise scope.error(
+                f" leads back to itself: {short_repr(keyword)} would be followed {counted(depth, 'time')} only", keyword
+            )
         self.kept[SchemaNote(treatment="bounded", keyword=keyword, pointer=scope.path, depth=depth)] = None
 
     @property

@@ -52,7 +52,7 @@ def _check(column: ItemColumn, version: Version, tries: Sequence[object], number
             )
     largest = largest_boost(column, version)
     if not largest <= MOST_NATS:
-        raise ArgumentError(f"boosts[{number}] has boosts of {largest:g} nats: expected at most {MOST_NATS:,.0f}")
+        raise ArgumentError(f"boosts[{number}] has a boost of {largest:g}: expected at most {MOST_NATS:,.0f}, in nats")
 
 
 def largest_boost(column: ItemColumn, version: Version) -> float:

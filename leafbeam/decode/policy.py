@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.decode.results import SearchResult
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import ArgumentError, counted
 from leafbeam.index import Bitmap, Filter, ItemColumn, Version
 
 Search = Callable[[Sequence[Filter], Sequence[NDArray[Any] | None], Sequence[int]], SearchResult]
@@ -36,7 +36,7 @@ class Cap:
 
     def __post_init__(self) -> None:
         if self.most < 1:
-            raise ArgumentError(f"at most {self.most} items of a group: expected at least 1; forbid a group by a rule")
+            raise ArgumentError(f"most={self.most} of a group: expected at least 1; forbid a group by a rule")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,7 +48,7 @@ class Quota:
 
     def __post_init__(self) -> None:
         if self.least < 1:
-            raise ArgumentError(f"at least {self.least} items of a rule: expected at least 1")
+            raise ArgumentError(f"least={self.least} of a rule: expected at least 1")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,7 +68,7 @@ class Policy:
     def __post_init__(self) -> None:
         wanted = sum(quota.least for quota in self.quotas)
         if wanted > self.num_items:
-            raise ArgumentError(f"at least {wanted} items of rules in a list of {self.num_items}: expected at most as many")
+            raise ArgumentError(f"quotas of {counted(wanted, 'item')} in a list of {self.num_items}: expected at most as many")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,11 +12,12 @@ from leafbeam.catalog import Catalog
 from leafbeam.decode import SearchResult
 from leafbeam.engine.batcher import BatchSize
 from leafbeam.engine.decoder import Decoder
+from leafbeam.engine.objectives import Objectives
 from leafbeam.engine.prepare import RequestPreparer
 from leafbeam.engine.request import ItemId, PendingRequest, Request, Scoring
 from leafbeam.engine.settings import Settings
 from leafbeam.engine.tuning import PrecisionReport, ThreadTimes, compare_precisions, measure_threads
-from leafbeam.index import Trie, Version
+from leafbeam.index import ItemColumn, Trie, Version
 
 _MAX_CALIBRATION_S = 1.0
 _COMPARED_REQUESTS = 4  # of the larger batch that precisions are compared on
@@ -32,10 +33,12 @@ def warm_up_requests(version: Version, num_beams: int) -> Iterator[Request]:
 
 
 def run_filtered(preparer: RequestPreparer, decoder: Decoder, num_beams: int, clock: Callable[[], float]) -> None:
-    """Search once under a filter: rules may be added later, and their first request should not wait for a compilation."""
-    item = _live_item(preparer.version)
+    """Search once under a filter and with a boost: either may be added later, and no request should wait for a compilation."""
+    item, version = _live_item(preparer.version), preparer.version
     pending = preparer.prepare(Request(history=item, num_items=1, num_beams=num_beams, keep_history=True), clock())
-    decoder.run([replace(pending, item_filter=pending.version.filter(item_ids=item))])
+    decoder.run([replace(pending, item_filter=version.filter(item_ids=item))])
+    numbers = tuple(np.zeros(segment.trie.num_items, np.float32) for segment in version.segments)
+    decoder.run([replace(pending, objectives=Objectives(boost=ItemColumn(parts=numbers, index=version)))])
 
 
 def change_a_copy(catalog: Catalog) -> None:

@@ -72,7 +72,7 @@ REQUESTS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("fields", REQUESTS, ids=lambda fields: "-".join(fields))
 def test_the_list_is_that_of_all_allowed_items(shop: Shop, boosted: Engine, fields: dict[str, Any]) -> None:
-    request = Request(**fields)
+    request = Request(**fields, deadline_s=60)
     result = boosted.submit(request).result(60)
     rows = {row["item_id"]: row for row in shop.rows}
     assert result.exact
@@ -93,7 +93,8 @@ def scores_of(shop: Shop, request: Request) -> dict[Any, float]:
 
 
 def test_requests_with_and_without_objectives_are_answered_together(shop: Shop, boosted: Engine) -> None:
-    requests = [Request(), *(Request(**fields) for fields in REQUESTS), Request(rules=("cheap",))]
+    every: list[dict[str, Any]] = [{}, *REQUESTS, {"rules": ("cheap",)}]
+    requests = [Request(**fields, deadline_s=60) for fields in every]
     futures = [boosted.submit(request) for request in requests]
     for request, future in zip(requests, futures, strict=True):
         alone = boosted.recommend([request])[0]
@@ -101,7 +102,7 @@ def test_requests_with_and_without_objectives_are_answered_together(shop: Shop, 
 
 
 def test_a_quota_that_cannot_be_met_is_filled_up_and_named(boosted: Engine) -> None:
-    result = boosted.submit(Request(rules=("in_stock",), at_least={"none": 2, "cheap": 1})).result(60)
+    result = boosted.submit(Request(rules=("in_stock",), at_least={"none": 2, "cheap": 1}, deadline_s=60)).result(60)
     assert result.num_valid == 10
     assert result.exact
     assert result.unmet == {"none": 2}
@@ -113,7 +114,7 @@ def test_changes_of_boosts_and_items_are_seen_by_the_next_request(shop: Shop, ca
     with Engine(shop.model, catalog) as engine:
 
         def best(**fields: Any) -> Result:
-            return engine.submit(Request(boosts={"margin": 400.0}, num_items=3, **fields)).result(60)
+            return engine.submit(Request(boosts={"margin": 400.0}, num_items=3, deadline_s=60, **fields)).result(60)
 
         assert {float(str(item)[1:]) % 40 for item in best().item_ids} == {39.0}  # the dearest
         catalog.add_boost("margin", "-price / 20")
@@ -205,7 +206,7 @@ def test_a_memory_ranks_with_boosts_caps_and_quotas_too(
 
 
 def test_fixed_beams_take_boosts_and_claim_no_proof_that_they_lack(shop: Shop, boosted: Engine) -> None:
-    request = Request(boosts={"few": 3.0}, num_beams=10)
+    request = Request(boosts={"few": 3.0}, num_beams=10, deadline_s=60)
     result = boosted.submit(request).result(60)
     best = sorted(scores_of(shop, request).values(), reverse=True)
     assert result.num_valid == 10
