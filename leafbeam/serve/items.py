@@ -101,7 +101,8 @@ async def result_for(
 
 async def _submit(engine: Engine, request: Request, arrived: float, gone: "asyncio.Future[None]", answer_s: float) -> Result:
     """Submit a request to an engine, and wait for its result as `result_of` does."""
-    blocks = engine.settings.overlap and len(request.history) + len(request.deny_item_ids) > _INLINE_IDS
+    has_many = engine.settings.overlap and len(request.history) + len(request.deny_item_ids) > _INLINE_IDS
+    blocks = has_many or request.has_objectives  # the first request with a column reads the whole table
     max_s = engine.limits.max_deadline_s
     if request.deadline_s is not None and not 0 < request.deadline_s <= max_s:  # in the words of HTTP
         reason = "deadline_past" if request.deadline_s <= 0 else "over_a_limit"
