@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from benchmarks.micro import schemas
 
 SCHEMA: dict[str, Any] = {
@@ -34,6 +36,7 @@ def test_keys_are_put_into_the_order_of_the_schema() -> None:
     assert schemas.in_order({"z": 1, "a": 1}, SCHEMA) is None
 
 
+@pytest.mark.slow
 def test_an_engine_answers_in_a_process_of_its_own_and_is_counted(tmp_path: Path) -> None:
     write_data(tmp_path)
     cases = schemas.cases_of(tmp_path, None, 0)

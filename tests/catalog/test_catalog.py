@@ -370,6 +370,7 @@ def test_a_file_put_in_the_place_of_the_old_one_is_seen_at_reload(shop):
     assert catalog.reload().rules[0].num_items == 30
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(st.permutations(range(8)), st.permutations(range(8)))
 def test_rows_that_moved_are_mapped_again(before, after):

@@ -61,6 +61,7 @@ def small_spare(monkeypatch: pytest.MonkeyPatch) -> None:
 OPENED = pytest.mark.parametrize("opened", [in_memory, exclusive, held, opened_each_time])
 
 
+@pytest.mark.slow
 @OPENED
 @pytest.mark.parametrize(("reload", "purge"), [(False, False), (True, True)])
 def test_row_numbers_stay_near_the_rows_while_items_come_and_go(

@@ -33,6 +33,7 @@ def test_a_topic_of_kafka_is_followed(run: Path, monkeypatch: pytest.MonkeyPatch
     assert ids_of(run) == {*IDS, "new", "7"} - {"i0"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
 def test_a_table_is_followed(run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str) -> None:
     pytest.importorskip({"delta": "deltalake", "iceberg": "pyiceberg"}[kind])

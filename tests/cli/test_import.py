@@ -62,6 +62,7 @@ def forms(folder: Path) -> dict[str, Path]:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("column", "words"), [("item_id", ()), ("sku", ("--item-column", "sku"))])
 def test_every_form_makes_the_same_run(tmp_path: Path, column: str, words: tuple[str, ...]):
     """Codes may have `item_id` where the items have another column."""

@@ -103,6 +103,7 @@ print(json.dumps(loaded + [name for name in json.loads(sys.argv[2]) if name in s
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("commands", "expected"),
     [

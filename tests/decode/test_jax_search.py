@@ -132,6 +132,7 @@ def test_items_that_share_a_leaf_are_listed_one_by_one(compiled: JaxBeamSearch) 
     assert_same(result, BeamSearch(trie, [8, 30, 20]).run(MODEL.on_host(3), 3, *requests))
 
 
+@pytest.mark.slow
 def test_a_search_with_pallas_kernels_equals_beam_search() -> None:
     rng = np.random.default_rng(7)
     version, model = version_of(rng, 900, 60), TableModel()

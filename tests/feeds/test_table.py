@@ -120,6 +120,7 @@ def versions() -> list[pa.Table]:
     return [arrow(first), arrow([*first[1:3], row(2003, 7), row(2004), row(2005)])]
 
 
+@pytest.mark.slow
 def test_a_follower_that_is_killed_at_any_point_loses_and_doubles_nothing(shop: Any, tmp_path: Path) -> None:
     def shifted(table: pa.Table, by: int) -> pa.Table:
         return table.set_column(0, "item_id", pa.array([item + by for item in table["item_id"].to_pylist()]))

@@ -57,6 +57,7 @@ def test_a_put_is_written_and_synced_in_the_log_of_requests_and_in_the_table_alo
         assert memory.memory.search(["new"], num_items=1).item_ids
 
 
+@pytest.mark.slow
 def test_changes_come_back_in_any_order_of_restarts_compactions_new_logs_and_rollbacks(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

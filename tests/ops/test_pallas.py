@@ -55,6 +55,7 @@ def test_one_pass_over_the_logits_equals_that_of_xla(num_rows: int, size: int, m
         assert own_top_RH is None
 
 
+@pytest.mark.slow
 def test_rounds_equal_those_of_the_cpu() -> None:
     """Under "allowed"; tests/decode/test_jax_search.py has a search under "full"."""
     rng = np.random.default_rng(18)

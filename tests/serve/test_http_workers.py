@@ -244,6 +244,7 @@ def test_a_worker_that_is_told_to_end_answers_first_and_is_replaced(first_shop: 
         until(lambda: workers_of(server) != before and ready_workers(server.url) == 1)
 
 
+@pytest.mark.slow
 def test_sigterm_answers_what_runs_and_leaves_no_process(shop: Any) -> None:
     with process(shop, http_workers=2) as server:
         server.child.send_signal(signal.SIGHUP)

@@ -35,6 +35,7 @@ def test_an_open_address_is_warned_of(first_shop, caplog, host, warns):
     assert ("there are no keys" in caplog.text) == warns
 
 
+@pytest.mark.slow
 def test_sighup_reloads_rules_without_a_restart_and_sigterm_drops_no_request(shop):
     _, _, catalog_path, rules_path = shop.files
     with process(shop) as server, httpx.Client(base_url=server.url, timeout=20) as client:

@@ -135,6 +135,7 @@ def test_spans_arrive_at_a_collector(first_shop: Any) -> None:
     assert sorted(names) == sorted([f"POST {RECOMMEND}", *STAGES])
 
 
+@pytest.mark.slow
 def test_a_collector_that_is_not_there_changes_no_answer(first_shop: Any) -> None:
     with thread(first_shop.engine(), observation=Observation(traces=Traces.to("http://127.0.0.1:9/v1/traces"))) as server:
         assert httpx.post(server.url + RECOMMEND, json={}).status_code == 200

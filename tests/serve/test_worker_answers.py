@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pytest
 
 from leafbeam.retrieve import ItemMemory
 from leafbeam.serve import Exposure
@@ -135,6 +136,7 @@ def answer(client: httpx.Client, method: str, path: str, content: Any, headers: 
     return method, path, came.status_code, shown, text
 
 
+@pytest.mark.slow
 def test_answers_and_counts_are_those_of_one_process(shop: Any, tmp_path: Path) -> None:
     ItemMemory.fit(list(shop.item_ids), np.array([0, 2]), np.array([0, 1])).save(shop.memory)
     shutil.copytree(shop.directory, tmp_path / "other")

@@ -127,6 +127,7 @@ def test_a_fault_that_passes_refuses_no_constraint_for_good(generator: TextGener
     compiler.close()
 
 
+@pytest.mark.slow
 def test_time_in_which_other_programs_run_does_not_count(generator: TextGenerator):
     with closing(ConstraintCompiler(generator.tokens, CompileLimits(max_seconds=1.0, max_mb=4096))) as compiler:
         compiler.start()

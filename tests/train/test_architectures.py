@@ -54,6 +54,7 @@ def test_the_loss_is_the_last_items_cross_entropy_given_the_others(recipe: Recip
         assert abs(penalty) < 1e-4
 
 
+@pytest.mark.slow
 def test_a_log_that_can_be_learned_is_learned():
     budget = Budget(steps=250)
     recipe = dataclasses.replace(EXPERTS, budget=budget, learning_rate=5e-3, hidden_size=32, dropout=0.0, label_smoothing=0.0)
