@@ -77,13 +77,15 @@ class Llguidance:
         class Tokenizer(Greedy):
             eos_token_id, bos_token_id = end, None
 
+            def __init__(self):
+                super().__init__(tokens)
+                self.tokens = [b"<%d>" % token if text is None else text for token, text in enumerate(tokens)]
+                self.special_token_ids = [token for token, text in enumerate(tokens) if text is None]
+
             def __call__(self, text):
                 return self.greedy(text if isinstance(text, bytes) else text.encode())
 
-        tokenizer = Tokenizer(tokens)
-        tokenizer.tokens = [b"<%d>" % token if text is None else text for token, text in enumerate(tokens)]
-        tokenizer.special_token_ids = [token for token, text in enumerate(tokens) if text is None]
-        wrapper = llguidance.TokenizerWrapper(tokenizer)
+        wrapper = llguidance.TokenizerWrapper(Tokenizer())
         self._module = llguidance
         self._tokenizer = llguidance.LLTokenizer(wrapper, n_vocab=len(tokens), slices=llguidance.LLTokenizer.json_slices())
         self._bits = llguidance.numpy.allocate_token_bitmask(1, len(tokens))
