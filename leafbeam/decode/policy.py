@@ -71,6 +71,27 @@ class Policy:
             raise ArgumentError(f"quotas of {counted(wanted, 'item')} in a list of {self.num_items}: expected at most as many")
 
 
+class _Groups:
+    """How many items of each group a list has, for each cap."""
+
+    def __init__(self, caps: Sequence[Cap]) -> None:
+        self._caps, self._counts = caps, [Counter[int]() for _ in caps]
+
+    def take(self, groups: Sequence[int]) -> bool:
+        """Count an item of these groups; False if one of them is full, and then it is not counted."""
+        pairs = list(zip(groups, self._counts, strict=True))
+        if any(group >= 0 and count[group] >= cap.most for (group, count), cap in zip(pairs, self._caps, strict=True)):
+            return False
+        for group, count in pairs:
+            count[group] += 1
+        return True
+
+    def full(self) -> list[tuple[Cap, list[int]]]:
+        """Return the groups of each cap that are full."""
+        pairs = zip(self._caps, self._counts, strict=True)
+        return [(cap, [one for one, number in count.items() if one >= 0 and number >= cap.most]) for cap, count in pairs]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Item:
     """An item that was taken."""
@@ -91,14 +112,13 @@ class _List:
 
     policy: Policy
     taken: list[_Item] = field(default_factory=list[_Item])
-    counts: list[Counter[int]] = field(default_factory=list[Counter[int]])
     unmet: list[int] = field(default_factory=list[int])
     stage: int = -1
     missing: int = 0
     bound: float = -np.inf
 
     def __post_init__(self) -> None:
-        self.counts = [Counter() for _ in self.policy.caps]
+        self.groups = _Groups(self.policy.caps)
         self.next_stage()
 
     @property
@@ -122,21 +142,15 @@ class _List:
 
     def take(self, item: _Item, groups: Sequence[int]) -> None:
         """Take an item of these groups, unless one of them is full."""
-        pairs = list(zip(groups, self.counts, strict=True))
-        full = zip(pairs, self.policy.caps, strict=True)
-        if any(group >= 0 and count[group] >= cap.most for (group, count), cap in full):
-            return
-        for group, count in pairs:
-            count[group] += 1
-        self.taken.append(item)
-        self.missing -= 1
+        if self.groups.take(groups):
+            self.taken.append(item)
+            self.missing -= 1
 
     def acceptable(self, base: Filter, version: Version) -> Filter:
         """Return the items that the stage may take, without those that were taken."""
         quotas = self.policy.quotas
         allowed = base & quotas[self.stage].items if self.stage < len(quotas) else base
-        for cap, count in zip(self.policy.caps, self.counts, strict=True):
-            full = [group for group, number in count.items() if group >= 0 and number >= cap.most]
+        for cap, full in self.groups.full():
             if full:
                 allowed = allowed - items_of_groups(version, cap.groups, full)
         return allowed
@@ -195,7 +209,7 @@ def pick(
         members: For each quota whether each item is in its filter.
         num_items: The number of items.
     """
-    counts, taken, unmet = [Counter[int]() for _ in policy.caps], set[int](), list[int]()
+    counts, taken, unmet = _Groups(policy.caps), set[int](), list[int]()
     stages = [(quota.least, member) for quota, member in zip(policy.quotas, members, strict=True)]
     for least, member in [*stages, (policy.num_items, None)]:
         missing = least - sum(member is None or member[place] for place in taken)
@@ -204,13 +218,9 @@ def pick(
                 break
             if place in taken or not (member is None or member[place]):
                 continue
-            own = [group[place] for group in groups]
-            if any(one >= 0 and count[one] >= cap.most for one, count, cap in zip(own, counts, policy.caps, strict=True)):
-                continue
-            for one, count in zip(own, counts, strict=True):
-                count[one] += 1
-            taken.add(place)
-            missing -= 1
+            if counts.take([group[place] for group in groups]):
+                taken.add(place)
+                missing -= 1
         unmet.append(max(0, missing))
     return sorted(taken), tuple(unmet[:-1])
 
