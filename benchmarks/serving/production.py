@@ -125,7 +125,7 @@ def settings_of(model: str, quick: bool) -> list[VllmSettings]:
 
 def in_dtype(run: LoadRun, dtype: Dtype) -> LoadRun:
     """The run with a model that multiplies in this dtype."""
-    return replace(run, model=run.model.with_bfloat16_products()) if dtype == "bfloat16" else run
+    return replace(run, model=run.model.with_precision("bfloat16")) if dtype == "bfloat16" else run
 
 
 def _offline(

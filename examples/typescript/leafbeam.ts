@@ -430,7 +430,7 @@ export interface Readiness {
   text_model: string | null;
   /** The number of HTTP processes that accept connections; 0 if the server is one process. */
   http_workers?: number;
-  /** The precision of matrix products; for bfloat16, also how far answers differ. */
+  /** The precision of matrix products; for others than float32, also how far answers differ. */
   precision?: string | null;
   /** What was measured and chosen for this machine: threads, precision, products, CUDA graphs. */
   tuning?: Record<string, string>;

@@ -10,6 +10,7 @@ from leafbeam.cli.console import Bar, done, next_step, stdout
 from leafbeam.cli.options import (
     DEFAULT_RUN,
     ObjectiveOptions,
+    PrecisionOption,
     RunOption,
     ScoringOption,
     option,
@@ -19,6 +20,7 @@ from leafbeam.cli.run import ENGINE_FILES, RunDirectory
 from leafbeam.cli.sources import Source
 from leafbeam.errors import ArgumentError, counted
 from leafbeam.extras import require
+from leafbeam.model.precision import Precision
 
 if TYPE_CHECKING:
     from leafbeam.retrieve import ItemMemory
@@ -48,6 +50,7 @@ def evaluate(
         int, option("--unconstrained", "The number of users for whom the model also searches without the index; 0 for none.")
     ] = 2_000,
     seed: Annotated[int, option("--seed", "The seed of the sample of users.")] = 0,
+    precision: PrecisionOption = "float32",
     *,
     policy: ObjectiveOptions,
 ) -> None:
@@ -63,7 +66,7 @@ def evaluate(
         raise ArgumentError(f"--users {users}: expected at least one; leave it out to evaluate all")
     paths = RunDirectory(run)
     if any((objectives := policy.objectives).values()):
-        _evaluate_policy(paths, objectives, part, users or _POLICY_USERS, seed)
+        _evaluate_policy(paths, objectives, part, users or _POLICY_USERS, seed, precision)
         return
     paths.check("sids", "source", "model")
     require("`leafbeam evaluate`", "pyarrow", "scipy", "sklearn", "torch", extra="train")
@@ -74,7 +77,7 @@ def evaluate(
     from leafbeam.train import evaluate as measure
 
     sids, source = SidTable.load(paths.sids), Source.load(paths.source)
-    model = load_model(paths.model)
+    model = load_model(paths.model).with_precision(precision)
     log = source.read()
     columns = source.text_columns or text_columns(log.items)
     split = _split_of(paths, log)
@@ -119,7 +122,12 @@ def _split_of(paths: RunDirectory, log: "InteractionLog") -> "Split":
 
 
 def _evaluate_policy(
-    paths: RunDirectory, objectives: dict[str, Any], part: Literal["test", "valid"], num_users: int, seed: int
+    paths: RunDirectory,
+    objectives: dict[str, Any],
+    part: Literal["test", "valid"],
+    num_users: int,
+    seed: int,
+    precision: Precision,
 ) -> None:
     """Print what a policy costs and brings, and add it to the report."""
     paths.check(*ENGINE_FILES, "source")
@@ -127,7 +135,7 @@ def _evaluate_policy(
     import numpy as np
 
     from leafbeam.cli import policy
-    from leafbeam.engine import Engine, Limits, Request
+    from leafbeam.engine import Engine, Limits, Request, Settings
 
     request, console, began = Request(**objectives, channel="model"), stdout(), time.perf_counter()
     log = Source.load(paths.source).read()
@@ -137,8 +145,8 @@ def _evaluate_policy(
     if not len(users):
         raise ArgumentError(f"--part {part}: no user has a held-out item there")
     users = np.sort(np.random.default_rng(seed).permutation(users)[:num_users])
-    limits = Limits(max_history=max(1, int(known.lengths_U.max())))
-    with closing(Engine.load(paths.model, paths.catalog_files(verify=True), limits=limits)) as engine:
+    limits, settings = Limits(max_history=max(1, int(known.lengths_U.max()))), Settings(precision=precision)
+    with closing(Engine.load(paths.model, paths.catalog_files(verify=True), limits=limits, settings=settings)) as engine:
         assert engine.catalog is not None
         histories = [tuple(log.item_ids[known[int(user)]].tolist()) for user in users]
         answers = log.item_ids[answers_U[users]].tolist()

@@ -10,6 +10,7 @@ import typer
 
 from leafbeam.config_file import Setting, load_config, settings_of, to_toml
 from leafbeam.errors import ArgumentError
+from leafbeam.model.precision import Precision
 
 N = TypeVar("N", int, float)
 Format = Literal["tables", "amazon", "movielens", "cornac"]
@@ -192,6 +193,14 @@ class ObjectiveOptions:
 
 RunOption = Annotated[Path, option("--run", "The run directory.")]
 DeviceOption = Annotated[str, option("--device", "The device of the model: cpu, cuda, cuda:1 and so on.")]
+PrecisionOption = Annotated[
+    Precision,
+    option(
+        "--precision",
+        "The precision of the layers' matrix products on a CPU. bfloat16 and int8 answer requests only where they are faster.",
+        metavar="float32|bfloat16|int8",
+    ),
+]
 NoVerifyOption = Annotated[
     bool,
     option("--no-verify", "Load the index without checks; a damaged index then gives wrong items or a crash."),

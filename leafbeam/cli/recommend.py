@@ -13,6 +13,7 @@ from leafbeam.cli.options import (
     DeviceOption,
     NoVerifyOption,
     ObjectiveOptions,
+    PrecisionOption,
     RunOption,
     ScoringOption,
     option,
@@ -98,6 +99,7 @@ class TableOptions:
 def recommend(
     run: RunOption = DEFAULT_RUN,
     device: DeviceOption = "cpu",
+    precision: PrecisionOption = "float32",
     no_verify: NoVerifyOption = False,
     *,
     wish: RequestOptions,
@@ -126,17 +128,19 @@ def recommend(
             request=wish.request(),
             columns=UserColumns(user=table.user_column, history=table.history_column),
             device=device,
+            precision=precision,
         )
         _recommend_table(job, table)
         return
     gc.disable()  # imports make a million lasting objects: looking through them takes a sixth of this command
     try:
         from leafbeam.cli import output
-        from leafbeam.engine import Engine
+        from leafbeam.engine import Engine, Settings
     finally:
         gc.enable()
 
-    with closing(Engine.load(paths.model, paths.catalog_files(verify=not no_verify), device=device)) as engine:
+    files, settings = paths.catalog_files(verify=not no_verify), Settings(precision=precision)
+    with closing(Engine.load(paths.model, files, device=device, settings=settings)) as engine:
         history = output.history_of(paths, wish.user) if wish.user else output.parse_ids(wish.history or "", engine.trie)
         deny = tuple(output.parse_ids(wish.deny, engine.trie))
         request = wish.request(history=tuple(history), user=wish.user or None, deny_item_ids=deny)

@@ -44,6 +44,7 @@ _OF_ITEMS = (
         "engine.max_rows": "--max-rows",
         "engine.workers": "--workers",
         "engine.threads": "--threads",
+        "engine.precision": "--precision",
         "engine.graph_mb": "--graph-mb",
         "http_workers": "--http-workers",
         "refresh": "--refresh",

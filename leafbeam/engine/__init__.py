@@ -8,9 +8,10 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
     from leafbeam.engine.decoder import Model
     from leafbeam.engine.engine import Engine
     from leafbeam.engine.request import Channel, ItemId, Request, Result, Scoring, Timings, UserId
-    from leafbeam.engine.settings import Limits, Precision, Settings
+    from leafbeam.engine.settings import Limits, Settings
     from leafbeam.engine.tuning import PrecisionReport, Tuning
     from leafbeam.engine.worker import SlowBatch
+    from leafbeam.model.precision import Precision
 
 __all__ = [
     "COUNTERS",

@@ -23,7 +23,7 @@ from leafbeam.engine.results import MemoryChannel, ResultWriter
 from leafbeam.engine.scheduler import Scheduler
 from leafbeam.engine.search_widths import SearchWidths
 from leafbeam.engine.served_model import EngineParts, ServedModel
-from leafbeam.engine.settings import Limits, Precision, Settings
+from leafbeam.engine.settings import Limits, Settings
 from leafbeam.engine.tuning import Tuning
 from leafbeam.engine.warm_up import calibrate, change_a_copy, run_filtered, warm_up_requests
 from leafbeam.engine.worker import SlowBatch, SlowBatches, Worker
@@ -41,6 +41,7 @@ from leafbeam.index import Trie, Version
 from leafbeam.live import RequestKey
 from leafbeam.model import PromptStore, load_for_decoding
 from leafbeam.model.cpu.threads import torch_threads
+from leafbeam.model.precision import Precision
 from leafbeam.ops import openmp
 from leafbeam.ops.backend import LatestBindings
 from leafbeam.retrieve import Event, ItemMemory, LiveMemory

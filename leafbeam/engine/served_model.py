@@ -22,7 +22,8 @@ from leafbeam.engine.tuning import Tuning
 from leafbeam.engine.warm_up import choose_threads, measure_precision
 from leafbeam.errors import ArgumentError, CheckpointError
 from leafbeam.index import Version
-from leafbeam.model import PromptStore, Transformer
+from leafbeam.machine import return_freed_memory
+from leafbeam.model import AnyModel, PromptStore, Transformer
 from leafbeam.model.cpu.threads import torch_threads
 from leafbeam.ops.attention.costs import AttentionCosts
 from leafbeam.ops.backend import LatestBindings
@@ -113,20 +114,21 @@ class ServedModel:
             return self.offline_decoder.run(batch)
 
     def _choose_precision(self) -> None:
-        """Take products in bfloat16 where the settings ask for them and they are faster; nothing on a second call."""
-        if self._settings.precision == "float32" or self.tuning.precision_report or not isinstance(self.model, Transformer):
+        """Take the products that the settings ask for where they are faster than float32's; nothing on a second call."""
+        precision = self._settings.precision
+        if precision == "float32" or self.tuning.precision_report or not isinstance(self.model, AnyModel):
             return
-        rounded = self.model.with_bfloat16_products()
+        rounded = self.model.with_precision(precision)
         decoders = self._decoder(self.model, stores=False), self._decoder(rounded, stores=False)
         with torch_threads(self._settings.threads or self._most_threads):
             report = measure_precision(self.preparer, self._settings, *decoders, self._clock)
-        self.tuning = replace(self.tuning, precision_report=report, precision="bfloat16" if report.is_faster else "float32")
+        self.tuning = replace(self.tuning, precision_report=report, precision=precision if report.is_faster else "float32")
         if report.is_faster:
             self._round(rounded)
         else:
-            log.warning("matrix products stay in float32, because bfloat16 is no faster here: %s", report)
+            log.warning("matrix products stay in float32, because %s is no faster here: %s", precision, report)
 
-    def _round(self, rounded: Transformer) -> None:
+    def _round(self, rounded: AnyModel) -> None:
         self.model = rounded
         self.offline_decoder = self._decoder(rounded)
 
@@ -142,14 +144,16 @@ class ServedModel:
         threads = times.count if times else self._settings.threads or most
         self.tuning = replace(self.tuning, threads=threads, thread_times=times)
         self._tune_products()
+        return_freed_memory()  # of the products that were not chosen
         if self.tuning.is_measured:
             log.info("tuned for this machine: %s", self.tuning)
 
     def tune_like(self, tuning: Tuning) -> None:
         """Take the threads and the precision of a model that is served meanwhile: measured beside it, times mean little."""
         self.tuning = tuning
-        if tuning.precision == "bfloat16" and isinstance(self.model, Transformer):
-            self._round(self.model.with_bfloat16_products())
+        if tuning.precision != "float32" and isinstance(self.model, AnyModel):
+            self._round(self.model.with_precision(tuning.precision))
+            return_freed_memory()
         self._tune_products()
 
     def _tune_products(self) -> None:
@@ -185,10 +189,12 @@ def _check(model: Model, version: Version, settings: Settings, limits: Limits, *
             )
     if settings.graphs:
         check_can_be_captured(model, is_on_gpu=can_capture)
-    if settings.precision != "float32" and not (isinstance(model, Transformer) and model.takes_workspace):
+    if isinstance(model, AnyModel):
+        model.check_precision(settings.precision)
+    elif settings.precision != "float32":
         raise ArgumentError(
-            f"precision={settings.precision!r} is of a Transformer in float32 on a CPU, and this is a "
-            f"{type(model).__name__} on {model.device}: set precision to 'float32'"
+            f"precision={settings.precision!r} is of leafbeam's own models, and this is a {type(model).__name__}: "
+            "set precision to 'float32'"
         )
     path, device = settings.attention_costs, model.device
     costs = None if path is None else AttentionCosts.load(path)

@@ -3,16 +3,14 @@
 import math
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from leafbeam.engine.batcher import Capacity
 from leafbeam.errors import ArgumentError, RequestError, check_choice, counted, short_repr
+from leafbeam.model.precision import Precision
 
 if TYPE_CHECKING:
     from leafbeam.engine.request import Request
-
-
-Precision = Literal["float32", "bfloat16"]
 
 _MAY_BE_0 = ("wait_s", "prompt_store_mb")
 _TYPICAL_BEAMS = 20
@@ -34,8 +32,8 @@ class Settings:
         threads: The number of CPU threads that each worker uses for matrix products. By default the warm-up measures the best
             number, up to torch's number of threads divided by workers.
         precision: The precision of the layers' matrix products and of attention over prompts, for a float32 model on a CPU.
-            bfloat16 is used only if it is faster in a measurement before the first batch; /readyz says how far answers
-            differ.
+            bfloat16 (of a decoder) and int8 are used only if they are faster in a measurement before the first batch; /readyz
+            says how far answers differ. int8 takes a quarter of the memory of the layers' matrices, and needs AVX-512 VNNI.
         max_batch: The largest number of requests in one batch.
         max_batch_tokens: The largest number of prompt tokens in one batch, where each prompt counts as long as the longest; a
             prompt that is longer than this gets 422.

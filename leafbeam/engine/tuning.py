@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from leafbeam.decode import SearchResult
-from leafbeam.engine.settings import Precision
 from leafbeam.model.cpu.products import ProductTuning
 from leafbeam.model.cpu.threads import torch_threads
+from leafbeam.model.precision import Precision
 
 _PRECISION_RUNS = 3  # of each batch in each precision
 _MAX_PRECISION_S = 5.0  # after which no further batch is run
@@ -24,19 +24,21 @@ _Search = Callable[[], SearchResult]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrecisionReport:
-    """Products in bfloat16 beside those in float32, on the same requests.
+    """Products in another precision beside those in float32, on the same requests.
 
-    speedups: with one request, and with several unless a batch takes seconds. same_items: the share of float32's answers that
-    bfloat16 gives too. score_difference: the largest difference of an item's log-probability, among those answers.
+    precision: the other. speedups: with one request, and with several unless a batch takes seconds. same_items: the share of
+    float32's answers that the other gives too. score_difference: the largest difference of an item's log-probability, among
+    those answers.
     """
 
+    precision: Precision
     speedups: tuple[float, ...]
     same_items: float
     score_difference: float
 
     @property
     def is_faster(self) -> bool:
-        """Return whether bfloat16 is faster by a tenth or more, by the geometric mean of the batches."""
+        """Return whether the other precision is faster by a tenth or more, by the geometric mean of the batches."""
         return statistics.geometric_mean(self.speedups) >= _GAIN
 
     def __str__(self) -> str:
@@ -46,16 +48,18 @@ class PrecisionReport:
         return f"{speedups} times as fast as float32 {batches}, {same}, log-probabilities within {self.score_difference:.2g}"
 
 
-def compare_precisions(batches: Sequence[tuple[_Search, _Search]], clock: Callable[[], float]) -> PrecisionReport:
-    """Time each batch in float32 and in bfloat16 by turns, and compare the answers of all.
+def compare_precisions(
+    precision: Precision, batches: Sequence[tuple[_Search, _Search]], clock: Callable[[], float]
+) -> PrecisionReport:
+    """Time each batch in float32 and in another precision by turns, and compare the answers of all.
 
     Cost: three runs of each batch and precision, the fastest of which counts; no further batch after five seconds.
     """
     speedups: list[float] = []
     answers: list[tuple[SearchResult, SearchResult]] = []
     stops = clock() + _MAX_PRECISION_S
-    for float32, bfloat16 in batches:
-        runs = [(_timed(float32, clock), _timed(bfloat16, clock)) for _ in range(_PRECISION_RUNS)]
+    for float32, rounded in batches:
+        runs = [(_timed(float32, clock), _timed(rounded, clock)) for _ in range(_PRECISION_RUNS)]
         seconds = [min(each) for each in zip(*((one.seconds, other.seconds) for one, other in runs), strict=True)]
         speedups.append(seconds[0] / seconds[1])
         answers.append((runs[-1][0].answer, runs[-1][1].answer))
@@ -64,6 +68,7 @@ def compare_precisions(batches: Sequence[tuple[_Search, _Search]], clock: Callab
     pairs = [pair for one, other in answers for pair in zip(_scores(one), _scores(other), strict=True)]
     shared = [(item, one, other) for one, other in pairs for item in one.keys() & other.keys()]
     return PrecisionReport(
+        precision=precision,
         speedups=tuple(speedups),
         same_items=len(shared) / max(1, sum(len(one) for one, _ in pairs)),
         score_difference=max((abs(one[item] - other[item]) for item, one, other in shared), default=0.0),
@@ -144,7 +149,7 @@ class Tuning:
         threads: The threads of each worker's matrix products; None before the warm-up.
         thread_times: The times of batches with each number of threads; None if there was nothing to choose.
         precision: The precision of the layers' matrix products.
-        precision_report: How bfloat16 compares with float32; None if the settings did not ask for it.
+        precision_report: How the precision that the settings ask for compares with float32; None if that is float32.
         products: How the layers' matrices are multiplied; None except for a Transformer in float32 on a CPU.
     """
 
@@ -162,8 +167,8 @@ class Tuning:
 
     def lines(self) -> dict[str, str]:
         """Return each choice in words, with what was measured for it, by its name."""
-        report = "" if self.precision_report is None else f"; bfloat16 is {self.precision_report}"
-        found = {"precision": f"{self.precision}{report}"}
+        report = self.precision_report
+        found = {"precision": self.precision if report is None else f"{self.precision}; {report.precision} is {report}"}
         if self.threads is not None:
             found["threads"] = str(self.threads if self.thread_times is None else self.thread_times)
         if self.products is not None:

@@ -66,9 +66,12 @@ def choose_threads(
 
 
 def measure_precision(
-    preparer: RequestPreparer, settings: Settings, float32: Decoder, bfloat16: Decoder, clock: Callable[[], float]
+    preparer: RequestPreparer, settings: Settings, float32: Decoder, rounded: Decoder, clock: Callable[[], float]
 ) -> PrecisionReport:
-    """Compare both precisions, on a batch of one request and on one of several, of histories drawn from the index."""
+    """Compare the settings' precision with float32, on a batch of one request and on one of several.
+
+    Histories are drawn from the index.
+    """
     rng = np.random.default_rng(0)
     items = max(preparer.version.segments, key=lambda segment: segment.num_items).trie.items
     length = min(preparer.max_history, _COMPARED_ITEMS) if items.num_items else 0
@@ -82,7 +85,8 @@ def measure_precision(
     several = min(_COMPARED_REQUESTS, settings.capacity.max_requests(first.size.tokens, settings.beams))
     drawn = [first, *(pending() for _ in range(several - 1))]
     batches = [drawn[:requests] for requests in sorted({1, several})]
-    return compare_precisions([(partial(_search, float32, one), partial(_search, bfloat16, one)) for one in batches], clock)
+    searches = [(partial(_search, float32, one), partial(_search, rounded, one)) for one in batches]
+    return compare_precisions(settings.precision, searches, clock)
 
 
 def _search(decoder: Decoder, batch: Sequence[PendingRequest]) -> SearchResult:

@@ -24,6 +24,7 @@ from leafbeam.errors import ArgumentError, DataError, ItemIdError, RequestError
 from leafbeam.files import replacing, write_json
 from leafbeam.index import Trie
 from leafbeam.live import LiveIndex
+from leafbeam.model.precision import Precision
 from leafbeam.tables import open_parquet
 
 MANIFEST = "_manifest.json"
@@ -101,6 +102,7 @@ class BatchJob:
         partition_rows: The largest number of users of a partition.
         device: The device of the model.
         max_batch: The largest number of requests that the engine runs together.
+        precision: As for the engine's `Settings`.
 
     Examples:
         >>> files = CatalogFiles(index="runs/shop/index.leafbeam")
@@ -118,6 +120,7 @@ class BatchJob:
     partition_rows: int = 4096
     device: str = "cpu"
     max_batch: int = 64
+    precision: Precision = "float32"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "files", self.files.absolute())
@@ -195,6 +198,7 @@ class BatchJob:
             "partition_rows": self.partition_rows,
             "partitions": num_partitions,
             "users": {file.name: _footer_digest(file) for file in files},
+            **({} if self.precision == "float32" else {"precision": self.precision}),  # directories of older versions lack it
         }
 
 
@@ -205,7 +209,7 @@ class PartitionRunner:
         self._job = job
         limits = replace(Limits(), max_history=_NO_LIMIT, max_deny=_NO_LIMIT)
         limits.check(job.request)
-        settings = Settings(max_batch=job.max_batch)
+        settings = Settings(max_batch=job.max_batch, precision=job.precision)
         self._engine = Engine.load(job.model, job.files, device=job.device, limits=limits, settings=settings)
 
     def run(self, partition: Partition) -> PartitionResult:

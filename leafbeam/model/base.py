@@ -6,6 +6,7 @@ Shapes: D hidden, V codes of a level.
 import logging
 from abc import abstractmethod
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -16,7 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leafbeam.errors import ArgumentError, CheckpointError, counted
-from leafbeam.model.decoder import LayerNorm, RMSNorm, capped
+from leafbeam.model.decoder import LayerNorm, Linear, RMSNorm, capped
+from leafbeam.model.experts import Experts
+from leafbeam.model.precision import Precision
 from leafbeam.model.session import has_padding
 from leafbeam.model.torch_runner import RunnerOptions, TorchRunner, attention_on
 from leafbeam.model.vocabulary import AnyVocabulary
@@ -30,6 +33,7 @@ from leafbeam.model.weights import (
     read_tensors,
     write_checkpoint,
 )
+from leafbeam.ops.linear import int8, onednn
 
 log = logging.getLogger("leafbeam.model")
 
@@ -39,6 +43,7 @@ class SidModel(nn.Module, Generic[Config]):
 
     config_type: ClassVar[type]
     tensor_names: ClassVar[TensorNames]
+    precisions: ClassVar[tuple[Precision, ...]] = ("float32", "int8")  # of matrix products
     config: Config
     vocabulary: AnyVocabulary
     lm_head: nn.Linear | None
@@ -165,8 +170,72 @@ class SidModel(nn.Module, Generic[Config]):
         del hf, config
         return cls.tensor_names
 
+    def layer_matrices(self) -> list[Linear]:
+        """Return the modules of the layers' matrices, experts' aside."""
+        return [module for module in self.modules() if isinstance(module, Linear)]
+
+    @property
+    def is_int8(self) -> bool:
+        """Return whether the layers' matrices are of int8."""
+        return any(module.int8 is not None for module in self.layer_matrices())
+
+    def check_precision(self, precision: Precision) -> None:
+        """Raise ArgumentError unless `with_precision` can make a copy of this model here."""
+        if precision == "float32":
+            return
+        if precision not in self.precisions:
+            raise ArgumentError(
+                f"precision={precision!r} is of a decoder, and this is an encoder-decoder: choose int8 or float32"
+            )
+        if self.device.type != "cpu" or self.head_weight.dtype != torch.float32 or self.is_int8:
+            place = "int8" if self.is_int8 else f"{self.head_weight.dtype} on {self.device}"
+            raise ArgumentError(f"precision={precision!r} is of a model in float32 on a CPU, and this one is in {place}")
+        if precision == "int8" and (reason := int8.unavailable_reason()):
+            raise ArgumentError(f"precision='int8': {reason}; leave it out")
+
+    @torch.no_grad()
+    def with_precision(self, precision: Precision) -> Self:
+        """Return a copy for decoding on a CPU whose layers multiply their matrices in another precision; the head's stay in
+        float32.
+
+        bfloat16 (of a `Transformer`): matrices, the rows that they multiply and the products are rounded to 8 bits of
+        precision, and so are queries, keys and values where prompts attend to themselves; softmax, norms, sums and the beams'
+        attention are in float32. A large model is several times as fast if the processor has such products (AMX, AVX-512 BF16),
+        and slower elsewhere. The copy's matrices are packed (`Transformer.pack`).
+
+        int8: each output of a matrix, and each row, is rounded to integers from -127 to 127 with a scale of its own; integers
+        are summed exactly, and all else is in float32. Matrices take a quarter of their memory, and large models are faster
+        than in bfloat16. The processor must have AVX-512 VNNI.
+
+        `Settings.precision` measures either. The copy costs two passes over the matrices; the rest is shared with this model.
+
+        Raises:
+            ArgumentError: If the model is not in float32 on a CPU, or cannot have this precision.
+        """
+        self.check_precision(precision)
+        if precision == "float32":
+            return self
+        other = deepcopy(self, {id(tensor): tensor for tensor in (*self.parameters(), *self.buffers())})
+        other.store_int8()
+        return other
+
+    def store_int8(self) -> None:
+        """Store the layers' matrices as int8, in the place of the weights."""
+        for module in self.layer_matrices():
+            if module.weight.shape[0]:
+                module.store_int8(onednn.unpack(module.weight))
+        for module in self.modules():
+            if isinstance(module, Experts):
+                module.store_int8()
+
     def save_pretrained(self, directory: str | PathLike[str]) -> None:
-        """Write config.json and model.safetensors as transformers reads them (except experts), and leafbeam.json."""
+        """Write config.json and model.safetensors as transformers reads them (except experts), and leafbeam.json.
+
+        Raises:
+            ArgumentError: If the layers' matrices are of int8.
+        """
+        if self.is_int8:
+            raise ArgumentError("this model's matrices are of int8: save the model that it was made from")
         dtype = self.head_weight.dtype
         tensors = {name: weight.to(dtype) for name, weight in self.named_parameters()}
         write_checkpoint(Path(directory), self.config, self.vocabulary, tensors)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from leafbeam.errors import ArgumentError
 from leafbeam.model.config import Activation, ModelConfig
 from leafbeam.model.experts import Experts, activate
+from leafbeam.ops.linear.int8 import Int8Matrix, Matrix, multiply
 
 Dropout = Callable[[Tensor], Tensor]
 
@@ -272,10 +273,32 @@ def _embedding(count: int, size: int) -> nn.Embedding:
 
 
 class Linear(nn.Linear):
-    """A product with a matrix, which may be stored in a narrower dtype than that of the computation."""
+    """A product with a matrix, which may be stored in a narrower dtype than that of the computation, or in int8.
+
+    int8: the matrix, in the place of the weight, which has no rows then.
+    """
+
+    int8: Int8Matrix | None = None
+
+    @property
+    def matrix(self) -> Matrix:
+        """Return the matrix as it is stored."""
+        return self.weight if self.int8 is None else self.int8
+
+    def store_int8(self, weight_VD: Tensor) -> None:
+        """Store a matrix, rounded to int8, in the place of the weight."""
+        self.int8 = Int8Matrix.of(weight_VD)
+        self.clear()
+
+    def clear(self) -> None:
+        """Leave a weight without rows."""
+        self.weight = nn.Parameter(self.weight.new_empty(0, self.in_features), requires_grad=False)
 
     def forward(self, input: Tensor) -> Tensor:
-        return F.linear(input, self.weight.to(input.dtype), self.bias)
+        if self.int8 is None:
+            return F.linear(input, self.weight.to(input.dtype), self.bias)
+        product, bias = multiply(input, self.int8), cast(Tensor | None, self.bias)
+        return product if bias is None else product.add_(bias)
 
 
 def linear(inputs: int, outputs: int, *, bias: bool = False) -> Linear:

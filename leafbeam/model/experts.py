@@ -3,11 +3,14 @@
 Shapes: N tokens, D hidden, X experts, E experts of a token.
 """
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leafbeam.model.config import Activation
+from leafbeam.ops.linear.int8 import Int8Matrix, Matrix, multiply
 
 _BLOCK = 32  # tokens of one expert that run together in a captured decode
 _BLOCKS = 16  # whose matrices are copied at once
@@ -44,11 +47,21 @@ class Experts(nn.Module):
     ) -> None:
         super().__init__()
         self.activation: Activation = activation
-        self.num_chosen, self.normed = num_chosen, is_normed
+        self.count, self.num_chosen, self.normed = count, num_chosen, is_normed
         self.router = nn.Linear(hidden, count, bias=False, device="meta")
         self.wi_0 = nn.Parameter(torch.empty(count, inner, hidden, device="meta"))
         self.wi_1 = nn.Parameter(torch.empty(count, inner, hidden, device="meta")) if is_gated else None
         self.wo = nn.Parameter(torch.empty(count, hidden, inner, device="meta"))
+        self._int8: dict[str, list[Int8Matrix]] = {}
+
+    def store_int8(self) -> None:
+        """Store each expert's matrices, rounded to int8, in the place of the weights."""
+        for name, weight in list(self.named_parameters(recurse=False)):
+            self._int8[name] = [Int8Matrix.of(weight_VD) for weight_VD in weight]
+            setattr(self, name, nn.Parameter(weight.new_empty(0), requires_grad=False))
+
+    def _matrix(self, name: Literal["wi_0", "wi_1", "wo"], expert: int) -> Matrix:
+        return self._int8[name][expert] if self._int8 else getattr(self, name)[expert]
 
     def forward(self, hidden: Tensor, balance: list[Tensor] | None = None) -> Tensor:
         """(..., D) -> (..., D). balance: a list to which the load-balancing loss of these tokens is appended."""
@@ -71,7 +84,7 @@ class Experts(nn.Module):
 
     def _run_by_expert(self, sorted_MD: Tensor, expert_M: Tensor) -> Tensor:
         """Run tokens sorted by expert, after a look from the host at how many each expert has."""
-        counts = torch.bincount(expert_M, minlength=self.wo.shape[0]).tolist()
+        counts = torch.bincount(expert_M, minlength=self.count).tolist()
         by_expert = enumerate(sorted_MD.split(counts))
         outputs = [self._feed_forward(expert, tokens) for expert, tokens in by_expert if len(tokens)]
         return torch.cat(outputs) if outputs else sorted_MD
@@ -82,7 +95,7 @@ class Experts(nn.Module):
         Each expert's tokens begin a new block of _BLOCK rows, so that the number of blocks is fixed: the rows over _BLOCK, and
         one more for each expert. A block multiplies a copy of its expert's matrices.
         """
-        count, size = self.wo.shape[0], sorted_MD.shape[1]
+        count, size = self.count, sorted_MD.shape[1]
         expert_X = torch.arange(count, device=expert_M.device)
         begin_X = torch.searchsorted(expert_M, expert_X)
         blocks_X = (torch.searchsorted(expert_M, expert_X, right=True) - begin_X + _BLOCK - 1) // _BLOCK
@@ -103,10 +116,10 @@ class Experts(nn.Module):
         return torch.bmm(inner, self.wo[expert_B].mT)
 
     def _feed_forward(self, expert: int, tokens_MD: Tensor) -> Tensor:
-        inner = activate(self.activation, F.linear(tokens_MD, self.wi_0[expert]))
+        inner = activate(self.activation, multiply(tokens_MD, self._matrix("wi_0", expert)))
         if self.wi_1 is not None:
-            inner = inner * F.linear(tokens_MD, self.wi_1[expert])
-        return F.linear(inner, self.wo[expert])
+            inner = inner * multiply(tokens_MD, self._matrix("wi_1", expert))
+        return multiply(inner, self._matrix("wo", expert))
 
 
 def _load_balancing_loss(probabilities_NX: Tensor, expert_NE: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
 from os import PathLike
-from typing import Any, cast
+from typing import Any, Self, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,8 @@ from leafbeam.model.cpu.layers import parameters_of
 from leafbeam.model.cpu.products import ProductTuning, tune_products
 from leafbeam.model.cpu.runner import CpuOptions, CpuRunner
 from leafbeam.model.cpu.workspace import Workspace
-from leafbeam.model.decoder import Decoder, Layer, causal_attention, make_dropout
-from leafbeam.model.experts import Experts
+from leafbeam.model.decoder import Decoder, Layer, Linear, causal_attention, make_dropout
+from leafbeam.model.precision import Precision
 from leafbeam.model.prompt_store import PromptStore
 from leafbeam.model.session import DecodeSession, Runner, check_prompts, checked_lengths
 from leafbeam.model.text_session import TextRunner, TextSession
@@ -60,6 +60,7 @@ class Transformer(SidModel[ModelConfig]):
 
     config_type = ModelConfig
     tensor_names = TensorNames(embedding="model.embed_tokens.weight")
+    precisions = get_args(Precision)
 
     def __init__(
         self,
@@ -126,7 +127,7 @@ class Transformer(SidModel[ModelConfig]):
         float32, so results differ by the order of sums alone. Passes of up to 256 rows read half the bytes: one text is twice
         as fast. This costs one pass over the weights, and is not for training.
         """
-        for module in self._matrices():
+        for module in self.layer_matrices():
             weight = module.weight
             if weight.is_mkldnn:
                 continue  # packed
@@ -138,29 +139,27 @@ class Transformer(SidModel[ModelConfig]):
         return self
 
     @torch.no_grad()
-    def with_bfloat16_products(self) -> Transformer:
-        """Return a copy for decoding on a CPU that multiplies the layers' matrices in bfloat16; the head's stay in float32.
-
-        Matrices, the rows that they multiply and the products are rounded to 8 bits of precision, and so are queries, keys and
-        values where prompts attend to themselves; softmax, norms, sums and the beams' attention are in float32. A large model
-        is several times as fast if the processor has such products (AMX, AVX-512 BF16), and slower elsewhere:
-        `Settings.precision` measures it. The copy's matrices are packed (`pack`). This costs two passes over the matrices, and
-        half their memory; the rest is shared with this model.
-
-        Raises:
-            ArgumentError: If the model is not in float32 on a CPU.
-        """
-        if not self.takes_workspace:
-            place = f"{self.head_weight.dtype} on {self.device}"
-            raise ArgumentError(f"products in bfloat16 are of a model in float32 on a CPU, and this one is in {place}")
+    def with_precision(self, precision: Precision) -> Self:
+        if precision != "bfloat16":
+            return super().with_precision(precision)
+        self.check_precision(precision)
         other = self._unpacked()
-        for module in other._matrices():
+        for module in other.layer_matrices():
             module.weight = nn.Parameter(module.weight.bfloat16(), requires_grad=False)
         other._products = torch.bfloat16
         return other.pack()
 
+    def store_int8(self) -> None:
+        """Store the layers' matrices as int8, in the place of the weights; those of queries, keys and values become one."""
+        for inputs in self._attention_inputs():
+            inputs[0].store_int8(torch.cat([onednn.unpack(module.weight) for module in inputs]))
+            for module in inputs[1:]:
+                module.clear()
+        super().store_int8()
+        self._num_packed = sum(module.int8 is not None for module in self.layer_matrices())
+
     @torch.no_grad()
-    def pack(self) -> Transformer:
+    def pack(self) -> Self:
         """Keep the layers' matrices in oneDNN's layout where products are faster with it, for decoding on a CPU; return the
         model.
 
@@ -181,7 +180,7 @@ class Transformer(SidModel[ModelConfig]):
                 for module in inputs[1:]:
                     module.weight = nn.Parameter(joined.new_empty(0, joined.shape[1]), requires_grad=False)
                 self._pack(inputs[0], joined)
-        for module in self._matrices():
+        for module in self.layer_matrices():
             if self._is_faster_packed(module.weight):
                 self._pack(module, module.weight)
         if self._num_packed > before:
@@ -206,10 +205,10 @@ class Transformer(SidModel[ModelConfig]):
         module.weight = nn.Parameter(onednn.pack(weight), requires_grad=False)
         self._num_packed += 1
 
-    def _unpacked(self) -> Transformer:
+    def _unpacked(self) -> Self:
         """A copy with plain matrices that shares the others with this model."""
         other = deepcopy(self, {id(tensor): tensor for tensor in (*self.parameters(), *self.buffers())})
-        for module in other._matrices():
+        for module in other.layer_matrices():
             module.weight = nn.Parameter(onednn.unpack(module.weight), requires_grad=False)
         for inputs in other._attention_inputs():
             if len(inputs[0].weight) > inputs[0].out_features:
@@ -220,18 +219,12 @@ class Transformer(SidModel[ModelConfig]):
         return other
 
     def save_pretrained(self, directory: str | PathLike[str]) -> None:
-        super(Transformer, self._unpacked() if self._num_packed else self).save_pretrained(directory)
+        super(Transformer, self._unpacked() if self._num_packed and not self.is_int8 else self).save_pretrained(directory)
 
-    def _attention_inputs(self) -> list[tuple[nn.Linear, nn.Linear, nn.Linear]]:
+    def _attention_inputs(self) -> list[tuple[Linear, Linear, Linear]]:
         """The modules of each layer's queries, keys and values."""
         attentions = [cast(Layer, layer).self_attn for layer in self.model.layers]
         return [(attention.q_proj, attention.k_proj, attention.v_proj) for attention in attentions]
-
-    def _matrices(self) -> list[nn.Linear]:
-        """The modules of the layers' matrices."""
-        parts = [part for layer in self.model.layers for part in (cast(Layer, layer).self_attn, cast(Layer, layer).mlp)]
-        matrices = [part for part in parts if not isinstance(part, Experts)]
-        return [module for part in matrices for module in part.modules() if isinstance(module, nn.Linear)]
 
     @property
     def logit_cap(self) -> float:

@@ -233,7 +233,7 @@ class Readiness(Struct, frozen=True, kw_only=True):
         int, Meta(description="The number of HTTP processes that accept connections; 0 if the server is one process.")
     ] = 0
     precision: Annotated[
-        str | None, Meta(description="The precision of matrix products; for bfloat16, also how far answers differ.")
+        str | None, Meta(description="The precision of matrix products; for others than float32, also how far answers differ.")
     ] = None
     tuning: Annotated[
         dict[str, str],

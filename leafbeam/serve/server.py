@@ -343,8 +343,13 @@ def serve(
                 access = access_of(config.changes, config.host, keys)
                 changed = open_changed(catalog, changes, opened, encoder=encoder, changes=config.changes)
                 writer = changed.writer
-                model = load_for_decoding(model, device=config.device) if isinstance(model, str | os.PathLike) else model
-                engine = Engine(model, changed.source, memory=changed.memory, limits=config.limits, settings=config.engine)
+                engine = Engine(
+                    load_for_decoding(model, device=config.device) if isinstance(model, str | os.PathLike) else model,
+                    changed.source,
+                    memory=changed.memory,
+                    limits=config.limits,
+                    settings=config.engine,
+                )
             else:
                 engine = Engine.load(model, catalog, device=config.device, limits=config.limits, settings=config.engine)
             opened.callback(engine.close)

@@ -1,8 +1,12 @@
 """Products in bfloat16: measured at the start, taken where they are faster, reported either way."""
 
+import gc
 import logging
+import weakref
 from collections.abc import Callable
 from copy import deepcopy
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +15,17 @@ from leafbeam.decode import SearchResult
 from leafbeam.engine import Engine, Precision, Request, Settings, tuning
 from leafbeam.engine.tuning import PrecisionReport, compare_precisions
 from leafbeam.errors import ArgumentError
+from leafbeam.model import EncoderDecoder, EncoderDecoderConfig, Vocabulary
+from leafbeam.ops.linear import int8
 from tests.engine.conftest import Shop
 from tests.fixtures.clocks import Clock
+
+ROUNDED: list[Any] = [
+    "bfloat16",
+    pytest.param(
+        "int8", marks=pytest.mark.skipif(int8.unavailable_reason() is not None, reason=str(int8.unavailable_reason()))
+    ),
+]
 
 
 class Machine(Clock):
@@ -42,7 +55,7 @@ def test_times_and_answers_are_compared():
     machine = Machine()
     one = machine.search(0.04, {"a": -1.0, "b": -2.0}), machine.search(0.02, {"a": -1.25, "b": -2.0})
     full = machine.search(0.4, {"a": -1.0}, {"c": -3.0, "d": -4.0}), machine.search(0.1, {"a": -1.0}, {"d": -4.5, "e": -5.0})
-    report = compare_precisions([one, full], machine)
+    report = compare_precisions("bfloat16", [one, full], machine)
     assert report.speedups == pytest.approx((2.0, 4.0))
     assert report.same_items == pytest.approx(4 / 5)
     assert report.score_difference == pytest.approx(0.5)
@@ -60,14 +73,14 @@ def test_the_fastest_of_three_turns_counts_and_slow_batches_end_the_comparison()
         return answer()
 
     answer = machine.search(0.0, {"a": -1.0})
-    report = compare_precisions([(lambda: search(answer), lambda: search(answer)), (answer, answer)], machine)
+    report = compare_precisions("bfloat16", [(lambda: search(answer), lambda: search(answer)), (answer, answer)], machine)
     assert report.speedups == (1.0,)
     assert str(report).startswith("1.00 times as fast as float32 with one request, 100.0% of the items")
 
 
 def test_answers_without_items_differ_in_nothing():
     machine = Machine()
-    report = compare_precisions([(machine.search(1.0, {}), machine.search(2.0, {}))], machine)
+    report = compare_precisions("bfloat16", [(machine.search(1.0, {}), machine.search(2.0, {}))], machine)
     assert (report.same_items, report.score_difference, report.is_faster) == (0.0, 0.0, False)
 
 
@@ -75,25 +88,27 @@ def test_answers_without_items_differ_in_nothing():
     ("speedups", "is_faster"), [((1.1, 1.1), True), ((0.6, 2.2), True), ((1.0, 1.15), False), ((0.5,), False)]
 )
 def test_faster_is_a_tenth_by_the_mean(speedups: tuple[float, ...], is_faster: bool):
-    assert PrecisionReport(speedups=speedups, same_items=1.0, score_difference=0.0).is_faster == is_faster
+    assert PrecisionReport(precision="bfloat16", speedups=speedups, same_items=1.0, score_difference=0.0).is_faster == is_faster
 
 
-@pytest.mark.parametrize(("gain", "chosen"), [(0.0, "bfloat16"), (1e9, "float32")])
+@pytest.mark.parametrize("gain", [0.0, 1e9])
+@pytest.mark.parametrize("precision", ROUNDED)
 def test_an_engine_takes_the_faster_products_and_says_so(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, gain: float, chosen: Precision
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, gain: float, precision: Precision
 ):
     monkeypatch.setattr(tuning, "_GAIN", gain)
-    asked = Settings(precision="bfloat16")
+    chosen: Precision = "float32" if gain else precision
+    asked = Settings(precision=precision)
     with caplog.at_level(logging.INFO, "leafbeam.engine"), Engine(shop.model, shop.trie, settings=asked) as engine:
         assert engine.precision == chosen
         report = engine.tuning.precision_report
         assert report is not None
         assert 0.5 < report.same_items <= 1.0
-        assert engine.tuning.lines()["precision"] == f"{chosen}; bfloat16 is {report}"
+        assert engine.tuning.lines()["precision"] == f"{chosen}; {precision} is {report}"
         answers = [engine.submit(Request(history=(item,), num_items=5)).result() for item in ("é3", "é90")]
         offline = engine.recommend(Request(history=("é3",), num_items=5))
     assert offline.item_ids == answers[0].item_ids
-    said = [record for record in caplog.records if f"precision: {chosen}; bfloat16 is" in record.message]
+    said = [record for record in caplog.records if f"precision: {chosen}; {precision} is" in record.message]
     assert len(said) == 1
     warned = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert ["stay in float32" in record.message for record in warned] == [True] * (chosen == "float32")
@@ -121,11 +136,58 @@ def test_an_engine_that_was_not_started_measures_once(shop: Shop, monkeypatch: p
 
 
 def test_a_precision_that_there_is_not():
-    with pytest.raises(ArgumentError, match="precision is 'float16': expected 'float32' or 'bfloat16'"):
+    with pytest.raises(ArgumentError, match="precision is 'float16': expected 'float32', 'bfloat16' or 'int8'"):
         Settings(precision="float16")  # type: ignore[arg-type]
 
 
 def test_models_that_cannot_multiply_in_bfloat16_are_refused(shop: Shop):
     model = deepcopy(shop.model).bfloat16()
-    with pytest.raises(ArgumentError, match="precision='bfloat16' is of a Transformer in float32 on a CPU"):
+    with pytest.raises(ArgumentError, match="precision='bfloat16' is of a model in float32 on a CPU"):
         Engine(model, shop.trie, settings=Settings(precision="bfloat16"))
+
+
+@pytest.mark.parametrize("precision", ROUNDED)
+def test_another_model_has_the_precision_of_the_one_before(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, precision: Precision
+):
+    monkeypatch.setattr(tuning, "_GAIN", 0.0)
+    shop.model.save_pretrained(tmp_path)
+    request = Request(history=("é3",), num_items=5, num_beams=20)
+    with Engine.load(tmp_path, shop.trie, settings=Settings(precision=precision)) as engine:
+        before = engine.submit(request).result()
+        engine.load_model()
+        assert engine.precision == precision
+        assert engine.submit(request).result().scores == pytest.approx(before.scores, abs=0.02)
+        assert Engine(shop.model, shop.trie).recommend(request).scores != before.scores
+
+
+@pytest.mark.parametrize("precision", ROUNDED)
+def test_the_matrices_that_are_not_used_are_freed(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, precision: Precision
+):
+    monkeypatch.setattr(tuning, "_GAIN", 0.0)
+    shop.model.save_pretrained(tmp_path)
+    engine = Engine.load(tmp_path, shop.trie, settings=Settings(precision=precision))
+    exact = weakref.ref(engine.model)
+    with engine:
+        gc.collect()
+        assert exact() is None
+
+
+@pytest.mark.parametrize("precision", ROUNDED)
+def test_an_encoder_decoder_multiplies_in_int8_alone(shop: Shop, monkeypatch: pytest.MonkeyPatch, precision: Precision):
+    monkeypatch.setattr(tuning, "_GAIN", 0.0)
+    vocabulary = Vocabulary(codebook_sizes=shop.trie.codebook_sizes)
+    sizes: dict[str, Any] = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_decoder_layers": 1, "num_heads": 2}
+    model = EncoderDecoder(EncoderDecoderConfig(vocab_size=vocabulary.size, **sizes), vocabulary).eval()
+    if precision == "bfloat16":
+        with pytest.raises(ArgumentError, match="'bfloat16' is of a decoder, and this is an encoder-decoder: choose int8"):
+            Engine(model, shop.trie, settings=Settings(precision=precision))
+        return
+    request = Request(history=("é3",), num_items=5, num_beams=20)
+    with Engine(model, shop.trie, settings=Settings(precision=precision)) as engine:
+        found = engine.submit(request).result()
+        assert engine.precision == "int8"
+    exact = Engine(model, shop.trie).recommend(request)
+    assert found.scores != exact.scores
+    assert found.scores == pytest.approx(exact.scores, abs=0.1)

@@ -9,6 +9,8 @@ import transformers
 from torch import Tensor
 
 from leafbeam.model import Transformer, load_model
+from leafbeam.model.precision import Precision
+from leafbeam.ops.linear import int8
 from tests.model.architectures import BASES, VOCABULARY, by_modules, decoded, make, padded, truth
 
 PROMPTS = [[1, 5, 9, 3, 7, 2, 8, 4, 6, 5, 9, 3, 11, 12], [9, 8, 7], [4, 4, 4, 13, 6]]
@@ -105,9 +107,12 @@ def test_a_saved_model_is_read_again(tmp_path: Path, name: str) -> None:
     torch.testing.assert_close(again(tokens, lengths), model(tokens, lengths), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
 @pytest.mark.parametrize("name", BASES)
-def test_products_in_bfloat16_and_packed_matrices_have_about_the_same_scores(tmp_path: Path, name: str) -> None:
+def test_rounded_products_have_about_the_same_scores(tmp_path: Path, name: str, precision: Precision) -> None:
+    if precision == "int8" and (reason := int8.unavailable_reason()):
+        pytest.skip(reason)
     theirs = make(tmp_path, name, {})
     expected = truth(theirs, PROMPTS, CODES)
-    model = load(tmp_path).with_bfloat16_products()
+    model = load(tmp_path).with_precision(precision)
     torch.testing.assert_close(decoded(model.start(*padded(PROMPTS)), CODES), expected, atol=0.15, rtol=0.1)

@@ -12,16 +12,17 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from leafbeam.model.cpu import fused_kernels as fused
 from leafbeam.model.cpu import kernels, pointwise, rounded_attention
-from leafbeam.model.cpu.products import Products, are_fused
+from leafbeam.model.cpu.products import Products, are_fused, transposed
 from leafbeam.model.cpu.rounded_attention import RoundedPrompt
 from leafbeam.model.cpu.workspace import Chunk, Workspace
-from leafbeam.model.decoder import FeedForward, Layer, LayerNorm
+from leafbeam.model.decoder import FeedForward, Layer, LayerNorm, Linear
 from leafbeam.model.experts import Experts
 from leafbeam.ops import openmp
+from leafbeam.ops.linear.int8 import Matrix
 
 Array = NDArray[Any]
 _MIN_PRODUCTS = 1 << 21  # of rows and weights: with fewer, one thread is as fast
@@ -33,7 +34,7 @@ class LayerParameters(NamedTuple):
     experts: in the place of the last three matrices.
     """
 
-    matrices: list[Tensor]
+    matrices: list[Matrix]
     vectors: list[Tensor]
     experts: Experts | None
 
@@ -98,7 +99,8 @@ class FusedLayers:
 
     def __init__(self, layers: Sequence[LayerParameters], heads: HeadsOfLayers, scores: Array, space: Workspace) -> None:
         self._parameters = layers  # which stay while their addresses are used
-        address_LW = np.array([[weight.data_ptr() for weight in layer.matrices] for layer in layers])
+        matrices = [[weight for weight in layer.matrices if isinstance(weight, Tensor)] for layer in layers]  # which all are
+        address_LW = np.array([[weight.data_ptr() for weight in row] for row in matrices])
         sizes = [vector.numel() for vector in layers[0].vectors]
         out, vectors_LW = space.buffer("vectors", len(layers), sum(sizes))
         if sum(sizes):
@@ -107,7 +109,7 @@ class FusedLayers:
         is_local_L = np.array([number in heads.local_layers for number in range(len(layers))], np.int64)
         self.weights = fused.Weights(address_LW, vectors_LW, begins_V, is_local_L, heads.local, heads.activation)
         self.heads, self.scores = heads.heads, scores
-        self._num_weights = len(layers) * (sum(weight.numel() for weight in layers[0].matrices) + sum(sizes))
+        self._num_weights = len(layers) * (sum(weight.numel() for weight in matrices[0]) + sum(sizes))
 
     def run_codes(self, chunk: Chunk, prompts: Prompts, segments_Z4: Array, codes: kernels.CodeRows) -> None:
         places = self.heads, prompts.array.reshape(-1), prompts.array.shape[3], segments_Z4, codes, self.scores
@@ -202,7 +204,7 @@ class TorchLayers:
         return chunk.normed
 
     def _add_product(
-        self, rows: tuple[Tensor, Array], weight: Tensor, bias_D: Array, output_norm_D: Array, chunk: Chunk
+        self, rows: tuple[Tensor, Array], weight: Matrix, bias_D: Array, output_norm_D: Array, chunk: Chunk
     ) -> None:
         """Add a product to the hidden states, with its bias and after its norm, where there are any."""
         if not len(bias_D) and not len(output_norm_D):
@@ -297,19 +299,19 @@ class TorchLayers:
 
 
 class LayerWeights(NamedTuple):
-    """One layer's matrices, in float32 or bfloat16, transposed for products from the left or packed, its vectors and a bound.
+    """One layer's matrices, of any dtype, transposed for products from the left or packed, its vectors and a bound.
 
     key, value: None where they are part of the query's (`Transformer.pack`). gate: None where there is none. vectors: biases
     and norms in the order of `fused_kernels`. heads: of this layer.
     """
 
-    query: Tensor
-    key: Tensor | None
-    value: Tensor | None
-    out: Tensor
-    gate: Tensor | None
-    up: Tensor
-    down: Tensor
+    query: Matrix
+    key: Matrix | None
+    value: Matrix | None
+    out: Matrix
+    gate: Matrix | None
+    up: Matrix
+    down: Matrix
     vectors: list[Array]
     experts: Experts | None
     heads: kernels.Heads
@@ -317,7 +319,7 @@ class LayerWeights(NamedTuple):
 
     @classmethod
     def of(cls, layer: LayerParameters, heads: kernels.Heads) -> LayerWeights:
-        matrices = [weight if weight.is_mkldnn else weight.t() if len(weight) else None for weight in layer.matrices]
+        matrices = [transposed(weight) for weight in layer.matrices]
         vectors = [vector.numpy() for vector in layer.vectors]
         norms = vectors[fused.QUERY_NORM], vectors[fused.KEY_NORM]
         bound = kernels.score_bound(*norms, heads.scale * heads.rotation**2, heads.cap)
@@ -342,7 +344,7 @@ class _Tile(NamedTuple):
 def parameters_of(layer: Layer) -> LayerParameters:
     """Return a layer's parameters, in the order of `fused_kernels`."""
     attention, mlp, empty = layer.self_attn, layer.mlp, torch.empty(0)
-    modules: list[nn.Linear | None] = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+    modules: list[Linear | None] = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
     modules += [mlp.gate_proj, mlp.up_proj, mlp.down_proj] if isinstance(mlp, FeedForward) else [None] * 3
     before = layer.input_layernorm, layer.post_attention_layernorm
     norms = (*before, attention.q_norm, attention.k_norm, layer.attention_output_norm, layer.feed_forward_output_norm)
@@ -350,7 +352,7 @@ def parameters_of(layer: Layer) -> LayerParameters:
     vectors += [None if norm is None else norm.weight for norm in norms]
     vectors += [norm.bias if isinstance(norm, LayerNorm) else None for norm in before]
     return LayerParameters(
-        [empty.view(0, 0) if module is None else module.weight for module in modules],
+        [empty.view(0, 0) if module is None else module.matrix for module in modules],
         [empty if vector is None else vector.detach() for vector in vectors],
         mlp if isinstance(mlp, Experts) else None,
     )

@@ -1,6 +1,7 @@
 """Products of a layer's matrices on a CPU: how each matrix is multiplied is chosen here, and nowhere else.
 
     small matrices of float32          all layers in one call (`are_fused`)
+    matrices of int8                   `ops.linear.int8`
     packed for oneDNN                  `ops.linear.onednn`, in float32 or bfloat16
     others, in bfloat16                torch
     others, in float32, of a few rows  `ops.linear.cpu` where it was measured to be faster, else torch
@@ -20,8 +21,9 @@ from torch import Tensor
 
 from leafbeam.errors import counted
 from leafbeam.model.cpu.workspace import Workspace, array_of
-from leafbeam.ops.linear import blas, onednn
+from leafbeam.ops.linear import blas, int8, onednn
 from leafbeam.ops.linear import cpu as linear
+from leafbeam.ops.linear.int8 import Int8Matrix, Matrix
 
 
 class Products:
@@ -30,18 +32,18 @@ class Products:
     def __init__(self, dtype: torch.dtype, space: Workspace) -> None:
         self.dtype, self._space = dtype, space
 
-    def of(self, rows_ND: Tensor, weight: Tensor, buffer: tuple[Tensor, NDArray[Any]]) -> tuple[Tensor, NDArray[Any]]:
+    def of(self, rows_ND: Tensor, weight: Matrix, buffer: tuple[Tensor, NDArray[Any]]) -> tuple[Tensor, NDArray[Any]]:
         """A product (N, V), as tensor and array: in the buffer, or in what oneDNN allocates for a packed matrix."""
-        if weight.is_mkldnn:
-            product_NV = onednn.linear(rows_ND, weight)
+        if isinstance(weight, Int8Matrix) or weight.is_mkldnn:
+            product_NV = _multiply_packed(rows_ND, weight)
             return product_NV, array_of(product_NV)
         self._multiply(rows_ND, weight, buffer[0], add=False)
         return buffer
 
-    def add(self, rows_ND: Tensor, weight: Tensor, out_NV: Tensor) -> None:
+    def add(self, rows_ND: Tensor, weight: Matrix, out_NV: Tensor) -> None:
         """Add a product to `out_NV`, float32."""
-        if weight.is_mkldnn:
-            out_NV.add_(onednn.linear(rows_ND, weight))
+        if isinstance(weight, Int8Matrix) or weight.is_mkldnn:
+            out_NV.add_(_multiply_packed(rows_ND, weight))
         else:
             self._multiply(rows_ND, weight, out_NV, add=True)
 
@@ -65,13 +67,25 @@ class Products:
             torch.mm(rows_ND, weight_DV, out=out_NV)
 
 
-def are_fused(matrices: Sequence[Tensor], products: torch.dtype) -> bool:
+def _multiply_packed(rows_ND: Tensor, weight: Matrix) -> Tensor:
+    return int8.linear(rows_ND, weight) if isinstance(weight, Int8Matrix) else onednn.linear(rows_ND, weight)
+
+
+def transposed(weight: Matrix) -> Matrix | None:
+    """Return a matrix (V, D) for `Products`: transposed, unless it is packed; None for one without rows."""
+    if isinstance(weight, Int8Matrix) or weight.is_mkldnn:
+        return weight
+    return weight.t() if len(weight) else None
+
+
+def are_fused(matrices: Sequence[Matrix], products: torch.dtype) -> bool:
     """Return whether layers with these matrices run in one call: calling a product takes as long as each of their products."""
     return (
         products == torch.float32
         and blas.is_available()
         and all(
-            not weight.is_mkldnn
+            isinstance(weight, Tensor)
+            and not weight.is_mkldnn
             and weight.dtype == torch.float32
             and weight.numel() < linear.MIN_MEASURED_WEIGHTS
             and weight.is_contiguous()
@@ -86,13 +100,15 @@ class ProductTuning:
 
     Args:
         is_fused: Whether all layers run in one call, because their matrices are small.
-        num_packed: The matrices that are kept in oneDNN's layout.
-        num_matrices: All matrices of the layers.
+        num_int8: The matrices of int8.
+        num_packed: The other matrices that are kept in oneDNN's layout.
+        num_matrices: All matrices of the layers that are not of int8.
         few_rows: For each shape (outputs, inputs) of other matrices, the numbers of rows of which a kernel of leafbeam's own is
             faster than torch's product.
     """
 
     is_fused: bool
+    num_int8: int
     num_packed: int
     num_matrices: int
     few_rows: dict[tuple[int, int], tuple[int, ...]]
@@ -111,17 +127,19 @@ class ProductTuning:
             for (outputs, inputs), rows in self.few_rows.items()
             if rows
         ]
-        return "; ".join([packed, *few, "torch for the others"])
+        int8 = [f"{counted(self.num_int8, 'matrix', 'matrices')} of int8"] if self.num_int8 else []
+        return "; ".join([*int8, packed, *few, "torch for the others"])
 
 
-def tune_products(layers: Sequence[Sequence[Tensor]], products: torch.dtype) -> ProductTuning:
+def tune_products(layers: Sequence[Sequence[Matrix]], products: torch.dtype) -> ProductTuning:
     """Return how the matrices of each layer are multiplied with torch's number of threads, measuring what is new.
 
     Args:
         layers: The seven matrices (V, D) of each layer; those that are part of another have no rows.
         products: The dtype of the products.
     """
-    matrices = [weight for layer in layers for weight in layer if len(weight)]
+    stored = [weight for layer in layers for weight in layer if weight.shape[0]]
+    matrices = [weight for weight in stored if isinstance(weight, Tensor)]
     plain = [] if products == torch.bfloat16 else [weight for weight in matrices if not weight.is_mkldnn]
     measured = {
         (weight.shape[0], weight.shape[1]): weight.dtype for weight in plain if weight.numel() >= linear.MIN_MEASURED_WEIGHTS
@@ -130,6 +148,7 @@ def tune_products(layers: Sequence[Sequence[Tensor]], products: torch.dtype) -> 
     few_rows = {shape: linear.faster_rows(*shape, dtype, threads) for shape, dtype in measured.items()}
     return ProductTuning(
         is_fused=bool(layers) and are_fused(layers[0], products),
+        num_int8=len(stored) - len(matrices),
         num_packed=sum(weight.is_mkldnn for weight in matrices),
         num_matrices=len(matrices),
         few_rows={shape: tuple(sorted(rows)) for shape, rows in few_rows.items()},

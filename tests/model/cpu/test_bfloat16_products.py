@@ -63,7 +63,7 @@ def test_logits_are_those_of_rounded_products(make_model: MakeModel, generator: 
     exact = root_logits(model, tokens_BT, lengths_B)
     expected = root_logits(truth_of(model), tokens_BT, lengths_B, rounded_causal)
     workspace = Workspace(rows=7)
-    found = model.with_bfloat16_products().start(tokens_BT, lengths_B, workspace=workspace).step_fn().reshape(exact.shape)
+    found = model.with_precision("bfloat16").start(tokens_BT, lengths_B, workspace=workspace).step_fn().reshape(exact.shape)
     # Sums in another order are rounded to a neighbour now and then: nearer to the truth than float32 is, and never far.
     assert (found - expected).abs().mean() < 0.6 * (exact - expected).abs().mean()
     torch.testing.assert_close(found, expected, rtol=0, atol=0.1 * float(exact.std()))
@@ -96,7 +96,7 @@ def test_attention_of_a_prompt_is_that_of_rounded_heads(generator: torch.Generat
 
 def test_a_search_in_bfloat16_finds_legal_items_in_reused_memory(make_model: MakeModel, generator: torch.Generator):
     model = make_model()
-    rounded = model.with_bfloat16_products()
+    rounded = model.with_precision("bfloat16")
     sizes = model.vocabulary.codebook_sizes
     codes_NL = torch.stack([torch.randint(0, size, (200,), generator=generator) for size in sizes], 1)
     search = BeamSearch(Trie.build(codes_NL.numpy(), sizes), num_beams=20)
@@ -118,7 +118,7 @@ def test_a_search_in_bfloat16_finds_legal_items_in_reused_memory(make_model: Mak
 def test_the_copy_shares_all_but_the_layers_matrices_and_the_model_is_left_alone(make_model: MakeModel):
     model = make_model()
     before = {name: weight.clone() for name, weight in model.named_parameters()}
-    rounded = model.with_bfloat16_products()
+    rounded = model.with_precision("bfloat16")
     for name, weight in rounded.named_parameters():
         if "_proj" in name:
             assert weight.dtype == torch.bfloat16
@@ -130,7 +130,7 @@ def test_the_copy_shares_all_but_the_layers_matrices_and_the_model_is_left_alone
 
 def test_texts_are_multiplied_in_bfloat16_too(make_model: MakeModel):
     model = make_model()
-    rounded, truth, texts = model.with_bfloat16_products(), truth_of(model), [[3, 7], [5]]
+    rounded, truth, texts = model.with_precision("bfloat16"), truth_of(model), [[3, 7], [5]]
     tokens_BT = torch.arange(6)[None]
 
     def attend(layer: int, *heads: Tensor) -> Tensor:  # what follows the prompt attends in float32
@@ -147,4 +147,4 @@ def test_texts_are_multiplied_in_bfloat16_too(make_model: MakeModel):
 
 def test_other_models_are_refused(make_model: MakeModel):
     with pytest.raises(ArgumentError, match=r"float32 on a CPU, and this one is in torch.bfloat16 on cpu"):
-        make_model().bfloat16().with_bfloat16_products()
+        make_model().bfloat16().with_precision("bfloat16")

@@ -97,8 +97,8 @@ def test_matrices_of_bfloat16_are_packed_for_their_own_products_alone(make_model
     model = make_model().bfloat16().float().store_bfloat16()
     assert packed_names(model.pack()) == set()  # its products are of float32
     tokens_BT, lengths_B = prompts(model, generator)
-    rounded = model.with_bfloat16_products()
-    again = make_model().bfloat16().float().pack().with_bfloat16_products()
+    rounded = model.with_precision("bfloat16")
+    again = make_model().bfloat16().float().pack().with_precision("bfloat16")
     if onednn.is_available(torch.bfloat16):
         assert packed_names(rounded) == packed_names(again) != set()
     assert {weight.dtype for name, weight in again.named_parameters() if "_proj" in name} == {torch.bfloat16}
