@@ -115,4 +115,5 @@ def test_rounded_products_have_about_the_same_scores(tmp_path: Path, name: str, 
     theirs = make(tmp_path, name, {})
     expected = truth(theirs, PROMPTS, CODES)
     model = load(tmp_path).with_precision(precision)
-    torch.testing.assert_close(decoded(model.start(*padded(PROMPTS)), CODES), expected, atol=0.15, rtol=0.1)
+    atol = {"bfloat16": 0.15, "int8": 0.5}[precision]
+    torch.testing.assert_close(decoded(model.start(*padded(PROMPTS)), CODES), expected, atol=atol, rtol=0.1)

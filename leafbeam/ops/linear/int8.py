@@ -76,7 +76,7 @@ def round_outputs(weight_VD: Tensor) -> tuple[Tensor, Tensor]:
     """Return a matrix as int8 from -127 to 127, and the scale of each output, so that their product is about the matrix."""
     weight_VD = weight_VD.detach().float()
     scale_V = (weight_VD.abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
-    return (weight_VD / scale_V[:, None]).round_().to(torch.int8), scale_V
+    return (weight_VD / scale_V[:, None]).round_().to(torch.int8).contiguous(), scale_V
 
 
 def linear(rows_ND: Tensor, matrix: Int8Matrix) -> Tensor:

@@ -28,12 +28,13 @@ def rounded_rows(rows_ND: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("rows", [1, 2, 17, 130])
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (7, 5), (16, 128), (130, 33)])
-def test_products_are_those_of_the_rounded_numbers(rows: int, outputs: int, inputs: int) -> None:
+@pytest.mark.parametrize("is_transposed", [False, True])  # as GPT-2's files hold them
+def test_products_are_those_of_the_rounded_numbers(rows: int, outputs: int, inputs: int, is_transposed: bool) -> None:
     generator = torch.Generator().manual_seed(rows * outputs * inputs)
     rows_ND, weight_VD = torch.randn(rows, inputs, generator=generator), torch.randn(outputs, inputs, generator=generator)
     rows_ND[0] *= 1e4
     rounded_VD, scale_V = int8.round_outputs(weight_VD)
-    matrix = Int8Matrix.of(weight_VD)
+    matrix = Int8Matrix.of(weight_VD.t().contiguous().t() if is_transposed else weight_VD)
     assert matrix.shape == (outputs, inputs)
     expected = rounded_rows(rows_ND) @ (rounded_VD.double() * scale_V[:, None]).T
     torch.testing.assert_close(int8.linear(rows_ND, matrix), expected.float(), rtol=1e-5, atol=1e-4)
