@@ -111,7 +111,9 @@ class LoadRun:
     def leaves_of(self, ids: NDArray[Any]) -> NDArray[np.int64]:
         """The leaves of items, without those that the index lacks."""
         rows = self.trie.find(ids)
-        return self._leaf_of_row[rows[rows >= 0]]
+        places = self.trie.items.ordinal_N[rows[rows >= 0]].astype(np.int64)
+        first = self.trie.items.leaf_indptr
+        return places if first is None else np.searchsorted(first, places, side="right") - 1
 
     @property
     def shape(self) -> dict[str, Any]:
@@ -126,12 +128,6 @@ class LoadRun:
             "key_heads": config.num_key_value_heads,
             "threads": 1,
         }
-
-    @property
-    def _leaf_of_row(self) -> NDArray[np.int64]:
-        places = self.trie.items.ordinal_N.astype(np.int64)
-        first = self.trie.items.leaf_indptr
-        return places if first is None else np.searchsorted(first, places, side="right") - 1
 
 
 def small_qwen3(codebook_sizes: Sequence[int], *, seed: int = 0) -> Transformer:

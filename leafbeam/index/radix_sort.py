@@ -50,7 +50,7 @@ class WordLayout:
                 word, free = word + 1, 64
             free -= width
             positions.append((word, free, (1 << width) - 1))
-        word_L, shift_L, mask_L = np.array(positions, np.int64).T
+        word_L, shift_L, mask_L = np.ascontiguousarray(np.array(positions, np.int64).T)
         return cls(word_L=word_L, shift_L=shift_L, mask_L=mask_L.astype(np.uint64), num_words=word + 1)
 
 
@@ -88,11 +88,11 @@ def pack_sort_keys(
     sizes_L = np.array(sizes, np.int64)
 
     def pack(begin: int, end: int) -> int | None:
-        step = 1 << 16  # a copy of one block at most, whatever the layout of the caller's array
+        step = 1 << 12  # a copy of one block at a time, which stays in the processor's cache
         for start in range(begin, end, step):
-            block = np.ascontiguousarray(codes_NL[start : min(end, start + step)])
-            if not _pack(block, sizes_L, layout.word_L, layout.shift_L, addresses_P, start, size):
-                return start + int(np.argmax(((block < 0) | (block >= sizes_L)).any(axis=1)))
+            block_nL = np.array(codes_NL[start : min(end, start + step)], np.int64, order="C")
+            if not _pack(block_nL, sizes_L, layout.word_L, layout.shift_L, addresses_P, start, size):
+                return start + int(np.argmax(((block_nL < 0) | (block_nL >= sizes_L)).any(axis=1)))
         return None
 
     for bad in in_threads(pack, size, threads):
@@ -103,20 +103,17 @@ def pack_sort_keys(
 
 @njit(cache=True, nogil=True)
 def _pack(codes_nL, sizes_L, word_L, shift_L, addresses_P, start, size):
-    """Write the words of the rows from `start` on, in blocks that stay in the cache; whether every code is in its codebook."""
-    block = 4096
+    """Write the words of the rows from `start` on; whether every code is in its codebook."""
     bad = False
-    for first in range(0, codes_nL.shape[0], block):
-        rows = min(block, codes_nL.shape[0] - first)
-        for level in range(sizes_L.size):
-            word_n = uint64_at(addresses_P[word_L[level]], size)[start + first : start + first + rows]
-            limit, shift = np.uint64(sizes_L[level]), np.uint64(shift_L[level])
-            if level == 0 or word_L[level] != word_L[level - 1]:
-                word_n[:] = np.uint64(0)
-            for row in range(rows):
-                code = np.uint64(codes_nL[first + row, level])  # a negative code becomes a very large one
-                bad |= code >= limit
-                word_n[row] |= code << shift
+    for level in range(sizes_L.size):
+        word_n = uint64_at(addresses_P[word_L[level]], size)[start : start + codes_nL.shape[0]]
+        limit, shift = np.uint64(sizes_L[level]), np.uint64(shift_L[level])
+        if level == 0 or word_L[level] != word_L[level - 1]:
+            word_n[:] = np.uint64(0)
+        for row in range(codes_nL.shape[0]):
+            code = np.uint64(codes_nL[row, level])  # a negative code becomes a very large one
+            bad |= code >= limit
+            word_n[row] |= code << shift
     return not bad
 
 

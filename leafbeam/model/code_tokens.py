@@ -58,7 +58,7 @@ class LevelTokens:
         """With one more code, the end of a sequence, whose token is `eos_token_id` even if that is another code's."""
         kept_2K = self.sorted_2K[:, self.sorted_2K[0] != eos_token_id]
         at = int(np.searchsorted(kept_2K[0], eos_token_id))
-        sorted_2K = np.insert(kept_2K, at, [eos_token_id, len(self.token_V)], axis=1)
+        sorted_2K = np.ascontiguousarray(np.insert(kept_2K, at, [eos_token_id, len(self.token_V)], axis=1))
         token_V = np.append(self.token_V, eos_token_id)
         return LevelTokens(token_V=token_V, sorted_2K=sorted_2K, replaced_code=self.code_of(eos_token_id))
 

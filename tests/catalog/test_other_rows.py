@@ -70,6 +70,7 @@ def test_after_a_change_every_rule_is_that_of_a_catalog_opened_anew(catalog: Cat
     assert changed == allowed(catalog)
 
 
+@pytest.mark.slow
 def test_rules_are_right_after_each_of_many_changes_and_a_compaction(catalog: Catalog) -> None:
     """A4: two of one brand are never allowed."""
     for number in range(8):

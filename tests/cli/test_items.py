@@ -43,6 +43,7 @@ def test_items_of_a_run_are_added_replaced_and_removed(run: Path) -> None:
     add_replace_and_remove(run, "--run", str(run))
 
 
+@pytest.mark.slow
 def test_items_of_a_server_are_added_replaced_and_removed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with served(run, monkeypatch) as url:
         add_replace_and_remove(run, "--url", url)

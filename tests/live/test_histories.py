@@ -97,6 +97,7 @@ def test_any_history_equals_a_dictionary_and_compaction_equals_a_build_of_the_un
 
 @settings(max_examples=150, suppress_health_check=fixture_is_fine)
 @given(histories())
+@pytest.mark.slow
 def test_any_history_on_disk_equals_a_dictionary(tmp_path_factory: pytest.TempPathFactory, history: tuple[Model, Any]) -> None:
     path = tmp_path_factory.mktemp("history") / "shop"
     index, items = run_history(path, *history)

@@ -41,6 +41,7 @@ def rows_and_words(num_rows: int, size: int) -> tuple[np.ndarray, np.ndarray]:
         (3, 5000, False, True),
     ],
 )
+@pytest.mark.slow
 def test_one_pass_over_the_logits_equals_that_of_xla(num_rows: int, size: int, masked: bool, full: bool) -> None:
     logits, words = rows_and_words(num_rows, size)
     results: list[Any] = []

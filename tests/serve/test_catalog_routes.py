@@ -278,6 +278,7 @@ def test_changes_can_be_off_or_open(shop):
         assert client.put("/v1/items", **put).status_code == 200
 
 
+@pytest.mark.slow
 def test_a_second_server_of_a_run_reads_and_says_so(shop):
     with served(shop) as first:
         first.put("/v1/items", **lines({"item_id": 1, "codes": [0, 0], "price": 1}))

@@ -17,6 +17,7 @@ from tests.simulation import storage
 from tests.simulation.disk import Crash, SimulatedDisk
 
 
+@pytest.mark.slow
 def test_schedules_of_changes_compactions_faults_and_crashes_keep_every_acknowledged_commit(tmp_path: Path) -> None:
     counts = sum((storage.run(seed, tmp_path) for seed in range(30)), storage.Counter[str]())
     for name in ("commits", "compactions", "crashes", "faults", "refused", "read", "search", "second_writer", "remove_lock"):

@@ -100,6 +100,7 @@ def children(
         np.zeros((num_segments, max_children), np.int64),
     )
     space = _children_space(arrays, level)
+    lo_SBK, hi_SBK = np.ascontiguousarray(lo_SBK), np.ascontiguousarray(hi_SBK)
     count = children_of_rows(arrays.levels[level], lo_SBK, hi_SBK, filters.pair, space, row_indptr, code_C, lo_SC, hi_SC)
     return row_indptr, code_C[:count], lo_SC[:, :count], hi_SC[:, :count]
 

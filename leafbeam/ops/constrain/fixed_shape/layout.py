@@ -63,7 +63,7 @@ class LevelLayout:
             long_G2 = np.empty((num_leaves // (SHORT + 1) + 1, 2), np.int64)
             count, shortest = _long_ranges(parents.words_W, num_leaves, SHORT, long_G2)
             long_G2 = long_G2[:count].copy()
-        lo_G, hi_G = long_G2[:, 0], long_G2[:, 1]
+        lo_G, hi_G = np.ascontiguousarray(long_G2.T)
         count_G = _ranks(level, hi_G) - _ranks(level, lo_G)
         indptr_G1 = np.concatenate([[0], np.cumsum(count_G)])
         if level.boundary is None:
