@@ -15,13 +15,21 @@ Norm = Literal["rms", "layer"]
 NormPlacement = Literal["before", "after", "both"]
 QueryKeyNorm = Literal["none", "head", "all"]
 Config = TypeVar("Config")
-ENCODER_DECODERS = ("t5", "leafbeam_t5_moe", "leafbeam_t5_mlp")  # by the model_type in config.json
+T5_FAMILY = "t5", "mt5", "umt5"  # of transformers, by the model_type in config.json
+ENCODER_DECODERS = (*T5_FAMILY, "leafbeam_t5_moe", "leafbeam_t5_mlp")
 
 # Beyond these, a config is damaged: building its modules would take minutes, and its tensors no memory has.
 _LAYERS = ("num_hidden_layers", "num_layers", "num_decoder_layers")
 _MAX_LAYERS, _MAX_EXPERTS, _MAX_DECODER_EXPERTS, _MAX_SIZE = 1024, 4096, 2**16, 2**31 - 1
 
-_NOT_OF_T5 = ("num_experts", "num_experts_per_tok", "norm_topk_prob", "router_aux_loss_coef", "mlp_layers")
+_NOT_OF_T5 = (
+    "num_experts",
+    "num_experts_per_tok",
+    "norm_topk_prob",
+    "router_aux_loss_coef",
+    "mlp_layers",
+    "bias_in_every_layer",
+)
 
 # Fields in which architectures differ from a Qwen3.
 _OF_OTHERS = frozenset(
@@ -217,7 +225,8 @@ class EncoderDecoderConfig:
     to 1 (not in OneRec); router_aux_loss_coef is the weight of the load-balancing loss in training. max_position_embeddings is
     the longest prompt plus one SID, as in `ModelConfig`: T5's relative positions have no limit, so this is the length with
     which the model was trained. mlp_layers is the number of hidden layers of each feed-forward network, which then have biases,
-    as in GRID; 0 is T5's own network.
+    as in GRID; 0 is T5's own network. bias_in_every_layer says whether each layer has relative positions of its own, as in
+    UMT5; otherwise all share those of the first.
 
     Examples:
         >>> EncoderDecoderConfig(vocab_size=1027).inner_size
@@ -246,6 +255,7 @@ class EncoderDecoderConfig:
     norm_topk_prob: bool = False
     router_aux_loss_coef: float = 0.01
     mlp_layers: int = 0
+    bias_in_every_layer: bool = False
 
     def __post_init__(self) -> None:
         may_be_zero = {"dropout", "num_experts", "decoder_start_token_id", "router_aux_loss_coef", "mlp_layers"}
@@ -267,6 +277,8 @@ class EncoderDecoderConfig:
             raise ArgumentError(f"num_experts_per_tok is {self.num_experts_per_tok} of {self.num_experts}: raise num_experts")
         if self.mlp_layers and (self.num_experts or self.feed_forward_proj != "relu"):
             raise ArgumentError(f"mlp_layers={self.mlp_layers} goes with feed_forward_proj='relu' and without experts")
+        if self.bias_in_every_layer and not self.scale_decoder_outputs:
+            raise ArgumentError("bias_in_every_layer goes with scale_decoder_outputs, as in transformers' UMT5")
 
     @property
     def inner_size(self) -> int:
@@ -279,7 +291,7 @@ class EncoderDecoderConfig:
         return self.feed_forward_proj.startswith("gated-")
 
     def to_hf(self) -> dict[str, Any]:
-        """Return the fields of config.json; without experts and mlp_layers, T5ForConditionalGeneration reads them."""
+        """Return the fields of config.json; without experts and mlp_layers, transformers reads them as a T5, mT5 or UMT5."""
         named = {field.name: getattr(self, field.name) for field in fields(self)}
         named |= {"n_positions": named.pop("max_position_embeddings"), "dropout_rate": named.pop("dropout")}
         named |= {"is_encoder_decoder": True, "use_cache": True}
@@ -288,7 +300,12 @@ class EncoderDecoderConfig:
             return named | {"architectures": ["LeafbeamEncoderDecoder"], "model_type": kind}
         for name in _NOT_OF_T5:
             del named[name]
-        return named | {"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"}
+        kind, model = "t5", "T5ForConditionalGeneration"
+        if self.bias_in_every_layer:  # its outputs are always scaled
+            kind, model = "umt5", "UMT5ForConditionalGeneration"
+        elif self.tie_word_embeddings and not self.scale_decoder_outputs:
+            kind, model = "mt5", "MT5ForConditionalGeneration"
+        return named | {"architectures": [model], "model_type": kind}
 
     @classmethod
     def from_hf(cls, hf: Mapping[str, Any], *, dropout: float | None = None) -> "EncoderDecoderConfig":
@@ -313,15 +330,19 @@ class EncoderDecoderConfig:
             if name in hf and hf[name] != hf.get(t5_name):
                 raise CheckpointError(f"config.json has {name}={hf[name]!r}, T5's {t5_name}={hf.get(t5_name)!r}: remove {name}")
         values: dict[str, Any] = {field.name: hf[field.name] for field in fields(cls) if hf.get(field.name) is not None}
-        if hf["model_type"] == "t5":
+        model_type = hf["model_type"]
+        if model_type in T5_FAMILY:
             for name in _NOT_OF_T5:
                 values.pop(name, None)
+        if model_type in ("mt5", "umt5"):  # transformers ties their heads, whatever the file says
+            values |= {"tie_word_embeddings": True, "bias_in_every_layer": model_type == "umt5"}
         tied = values.setdefault("tie_word_embeddings", True)
         if "num_layers" in values:
             values.setdefault("num_decoder_layers", values["num_layers"])
         # T5 v1.1, with an untied head, does not scale its outputs
-        values["scale_decoder_outputs"] = hf.get("scale_decoder_outputs", tied)
-        kind = values.setdefault("feed_forward_proj", "relu")
+        scaled = {"mt5": False, "umt5": True}.get(model_type)
+        values["scale_decoder_outputs"] = hf.get("scale_decoder_outputs", tied) if scaled is None else scaled
+        kind = values.setdefault("feed_forward_proj", "relu" if scaled is None else "gated-gelu")
         values["feed_forward_proj"] = _FEED_FORWARD_ALIASES.get(kind, kind) if isinstance(kind, str) else kind
         _check_activation(hf, values["feed_forward_proj"])
         values["decoder_start_token_id"] = _first_token(hf)

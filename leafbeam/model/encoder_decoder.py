@@ -109,10 +109,10 @@ class EncoderDecoder(SidModel[EncoderDecoderConfig]):
             valid = (positions_T < lengths_B.to(tokens_BT.device)[:, None])[:, None, None]
 
         slot_S = torch.arange(targets_BS.shape[1] + 1, device=tokens_BT.device)
-        bias_HSS = self.decoder.bias(slot_S, slot_S)
+        biases = self.decoder.biases(slot_S, slot_S)
 
-        def self_attention(_: int, query_BSHE: Tensor, key_BSHE: Tensor, value_BSHE: Tensor) -> Tensor:
-            return attend_codes(bias_HSS, query_BSHE[:, None], key_BSHE[:, None], value_BSHE[:, None])[:, 0]
+        def self_attention(layer: int, query_BSHE: Tensor, key_BSHE: Tensor, value_BSHE: Tensor) -> Tensor:
+            return attend_codes(biases[layer], query_BSHE[:, None], key_BSHE[:, None], value_BSHE[:, None])[:, 0]
 
         def cross_attention(layer: int, query_BSHE: Tensor) -> Tensor:
             query, key, value = (x.transpose(1, 2) for x in (query_BSHE, *prompts[layer]))
@@ -173,17 +173,17 @@ class EncoderDecoderRunner(TorchRunner):
 
     def _run(self, tokens_BN: Tensor, level: int) -> Tensor:
         slot_S = torch.arange(self.beams.ancestors_BKS.shape[2], device=tokens_BN.device)
-        self._bias_HMS = self._decoder.bias(slot_S[-self.beams.shape[1] :], slot_S)
+        self._biases = self._decoder.biases(slot_S[-self.beams.shape[1] :], slot_S)  # (H, M, S) of each layer
         return self._decoder(self._embedding(tokens_BN), self._attend_codes, self._attend_prompt)
 
     def _attend_codes(self, layer: int, query_BNHE: Tensor, key_BNHE: Tensor, value_BNHE: Tensor) -> Tensor:
         slots, ancestors_BKS = self.beams.extend(layer, key_BNHE, value_BNHE), self.beams.ancestors_BKS
         if self.beams.shape[1] == 1:
-            bias_HS = self._bias_HMS[:, 0].contiguous()
+            bias_HS = self._biases[layer][:, 0].contiguous()
             return self._attention.over_codes(_unscaled(query_BNHE), *slots, ancestors_BKS, bias_HS)
         keys_BKSHE, values_BKSHE = (codes_of(side_BKSHE, ancestors_BKS) for side_BKSHE in slots)
         query_BKCHE = query_BNHE.unflatten(1, self.beams.shape)
-        return attend_codes(self._bias_HMS, query_BKCHE, keys_BKSHE, values_BKSHE).flatten(1, 2)
+        return attend_codes(self._biases[layer], query_BKCHE, keys_BKSHE, values_BKSHE).flatten(1, 2)
 
     def _attend_prompt(self, layer: int, query_BNHE: Tensor) -> Tensor:
         prompt = self.prompt.keys[layer], self.prompt.values[layer], self.prompt.lengths_B

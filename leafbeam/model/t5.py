@@ -7,7 +7,7 @@ Shapes: B requests, T tokens of a prompt, S codes (or all new codes of K beams),
 E values of a head; in a mixture of experts N tokens, X experts, E experts of a token.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from math import log
 
 import torch
@@ -25,7 +25,8 @@ class RelativeBias(nn.Module):
     """T5's relative positions: a learned bias for each head and bucket of distances, added to the attention scores.
 
     Near distances have a bucket each; far ones share buckets that widen logarithmically up to max_distance. In the encoder
-    half of the buckets are for keys after the query. Only the first layer holds the weights; all layers use them.
+    half of the buckets are for keys after the query. In T5 only the first layer holds the weights, and all layers use them; in
+    UMT5 each layer has its own.
     """
 
     def __init__(self, config: EncoderDecoderConfig, *, bidirectional: bool) -> None:
@@ -125,10 +126,17 @@ class _SelfAttention(nn.Module):
         self.SelfAttention = T5Attention(config, RelativeBias(config, bidirectional=bidirectional) if has_bias else None)
         self.layer_norm = RMSNorm(config.d_model, config.layer_norm_epsilon)
 
-    @property
-    def bias(self) -> RelativeBias:
-        assert self.SelfAttention.relative_attention_bias is not None
-        return self.SelfAttention.relative_attention_bias
+
+def _biases(
+    attentions: Sequence[_SelfAttention], query_Q: Tensor, key_K: Tensor, prepare: Callable[[Tensor], Tensor] = lambda x: x
+) -> Iterator[Tensor]:
+    """Yield the bias (H, Q, K) of each layer, prepared: its own, or the first layer's."""
+    bias = torch.empty(0)
+    for attention in attentions:
+        module = attention.SelfAttention.relative_attention_bias
+        if module is not None:
+            bias = prepare(module(query_Q, key_K))
+        yield bias
 
 
 class _CrossAttention(nn.Module):
@@ -167,7 +175,10 @@ class T5Encoder(nn.Module):
     def __init__(self, config: EncoderDecoderConfig) -> None:
         super().__init__()
         self._layers = [  # the modules of `block`, with their types
-            (_SelfAttention(config, number == 0, bidirectional=True), _FeedForward(config, experts=False))
+            (
+                _SelfAttention(config, number == 0 or config.bias_in_every_layer, bidirectional=True),
+                _FeedForward(config, experts=False),
+            )
             for number in range(config.num_layers)
         ]
         self.block = nn.ModuleList(_Block(*sublayers) for sublayers in self._layers)
@@ -176,11 +187,15 @@ class T5Encoder(nn.Module):
     def forward(self, hidden_BTD: Tensor, lengths_B: Tensor | None, dropout: Dropout) -> Tensor:
         """lengths_B: tokens of each prompt that count, the padding behind them is masked; None: all count."""
         positions_T = torch.arange(hidden_BTD.shape[1], device=hidden_BTD.device)
-        bias = self._layers[0][0].bias(positions_T, positions_T)[None].to(hidden_BTD.dtype)
-        if lengths_B is not None:
-            bias = bias.masked_fill((positions_T >= lengths_B[:, None])[:, None, None], -torch.inf)
+        padding = None if lengths_B is None else (positions_T >= lengths_B[:, None])[:, None, None]
+
+        def mask_of(bias_HTT: Tensor) -> Tensor:
+            bias = bias_HTT[None].to(hidden_BTD.dtype)
+            return bias if padding is None else bias.masked_fill(padding, -torch.inf)
+
+        biases = _biases([attention for attention, _ in self._layers], positions_T, positions_T, mask_of)
         hidden_BTD = dropout(hidden_BTD)
-        for attention, feed_forward in self._layers:
+        for (attention, feed_forward), bias in zip(self._layers, biases, strict=True):
             heads, normed = attention.SelfAttention, attention.layer_norm(hidden_BTD)
             query, key, value = (x.transpose(1, 2) for x in (heads.queries(normed), *heads.keys_values(normed)))
             attended = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=1.0).transpose(1, 2)
@@ -196,7 +211,7 @@ class T5Decoder(nn.Module):
         super().__init__()
         self._layers = [  # the modules of `block`, with their types
             (
-                _SelfAttention(config, number == 0, bidirectional=False),
+                _SelfAttention(config, number == 0 or config.bias_in_every_layer, bidirectional=False),
                 _CrossAttention(config),
                 _FeedForward(config, experts=config.num_experts > 0),
             )
@@ -206,10 +221,9 @@ class T5Decoder(nn.Module):
         self.final_layer_norm = RMSNorm(config.d_model, config.layer_norm_epsilon)
         self.scale = config.d_model**-0.5 if config.scale_decoder_outputs else 1.0
 
-    @property
-    def bias(self) -> RelativeBias:
-        """The relative positions, which the first layer holds."""
-        return self._layers[0][0].bias
+    def biases(self, query_Q: Tensor, key_K: Tensor) -> list[Tensor]:
+        """The bias (H, Q, K) of each layer for positions of queries and keys."""
+        return list(_biases([own for own, _, _ in self._layers], query_Q, key_K))
 
     def prompt_keys_values(self, encoded_BTD: Tensor) -> list[tuple[Tensor, Tensor]]:
         """For each layer, the keys and values (B, T, H, E) of the cross-attention."""

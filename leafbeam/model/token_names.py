@@ -16,6 +16,7 @@ import numpy.typing as npt
 from leafbeam.errors import ArgumentError, CheckpointError, counted, short_repr
 from leafbeam.extras import require
 from leafbeam.files import read_text
+from leafbeam.model.config import T5_FAMILY
 from leafbeam.model.vocabulary import PromptTokens, TokenTable
 from leafbeam.model.weights import read_hf
 
@@ -182,7 +183,7 @@ def _find(tokens: Sequence[int], part: Sequence[int], start: int) -> int:
 
 def _table(directory: Path, levels: list[list[int]], around: PromptTokens | None) -> TokenTable:
     hf = read_hf(directory)
-    is_t5 = hf.get("model_type") == "t5"
+    is_t5 = hf.get("model_type") in T5_FAMILY
     eos: Any = hf.get("eos_token_id", 1 if is_t5 else None)
     eos = eos[0] if isinstance(eos, list) and eos else eos  # a list has the tokens that end a text, the first is its own
     if eos is None:

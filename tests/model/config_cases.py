@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import (
     CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     GenerationConfig,
     PreTrainedConfig,
     Qwen3Config,
@@ -81,7 +82,7 @@ class Architecture:
     def truth(self, model: Any, start: int) -> Tensor:
         """Logits of all positions, of the decoder after its first token `start` and the targets."""
         with torch.no_grad():
-            if self.model is not T5ForConditionalGeneration:
+            if self.base["model_type"] in DECODERS:
                 return model(TOKENS).logits.float()
             decoded = torch.cat((torch.full((2, 1), start), TARGETS), 1)
             return model(input_ids=TOKENS, decoder_input_ids=decoded).logits.float()
@@ -106,6 +107,13 @@ class Architecture:
         save_file(tensors, directory / "model.safetensors")
 
 
+def of_t5(name: str) -> Architecture:
+    """A small model of T5's family."""
+    config = CONFIG_MAPPING[name]
+    base = T5 | {"model_type": name}
+    return Architecture(model=MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[config], config=config, base=base)
+
+
 def decoder(name: str) -> Architecture:
     """A small model of another decoder."""
     config = CONFIG_MAPPING[name]
@@ -116,6 +124,7 @@ def decoder(name: str) -> Architecture:
 ARCHITECTURES = {
     "qwen3": Architecture(model=Qwen3ForCausalLM, config=Qwen3Config, base=QWEN3),
     "t5": Architecture(model=T5ForConditionalGeneration, config=T5Config, base=T5),
+    **{name: of_t5(name) for name in ("mt5", "umt5")},
     **{name: decoder(name) for name in DECODERS if name not in ("qwen3", "leafbeam_decoder")},
     "t5 with experts": Architecture(model=T5ForConditionalGeneration, config=T5Config, base=T5, has_experts=True),
 }
@@ -332,6 +341,13 @@ TOGETHER: dict[str, list[dict[str, Any]]] = {
     ],
 }
 TOGETHER["t5 with experts"] = TOGETHER["t5"]
+TOGETHER["mt5"] = TOGETHER["umt5"] = [
+    {},
+    {"tie_word_embeddings": False},
+    {"scale_decoder_outputs": True},
+    {"feed_forward_proj": "relu", "num_layers": 1, "num_decoder_layers": 3},
+    {"feed_forward_proj": "gated-silu", "layer_norm_epsilon": 1e-2, "decoder_start_token_id": 4},
+]
 
 
 def values_for(name: str, value: Any) -> Iterator[Any]:

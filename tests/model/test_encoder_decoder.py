@@ -15,8 +15,9 @@ from leafbeam.decode import BeamSearch
 from leafbeam.errors import ArgumentError, CheckpointError
 from leafbeam.files import CHECKSUMS
 from leafbeam.index import Trie
-from leafbeam.model import EncoderDecoder, EncoderDecoderConfig, Transformer, load_model
+from leafbeam.model import EncoderDecoder, EncoderDecoderConfig, Transformer, Vocabulary, load_model
 from tests.fixtures.sessions import prompts
+from tests.model.config_cases import ARCHITECTURES
 from tests.model.conftest import VOCABULARY
 
 MakeModel = Callable[..., EncoderDecoder]
@@ -149,7 +150,51 @@ def test_logits_equal_transformers_t5_after_loading_and_saving(tmp_path: Path, k
             torch.testing.assert_close(logits, again(**asked).logits, atol=2e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("fields", [{}, {"num_experts": 3, "feed_forward_proj": "gated-silu"}, {"tie_word_embeddings": False}])
+@pytest.mark.parametrize("name", ["mt5", "umt5"])
+def test_others_of_the_family_give_the_logits_of_transformers_and_are_read_by_it(tmp_path: Path, name: str) -> None:
+    architecture = ARCHITECTURES[name]
+    theirs = architecture.build(architecture.base)
+    architecture.write_weights(theirs, tmp_path / "theirs")
+    vocabulary = Vocabulary(codebook_sizes=(4, 3))
+    ours = load_model(tmp_path / "theirs", vocabulary=vocabulary)
+    assert isinstance(ours, EncoderDecoder)
+    assert ours.config.bias_in_every_layer == (name == "umt5")
+    tokens, lengths, targets = torch.randint(0, 24, (3, 15)), torch.tensor([15, 4, 1]), torch.randint(0, 9, (3, 2))
+    asked = {
+        "input_ids": tokens,
+        "attention_mask": (torch.arange(15) < lengths[:, None]).long(),
+        "decoder_input_ids": torch.cat((torch.zeros(3, 1, dtype=torch.int64), targets), 1),
+    }
+    ours.save_pretrained(tmp_path / "ours")
+    again = architecture.model.from_pretrained(tmp_path / "ours").eval()
+    session = ours.start(tokens, lengths)
+    with torch.no_grad():
+        expected = theirs(**asked).logits
+        torch.testing.assert_close(ours.logits(ours(tokens, targets, lengths)), expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(again(**asked).logits, expected, atol=1e-5, rtol=1e-5)
+        codes = torch.tensor([[0, 3]] * 3)
+        steps = session.step_fn(), session.step_fn(codes, torch.zeros_like(codes))
+        rows = {key: value.repeat_interleave(2, 0) for key, value in asked.items()}
+        rows["decoder_input_ids"] = torch.stack(
+            (torch.zeros(6, dtype=torch.int64), vocabulary.tokens_at(codes, 0).flatten()), 1
+        )
+        logits = theirs(**rows).logits
+        for level, found in enumerate((steps[0].repeat_interleave(2, 0), steps[1].flatten(0, 1))):
+            chosen = logits[:, level][:, vocabulary.level_tokens(level)]
+            torch.testing.assert_close(found, chosen, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"num_experts": 3, "feed_forward_proj": "gated-silu"},
+        {"tie_word_embeddings": False},
+        {"scale_decoder_outputs": False},
+        {"bias_in_every_layer": True, "tie_word_embeddings": False},
+    ],
+    ids=str,
+)
 def test_a_saved_model_is_loaded_unchanged(make_model: MakeModel, tmp_path: Path, fields: dict[str, object]):
     model = make_model(**fields)
     model.save_pretrained(tmp_path)
