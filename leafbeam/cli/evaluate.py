@@ -4,6 +4,7 @@ import json
 import shlex
 import time
 from contextlib import closing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from leafbeam.cli.console import Bar, done, next_step, stdout
@@ -32,10 +33,11 @@ if TYPE_CHECKING:
 _POLICY_USERS = 1_000
 
 
-@with_options(ObjectiveOptions)
-def evaluate(
-    run: RunOption = DEFAULT_RUN,
-    users: Annotated[int | None, option("--users", "Evaluate a random sample of users.", default="all")] = None,
+@dataclass(frozen=True, kw_only=True)
+class SampleOptions:
+    """The options that say which users are evaluated, on which item."""
+
+    users: Annotated[int | None, option("--users", "Evaluate a random sample of users.", default="all")] = None
     part: Annotated[
         Literal["test", "valid"],
         option(
@@ -43,15 +45,21 @@ def evaluate(
             "The held-out item to predict: a user's last one (test), or the one before it (valid).",
             metavar="test|valid",
         ),
-    ] = "test",
+    ] = "test"
+    seed: Annotated[int, option("--seed", "The seed of the sample of users.")] = 0
+
+
+@with_options(SampleOptions, ObjectiveOptions)
+def evaluate(
+    run: RunOption = DEFAULT_RUN,
     num_beams: Annotated[int, option("--beams", "The number of beams of the search.")] = 20,
     scoring: ScoringOption = "full",
     unconstrained: Annotated[
         int, option("--unconstrained", "The number of users for whom the model also searches without the index; 0 for none.")
     ] = 2_000,
-    seed: Annotated[int, option("--seed", "The seed of the sample of users.")] = 0,
     precision: PrecisionOption = "float32",
     *,
+    sample: SampleOptions,
     policy: ObjectiveOptions,
 ) -> None:
     """Rank the whole catalog for each user and report the rank of the held-out item, beside simple baselines.
@@ -62,11 +70,11 @@ def evaluate(
     With --boost, --at-most or --at-least, report instead what this policy costs in recall and what it brings, for several
     weights. The lists are ten items of the model, without those that a user already has, for 1,000 users by default.
     """
-    if users is not None and users < 1:
-        raise ArgumentError(f"--users {users}: expected at least one; leave it out to evaluate all")
+    if sample.users is not None and sample.users < 1:
+        raise ArgumentError(f"--users {sample.users}: expected at least one; leave it out to evaluate all")
     paths = RunDirectory(run)
     if any((objectives := policy.objectives).values()):
-        _evaluate_policy(paths, objectives, part, users or _POLICY_USERS, seed, precision)
+        _evaluate_policy(paths, objectives, sample, precision)
         return
     paths.check("sids", "source", "model")
     require("`leafbeam evaluate`", "pyarrow", "scipy", "sklearn", "torch", extra="train")
@@ -81,7 +89,7 @@ def evaluate(
     log = source.read()
     columns = source.text_columns or text_columns(log.items)
     split = _split_of(paths, log)
-    memory, baselines = _memory_and_baselines(paths, log, split, columns, seed)
+    memory, baselines = _memory_and_baselines(paths, log, split, columns, sample.seed)
 
     console, began = stdout(), time.perf_counter()
     with Bar("evaluating") as bar:
@@ -91,7 +99,12 @@ def evaluate(
             log,
             split,
             EvaluationConfig(
-                part=part, num_beams=num_beams, scoring=scoring, sample=users, seed=seed, unconstrained_users=unconstrained
+                part=sample.part,
+                num_beams=num_beams,
+                scoring=scoring,
+                sample=sample.users,
+                seed=sample.seed,
+                unconstrained_users=unconstrained,
             ),
             baselines=baselines,
             memory=memory,
@@ -121,14 +134,7 @@ def _split_of(paths: RunDirectory, log: "InteractionLog") -> "Split":
     return split.with_valid() if paths.read_report().get("train", {}).get("fit_on") == "train+valid" else split
 
 
-def _evaluate_policy(
-    paths: RunDirectory,
-    objectives: dict[str, Any],
-    part: Literal["test", "valid"],
-    num_users: int,
-    seed: int,
-    precision: Precision,
-) -> None:
+def _evaluate_policy(paths: RunDirectory, objectives: dict[str, Any], sample: SampleOptions, precision: Precision) -> None:
     """Print what a policy costs and brings, and add it to the report."""
     paths.check(*ENGINE_FILES, "source")
     require("`leafbeam evaluate`", "duckdb", "pyarrow", "torch")
@@ -140,11 +146,11 @@ def _evaluate_policy(
     request, console, began = Request(**objectives, channel="model"), stdout(), time.perf_counter()
     log = Source.load(paths.source).read()
     split = _split_of(paths, log)
-    known, answers_U = (split.train, split.valid_U) if part == "valid" else (split.before_test(), split.test_U)
+    known, answers_U = (split.train, split.valid_U) if sample.part == "valid" else (split.before_test(), split.test_U)
     users = np.flatnonzero(answers_U >= 0)
     if not len(users):
-        raise ArgumentError(f"--part {part}: no user has a held-out item there")
-    users = np.sort(np.random.default_rng(seed).permutation(users)[:num_users])
+        raise ArgumentError(f"--part {sample.part}: no user has a held-out item there")
+    users = np.sort(np.random.default_rng(sample.seed).permutation(users)[: sample.users or _POLICY_USERS])
     limits, settings = Limits(max_history=max(1, int(known.lengths_U.max()))), Settings(precision=precision)
     with closing(Engine.load(paths.model, paths.catalog_files(verify=True), limits=limits, settings=settings)) as engine:
         assert engine.catalog is not None
@@ -152,7 +158,9 @@ def _evaluate_policy(
         answers = log.item_ids[answers_U[users]].tolist()
         rows = policy.measure(engine, engine.catalog.rules, histories, answers, request)
     console.print(policy.table(rows, request.num_items))
-    paths.add_to_report("policy", {"part": part, "users": len(users), "request": objectives, "rows": policy.figures(rows)})
+    paths.add_to_report(
+        "policy", {"part": sample.part, "users": len(users), "request": objectives, "rows": policy.figures(rows)}
+    )
     done(console, f"{counted(len(users), 'user')}; written to {paths.report}", since=began)
 
 

@@ -21,7 +21,7 @@ def model(
     return make_model() if request.param == "decoder" else make_encoder_decoder(num_experts=3)
 
 
-@pytest.mark.parametrize("fields", [{}, {"num_experts": 4, "feed_forward_proj": "gated-silu"}, {"tie_word_embeddings": False}])
+@pytest.mark.parametrize("fields", [{}, {"num_experts": 4, "feed_forward_proj": "gated-silu"}, {"bias_in_every_layer": True}])
 @pytest.mark.parametrize("widths", [(5, 5, 5), (3, 8, 2)])
 def test_steps_of_an_encoder_decoder_equal_each_beam_run_alone(
     make_encoder_decoder: Callable[..., EncoderDecoder],
