@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.decode.boosts import check_boosts
+from leafbeam.decode.boosts import check_boosts, root_boosts, with_more_leaves
 from leafbeam.decode.bound import Pass, search_until_proved
 from leafbeam.decode.config import (
     SearchConfig,
@@ -281,9 +281,8 @@ class BeamSearch(ItemSearch):
             explain: If true, the result has the beams of each level (`SearchResult.levels`). The search then waits for a device
                 every round and does not use suffix_fn, so that every level has its scores.
             boosts: A number for each item, which is added to its score: one column for all requests, or one for each. The
-                answer is proved as without boosts. A boost may be up to 1,000 nats. Only the backends "cpu" and "reference"
-                add boosts; elsewhere the logits are copied to the host, and the constrained steps run there. A search with
-                boosts does not use suffix_fn, and multiplies `head` for all codes.
+                answer is proved as without boosts. A boost may be up to 1,000 nats. A search with boosts does not use
+                suffix_fn, and multiplies `head` for all codes.
             more_fn: `more_fn(codes_BJ, parents_BJ, level)` returns the logits (B, J, V) after more codes of a level that
                 step_fn has run already, or of the next one. Parents are numbered in the order in which the beams of the level
                 before ran. With it a search runs few prefixes at first, and then only those that may still lead to a better
@@ -327,17 +326,8 @@ class BeamSearch(ItemSearch):
         if not can_restart:
             return search(self.config, None)
         options: Any = {"first": first, "on_pass": on_pass, "explain": explain, "has_spares": more_fn is not None}
-        limits = self.config if columns is None else self._limits
+        limits = self.config if columns is None else with_more_leaves(self.config, self.version, self._max_rows)
         return self._passes(requests, search, widths, limits=limits, **options)
-
-    @property
-    def _limits(self) -> SearchConfig:
-        """Return the most beams of each level with boosts. A leaf may count more than its items do, whose boosts differ."""
-        if len(self.version.segments) == 1 and self.version.segments[0].trie.items.leaf_indptr is None:
-            return self.config
-        nodes = self.version.num_nodes(self.version.num_levels - 1)
-        last = min(nodes, max(self._max_rows, self.config.num_beams[-1]))
-        return replace(self.config, num_beams=(*self.config.num_beams[:-1], last))
 
     def _constraint(
         self,
@@ -348,8 +338,6 @@ class BeamSearch(ItemSearch):
         hi_SB: NDArray[np.int64],
         config: SearchConfig,
     ) -> TrieConstraint:
-        if columns is not None and not hasattr(bound.ops, "boost_bounds"):
-            bound = self._bindings.on("cpu")
         ops: Any = bound.ops
         filters, scoring = ops.bind_filters(bound.arrays, requests, *(() if columns is None else (columns,))), config.scoring
 
@@ -361,8 +349,8 @@ class BeamSearch(ItemSearch):
 
         boosts, hi_SB1 = None, bound.to_device(hi_SB)[:, :, None]
         if columns is not None:
-            root_B1 = ops.boost_bounds(bound.arrays, -1, hi_SB1 * 0, hi_SB1, filters)
-            boosts = BatchBoosts(columns=columns, root_B1=root_B1)
+            root_B1 = root_boosts(self.version, columns, hi_SB)
+            boosts = BatchBoosts(columns=columns, root_B1=bound.to_device(root_B1))
         arguments = config, hi_SB1[:, :, 0], launch, partial(_forced_suffix, self.version, requests), boosts
         if head is None:
             return TrieConstraint(*arguments)

@@ -7,11 +7,12 @@ Shapes: S segments, B requests, K beams, n items found.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.decode.config import check_length
+from leafbeam.decode.config import SearchConfig, check_length
 from leafbeam.errors import ArgumentError, ForeignFilterError, short_repr
 from leafbeam.index import ItemColumn, Version
 from leafbeam.ops.constrain import Boosts
@@ -59,6 +60,25 @@ def largest_boost(column: ItemColumn, version: Version) -> float:
     """Return the largest boost of an item of a version; 0 if none is positive. Cost: as for `ItemColumn.bounds`."""
     maxima = column.bounds([segment.trie for segment in version.segments])
     return max((float(part.root) for part in maxima), default=0.0) * column.weight if column.weight else 0.0
+
+
+def with_more_leaves(config: SearchConfig, version: Version, max_rows: int) -> SearchConfig:
+    """Return the most beams of each level with boosts. A leaf may count more than its items do, whose boosts differ."""
+    if len(version.segments) == 1 and version.segments[0].trie.items.leaf_indptr is None:
+        return config
+    last = min(version.num_nodes(version.num_levels - 1), max(max_rows, config.num_beams[-1]))
+    return replace(config, num_beams=(*config.num_beams[:-1], last))
+
+
+def root_boosts(version: Version, boosts: Sequence[ItemColumn | None], hi_SB: NDArray[np.signedinteger]) -> NDArray[np.float32]:
+    """Return the largest boost of the segments that each request starts from, float32 (B, 1); 0 without one."""
+    roots_SB = np.full(hi_SB.shape, -np.inf, np.float32)
+    weights_B = np.array([0 if column is None else column.weight for column in boosts], np.float32)
+    for request, column in enumerate(boosts):
+        if column is not None:
+            roots_SB[:, request] = [part.root for part in column.bounds([segment.trie for segment in version.segments])]
+    largest_B = np.where(hi_SB > 0, roots_SB, np.float32(-np.inf)).max(0)
+    return (weights_B * np.where(np.isfinite(largest_B), largest_B, np.float32(0)))[:, None]
 
 
 def leaf_boosts(

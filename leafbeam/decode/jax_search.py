@@ -18,15 +18,16 @@ from typing import Any
 
 import numpy as np
 
+from leafbeam.decode.boosts import check_boosts, root_boosts, with_more_leaves
 from leafbeam.decode.bound import search_until_proved
 from leafbeam.decode.config import SearchConfig, beams_of_search, end_code_of, first_width
-from leafbeam.decode.constraint import Cut, TrieConstraint, decode, raise_first_bad
+from leafbeam.decode.constraint import BatchBoosts, Cut, TrieConstraint, decode, raise_first_bad
 from leafbeam.decode.model_calls import ModelCalls
 from leafbeam.decode.results import BatchFilters, DenyLists, SearchResult, check_batch, collect_items, root_ranges
 from leafbeam.errors import ArgumentError, counted
 from leafbeam.extras import optional_imports
-from leafbeam.index import Filter, Trie, Version
-from leafbeam.ops.constrain import Beams, Scoring
+from leafbeam.index import Filter, ItemColumn, Trie, Version
+from leafbeam.ops.constrain import Beams, Boosts, Scoring
 
 with optional_imports("JaxBeamSearch"):
     import jax
@@ -62,13 +63,18 @@ class JaxResult:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class JaxBatch:
-    """Requests ready to be decoded: their filters on the device, and the version that they are for."""
+    """Requests ready to be decoded: their filters and boosts on the device, and the version that they are for.
+
+    hi_SB: how many leaves of each segment a request starts from. root_B1: the largest boost of these, 0 without one.
+    """
 
     version: Version
     requests: list[Filter]
     arrays: ops.VersionArrays
     filters: ops.FilterArrays
     hi_SB: Array
+    root_B1: Array
+    boosts: Boosts = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -133,6 +139,7 @@ class JaxBeamSearch:
     ) -> None:
         version = Version.of(index)
         beams = beams_of_search(version.num_levels, num_beams, num_items, max_rows)
+        self._max_rows = max_rows
         self._widest = SearchConfig.fixed(version.codebook_sizes, end_code_of(version), beams, scoring)
         self.config, self.num_items, self._proves = self._widest, beams[-1], num_beams is None
         if self._proves:
@@ -167,7 +174,14 @@ class JaxBeamSearch:
         return other
 
     def run(
-        self, step_fn: JaxStepFn, carry: Any, batch_size: int = 1, filters: BatchFilters = None, deny: DenyLists = None
+        self,
+        step_fn: JaxStepFn,
+        carry: Any,
+        batch_size: int = 1,
+        filters: BatchFilters = None,
+        deny: DenyLists = None,
+        *,
+        boosts: ItemColumn | Sequence[ItemColumn | None] | None = None,
     ) -> SearchResult:
         """Call `prepare`, `decode` and `items`.
 
@@ -180,13 +194,14 @@ class JaxBeamSearch:
             batch_size: As for `BeamSearch.run`.
             filters: As for `BeamSearch.run`.
             deny: As for `BeamSearch.run`.
+            boosts: As for `BeamSearch.run`. The first batch with boosts compiles again.
 
         Raises:
             ArgumentError: If the arguments contradict each other or the capacity.
             ForeignFilterError: If a filter was made for another index.
             LogitsError: If the model gave NaN or +inf.
         """
-        batch = self.prepare(batch_size, filters, deny)
+        batch = self.prepare(batch_size, filters, deny, boosts=boosts)
 
         def search(config: SearchConfig, _: Cut | None) -> SearchResult:
             return self._items(batch, self._decode(step_fn, carry, batch, config), config)
@@ -194,10 +209,18 @@ class JaxBeamSearch:
         if not self._proves:
             return search(self.config, None)
         widths_BL = np.tile(self.config.num_beams[:-1], (batch_size, 1))
-        return search_until_proved(self._widest, search, widths_BL)
+        limits = self._widest if batch.boosts is None else with_more_leaves(self._widest, self.version, self._max_rows)
+        return search_until_proved(limits, search, widths_BL, num_items=self.num_items)
 
-    def prepare(self, batch_size: int, filters: BatchFilters = None, deny: DenyLists = None) -> JaxBatch:
-        """Check a batch's filters, and send those that are new to the device.
+    def prepare(
+        self,
+        batch_size: int,
+        filters: BatchFilters = None,
+        deny: DenyLists = None,
+        *,
+        boosts: ItemColumn | Sequence[ItemColumn | None] | None = None,
+    ) -> JaxBatch:
+        """Check a batch's filters and boosts, and send those that are new to the device.
 
         Raises:
             ArgumentError: If the arguments do not fit.
@@ -207,23 +230,35 @@ class JaxBeamSearch:
         if batch_size % num_devices:
             raise ArgumentError(f"batch_size is {batch_size}: expected a multiple of {num_devices}, the devices that share it")
         requests = check_batch(self.version, batch_size, filters, deny)
+        columns = check_boosts(self.version, batch_size, boosts)
         hi_SB = np.zeros((len(self.arrays.layouts), batch_size), np.int32)
         hi_SB[: len(self.version.segments)] = root_ranges(self.version, requests)[1][:, :, 0]
-        bound = ops.bind_filters(self.arrays, requests)
-        return JaxBatch(version=self.version, requests=requests, arrays=self.arrays, filters=bound, hi_SB=jnp.asarray(hi_SB))
+        root_B1 = np.zeros((batch_size, 1), np.float32)
+        if columns is not None:
+            root_B1 = root_boosts(self.version, columns, hi_SB[: len(self.version.segments)])
+        return JaxBatch(
+            version=self.version,
+            requests=requests,
+            arrays=self.arrays,
+            filters=ops.bind_filters(self.arrays, requests, columns),
+            hi_SB=jnp.asarray(hi_SB),
+            root_B1=jnp.asarray(root_B1),
+            boosts=columns,
+        )
 
     def decode(self, step_fn: JaxStepFn, carry: Any, batch: JaxBatch) -> JaxResult:
         """Run one pass of the compiled search, and return at once with arrays that the device still computes."""
         return self._decode(step_fn, carry, batch, self.config)
 
     def _decode(self, step_fn: JaxStepFn, carry: Any, batch: JaxBatch, config: SearchConfig) -> JaxResult:
-        arguments, xp = (batch.arrays.levels, batch.filters.levels, batch.hi_SB, carry), batch.arrays.xp
+        arguments = batch.arrays.levels, batch.filters.levels, batch.hi_SB, batch.root_B1, carry
+        xp = batch.arrays.xp
         if self._split is None:
             return search(*arguments, step_fn=step_fn, config=config, xp=xp)
         mesh, axis = self._split.mesh, self._split.axis
         whole_specs = PartitionSpec(axis) if self._split.carry_specs is None else self._split.carry_specs
         carry_specs = jax.tree.broadcast(whole_specs, carry, is_leaf=_is_spec)
-        specs = (filter_specs(batch.filters.levels, axis), PartitionSpec(None, axis), carry_specs)
+        specs = (filter_specs(batch.filters.levels, axis), PartitionSpec(None, axis), PartitionSpec(axis), carry_specs)
         levels, *split = arguments
         placed = [
             jax.tree.map(lambda array, spec, mesh=mesh: jax.device_put(array, NamedSharding(mesh, spec)), tree, spec)
@@ -246,7 +281,8 @@ class JaxBeamSearch:
         num_segments = len(batch.version.segments)
         ranges = found.lo_SBK[:num_segments].astype(np.int64), found.hi_SBK[:num_segments].astype(np.int64)
         num_valid_B = found.num_valid_B.astype(np.int64)
-        items = collect_items(batch.version, batch.requests, ranges, found.scores_BK, num_valid_B, self.num_items)
+        found_items = ranges, found.scores_BK, num_valid_B, self.num_items
+        items = collect_items(batch.version, batch.requests, *found_items, boosts=batch.boosts)
         return replace(items, bound=found.bound_B)
 
 
@@ -254,14 +290,15 @@ def beam_search(
     levels: Sequence[tuple[ops.LevelArrays, ...]],
     filters: Sequence[tuple[ops.LevelFilters, ...]],
     hi_SB: Array,
+    root_B1: Array,
     step_fn: JaxStepFn,
     carry: Any,
     *,
     config: SearchConfig,
     xp: ArrayNamespace,
 ) -> JaxResult:
-    """Run the whole search, inside a traced function. hi_SB: how many leaves of each segment a request starts from. xp: of the
-    bound version, `arrays.xp`."""
+    """Run the whole search, inside a traced function. hi_SB, root_B1: as in `JaxBatch`. xp: of the bound version,
+    `arrays.xp`."""
     level = -1
 
     def call_model(codes_BK: Array | None, parents_BK: Array | None) -> Array:
@@ -274,7 +311,7 @@ def beam_search(
         arguments = (levels[level], filters[level], beams, logits_BKV)
         return fixed_step.run(xp, *arguments, num_beams=num_beams, scoring=config.scoring)
 
-    constraint = TrieConstraint(config, hi_SB, launch)
+    constraint = TrieConstraint(config, hi_SB, launch, boosts=BatchBoosts(columns=(), root_B1=root_B1))
     trace = decode(constraint, ModelCalls(call_model), watch=False)
     beams = trace.beams
     return JaxResult(
@@ -284,7 +321,7 @@ def beam_search(
         hi_SBK=beams.hi,
         num_valid_B=beams.num_valid,
         bad_DL=jnp.stack(constraint.bad_T)[None],
-        bound_B=trace.bound(config.num_rounds - 1),
+        bound_B=trace.bound(config.num_rounds - (filters[0][0].boosts is None)),  # as in `beam_search.result_of`
     )
 
 
@@ -293,6 +330,7 @@ def search(
     levels: tuple[tuple[ops.LevelArrays, ...], ...],
     filters: tuple[tuple[ops.LevelFilters, ...], ...],
     hi_SB: Array,
+    root_B1: Array,
     carry: Any,
     *,
     step_fn: JaxStepFn,
@@ -303,11 +341,11 @@ def search(
     """Run `beam_search`, compiled. split: mesh, axis and specs of the carry; each device then searches for its own
     requests."""
 
-    def whole_search(levels: Any, filters: Any, hi_SB: Array, carry: Any) -> JaxResult:
-        return beam_search(levels, filters, hi_SB, step_fn, carry, config=config, xp=xp)
+    def whole_search(levels: Any, filters: Any, hi_SB: Array, root_B1: Array, carry: Any) -> JaxResult:
+        return beam_search(levels, filters, hi_SB, root_B1, step_fn, carry, config=config, xp=xp)
 
     if split is None:
-        return whole_search(levels, filters, hi_SB, carry)
+        return whole_search(levels, filters, hi_SB, root_B1, carry)
     mesh, axis, carry_specs = split
     first, second = PartitionSpec(axis), PartitionSpec(None, axis)
     level_specs = jax.tree.map(lambda _: PartitionSpec(), levels)
@@ -317,17 +355,17 @@ def search(
     split_search = jax.shard_map(
         whole_search,
         mesh=mesh,
-        in_specs=(level_specs, filter_specs(filters, axis), second, carry_tree),
+        in_specs=(level_specs, filter_specs(filters, axis), second, first, carry_tree),
         out_specs=JaxResult(**specs),
         axis_names={axis},
         check_vma=False,  # the interpreter of Pallas does not say what differs between devices
     )
-    return split_search(levels, filters, hi_SB, carry)
+    return split_search(levels, filters, hi_SB, root_B1, carry)
 
 
 def filter_specs(filters: Any, axis: str) -> Any:
     """Return how filters are spread over a mesh: arrays over requests are split, and each device has the whole cache."""
-    by_request = ("slot_B", "denied_BD", "dead_BD3")
+    by_request = ("slot_B", "weight_B", "denied_BD", "dead_BD3")
     whole, split = PartitionSpec(), PartitionSpec(axis)
     return jax.tree.map_with_path(lambda path, _: split if path[-1].name in by_request else whole, filters)
 

@@ -43,7 +43,7 @@ COUNTERS: Mapping[str, Counter] = {
     "graphs": Counter(
         "Passes of batches replayed as a CUDA graph, and why others were not",
         "how",
-        ("replayed", "no_bucket", "no_room", "version", "failed"),
+        ("replayed", "no_bucket", "no_room", "version", "failed", "not_captured"),
     ),
     "batch_faults": Counter(
         "Faults of batches", "kind", ("error", "out_of_memory", "device_lost", "split", "wedged", "abandoned", "slow")

@@ -132,8 +132,7 @@ class Decoder:
         """
         timer = _Timer(requests, self._clock)
         prompts = self._prompts(requests)
-        can_replay = not (requests[0].request.explain or requests[0].request.has_objectives)
-        replayed = self._replay(requests, prompts, timer, on_pass) if can_replay else None
+        replayed = self._replay(requests, prompts, timer, on_pass)
         unmet: Sequence[tuple[int, ...]] = ()
         if replayed is not None and (_is_final(replayed.result, requests).all() or replayed.num_beams >= self._max_rows):
             result = replayed.result
@@ -233,11 +232,14 @@ class Decoder:
         timer: "_Timer",
         on_pass: Callable[[BatchOutput], None] | None,
     ) -> "_Replayed | None":
-        """Return the search as a graph, timed as rounds; None if no graph fits.
+        """Return the search as a graph, timed as rounds; None if no graph fits, or searches of this kind are not captured.
 
         The requests that are not proved are searched again with a wider graph, as long as there is one. A graph computes all of
         its beams whatever they score, so that a continuation with fewer live beams would take as long as a whole search.
         """
+        if self._graphs is not None and (requests[0].request.explain or requests[0].request.has_objectives):
+            self._graphs.skip()
+            return None
         num_beams = max(pending.size.num_beams for pending in requests)
         if requests[0].kind is not None:
             num_beams = max(num_beams + 1, *(pending.num_ranked for pending in requests))

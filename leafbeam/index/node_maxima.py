@@ -1,11 +1,12 @@
 """The largest number below each prefix of a trie. Shapes: N items, M leaves, S nodes of a level, n of one call."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.index.level import Level
+from leafbeam.index.lineage import Lineage
 from leafbeam.index.trie import Trie
 
 
@@ -19,10 +20,12 @@ class NodeMaxima:
         levels: For each level float32, with an entry for each code of `Level.codes`: the nodes of a listing, or the leaves of a
             column, of which the first one of each node counts.
         root: The largest number of all.
+        lineage: A key by which devices know the maxima that they have.
     """
 
     levels: tuple[NDArray[np.float32], ...]
     root: np.float32
+    lineage: Lineage = field(default_factory=Lineage, repr=False)
 
     @classmethod
     def of(cls, trie: Trie, values_N: NDArray[np.float32]) -> "NodeMaxima":

@@ -49,8 +49,7 @@ class ConstrainBackend(Protocol):
     `step` is specified by `leafbeam.ops.constrain.reference.step`. A backend on a device also has `launch`, which takes the
     arguments of `step` and returns (beams, bad) without waiting for the device; bad is 0, or 1 + the number of a live row that
     held NaN or +inf. Backends that can list the children of beams, which sampling needs, have `children`: (arrays, level,
-    lo_SBK, hi_SBK, filters) -> (row_indptr, code_C, lo_SC, hi_SC). Backends that take boosts have `boost_bounds`: (arrays,
-    level, lo_SBK, hi_SBK, filters) -> (B, K), the largest boost below each beam.
+    lo_SBK, hi_SBK, filters) -> (row_indptr, code_C, lo_SC, hi_SC).
     """
 
     def bind(self, index: Trie | Version) -> Any: ...
@@ -109,7 +108,8 @@ class BoundIndex:
         if self.name == "cpu":
             return array
         if self.name == "jax":
-            return importlib.import_module("jax.numpy").asarray(array, np.int32, device=self.device)
+            dtype = array.dtype if array.dtype.kind == "f" else np.int32
+            return importlib.import_module("jax.numpy").asarray(array, dtype, device=self.device)
         return importlib.import_module("torch").as_tensor(array, device=self.device)
 
     def children(self, level: int, beams: Beams[Any], filters: Any) -> TrieChildren:

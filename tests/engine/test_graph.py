@@ -131,7 +131,14 @@ def test_a_batch_takes_the_cheapest_graph_that_holds_it_and_others_run_eagerly(v
     assert rack.graphs.captured == 2
     assert rack.search(version, rack.asked(version, 1))
     assert rack.search(version, rack.asked(version, 2))
-    assert rack.counts.of("graphs") == {"replayed": 2, "no_bucket": 0, "no_room": 0, "version": 0, "failed": 0}
+    assert rack.counts.of("graphs") == {
+        "replayed": 2,
+        "no_bucket": 0,
+        "no_room": 0,
+        "version": 0,
+        "failed": 0,
+        "not_captured": 0,
+    }
     assert not rack.search(version, rack.asked(version, 3))
     assert not rack.search(version, rack.asked(version), num_beams=7)
     assert not rack.search(version, rack.asked(version), scoring="allowed")
@@ -205,7 +212,14 @@ def test_a_version_of_equal_sizes_is_brought_in_without_a_capture(version) -> No
     assert updated(rack.graphs)
     assert rack.search(new, rack.asked(new, seed=2))
     assert len(rack.captured) == before
-    assert rack.counts.of("graphs") == {"replayed": 4, "no_bucket": 0, "no_room": 0, "version": 2, "failed": 0}
+    assert rack.counts.of("graphs") == {
+        "replayed": 4,
+        "no_bucket": 0,
+        "no_room": 0,
+        "version": 2,
+        "failed": 0,
+        "not_captured": 0,
+    }
 
 
 def test_deletions_are_the_filters_to_say(version) -> None:
@@ -226,7 +240,14 @@ def test_a_version_of_other_sizes_is_captured_again(version) -> None:
     assert updated(rack.graphs)
     assert rack.captured == 2 * before
     assert rack.search(larger, rack.asked(larger))
-    assert rack.counts.of("graphs") == {"replayed": 1, "no_bucket": 0, "no_room": 0, "version": 1, "failed": 0}
+    assert rack.counts.of("graphs") == {
+        "replayed": 1,
+        "no_bucket": 0,
+        "no_room": 0,
+        "version": 1,
+        "failed": 0,
+        "not_captured": 0,
+    }
 
 
 def test_while_a_batch_runs_its_version_stays(version) -> None:

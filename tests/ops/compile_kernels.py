@@ -51,7 +51,7 @@ def kernels_of(module: Any) -> None:
 
 def constrain() -> None:
     from leafbeam import Trie
-    from leafbeam.index import Segment, Version
+    from leafbeam.index import ItemColumn, Segment, Version
     from leafbeam.ops.constrain import Beams, request_filters
     from leafbeam.ops.constrain.triton import step as triton
 
@@ -67,7 +67,9 @@ def constrain() -> None:
     for version, filtered, beams, scoring in ((one, False, 512, "full"), (two, True, 70, "allowed")):
         arrays = triton.bind(version, "cpu")
         deny = [[0], None] if filtered else None
-        bound = triton.bind_filters(arrays, request_filters(version, 2, None, deny))
+        parts = tuple(np.zeros(segment.trie.num_items, np.float32) for segment in version.segments)
+        boosts = [ItemColumn(parts=parts, index=version), None] if filtered else None
+        bound = triton.bind_filters(arrays, request_filters(version, 2, None, deny), boosts)
         ranges = torch.zeros(len(version.segments), 2, rows, dtype=torch.int64)
         start = Beams.start(ranges, ranges, torch.zeros(2, rows))
         logits = torch.zeros(2, rows, size, dtype=torch.bfloat16 if filtered else torch.float32)

@@ -18,7 +18,7 @@ from leafbeam.model.static_model import StaticModel
 from leafbeam.ops.backend import LatestBindings
 from leafbeam.ops.constrain import request_filters
 from leafbeam.ops.constrain.filter_cache import FilterCache
-from leafbeam.ops.constrain.fixed_shape import filter_stacks
+from leafbeam.ops.constrain.fixed_shape import stacks
 from leafbeam.ops.constrain.triton import step as triton
 from leafbeam.ops.constrain.triton.filters import BitmapMemory, to_device
 from leafbeam.ops.packed_inputs import PackedInputs
@@ -211,9 +211,9 @@ def test_requests_after_the_first_make_no_words_for_fixed_shapes(backend: str, m
     pytest.importorskip(backend)
     ops: Any = importlib.import_module(f"leafbeam.ops.constrain.fixed_shape.{backend}")
     made: list[Bitmap | None] = []
-    words = filter_stacks.filter_words
+    words = stacks.filter_words
     monkeypatch.setattr(
-        filter_stacks, "filter_words", lambda layout, leaves, sizes: [made.append(leaves), words(layout, leaves, sizes)][1]
+        stacks, "filter_words", lambda layout, leaves, sizes: [made.append(leaves), words(layout, leaves, sizes)][1]
     )
     rng = np.random.default_rng(7)
     first, second = versions(rng)

@@ -12,6 +12,7 @@ import numpy as np
 
 Prefix = tuple[int, ...]
 LogitsOf = Callable[[int, Prefix], np.ndarray]
+LargestBelow = Callable[[Prefix], float]
 
 
 def log_sum_exp(values: np.ndarray) -> float:
@@ -20,10 +21,17 @@ def log_sum_exp(values: np.ndarray) -> float:
 
 
 def search(
-    allowed_sids: Sequence[Prefix], logits_of: LogitsOf, widths: Sequence[int], scoring: str
+    allowed_sids: Sequence[Prefix],
+    logits_of: LogitsOf,
+    widths: Sequence[int],
+    scoring: str,
+    largest_below: LargestBelow = lambda prefix: 0.0,
 ) -> list[list[tuple[float, int, Prefix]]]:
-    """The beams after each round: (score, parent, prefix), best first. `logits_of(level, prefix)` is the model."""
-    beams: list[tuple[float, int, Prefix]] = [(0.0, 0, ())]
+    """The beams after each round: (score, parent, prefix), best first. `logits_of(level, prefix)` is the model.
+
+    largest_below: the largest boost of the live items below a prefix, which is part of its score.
+    """
+    beams: list[tuple[float, int, Prefix]] = [(largest_below(()), 0, ())]
     rounds: list[list[tuple[float, int, Prefix]]] = []
     for level, width in enumerate(widths):
         codes_after: dict[Prefix, set[int]] = {}
@@ -34,8 +42,11 @@ def search(
             logits = logits_of(level, prefix).astype(np.float64)
             legal = sorted(codes_after.get(prefix, ()))
             normal = log_sum_exp(logits) if scoring == "full" else log_sum_exp(logits[legal])
-            scores = np.maximum(score + (logits - normal), np.finfo(np.float32).min)
-            candidates += [(float(scores[code]), parent, (*prefix, code)) for code in legal if logits[code] > -np.inf]
+            before = largest_below(prefix)
+            for code in legal:
+                if logits[code] > -np.inf:
+                    child = score + (logits[code] - normal) + (largest_below((*prefix, code)) - before)
+                    candidates.append((max(float(child), float(np.finfo(np.float32).min)), parent, (*prefix, code)))
         beams = sorted(candidates, key=lambda one: (-one[0], one[1], one[2][-1]))[:width]
         rounds.append(beams)
     return rounds

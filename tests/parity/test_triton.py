@@ -54,6 +54,22 @@ def test_the_interpreted_kernels_give_the_beams_of_the_oracle(name: str, shape: 
     check_case(name, shape, "triton", scoring, num_requests=1, max_beams=max_beams)
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "scoring", "max_beams"),
+    [("skewed-filter-0.5", "changed", "full", 3), ("duplicate-sids", "whole-packed", "allowed", 4)],
+)
+def test_boosts_in_the_interpreted_kernels_give_the_beams_of_the_oracle(
+    name: str, shape: str, scoring: str, max_beams: int
+) -> None:
+    check_case(name, shape, "triton", scoring, num_requests=2, max_beams=max_beams, boosted=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "shape", "scoring", "max_beams"), [case for case in SAMPLE if not case[0].startswith("ties")])
+def test_boosts_on_every_layout_in_the_interpreted_kernels(name: str, shape: str, scoring: str, max_beams: int) -> None:
+    check_case(name, shape, "triton", scoring, num_requests=1, max_beams=max_beams, boosted=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", LISTED)
 @pytest.mark.parametrize(

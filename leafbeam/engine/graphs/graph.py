@@ -88,10 +88,11 @@ class Graphs:
     `search` replays the cheapest graph that holds a batch, or returns None: then the batch has to run eagerly. Every batch is
     counted, as "replayed" or by the reason why not:
 
-        no_bucket   more requests, longer prompts or another number of beams than were captured (for a proof: a larger number)
-        no_room     more denied items than a graph has space for
-        version     another version of the index: it is being prepared, or it is an older one that a request still holds
-        failed      the replay raised an error: the graph is not used again
+        no_bucket     more requests, longer prompts or another number of beams than were captured (for a proof: a larger number)
+        no_room       more denied items than a graph has space for
+        version       another version of the index: it is being prepared, or it is an older one that a request still holds
+        failed        the replay raised an error: the graph is not used again
+        not_captured  the requests explain themselves, or have boosts, caps or quotas: no search of this kind is captured
 
     Deletions change only filters, so the graphs stay as they are. Any other new version is copied over the old one between
     two batches if its sizes are the same. If they are not, its graphs are captured anew, in a thread; until then its batches
@@ -136,6 +137,10 @@ class Graphs:
         """Return the bytes allocated, without those of the index."""
         captured = self._captured
         return 0 if captured is None else captured.nbytes
+
+    def skip(self) -> None:
+        """Count a batch of a kind that is not captured."""
+        self._counts.add("graphs", "not_captured")
 
     def search(
         self,

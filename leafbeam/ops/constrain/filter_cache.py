@@ -1,4 +1,4 @@
-"""FilterCache: which filters a device holds. Every backend on a device keeps its filters in one, for each segment.
+"""FilterCache: which filters and boosts a device holds. Every backend on a device has one of each kind for each segment.
 
 Shapes: B requests, n changed words.
 """
@@ -9,19 +9,24 @@ import threading
 from collections import OrderedDict
 from collections.abc import Container, Generator, Sequence
 from contextlib import contextmanager
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.index import Bitmap
 from leafbeam.index.lineage import Lineage, Operator, Step
+from leafbeam.index.node_maxima import NodeMaxima
 
 MAX_FILTER_BYTES = 1 << 30
+# What a request brings to a segment: the leaves that it may reach, or the largest boost below each prefix.
+RequestData = Bitmap | NodeMaxima
 
 
 class DeviceRows(Protocol):
-    """The bitmaps of one segment on a device, in numbered rows; row 0 allows everything and is never written.
+    """The bitmaps or boosts of one segment on a device, in numbered rows.
+
+    Row 0 is that of a request without: it allows everything, or adds nothing. It is never written.
 
     What a running search reads is not overwritten: a row that is written anew is new memory.
     """
@@ -35,14 +40,14 @@ class DeviceRows(Protocol):
         """Make space for more rows."""
         ...
 
-    def upload(self, rows: Sequence[int], bitmaps: Sequence[Bitmap]) -> None:
-        """Copy bitmaps from the host to rows."""
+    def upload(self, rows: Sequence[int], data: Sequence[Any], /) -> None:
+        """Copy bitmaps or boosts from the host to rows."""
         ...
 
 
 @runtime_checkable
 class DerivingRows(DeviceRows, Protocol):
-    """Rows that the device can also make from others."""
+    """Rows of bitmaps that the device can also make from others."""
 
     def patch(self, row: int, source: int, words_n: NDArray[np.int64], bitmap: Bitmap) -> None:
         """Make a row that differs from another one in some words."""
@@ -54,15 +59,15 @@ class DerivingRows(DeviceRows, Protocol):
 
 
 class FilterCache:
-    """The bitmaps used last in one segment, known by their lineage, so that a batch sends row numbers and no bitmaps.
+    """The bitmaps or boosts used last in one segment, known by their lineage, so that a batch sends row numbers alone.
 
     A bitmap that the device does not have is made there if it can be: from an earlier one that differs in some words, which
     alone are sent, or from the operands of an expression. Otherwise it is copied from the host. Thread-safe.
 
     Args:
-        rows: Where the bitmaps are.
+        rows: Where they are.
         num_rows: The rows to reserve, row 0 included.
-        max_bytes: Bytes beyond which the bitmaps used longest ago are replaced. A batch that needs more gets them.
+        max_bytes: Bytes beyond which those used longest ago are replaced. A batch that needs more gets them.
     """
 
     def __init__(self, rows: DeviceRows, *, num_rows: int = 2, max_bytes: int) -> None:
@@ -79,20 +84,20 @@ class FilterCache:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of the rows that hold a bitmap."""
+        """Return the bytes of the rows that are in use."""
         return len(self) * self._rows.row_nbytes
 
     @contextmanager
-    def rows_of(self, bitmaps: Sequence[Bitmap | None]) -> Generator[NDArray[np.int32]]:
-        """Yield the row (B,) of each bitmap, 0 for None. In the block no other batch can replace them.
+    def rows_of(self, data: Sequence[RequestData | None]) -> Generator[NDArray[np.int32]]:
+        """Yield the row (B,) of each bitmap or boost, 0 for None. In the block no other batch can replace them.
 
         Cost: a look-up for each, and what new ones take to get there.
         """
-        by_key = {bitmap.lineage.key: bitmap for bitmap in bitmaps if bitmap is not None}
+        by_key = {of_request.lineage.key: of_request for of_request in data if of_request is not None}
         with self._lock:
             for key in by_key.keys() & self._row_of.keys():
                 self._row_of.move_to_end(key)
-            missing = [bitmap for key, bitmap in by_key.items() if key not in self._row_of]
+            missing = [of_request for key, of_request in by_key.items() if key not in self._row_of]
             if missing:
                 before = set(self._row_of)
                 try:
@@ -101,23 +106,24 @@ class FilterCache:
                     for key in self._row_of.keys() - before:
                         self._free.append(self._row_of.pop(key))
                     raise
-            yield np.array([0 if bitmap is None else self._row_of[bitmap.lineage.key] for bitmap in bitmaps], np.int32)
+            yield np.array([0 if one is None else self._row_of[one.lineage.key] for one in data], np.int32)
 
-    def _add(self, bitmaps: Sequence[Bitmap], in_use: set[bytes]) -> None:
-        """Bring bitmaps to the device. in_use: keys whose rows must stay."""
-        known = self._row_of.keys() | {bitmap.lineage.key for bitmap in bitmaps}
-        uploaded: list[Bitmap] = []
+    def _add(self, data: Sequence[RequestData], in_use: set[bytes]) -> None:
+        """Bring bitmaps or boosts to the device. in_use: keys whose rows must stay."""
+        known = self._row_of.keys() | {of_request.lineage.key for of_request in data}
+        uploaded: list[RequestData] = []
         derived: list[tuple[Bitmap, Step | None]] = []
-        for bitmap in bitmaps:
-            change = None if self._deriving is None else _change_of(bitmap, self._row_of)
-            operands = None if change or self._deriving is None else _operands(bitmap.lineage, known)
-            if change is None and operands is None:
-                uploaded.append(bitmap)
+        for of_request in data:
+            bitmap = of_request if self._deriving is not None and isinstance(of_request, Bitmap) else None
+            change = None if bitmap is None else _change_of(bitmap, self._row_of)
+            operands = None if change or bitmap is None else _operands(bitmap.lineage, known)
+            if bitmap is None or (change is None and operands is None):
+                uploaded.append(of_request)
             else:
                 derived.append((bitmap, change))
                 in_use = in_use | (operands or set()) | ({change.key} if change else set())
         if uploaded:
-            self._rows.upload([self._take(bitmap.lineage.key, in_use) for bitmap in uploaded], uploaded)
+            self._rows.upload([self._take(of_request.lineage.key, in_use) for of_request in uploaded], uploaded)
         if self._deriving is not None:
             for bitmap, change in sorted(derived, key=lambda pair: pair[0].lineage.depth):
                 if change is None:
@@ -139,7 +145,7 @@ class FilterCache:
         return row
 
     def _take(self, key: bytes, in_use: set[bytes]) -> int:
-        """Return a row for a new bitmap: a free one, or that of the bitmap used longest ago."""
+        """Return a free row, or the one used longest ago."""
         if not self._free:
             oldest = next((other for other in self._row_of if other not in in_use), None)
             if self._num_rows < self._max_rows or oldest is None:

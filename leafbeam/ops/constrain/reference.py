@@ -79,14 +79,6 @@ def _leaf_boosts(filters: Sequence[Filter], boosts: Boosts) -> tuple[Tensor, ...
     return tuple(found)
 
 
-def boost_bounds(arrays: tuple[TrieArrays, ...], level: int, lo_SBK: Tensor, hi_SBK: Tensor, filters: RequestArrays) -> Tensor:
-    """Return the largest boost below the beams after a level (-1: the root), float32 (B, K); 0 without one."""
-    bounds_BK = torch.zeros(lo_SBK.shape[1:])
-    for request, beam in np.ndindex(*lo_SBK.shape[1:]):
-        bounds_BK[request, beam] = _largest(filters, request, lo_SBK[:, request, beam], hi_SBK[:, request, beam])
-    return bounds_BK.to(lo_SBK.device)
-
-
 def _largest(filters: RequestArrays, request: int, lo_S: Tensor, hi_S: Tensor) -> float:
     """Return the largest boost of a request below a node; 0 for an empty one."""
     pairs = zip(filters.boosts or (), lo_S.tolist(), hi_S.tolist(), strict=False)

@@ -11,7 +11,7 @@ Shapes: S segments, B requests, K beams.
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import types
@@ -84,6 +84,18 @@ class BatchBoosts:
                 tables_LSB[:, number, request] = [table_n.ctypes.data for table_n in part.levels]
         return cls(tables_LSB=tables_LSB, roots_SB=roots_SB, weights_B=weights_B, held=tuple(held))
 
+    def bounds(
+        self, levels: Sequence[Any], level: int, lo_SBK: NDArray[np.int64], hi_SBK: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        """Return the largest boost below the beams after a level (-1: the root), (B, K); 0 without one. Cost: a rank a beam."""
+        bounds_BK = np.zeros(lo_SBK.shape[1:], np.float32)
+        if level >= 0:
+            bounds_of_beams(levels[level], self.tables_LSB[level], self.weights_B, lo_SBK, hi_SBK, bounds_BK)
+            return bounds_BK
+        roots_SB1 = self.roots_SB[: len(lo_SBK), :, None]
+        largest_BK = np.where(hi_SBK > lo_SBK, roots_SB1, np.float32(-np.inf)).max(0)
+        return self.weights_B[:, None] * np.where(np.isfinite(largest_BK), largest_BK, np.float32(0))
+
     def at(self, level: int, bounds_BK: NDArray[np.float32]) -> tuple[NDArray[np.generic], ...]:
         """Return the fields of `BoostAddresses` of a level."""
         return tuple(BoostAddresses(tables_SB=self.tables_LSB[level], weights_B=self.weights_B, bounds_BK=bounds_BK))
@@ -91,20 +103,26 @@ class BatchBoosts:
 
 @njit(cache=True, nogil=True, _nrt=False)
 def bounds_of_beams(levels, tables_SB, weights_B, lo_SBK, hi_SBK, bounds_BK):
-    """Write the largest boost below each beam that ends at a level."""
+    """Write the largest boost below each beam that ends at a level; one segment stands for both."""
+    last = lo_SBK.shape[0] - 1
     for b in range(lo_SBK.shape[1]):
-        for k in range(lo_SBK.shape[2]):
-            largest, is_known = np.float32(0.0), False
-            for s in range(lo_SBK.shape[0]):
-                if tables_SB[s, b] != 0 and lo_SBK[s, b, k] < hi_SBK[s, b, k]:
-                    view = LevelView(*levels[s])
-                    index = lo_SBK[s, b, k]
-                    if view.layout == LISTING:
-                        index = rank(view.words, view.before, index)
-                    value = float32_at(tables_SB[s, b], index + 1)[index]
-                    largest = max(largest, value) if is_known else value
-                    is_known = True
-            bounds_BK[b, k] = weights_B[b] * largest
+        if tables_SB[0, b] != 0:
+            for k in range(lo_SBK.shape[2]):
+                largest = _largest_below(levels[0], tables_SB[0, b], lo_SBK[0, b, k], hi_SBK[0, b, k])
+                other = _largest_below(levels[1], tables_SB[1, b], lo_SBK[last, b, k], hi_SBK[last, b, k])
+                largest = max(largest, other)
+                bounds_BK[b, k] = np.float32(0.0) if largest == np.float32(-np.inf) else weights_B[b] * largest
+
+
+@njit(nogil=True, _nrt=False)
+def _largest_below(level, table, lo, hi):
+    """Return the largest boost below a range of one segment, -inf if it is empty."""
+    if lo >= hi:
+        return np.float32(-np.inf)
+    view, index = LevelView(*level), lo
+    if view.layout == LISTING:
+        index = rank(view.words, view.before, lo)
+    return float32_at(table, index + 1)[index]
 
 
 def boost_of(boosts, levels, request):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from leafbeam.errors import LogitsError
 from leafbeam.index import Filter, Trie, Version
 from leafbeam.index.filters import ItemSet
-from leafbeam.ops.constrain.cpu.boosts import BatchBoosts, bounds_of_beams
+from leafbeam.ops.constrain.cpu.boosts import BatchBoosts
 from leafbeam.ops.constrain.cpu.children import FilterAddresses
 from leafbeam.ops.constrain.cpu.kernels import children_of_rows, step_of_rows
 from leafbeam.ops.constrain.cpu.logsumexp import CHUNK
@@ -105,21 +105,6 @@ def children(
     return row_indptr, code_C[:count], lo_SC[:, :count], hi_SC[:, :count]
 
 
-def boost_bounds(
-    arrays: VersionArrays, level: int, lo_SBK: NDArray[np.int64], hi_SBK: NDArray[np.int64], filters: FilterArrays
-) -> NDArray[np.float32]:
-    """Return the largest boost below the beams after a level (-1: the root), (B, K); 0 without one. Cost: a rank a beam."""
-    boosts, bounds_BK = filters.boosts, np.zeros(lo_SBK.shape[1:], np.float32)
-    if boosts is None:
-        return bounds_BK
-    if level >= 0:
-        bounds_of_beams(arrays.levels[level], boosts.tables_LSB[level], boosts.weights_B, lo_SBK, hi_SBK, bounds_BK)
-        return bounds_BK
-    roots_SB1 = boosts.roots_SB[: len(lo_SBK), :, None]
-    largest_BK = np.where(hi_SBK > lo_SBK, roots_SB1, np.float32(-np.inf)).max(0)
-    return boosts.weights_B[:, None] * np.where(np.isfinite(largest_BK), largest_BK, np.float32(0))
-
-
 def step(
     arrays: VersionArrays,
     level: int,
@@ -146,7 +131,7 @@ def step(
     floats = arrays.scratch.array("floats", (2, max(space.shape[2], logits_BKV.shape[2] // CHUNK + 1)), np.float32)
     boosts = filters.boosts
     if boosts is not None:
-        boosts = boosts.at(level, boost_bounds(arrays, level - 1, beams.lo, beams.hi, filters))
+        boosts = boosts.at(level, boosts.bounds(arrays.levels, level - 1, beams.lo, beams.hi))
     bad = step_of_rows(
         arrays.levels[level],
         beams.lo,

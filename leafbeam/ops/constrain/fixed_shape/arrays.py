@@ -1,4 +1,4 @@
-"""A version and the filters of a batch on a device, in arrays of fixed sizes.
+"""A version, and the filters and boosts of a batch, on a device, in arrays of fixed sizes.
 
 The arrays are arguments of the compiled step, never constants in it, so that another version or filter of the same `Capacity`
 runs the code that is already compiled.
@@ -7,17 +7,20 @@ Shapes: B requests, M leaves, W words, G long ranges, E entries, F filters, H ma
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from leafbeam.errors import counted
-from leafbeam.index import Filter, Trie, Version
+from leafbeam.index import Filter, ItemColumn, Trie, Version
 from leafbeam.index.filters import ItemSet
 from leafbeam.ops.constrain.fixed_shape.capacity import Capacity, LevelCapacity, SegmentCapacity, bucket
 from leafbeam.ops.constrain.fixed_shape.filter_layout import denied_arrays
-from leafbeam.ops.constrain.fixed_shape.filter_stacks import SegmentFilters
 from leafbeam.ops.constrain.fixed_shape.layout import SegmentLayout, lay_out
+from leafbeam.ops.constrain.fixed_shape.stacks import RequestStacks
 from leafbeam.ops.constrain.namespaces import Array, ArrayNamespace
+from leafbeam.ops.constrain.types import Boosts
 
 _MAX_FILTER_BYTES = 64 << 20  # a new filter copies all of them
 _PARTS = (
@@ -44,8 +47,26 @@ class LevelArrays:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class LevelBoosts:
+    """A batch's boosts at one level of one segment.
+
+    Args:
+        slot_B: int32, the row of each request's boost; row 0 is 0 everywhere.
+        weight_B: float32, what its numbers are multiplied with.
+        leaves_FM, entries_FE, ranges_FG: float32, the largest number below the child that begins at each leaf, below each
+            listed child, and below each long range; None where the capacity has no such ranges.
+    """
+
+    slot_B: Array
+    weight_B: Array
+    leaves_FM: Any
+    entries_FE: Any
+    ranges_FG: Any
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class LevelFilters:
-    """A batch's filters at one level of one segment.
+    """A batch's filters and boosts at one level of one segment.
 
     Args:
         slot_B: int32, the row of each request's filter; row 0 allows everything.
@@ -54,6 +75,7 @@ class LevelFilters:
         denied_BD: int32 leaves.
         dead_BD3: int32 (entry, mask, code) of the listed children that are dead without these leaves. Unused entries of the
             last two arrays are -1.
+        boosts: None if no request has one.
     """
 
     slot_B: Array
@@ -62,6 +84,7 @@ class LevelFilters:
     masks_FHW: Any
     denied_BD: Array
     dead_BD3: Any
+    boosts: LevelBoosts | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,13 +93,13 @@ class VersionArrays:
 
     Args:
         layouts: The layouts on the host, from which filters are made.
-        filters: The filters that are on the device, for each segment.
+        stacks: The filters and boosts that are on the device, for each segment.
         device: A torch device; in JAX a device, a sharding, or None (default).
     """
 
     levels: tuple[tuple[LevelArrays, ...], ...]
     layouts: tuple[SegmentLayout, ...]
-    filters: tuple[SegmentFilters, ...]
+    stacks: tuple[RequestStacks, ...]
     capacity: Capacity
     device: object
     xp: ArrayNamespace
@@ -99,15 +122,16 @@ class VersionArrays:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FilterArrays:
-    """The filters of a batch: `levels[t][s]`."""
+    """The filters and boosts of a batch: `levels[t][s]`."""
 
     levels: tuple[tuple[LevelFilters, ...], ...]
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes on the device, including those of other filters in the same cache."""
-        arrays = {id(array): array for pair in self.levels for level in pair for array in vars(level).values()}
-        return sum(array.nbytes for array in arrays.values() if array is not None)
+        """Return the bytes on the device, including those of other filters and boosts in the same cache."""
+        parts = [part for pair in self.levels for level in pair for part in (level, level.boosts) if part is not None]
+        arrays = {id(array): array for part in parts for array in vars(part).values() if hasattr(array, "nbytes")}
+        return sum(array.nbytes for array in arrays.values())
 
 
 def bind(
@@ -129,8 +153,8 @@ def bind(
         device: A device of torch, or a device or sharding of JAX; None takes the library's default.
         delta_leaves: The number of leaves to reserve for a delta, if the version has no delta yet.
         num_filters: The number of filters to reserve space for. More space makes new arrays, for which JAX compiles again.
-        max_filter_bytes: The bytes of a segment's filters beyond which those used longest ago are dropped; at least
-            num_filters are kept.
+        max_filter_bytes: The bytes of a segment's filters, and of its boosts, beyond which those used longest ago are dropped;
+            at least num_filters are kept.
         like: An earlier version of the same catalog, whose device is used; unchanged segments are not laid out or copied again,
             and no size becomes smaller.
     """
@@ -138,46 +162,50 @@ def bind(
     device = xp.device(device) if like is None else like.device
     layouts, capacity = lay_out(index, delta_leaves, known, minimum)
     columns: list[tuple[LevelArrays, ...]] = []
-    filters: list[SegmentFilters] = []
-    options: dict[str, int] = {"num_rows": bucket(num_filters + 1), "max_bytes": max_filter_bytes}
+    stacks: list[RequestStacks] = []
+    options: dict[str, int] = {"num_filters": bucket(num_filters + 1), "max_bytes": max_filter_bytes}
     for s, (layout, sizes) in enumerate(zip(layouts, capacity.segments, strict=True)):
         if like is not None:
-            before = like.filters[min(s, len(like.filters) - 1)]
-            options = {"num_rows": before.num_rows, "max_bytes": before.cache.max_bytes}
+            options = like.stacks[min(s, len(like.stacks) - 1)].options
         if like and s < len(like.layouts) and like.layouts[s] is layout and like.capacity.segments[s] == sizes:
             columns.append(tuple(pair[s] for pair in like.levels))
-            filters.append(like.filters[s])
+            stacks.append(like.stacks[s])
         else:
             columns.append(_copied(xp, layout, sizes, device))
-            filters.append(SegmentFilters(xp, device, layout, sizes, **options))
+            stacks.append(RequestStacks(xp, device, layout, sizes, **options))
     return VersionArrays(
         levels=tuple(zip(*columns, strict=True)),
         layouts=layouts,
-        filters=tuple(filters),
+        stacks=tuple(stacks),
         capacity=capacity,
         device=device,
         xp=xp,
     )
 
 
-def bind_filters(arrays: VersionArrays, filters: Sequence[Filter]) -> FilterArrays:
-    """Return the filters of a batch: for each request one for each segment, missing ones allow everything.
+def bind_filters(arrays: VersionArrays, filters: Sequence[Filter], boosts: Boosts = None) -> FilterArrays:
+    """Return the filters of a batch: for each request one for each segment, missing ones allow everything; and its boosts.
 
-    Bitmaps that the device does not have are copied there. What was returned before stays valid. Thread-safe.
+    What the device does not have is copied there. What was returned before stays valid. Thread-safe.
 
-    Cost of a new filter: `filter_words` on the host, its copy to the device, and a copy of the cached filters there.
+    Cost of a new filter or boost: `filter_words` or `boost_values` on the host, its copy to the device, and a copy of the
+    cached ones there.
     """
     columns = [
         _of_segment(arrays, segment, [request.parts[s] if s < len(request.parts) else None for request in filters])
-        for s, segment in enumerate(arrays.filters)
+        for s, segment in enumerate(arrays.stacks)
     ]
+    if boosts is not None:
+        of_boosts = _boosts_of_segments(arrays, boosts)
+        pairs = zip(columns, of_boosts, strict=True)
+        columns = [tuple(map(_with_boosts, levels, of_levels)) for levels, of_levels in pairs]
     return FilterArrays(levels=tuple(zip(*columns, strict=True)))
 
 
-def _of_segment(arrays: VersionArrays, segment: SegmentFilters, requests: Sequence[ItemSet | None]) -> tuple[LevelFilters, ...]:
+def _of_segment(arrays: VersionArrays, segment: RequestStacks, requests: Sequence[ItemSet | None]) -> tuple[LevelFilters, ...]:
     """Return the filters of a batch in one segment, at each level."""
-    with segment.cache.rows_of([None if request is None else request.leaves for request in requests]) as rows:
-        slot_B, stacks = arrays.xp.asarray(rows, arrays.device), segment.stacks
+    with segment.filters.cache.rows_of([None if request is None else request.leaves for request in requests]) as rows:
+        slot_B, stacks = arrays.xp.asarray(rows, arrays.device), segment.filters.stacks
     denied = {name: arrays.xp.asarray(array, arrays.device) for name, array in denied_arrays(segment.layout, requests).items()}
     return tuple(
         LevelFilters(
@@ -190,6 +218,31 @@ def _of_segment(arrays: VersionArrays, segment: SegmentFilters, requests: Sequen
         )
         for level, sizes in enumerate(segment.capacity.levels)
     )
+
+
+def _boosts_of_segments(arrays: VersionArrays, boosts: Sequence[ItemColumn | None]) -> list[tuple[LevelBoosts, ...]]:
+    """Return the boosts of a batch in each segment, at each level; a segment beyond those of the version has no items."""
+    weight_B = np.array([0 if column is None else column.weight for column in boosts], np.float32)
+    weights = arrays.xp.asarray(weight_B, arrays.device)
+    tries = [layout.trie for layout in arrays.layouts]
+    maxima = [() if column is None else column.bounds(tries[: len(column.parts)]) for column in boosts]
+    found: list[tuple[LevelBoosts, ...]] = []
+    for s, segment in enumerate(arrays.stacks):
+        with segment.boosts.cache.rows_of([of_request[s] if s < len(of_request) else None for of_request in maxima]) as rows:
+            slot_B, stacks = arrays.xp.asarray(rows, arrays.device), segment.boosts.stacks
+        names = [[f"{name}{level}" for name in ("leaves_M", "entries_E", "ranges_G")] for level in range(len(arrays.levels))]
+        levels = [[stacks.get(name) for name in of_level] for of_level in names]
+        found.append(
+            tuple(
+                LevelBoosts(slot_B=slot_B, weight_B=weights, leaves_FM=leaves, entries_FE=entries, ranges_FG=ranges)
+                for leaves, entries, ranges in levels
+            )
+        )
+    return found
+
+
+def _with_boosts(filters: LevelFilters, boosts: LevelBoosts) -> LevelFilters:
+    return replace(filters, boosts=boosts)
 
 
 def _copied(xp: ArrayNamespace, layout: SegmentLayout, capacity: SegmentCapacity, device: object) -> tuple[LevelArrays, ...]:

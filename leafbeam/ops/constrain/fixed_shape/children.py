@@ -8,23 +8,28 @@
 Shapes: B requests, R rows (beams of all requests), W lanes, H words of 32 codes, D denied leaves, K selected beams.
 """
 
+from __future__ import annotations
+
+import functools
 from typing import Any, NamedTuple
 
-from leafbeam.ops.constrain.fixed_shape.arrays import LevelArrays, LevelFilters
+from leafbeam.ops.constrain.fixed_shape.arrays import LevelArrays, LevelBoosts, LevelFilters
 from leafbeam.ops.constrain.fixed_shape.capacity import SHORT
-from leafbeam.ops.constrain.namespaces import Array, ArrayNamespace
+from leafbeam.ops.constrain.namespaces import CHUNK, NEG_INF, Array, ArrayNamespace
 
 
 class Lanes(NamedTuple):
     """Candidates of each row: numbers code, start, end (the leaf range); legal: whether it is a child with an allowed leaf.
 
-    Codes ascend along a row; lanes beyond the range have code V.
+    Codes ascend along a row; lanes beyond the range have code V. boost_RW: float32, the largest boost below each child; None
+    without boosts.
     """
 
     code_RW: Array
     start_RW: Array
     end_RW: Array
     legal_RW: Array
+    boost_RW: Any = None
 
 
 class Children(NamedTuple):
@@ -34,6 +39,7 @@ class Children(NamedTuple):
         lanes: The candidates of the short ranges and of the listed ones.
         words_RH: The legal codes of a wide range, 0 in other rows.
         begin_R, count_R, mask_R: First entry, number of entries and mask (-1 for none) of a long range.
+        bound_R: float32, the largest boost below each range, -inf for an empty one; None without boosts.
     """
 
     lanes: Lanes | None
@@ -41,6 +47,24 @@ class Children(NamedTuple):
     begin_R: Any = None
     count_R: Any = None
     mask_R: Any = None
+    bound_R: Any = None
+
+
+class RowBoosts(NamedTuple):
+    """The boosts of each row: its request's row of the stacks, and its weight."""
+
+    levels: LevelBoosts
+    slot_R: Array
+    weight_R: Array
+
+    @classmethod
+    def of(cls, xp: ArrayNamespace, boosts: LevelBoosts, request_R: Array) -> RowBoosts:
+        return cls(boosts, xp.take(boosts.slot_B, request_R), xp.at(boosts.weight_B, request_R))
+
+    def at(self, xp: ArrayNamespace, values_FN: Array, index: Array) -> Array:
+        """Return the boosts at an index (R,) or at several, (R, W)."""
+        shape = (len(self.slot_R), *[1] * (len(index.shape) - 1))
+        return xp.at(values_FN, self.slot_R.reshape(*shape), index) * self.weight_R.reshape(*shape)
 
 
 def _bits_below(xp: ArrayNamespace, position: Array) -> Array:
@@ -54,9 +78,12 @@ def children_of(
     """Return the children of [lo, hi) in each row, under the filter of request `request_R`."""
     capacity = level.capacity
     slot_R = xp.take(filters.slot_B, request_R)
-    lanes = _short(xp, level, filters, request_R, slot_R, lo_R, hi_R) if capacity.short else None
+    boosts = None if filters.boosts is None else RowBoosts.of(xp, filters.boosts, request_R)
+    lanes, bound_R = None, None
+    if capacity.short:
+        lanes, bound_R = _short(xp, level, filters, request_R, slot_R, lo_R, hi_R, boosts)
     if not capacity.ranges:
-        return Children(lanes)
+        return Children(lanes, bound_R=bound_R)
     is_long_R = hi_R - lo_R > SHORT
     number_R = xp.where(is_long_R, xp.take(level.directory_M, lo_R >> 5), 0)
     range_R3 = xp.take(level.ranges_G3, number_R)
@@ -65,15 +92,28 @@ def children_of(
     if capacity.width:
         listed_R = xp.where(is_long_R & (mask_R < 0), count_R, 0)
         listed = _listed(xp, level, filters, slot_R, hi_R, begin_R, listed_R, dead_RD3)
+        if boosts is not None:
+            entry_RW = begin_R[:, None] + xp.arange(capacity.width, hi_R)
+            listed = listed._replace(boost_RW=boosts.at(xp, boosts.levels.entries_FE, entry_RW))
         lanes = listed if lanes is None else _either(xp, is_long_R, listed, lanes, capacity.size)
     words_RH = _mask(xp, filters, slot_R, mask_R, dead_RD3) if capacity.wide else None
-    return Children(lanes, words_RH, begin_R, count_R, mask_R)
+    if boosts is not None:
+        of_short_R = NEG_INF if bound_R is None else bound_R
+        bound_R = xp.where(is_long_R, boosts.at(xp, boosts.levels.ranges_FG, number_R), of_short_R)
+    return Children(lanes, words_RH, begin_R, count_R, mask_R, bound_R)
 
 
 def _short(
-    xp: ArrayNamespace, level: LevelArrays, filters: LevelFilters, request_R: Array, slot_R: Array, lo_R: Array, hi_R: Array
-) -> Lanes:
-    """Return the leaves of each short range; a long range has none."""
+    xp: ArrayNamespace,
+    level: LevelArrays,
+    filters: LevelFilters,
+    request_R: Array,
+    slot_R: Array,
+    lo_R: Array,
+    hi_R: Array,
+    boosts: RowBoosts | None,
+) -> tuple[Lanes, Any]:
+    """Return the leaves of each short range, and the largest boost below it; a long range has none."""
     length_R = xp.where(hi_R - lo_R > SHORT, 0, hi_R - lo_R)
     inside_R = xp.where(length_R == SHORT, xp.full_word, _bits_below(xp, length_R & 31))
     word_R, shift_R = lo_R >> 5, xp.word(lo_R & 31)
@@ -97,12 +137,18 @@ def _short(
     own_RW = (next_RW - 1) & ~below_W
     start_RW = lo_R[:, None] + lane_W
     end_RW = xp.where(next_RW == 0, hi_R[:, None], lo_R[:, None] + xp.popcount(next_RW - 1))
-    return Lanes(
+    is_child_RW, boost_RW, bound_R = xp.has_bit(starts_R[:, None], lane_W), None, None
+    if boosts is not None:
+        boost_RW = boosts.at(xp, boosts.levels.leaves_FM, start_RW)
+        bound_R = xp.max(xp.where(is_child_RW, boost_RW, NEG_INF), 1)
+    lanes = Lanes(
         code_RW=xp.where(lane_W < length_R[:, None], xp.take(level.column_M, start_RW), level.capacity.size),
         start_RW=start_RW,
         end_RW=end_RW,
-        legal_RW=xp.has_bit(starts_R[:, None], lane_W) & (alive_R[:, None] & own_RW != 0),
+        legal_RW=is_child_RW & (alive_R[:, None] & own_RW != 0),
+        boost_RW=boost_RW,
     )
+    return lanes, bound_R
 
 
 def _listed(
@@ -136,10 +182,11 @@ def _listed(
 def _either(xp: ArrayNamespace, is_long_R: Array, listed: Lanes, short: Lanes, size: int) -> Lanes:
     """Return each row's lanes of its own kind of range."""
     width = max(listed.code_RW.shape[1], short.code_RW.shape[1])
-    padding = (size, 0, 0, False)
+    padding = (size, 0, 0, False, 0)
 
     def padded(lanes: Lanes) -> list[Array]:
-        return [xp.pad(lane, width - lane.shape[1], value) for lane, value in zip(lanes, padding, strict=True)]
+        parts = [(lane, value) for lane, value in zip(lanes, padding, strict=True) if lane is not None]
+        return [xp.pad(lane, width - lane.shape[1], value) for lane, value in parts]
 
     pairs = zip(padded(listed), padded(short), strict=True)
     return Lanes(*[xp.where(is_long_R[:, None], long_RW, short_RW) for long_RW, short_RW in pairs])
@@ -157,6 +204,32 @@ def code_words(xp: ArrayNamespace, code_RN: Array, chosen_RN: Array, num_words: 
     """Return masks over the codes with the bits of the chosen codes, which differ within a row."""
     bit_RN = xp.where(chosen_RN, 1 << xp.word(code_RN & 31), 0)
     return xp.scatter_sum(xp.where(chosen_RN, code_RN >> 5, 0), bit_RN, num_words)
+
+
+def child_boosts(
+    xp: ArrayNamespace, level: LevelArrays, filters: LevelFilters, children: Children, request_R: Array, num_words: int
+) -> Array:
+    """Return the largest boost below the legal child of each code, float32 [R, H x 32]; -inf for other codes."""
+    assert filters.boosts is not None
+    boosts, parts = RowBoosts.of(xp, filters.boosts, request_R), list[Array]()
+    if children.lanes is not None:
+        lanes, lane_W = children.lanes, xp.arange(children.lanes.code_RW.shape[1], request_R)
+        size = num_words * CHUNK
+        slot_RW = xp.where(lanes.legal_RW, lanes.code_RW, size + lane_W)  # the slots of a row differ
+        values_RW = xp.where(lanes.legal_RW, lanes.boost_RW, NEG_INF)
+        parts.append(xp.scatter(slot_RW, values_RW, size + len(lane_W), NEG_INF)[:, :size])
+    if children.words_RH is not None:
+        mask_R, lane_C = children.mask_R, xp.arange(CHUNK, request_R)
+        all_RH = xp.take_words(filters.masks_FHW[0], xp.where(mask_R >= 0, mask_R, 0))
+        count_RH = xp.popcount(all_RH)
+        before_RH = xp.running_sum(count_RH, 1) - count_RH
+        here_RHC = all_RH[:, :, None] & _bits_below(xp, lane_C)
+        position_RHC = before_RH[:, :, None] + xp.popcount(here_RHC)
+        legal_RHC = xp.has_bit(children.words_RH[:, :, None], lane_C)
+        entry_RHC = xp.where(legal_RHC, children.begin_R[:, None, None] + position_RHC, 0)
+        values_RHC = xp.where(legal_RHC, boosts.at(xp, filters.boosts.entries_FE, entry_RHC), NEG_INF)
+        parts.append(values_RHC.reshape(len(request_R), -1))
+    return functools.reduce(xp.larger, parts)
 
 
 def ranges_of(

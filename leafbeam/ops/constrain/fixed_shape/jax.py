@@ -8,7 +8,14 @@ from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie, Version
 from leafbeam.ops.constrain.fixed_shape import arrays as device_arrays
 from leafbeam.ops.constrain.fixed_shape import step as fixed_step
-from leafbeam.ops.constrain.fixed_shape.arrays import FilterArrays, LevelArrays, LevelFilters, VersionArrays, bind_filters
+from leafbeam.ops.constrain.fixed_shape.arrays import (
+    FilterArrays,
+    LevelArrays,
+    LevelBoosts,
+    LevelFilters,
+    VersionArrays,
+    bind_filters,
+)
 from leafbeam.ops.constrain.fixed_shape.step import launch, step
 from leafbeam.ops.constrain.namespaces.jax import JaxNamespace, register
 from leafbeam.ops.constrain.types import Beams, Scoring
@@ -17,6 +24,7 @@ __all__ = [
     "FilterArrays",
     "Kernels",
     "LevelArrays",
+    "LevelBoosts",
     "LevelFilters",
     "VersionArrays",
     "bind",
@@ -29,6 +37,7 @@ __all__ = [
 
 Kernels = Literal["xla", "pallas"]
 
+register(LevelBoosts)
 register(LevelFilters)
 register(LevelArrays, static=["capacity"])
 

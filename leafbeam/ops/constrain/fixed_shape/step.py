@@ -8,19 +8,38 @@ A level takes one of two ways, by its capacity:
             another); the logits are read in order, through it, for the maximum of each chunk of 32 codes; the K best chunks of
             a request hold its K best children, and only those are candidates.
 
-A compiled step writes nothing of shape [R, V]: only [R, V / 32] (masks, maxima), [R, lanes] and [K, 32].
+A compiled step writes nothing of shape [R, V]: only [R, V / 32] (masks, maxima), [R, lanes] and [K, 32]. A dense level with
+boosts does: the largest score of a chunk is then not that of its largest logit.
 
 Shapes: S segments, B requests, K beams (P before the step), R = B x P rows, V codes, W lanes, H chunks of 32 codes,
 C candidates.
 """
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 from leafbeam.ops.constrain.fixed_shape.arrays import FilterArrays, LevelArrays, LevelFilters
-from leafbeam.ops.constrain.fixed_shape.children import Children, Lanes, children_of, code_words, ranges_of
+from leafbeam.ops.constrain.fixed_shape.children import (
+    Children,
+    Lanes,
+    child_boosts,
+    children_of,
+    code_words,
+    ranges_of,
+)
 from leafbeam.ops.constrain.namespaces import CHUNK, NEG_INF, Array, ArrayNamespace
 from leafbeam.ops.constrain.types import LOWEST, Beams, Scoring, waiting
+
+
+class Rows(NamedTuple):
+    """The beams and logits of a step, by row, and its settings."""
+
+    logits_RV: Array
+    base_R: Array
+    batch_size: int
+    num_beams: int
+    full: bool
 
 
 class Candidates(NamedTuple):
@@ -61,8 +80,16 @@ def extend(
     lo_SR, hi_SR = beams.lo.reshape(num_segments, -1), beams.hi.reshape(num_segments, -1)
     children = [children_of(xp, levels[s], filters[s], request_R, lo_SR[s], hi_SR[s]) for s in range(num_segments)]
     logits_RV = xp.float32(logits_BKV.reshape(-1, size))
-    find = _dense_candidates if any(level.capacity.wide for level in levels) else _narrow_candidates
-    candidates = find(xp, children, logits_RV, beams.scores.reshape(-1), batch_size, num_beams, scoring == "full")
+    rows = Rows(logits_RV, beams.scores.reshape(-1), batch_size, num_beams, scoring == "full")
+    if any(level.capacity.wide for level in levels):
+        boost_RV = None
+        if filters[0].boosts is not None:
+            num_words = -(-size // CHUNK)
+            parts = [child_boosts(xp, levels[s], filters[s], children[s], request_R, num_words) for s in range(num_segments)]
+            boost_RV = reduce(xp.larger, parts)
+        candidates = _dense_candidates(xp, children, rows, boost_RV)
+    else:
+        candidates = _narrow_candidates(xp, children, rows)
     count = min(num_beams, candidates.score_BC.shape[1])
     best_BK, position_BK = xp.top_k(candidates.score_BC, count)
     live_BK = best_BK > NEG_INF
@@ -142,28 +169,33 @@ def add_log_probs(xp: ArrayNamespace, base: Array, values: Array, lse: Array, le
     return xp.where(live, xp.where(scores > LOWEST, scores, LOWEST), NEG_INF)
 
 
+def add_boosts(xp: ArrayNamespace, scores_RN: Array, boost_RN: Array, children: Sequence[Children]) -> Array:
+    """Return scores plus the largest boost below each child, less the largest below its range, which is never positive."""
+    bound_R = reduce(xp.larger, [part.bound_R for part in children])
+    change_RN = boost_RN - xp.where(bound_R > NEG_INF, bound_R, 0)[:, None]
+    # A compiler may fuse a product with the difference, so that equal boosts differ by a rounding.
+    boosted_RN = scores_RN + xp.where(change_RN < 0, change_RN, 0)
+    return xp.where(scores_RN > NEG_INF, xp.where(boosted_RN > LOWEST, boosted_RN, LOWEST), NEG_INF)
+
+
 def is_bad(lse_R: Array) -> Array:
     """Return which log-sum-exps come from rows that held NaN or +inf."""
     return ~(lse_R < -NEG_INF)
 
 
-def _narrow_candidates(
-    xp: ArrayNamespace,
-    children: Sequence[Children],
-    logits_RV: Array,
-    base_R: Array,
-    batch_size: int,
-    num_beams: int,
-    full: bool,
-) -> Candidates:
+def _narrow_candidates(xp: ArrayNamespace, children: Sequence[Children], rows: Rows) -> Candidates:
     """Return every child of narrow ranges as a candidate, [B, P x W]."""
+    logits_RV, base_R, batch_size = rows.logits_RV, rows.base_R, rows.batch_size
     lanes = [part.lanes for part in children if part.lanes is not None]
-    code_RW, legal_RW = (lanes[0].code_RW, lanes[0].legal_RW) if len(lanes) == 1 else _merged(xp, *lanes)
+    first = lanes[0]
+    code_RW, legal_RW, boost_RW = (first.code_RW, first.legal_RW, first.boost_RW) if len(lanes) == 1 else _merged(xp, *lanes)
     legal_RW = legal_RW & (base_R > NEG_INF)[:, None]
     code_RW = xp.where(legal_RW, code_RW, 0)
     values_RW = xp.where(legal_RW, xp.take_along(logits_RV, code_RW), NEG_INF)
-    lse_R = xp.scan(logits_RV, None, full=True)[0] if full else xp.log_sum_exp(values_RW)
+    lse_R = xp.scan(logits_RV, None, full=True)[0] if rows.full else xp.log_sum_exp(values_RW)
     scores_RW = add_log_probs(xp, base_R[:, None], values_RW, lse_R[:, None], legal_RW)
+    if boost_RW is not None:
+        scores_RW = add_boosts(xp, scores_RW, boost_RW, children)
     return Candidates(
         score_BC=scores_RW.reshape(batch_size, -1),
         code_BC=code_RW.reshape(batch_size, -1),
@@ -172,8 +204,8 @@ def _narrow_candidates(
     )
 
 
-def _merged(xp: ArrayNamespace, base: Lanes, delta: Lanes) -> tuple[Array, Array]:
-    """Return (codes, legal) of both segments' lanes, ascending by code; a child of both is legal once.
+def _merged(xp: ArrayNamespace, base: Lanes, delta: Lanes) -> tuple[Array, Array, Any]:
+    """Return (codes, legal, boosts) of both segments' lanes, ascending by code; a child of both is legal once.
 
     A lane's position is its own plus the number of the other's lanes before it: two sorted lists merged without a loop.
     """
@@ -186,23 +218,24 @@ def _merged(xp: ArrayNamespace, base: Lanes, delta: Lanes) -> tuple[Array, Array
     position_RN = xp.concat([position_RW, position_RX], 1)
     lane_RN = xp.concat([code_RW * 2 + base.legal_RW, code_RX * 2 + legal_RX], 1)  # a code, and whether it is legal
     merged_RN = xp.scatter(position_RN, lane_RN, lane_RN.shape[1], 0)
-    return merged_RN >> 1, merged_RN & 1 == 1
+    boost_RN = None
+    if base.boost_RW is not None:
+        in_both_RWX = same_RWX & delta.legal_RW[:, None, :]
+        other_RW = xp.max(xp.where(in_both_RWX, delta.boost_RW[:, None, :], NEG_INF), 2)
+        boost_RN = xp.concat([xp.larger(base.boost_RW, other_RW), delta.boost_RW], 1)
+        boost_RN = xp.scatter(position_RN, boost_RN, boost_RN.shape[1], 0)
+    return merged_RN >> 1, merged_RN & 1 == 1, boost_RN
 
 
-def _dense_candidates(
-    xp: ArrayNamespace,
-    children: Sequence[Children],
-    logits_RV: Array,
-    base_R: Array,
-    batch_size: int,
-    num_beams: int,
-    full: bool,
-) -> Candidates:
+def _dense_candidates(xp: ArrayNamespace, children: Sequence[Children], rows: Rows, boost_RV: Array | None) -> Candidates:
     """Return the children in each request's best chunks, [B, K x 32].
 
     The K best chunks by (maximum desc, row, chunk) hold the K best children by (score desc, row, code): a child outside them
     has K chunks before its own, and the largest of each of these comes before it.
+
+    boost_RV: the largest boost below each child, padded to whole chunks; None without boosts.
     """
+    logits_RV, base_R, batch_size = rows.logits_RV, rows.base_R, rows.batch_size
     num_rows, size = logits_RV.shape
     num_chunks = -(-size // CHUNK)
     parts = [part.words_RH for part in children if part.words_RH is not None]
@@ -212,11 +245,18 @@ def _dense_candidates(
     for part_RH in parts[1:]:
         words_RH = words_RH | part_RH
     words_RH = xp.where((base_R > NEG_INF)[:, None], words_RH, 0)
-    lane_C = xp.arange(CHUNK, base_R)
-    lse_R, top_RH = xp.scan(logits_RV, words_RH, full=full)
-    chunk_scores_RH = add_log_probs(xp, base_R[:, None], top_RH, lse_R[:, None], words_RH != 0)
+    lane_C, scores_RHC = xp.arange(CHUNK, base_R), None
+    lse_R, top_RH = xp.scan(logits_RV, words_RH, full=rows.full)
+    if boost_RV is None:
+        chunk_scores_RH = add_log_probs(xp, base_R[:, None], top_RH, lse_R[:, None], words_RH != 0)
+    else:
+        whole_RV = xp.pad(logits_RV, num_chunks * CHUNK - size, NEG_INF)
+        legal_RV = xp.has_bit(words_RH[:, :, None], lane_C).reshape(num_rows, -1)
+        scores_RV = add_log_probs(xp, base_R[:, None], whole_RV, lse_R[:, None], legal_RV)
+        scores_RHC = add_boosts(xp, scores_RV, boost_RV, children).reshape(num_rows, num_chunks, CHUNK)
+        chunk_scores_RH = xp.max(scores_RHC, 2)
     chunk_scores_BN = chunk_scores_RH.reshape(batch_size, -1)
-    _, chunk_BK = xp.top_k(chunk_scores_BN, min(num_beams, chunk_scores_BN.shape[1]))
+    _, chunk_BK = xp.top_k(chunk_scores_BN, min(rows.num_beams, chunk_scores_BN.shape[1]))
     chunk_BK = xp.sort(chunk_BK)  # candidates in (row, code) order
     first_B1 = (xp.arange(batch_size, base_R) * (num_rows // batch_size))[:, None]
     row_BK, chunk_BK = chunk_BK // num_chunks + first_B1, chunk_BK % num_chunks
@@ -224,8 +264,11 @@ def _dense_candidates(
     legal_BKC = xp.has_bit(xp.take_words(words_RH, row_BK, chunk_BK)[:, :, None], lane_C)
     code_BKC = xp.where(legal_BKC, code_BKC, 0)
     row_BK1 = row_BK[:, :, None]
-    values_BKC = xp.take(logits_RV, row_BK1, code_BKC)
-    scores_BKC = add_log_probs(xp, xp.take(base_R, row_BK1), values_BKC, xp.take(lse_R, row_BK1), legal_BKC)
+    if scores_RHC is None:
+        values_BKC = xp.take(logits_RV, row_BK1, code_BKC)
+        scores_BKC = add_log_probs(xp, xp.take(base_R, row_BK1), values_BKC, xp.take(lse_R, row_BK1), legal_BKC)
+    else:
+        scores_BKC = xp.at(scores_RHC, row_BK, chunk_BK)
     return Candidates(
         score_BC=scores_BKC.reshape(batch_size, -1),
         code_BC=code_BKC.reshape(batch_size, -1),

@@ -111,6 +111,14 @@ class ArrayNamespace(ABC):
     def max(self, array: Array, axis: int) -> Array:
         """Return maxima of numbers or float32; NaN is the largest."""
 
+    def larger(self, array: Array, other: Array) -> Array:
+        """Return the larger of each two numbers, not NaN."""
+        return self.where(array > other, array, other)
+
+    def running_sum(self, numbers: Array, axis: int) -> Array:
+        """Return the sum of the numbers up to each one along an axis."""
+        return self.library.cumsum(numbers, axis)
+
     @abstractmethod
     def log_sum_exp(self, values_RN: Array) -> Array:
         """Return the log-sum-exp of each row: -inf if all values are -inf; NaN or +inf if one is NaN or +inf."""

@@ -22,7 +22,7 @@ from leafbeam.index.level import code_dtype
 from leafbeam.ops.constrain.fixed_shape.step import add_log_probs, first_bad_row, is_bad, launcher, padded_beams
 from leafbeam.ops.constrain.namespaces import NEG_INF, Array, ArrayNamespace
 from leafbeam.ops.constrain.static.matrix import TransitionMatrix, prefix_numbers
-from leafbeam.ops.constrain.types import Beams, Scoring, waiting
+from leafbeam.ops.constrain.types import Beams, Boosts, Scoring, waiting
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -149,8 +149,10 @@ def level_tables(
     )
 
 
-def bind_filters(arrays: StaticArrays, filters: Sequence[Filter]) -> None:
-    """Check that no request is filtered, because STATIC has no filters. Raises ArgumentError for a filter or a denied item."""
+def bind_filters(arrays: StaticArrays, filters: Sequence[Filter], boosts: Boosts = None) -> None:
+    """Check that no request is filtered or boosted, because STATIC has neither. Raises ArgumentError for one that is."""
+    if boosts is not None:
+        raise ArgumentError("backend 'static' cannot add boosts: use another backend")
     for number, item_filter in enumerate(filters):
         (part,) = item_filter.parts
         if part.leaves is not None or len(part.denied_D):

@@ -221,7 +221,7 @@ class StateCodes(NamedTuple):
 
 @triton.jit
 def _legal(c, lane):
-    """Return (code, whether it is legal) of candidates of a state: entries of its row or of its mask, then the end code."""
+    """Return (code, whether it is legal, 0) of candidates of a state: entries of its row or of its mask, then the end code."""
     in_row = (c.mask < 0) & (lane < c.count)
     in_mask = (c.mask >= 0) & (lane < c.tokens)
     code = tl.load(c.tables.code_E + c.begin + lane, mask=in_row, other=0).to(tl.int64)
@@ -229,7 +229,7 @@ def _legal(c, lane):
     bit = (word >> (lane & 63).to(tl.uint64)) & 1
     is_end = (lane == c.count) & (c.ends > 0)
     code = tl.where(in_mask, lane, tl.where(is_end, c.end_code, code))
-    return code, in_row | (in_mask & (bit > 0)) | is_end
+    return code, in_row | (in_mask & (bit > 0)) | is_end, lane.to(tl.float32) * 0
 
 
 @triton.jit

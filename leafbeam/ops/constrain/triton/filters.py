@@ -1,4 +1,7 @@
-"""The bitmaps of filters on a GPU, where they stay. Shapes: W words of a bitmap, n changed words."""
+"""The bitmaps of filters, and the maxima of boosts, on a GPU, where they stay.
+
+Shapes: W words of a bitmap, n changed words.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from torch import Tensor
 
 from leafbeam.index import Bitmap
 from leafbeam.index.lineage import Operator
+from leafbeam.index.node_maxima import NodeMaxima
 from leafbeam.ops.constrain.namespaces.torch import TorchNamespace
 
 # Copies an array to a device; tests count the bytes.
@@ -74,3 +78,25 @@ class BitmapMemory:
     def combine(self, row: int, operator: Operator, left: int, right: int) -> None:
         """Combine two bitmaps on the device."""
         self._tensors[row] = BitmapTensors.of(_COMBINE[operator](self._tensors[left].words, self._tensors[right].words))
+
+
+class MaximaMemory:
+    """The maxima of boosts of one segment: for each row a tensor of the root, and then one of each level."""
+
+    def __init__(self, row_nbytes: int, device: torch.device, copy: Copy) -> None:
+        self._device, self._copy = device, copy
+        self._tensors: dict[int, tuple[Tensor, ...]] = {}
+        self.row_nbytes = row_nbytes
+
+    def __getitem__(self, row: int) -> tuple[Tensor, ...]:
+        """Return the tensors of a row; () for row 0, which adds nothing."""
+        return self._tensors.get(row, ())
+
+    def resize(self, num_rows: int) -> None:
+        """Do nothing: a row takes memory when it is written."""
+
+    def upload(self, rows: Sequence[int], data: Sequence[NodeMaxima]) -> None:
+        """Copy maxima to the device as they are."""
+        for row, maxima in zip(rows, data, strict=True):
+            tables = np.full(1, maxima.root, np.float32), *maxima.levels
+            self._tensors[row] = tuple(self._copy(table, self._device) for table in tables)

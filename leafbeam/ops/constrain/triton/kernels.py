@@ -3,6 +3,7 @@
     row_kernel, one program for each beam
         lse = log-sum-exp of the row ("full"), or of its legal children's logits ("allowed")
         for each child of the range that the filter leaves alive: key = (score, parent, code) as one integer
+        with a boost the score has the largest boost below the child, less the largest below the beam: never positive
         keep the K largest keys; nothing of size V is ever written
     request_kernel, one program for each request
         keep the K largest of the rows' keys, put them in order, find their ranges in each segment
@@ -23,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from leafbeam.ops.constrain.triton.ranges import alive_in, child, find, num_children
+from leafbeam.ops.constrain.triton.ranges import alive_in, boost_at, child, find, num_children
 from leafbeam.ops.constrain.types import LOWEST
 
 NO_KEY = -(1 << 63)
@@ -54,6 +55,9 @@ class BeamChildren(NamedTuple):
     Args:
         FORM_0, FORM_1: The forms of base and delta (see `form_of`).
         SEGMENTS: The number of segments.
+        boosts: The `SegmentBoosts` of each segment; None without boosts.
+        weight, bound: What the request's numbers are multiplied with, and the largest boost below the beam.
+        BOOSTED: Whether there are boosts.
     """
 
     segments: tl.tuple
@@ -69,6 +73,10 @@ class BeamChildren(NamedTuple):
     FORM_0: tl.constexpr
     FORM_1: tl.constexpr
     SEGMENTS: tl.constexpr
+    boosts: tl.tuple
+    weight: tl.tensor
+    bound: tl.tensor
+    BOOSTED: tl.constexpr
 
 
 class ChildLists(NamedTuple):
@@ -95,22 +103,54 @@ def key_of(score, tie):
 
 @triton.jit
 def _legal(c, lane):
-    """Return (code, whether it may be taken) of these children of a beam: those in the base, then those in the delta."""
+    """Return (code, whether it may be taken, change of the score) of these children of a beam: those in the base, then those in
+    the delta.
+    """
     in_base = lane < c.count
+    change = lane.to(tl.float32) * 0
+    value = change - float("inf")
     code, begin, end = child(c.segments[0], c.lo, c.hi, c.first + lane, c.first + c.count, in_base, c.FORM_0)
     legal = in_base & (alive_in(c.segments[0], c.request, begin, end, in_base, c.FORM_0) > 0)
+    if c.BOOSTED:  # noqa: SIM102 (BOOSTED is known when the kernel is compiled, the weight is not)
+        if c.weight != 0:
+            value = _boost_in(c, 0, begin, legal, c.FORM_0)
+            if c.SEGMENTS > 1:  # noqa: SIM102
+                if c.count_1 > 0:
+                    low, high = find(c.segments[1], c.lo_1, c.hi_1, code, legal, c.FORM_1)
+                    met = alive_in(c.segments[1], c.request, low, high, low < high, c.FORM_1) > 0
+                    value = tl.maximum(value, _boost_in(c, 1, low, met, c.FORM_1))
     if c.SEGMENTS > 1:  # noqa: SIM102 (SEGMENTS is known when the kernel is compiled, count_1 is not)
         if c.count_1 > 0:
             in_delta = (lane >= c.count) & (lane < c.count + c.count_1)
             node = c.first_1 + lane - c.count
             code_1, begin, end = child(c.segments[1], c.lo_1, c.hi_1, node, c.first_1 + c.count_1, in_delta, c.FORM_1)
             legal_1 = alive_in(c.segments[1], c.request, begin, end, in_delta, c.FORM_1) > 0
+            if c.BOOSTED:  # noqa: SIM102
+                if c.weight != 0:
+                    value = tl.where(in_delta, _boost_in(c, 1, begin, in_delta, c.FORM_1), value)
             # What is alive in the base was met there already.
             begin, end = find(c.segments[0], c.lo, c.hi, code_1, in_delta, c.FORM_0)
             met = alive_in(c.segments[0], c.request, begin, end, begin < end, c.FORM_0) > 0
             legal = tl.where(in_delta, legal_1 & (met == 0), legal)
             code = tl.where(in_delta, code_1, code)
-    return code, legal
+    if c.BOOSTED:  # noqa: SIM102
+        if c.weight != 0:  # a product that is fused with the difference may round equal boosts apart
+            change = tl.where(legal, tl.minimum(c.weight * value - c.bound, 0.0), 0.0)
+    return code, legal, change
+
+
+@triton.jit
+def _boost_in(c, s: tl.constexpr, lo, valid, FORM: tl.constexpr):
+    """Return the largest boost below the nodes of segment `s` that begin at these leaves, not multiplied."""
+    address = tl.load(c.boosts[s].values_B + c.request)
+    return boost_at(address, c.segments[s].words, c.segments[s].before, lo, valid, FORM)
+
+
+@triton.jit
+def _bound_of(boosts, request, s: tl.constexpr, lo, hi, FORM: tl.constexpr):
+    """Return the largest boost of segment `s` below a beam, -inf if its range there is empty."""
+    address = tl.load(boosts[s].bounds_B + request)
+    return boost_at(address, boosts[s].words, boosts[s].before, lo, lo < hi, FORM)
 
 
 @triton.jit
@@ -129,10 +169,10 @@ def _added(base, change):
 
 
 @triton.jit
-def _key_at(logits, code, legal, base, lse, parent, size):
+def _key_at(logits, code, legal, change, base, lse, parent, size):
     """Return the keys of a beam's legal codes, `NO_KEY` for the others."""
     value = tl.load(logits + code, mask=legal, other=float("-inf")).to(tl.float32)
-    score = _added(base, value - lse)
+    score = _added(_added(base, value - lse), change)
     return tl.where(value > float("-inf"), key_of(score, parent * size + code), _NOTHING)
 
 
@@ -193,8 +233,8 @@ def start_row(r):
 def search_row(r, request, parent, min_key, total, children, LEGAL: tl.constexpr, FULL: tl.constexpr, tiles):
     """Write up to P keys of a row and their number; some may be `NO_KEY`. A row with NaN or +inf is noted in `bad`.
 
-    LEGAL(children, lane): (code, whether it may be taken) of these of the row's `total` candidates. A full row raises the bound
-    below which no key of its request counts.
+    LEGAL(children, lane): (code, whether it may be taken, what else is added to its score) of these of the row's `total`
+    candidates. A full row raises the bound below which no key of its request counts.
     """
     row = request * r.num_rows + parent
     base = tl.load(r.scores_BR + row)
@@ -208,7 +248,7 @@ def search_row(r, request, parent, min_key, total, children, LEGAL: tl.constexpr
             start += tiles.BLOCK
     else:
         while start < total:
-            code, legal = LEGAL(children, start + tl.arange(0, tiles.TILE).to(tl.int64))
+            code, legal, _ = LEGAL(children, start + tl.arange(0, tiles.TILE).to(tl.int64))
             top, summed = _sum_exp_at(logits, code, legal, top, summed)
             start += tiles.TILE
     if (summed != summed) | (top == float("inf")):
@@ -222,16 +262,17 @@ def search_row(r, request, parent, min_key, total, children, LEGAL: tl.constexpr
     if total <= tiles.P:
         while start < total:
             lane = start + tl.arange(0, tiles.NARROW).to(tl.int64)
-            code, legal = LEGAL(children, lane)
-            tl.store(keys_P + lane, _key_at(logits, code, legal, base, lse, parent, r.size), mask=lane < total)
+            code, legal, change = LEGAL(children, lane)
+            key = _key_at(logits, code, legal, change, base, lse, parent, r.size)
+            tl.store(keys_P + lane, key, mask=lane < total)
             start += tiles.NARROW
         tl.store(r.count_BR + row, total.to(tl.int32))
     else:
         best = tl.full([tiles.P], _NOTHING, tl.int64)
         kept = tl.sum(tl.zeros([tiles.P], tl.int32), 0)
         while start < total:
-            code, legal = LEGAL(children, start + tl.arange(0, tiles.TILE).to(tl.int64))
-            key = _key_at(logits, code, legal, base, lse, parent, r.size)
+            code, legal, change = LEGAL(children, start + tl.arange(0, tiles.TILE).to(tl.int64))
+            key = _key_at(logits, code, legal, change, base, lse, parent, r.size)
             best, kept, min_key = _keep(best, kept, min_key, key, keys_P, r.num_beams, tiles.P)
             start += tiles.TILE
         tl.store(r.count_BR + row, kept)
@@ -243,6 +284,8 @@ def search_row(r, request, parent, min_key, total, children, LEGAL: tl.constexpr
 def row_kernel(
     segments,
     r,
+    boosts,
+    weight_B,
     FORM_0: tl.constexpr,
     FORM_1: tl.constexpr,
     SEGMENTS: tl.constexpr,
@@ -251,8 +294,11 @@ def row_kernel(
     TILE: tl.constexpr,
     NARROW: tl.constexpr,
     BLOCK: tl.constexpr,
+    BOOSTED: tl.constexpr,
+    BEFORE_0: tl.constexpr,
+    BEFORE_1: tl.constexpr,
 ):
-    """`search_row` over the children of a beam's ranges."""
+    """`search_row` over the children of a beam's ranges. BEFORE_0, BEFORE_1: the forms of the level before, with boosts."""
     request, parent, row = start_row(r)
     lo, hi = tl.load(r.lo_SBR + row), tl.load(r.hi_SBR + row)
     lo_1, hi_1 = lo * 0, lo * 0
@@ -268,6 +314,14 @@ def row_kernel(
     first_1, count_1 = lo_1, hi_1 - lo_1
     if SEGMENTS > 1:
         first_1, count_1 = num_children(segments[1], lo_1, hi_1, FORM_1)
+    weight, bound = base * 0, base * 0
+    if BOOSTED:
+        weight = tl.load(weight_B + request)
+        if weight != 0:
+            bound = _bound_of(boosts, request, 0, lo, hi, BEFORE_0)
+            if SEGMENTS > 1:
+                bound = tl.maximum(bound, _bound_of(boosts, request, 1, lo_1, hi_1, BEFORE_1))
+            bound = weight * bound
     # A tuple that is assigned to a name would lose its constants.
     search_row(
         r,
@@ -275,7 +329,25 @@ def row_kernel(
         parent,
         min_key,
         count + count_1,
-        BeamChildren(segments, request, lo, hi, first, count, lo_1, hi_1, first_1, count_1, FORM_0, FORM_1, SEGMENTS),
+        BeamChildren(
+            segments,
+            request,
+            lo,
+            hi,
+            first,
+            count,
+            lo_1,
+            hi_1,
+            first_1,
+            count_1,
+            FORM_0,
+            FORM_1,
+            SEGMENTS,
+            boosts,
+            weight,
+            bound,
+            BOOSTED,
+        ),
         _legal,
         FULL,
         Tiles(P, TILE, NARROW, BLOCK),

@@ -43,6 +43,21 @@ def form_of(layout: int, width: int, filtered: bool) -> int:
     return layout | filtered << 2 | width << 3
 
 
+class SegmentBoosts(NamedTuple):
+    """The boosts of a batch in one segment: addresses of each request's numbers of a level, and of the level before.
+
+    Args:
+        values_B: int64, of a float32 for each child (see `boost_at`).
+        bounds_B: The same for the level before; of the root's number before level 0.
+        words, before: The bitmap of the level before.
+    """
+
+    values_B: Tensor
+    bounds_B: Tensor
+    words: Tensor
+    before: Tensor
+
+
 @triton.jit
 def _popcount(word):
     word = word - ((word >> 1) & 0x5555555555555555)
@@ -200,3 +215,12 @@ def alive_in(segment, request, lo, hi, valid, FORM: tl.constexpr):
         if begin < end:
             count -= _denied_before(segment.denied, begin, end, hi) - _denied_before(segment.denied, begin, end, lo)
     return count
+
+
+@triton.jit
+def boost_at(address, words, before, lo, valid, FORM: tl.constexpr):
+    """Return the largest boost below the nodes that begin at these leaves, -inf where not `valid`."""
+    index = lo
+    if FORM & 3 == _LISTING:
+        index = _rank(words, before, lo, valid)
+    return tl.load(address.to(tl.pointer_type(tl.float32)) + index, mask=valid, other=float("-inf"))

@@ -1,7 +1,7 @@
 """The constrained step on a GPU: two launches a round, no `[rows, V]` mask, nothing that waits for the host.
 
     bind          the trie's own arrays, copied to the device as they are (about 15 bytes an item)
-    bind_filters  the filters of a batch, as addresses of bitmaps that stay on the device; once for all rounds of a search
+    bind_filters  the filters and boosts of a batch, as addresses of what stays on the device; once for all rounds of a search
     launch        the two kernels of `triton.kernels`; can be captured in a graph
     step          launch, and look whether a row held NaN or +inf
 
@@ -15,7 +15,7 @@ P the power of two that holds K.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -25,15 +25,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leafbeam.errors import ArgumentError
-from leafbeam.index import Filter, Trie, Version
+from leafbeam.index import Filter, ItemColumn, Trie, Version
 from leafbeam.index.level import Level
 from leafbeam.ops.constrain.filter_cache import MAX_FILTER_BYTES, FilterCache
-from leafbeam.ops.constrain.levels import LevelView
-from leafbeam.ops.constrain.triton.filters import BitmapMemory, BitmapTensors, Copy, to_device
+from leafbeam.ops.constrain.levels import LEAVES, LevelView
+from leafbeam.ops.constrain.triton.filters import BitmapMemory, BitmapTensors, Copy, MaximaMemory, to_device
 from leafbeam.ops.constrain.triton.kernels import NO_KEY, ChildLists, children_kernel, request_kernel, row_kernel
-from leafbeam.ops.constrain.triton.ranges import Segment, form_of
+from leafbeam.ops.constrain.triton.ranges import Segment, SegmentBoosts, form_of
 from leafbeam.ops.constrain.triton.round import new_round
-from leafbeam.ops.constrain.types import Beams, Scoring, waiting
+from leafbeam.ops.constrain.types import Beams, Boosts, Scoring, waiting
 from leafbeam.ops.packed_inputs import PackedInputs
 
 _TILE = 512  # children looked at together
@@ -80,10 +80,27 @@ class LevelArrays:
 
 
 class SegmentBitmaps(NamedTuple):
-    """The bitmaps of filters of one segment that are on the device."""
+    """The bitmaps of filters of one segment that are on the device, and the maxima of boosts."""
 
     memory: BitmapMemory
     cache: FilterCache
+    maxima: MaximaMemory
+    boosts: FilterCache
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BatchBoosts:
+    """The boosts of a batch on the device.
+
+    Args:
+        weight_B: float32, what the numbers of each request are multiplied with, 0 for one without a boost.
+        tables_LSB: int64, for the root and then each level the addresses of each request's numbers in each segment.
+        held: Keeps the tensors to which the addresses point.
+    """
+
+    weight_B: Tensor
+    tables_LSB: Tensor
+    held: tuple[tuple[Tensor, ...], ...]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -119,6 +136,7 @@ class FilterArrays:
         filtered: Whether any of it is looked at.
         min_key_B: int64, reset by every round.
         held: Keeps the bitmaps to which the addresses point.
+        boosts: The boosts of the batch, if there are any.
     """
 
     segments: tuple[SegmentFilters, ...]
@@ -126,6 +144,7 @@ class FilterArrays:
     filtered: bool
     min_key_B: Tensor
     held: list[BitmapTensors | None]
+    boosts: BatchBoosts | None = None
 
     @classmethod
     def shapes(cls, num_segments: int, batch_size: int, max_denied: int) -> list[tuple[int, ...]]:
@@ -158,7 +177,7 @@ def bind(
     Args:
         like: Another version, whose device and settings are used. The segments of both stay where they are, with the filters
             that are on the device.
-        max_filter_bytes: The bytes of a segment's bitmaps beyond which those used longest ago are dropped.
+        max_filter_bytes: The bytes of a segment's bitmaps, and of its boosts, beyond which those used longest ago are dropped.
         copy: Copies an array to the device.
     """
     if like is None and device is None and not torch.cuda.is_available() and not triton.knobs.runtime.interpret:  # pyright: ignore[reportAttributeAccessIssue]
@@ -183,12 +202,14 @@ def _on_device(
 ) -> tuple[tuple[LevelArrays, ...], SegmentBitmaps]:
     """Copy a segment, whose filters will follow."""
     memory = BitmapMemory(trie.num_leaves, device, copy)
-    bitmaps = SegmentBitmaps(memory, FilterCache(memory, max_bytes=max_filter_bytes))
+    maxima = MaximaMemory(4 * (1 + sum(level.num_codes for level in trie.levels)), device, copy)
+    caches = [FilterCache(rows, max_bytes=max_filter_bytes) for rows in (memory, maxima)]
+    bitmaps = SegmentBitmaps(memory, caches[0], maxima, caches[1])
     return tuple(LevelArrays.of(level, device, copy) for level in trie.levels), bitmaps
 
 
-def bind_filters(arrays: VersionArrays, filters: Sequence[Filter]) -> FilterArrays:
-    """Bring a batch's filters to the device: new bitmaps once, and the addresses and denied leaves in one copy."""
+def bind_filters(arrays: VersionArrays, filters: Sequence[Filter], boosts: Boosts = None) -> FilterArrays:
+    """Bring a batch's filters and boosts to the device: new ones once, and the addresses and denied leaves."""
     parts = [part for request in filters for part in request.parts]
     capacity = len(filters) * max((len(part.denied_D) for part in parts), default=0)
     filtered = any(part.leaves is not None or len(part.denied_D) for part in parts)
@@ -196,7 +217,23 @@ def bind_filters(arrays: VersionArrays, filters: Sequence[Filter]) -> FilterArra
     bound = FilterArrays.of(inputs.tensors, inputs.host, filtered=filtered)
     stage_filters(arrays, bound, filters)
     inputs.send()
-    return bound
+    return bound if boosts is None else replace(bound, boosts=_boosts(arrays, boosts))
+
+
+def _boosts(arrays: VersionArrays, boosts: Sequence[ItemColumn | None]) -> BatchBoosts:
+    weight_B = np.array([0 if column is None else column.weight for column in boosts], np.float32)
+    maxima = [None if column is None else column.bounds(arrays.tries) for column in boosts]
+    tables_LSB = np.zeros((1 + len(arrays.levels), arrays.num_segments, len(boosts)), np.int64)
+    held: list[tuple[Tensor, ...]] = []
+    for s, segment in enumerate(arrays.bitmaps):
+        with segment.boosts.rows_of([None if parts is None else parts[s] for parts in maxima]) as rows:
+            tables = [segment.maxima[row] for row in rows.tolist()]
+        for request, tensors in enumerate(tables):
+            if tensors:
+                tables_LSB[:, s, request] = [tensor.data_ptr() for tensor in tensors]
+        held += tables
+    copied = [arrays.copy(array, arrays.device) for array in (weight_B, tables_LSB)]
+    return BatchBoosts(weight_B=copied[0], tables_LSB=copied[1], held=tuple(held))
 
 
 def stage_filters(arrays: VersionArrays, bound: FilterArrays, filters: Sequence[Filter]) -> bool:
@@ -212,7 +249,7 @@ def stage_filters(arrays: VersionArrays, bound: FilterArrays, filters: Sequence[
         return False
     held: list[BitmapTensors | None] = []
     for number, (words_B, before_B, denied_indptr, denied) in enumerate(bound.host):
-        parts, (memory, cache) = [request.parts[number] for request in filters], arrays.bitmaps[number]
+        parts, (memory, cache, *_) = [request.parts[number] for request in filters], arrays.bitmaps[number]
         words_B[:], before_B[:], denied_indptr[:] = 0, 0, 0
         with cache.rows_of([part.leaves for part in parts]) as rows:
             bitmaps = [memory[row] for row in rows.tolist()]
@@ -249,9 +286,12 @@ def launch(
     size, num_segments = arrays.sizes[level], len(beams.lo)
     r = new_round(beams, logits_BKV, filters.min_key_B, size=size, num_beams=num_beams)
     segments, forms = _segments(arrays, level, filters)
+    boosts, before = _segment_boosts(arrays, level, filters)
     row_kernel[(r.batch_size * r.num_rows,)](
         segments,
         r,
+        boosts,
+        None if filters.boosts is None else filters.boosts.weight_B,
         *forms,
         SEGMENTS=num_segments,
         FULL=scoring == "full",
@@ -259,6 +299,9 @@ def launch(
         TILE=min(_TILE, max(_NARROW, triton.next_power_of_2(size))),
         NARROW=_NARROW,
         BLOCK=min(4096, max(128, triton.next_power_of_2(size))),
+        BOOSTED=boosts is not None,
+        BEFORE_0=before[0],
+        BEFORE_1=before[1],
         num_warps=4,
     )
     request_kernel[(r.batch_size,)](
@@ -339,4 +382,24 @@ def _segments(arrays: VersionArrays, level: int, filters: FilterArrays) -> tuple
         for part, bound in zip(levels, filters.segments, strict=True)
     )
     forms = [form_of(part.layout, part.width, filters.filtered) for part in levels]
+    return segments, (forms[0], forms[-1])
+
+
+def _segment_boosts(
+    arrays: VersionArrays, level: int, filters: FilterArrays
+) -> tuple[tuple[SegmentBoosts, ...] | None, tuple[int, int]]:
+    """Return what `row_kernel` reads of the boosts in each segment, and the forms of the level before."""
+    if filters.boosts is None:
+        return None, (LEAVES, LEAVES)
+    parts = arrays.levels[max(0, level - 1)]
+    forms = [part.layout if level else LEAVES for part in parts]
+    segments = tuple(
+        SegmentBoosts(
+            values_B=filters.boosts.tables_LSB[level + 1, s],
+            bounds_B=filters.boosts.tables_LSB[level, s],
+            words=part.tensors.words,
+            before=part.tensors.before,
+        )
+        for s, part in enumerate(parts)
+    )
     return segments, (forms[0], forms[-1])
