@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b, file_digest
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -296,14 +296,14 @@ def _version_of(index: str | os.PathLike[str] | LiveIndex) -> str:
         return live.version().name
 
 
-def _compare(path: Path, manifest: Mapping[str, object]) -> None:
+def _compare(path: Path, manifest: dict[str, object]) -> None:
     try:
         existing: object = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read ({error}): name another output directory, or remove this one") from error
     if existing != manifest:
-        existing = existing if isinstance(existing, dict) else {}
-        names = [name for name in manifest if existing.get(name) != manifest[name]] or ["format"]
+        existing = cast(dict[str, object], existing) if isinstance(existing, dict) else {}
+        names = [name for name in manifest | existing if existing.get(name) != manifest.get(name)] or ["format"]
         raise DataError(
             f"{path.parent} holds recommendations of another job (different {', '.join(names)}): name another output "
             "directory, or remove this one"

@@ -109,6 +109,7 @@ def test_answers_of_different_jobs_are_not_mixed(files: CatalogFiles, tmp_path: 
         ({"files": dataclasses.replace(files, index=other.index, catalog=other.catalog)}, "different index"),
         ({"files": dataclasses.replace(files, rules=str(rules))}, "different rules_text"),
         ({"partition_rows": 7}, "different partition_rows"),
+        ({"precision": "bfloat16"}, "different precision"),
     ):
         with pytest.raises(DataError, match=named):
             recommend_users(dataclasses.replace(job, **change))

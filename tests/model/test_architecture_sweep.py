@@ -1,6 +1,7 @@
 """Configs drawn from the product of all fields that leafbeam reads: log-probabilities are those of transformers."""
 
 import random
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import torch
 import transformers
 
 from leafbeam.model import Transformer, load_model
+from leafbeam.model.config import T5_FAMILY
 from tests.model.architectures import BASES, VOCABULARY, by_modules, decoded, make, padded, truth
+from tests.model.config_cases import ARCHITECTURES, scores
 
 PROMPTS = [[1, 5, 9, 3, 7, 2, 8, 4, 6, 5, 9, 3, 11, 12, 3, 4, 5, 6, 7, 13], [9, 8, 7], [4]]
 CODES = torch.tensor([[[0, 1, 2, 0], [4, 3, 5, 2], [2, 0, 0, 1], [2, 0, 4, 0]]] * 3)
@@ -88,11 +91,26 @@ FIELDS: dict[str, dict[str, list[Any]]] = {
 }
 
 
+T5_FIELDS: dict[str, list[Any]] = {
+    "num_layers": [1, 2, 3],
+    "num_decoder_layers": [1, 3],
+    "num_heads": [1, 3, 4],
+    "d_kv": [4, 7],
+    "d_ff": [12, 33],
+    "feed_forward_proj": ["relu", "gated-gelu", "gated-silu"],
+    "layer_norm_epsilon": [1e-6, 1e-2],
+    "tie_word_embeddings": [True, False],
+    "decoder_start_token_id": [0, 4],
+    "relative_attention_num_buckets": [8, 16],
+    "relative_attention_max_distance": [10, 40],
+}
+
+
 def draw(name: str, number: int) -> dict[str, Any]:
     """Draw a value of every field of an architecture, the same for the same number."""
     chosen = random.Random(f"{name} {number}")
-    fields = {field: chosen.choice(values) for field, values in FIELDS[name].items()}
-    if name != "gpt2":
+    fields = {field: chosen.choice(values) for field, values in FIELDS.get(name, T5_FIELDS).items()}
+    if name in FIELDS and name != "gpt2":
         fields["num_attention_heads"], fields["num_key_value_heads"] = chosen.choice(_HEADS)
         fields["hidden_size"] = fields["num_attention_heads"] * chosen.choice([4, 8])
         if name == "qwen3_moe":  # its products in transformers need rows of 16 bytes
@@ -108,14 +126,27 @@ def test_the_sweep_has_at_least_300_configs_of_every_architecture() -> None:
     assert len(drawn) >= 300
 
 
-@pytest.mark.parametrize(
-    ("name", "number"),
-    [
+def cases(names: Iterable[str]) -> list[Any]:
+    """The draws of architectures, of which a few are quick."""
+    return [
         pytest.param(name, number, marks=() if number < QUICK else pytest.mark.full)
-        for name in FIELDS
+        for name in names
         for number in range(DRAWS)
-    ],
-)
+    ]
+
+
+@pytest.mark.parametrize(("name", "number"), cases(T5_FAMILY))
+def test_a_drawn_config_of_t5s_family_has_the_logits_of_transformers(tmp_path: Path, name: str, number: int) -> None:
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    architecture, change = ARCHITECTURES[name], draw(name, number)
+    theirs = architecture.build(architecture.base | change)
+    architecture.write_weights(theirs, tmp_path)
+    truth = architecture.truth(theirs, change["decoder_start_token_id"])
+    torch.testing.assert_close(scores(tmp_path), truth, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "number"), cases(FIELDS))
 def test_a_drawn_config_has_the_log_probabilities_of_transformers(
     tmp_path: Path, name: str, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
