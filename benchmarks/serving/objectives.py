@@ -22,6 +22,7 @@ from benchmarks.rows import interleaved, spread
 from benchmarks.serving.bound import Bench, Measured, synthetic
 from benchmarks.serving.load_run import LoadRun
 from benchmarks.workloads import DISTRIBUTIONS, random_codes, random_logits
+from leafbeam.decode.boosts import root_boosts
 from leafbeam.decode.policy import Cap, Policy, fill_lists
 from leafbeam.decode.results import check_batch
 from leafbeam.engine.search_widths import SearchWidths
@@ -70,17 +71,22 @@ def measure_steps(distribution: str, num_items: int, repeats: int) -> Measured:
     changed_ms = 1e3 * (time.perf_counter() - began)
     arrays, requests = cpu.bind(trie), request_filters(trie, B, None, None)
     logits = [random_logits(rng, B, K if level else 1, V) for level in range(L)]
-    bound = {"without": cpu.bind_filters(arrays, requests)}
-    bound |= {name: cpu.bind_filters(arrays, requests, [column] * B) for name, column in columns.items()}
+    hi = np.full((1, B, 1), trie.num_leaves)
 
-    def search(filters: cpu.FilterArrays) -> None:
-        hi = np.full((1, B, 1), trie.num_leaves)
-        beams = Beams.start(hi * 0, hi, cpu.boost_bounds(arrays, -1, hi * 0, hi, filters))
+    def new_search(column: ItemColumn | None) -> tuple[cpu.FilterArrays, NDArray[np.float32]]:
+        boosts = None if column is None else [column] * B
+        root_B1 = root_boosts(Version.of(trie), boosts or [None] * B, hi[:, :, 0])
+        return cpu.bind_filters(arrays, requests, boosts), root_B1
+
+    bound = {name: new_search(column) for name, column in {"without": None, **columns}.items()}
+
+    def search(filters: cpu.FilterArrays, root_B1: NDArray[np.float32]) -> None:
+        beams = Beams.start(hi * 0, hi, root_B1)
         for level in range(L):
             rows = logits[level][:, : beams.scores.shape[1]]
             beams = cpu.step(arrays, level, beams, rows, filters, num_beams=K, scoring="full")
 
-    ways = {name: lambda filters=filters: search(filters) for name, filters in bound.items()}
+    ways = {name: lambda given=given: search(*given) for name, given in bound.items()}
     taken = {name: spread(seconds, 1e-6) for name, seconds in interleaved(ways, repeats).items()}
     parameters = {"what": "steps", "distribution": distribution, "num_items": num_items, "V": V, "L": L, "B": B, "K": K}
     return parameters | {"threads": 1}, {

@@ -5,6 +5,7 @@ import shlex
 import time
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from leafbeam.cli.console import Bar, done, next_step, stdout
@@ -17,6 +18,7 @@ from leafbeam.cli.options import (
     option,
     with_options,
 )
+from leafbeam.cli.plots import check_plot
 from leafbeam.cli.run import ENGINE_FILES, RunDirectory
 from leafbeam.cli.sources import Source
 from leafbeam.errors import ArgumentError, counted
@@ -49,7 +51,17 @@ class SampleOptions:
     seed: Annotated[int, option("--seed", "The seed of the sample of users.")] = 0
 
 
-@with_options(SampleOptions, ObjectiveOptions)
+@dataclass(frozen=True, kw_only=True)
+class PolicyOptions(ObjectiveOptions):
+    """The options of a policy that is evaluated."""
+
+    plot: Annotated[
+        Path | None,
+        option("--plot", "Plot Recall@10 against what the policy brings, for each weight, into a file (.pdf, .png, .svg)."),
+    ] = None
+
+
+@with_options(SampleOptions, PolicyOptions)
 def evaluate(
     run: RunOption = DEFAULT_RUN,
     num_beams: Annotated[int, option("--beams", "The number of beams of the search.")] = 20,
@@ -60,7 +72,7 @@ def evaluate(
     precision: PrecisionOption = "float32",
     *,
     sample: SampleOptions,
-    policy: ObjectiveOptions,
+    policy: PolicyOptions,
 ) -> None:
     """Rank the whole catalog for each user and report the rank of the held-out item, beside simple baselines.
 
@@ -68,14 +80,17 @@ def evaluate(
     has are both reported. Every figure has its standard error, and the last line says which ranking is best and what to do.
 
     With --boost, --at-most or --at-least, report instead what this policy costs in recall and what it brings, for several
-    weights. The lists are ten items of the model, without those that a user already has, for 1,000 users by default.
+    weights. The lists are ten items of the model, without those that a user already has, for 1,000 users by default. --plot
+    draws the table as a curve for each thing that the policy brings.
     """
     if sample.users is not None and sample.users < 1:
         raise ArgumentError(f"--users {sample.users}: expected at least one; leave it out to evaluate all")
     paths = RunDirectory(run)
     if any((objectives := policy.objectives).values()):
-        _evaluate_policy(paths, objectives, sample, precision)
+        _evaluate_policy(paths, objectives, sample, precision, policy.plot)
         return
+    if policy.plot is not None:
+        raise ArgumentError(f"--plot {policy.plot}: there is no policy to plot; pass --boost, --at-most or --at-least as well")
     paths.check("sids", "source", "model")
     require("`leafbeam evaluate`", "pyarrow", "scipy", "sklearn", "torch", extra="train")
     from leafbeam.index import Trie
@@ -134,8 +149,12 @@ def _split_of(paths: RunDirectory, log: "InteractionLog") -> "Split":
     return split.with_valid() if paths.read_report().get("train", {}).get("fit_on") == "train+valid" else split
 
 
-def _evaluate_policy(paths: RunDirectory, objectives: dict[str, Any], sample: SampleOptions, precision: Precision) -> None:
-    """Print what a policy costs and brings, and add it to the report."""
+def _evaluate_policy(
+    paths: RunDirectory, objectives: dict[str, Any], sample: SampleOptions, precision: Precision, plot: Path | None
+) -> None:
+    """Print what a policy costs and brings, plot it, and add it to the report."""
+    if plot is not None:
+        check_plot(plot)
     paths.check(*ENGINE_FILES, "source")
     require("`leafbeam evaluate`", "duckdb", "pyarrow", "torch")
     import numpy as np
@@ -158,6 +177,8 @@ def _evaluate_policy(paths: RunDirectory, objectives: dict[str, Any], sample: Sa
         answers = log.item_ids[answers_U[users]].tolist()
         rows = policy.measure(engine, engine.catalog.rules, histories, answers, request)
     console.print(policy.table(rows, request.num_items))
+    if plot is not None:
+        policy.plot(rows, request.num_items).savefig(plot, dpi=160)
     paths.add_to_report(
         "policy", {"part": sample.part, "users": len(users), "request": objectives, "rows": policy.figures(rows)}
     )

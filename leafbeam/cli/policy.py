@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,11 @@ from rich.table import Column, Table
 
 from leafbeam.catalog import RuleSet
 from leafbeam.engine import Engine, ItemId, Request, Result
+from leafbeam.extras import optional_imports
 from leafbeam.index import Filter, ItemColumn
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)
 
@@ -100,6 +105,28 @@ def table(rows: Sequence[PolicyRow], num_items: int) -> Table:
         brings = [f"{value:.3f}" for part in (row.boosts, row.distinct, row.shares) for value in part.values()]
         shown.add_row(row.name, f"{row.recall:.4f}", change, *brings)
     return shown
+
+
+def plot(rows: Sequence[PolicyRow], num_items: int) -> "Figure":
+    """Plot what a policy costs against what it brings: a panel for each boost, capped column and quota, a point for each row.
+
+    The bars are the standard errors of the change of recall.
+    """
+    with optional_imports("a plot"):
+        import matplotlib
+        from matplotlib.figure import Figure
+    matplotlib.use("agg")
+    panels = [(f"mean {name} of an item", [row.boosts[name] for row in rows]) for name in rows[0].boosts]
+    panels += [(f"values of {name} in a list", [row.distinct[name] for row in rows]) for name in rows[0].distinct]
+    panels += [(f"share of {name} in the items", [row.shares[name] for row in rows]) for name in rows[0].shares]
+    figure = Figure(figsize=(4.2 * len(panels), 3.8), layout="constrained")
+    for (label, values), axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
+        recalls, errors = [row.recall for row in rows], [row.standard_error for row in rows]
+        axes.errorbar(values, recalls, errors, marker="o", capsize=3, color="#1f7a4a", ecolor="#8a8f8c")
+        for row, value in zip(rows, values, strict=True):
+            axes.annotate(row.name, (value, row.recall), textcoords="offset points", xytext=(4, 5), fontsize=7)
+        axes.set(xlabel=label, ylabel=f"Recall@{num_items}")
+    return figure
 
 
 def figures(rows: Sequence[PolicyRow]) -> list[dict[str, object]]:

@@ -20,9 +20,10 @@ from leafbeam.cli.options import (
     with_options,
 )
 from leafbeam.cli.parse import parse_sizes
+from leafbeam.cli.plots import check_plot
 from leafbeam.cli.run import RunDirectory
 from leafbeam.cli.sources import Source
-from leafbeam.errors import ArgumentError, DataError, counted
+from leafbeam.errors import DataError, counted
 from leafbeam.extras import require
 from leafbeam.semid import CollisionStrategy, EmbeddingConfig, Method, QuantiserConfig
 
@@ -42,7 +43,6 @@ IRREGULAR = {
     "rows_before_1980": "row before 1980",
     "tied_times": "tied time",
 }
-PLOT_FORMATS = (".pdf", ".png", ".svg")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,17 +244,3 @@ def _save(console: Console, fitted: "SidFit", paths: RunDirectory, plot: Path | 
         console.print(f"Warning: {note}", style="yellow", soft_wrap=True)
     if plot is not None:
         plot_report(fitted.report, fitted.table).savefig(plot, dpi=160)
-
-
-def check_plot(path: Path) -> None:
-    """Check that a plot can be written, before the work begins.
-
-    Raises:
-        MissingExtraError: If matplotlib is not installed.
-        ArgumentError: If the ending is not that of a plot.
-    """
-    require("--plot", "matplotlib")
-    if path.suffix not in PLOT_FORMATS:
-        raise ArgumentError(f"--plot {path}: expected a file name that ends in {', '.join(PLOT_FORMATS)}")
-    if not path.parent.is_dir():
-        raise ArgumentError(f"--plot {path}: the directory {path.parent} does not exist")

@@ -56,6 +56,7 @@ def test_the_command_prints_a_table_and_adds_it_to_the_report(boosted: RunDirect
     shown = call(
         *("evaluate", "--run", str(boosted.path), "--users", "12"),
         *("--boost", "dear=0.5", "--at-most", "price=1", "--at-least", "cheap=2"),
+        *("--plot", str(boosted.path / "policy.svg")),
     )
     assert shown.exit_code == 0, shown.output
     for words in (
@@ -67,6 +68,9 @@ def test_the_command_prints_a_table_and_adds_it_to_the_report(boosted: RunDirect
         "12 users",
     ):
         assert words in shown.output
+    drawn = (boosted.path / "policy.svg").read_text()
+    for words in ("mean dear of an item", "values of price in a list", "share of cheap in the items", "weights x 4", "without"):
+        assert f"<!-- {words} -->" in drawn
     report = json.loads(boosted.report.read_text())["policy"]
     assert (report["users"], report["part"], len(report["rows"])) == (12, "test", 6)
     assert report["request"] == {"boosts": {"dear": 0.5}, "at_most": {"price": 1}, "at_least": {"cheap": 2}}
@@ -80,6 +84,8 @@ def test_the_command_prints_a_table_and_adds_it_to_the_report(boosted: RunDirect
         (["--boost", "none-such=1"], "unknown boost 'none-such'; the boosts of this catalog are: dear"),
         (["--at-most", "brand=2"], "unknown column 'brand'"),
         (["--at-least", "none=2"], "unknown rule 'none'"),
+        (["--plot", "policy.png"], "--plot policy.png: there is no policy to plot; pass --boost, --at-most or --at-least"),
+        (["--boost", "dear=1", "--plot", "policy.txt"], "--plot policy.txt: expected a file name that ends in"),
     ],
 )
 def test_what_a_policy_cannot_name_is_said(boosted: RunDirectory, words: list[str], says: str) -> None:
