@@ -379,6 +379,8 @@ def _check_activation(hf: Mapping[str, Any], kind: object) -> None:
     """Raise CheckpointError if T5's derived fields, which transformers reads after feed_forward_proj, disagree with it."""
     derived = {"relu": ("relu",), "gated-gelu": ("gelu_new",), "gated-silu": ("silu", "swish")}
     if isinstance(kind, str) and kind in derived:
+        if kind.startswith("gated-") and hf.get("is_gated_act", True) is None:  # which transformers reads as false
+            raise CheckpointError(f"config.json has is_gated_act=None, and feed_forward_proj={kind!r}: remove is_gated_act")
         check_implemented(hf, {"dense_act_fn": derived[kind], "is_gated_act": (kind.startswith("gated-"),)})
 
 
