@@ -171,7 +171,10 @@ def _tokeniser(as_json: AsJson = False, quick: Quick = False, data: Data = None)
 
 
 def _schemas(
-    data: Annotated[Path, typer.Option(help="The directory maskbench/data of guidance-ai/jsonschemabench.")],
+    data: Annotated[
+        Path,
+        typer.Option(help="maskbench/data of guidance-ai/jsonschemabench, or tests/draft2020-12 of JSON-Schema-Test-Suite."),
+    ],
     as_json: AsJson = False,
     quick: Quick = False,
     sample: Annotated[int | None, typer.Option(help="This many schemas, drawn at random; all if absent.", min=1)] = None,

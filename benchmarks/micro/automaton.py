@@ -102,10 +102,10 @@ def measure(name: str, language: _Language, repeats: int) -> tuple[dict[str, Any
         if entry is not None:
             entries.setdefault(entry, []).append(token)
     tokens, theirs = TokenTrie.of(vocabulary), Vocabulary(_STOP, entries)
-    ours = language.build(tokens)  # compiles, or reads what was compiled
+    ours = language.build(tokens).filled()  # compiles, or reads what was compiled
     _equal(ours, Index(language.pattern, theirs))
     builds: dict[str, Callable[[], Any]] = {
-        "leafbeam": lambda: language.build(tokens),
+        "leafbeam": lambda: language.build(tokens).filled(),
         "outlines-core": lambda: Index(language.pattern, theirs),
     }
     grammar = _grammar(language.pattern)

@@ -1,7 +1,8 @@
 """`python -m benchmarks schemas --data DIR`: JSON Schemas as people write them, beside llguidance and xgrammar.
 
 DIR is `maskbench/data` of guidance-ai/jsonschemabench: 11,306 schemas, most with instances that are valid and others that are
-not. One row an engine:
+not. Or it is `tests/draft2020-12` of json-schema-org/JSON-Schema-Test-Suite, the suite of validators: its core, without what is
+in folders. One row an engine:
 
 compiled  schemas that are not refused, within 60 s and 8 GiB; the others by reason, with pointers, names and numbers left out
 valid     instances of compiled schemas that may be written, as json.dumps writes them with or without spaces. Those refused are
@@ -81,7 +82,7 @@ def runs(
     data: Path, sample: int | None, seed: int, tokenizer: Path | None, environment: Path | None
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """(parameters, measured) of each engine that is there."""
-    cases = cases_of(data, sample, seed)
+    suite, cases = cases_of(data, sample, seed)
     vocabulary, end = (real_vocabulary(), END) if tokenizer is None else _tokens_of(tokenizer)
     answers: dict[str, Answers] = {}
     missing: dict[str, dict[str, str]] = {}
@@ -97,28 +98,46 @@ def runs(
                 missing[name] = failure.row
     common = set.intersection(*(engine.compiled for engine in answers.values()))
     for name in _ENGINES:
-        parameters = {"engine": name, "schemas": len(cases), "sample": sample, "seed": seed, "V": len(vocabulary), "threads": 1}
+        parameters = {
+            "engine": name,
+            "suite": suite,
+            "schemas": len(cases),
+            "sample": sample,
+            "seed": seed,
+            "V": len(vocabulary),
+            "threads": 1,
+        }
         yield parameters, summary(cases, answers[name], common) if name in answers else missing[name]
 
 
-def cases_of(data: Path, sample: int | None, seed: int) -> list[Case]:
-    """The schemas of a directory, or a random sample of them."""
+def cases_of(data: Path, sample: int | None, seed: int) -> tuple[str, list[Case]]:
+    """(The name of a suite, its schemas or a random sample of them)."""
     paths = sorted(data.glob("*.json"))
     if not paths:
-        raise DataError(f"{data} has no *.json: expected maskbench/data of guidance-ai/jsonschemabench")
-    random.Random(seed).shuffle(paths)
-    return [_case(path) for path in paths[:sample]]
+        raise DataError(
+            f"{data} has no *.json: expected maskbench/data of guidance-ai/jsonschemabench, or tests/draft2020-12 of "
+            "json-schema-org/JSON-Schema-Test-Suite"
+        )
+    if not isinstance(_content(paths[0]), list):  # a file is a schema
+        random.Random(seed).shuffle(paths)
+        return "MaskBench", [_case(path.stem, _content(path)) for path in paths[:sample]]
+    groups = [(f"{path.stem} {number}", group) for path in paths for number, group in enumerate(_content(path))]
+    random.Random(seed).shuffle(groups)
+    return "JSON-Schema-Test-Suite", [_case(name, group) for name, group in groups[:sample]]
 
 
-def _case(path: Path) -> Case:
-    content = json.loads(path.read_text(encoding="utf-8"))
+def _content(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _case(name: str, content: Any) -> Case:
     tests = [(bool(test["valid"]), test["data"]) for test in content.get("tests", [])]
     texts: list[Text] = []
     for number, (valid, value) in enumerate(tests):
         texts += [Text(test=number, text=text, ordered=False) for text in _texts(value)]
         if valid and (ordered := in_order(value, content["schema"])) is not None:
             texts += [Text(test=number, text=text, ordered=True) for text in _texts(ordered)]
-    return Case(name=path.stem, schema=content["schema"], tests=tests, texts=texts)
+    return Case(name=name, schema=content["schema"], tests=tests, texts=texts)
 
 
 def _texts(value: Any) -> list[str]:

@@ -103,6 +103,8 @@ export interface ChatBody {
   guided_choice?: Array<string> | null;
   /** Parts of the text: a text, or an object with one of `regex`, `json_schema`, `choices`, `template`, `free_text` (with `stop`, `max_length`). */
   guided_template?: Array<unknown> | null;
+  /** A constraint as vLLM names it: `json`, `regex`, `choice` or `json_object`. */
+  structured_outputs?: StructuredOutputs | null;
   /** Append forced text at once: fewer calls of the model. */
   retokenize?: boolean | null;
   /** Changes nothing. */
@@ -180,6 +182,8 @@ export interface CompletionBody {
   guided_choice?: Array<string> | null;
   /** Parts of the text: a text, or an object with one of `regex`, `json_schema`, `choices`, `template`, `free_text` (with `stop`, `max_length`). */
   guided_template?: Array<unknown> | null;
+  /** A constraint as vLLM names it: `json`, `regex`, `choice` or `json_object`. */
+  structured_outputs?: StructuredOutputs | null;
   /** Append forced text at once: fewer calls of the model. */
   retokenize?: boolean | null;
   /** Changes nothing. */
@@ -629,6 +633,18 @@ export interface SnapshotBody {
 
 export interface StreamOptions {
   include_usage?: boolean;
+}
+
+/** A constraint under the names of vLLM, exactly one. */
+export interface StructuredOutputs {
+  /** A JSON Schema, or its text: texts are its instances. */
+  json?: Record<string, unknown> | boolean | string | null;
+  /** A pattern that the whole text matches. */
+  regex?: string | null;
+  /** The text is one of these. */
+  choice?: Array<string> | null;
+  /** If true, texts are JSON objects. */
+  json_object?: boolean | null;
 }
 
 export interface TextPart {

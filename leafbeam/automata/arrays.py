@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
@@ -15,6 +16,8 @@ from numpy.typing import NDArray
 from leafbeam.automata.byte_dfa import ByteDFA
 from leafbeam.errors import ArgumentError, AutomatonError, counted
 from leafbeam.index.bitmap import Bitmap
+
+UNFILLED = -2  # in place of the number of a mask
 
 
 class SizeLimits(TypedDict, total=False):
@@ -71,7 +74,7 @@ class TransitionTable(NamedTuple):
             row_indptr[s + 1] - 1; a state with a mask has no entries.
         code_E: int32, the token of each entry.
         next_E: int32, the next state of each entry.
-        mask_S: int32, the mask of a state, -1 where it has a row.
+        mask_S: int32, the mask of a state, -1 where it has a row, `UNFILLED` where it has neither yet.
         mask_MW: uint64, bit v % 64 of word v // 64 is token v.
     """
 
@@ -88,7 +91,8 @@ class AutomatonArrays:
 
     Args:
         dfa: The byte automaton, whose states below S are those of the automaton. It has no states if there are no masks.
-        bytes_T, token_indptr: Token v is bytes_T[token_indptr[v] : token_indptr[v + 1]]; only where there are masks.
+        bytes_T, token_indptr: Token v is bytes_T[token_indptr[v] : token_indptr[v + 1]]; only where there are masks, or
+            states without a row.
     """
 
     vocabulary_size: int
@@ -108,6 +112,11 @@ class AutomatonArrays:
             "accepting": self.accepting.nbytes,
             "walk": self.dfa.nbytes + self.bytes_T.nbytes + self.token_indptr.nbytes,
         }
+
+    def spellings(self) -> list[bytes | None]:
+        """Return the bytes of each token, None for special ones; only where `bytes_T` has them."""
+        text, ends = self.bytes_T.tobytes(), self.token_indptr.tolist()
+        return [text[begin:end] or None for begin, end in pairwise(ends)]
 
     def tensors(self) -> dict[str, NDArray[Any]]:
         """Return all arrays by their names in a file."""

@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from leafbeam.automata import automaton_file, kernels, sources
 from leafbeam.automata.append import append_sequences
-from leafbeam.automata.arrays import AutomatonArrays, AutomatonLimits, Limits, SizeLimits
+from leafbeam.automata.arrays import AutomatonArrays, AutomatonLimits, Limits, SizeLimits, TransitionTable
 from leafbeam.automata.byte_dfa import ByteDFA
-from leafbeam.automata.compose import compose
+from leafbeam.automata.compose import compose, without_table
 from leafbeam.automata.forced_chains import ForcedChains
 from leafbeam.automata.json_notes import SchemaNote
 from leafbeam.automata.json_schema import MAX_DEPTH, compile_schema
+from leafbeam.automata.lazy_table import LazyTable, max_legal
 from leafbeam.automata.regex import compile_pattern
 from leafbeam.automata.token_trie import TokenTrie
 from leafbeam.errors import AutomatonError, IndexFileError, counted
@@ -29,6 +30,7 @@ from leafbeam.index.bitmap import Bitmap
 from leafbeam.index.tensor_file import digest
 
 Vocabulary = Sequence[bytes | None] | TokenTrie
+_MAX_EAGER_TOKENS = 1 << 17  # in all states together: a few milliseconds
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -42,9 +44,13 @@ class Automaton:
     shares with the states that allow the same tokens; its next state is found by walking the byte automaton over the token's
     bytes (0.1 µs). `nbytes` is exact; `parts` splits it.
 
+    Rows and masks are computed at once if few tokens can be legal in all states together, and otherwise when a state is first
+    reached, which `is_lazy` says. `filled` returns the same automaton with all of them, which searches on devices use.
+
     Args:
         arrays: The arrays of the automaton.
-        chains: The forced chains; None unless `compress` was called.
+        chains: The forced chains; None unless `compress` was called. Of a lazy automaton those that were asked for.
+        lazy: The masks so far; None if all are in `arrays`.
         notes: The keywords of a JSON Schema that were ignored or bounded. A file does not hold them.
 
     Examples:
@@ -56,6 +62,7 @@ class Automaton:
 
     arrays: AutomatonArrays
     chains: ForcedChains | None = None
+    lazy: LazyTable | None = None
     notes: tuple[SchemaNote, ...] = ()
 
     @classmethod
@@ -79,7 +86,7 @@ class Automaton:
         """
         bounds = AutomatonLimits(**limits)
         language = compile_pattern(pattern, bounds.max_states)
-        return cls._of(compose(language, TokenTrie.of(vocabulary), bounds, "the pattern"), compress)
+        return cls._over(language, vocabulary, bounds, "the pattern", compress)
 
     @classmethod
     def from_json_schema(
@@ -110,7 +117,7 @@ class Automaton:
         """
         bounds = AutomatonLimits(**limits)
         parts = compile_schema(schema, bounds.max_states, max_depth=max_depth, strict=strict)
-        automaton = cls._of(compose(parts.language, TokenTrie.of(vocabulary), bounds, "the schema"), compress)
+        automaton = cls._over(parts.language, vocabulary, bounds, "the schema", compress)
         return replace(automaton, notes=parts.notes)
 
     @classmethod
@@ -133,7 +140,9 @@ class Automaton:
         Raises:
             AutomatonError: If there are no choices, or one is neither text nor bytes, or the tokens cannot spell it.
         """
-        return cls._of(sources.from_choices(choices, TokenTrie.of(vocabulary), AutomatonLimits(**limits)), compress)
+        tokens = TokenTrie.of(vocabulary)
+        language = sources.language_of_choices(choices, tokens)
+        return cls._over(language, tokens, AutomatonLimits(**limits), "the list of choices", compress)
 
     @classmethod
     def from_language(
@@ -150,7 +159,7 @@ class Automaton:
         Raises:
             AutomatonError: As for `from_regex`.
         """
-        return cls._of(compose(language, TokenTrie.of(vocabulary), AutomatonLimits(**limits), "the language"), compress)
+        return cls._over(language, vocabulary, AutomatonLimits(**limits), "the language", compress)
 
     @classmethod
     def from_sequences(
@@ -178,6 +187,18 @@ class Automaton:
         return cls._of(sources.from_sequences(sequences, vocabulary_size, AutomatonLimits(dense_share=1.0, **limits)), compress)
 
     @classmethod
+    def _over(
+        cls, language: ByteDFA, vocabulary: Vocabulary, limits: AutomatonLimits, source: str, compress: bool
+    ) -> Automaton:
+        """Return the automaton of a language over tokens; its masks come later if they would take long."""
+        tokens = TokenTrie.of(vocabulary)
+        if max_legal(language, tokens) <= _MAX_EAGER_TOKENS or not tokens.has_bytes_of(language):
+            return cls._of(compose(language, tokens, limits, source), compress)
+        arrays = without_table(language, tokens, limits)
+        chains = ForcedChains.unknown(language.num_states) if compress else None
+        return cls(arrays=arrays, chains=chains, lazy=LazyTable(language, tokens, limits))
+
+    @classmethod
     def _of(cls, arrays: AutomatonArrays, compress: bool) -> Automaton:
         automaton = cls(arrays=arrays)
         return automaton.compress() if compress else automaton
@@ -194,6 +215,8 @@ class Automaton:
         inside a fixed word. There the *text* is forced (`forced_bytes`), but no token is. Tokenising forced text again saves
         calls but changes results, because the model continues from tokens that it might not have chosen.
         """
+        if self.lazy is not None:
+            return replace(self, chains=ForcedChains.unknown(self.num_states))
         all_states = np.arange(self.num_states)
         states = np.flatnonzero((self.num_allowed(all_states) == 1) & ~self.accepting.has(all_states))
         token_S, next_S = np.full(self.num_states, -1, np.int32), all_states.astype(np.int32)
@@ -217,6 +240,8 @@ class Automaton:
         other = sequences.arrays
         if other.vocabulary_size != self.vocabulary_size or other.dfa.num_states or sequences.accepts(0):
             raise AutomatonError(f"{sequences!r} cannot follow {self!r}: expected one of from_sequences over the same tokens")
+        if self.is_lazy:
+            return self.filled().then(sequences, **limits)
         ends_R = np.flatnonzero(self.accepting.has(np.arange(self.num_states)))
         indptr, code_C = self.legal(ends_R)
         states_C = np.repeat(ends_R, np.diff(indptr))
@@ -224,6 +249,57 @@ class Automaton:
         bounds = AutomatonLimits(**limits)
         bounds.check_states(len(arrays.table.mask_S))
         return Automaton._of(bounds.checked(arrays), compress=True)
+
+    @property
+    def is_lazy(self) -> bool:
+        """Return whether legal tokens are computed when a state is first reached."""
+        return self.lazy is not None
+
+    def filled(self) -> Automaton:
+        """Return the same automaton with the legal tokens of all states, computed now if they were not.
+
+        Raises:
+            AutomatonError: If it is larger than max_bytes.
+        """
+        return self if self.lazy is None else self._filled
+
+    @cached_property
+    def _filled(self) -> Automaton:
+        assert self.lazy is not None
+        arrays = compose(self.arrays.dfa, self.lazy.tokens, self.lazy.limits, "the language")
+        return replace(Automaton._of(arrays, self.chains is not None), notes=self.notes)
+
+    def table(self, states_R: NDArray[np.integer]) -> TransitionTable:
+        """Return the transition table, in which these states have a row or a mask; -1 is no state."""
+        return self._counted_table(self._states(states_R))[0]
+
+    def _counted_table(self, states_R: NDArray[np.int64]) -> tuple[TransitionTable, NDArray[np.int64]]:
+        """Return the table, and the number of tokens of each mask."""
+        return (self.arrays.table, self._count_M) if self.lazy is None else self.lazy.table(states_R)
+
+    def has_token(self, token: int) -> bool:
+        """Return whether a token is legal in some state."""
+        if not 0 <= token < self.vocabulary_size:
+            return False
+        if self.lazy is not None:
+            states = np.arange(self.num_states)
+            return bool((self.step(states, np.full(self.num_states, token)) >= 0).any())
+        table = self.arrays.table
+        in_masks = (table.mask_MW[:, token >> 6] >> np.uint64(token & 63)) & np.uint64(1)
+        return bool((table.code_E == token).any() or in_masks.any())
+
+    def chains_from(self, states_R: NDArray[np.integer]) -> ForcedChains | None:
+        """Return the forced chains, those from these states among them; None unless `compress` was called."""
+        if self.lazy is not None and self.chains is not None:
+            self.chains.follow(self._states(states_R).tolist(), self._forced)
+        return self.chains
+
+    def _forced(self, state: int) -> tuple[int, int] | None:
+        """Return the only legal token of a state and the state after it; None if there is a choice, or a sequence may end."""
+        if self.accepts(state) or self.num_allowed(np.array([state]))[0] != 1:
+            return None
+        (token,) = self.allowed(state).tolist()
+        return token, self.next(state, token)
 
     def allowed(self, state: int) -> NDArray[np.int32]:
         """Return the tokens that are legal in a state, ascending."""
@@ -250,7 +326,9 @@ class Automaton:
 
     def num_allowed(self, states_R: NDArray[np.integer]) -> NDArray[np.int64]:
         """Return the number of legal tokens of each state."""
-        return np.diff(kernels.legal_indptr(self._states(states_R), tuple(self.arrays.table), self._count_M))
+        states = self._states(states_R)
+        table, count_M = self._counted_table(states)
+        return np.diff(kernels.legal_indptr(states, tuple(table), count_M))
 
     def legal(self, states_R: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """Return (indptr, code_C): the legal tokens of each state, ascending, one state after another.
@@ -260,15 +338,17 @@ class Automaton:
         Raises:
             AutomatonError: If a state is outside -1 to S - 1.
         """
-        states, table = self._states(states_R), self.arrays.table
-        indptr = kernels.legal_indptr(states, tuple(table), self._count_M)
+        states = self._states(states_R)
+        table, count_M = self._counted_table(states)
+        indptr = kernels.legal_indptr(states, tuple(table), count_M)
         code_C = np.empty(int(indptr[-1]), np.int32)
         kernels.fill_legal(states, indptr, tuple(table), code_C)
         return indptr, code_C
 
     def masks(self, states_R: NDArray[np.integer]) -> NDArray[np.int32]:
         """Return the legal tokens of each state as bits, least significant first, int32 of shape (R, ceil(V / 32))."""
-        states, table = self._states(states_R), self.arrays.table
+        states = self._states(states_R)
+        table, _ = self._counted_table(states)
         out_RU = np.empty((len(states), (self.vocabulary_size + 31) // 32), np.uint32)
         kernels.fill_masks(states, tuple(table), table.mask_MW.view(np.uint32), out_RU)
         return out_RU.view(np.int32)
@@ -318,8 +398,13 @@ class Automaton:
 
     @property
     def parts(self) -> dict[str, int]:
-        """Return the bytes of each part: rows, masks, accepting, walk (the byte automaton and the tokens' bytes) and chains."""
-        return {**self.arrays.parts, "chains": self.chains.nbytes if self.chains else 0}
+        """Return the bytes of each part: rows, masks, accepting, walk (the byte automaton and the tokens' bytes) and chains.
+
+        Of a lazy automaton the masks so far are counted."""
+        parts = {**self.arrays.parts, "chains": self.chains.nbytes if self.chains else 0}
+        if self.lazy is not None:
+            parts["masks"] += self.lazy.nbytes
+        return parts
 
     @property
     def nbytes(self) -> int:
@@ -336,17 +421,29 @@ class Automaton:
 
     def save(self, path: str | Path) -> None:
         """Write the automaton into one safetensors file, which replaces an older one atomically."""
-        automaton_file.save(Path(path), self.arrays, compressed=self.chains is not None)
+        automaton_file.save(Path(path), self.arrays, compressed=self.chains is not None, lazy=self.is_lazy)
 
     @classmethod
-    def load(cls, path: str | Path) -> Automaton:
+    def load(cls, path: str | Path, vocabulary: TokenTrie | None = None, **limits: Unpack[Limits]) -> Automaton:
         """Read a file that `save` wrote. It is memory-mapped, and every array is read and checked once.
+
+        Args:
+            path: The file.
+            vocabulary: The tokens of the file, for an automaton that is lazy. Without them they are sorted again, which takes
+                0.1 s.
+            limits: As for `from_regex`; of an automaton that is lazy.
 
         Raises:
             IndexFileError: If the file is missing, damaged, of another kind or of a newer format.
         """
-        arrays, compressed = automaton_file.load(Path(path))
+        arrays, compressed, lazy = automaton_file.load(Path(path))
         try:
+            if lazy:
+                tokens = vocabulary or TokenTrie.of(arrays.spellings())
+                if not np.array_equal(tokens.spelling.bytes_T, arrays.bytes_T):
+                    raise IndexFileError(f"{path} is over another vocabulary: expected the one that it was built with")
+                automaton = cls(arrays=arrays, lazy=LazyTable(arrays.dfa, tokens, AutomatonLimits(**limits)))
+                return automaton.compress() if compressed else automaton
             return cls._of(arrays, compressed)
         except AssertionError as error:
             raise IndexFileError(f"{path} is damaged: a forced chain is a cycle; build and save it again") from error
@@ -362,7 +459,7 @@ class Automaton:
     def __repr__(self) -> str:
         return (
             f"Automaton({counted(self.num_states, 'state')} over {counted(self.vocabulary_size, 'token')}, "
-            f"{counted(self.nbytes, 'byte')})"
+            f"{counted(self.nbytes, 'byte')}{', legal tokens computed when a state is reached' if self.is_lazy else ''})"
         )
 
     def _states(self, states_R: NDArray[np.integer]) -> NDArray[np.int64]:

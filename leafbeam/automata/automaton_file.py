@@ -1,7 +1,7 @@
 """An automaton as one file, and the checks that make its arrays safe to walk.
 
-The metadata's `leafbeam-automaton` entry is a JSON header: format version, vocabulary size, number of states, `compressed`, and
-the digest. Tensors: see `AutomatonArrays.tensors`.
+The metadata's `leafbeam-automaton` entry is a JSON header: format version, vocabulary size, number of states, `compressed`,
+`lazy` (format version 2: there are no rows and masks), and the digest. Tensors: see `AutomatonArrays.tensors`.
 """
 
 from pathlib import Path
@@ -10,19 +10,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.automata.arrays import AutomatonArrays, TransitionTable
+from leafbeam.automata.arrays import UNFILLED, AutomatonArrays, TransitionTable
 from leafbeam.automata.byte_dfa import ByteDFA, DfaEdges
 from leafbeam.errors import IndexFileError, counted
 from leafbeam.index.bitmap import Bitmap
 from leafbeam.index.tensor_file import FileKind, Tensors, expect, read, write
 
-KIND = FileKind(key="leafbeam-automaton", noun="automaton", writer="Automaton.save", newest=1, has_digest=True)
+KIND = FileKind(key="leafbeam-automaton", noun="automaton", writer="Automaton.save", newest=2, has_digest=True)
 
 
-def save(path: Path, arrays: AutomatonArrays, *, compressed: bool) -> None:
+def save(path: Path, arrays: AutomatonArrays, *, compressed: bool, lazy: bool) -> None:
     """Write the arrays; forced chains are computed again at loading if there were any."""
     header = {
-        "format_version": KIND.newest,
+        "format_version": 2 if lazy else 1,
+        **({"lazy": True} if lazy else {}),
         "vocabulary_size": arrays.vocabulary_size,
         "num_states": len(arrays.table.mask_S),
         "compressed": compressed,
@@ -30,16 +31,21 @@ def save(path: Path, arrays: AutomatonArrays, *, compressed: bool) -> None:
     write(path, KIND, header, arrays.tensors())
 
 
-def load(path: Path) -> tuple[AutomatonArrays, bool]:
-    """Return (the arrays, whether to compute chains). Every array is read once: no state, token or mask can point outside."""
+def load(path: Path) -> tuple[AutomatonArrays, bool, bool]:
+    """Return (the arrays, whether to compute chains, whether rows and masks are absent).
+
+    Every array is read once: no state, token or mask can point outside.
+    """
     header, tensors = read(path, KIND)
     try:
-        return _arrays_of(tensors, int(header["vocabulary_size"]), int(header["num_states"])), bool(header["compressed"])
+        lazy = bool(header.get("lazy", False))
+        arrays = _arrays_of(tensors, int(header["vocabulary_size"]), int(header["num_states"]), lazy)
+        return arrays, bool(header["compressed"]), lazy
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise IndexFileError(f"{path} is damaged ({type(error).__name__}: {error}): build and save it again") from error
 
 
-def _arrays_of(tensors: Tensors, vocabulary_size: int, num_states: int) -> AutomatonArrays:
+def _arrays_of(tensors: Tensors, vocabulary_size: int, num_states: int, lazy: bool) -> AutomatonArrays:
     if not 1 <= vocabulary_size < 2**31 or not 1 <= num_states < 2**31:
         raise ValueError(f"{counted(num_states, 'state')} over {counted(vocabulary_size, 'token')}")
     mask_MW = tensors["masks"]
@@ -65,6 +71,8 @@ def _arrays_of(tensors: Tensors, vocabulary_size: int, num_states: int) -> Autom
     bytes_T = expect(tensors, "token.bytes", np.uint8, len(tensors["token.bytes"]))
     if len(mask_MW) and not num_dfa_states:
         raise ValueError("there are masks and no byte automaton to walk")
+    if lazy and (num_dfa_states != num_states or num_entries or len(mask_MW)):
+        raise ValueError("it has rows or masks, or other states than its byte automaton")
     if 0 < num_dfa_states < num_states:
         raise ValueError(f"the byte automaton has {counted(num_dfa_states, 'state')}, the automaton {num_states}")
     return AutomatonArrays(
@@ -73,13 +81,13 @@ def _arrays_of(tensors: Tensors, vocabulary_size: int, num_states: int) -> Autom
             row_indptr=row_indptr,
             code_E=code_E,
             next_E=_bounded(tensors, "next", np.int32, num_entries, 0, num_states),
-            mask_S=_bounded(tensors, "mask_of", np.int32, num_states, -1, len(mask_MW)),
+            mask_S=_bounded(tensors, "mask_of", np.int32, num_states, UNFILLED if lazy else -1, len(mask_MW)),
             mask_MW=mask_MW,
         ),
         accepting=Bitmap.from_words(np.ascontiguousarray(words_W), num_states),
         dfa=ByteDFA(edges=edges, accepting_X=accepting_X),
         bytes_T=bytes_T,
-        token_indptr=_indptr(tensors, "token.start", np.int32, vocabulary_size if len(mask_MW) else 0, len(bytes_T)),
+        token_indptr=_indptr(tensors, "token.start", np.int32, vocabulary_size if lazy or len(mask_MW) else 0, len(bytes_T)),
     )
 
 

@@ -6,6 +6,7 @@ Shapes: S states.
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +39,35 @@ class ForcedChains:
         """Follow every chain to its end. Cost: O(S). Without dead ends a chain cannot be a cycle."""
         end_S, length_S = _ends(token_S, next_S)
         return cls(token_S=token_S, next_S=next_S, end_S=end_S, length_S=length_S)
+
+    @classmethod
+    def unknown(cls, num_states: int) -> ForcedChains:
+        """Return chains that `follow` has still to find: `end_S` is -1."""
+        nothing_S = np.full(num_states, -1, np.int32)
+        return cls(
+            token_S=nothing_S,
+            next_S=np.arange(num_states, dtype=np.int32),
+            end_S=nothing_S.copy(),
+            length_S=np.zeros(num_states, np.int32),
+        )
+
+    def follow(self, states: Sequence[int], forced: Callable[[int], tuple[int, int] | None]) -> None:
+        """Find the chains from some states: `forced` returns (the only token of a state, the state after it), or None.
+
+        Threads that find the same chain write the same numbers.
+        """
+        for start in states:
+            path, state = list[int](), start
+            while state >= 0 and self.end_S[state] < 0 and (step := forced(state)) is not None:
+                path.append(state)
+                self.token_S[state], self.next_S[state] = step
+                state = step[1]
+            if state < 0:
+                continue
+            length, end = (int(self.length_S[state]), int(self.end_S[state])) if self.end_S[state] >= 0 else (0, state)
+            self.end_S[state] = end
+            for number, before in enumerate(reversed(path), 1):
+                self.length_S[before], self.end_S[before] = length + number, end
 
     @property
     def nbytes(self) -> int:

@@ -39,8 +39,7 @@ from leafbeam.automata.json_scope import (
     types_of,
 )
 from leafbeam.automata.json_strings import Strings
-from leafbeam.automata.json_text import NUMBER, STRING
-from leafbeam.automata.json_values import COLON, add_list, add_texts, add_value, text_of
+from leafbeam.automata.json_values import FIXED, add_value, any_value, text_of
 from leafbeam.automata.network import END, START, Network
 from leafbeam.errors import AutomatonError
 from leafbeam.json_reader import parse_json
@@ -48,7 +47,6 @@ from leafbeam.json_reader import parse_json
 MAX_DEPTH = 3
 _MAX_PARTS = 4_000
 _ENOUGH_STATES = 4_000  # of a schema that is inside itself: once more could take many times as many
-_FIXED = {"boolean": (b"true", b"false"), "null": (b"null",)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,7 +244,7 @@ class _Compiler:
         network = self._network(scope)
         reasons: list[NothingError] = []
         for name in types:
-            for text in _FIXED.get(name, ()):
+            for text in FIXED.get(name, ()):
                 if not any(same(json.loads(text), value) for value in excluded):
                     network.add_text(START, text, END)
             if name in ("array", "object") and any(type_of(value) == name for value in excluded):
@@ -262,29 +260,13 @@ class _Compiler:
 
     def _undescribed(self, scope: Scope) -> ByteDFA:
         self.scalars.notes.undescribed(scope, self.max_depth)
-        return self._any(self.max_depth)
+        return any_value(self.max_depth, self.max_states)
 
     def _inner(self, scope: Scope) -> ByteDFA:
         """Return the values in a list or object that says nothing about them."""
         depth = max(0, self.max_depth - 1)
         self.scalars.notes.undescribed(scope, depth)
-        return self._any(depth)
-
-    def _any(self, depth: int) -> ByteDFA:
-        """Return the language of all JSON values in which lists and objects nest at most so deeply."""
-        key = "any", depth
-        if key not in self.built:
-            scope = Scope()
-            network = self._network(scope)
-            for texts in _FIXED.values():
-                add_texts(network, START, texts, END)
-            for pattern in (NUMBER, STRING):
-                network.add(START, self.scalars.strings.compiled(pattern), END)
-            if depth:
-                network.add(START, self._list(self._any(depth - 1)), END)
-                network.add(START, self._map(self._any(depth - 1), 0, None), END)
-            self.built[key] = network.language()
-        return self.built[key]
+        return any_value(depth, self.max_states)
 
     def _network(self, scope: Scope) -> Network:
         return Network(self.max_states, scope.path, pointer=scope.path)
@@ -368,23 +350,3 @@ class _Compiler:
             if distinct and len(flat) == len(set(flat)):
                 return True
         return False
-
-    def _list(self, values: ByteDFA) -> ByteDFA:
-        """Return the lists of values of one language."""
-        network = self._network(Scope())
-        add_list(network, b"[]", lambda _, node, to: network.add(node, values, to), 0, None, 1)
-        return network.language()
-
-    def _map(self, values: ByteDFA, low: int, high: int | None) -> ByteDFA:
-        """Return the objects with any names and values of one language."""
-        scope = Scope()
-        network, names = self._network(scope), self.scalars.pattern(STRING, scope)
-
-        def add(number: int, node: int, to: int) -> None:
-            colon, value = network.node(), network.node()
-            network.add(node, names, colon)
-            add_texts(network, colon, COLON, value)
-            network.add(value, values, to)
-
-        add_list(network, b"{}", add, low, high, max(1, low))
-        return network.language()

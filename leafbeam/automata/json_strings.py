@@ -13,13 +13,18 @@ import numpy as np
 from leafbeam.automata.boolean import difference, intersection
 from leafbeam.automata.byte_dfa import ByteDFA, run
 from leafbeam.automata.ecma_pattern import MARKS, leading_conditions, rust_pattern
-from leafbeam.automata.json_text import FORMATS
+from leafbeam.automata.json_text import CHARACTER, FORMATS, NUMBER, STRING, integers
 from leafbeam.automata.minimize import Edges
 from leafbeam.automata.network import END, START, Network, common_classes, relabel
-from leafbeam.automata.regex import compile_pattern
+from leafbeam.automata.regex import compile_fixed, compile_pattern
 from leafbeam.errors import AutomatonError, counted
 
 _WRITABLE = r"[^\x00-\x07\x0b\x0e-\x1f\x7f-\x9f]"
+_FIXED = {
+    *(CHARACTER, NUMBER, STRING, _WRITABLE, f"{_WRITABLE}*", integers(None, None), integers(0, None), integers(1, None)),
+    *(f"[^{MARKS}]*", f"{MARKS[:4]}[^{MARKS}]*{MARKS[4:]}"),
+    *(f"(?:{pattern})" for pattern in FORMATS.values()),
+}
 _ESCAPES = {ord('"'): b'"', ord("\\"): b"\\", 8: b"b", 9: b"t", 10: b"n", 12: b"f", 13: b"r"}
 
 
@@ -36,6 +41,8 @@ class Strings:
 
     def compiled(self, pattern: str) -> ByteDFA:
         """Return the texts that a pattern in Rust's syntax matches as a whole."""
+        if pattern in _FIXED and (language := compile_fixed(pattern)).num_states <= self.max_states:
+            return language
         key = "compiled", pattern
         if key not in self.built:
             self.built[key] = compile_pattern(pattern, self.max_states)

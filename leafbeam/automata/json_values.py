@@ -2,13 +2,17 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 
 from leafbeam.automata.byte_dfa import ByteDFA
 from leafbeam.automata.json_scope import Scope
+from leafbeam.automata.json_text import NUMBER, STRING
 from leafbeam.automata.network import END, START, Network
+from leafbeam.automata.regex import compile_fixed
 from leafbeam.errors import short_repr
 
 COMMA, COLON = (b",", b", "), (b":", b": ")
+FIXED = {"boolean": (b"true", b"false"), "null": (b"null",)}
 
 
 def add_list(
@@ -35,6 +39,36 @@ def add_list(
         elif number + 1 < last:
             before = network.node()
             add_texts(network, done, COMMA, before)
+
+
+@lru_cache(maxsize=16)
+def any_value(depth: int, max_states: int) -> ByteDFA:
+    """Return the language of all JSON values in which lists and objects nest at most so deeply. It is built once.
+
+    Raises AutomatonError above the limit of states.
+    """
+    network = Network(max_states, "any JSON value")
+    for texts in FIXED.values():
+        add_texts(network, START, texts, END)
+    names = compile_fixed(STRING)
+    for language in (compile_fixed(NUMBER), names):
+        network.add(START, language, END)
+    if depth:
+        inner = any_value(depth - 1, max_states)
+        parts = Network(max_states, "any JSON value")
+        add_list(parts, b"[]", lambda _, node, to: parts.add(node, inner, to), 0, None, 1)
+        network.add(START, parts.language(), END)
+        members = Network(max_states, "any JSON value")
+
+        def add(_: int, node: int, to: int) -> None:
+            colon, value = members.node(), members.node()
+            members.add(node, names, colon)
+            add_texts(members, colon, COLON, value)
+            members.add(value, inner, to)
+
+        add_list(members, b"{}", add, 0, None, 1)
+        network.add(START, members.language(), END)
+    return network.language()
 
 
 def unique_list(network: Network, values: Sequence[ByteDFA], low: int, high: int | None) -> ByteDFA:

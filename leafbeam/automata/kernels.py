@@ -77,10 +77,10 @@ def step_states(states_R, codes_R, table, edges, bytes_T, token_indptr, out_R):
         out_R[row] = -1
         if state < 0:
             continue
-        mask = table.mask_S[state]
-        if mask >= 0:
-            if (table.mask_MW[mask, code >> 6] >> np.uint64(code & 63)) & np.uint64(1):
-                out_R[row] = run(edges, bytes_T, token_indptr[code], token_indptr[code + 1], state)
+        if table.mask_S[state] != -1:
+            if token_indptr[code] < token_indptr[code + 1]:
+                after = run(edges, bytes_T, token_indptr[code], token_indptr[code + 1], state)
+                out_R[row] = after if after < table.mask_S.size else -1
             continue
         low, end = table.row_indptr[state], table.row_indptr[state + 1]
         high = end

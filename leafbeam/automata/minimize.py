@@ -51,23 +51,45 @@ def minimize(edges: Edges, accepting_X: NDArray[np.bool_], start: int) -> tuple[
     """Return (block_X, edges between blocks): the start is block 0, the others follow breadth first by label; useless states
     are -1.
 
-    The edges ascend by (from, label). There is no block where nothing is accepted.
+    There is no block where nothing is accepted.
     """
     useful_X = useful_states(edges.from_E, edges.to_E, accepting_X, start)
     if not useful_X[start]:
         return np.full(len(accepting_X), -1, np.int32), edges.take(np.empty(0, np.int64))
     edges = edges.take(useful_X[edges.from_E] & useful_X[edges.to_E])
-    by_label = edges.take(np.argsort(edges.label_E, kind="stable"))
+    label_E = edges.label_E
+    narrow = len(label_E) and label_E.min() >= 0 and label_E.max() < 256  # sorted by counting
+    by_label = edges.take(np.argsort(label_E.astype(np.uint8) if narrow else label_E, kind="stable"))
     block_X = _refine(by_label.from_E, by_label.label_E, by_label.to_E, accepting_X, useful_X)
-    representative_Y = np.full(int(block_X.max()) + 1, -1, np.int32)
-    representative_Y[block_X[useful_X]] = np.flatnonzero(useful_X)
-    edges = edges.take(representative_Y[block_X[edges.from_E]] == edges.from_E)
-    edges = Edges(block_X[edges.from_E], edges.label_E, block_X[edges.to_E])
-    edges = edges.take(np.lexsort((edges.label_E, edges.from_E)))
-    number_Y = _breadth_first(edges.from_E, edges.to_E, len(representative_Y), int(block_X[start]))
-    block_X[useful_X] = number_Y[block_X[useful_X]]
-    edges = Edges(number_Y[edges.from_E], edges.label_E, number_Y[edges.to_E])
-    return block_X, edges.take(np.lexsort((edges.label_E, edges.from_E)))
+    return block_X, Edges(*_merged(by_label.from_E, by_label.label_E, by_label.to_E, block_X, start))
+
+
+@njit(cache=True)
+def _merged(from_E, label_E, to_E, block_X, start):
+    """Return the edges between blocks, ascending by (from, label), and number the blocks breadth first from the start's.
+
+    The edges ascend by label.
+    """
+    num_blocks = block_X.max() + 1
+    indptr, edge_E = _adjacent(from_E, len(block_X))
+    number_Y, state_Y = np.full(num_blocks, -1, np.int32), np.empty(num_blocks, np.int32)
+    number_Y[block_X[start]], state_Y[0] = 0, start  # a state of each block, by the block's number
+    from_e, label_e, to_e = np.empty(len(from_E), np.int32), np.empty(len(from_E), np.int32), np.empty(len(from_E), np.int32)
+    count, num_edges, number = 1, 0, 0
+    while number < count:
+        for index in range(indptr[state_Y[number]], indptr[state_Y[number] + 1]):
+            edge = edge_E[index]
+            block = block_X[to_E[edge]]
+            if number_Y[block] < 0:
+                number_Y[block], state_Y[count] = count, to_E[edge]
+                count += 1
+            from_e[num_edges], label_e[num_edges], to_e[num_edges] = number, label_E[edge], number_Y[block]
+            num_edges += 1
+        number += 1
+    for state in range(len(block_X)):
+        if block_X[state] >= 0:
+            block_X[state] = number_Y[block_X[state]]
+    return from_e[:num_edges].copy(), label_e[:num_edges].copy(), to_e[:num_edges].copy()
 
 
 @njit(cache=True)
@@ -140,7 +162,7 @@ def _empty_partition(size):
     )
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True, _nrt=False)
 def _mark(partition, element, num_touched):
     """Move an element into the marked front of its set; returns how many sets have marks."""
     group = partition.set_n[element]
@@ -155,7 +177,7 @@ def _mark(partition, element, num_touched):
     return num_touched
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True, _nrt=False)
 def _split(partition, num_touched, num_sets):
     """Split each set with marks into marked and unmarked; the smaller half becomes a new set. Returns the number of sets."""
     begin_s, end_s, marked_s = partition.begin_s, partition.end_s, partition.marked_s

@@ -14,6 +14,7 @@ that this match spoils; our automaton begins behind it, and useless states are d
 """
 
 import re
+from functools import lru_cache
 from itertools import chain
 
 import numpy as np
@@ -23,6 +24,7 @@ from leafbeam.errors import AutomatonError, counted, short_repr
 from leafbeam.extras import optional_imports
 
 _END, _START = 256, 257  # token numbers besides the bytes: the end of the text, which outlines-core requires, and `ab`
+_MAX_FIXED_STATES = 100_000  # of a pattern of this package
 _REPEAT = re.compile(r"\{(\d*)(,?)(\d*)\}")
 
 
@@ -56,6 +58,12 @@ def compile_pattern(pattern: str, max_states: int) -> ByteDFA:
             f"raise it, or bound repetitions more tightly"
         )
     return dfa
+
+
+@lru_cache(maxsize=256)
+def compile_fixed(pattern: str) -> ByteDFA:
+    """Return the automaton of one of this package's own patterns, which is built once."""
+    return compile_pattern(pattern, _MAX_FIXED_STATES)
 
 
 def _dfa_of(transitions: dict[int, dict[int, int]], initial: int, final: set[int]) -> ByteDFA:

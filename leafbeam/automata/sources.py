@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from leafbeam.automata.arrays import AutomatonArrays, AutomatonLimits, TransitionTable
 from leafbeam.automata.byte_dfa import ByteDFA, indptr_of, prefix_tree
-from leafbeam.automata.compose import compose
 from leafbeam.automata.minimize import Edges, minimize
 from leafbeam.automata.token_trie import TokenTrie
 from leafbeam.errors import AutomatonError
@@ -35,14 +34,15 @@ def choice_bytes(choices: Sequence[str | bytes]) -> list[bytes]:
     return texts
 
 
-def from_choices(choices: Sequence[str | bytes], tokens: TokenTrie, limits: AutomatonLimits) -> AutomatonArrays:
+def language_of_choices(choices: Sequence[str | bytes], tokens: TokenTrie) -> ByteDFA:
+    """Return the language of these texts. Raises AutomatonError if one cannot be written with these tokens."""
     texts = choice_bytes(choices)
     dfa = ByteDFA.from_strings(texts)
-    if (dfa.used_256 & ~tokens.single_bytes).any():
+    if not tokens.has_bytes_of(dfa):
         index = _unwritable(np.frombuffer(b"".join(texts), np.uint8), indptr_of(texts), tokens.nodes)
         if index >= 0:
             raise AutomatonError(f"choice {index}, {choices[index]!r}, cannot be written with the tokens of this vocabulary")
-    return compose(dfa, tokens, limits, "the list of choices")
+    return dfa
 
 
 def from_sequences(
@@ -87,9 +87,9 @@ def _unwritable(bytes_T, text_indptr, nodes):
                 continue
             node, position = 0, start
             while position < end:
-                child, child_end = nodes.child_P[node], nodes.child_end_P[node]
+                child, child_end = node + 1, nodes.end_P[node]
                 while child < child_end and nodes.byte_P[child] != bytes_T[position]:
-                    child += 1
+                    child = nodes.end_P[child]
                 if child == child_end:
                     break
                 node = child

@@ -2,8 +2,8 @@
 
 Two states allow the same tokens below a trie node if the next `height` bytes cannot tell them apart, where `height` is the
 length of the longest token below the node (`_depth_classes`). So a state is walked together with a similar state that already
-has a mask: below nodes where the two are equal, a range of bits is copied, and the walk goes on only where they differ. The
-hundreds of states of a bounded string therefore cost one walk, and the few tokens that the end of the string forbids.
+has a mask: a copy of that mask is changed below the nodes where the two differ, and the walk goes on only there. The hundreds
+of states of a bounded string therefore cost one walk, and the few tokens that the end of the string forbids.
 
 Shapes: X states of the byte automaton, the first S of which a token may end in, D of them dense; P nodes, R ranks, V tokens;
 M masks of W words; H bytes ahead.
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.automata.byte_dfa import ByteDFA
-from leafbeam.automata.live_children import move, moves_of
+from leafbeam.automata.dfa_moves import move, moves_of
 from leafbeam.automata.token_trie import TokenTrie
 from leafbeam.errors import AutomatonError, counted
 from leafbeam.index.bit_kernels import trailing_zeros
@@ -23,28 +23,74 @@ from leafbeam.jit import njit
 _DEPTHS = 32  # bytes ahead that depth classes look: few tokens are longer, and those are walked
 
 
+class RankedMasks:
+    """The masks of some states of a composition: bit r % 64 of word r // 64 is the token of rank r.
+
+    Args:
+        num_states: The number of states in which a token may end.
+
+    Attributes:
+        count: The number of distinct masks.
+    """
+
+    def __init__(self, num_states: int, dfa: ByteDFA, tokens: TokenTrie) -> None:
+        self._num_states, self._moves, self._tokens = num_states, moves_of(dfa), tokens
+        self._depth_HX = _depth_classes(num_states, dfa.edges, _DEPTHS)
+        self.clear()
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of everything but the masks."""
+        return self._depth_HX.nbytes + self._done_HX.nbytes + self._mask_X.nbytes + sum(array.nbytes for array in self._moves)
+
+    def clear(self) -> None:
+        """Forget all masks."""
+        num_words = self._tokens.vocabulary_size // 64 + 1
+        self._done_HX = np.full(self._depth_HX.shape, -1, np.int32)
+        self._mask_X = np.full(self._depth_HX.shape[1], -1, np.int32)
+        self._ranked_MW, self._hash_M = np.empty((16, num_words), np.uint64), np.empty(16, np.uint64)
+        self.count = 0
+
+    def fill(self, states_D: NDArray[np.int64], max_masks: int) -> NDArray[np.int32]:
+        """Return the mask of each state. It stops above `max_masks` distinct masks: then `count` is larger."""
+        self._ranked_MW, self._hash_M, self.count = _fill_masks(
+            states_D,
+            self._num_states,
+            self._moves,
+            self._tokens.nodes,
+            self._depth_HX,
+            self._done_HX,
+            self._mask_X,
+            self._ranked_MW,
+            self._hash_M,
+            self.count,
+            max_masks,
+        )
+        return self._mask_X[states_D]
+
+    def by_token(self, first: int) -> NDArray[np.uint64]:
+        """Return the masks from number `first` on over tokens: bit v % 64 of word v // 64 is token v."""
+        mask_MW = np.zeros((self.count - first, self._ranked_MW.shape[1]), np.uint64)
+        _by_token(self._ranked_MW[first : self.count], self._tokens.spelling.id_R, mask_MW)
+        return mask_MW
+
+
 def dense_masks(
     dense_D: NDArray[np.int64], num_states: int, dfa: ByteDFA, tokens: TokenTrie, max_bytes: int
 ) -> tuple[NDArray[np.int32], NDArray[np.uint64]]:
-    """Return (mask_D, mask_MW): the mask of each of these states, and the distinct masks; bit v % 64 of word v // 64 is token
-    v.
+    """Return (mask_D, mask_MW): the mask of each of these states, and the distinct masks over tokens.
 
     Raises AutomatonError where the masks take more than `max_bytes`.
     """
-    num_words = tokens.vocabulary_size // 64 + 1
-    max_masks = max(0, max_bytes) // (8 * num_words)
-    depth_HX = _depth_classes(num_states, dfa.edges, _DEPTHS)
-    mask_D, ranked_MW = _fill_masks(
-        dense_D, num_states, moves_of(dfa), tokens.nodes, tokens.spelling, depth_HX, num_words, max_masks
-    )
-    if len(ranked_MW) > max_masks:
+    max_masks = max(0, max_bytes) // (8 * (tokens.vocabulary_size // 64 + 1))
+    masks = RankedMasks(num_states, dfa, tokens)
+    mask_D = masks.fill(dense_D, max_masks)
+    if masks.count > max_masks:
         raise AutomatonError(
             f"the masks of {counted(len(dense_D), 'state')} take more than "
             f"{counted(max(0, max_bytes), 'byte')}: raise max_bytes"
         )
-    mask_MW = np.zeros(ranked_MW.shape, np.uint64)
-    _by_token(ranked_MW, tokens.spelling.id_R, mask_MW)
-    return mask_D, mask_MW
+    return mask_D, masks.by_token(0)
 
 
 @njit(cache=True)
@@ -101,98 +147,95 @@ def _depth_classes(num_states, edges, max_depth):
 
 
 @njit(cache=True, inline="always")
-def _copy_bits(source_W, target_W, low, high):
-    """Copy the bits low to high - 1 to where all bits are 0."""
+def _clear_bits(mask_W, low, high):
+    """Clear the bits low to high - 1, of which there is at least one."""
     first, last = low >> 6, (high - 1) >> 6
     head = ~np.uint64(0) << np.uint64(low & 63)
     tail = ~np.uint64(0) >> np.uint64(63 - ((high - 1) & 63))
     if first == last:
-        target_W[first] |= source_W[first] & head & tail
+        mask_W[first] &= ~(head & tail)
         return
-    target_W[first] |= source_W[first] & head
+    mask_W[first] &= ~head
     for word in range(first + 1, last):
-        target_W[word] = source_W[word]
-    target_W[last] |= source_W[last] & tail
+        mask_W[word] = 0
+    mask_W[last] &= ~tail
+
+
+@njit(cache=True, nogil=True, _nrt=False)
+def _walk(origin, similar, num_states, moves, nodes, depth_HX, state_H, similar_H, mask_W):
+    """Turn the mask of a similar state (-1: an empty mask) into that of `origin`. The buffers are for a state each byte."""
+    class_256, edge_indptr, byte_E, next_E, row_X, table_TC = moves
+    byte_P, depth_P, end_P, lo_P, own_end_P, height_P = nodes
+    max_depth = len(depth_HX) - 1
+    settled = max_depth < _DEPTHS  # one byte more changes nothing
+    state_H[0], similar_H[0] = origin, similar
+    node = 1
+    while node < len(byte_P):
+        depth, byte = depth_P[node], byte_P[node]
+        target = move(state_H[depth - 1], byte, class_256, edge_indptr, byte_E, next_E, row_X, table_TC)
+        other = move(similar_H[depth - 1], byte, class_256, edge_indptr, byte_E, next_E, row_X, table_TC)
+        same = target == other
+        if not same and target >= 0 and other >= 0 and (settled or height_P[node] <= max_depth):
+            height = min(height_P[node], max_depth)
+            same = depth_HX[height, target] == depth_HX[height, other]
+        if same:
+            node = end_P[node]
+            continue
+        if target < 0:
+            _clear_bits(mask_W, lo_P[node], lo_P[end_P[node]])
+            node = end_P[node]
+            continue
+        state_H[depth], similar_H[depth] = target, other
+        for rank in range(lo_P[node], own_end_P[node]):
+            bit = np.uint64(1) << np.uint64(rank & 63)
+            if target < num_states:
+                mask_W[rank >> 6] |= bit
+            else:
+                mask_W[rank >> 6] &= ~bit
+        node += 1
 
 
 @njit(cache=True)
-def _fill_masks(dense_D, num_states, moves, nodes, spelling, depth_HX, num_words, max_masks):
-    """Return (the mask of each state, the distinct masks over ranks); stop at the first mask above `max_masks`."""
-    class_256, edge_indptr, byte_E, next_E, row_X, table_TC = moves
-    child_P, child_end_P, byte_P, lo_P, own_end_P, hi_P, height_P = nodes
-    id_R, bytes_T, token_indptr = spelling
-    max_depth = len(depth_HX) - 1
-    settled = max_depth < _DEPTHS  # one byte more changes nothing
-    size = len(byte_P)
-    mask_D = np.full(len(dense_D), -1, np.int32)
-    ranked_MW, hash_M = np.empty((16, num_words), np.uint64), np.empty(16, np.uint64)
-    done_HX = np.full(depth_HX.shape, -1, np.int32)  # the index of the last state done, by depth and class
-    node_Z, state_Z, similar_Z = np.empty(size, np.int32), np.empty(size, np.int32), np.empty(size, np.int32)
-    count = 0
-    for index in range(len(dense_D)):
+def _fill_masks(states_D, num_states, moves, nodes, depth_HX, done_HX, mask_X, ranked_MW, hash_M, count, max_masks):
+    """Write the masks of some states; returns (the masks over ranks, their hashes, their number), and stops above `max_masks`.
+
+    The arrays hold what earlier calls have found: `count` masks over ranks, the mask of each state (-1: none yet), and for each
+    depth class the last state with a mask (-1: none).
+    """
+    max_depth, size = len(depth_HX) - 1, nodes.height_P[0] + 1
+    state_H, similar_H = np.empty(size, np.int32), np.empty(size, np.int32)
+    for origin in states_D:
         if count > max_masks:
             break
+        if mask_X[origin] >= 0:
+            continue
         if count == len(ranked_MW):
             ranked_MW = np.concatenate((ranked_MW, np.empty_like(ranked_MW)))
             hash_M = np.concatenate((hash_M, np.empty_like(hash_M)))
         mask_W = ranked_MW[count]
-        mask_W[:] = 0
-        origin, height = dense_D[index], max_depth
+        height = max_depth
         while height >= 0 and done_HX[height, depth_HX[height, origin]] < 0:
             height -= 1
-        source = done_HX[height, depth_HX[height, origin]] if height >= 0 else -1
-        source_W = ranked_MW[mask_D[source]] if source >= 0 else mask_W
-        node_Z[0], state_Z[0], similar_Z[0] = 0, origin, dense_D[source] if source >= 0 else -1
-        depth = 1
-        while depth:
-            depth -= 1
-            node, state, similar = node_Z[depth], state_Z[depth], similar_Z[depth]
-            begin = lo_P[node]  # ranks from here to where the next child begins are as in the source mask
-            if child_P[node] < child_end_P[node]:
-                begin = lo_P[child_P[node]]
-            for child in range(child_P[node], child_end_P[node]):
-                byte = byte_P[child]
-                target = move(state, byte, class_256, edge_indptr, byte_E, next_E, row_X, table_TC)
-                similar_target = move(similar, byte, class_256, edge_indptr, byte_E, next_E, row_X, table_TC)
-                lo, own_end, hi, height = lo_P[child], own_end_P[child], hi_P[child], height_P[child]
-                same = target == similar_target
-                if not same and target >= 0 and similar_target >= 0 and (settled or height <= max_depth):
-                    height = min(height, max_depth)
-                    same = depth_HX[height, target] == depth_HX[height, similar_target]
-                if same:
-                    continue
-                if lo > begin and similar >= 0:
-                    _copy_bits(source_W, mask_W, begin, lo)
-                begin = hi
-                if target >= 0:
-                    if target < num_states:
-                        for rank in range(lo, own_end):
-                            mask_W[rank >> 6] |= np.uint64(1) << np.uint64(rank & 63)
-                    if hi - own_end == 1:  # one token below: its last bytes, without the nodes
-                        end = token_indptr[id_R[own_end] + 1]
-                        for position in range(end - height_P[child], end):
-                            target = move(target, bytes_T[position], class_256, edge_indptr, byte_E, next_E, row_X, table_TC)
-                        if 0 <= target < num_states:
-                            mask_W[own_end >> 6] |= np.uint64(1) << np.uint64(own_end & 63)
-                    elif hi > own_end:
-                        node_Z[depth], state_Z[depth], similar_Z[depth] = child, target, similar_target
-                        depth += 1
-            if hi_P[node] > begin and similar >= 0:
-                _copy_bits(source_W, mask_W, begin, hi_P[node])
+        similar = done_HX[height, depth_HX[height, origin]] if height >= 0 else np.int32(-1)
+        if similar >= 0:
+            mask_W[:] = ranked_MW[mask_X[similar]]
+        else:
+            mask_W[:] = 0
+        _walk(origin, similar, num_states, moves, nodes, depth_HX, state_H, similar_H, mask_W)
         hashed = np.uint64(0)
-        for word in range(num_words):
+        for word in range(len(mask_W)):
             hashed = (hashed ^ mask_W[word]) * np.uint64(0x9E3779B97F4A7C15)
             hashed ^= hashed >> np.uint64(32)
         mask = 0
         while mask < count and not (hash_M[mask] == hashed and np.array_equal(ranked_MW[mask], mask_W)):
             mask += 1
-        mask_D[index] = mask
+        mask_X[origin] = mask
         if mask == count:
             hash_M[count] = hashed
             count += 1
         for height in range(max_depth + 1):
-            done_HX[height, depth_HX[height, origin]] = index
-    return mask_D, ranked_MW[:count].copy()
+            done_HX[height, depth_HX[height, origin]] = origin
+    return ranked_MW, hash_M, count
 
 
 @njit(cache=True)

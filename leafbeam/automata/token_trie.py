@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from leafbeam.automata.byte_dfa import ByteDFA
 from leafbeam.errors import AutomatonError, counted
 from leafbeam.jit import njit
 
@@ -30,19 +31,24 @@ class TokenSpelling(NamedTuple):
 
 
 class TokenNodes(NamedTuple):
-    """The nodes of the trie, node 0 the root; int32 but for `byte_P` (uint8).
+    """The nodes of the trie in preorder, node 0 the root: a node is followed by all nodes below it, ordered by their bytes.
 
-    The children of node p are the nodes child to child_end - 1, with ascending bytes. byte: the last byte of the node's prefix.
-    Ranks lo to own_end - 1 are the tokens that end at the node, and ranks lo to hi - 1 those that end at it or below. height:
-    the number of bytes that the longest of these has below the node.
+    int32 but for `byte_P` (uint8). Shape P + 1: lo, whose last element is R.
+
+    Args:
+        byte_P: The last byte of the node's prefix.
+        depth_P: The length of the node's prefix.
+        end_P: The first node behind those below the node.
+        lo_P: The number of tokens before the node's. Ranks lo[p] to own_end[p] - 1 are the tokens that end at the node, and
+            ranks lo[p] to lo[end[p]] - 1 those that end at it or below.
+        height_P: The number of bytes that the longest of these has below the node.
     """
 
-    child_P: NDArray[np.int32]
-    child_end_P: NDArray[np.int32]
     byte_P: NDArray[np.uint8]
+    depth_P: NDArray[np.int32]
+    end_P: NDArray[np.int32]
     lo_P: NDArray[np.int32]
     own_end_P: NDArray[np.int32]
-    hi_P: NDArray[np.int32]
     height_P: NDArray[np.int32]
 
 
@@ -124,15 +130,19 @@ class TokenTrie:
     @property
     def repeated(self) -> int:
         """Return the number of tokens that have the same bytes as an earlier token."""
-        return int(np.maximum(self.nodes.own_end_P - self.nodes.lo_P - 1, 0).sum())
+        return int(np.maximum(self.nodes.own_end_P - self.nodes.lo_P[:-1] - 1, 0).sum())
 
     @property
     def single_bytes(self) -> NDArray[np.bool_]:
         """Return which bytes are tokens of their own, shape (256,)."""
         single_256 = np.zeros(256, np.bool_)
-        children = slice(int(self.nodes.child_P[0]), int(self.nodes.child_end_P[0]))
+        children = np.flatnonzero(self.nodes.depth_P == 1)
         single_256[self.nodes.byte_P[children]] = self.nodes.own_end_P[children] > self.nodes.lo_P[children]
         return single_256
+
+    def has_bytes_of(self, dfa: ByteDFA) -> bool:
+        """Return whether each byte of a language is a token, so that tokens may end anywhere in its strings."""
+        return not (dfa.used_256 & ~self.single_bytes).any()
 
     @property
     def nbytes(self) -> int:
@@ -150,43 +160,40 @@ class TokenTrie:
 
 @njit(cache=True)
 def _build(spelling):
-    """Build the trie. A node is a range of ranks that share their first `depth` bytes; its children begin where the next byte
-    changes.
-    """
+    """Build the trie from the sorted tokens: each adds the nodes behind the prefix that it shares with the one before it."""
     id_R, bytes_T, token_indptr = spelling
     size = len(bytes_T) + 1
-    child_P, child_end_P, byte_P = np.empty(size, np.int32), np.empty(size, np.int32), np.zeros(size, np.uint8)
-    lo_P, own_end_P, hi_P = np.empty(size, np.int32), np.empty(size, np.int32), np.empty(size, np.int32)
-    depth_P, parent_P, stack_P = np.empty(size, np.int32), np.empty(size, np.int32), np.empty(size, np.int32)
-    lo_P[0], hi_P[0], depth_P[0], parent_P[0], stack_P[0] = 0, len(id_R), 0, 0, 0
-    count, stacked = 1, 1
-    while stacked:
-        stacked -= 1
-        node = stack_P[stacked]
-        depth, rank = depth_P[node], lo_P[node]
-        while rank < hi_P[node] and token_indptr[id_R[rank] + 1] - token_indptr[id_R[rank]] == depth:
-            rank += 1
-        own_end_P[node], child_P[node] = rank, count
-        while rank < hi_P[node]:
-            byte = bytes_T[token_indptr[id_R[rank]] + depth]
-            byte_P[count], lo_P[count], depth_P[count], parent_P[count] = byte, rank, depth + 1, node
-            while rank < hi_P[node] and bytes_T[token_indptr[id_R[rank]] + depth] == byte:
-                rank += 1
-            hi_P[count] = rank
+    byte_P, depth_P, end_P = np.zeros(size, np.uint8), np.zeros(size, np.int32), np.zeros(size, np.int32)
+    lo_P, own_end_P, height_P = np.zeros(size + 1, np.int32), np.zeros(size, np.int32), np.zeros(size, np.int32)
+    longest = 0
+    for token in range(len(token_indptr) - 1):
+        longest = max(longest, token_indptr[token + 1] - token_indptr[token])
+    path = np.zeros(longest + 1, np.int32)  # the node of each prefix of the last token
+    count, open_depth = 1, 0
+    for rank in range(len(id_R) + 1):
+        begin, length, shared = 0, 0, 0
+        if rank < len(id_R):
+            begin = token_indptr[id_R[rank]]
+            length = token_indptr[id_R[rank] + 1] - begin
+            while shared < min(length, open_depth) and byte_P[path[shared + 1]] == bytes_T[begin + shared]:
+                shared += 1
+        for depth in range(open_depth, shared, -1):
+            end_P[path[depth]] = count
+            height_P[path[depth - 1]] = max(height_P[path[depth - 1]], height_P[path[depth]] + 1)
+        for depth in range(shared, length):
+            byte_P[count], depth_P[count] = bytes_T[begin + depth], depth + 1
+            lo_P[count], own_end_P[count] = rank, rank
+            path[depth + 1] = count
             count += 1
-        child_end_P[node] = count
-        for child in range(count - 1, child_P[node] - 1, -1):  # the first child comes off the stack first
-            stack_P[stacked] = child
-            stacked += 1
-    height_P = np.zeros(count, np.int32)
-    for node in range(count - 1, 0, -1):
-        height_P[parent_P[node]] = max(height_P[parent_P[node]], height_P[node] + 1)
+        open_depth = length
+        if length:
+            own_end_P[path[length]] = rank + 1
+    end_P[0], lo_P[count] = count, len(id_R)
     return TokenNodes(
-        child_P[:count].copy(),
-        child_end_P[:count].copy(),
         byte_P[:count].copy(),
-        lo_P[:count].copy(),
+        depth_P[:count].copy(),
+        end_P[:count].copy(),
+        lo_P[: count + 1].copy(),
         own_end_P[:count].copy(),
-        hi_P[:count].copy(),
-        height_P,
+        height_P[:count].copy(),
     )

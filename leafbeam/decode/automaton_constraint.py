@@ -172,10 +172,11 @@ def _forced_chain(batch: automata.AutomatonBatch, beams: Beams[Any], max_codes: 
         states_n = states_K[live_K & (states_K < automaton.num_states)]
         if not len(states_n):
             continue
-        if automaton.chains is None:
+        chains = automaton.chains_from(states_n)
+        if chains is None:
             return None
-        lengths_n = automaton.chains.length_S[states_n]
-        ends_n = automaton.num_allowed(automaton.chains.end_S[states_n]) == 0
+        lengths_n = chains.length_S[states_n]
+        ends_n = automaton.num_allowed(chains.end_S[states_n]) == 0
         choices += [int(lengths_n[~ends_n].min())] if not ends_n.all() else []
         longest = max(longest, 1 + int(lengths_n[ends_n].max(initial=-1)))
         if 0 in choices:

@@ -272,10 +272,7 @@ class _AutomatonRule:
         return True
 
     def allows(self, token: int) -> bool:
-        table = self._automaton.arrays.table
-        is_known = 0 <= token < self._automaton.vocabulary_size
-        in_rows = is_known and bool((table.code_E == token).any())
-        return in_rows or (is_known and bool((table.mask_MW[:, token // 64] >> np.uint64(token % 64) & np.uint64(1)).any()))
+        return self._automaton.has_token(token)
 
     def read(self, tokens_T: NDArray[np.int64], has_end: bool) -> tuple[bool, tuple[Any, ...]]:
         state = self._state(tokens_T)

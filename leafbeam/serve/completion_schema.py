@@ -41,6 +41,30 @@ class ResponseFormat(Struct, frozen=True, kw_only=True):
     json_schema: JsonSchemaFormat | None = None
 
 
+class StructuredOutputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A constraint under the names of vLLM, exactly one."""
+
+    json: Annotated[
+        dict[str, Any] | bool | str | None, Meta(description="A JSON Schema, or its text: texts are its instances.")
+    ] = None
+    regex: Annotated[str | None, Meta(description="A pattern that the whole text matches.")] = None
+    choice: Annotated[list[str] | None, Meta(description="The text is one of these.")] = None
+    json_object: Annotated[bool | None, Meta(description="If true, texts are JSON objects.")] = None
+
+    def constraints(self) -> dict[str, dict[str, object]]:
+        """Return the constraints in JSON, by the path of their field in the body."""
+        found: dict[str, dict[str, object]] = {}
+        if self.json is not None:
+            found["structured_outputs.json"] = {"json_schema": self.json}
+        if self.regex is not None:
+            found["structured_outputs.regex"] = {"regex": self.regex}
+        if self.choice is not None:
+            found["structured_outputs.choice"] = {"choices": self.choice}
+        if self.json_object:
+            found["structured_outputs.json_object"] = {"json_schema": {"type": "object"}}
+        return found
+
+
 class StreamOptions(Struct, frozen=True, kw_only=True):
     include_usage: bool = False
 
@@ -81,6 +105,9 @@ class TextOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             description="Parts of the text: a text, or an object with one of `regex`, `json_schema`, `choices`, `template`, "
             "`free_text` (with `stop`, `max_length`)."
         ),
+    ] = None
+    structured_outputs: Annotated[
+        StructuredOutputs | None, Meta(description="A constraint as vLLM names it: `json`, `regex`, `choice` or `json_object`.")
     ] = None
     retokenize: Annotated[bool | None, Meta(description="Append forced text at once: fewer calls of the model.")] = None
     user: Annotated[str | None, Meta(description="Changes nothing.")] = None
@@ -131,38 +158,42 @@ class TextOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     @property
     def constraint_field(self) -> str | None:
         """Return the path of the constraint in the body, or None without a constraint."""
-        fields = ("guided_json", "guided_regex", "guided_choice", "guided_template")
-        names = (name for name in fields if getattr(self, name) is not None)
-        return next(names, None if self.response_format is None else "response_format.json_schema.schema")
+        return next(iter(self._constraints), None)
 
     @property
     def constraint(self) -> str:
         """Return the constraint in JSON, for `constraint_from_json`. Raises BodyError for several, or an unknown format."""
-        found: list[dict[str, object]] = []
-        if self.guided_json is not None:
-            found.append({"json_schema": self.guided_json})
-        if self.guided_regex is not None:
-            found.append({"regex": self.guided_regex})
-        if self.guided_choice is not None:
-            found.append({"choices": self.guided_choice})
-        if self.guided_template is not None:
-            found.append({"template": self.guided_template})
+        found = self._constraints
+        if len(found) > 1:
+            raise BodyError(
+                "name one of response_format, guided_json, guided_regex, guided_choice, guided_template and a field of "
+                "structured_outputs"
+            )
+        return json.dumps(next(iter(found.values()), {"free_text": {}}))
+
+    @property
+    def _constraints(self) -> dict[str, dict[str, object]]:
+        """Return the constraints in JSON, by the path of their field. Raises BodyError for an unknown or incomplete format."""
+        kinds = {"json": "json_schema", "regex": "regex", "choice": "choices", "template": "template"}
+        guided = {f"guided_{name}": (kind, getattr(self, f"guided_{name}")) for name, kind in kinds.items()}
+        found: dict[str, dict[str, object]] = {
+            name: {kind: value} for name, (kind, value) in guided.items() if value is not None
+        }
         form = self.response_format
         if form is not None and form.type == "json_schema":
             if form.json_schema is None:
                 raise BodyError("response_format: json_schema needs the field json_schema", param="response_format")
             try:  # what is read as it is has not been decoded
-                found.append({"json_schema": bytes(form.json_schema.schema).decode()})
+                schema = bytes(form.json_schema.schema).decode()
             except UnicodeDecodeError as error:
                 raise BodyError(f"response_format: the schema is not UTF-8 ({error})", param="response_format") from None
+            found["response_format.json_schema.schema"] = {"json_schema": schema}
         elif form is not None and form.type == "json_object":
-            found.append({"json_schema": {"type": "object"}})
+            found["response_format"] = {"json_schema": {"type": "object"}}
         elif form is not None and form.type != "text":
             message = f"response_format: type {short_repr(form.type)}: expected json_schema, json_object or text"
             raise BodyError(message, param="response_format")
-        if len(found) > 1:
-            raise BodyError("name one of response_format, guided_json, guided_regex, guided_choice and guided_template")
-        return json.dumps(found[0] if found else {"free_text": {}})
+        return found | (self.structured_outputs.constraints() if self.structured_outputs is not None else {})
 
 
 class CompletionBody(TextOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -142,14 +142,14 @@ class CompletionRoutes:
                 events = TextEvents(asyncio.get_running_loop())
                 events.follow(worker.submit(requests, deadline=deadline, on_pieces=events.put))
                 await events.first(gone, answer_s)
-                answer = _Answer(plan, sum(map(len, prompts)))
+                answer = _Answer(plan, sum(map(len, prompts)), automaton.notes)
                 return EventStream(self._chunks(answer, events), events)
             job = worker.submit(requests, deadline=deadline)
             texts = await result_of(job.texts, gone, answer_s)
         finally:
             gone.cancel()
         self._metrics.observe_texts(texts)
-        return json_response(_Answer(plan, sum(map(len, prompts))).whole(texts, automaton.notes))
+        return json_response(_Answer(plan, sum(map(len, prompts)), automaton.notes).whole(texts))
 
     async def _compiled(self, text: TextService, options: TextOptions, gone: "asyncio.Future[None]") -> Automaton:
         """Return the automaton of a body's constraint. The pointer of an AutomatonError is the path in the body."""
@@ -158,7 +158,11 @@ class CompletionRoutes:
         except AutomatonError as error:
             if (field := options.constraint_field) is None:
                 raise
-            inside = error.pointer if field.startswith(("response_format", "guided_json")) and error.pointer is not None else ""
+            inside = (
+                error.pointer
+                if field.startswith(("response_format", "guided_json", "structured_outputs.json")) and error.pointer is not None
+                else ""
+            )
             raise AutomatonError(str(error), pointer=f"{field}{inside}") from error
 
     async def _chunks(self, answer: "_Answer", events: TextEvents) -> AsyncGenerator[object]:
@@ -208,18 +212,19 @@ class _Plan:
 class _Answer:
     """Texts in the JSON of OpenAI, whole or in chunks. Choice n * p + k is text k of prompt p."""
 
-    def __init__(self, plan: _Plan, prompt_tokens: int) -> None:
+    def __init__(self, plan: _Plan, prompt_tokens: int, notes: Sequence[SchemaNote]) -> None:
+        self._notes = [msgspec.convert(note.as_json(), SchemaNoteBody) for note in notes]
         self._plan, self._prompt_tokens, self._num_texts = plan, prompt_tokens, plan.options.num_texts
         self._id = f"{'chatcmpl' if plan.is_chat else 'cmpl'}-{secrets.token_hex(12)}"
         self._created = int(time.time())
 
-    def whole(self, texts: Texts, notes: Sequence[SchemaNote]) -> CompletionAnswer | ChatAnswer:
+    def whole(self, texts: Texts) -> CompletionAnswer | ChatAnswer:
         flat = [generation for generations in texts for generation in generations[: self._num_texts]]
         shared: dict[str, Any] = {
             "id": self._id, "created": self._created, "model": self._plan.name, "usage": self._usage(texts)
         }  # fmt: skip
-        if notes:
-            shared["schema_notes"] = [msgspec.convert(note.as_json(), SchemaNoteBody) for note in notes]
+        if self._notes:
+            shared["schema_notes"] = self._notes
         if self._plan.is_chat:
             messages = [
                 ChatChoice(index=index, message=ChatMessage(content=one.text), finish_reason=_reason(one))
@@ -245,6 +250,8 @@ class _Answer:
         flat = [generation for generations in texts for generation in generations]
         nothing: dict[str, str] | str = {} if self._plan.is_chat else ""
         chunks = [self._chunk([self._choice(index, nothing, _reason(one))]) for index, one in enumerate(flat)]
+        if self._notes:
+            chunks[0]["schema_notes"] = self._notes
         options = self._plan.options.stream_options
         if options is not None and options.include_usage:
             chunks.append({**self._chunk([]), "usage": self._usage(texts)})

@@ -39,6 +39,8 @@ def main() -> None:
             constraint = constraint_from_json(json.loads(request["constraint"]))
             limits = {"max_states": options["max_states"], "max_bytes": options["max_automaton_bytes"]}
             automaton = compiled(constraint, tokens, **limits)
+            if options["filled"]:
+                automaton = automaton.filled()
             automaton.save(request["path"])
             found: dict[str, object] = {"notes": [note.as_json() for note in automaton.notes]}
         except AutomatonError as error:

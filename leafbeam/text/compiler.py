@@ -56,15 +56,21 @@ class ConstraintCompiler:
     The determinisation of some short patterns takes exponential time, in a library that cannot be interrupted: a child that
     exceeds its time or memory dies, and the next constraint gets a new one. A child that does not answer at all is
     killed, so that no caller waits for ever. `close` ends the child.
+
+    Args:
+        tokens: The vocabulary.
+        limits: The limits of each constraint.
+        filled: Whether the child computes the legal tokens of all states, which searches on devices need.
     """
 
-    def __init__(self, tokens: TokenTrie, limits: CompileLimits | None = None) -> None:
+    def __init__(self, tokens: TokenTrie, limits: CompileLimits | None = None, *, filled: bool = False) -> None:
         self.limits = limits or CompileLimits()
+        self._filled = filled
         self._tokens, self._lock = tokens, threading.Lock()
         self._child: subprocess.Popen[str] | None = None
         self._directory = _new_directory()
         self._cache: OrderedDict[str, Automaton | AutomatonError] = OrderedDict()  # by constraint; or why there is none
-        self._cached_bytes = 0
+        self._cached_bytes, self._num_kept = 0, 0
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -147,7 +153,7 @@ class ConstraintCompiler:
             raise AutomatonError(answer["error"], pointer=answer.get("pointer"))
         try:
             notes = tuple(SchemaNote(**note) for note in answer["notes"])
-            return replace(Automaton.load(path), notes=notes)
+            return replace(Automaton.load(path, self._tokens, max_bytes=self.limits.max_automaton_mb << 20), notes=notes)
         finally:
             path.unlink()
 
@@ -179,6 +185,7 @@ class ConstraintCompiler:
             "max_bytes": limits.max_mb << 20,
             "max_states": limits.max_states,
             "max_automaton_bytes": limits.max_automaton_mb << 20,
+            "filled": self._filled,
         }
         with _killed_after(child, limits.max_start_seconds) as killed:
             answer = self._ask(child, options)
@@ -216,9 +223,13 @@ class ConstraintCompiler:
             pass
 
     def _keep(self, constraint: str, found: Automaton | AutomatonError) -> None:
+        """Keep a result. Automata grow while they are used: they are counted anew, of thousands only now and then."""
         self._cache[constraint] = found
+        self._num_kept += 1
         self._cached_bytes += _nbytes(constraint, found)
-        while self._cached_bytes > self.limits.cache_mb << 20:
+        if self._num_kept % (1 + len(self._cache) // 1000) == 0:
+            self._cached_bytes = sum(_nbytes(*entry) for entry in list(self._cache.items()))
+        while self._cached_bytes > self.limits.cache_mb << 20 and self._cache:
             self._cached_bytes -= _nbytes(*self._cache.popitem(last=False))
 
 

@@ -1,13 +1,14 @@
 """The constraints of generated texts."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 from leafbeam.automata import Automaton, TokenTrie
 from leafbeam.automata.arrays import AutomatonLimits, Limits, SizeLimits
 from leafbeam.automata.byte_dfa import ByteDFA
-from leafbeam.automata.json_schema import MAX_DEPTH, schema_language
+from leafbeam.automata.json_notes import SchemaNote
+from leafbeam.automata.json_schema import MAX_DEPTH, compile_schema
 from leafbeam.automata.languages import concatenate, free_text
 from leafbeam.automata.regex import compile_pattern
 from leafbeam.automata.sources import choice_bytes
@@ -117,17 +118,20 @@ def compiled(constraint: TextConstraint, tokens: TokenTrie, **limits: Unpack[Lim
         case Choices(texts=texts):
             return Automaton.from_choices(texts, tokens, **limits)
         case FreeText():
-            return Automaton.from_language(_language(constraint, **limits), tokens, compress=True, **limits)
+            language = free_text(constraint.stop, constraint.max_length, AutomatonLimits(**limits).max_states)
+            return Automaton.from_language(language, tokens, compress=True, **limits)
         case Items():
             return Automaton.from_sequences(constraint.sequences(), tokens.vocabulary_size, **_sizes(limits))
         case Template():
             *parts, last = constraint.flat()
             if not isinstance(last, Items):
-                return Automaton.from_language(_joined([*parts, last], **limits), tokens, compress=True, **limits)
+                language, notes = _joined([*parts, last], **limits)
+                return replace(Automaton.from_language(language, tokens, compress=True, **limits), notes=notes)
             items = compiled(last, tokens, **limits)
             if not parts:
                 return items
-            return Automaton.from_language(_joined(parts, **limits), tokens, **limits).then(items, **_sizes(limits))
+            language, notes = _joined(parts, **limits)
+            return replace(Automaton.from_language(language, tokens, **limits).then(items, **_sizes(limits)), notes=notes)
         case _:
             raise AutomatonError(
                 f"the constraint is {constraint!r}: expected Regex, JsonSchema, Choices, FreeText, Items, Template or an "
@@ -145,13 +149,15 @@ def _sizes(limits: Limits) -> SizeLimits:
     return sizes
 
 
-def _joined(parts: Sequence[object], **limits: Unpack[Limits]) -> ByteDFA:
-    """Return the language of the texts that consist of one text of each part, in order."""
-    return concatenate([_language(part, **limits) for part in parts], AutomatonLimits(**limits).max_states)
+def _joined(parts: Sequence[object], **limits: Unpack[Limits]) -> tuple[ByteDFA, tuple[SchemaNote, ...]]:
+    """Return the language of the texts that consist of one text of each part, in order, and the notes of its schemas."""
+    notes: dict[SchemaNote, None] = {}
+    languages = [_language(part, notes, **limits) for part in parts]
+    return concatenate(languages, AutomatonLimits(**limits).max_states), tuple(notes)
 
 
-def _language(part: object, **limits: Unpack[Limits]) -> ByteDFA:
-    """Return the language of a constraint, or of a part of a template."""
+def _language(part: object, notes: dict[SchemaNote, None], **limits: Unpack[Limits]) -> ByteDFA:
+    """Return the language of a part of a template, and add the notes of a schema."""
     max_states = AutomatonLimits(**limits).max_states
     match part:
         case str():
@@ -159,7 +165,9 @@ def _language(part: object, **limits: Unpack[Limits]) -> ByteDFA:
         case Regex(pattern=pattern):
             return compile_pattern(pattern, max_states)
         case JsonSchema(schema=schema, max_depth=depth, strict=strict):
-            return schema_language(schema, max_states, max_depth=depth, strict=strict)
+            compiled_schema = compile_schema(schema, max_states, max_depth=depth, strict=strict)
+            notes.update(dict.fromkeys(compiled_schema.notes))
+            return compiled_schema.language
         case Choices(texts=texts):
             return ByteDFA.from_strings(choice_bytes(texts))
         case FreeText(stop=stop, max_length=max_length):

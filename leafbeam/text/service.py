@@ -46,7 +46,7 @@ class TextService:
     ) -> None:
         self.name, self.chat, self.generator = name, chat, generator
         self.worker = TextWorker(generator, settings)
-        self.compiler = ConstraintCompiler(generator.tokens, limits)
+        self.compiler = ConstraintCompiler(generator.tokens, limits, filled=generator.model.device.type == "cuda")
         self._tokenizing = ThreadPoolExecutor(1, "leafbeam-tokenize")
         self._compiling = ThreadPoolExecutor(1, "leafbeam-compile")
         self._num_preparing = 0

@@ -125,7 +125,7 @@ class _Writer:
         return took or self.text.is_over
 
     def _take_tokens(self) -> bool:
-        chains, before = self.automaton.chains, len(self.text.tokens)
+        chains, before = self.automaton.chains_from(np.array([self.state])), len(self.text.tokens)
         while chains is not None and chains.token_S[self.state] >= 0 and not self.text.is_over:
             self.text.replace(len(self.text.tokens), [int(chains.token_S[self.state])])
             self._states.append(int(chains.next_S[self.state]))

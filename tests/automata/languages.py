@@ -1,9 +1,14 @@
 """Small vocabularies, patterns and views of automata that their tests share."""
 
+from functools import cache
+
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
-from leafbeam.automata import Automaton
+from benchmarks.vocabulary import real_vocabulary
+from leafbeam.automata import Automaton, TokenTrie
+from leafbeam.errors import MissingExtraError
 
 # Letters, pieces of words, the two halves of é and the whole, a token twice, one with an end inside é, and one that is no text.
 LETTERS = [None, b"a", b"b", b"c", b"ab", b"bc", b"\xc3", b"\xa9", b"\xc3\xa9", b"ab", b"a\xc3"]
@@ -21,6 +26,14 @@ patterns = st.recursive(
     max_leaves=6,
 )
 vocabularies = st.lists(st.sampled_from(LETTERS), min_size=1, max_size=7).filter(any)
+
+
+@cache
+def tokens_131k() -> TokenTrie:
+    try:
+        return TokenTrie.of(real_vocabulary())
+    except MissingExtraError as error:
+        pytest.skip(str(error))
 
 
 def spelled(tokens: tuple[int, ...], vocabulary: list[bytes | None]) -> str | None:

@@ -6,16 +6,8 @@ import numpy as np
 import pytest
 
 from benchmarks.vocabulary import real_vocabulary
-from leafbeam.automata import Automaton, TokenTrie
-from leafbeam.errors import MissingExtraError
-
-
-@cache
-def tokens_131k() -> TokenTrie:
-    try:
-        return TokenTrie.of(real_vocabulary())
-    except MissingExtraError as error:
-        pytest.skip(str(error))
+from leafbeam.automata import Automaton
+from tests.automata.languages import tokens_131k
 
 
 @cache
@@ -84,7 +76,10 @@ def test_forced_text_is_at_least_that_of_xgrammar() -> None:
 
 
 def test_a_bounded_string_shares_its_masks() -> None:
-    automaton = Automaton.from_regex(r'"[^"\\\x00-\x1f]{0,200}"', tokens_131k())
+    lazy = Automaton.from_regex(r'"[^"\\\x00-\x1f]{0,200}"', tokens_131k())
+    automaton = lazy.filled()
+    assert lazy.is_lazy
+    assert not automaton.is_lazy
     assert (automaton.arrays.table.mask_S >= 0).sum() > 190
     assert len(automaton.arrays.table.mask_MW) < 90
     assert sum(automaton.parts.values()) == automaton.nbytes < 5_000_000

@@ -112,6 +112,22 @@ def test_what_may_be_written_is_valid(seed: int) -> None:
         assert validator.is_valid(json.loads(text)), (schema, text)
 
 
+@pytest.mark.full
+def test_ten_thousand_random_texts_are_valid() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    checker = jsonschema.FormatChecker(["date"])
+    num_texts = 0
+    for seed in range(10_000, 10_600):
+        schema = with_references(random.Random(seed))
+        if (language := language_of(schema)) is None:
+            continue
+        validator, rng = jsonschema.Draft202012Validator(schema, format_checker=checker), np.random.default_rng(seed)
+        for text in (text for text in (walked(language, rng) for _ in range(40)) if text is not None):
+            assert validator.is_valid(json.loads(text)), (schema, text)
+            num_texts += 1
+    assert num_texts >= 10_000
+
+
 def instance(rng: random.Random, schema: dict[str, Any], root: dict[str, Any]) -> Any:
     """A value of a schema, with properties in its order."""
     if "$ref" in schema:

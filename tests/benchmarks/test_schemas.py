@@ -36,10 +36,19 @@ def test_keys_are_put_into_the_order_of_the_schema() -> None:
     assert schemas.in_order({"z": 1, "a": 1}, SCHEMA) is None
 
 
+def test_a_file_of_the_suite_of_validators_holds_several_schemas(tmp_path: Path) -> None:
+    groups = [{"description": "x", "schema": SCHEMA, "tests": TESTS}, {"description": "y", "schema": True, "tests": TESTS[:1]}]
+    (tmp_path / "type.json").write_text(json.dumps(groups))
+    suite, cases = schemas.cases_of(tmp_path, None, 0)
+    assert suite == "JSON-Schema-Test-Suite"
+    assert {case.name: (case.schema, len(case.tests)) for case in cases} == {"type 0": (SCHEMA, 4), "type 1": (True, 1)}
+
+
 @pytest.mark.slow
 def test_an_engine_answers_in_a_process_of_its_own_and_is_counted(tmp_path: Path) -> None:
     write_data(tmp_path)
-    cases = schemas.cases_of(tmp_path, None, 0)
+    suite, cases = schemas.cases_of(tmp_path, None, 0)
+    assert suite == "MaskBench"
     vocabulary = tmp_path / "vocabulary"
     tokens = [None, None, None, *(base64.b64encode(bytes([byte])).decode() for byte in range(256))]
     vocabulary.write_text(json.dumps({"tokens": tokens, "end": 2}))

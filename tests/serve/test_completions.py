@@ -120,13 +120,39 @@ def test_a_stop_ends_the_text_before_it(client: Any):
 
 @pytest.mark.parametrize(
     "form",
-    [{"guided_json": {"type": "object"}}, {"guided_json": '{"type": "object"}'}, {"response_format": {"type": "json_object"}}],
-    ids=["guided_json", "text of guided_json", "json_object"],
+    [
+        {"guided_json": {"type": "object"}},
+        {"guided_json": '{"type": "object"}'},
+        {"response_format": {"type": "json_object"}},
+        {"structured_outputs": {"json": {"type": "object"}}},
+        {"structured_outputs": {"json_object": True}},
+    ],
+    ids=["guided_json", "text of guided_json", "json_object", "structured json", "structured json_object"],
 )
 def test_an_object_without_a_schema_is_written_to_a_depth_that_the_answer_says(client: Any, form: dict[str, Any]):
     answer = client.completions.create(model=MODEL, prompt="A ", seed=3, temperature=0, max_tokens=40, extra_body=form)
     assert answer.choices[0].text.startswith("{")
-    assert answer.schema_notes == [{"treatment": "bounded", "keyword": "", "pointer": "#/additionalProperties", "depth": 2}]
+    notes = [{"treatment": "bounded", "keyword": "", "pointer": "#/additionalProperties", "depth": 2}]
+    assert answer.schema_notes == notes
+    options: dict[str, Any] = {"model": MODEL, "prompt": "A ", "seed": 3, "temperature": 0, "max_tokens": 40}
+    chunks = list(client.completions.create(stream=True, extra_body=form, **options))
+    assert [chunk.schema_notes for chunk in chunks if hasattr(chunk, "schema_notes")] == [notes]
+    assert chunks[-1].schema_notes == notes
+
+
+@pytest.mark.parametrize(
+    ("guided", "structured"),
+    [
+        ({"guided_json": {"enum": ["ab", 7]}}, {"json": {"enum": ["ab", 7]}}),
+        ({"guided_regex": "[ab]{4}"}, {"regex": "[ab]{4}"}),
+        ({"guided_choice": ["abc", "b"]}, {"choice": ["abc", "b"]}),
+    ],
+    ids=["json", "regex", "choice"],
+)
+def test_structured_outputs_are_the_constraints_of_vllm(client: Any, guided: dict[str, Any], structured: dict[str, Any]):
+    options: dict[str, Any] = {"model": MODEL, "prompt": "A ", "seed": 3}
+    expected = client.completions.create(**options, extra_body=guided).choices[0].text
+    assert client.completions.create(**options, extra_body={"structured_outputs": structured}).choices[0].text == expected
 
 
 def test_recommendations_are_choices_with_item_ids(client: Any, text_server: Server):
@@ -208,6 +234,10 @@ BAD_BODIES: list[tuple[dict[str, Any], str]] = [
     ({**BASE, "guided_json": 7}, "guided_json"),
     ({**BASE, "guided_json": {"type": "thing"}}, "expected one or several of"),
     ({**BASE, "guided_json": {}, "guided_regex": "a"}, "name one of"),
+    ({**BASE, "structured_outputs": {"json": {}, "regex": "a"}}, "name one of"),
+    ({**BASE, "structured_outputs": {"regex": "a"}, "guided_regex": "a"}, "name one of"),
+    ({**BASE, "structured_outputs": {"json": 7}}, "structured_outputs.json"),
+    ({**BASE, "structured_outputs": {"whitespace_pattern": " "}}, "no such field"),
     ({**BASE, "response_format": {"type": "json_schema"}}, "needs the field"),
     ({**BASE, "guided_choice": []}, "at least one text"),
     ({**BASE, "guided_choice": [7]}, "guided_choice"),

@@ -9,7 +9,7 @@ import torch
 
 from leafbeam.automata import Automaton
 from leafbeam.errors import AutomatonError
-from leafbeam.text import JsonSchema, Sampling, TextGenerator
+from leafbeam.text import JsonSchema, Sampling, Template, TextGenerator
 from tests.text.conftest import CORPUS, save_model
 from tests.text.schemas import FAMILIES, UNSUPPORTED, Schema
 
@@ -113,3 +113,10 @@ def test_what_a_schema_does_not_hold_to_is_in_the_answer(writer: TextGenerator):
         [{"treatment": "ignored", "keyword": "x-order", "pointer": "#/properties/a"}],
         [],
     ]
+
+
+def test_the_schemas_of_a_template_are_in_the_notes_of_the_whole(writer: TextGenerator):
+    schema = JsonSchema(schema={"type": "boolean", "x-order": 1})
+    template = Template(parts=["a: ", schema, ", b: ", schema])
+    ((note,),) = writer.generate(["A "], template).notes
+    assert note.as_json() == {"treatment": "ignored", "keyword": "x-order", "pointer": "#"}

@@ -97,7 +97,7 @@ def bind(automata: Sequence[Automaton], *, end_code: int | Sequence[int], num_co
                 f"the model has {counted(num_codes, 'code')}: expected at "
                 f"most as many; build it with the model's own vocabulary"
             )
-        has_text_ends[key] = any(_has_token(automaton, code) for code in end_codes.tolist())
+        has_text_ends[key] = any(automaton.has_token(code) for code in end_codes.tolist())
         if isinstance(end_code, int) and has_text_ends[key]:
             raise ArgumentError(
                 f"end_code {end_code} is a token of the language: give special tokens None in the vocabulary, so that they "
@@ -109,14 +109,6 @@ def bind(automata: Sequence[Automaton], *, end_code: int | Sequence[int], num_co
         num_codes=num_codes,
         has_text_ends=tuple(has_text_ends[id(automaton)] for automaton in automata),
     )
-
-
-def _has_token(automaton: Automaton, code: int) -> bool:
-    """Return whether a code of the model is a token of the automaton's language."""
-    if code >= automaton.vocabulary_size:
-        return False
-    table = automaton.arrays.table
-    return bool((table.code_E == code).any() or ((table.mask_MW[:, code >> 6] >> np.uint64(code & 63)) & np.uint64(1)).any())
 
 
 def roots(arrays: AutomatonBatch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -132,7 +124,7 @@ def legal(arrays: AutomatonBatch, lo_SBK: NDArray[np.int64], hi_SBK: NDArray[np.
     row_indptr, parts = np.zeros(batch_size * num_rows + 1, np.int64), []
     space = arrays.scratch.array("codes", (arrays.num_codes + 1,), np.int64)
     for request, automaton in enumerate(arrays.automata):
-        table, ends = tuple(_table(automaton)), arrays.end_codes
+        table, ends = tuple(_table(automaton, lo_SBK[0, request], hi_SBK[0, request])), arrays.end_codes
         for beam in range(num_rows):
             live = hi_SBK[0, request, beam] > lo_SBK[0, request, beam]
             count = _legal_codes(table, lo_SBK[0, request, beam], ends, space) if live else 0
@@ -177,7 +169,8 @@ def step(
         num_valid=np.zeros(batch_size, np.int64),
     )
     for request, automaton in enumerate(arrays.automata):
-        table, ranges = tuple(_table(automaton)), (lo_SBK[0, request], hi_SBK[0, request])
+        ranges = lo_SBK[0, request], hi_SBK[0, request]
+        table = tuple(_table(automaton, *ranges))
         scores_K, logits_KV, full = scores_BK[request], logits_BKV[request], scoring == "full"
         bad = _step_rows(
             table, arrays.end_codes, ranges, scores_K, logits_KV, full, codes_V, floats, buffers, request, tuple(best)
@@ -319,8 +312,9 @@ class LegalTable(NamedTuple):
     accepting_W: NDArray[np.uint64]
 
 
-def _table(automaton: Automaton) -> LegalTable:
-    table = automaton.arrays.table
+def _table(automaton: Automaton, lo_K: NDArray[np.int64], hi_K: NDArray[np.int64]) -> LegalTable:
+    """Return a table with the legal codes of the states of these beams."""
+    table = automaton.table(lo_K[(lo_K < hi_K) & (lo_K < automaton.num_states)])
     return LegalTable(table.row_indptr, table.code_E, table.mask_S, table.mask_MW, automaton.accepting.words_W)
 
 

@@ -101,7 +101,7 @@ def unsupported(batch: AutomatonBatch) -> str | None:
 
 
 def _different(batch: AutomatonBatch) -> list[Automaton]:
-    return list({id(automaton): automaton for automaton in batch.automata}.values())
+    return list({id(automaton): automaton.filled() for automaton in batch.automata}.values())
 
 
 def _vocabularies(automata: Sequence[Automaton]) -> list[tuple[NDArray[np.int32], NDArray[np.uint8]]]:
@@ -148,7 +148,7 @@ def bind(batch: AutomatonBatch, device: torch.device | str) -> DeviceAutomatonBa
     return DeviceAutomatonBatch(
         tables=Tables(**{name: torch.from_numpy(array).to(device) for name, array in tables.items()}),
         requests_B5=torch.tensor(
-            [[*starts[id(automaton)], automaton.num_states] for automaton in batch.automata], device=device
+            [[*starts[id(automaton.filled())], automaton.num_states] for automaton in batch.automata], device=device
         ),
         words=different[0].arrays.table.mask_MW.shape[1],
         tokens=tokens,

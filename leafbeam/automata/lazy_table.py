@@ -1,0 +1,88 @@
+"""A transition table whose masks are computed when a search first reaches their states.
+
+Shapes: S states, M masks of W words, R requested states.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leafbeam.automata.arrays import UNFILLED, AutomatonLimits, TransitionTable
+from leafbeam.automata.byte_dfa import ByteDFA
+from leafbeam.automata.token_masks import RankedMasks
+from leafbeam.automata.token_trie import TokenTrie
+
+_MAX_BYTES = 1 << 24  # of the masks of one table, over ranks and over tokens
+
+
+def max_legal(dfa: ByteDFA, tokens: TokenTrie) -> int:
+    """Return a bound of the number of legal tokens of all states together: those that begin with a byte that may follow.
+
+    Cost: one pass over the edges.
+    """
+    nodes = tokens.nodes
+    children = np.flatnonzero(nodes.depth_P == 1)
+    begin_256 = np.zeros(256, np.int64)
+    begin_256[nodes.byte_P[children]] = nodes.lo_P[nodes.end_P[children]] - nodes.lo_P[children]
+    begin_J = np.bincount(dfa.edges.class_256, weights=begin_256, minlength=256)
+    return int(begin_J[dfa.edges.label_E].sum())
+
+
+class LazyTable:
+    """The masks of the states of a composition that were asked for. Any number of threads may use it.
+
+    A mask costs a walk over what is legal in its state, and less where a state like it has one. Above a few megabytes all masks
+    are forgotten and begin anew.
+
+    Args:
+        dfa: The byte automaton, each byte of which is a token, so that tokens may end in all its states.
+        tokens: The vocabulary.
+        limits: The limits of the automaton; `max_bytes` bounds the masks.
+    """
+
+    def __init__(self, dfa: ByteDFA, tokens: TokenTrie, limits: AutomatonLimits) -> None:
+        self.tokens, self.limits = tokens, limits
+        self._num_states, self._lock = dfa.num_states, threading.Lock()
+        self._ranked = RankedMasks(dfa.num_states, dfa, tokens)
+        self._num_words = tokens.vocabulary_size // 64 + 1
+        self._max_masks = max(1, min(limits.max_bytes, _MAX_BYTES) // (16 * self._num_words))
+        self._clear()
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of the masks so far, and of what they are computed with."""
+        return 16 * self._num_words * self._ranked.count + self._ranked.nbytes
+
+    def table(self, states_R: NDArray[np.int64]) -> tuple[TransitionTable, NDArray[np.int64]]:
+        """Return a table with the masks of these states, and the number of tokens of each mask. -1 is no state."""
+        with self._lock:
+            states = np.unique(states_R[states_R >= 0])
+            missing = states[self._mask_S[states] == UNFILLED]
+            if len(missing):
+                self._fill(missing)
+                if self._ranked.count > self._max_masks:  # tables that were handed out keep their arrays
+                    self._clear()
+                    self._fill(states)
+            empty = np.empty(0, np.int32)
+            return TransitionTable(self._no_rows, empty, empty, self._mask_S, self._mask_MW), self._count_M
+
+    def _fill(self, states: NDArray[np.int64]) -> None:
+        before = self._ranked.count
+        mask_D = self._ranked.fill(states, self._max_masks + len(states))
+        count = self._ranked.count
+        if count > len(self._mask_MW):
+            grown = max(count, 2 * len(self._mask_MW))
+            self._mask_MW = np.concatenate([self._mask_MW, np.empty((grown - len(self._mask_MW), self._num_words), np.uint64)])
+            self._count_M = np.concatenate([self._count_M, np.empty(grown - len(self._count_M), np.int64)])
+        self._mask_MW[before:count] = self._ranked.by_token(before)
+        self._count_M[before:count] = np.bitwise_count(self._mask_MW[before:count]).sum(axis=1, dtype=np.int64)
+        self._mask_S[states] = mask_D
+
+    def _clear(self) -> None:
+        self._ranked.clear()
+        self._mask_S = np.full(self._num_states, UNFILLED, np.int32)
+        self._mask_MW, self._count_M = np.empty((16, self._num_words), np.uint64), np.empty(16, np.int64)
+        self._no_rows = np.zeros(self._num_states + 1, np.int64)
