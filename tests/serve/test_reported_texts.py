@@ -62,7 +62,7 @@ def test_a_text_that_is_cut_off_says_so(text_http: httpx.Client, limit: int) -> 
         ),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"guided_grammar": ""}, "guided_grammar"),
-        ({"structured_outputs": {"grammar": ""}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"grammar": ""}}, "grammar"),
     ],
 )
 def test_what_would_be_left_out_of_a_chat_is_refused(text_http: httpx.Client, body: dict[str, Any], param: str) -> None:
