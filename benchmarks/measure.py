@@ -33,7 +33,6 @@ _HELP = {
         "traffic": "The scheduler under a month of traffic, in simulated time.",
         "latency": "Where the time of one request goes, from the model's calls to HTTP.",
         "bound": "Searches that prove their answers, beside beam searches of a fixed width.",
-        "objectives": "Boosts and caps: what they cost, and what re-ranking misses.",
         "profile": "The functions that one request runs, under the profiler.",
         "http_workers": "One request, load and attacks, with and without HTTP workers.",
         "changes": "Item changes over HTTP beside requests: latency with and without them.",
@@ -57,6 +56,9 @@ def add_commands(app: typer.Typer) -> None:
             app.command(name.replace("_", "-"), help=text, rich_help_panel=family)(_plain(name, family))
     app.command("step", help="One constrained round, against STATIC and unconstrained.", rich_help_panel="micro")(_step)
     app.command("index", help="Building the index, against numpy and STATIC.", rich_help_panel="micro")(_index)
+    app.command("objectives", help="Boosts and caps: what they cost, and what re-ranking misses.", rich_help_panel="serving")(
+        _objectives
+    )
     app.command("filters", help="The filtered step, against an index built on the filter.", rich_help_panel="micro")(_filters)
     app.command("updates", help="Changes of a live index while it is searched.", rich_help_panel="micro")(_updates)
     app.command(
@@ -117,6 +119,19 @@ def _filters(as_json: AsJson = False, quick: Quick = False, num_items: NumItems 
     _keep("filters", (filters.measure(one, (num_items or 1_000_000) // smaller, 60) for one in DISTRIBUTIONS), as_json, quick)
     rules = (filters.measure_rules(one, (num_items or 10_000_000) // smaller, 20) for one in DISTRIBUTIONS)
     _keep("filters", rules, as_json, quick)
+
+
+def _objectives(
+    as_json: AsJson = False,
+    quick: Quick = False,
+    data: Annotated[
+        Path | None, typer.Option(help="A directory of interactions whose items have a brand: caps are measured on it alone.")
+    ] = None,
+) -> None:
+    from benchmarks.serving import objectives
+
+    rows = objectives.runs(quick) if data is None else objectives.runs_of_data(quick, data)
+    _keep("objectives", rows, as_json, quick)
 
 
 def _updates(as_json: AsJson = False, quick: Quick = False, seconds: Seconds = 60.0) -> None:

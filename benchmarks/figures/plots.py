@@ -259,6 +259,12 @@ def _draw_proofs(rows: list[Row]) -> Figure:
     return draw(rows)
 
 
+def _draw_reranking(rows: list[Row]) -> Figure:
+    from benchmarks.serving.objectives import draw  # loads torch
+
+    return draw(rows)
+
+
 PLOTS = (
     Plot(file="rules.png", rows=_rule_rows, draw=_draw_rules),
     Plot(file="head.png", rows=_newest_points("head", {"what": "curve"}, ("distribution",)), draw=_draw_head),
@@ -268,6 +274,11 @@ PLOTS = (
         draw=_draw_peers,
     ),
     Plot(file="search.png", rows=_newest_points("bound", {"what": "widths"}, ("share",)), draw=_draw_proofs),
+    Plot(
+        file="reranking.png",
+        rows=_newest_points("objectives", {"what": "re-ranking"}, ("weights", "num_items")),
+        draw=_draw_reranking,
+    ),
     _static("static-table-1"),
     _static("static-figure-2"),
     _static("static-figure-3"),

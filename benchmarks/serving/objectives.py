@@ -1,7 +1,7 @@
 """What boosts and caps cost, and what re-ranking finds of the best items with a boost.
 
 steps: a whole search without a model, on random codes, with one boost and without, in turns; and making a boost's bounds.
-caps: on the demo's shop, a proof of ten items with at most two of a brand, beside one without, in turns.
+caps: on the demo's shop or a data set, a proof of ten items with at most two of a brand, beside one without, in turns.
 re-ranking: a campaign of 3 nats for 2 % of the items, on the demo's model and on larger catalogs with random weights: the
 share of the best ten items that beams without the boost find, when their items are ranked again with it.
 
@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from benchmarks.rows import interleaved, spread
+from benchmarks.rows import Row, interleaved, spread
 from benchmarks.serving.bound import Bench, Measured, synthetic
 from benchmarks.serving.load_run import LoadRun
 from benchmarks.workloads import DISTRIBUTIONS, random_codes, random_logits
@@ -31,7 +33,7 @@ from leafbeam.model.cpu.threads import torch_threads
 from leafbeam.ops.constrain import Beams, request_filters
 from leafbeam.ops.constrain.cpu import step as cpu
 
-__all__ = ["runs"]
+__all__ = ["draw", "runs", "runs_of_data"]
 
 V, L, B, K = 2048, 4, 2, 70
 _NATS, _SHARE = 3.0, 0.02  # of the campaign
@@ -47,8 +49,17 @@ def runs(quick: bool) -> Iterator[Measured]:
         demo, batches = LoadRun.demo(quick), 10 if quick else 100
         yield measure_caps(demo, batches)
         yield measure_reranking(demo, batches)
-        for num_items in (20_000,) if quick else (10**5, 10**6):
+        for num_items in (20_000,) if quick else (10**4, 10**5, 10**6, 10**7):
             yield measure_reranking(synthetic(demo, num_items, "small"), min(batches, 40), weights="small")
+
+
+def runs_of_data(quick: bool, data: Path) -> Iterator[Measured]:
+    """A row of caps on a data set, whose items have a brand, with a model trained for two minutes."""
+    path = Path("runs") / f"bench-objectives-{data.name}{'-quick' if quick else ''}"
+    run = LoadRun.make(path, data, train_minutes=0.05 if quick else 2.0)
+    with torch_threads(1):
+        parameters, measured = measure_caps(run, 10 if quick else 100, brands=brands_of_items(run, data / "items.parquet"))
+        yield {**parameters, "what": "caps-data", "data": data.name}, measured
 
 
 def campaign(trie: Trie, seed: int = 3) -> ItemColumn:
@@ -98,10 +109,11 @@ def measure_steps(distribution: str, num_items: int, repeats: int) -> Measured:
     }
 
 
-def measure_caps(run: LoadRun, batches: int, most: int = 2) -> Measured:
+def measure_caps(run: LoadRun, batches: int, most: int = 2, brands: ItemColumn | None = None) -> Measured:
     """Milliseconds of a proof of ten items, prompt included, with at most two of a brand and without."""
     bench = Bench(run=run, share=1.0, num_items=10)
-    policy = Policy(num_items=10, caps=(Cap(groups=brands(run), most=most),))
+    groups = brands_of_items(run, run.path / "items.parquet") if brands is None else brands
+    policy = Policy(num_items=10, caps=(Cap(groups=groups, most=most),))
     version, plain, wide = Version.of(run.trie), SearchWidths(), SearchWidths()
     everything = check_batch(version, 1, None, None)
     twice = Bench(run=run, share=1.0, num_items=20)
@@ -137,9 +149,9 @@ def measure_caps(run: LoadRun, batches: int, most: int = 2) -> Measured:
     }
 
 
-def brands(run: LoadRun) -> ItemColumn:
-    """Return the brand of each item of the shop as a number."""
-    table = pq.read_table(run.path / "items.parquet", columns=["item_id", "brand"])
+def brands_of_items(run: LoadRun, items: Path) -> ItemColumn:
+    """Return the brand of each item as a number, from a table of items."""
+    table = pq.read_table(items, columns=["item_id", "brand"])
     brand_of = dict(zip(table["item_id"].to_pylist(), table["brand"].to_pylist(), strict=True))
     names = [brand_of.get(item) for item in run.trie.item_ids.tolist()]
     numbers = {name: number for number, name in enumerate(sorted({name for name in names if name is not None}))}
@@ -174,3 +186,19 @@ def measure_reranking(run: LoadRun, users: int, weights: str = "trained") -> Mea
         "rows": {name: round(float(np.mean(counts)), 1) for name, counts in rows.items()},
         "proved": round(len(found[str(_BEAMS[0])]) / users, 4),
     }
+
+
+def draw(rows: list[Row]) -> Figure:
+    """Plot the share of the best ten items that re-ranking finds, by the number of items and of beams."""
+    figure = Figure(figsize=(5.6, 3.4), layout="constrained")
+    axes, points = figure.subplots(), sorted(rows, key=lambda row: row["parameters"]["num_items"])
+    sizes = [row["parameters"]["num_items"] for row in points]
+    for beams, colour in zip(_BEAMS, ("#b0b7b3", "#7f9c8b", "#3b6ea5"), strict=True):
+        found = [100 * row["measured"]["found"][str(beams)] for row in points]
+        axes.plot(sizes, found, marker="o", ms=4, color=colour, label=f"{beams} beams, ranked again")
+    axes.axhline(100, color="#2f7d4f", lw=2, label="the proof")
+    axes.set(xscale="log", ylim=(0, 105), xlabel="items", ylabel="of the best ten items, found, %")
+    axes.legend(fontsize=8, frameon=False, loc="lower left")
+    axes.set_title(f"a campaign of {_NATS:g} nats on {_SHARE:.0%} of the items", fontsize=9, loc="left")
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
