@@ -20,10 +20,10 @@ BACKENDS = ["cpu", "torch", "reference"]
 class Tiny:
     """A random index of few codes, with deltas, rules, deny lists and shared SIDs, and a model with ties and codes of -inf."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, sizes: tuple[int, ...] = ()) -> None:
         rng = self.rng = np.random.default_rng(seed)
-        self.sizes = tuple(int(size) for size in rng.integers(1, 7, rng.integers(1, 5)))
-        self.batch = int(rng.integers(1, 4))
+        self.sizes = sizes or tuple(int(size) for size in rng.integers(1, 7, rng.integers(1, 5)))
+        self.batch = 2 if sizes else int(rng.integers(1, 4))
         num_items = int(rng.integers(1, 120))
         self.codes = rng.integers(0, self.sizes, (num_items, len(self.sizes)))
         base = int(rng.integers(1, num_items + 1))
@@ -175,24 +175,34 @@ def test_the_answer_is_that_of_all_allowed_items_scored_in_many_cases(**case: An
     check_case(**case)
 
 
+# One shape, so that little is compiled.
+ONE_SHAPE = (5, 6, 4)
+MORE_CASES = {**{name: CASES[name] for name in ("seed", "scoring", "is_boosted")}, "num_items": st.sampled_from([2, 9])}
+
+
+def jax_step(carry: Any, codes: Any, parents: Any, level: int) -> tuple[Any, Any]:
+    import jax.numpy as jnp
+
+    tables, prefixes_BK = carry
+    if level:
+        prefixes_BK = jnp.take_along_axis(prefixes_BK, parents, 1) * ONE_SHAPE[level - 1] + codes
+    logits_BKV = jnp.take_along_axis(tables[level], prefixes_BK[:, :, None], 1)
+    return (tables, prefixes_BK), logits_BKV if level else logits_BKV[:, 0]
+
+
 @pytest.mark.full
-@settings(max_examples=10, deadline=None)
-@given(**{name: CASES[name] for name in ("seed", "num_items", "scoring")})
-def test_jax_proves_the_answer_too(seed: int, num_items: int, scoring: Any) -> None:
+@settings(max_examples=1000, deadline=None)
+@given(**MORE_CASES)
+def test_jax_proves_the_answer_too(seed: int, num_items: int, scoring: Any, is_boosted: bool) -> None:
     jax_search: Any = pytest.importorskip("leafbeam.decode.jax_search")
-    jnp: Any = pytest.importorskip("jax.numpy")
-    tiny = Tiny(seed)
-
-    def step_fn(carry: Any, codes: Any, parents: Any, level: int) -> tuple[Any, Any]:
-        tables, prefixes_BK = carry
-        if level:
-            prefixes_BK = jnp.take_along_axis(prefixes_BK, parents, 1) * tiny.sizes[level - 1] + codes
-        logits_BKV = jnp.take_along_axis(tables[level], prefixes_BK[:, :, None], 1)
-        return (tables, prefixes_BK), logits_BKV if level else logits_BKV[:, 0]
-
-    search = jax_search.JaxBeamSearch(tiny.version, num_items=num_items, scoring=scoring, max_rows=10_000)
+    tiny = Tiny(seed, ONE_SHAPE)
+    boosts = tiny.draw_boosts() if is_boosted else None
+    options: Any = {"max_rows": 10_000, "delta_leaves": 128, "max_filters": 3}
+    search = jax_search.JaxBeamSearch(tiny.version, num_items=num_items, scoring=scoring, **options)
     carry = tiny.tables(), np.zeros((tiny.batch, 1), np.int32)
-    check(tiny, search.run(step_fn, carry, tiny.batch, tiny.filters(), tiny.denied), scoring, search.num_items)
+    result = search.run(jax_step, carry, tiny.batch, tiny.filters(), tiny.denied, boosts=boosts)
+    check(tiny, result, scoring, search.num_items)
+    assert result.is_proved.all()
 
 
 def test_items_that_a_mask_gives_the_lowest_score_are_proved_too() -> None:
