@@ -230,6 +230,18 @@ export interface ErrorDetail {
   lines?: Record<string, string> | null;
 }
 
+/** How far the source of the items is followed. Servers that began alike and have the same position have the same items. */
+export interface FeedStatus {
+  /** The name of the source. */
+  source: string;
+  /** The place in the source up to which all changes are made. */
+  position: Record<string, unknown>;
+  /** The age, in seconds, of the oldest change that may be missing; null before the first look. */
+  lag_s: number | null;
+  /** Why following stopped; it is tried again. */
+  error?: string | null;
+}
+
 /** An item, its attributes, and the rules that allow it. */
 export interface FoundItem {
   item_id: number | string;
@@ -440,6 +452,8 @@ export interface Readiness {
   tuning?: Record<string, string>;
   /** The numbers of beams that each kind of request needs. */
   search_widths?: Array<LearntWidths>;
+  /** How far the source of the items is followed; null if they follow none. */
+  feed?: FeedStatus | null;
 }
 
 /** The largest part of an item's score. */
@@ -623,6 +637,8 @@ export interface SnapshotAnswer {
   index_version: string;
   /** When, in UTC. */
   created: string;
+  /** The position in the followed source with which it goes; empty without a source. */
+  feed?: Record<string, unknown>;
 }
 
 /** A snapshot to make. */

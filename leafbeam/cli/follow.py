@@ -5,18 +5,17 @@ import time
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from leafbeam.cli.console import done, stdout
 from leafbeam.cli.options import KEY, option, split_names, with_options
-from leafbeam.errors import ArgumentError, counted
-from leafbeam.extras import require
-from leafbeam.files import read_text
+from leafbeam.errors import counted
+from leafbeam.serve.feed_config import FeedConfig
 
 if TYPE_CHECKING:
-    from leafbeam.feeds import Feed, Followed, SourceColumns, VersionedTable
+    from leafbeam.feeds import Followed
 
 PositionOption = Annotated[Path, option("--position", "The file that records how far the table was followed.")]
 EveryOption = Annotated[float, option("--every", "The number of seconds between two checks of the table.")]
@@ -42,26 +41,18 @@ class Following:
         Path | None, option("--config", "A file with one property NAME=VALUE per line, for passwords and other secrets.")
     ] = None
 
-    @property
-    def start(self) -> Literal["beginning", "now"]:
-        return "now" if self.from_now else "beginning"
-
-    def source_columns(self) -> "SourceColumns":
-        from leafbeam.feeds import SourceColumns
-
-        return SourceColumns(item_id=self.item_id, names=split_names(self.columns) or None)
-
-    def library_properties(self) -> dict[str, str]:
-        """Return the properties of the file, then those of the command line."""
-        lines = [] if self.config is None else read_text(self.config).splitlines()
-        lines = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
-        found: dict[str, str] = {}
-        for text in [*lines, *(self.properties or ())]:
-            name, equals, value = text.partition("=")
-            if not equals:
-                raise ArgumentError(f"{name.split(' ')[0]!r:.40}: expected a property as NAME=VALUE")
-            found[name.strip()] = value.strip()
-        return found
+    def feed(self, **source: Any) -> FeedConfig:
+        """Return the settings of a source."""
+        return FeedConfig(
+            item_id=self.item_id,
+            columns=tuple(split_names(self.columns)),
+            skip_bad=self.skip_bad,
+            from_now=self.from_now,
+            batch=self.batch,
+            properties=tuple(self.properties or ()),
+            properties_file=self.config,
+            **source,
+        )
 
 
 @with_options(Following)
@@ -77,19 +68,7 @@ def kafka(
     The offset of a change is committed once the server has it on disk. After a crash, run the command again: no change is lost
     or applied twice. Run only one such process for a catalog. --set and --config take properties of librdkafka.
     """
-    _require("kafka", "confluent_kafka")
-    from leafbeam.feeds import KafkaFeed
-
-    feed = KafkaFeed(
-        servers,
-        topic,
-        group=group,
-        columns=following.source_columns(),
-        start=following.start,
-        max_changes=following.batch,
-        properties=following.library_properties(),
-    )
-    _follow(feed, following, wait_s=1.0)
+    _follow(following.feed(kafka=topic, servers=servers), group, following, wait_s=1.0)
 
 
 @with_options(Following)
@@ -105,10 +84,7 @@ def delta(
     Two versions are compared row by row in memory, so their columns must fit into it. --set and --config take properties
     of the storage.
     """
-    _require("delta", "deltalake", "pyarrow", "duckdb")
-    from leafbeam.feeds import DeltaSource
-
-    _follow_table(DeltaSource(table, following.library_properties()), position, following, wait_s=every)
+    _follow(following.feed(delta=table), position, following, wait_s=every)
 
 
 @with_options(Following)
@@ -125,26 +101,19 @@ def iceberg(
     Two snapshots are compared row by row in memory, so their columns must fit into it. --set and --config take
     properties of the catalog, such as uri.
     """
-    _require("iceberg", "pyiceberg", "pyarrow", "duckdb")
-    from leafbeam.feeds import IcebergSource
-
-    source = IcebergSource(table, catalog=catalog, properties=following.library_properties())
-    _follow_table(source, position, following, wait_s=every)
+    _follow(following.feed(iceberg=table, catalog=catalog), position, following, wait_s=every)
 
 
-def _follow_table(source: "VersionedTable", position: Path, following: Following, *, wait_s: float) -> None:
-    from leafbeam.feeds import TableFeed
+def _follow(config: FeedConfig, position: Path | str, following: Following, *, wait_s: float) -> None:
+    """Open the feed at a position (of a table, or the group of a topic), and make its changes on the server."""
+    from leafbeam.feeds.opening import require_library
 
-    columns = following.source_columns()
-    feed = TableFeed(source, position, columns=columns, start=following.start, max_changes=following.batch)
-    _follow(feed, following, wait_s=wait_s)
-
-
-def _follow(feed: "Feed", following: Following, *, wait_s: float) -> None:
+    require_library(config, f"`leafbeam items follow {config.kind}`", "httpx", "msgspec")
     from leafbeam.cli.item_writer import DEADLINE_S
     from leafbeam.client import Client, Retries
-    from leafbeam.feeds import Followed, follow
+    from leafbeam.feeds import Followed, follow, open_feed
 
+    feed = open_feed(config, position)
     began, so_far = time.perf_counter(), Followed.nothing()
 
     def note(followed: "Followed") -> None:
@@ -161,10 +130,6 @@ def _follow(feed: "Feed", following: Following, *, wait_s: float) -> None:
                 f"{counted(so_far.inserted, 'item')} added, {so_far.updated:,} replaced, {so_far.deleted:,} removed{skipped}"
             )
             done(stdout(), counts, since=began)
-
-
-def _require(extra: str, *modules: str) -> None:
-    require(f"`leafbeam items follow {extra}`", *modules, "httpx", "msgspec", extra=extra)
 
 
 app = typer.Typer(no_args_is_help=True, help="Apply the changes of another system to a run's server as they arrive.")

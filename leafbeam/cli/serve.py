@@ -2,9 +2,10 @@
 
 import json
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from leafbeam.cli.console import next_step, stdout
 from leafbeam.cli.options import DEFAULT_RUN, option, with_settings
@@ -13,6 +14,10 @@ from leafbeam.config_file import changes_of
 from leafbeam.errors import ArgumentError
 from leafbeam.extras import require, require_device
 from leafbeam.serve.config import ServerConfig
+from leafbeam.serve.feed_config import FeedConfig
+
+if TYPE_CHECKING:
+    from leafbeam.ingest import CatalogWriter, Source
 
 _OF_ITEMS = (
     "device",
@@ -25,6 +30,8 @@ _OF_ITEMS = (
     "max_batch_bytes",
     "engine",
     "limits",
+    "feed",
+    "snapshot",
 )
 
 
@@ -48,6 +55,8 @@ _OF_ITEMS = (
         "engine.graph_mb": "--graph-mb",
         "http_workers": "--http-workers",
         "refresh": "--refresh",
+        "feed.max_lag_s": "--max-lag",
+        "snapshot": "--snapshot",
         "grace_s": "--grace",
         "log_format": "--log-format",
     },
@@ -69,7 +78,8 @@ def serve(
 ) -> None:
     """Serve POST /v1/recommend and, for OpenAI's clients, /v1/completions and /v1/chat/completions; /docs lists all routes.
 
-    SIGHUP reloads rules, catalog and a model whose files have changed.
+    SIGHUP reloads rules, catalog and a model whose files have changed. With a source under [feed] in the file of --config, the
+    items follow it.
     """
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until rules are loaded, there is nothing to reload
@@ -112,8 +122,25 @@ def serve(
     )
     if config.engine.widths_file is None:
         config = replace(config, engine=replace(config.engine, widths_file=paths.search_widths))
-    encoder = paths.load_encoder()
-    run_server(paths.model, files, config=config, text=text, changes=paths.live, encoder=encoder, on_ready=on_ready)
+    run_server(
+        paths.model,
+        files,
+        config=config,
+        text=text,
+        changes=paths.live,
+        encoder=paths.load_encoder(),
+        source=_source(config.feed),
+        on_ready=on_ready,
+    )
+
+
+def _source(feed: FeedConfig) -> "Callable[[CatalogWriter], Source] | None":
+    """Return what makes the source that the items follow, if they follow one."""
+    if not feed.name:
+        return None
+    from leafbeam.feeds import CatalogSource
+
+    return partial(CatalogSource, feed)
 
 
 def _show_address(line: str, *, text_name: str | None, has_keys: bool) -> None:

@@ -3,15 +3,19 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name when it is first used
-    from leafbeam.feeds.batch import Batch, Feed, ItemChange, SourceColumns
+    from leafbeam.feeds.batch import Batch, CatalogFeed, Feed, ItemChange, SourceColumns
+    from leafbeam.feeds.catalog_source import CatalogSource
     from leafbeam.feeds.delta import DeltaSource
     from leafbeam.feeds.follower import Followed, follow
     from leafbeam.feeds.iceberg import IcebergSource
     from leafbeam.feeds.kafka import KafkaFeed
+    from leafbeam.feeds.opening import open_feed
     from leafbeam.feeds.table import TableFeed, VersionedTable
 
 __all__ = [
     "Batch",
+    "CatalogFeed",
+    "CatalogSource",
     "DeltaSource",
     "Feed",
     "Followed",
@@ -22,6 +26,7 @@ __all__ = [
     "TableFeed",
     "VersionedTable",
     "follow",
+    "open_feed",
 ]
 
 if not TYPE_CHECKING:  # a type checker sees the imports above, and that there are no other names

@@ -36,12 +36,15 @@ class Batch:
         bad: What is wrong with changes that cannot be read, by their positions in the source.
         key: The same each time that the feed returns this batch, also after a crash.
         end: Where the next batch begins.
+        position: The place in the whole source up to which changes are made once this batch is. A feed that is opened with it
+            goes on behind the batch.
     """
 
     changes: tuple[ItemChange, ...] = field(repr=False)
     bad: Mapping[str, str]
     key: str
     end: Mapping[str, Any]
+    position: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
 
 
 class Feed(Protocol):
@@ -65,6 +68,19 @@ class Feed(Protocol):
 
     def close(self) -> None:
         """Release the source."""
+
+
+class CatalogFeed(Feed, Protocol):
+    """A feed whose position the catalog keeps: it is on disk with the changes, and goes along with a snapshot of them."""
+
+    @property
+    def position(self) -> Mapping[str, Any]:
+        """Return the place in the source up to which changes are committed."""
+        ...
+
+    @property
+    def complete_until(self) -> float | None:
+        """Return the time, in seconds since 1970, before which no change is missing; None if that is not known yet."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,16 +1,16 @@
-"""Following: the changes of a feed, made in the catalog of a server."""
+"""Following: the changes of a feed, made in a catalog: one by HTTP (`follow`), or that of this process (CatalogSource)."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import structs
 
 from leafbeam.client import ChangeAnswer, Client
 from leafbeam.client.calls import encode_lines
-from leafbeam.errors import FeedError, InvalidRequestError
+from leafbeam.errors import BatchError, FeedError, InvalidRequestError
 from leafbeam.feeds.batch import Batch, Feed, ItemChange, Operation
 
 log = logging.getLogger("leafbeam.feeds")
@@ -30,6 +30,39 @@ class Followed(ChangeAnswer, frozen=True, kw_only=True):
     skipped: int = 0
     batches: int = 0
     end: Mapping[str, Any] = {}
+
+
+class Target(Protocol):
+    """A catalog in which the changes of a feed are made."""
+
+    @property
+    def has_text_ids(self) -> bool:
+        """Return whether its item ids are text."""
+        ...
+
+    def send(self, operation: Operation, rows: Sequence[Mapping[str, Any]], batch: Batch, *, is_last: bool) -> ChangeAnswer:
+        """Make changes of one kind. is_last: whether no other change of the batch comes after them.
+
+        Raises InvalidRequestError or BatchError, which names the bad rows by their numbers from 1.
+        """
+        ...
+
+
+class ServerTarget:
+    """The catalog of a server."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.has_text_ids = client.get_catalog().item_ids == "text"
+
+    def send(self, operation: Operation, rows: Sequence[Mapping[str, Any]], batch: Batch, *, is_last: bool) -> ChangeAnswer:
+        """Make changes (see Target). Their key has a digest of the content, which is another once bad changes are left out."""
+        key = f"{batch.key}-{operation}-{blake2b(encode_lines(rows), digest_size=8).hexdigest()}"
+        if operation == "put":
+            return self._client.import_items(rows, key=key)
+        if operation == "patch":
+            return self._client.patch_items(rows, key=key)
+        return self._client.delete_items([row["item_id"] for row in rows], missing_ok=True, key=key)
 
 
 def follow(
@@ -59,48 +92,38 @@ def follow(
         FeedError: If a change is bad; the message says where it is.
         ServerError: If the server fails.
     """
-    is_text = client.get_catalog().item_ids == "text"
-    done = Followed.nothing()
+    target, done = ServerTarget(client), Followed.nothing()
     while True:
         batch = feed.read(wait_s)
         if batch is None:
             if once and feed.is_at_end:
                 return done
             continue
-        done = _make(feed.name, batch, client, done, is_text=is_text, skip_bad=skip_bad)
+        done = make(feed.name, batch, target, done, skip_bad=skip_bad)
         feed.commit(batch)
-        done = structs.replace(done, batches=done.batches + 1, end=batch.end)
         if on_batch is not None:
             on_batch(done)
 
 
-def _make(name: str, batch: Batch, client: Client, done: Followed, *, is_text: bool, skip_bad: bool) -> Followed:
-    """Make the changes of a batch, durably."""
+def make(name: str, batch: Batch, target: Target, done: Followed, *, skip_bad: bool) -> Followed:
+    """Make the changes of a batch, durably; the counts with them. name: of the feed. Raises what `follow` raises."""
     done = _skip(name, batch.bad, done, skip_bad=skip_bad)
-    latest = _latest(batch.changes, is_text=is_text)
-    for operation in _ORDER:
+    latest = _latest(batch.changes, is_text=target.has_text_ids)
+    operations: list[Operation] = [operation for operation in _ORDER if any(change.operation == operation for change in latest)]
+    for operation in operations:
         changes = [change for change in latest if change.operation == operation]
         while changes:
             try:
-                done = done.plus(_send(client, operation, [change.row for change in changes], batch.key))
+                rows = [change.row for change in changes]
+                done = done.plus(target.send(operation, rows, batch, is_last=operation == operations[-1]))
                 break
-            except InvalidRequestError as error:
+            except (InvalidRequestError, BatchError) as error:
                 bad = {changes[number - 1].place: text for number, text in error.lines.items() if 0 < number <= len(changes)}
                 if not bad:  # nothing is wrong with a line
                     raise
                 done = _skip(name, bad, done, skip_bad=skip_bad)
                 changes = [change for change in changes if change.place not in bad]
-    return done
-
-
-def _send(client: Client, operation: Operation, rows: Sequence[Mapping[str, Any]], key: str) -> ChangeAnswer:
-    """Send rows. Their key has a digest of the content, which is another once bad changes are left out."""
-    key = f"{key}-{operation}-{blake2b(encode_lines(rows), digest_size=8).hexdigest()}"
-    if operation == "put":
-        return client.import_items(rows, key=key)
-    if operation == "patch":
-        return client.patch_items(rows, key=key)
-    return client.delete_items([row["item_id"] for row in rows], missing_ok=True, key=key)
+    return structs.replace(done, batches=done.batches + 1, end=batch.end)
 
 
 def _skip(name: str, bad: Mapping[str, str], done: Followed, *, skip_bad: bool) -> Followed:

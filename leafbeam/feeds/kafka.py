@@ -26,7 +26,8 @@ class KafkaFeed:
     Args:
         servers: The brokers, such as "localhost:9092,other:9092".
         topic: The name of the topic.
-        group: The group under which Kafka keeps the offsets; use one for each catalog.
+        position: The consumer group under which Kafka keeps the offsets; use one for each catalog. Or the position of the last
+            batch that was made, where the catalog keeps it, empty at first.
         columns: The columns that are taken.
         start: Where to begin in a partition that has no offset yet.
         max_changes: The largest number of changes of a batch.
@@ -42,8 +43,8 @@ class KafkaFeed:
         self,
         servers: str,
         topic: str,
+        position: str | Mapping[str, Any],
         *,
-        group: str,
         columns: SourceColumns | None = None,
         start: Start = "beginning",
         max_changes: int = 1000,
@@ -51,10 +52,12 @@ class KafkaFeed:
         timeout_s: float = 30.0,
     ) -> None:
         check_max_changes(max_changes)
-        self.name, self._servers, self._topic, self._group = f"Kafka topic {topic}", servers, topic, group
+        self.name, self._servers, self._topic = f"Kafka topic {topic}", servers, topic
+        self._kept = None if isinstance(position, str) else dict(position)
+        self._group = position if isinstance(position, str) else "leafbeam"
         self._columns, self._start, self._max_changes = columns or SourceColumns(), start, max_changes
         self._timeout_s = timeout_s
-        fixed: dict[str, object] = {"bootstrap.servers": servers, "group.id": group, "enable.auto.commit": False}
+        fixed: dict[str, object] = {"bootstrap.servers": servers, "group.id": self._group, "enable.auto.commit": False}
         fixed |= {"enable.partition.eof": True, "auto.offset.reset": "error"}
         try:
             self._consumer = Consumer({"log_level": 0, **(properties or {}), **fixed})
@@ -63,12 +66,28 @@ class KafkaFeed:
         self._again: deque[Batch] = deque()  # batches that were under way when the last process ended
         self._waiting: dict[int, list[Message]] = {}
         self._ended: set[int] = set()  # partitions of which nothing is left
+        self._polled_at = 0.0
+        self._made_until: dict[int, float] = {}  # when the newest change that was made came into a partition
+        self._read_until = 0.0  # the same of the batch that is under way
         try:
-            self._positions = self._open()
+            self._positions = self._open() if self._kept is None else self._open_at(self._kept)
             self._listed = time.monotonic()
         except BaseException:
             self._consumer.close()
             raise
+
+    @property
+    def position(self) -> dict[str, int]:
+        """Return where the next batch of each partition begins, by the partition's number."""
+        return {str(partition): offset for partition, offset in sorted(self._positions.items())}
+
+    @property
+    def complete_until(self) -> float | None:
+        """Return the time before which no change is missing (see CatalogFeed)."""
+        done = self._ended - self._waiting.keys()
+        found = [self._polled_at if one in done else self._made_until.get(one) for one in self._positions]
+        known = [at for at in found if at is not None]
+        return min(known) if known and len(known) == len(found) else None
 
     @property
     def is_at_end(self) -> bool:
@@ -89,6 +108,7 @@ class KafkaFeed:
                 return None
         partition = next(iter(self._waiting))
         messages = self._waiting.pop(partition)
+        self._read_until = max(message.timestamp()[1] for message in messages) / 1e3
         batch = self._batch(partition, messages, uuid4().hex)
         pending = json.dumps({"until": batch.end["offset"], "key": batch.key})
         self._commit([TopicPartition(self._topic, partition, _offset(messages[0]), pending)])
@@ -96,6 +116,8 @@ class KafkaFeed:
 
     def commit(self, batch: Batch) -> None:
         """Record that a batch is done (see Feed)."""
+        self._positions[batch.end["partition"]] = batch.end["offset"]
+        self._made_until[batch.end["partition"]] = self._read_until
         self._commit([TopicPartition(self._topic, batch.end["partition"], batch.end["offset"], "")])
 
     def close(self) -> None:
@@ -131,6 +153,22 @@ class KafkaFeed:
             messages = self._reread(partition, positions[partition], until)
             self._again.append(self._batch(partition, messages, key, until))
             positions[partition] = until
+        self._assign(positions)
+        return positions
+
+    def _open_at(self, position: Mapping[str, Any]) -> dict[int, int]:
+        """Return where each partition goes on after a position."""
+        positions: dict[int, int] = {}
+        for partition in sorted(self._partitions()):
+            low, high = self._bounds(partition)
+            offset = position.get(str(partition), high if self._start == "now" and not position else low)
+            if type(offset) is not int or not low <= offset <= high:
+                raise FeedError(
+                    f"{self.name}: the catalog has followed partition {partition} up to offset {offset!r:.40}, but the topic "
+                    f"has {low} to {high}: changes were removed before they were read, or the topic was made again. Begin with "
+                    "a newer snapshot of another server, or with a run that is built anew"
+                )
+            positions[partition] = offset
         self._assign(positions)
         return positions
 
@@ -170,6 +208,7 @@ class KafkaFeed:
     def _poll(self, wait_s: float) -> list[Message]:
         """Return the messages that are there, or the first ones that come."""
         first = self._ask(lambda: self._consumer.poll(wait_s))
+        self._polled_at = time.time()
         if first is None:
             return []
         rest = self._max_changes - 1
@@ -198,8 +237,14 @@ class KafkaFeed:
                 changes.append(ItemChange(operation=operation, row=row, place=place))
             except DataError as error:
                 bad[place] = str(error)
-        end = {"partition": partition, "offset": _offset(messages[-1]) + 1 if until is None else until}
-        return Batch(changes=tuple(changes), bad=bad, key=key, end=end)
+        offset = _offset(messages[-1]) + 1 if until is None else until
+        return Batch(
+            changes=tuple(changes),
+            bad=bad,
+            key=key,
+            end={"partition": partition, "offset": offset},
+            position=({} if self._kept is None else self.position) | {str(partition): offset},
+        )
 
     def _partitions(self) -> set[int]:
         """Return the topic's partitions. Raises FeedError without a broker or a topic."""
@@ -218,6 +263,8 @@ class KafkaFeed:
         return bounds[0], bounds[1]
 
     def _commit(self, offsets: list[TopicPartition]) -> None:
+        if self._kept is not None:  # the catalog keeps them
+            return
         for found in self._ask(lambda: self._consumer.commit(offsets=offsets, asynchronous=False)) or ():
             self._check(found.error)
 
@@ -235,8 +282,8 @@ class KafkaFeed:
     def _failure(self, error: Any) -> FeedError:
         text = error.str() if isinstance(error, KafkaError) else str(error)
         return FeedError(
-            f"{self.name}: {text}. Are the brokers at {self._servers} up, and may group {self._group!r} read the topic? Start "
-            "again once they are: it goes on after the last change that was made"
+            f"{self.name}: {text}. Are the brokers at {self._servers} up, and may group {self._group!r} read the "
+            "topic? Start again once they are: it goes on after the last change that was made"
         )
 
 

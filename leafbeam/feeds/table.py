@@ -88,6 +88,16 @@ class Position:
             content = read_json(path)
             if content.pop("format") != _FORMAT:
                 raise ValueError("it is of another version of leafbeam")
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise _no_position(path, error) from error
+        return cls.of(content, str(path))
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any], where: str) -> "Position":
+        """Return what `asdict` made, read from JSON. where: for messages. Raises FeedError."""
+        try:
             for name, value in content.items():
                 if not isinstance(value, _KINDS[name]):
                     raise TypeError(f"{name} is {short_repr(value)}")
@@ -96,13 +106,15 @@ class Position:
                 raise TypeError("columns are not names")
             if not 0 <= position.row <= (position.row if position.until is None else position.until):
                 raise ValueError("its numbers contradict each other")
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise FeedError(
-                f"{path} is not a position in a followed table ({error}): restore it, or remove it to put every row again"
-            ) from error
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise _no_position(where, error) from error
         return position
+
+
+def _no_position(where: str | Path, error: Exception) -> FeedError:
+    return FeedError(
+        f"{where} is not a position in a followed table ({error}): restore it, or remove it to put every row again"
+    )
 
 
 class TableFeed:
@@ -112,7 +124,8 @@ class TableFeed:
 
     Args:
         table: The table.
-        position: A JSON file that says how far the catalog has followed the table.
+        position: A JSON file that says how far the catalog has followed the table; or the position of the last batch that was
+            made, where the catalog keeps it, empty at first.
         columns: The columns that are taken.
         start: Where to begin without that file: with all rows of the table, or with the changes from now on.
         max_changes: The largest number of changes of a batch.
@@ -124,26 +137,42 @@ class TableFeed:
     def __init__(
         self,
         table: VersionedTable,
-        position: Path,
+        position: Path | Mapping[str, Any],
         *,
         columns: SourceColumns | None = None,
         start: Start = "beginning",
         max_changes: int = 1000,
     ) -> None:
         check_max_changes(max_changes)
-        self._table, self._path, self._columns, self._max_changes = table, position, columns or SourceColumns(), max_changes
+        self._table, self._columns, self._max_changes = table, columns or SourceColumns(), max_changes
+        self._path = position if isinstance(position, Path) else None
         self.name, self._is_at_end = table.name, False
+        self._looked_at: float | None = None
         self._changes: _Differences | None = None
-        found = Position.load(position)
+        if isinstance(position, Path):
+            found = Position.load(position)
+        else:
+            found = Position.of(position, f"what the catalog says of {table.name}") if position else None
         if found is None:
             version = None if start == "beginning" else table.newest()
             found = Position(table_id=table.table_id, columns=self._columns.all_names, version=version)
-            found.save(position)
+            self._save(found)
         elif found.table_id != table.table_id:
-            raise FeedError(f"{position} is the position of another table than {table.name}: give each table a file of its own")
+            where = position if isinstance(position, Path) else "what the catalog has followed"
+            raise FeedError(f"{where} is the position of another table than {table.name}: give each table one of its own")
         elif found.columns != self._columns.all_names:  # the numbers of changes are others too
             found = replace(found, columns=self._columns.all_names, whole=True, row=0, key=None, until=None)
         self._position = found
+
+    @property
+    def position(self) -> dict[str, Any]:
+        """Return how far the table is followed."""
+        return asdict(replace(self._position, key=None, until=None))
+
+    @property
+    def complete_until(self) -> float | None:
+        """Return the time of the last look at which nothing was missing (see CatalogFeed)."""
+        return self._looked_at
 
     @property
     def is_at_end(self) -> bool:
@@ -155,10 +184,11 @@ class TableFeed:
         if self._is_at_end:
             time.sleep(wait_s)
         if self._changes is None:
-            position = self._position
+            position, now = self._position, time.time()
             to = self._table.newest() if position.to is None else position.to
             self._is_at_end = to is None or (to == position.version and not position.whole)
             if to is None or self._is_at_end:
+                self._looked_at = now
                 return None
             self._changes = self._compare(to)
             self._position = replace(position, to=to)
@@ -172,18 +202,24 @@ class TableFeed:
 
     def commit(self, batch: Batch) -> None:
         """Record that a batch is done (see Feed)."""
-        position, row = self._position, batch.end["row"]
-        if self._changes is None or row >= len(self._changes):
-            self._save(Position(table_id=position.table_id, columns=position.columns, version=position.to))
+        after = self._after(batch.end["row"])
+        self._save(after)
+        if after.to is None:
             self._changes = None
-        else:
-            self._save(replace(position, row=row, key=None, until=None))
 
     def close(self) -> None:
         """Do nothing, because nothing is open between two reads."""
 
+    def _after(self, row: int) -> Position:
+        """Return the position once the changes before this one are made."""
+        position = self._position
+        if self._changes is None or row >= len(self._changes):
+            return Position(table_id=position.table_id, columns=position.columns, version=position.to)
+        return replace(position, row=row, key=None, until=None)
+
     def _save(self, position: Position) -> None:
-        position.save(self._path)
+        if self._path is not None:
+            position.save(self._path)
         self._position = position
 
     def _compare(self, to: int) -> "_Differences":
@@ -209,7 +245,8 @@ class TableFeed:
                     made.append(ItemChange(operation="delete", row={"item_id": self._columns.id_of(row)}, place=place))
             except DataError as error:
                 bad[place] = str(error)
-        return Batch(changes=tuple(made), bad=bad, key=key, end={"version": self._position.to, "row": until})
+        end = {"version": self._position.to, "row": until}
+        return Batch(changes=tuple(made), bad=bad, key=key, end=end, position=asdict(self._after(until)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

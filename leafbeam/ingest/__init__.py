@@ -3,9 +3,10 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name when it is first used
-    from leafbeam.ingest.answers import ChangeAnswer, SnapshotAnswer
+    from leafbeam.ingest.answers import ChangeAnswer, FeedStatus, SnapshotAnswer
     from leafbeam.ingest.lines import MAX_LINES, ItemLine, Lines
     from leafbeam.ingest.live_directory import INDEX, RULES, LiveDirectory, check_origin, origin_of, set_aside
+    from leafbeam.ingest.source import Source
     from leafbeam.ingest.writer import CatalogWriter
 
 __all__ = [
@@ -14,10 +15,12 @@ __all__ = [
     "RULES",
     "CatalogWriter",
     "ChangeAnswer",
+    "FeedStatus",
     "ItemLine",
     "Lines",
     "LiveDirectory",
     "SnapshotAnswer",
+    "Source",
     "check_origin",
     "origin_of",
     "set_aside",

@@ -3,7 +3,7 @@
 The log of requests, the HTTP interface and clients read them, so this module needs no package but msgspec.
 """
 
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 import msgspec
 from msgspec import Meta, Struct
@@ -38,6 +38,18 @@ class ChangeAnswer(Struct, frozen=True, kw_only=True):
         )
 
 
+class FeedStatus(Struct, frozen=True, kw_only=True):
+    """How far the source of the items is followed. Servers that began alike and have the same position have the same items."""
+
+    source: Annotated[str, Meta(description="The name of the source.")]
+    position: Annotated[dict[str, Any], Meta(description="The place in the source up to which all changes are made.")]
+    lag_s: Annotated[
+        float | None,
+        Meta(description="The age, in seconds, of the oldest change that may be missing; null before the first look."),
+    ]
+    error: Annotated[str | None, Meta(description="Why following stopped; it is tried again.")] = None
+
+
 class SnapshotAnswer(Struct, frozen=True, kw_only=True):
     """A saved state of all items and attributes."""
 
@@ -45,3 +57,6 @@ class SnapshotAnswer(Struct, frozen=True, kw_only=True):
     num_items: int
     index_version: str
     created: Annotated[str, Meta(description="When, in UTC.")]
+    feed: Annotated[
+        dict[str, Any], Meta(description="The position in the followed source with which it goes; empty without a source.")
+    ] = {}

@@ -4,6 +4,7 @@
         known          key, digest and answer of earlier requests (only in the first record of a file)
         texts          ids of items whose text was replaced, for the item memory (only in the first record of a file)
         change         a change, with the key, digest and answer of its request
+        feed           how far the source is followed (leafbeam.feeds) once the change of this record is made
         commits        the commits of the change, which the index's own log does not have (leafbeam.live.journal)
         applied        true: the change before it was made; false: it cannot be made, and its request is forgotten
 
@@ -32,13 +33,16 @@ Json = Mapping[str, Any]
 class RequestLog:
     """The log of one served catalog, and the journal of its index.
 
-    pending: the last change, until it is known whether it was made. texts: as above; the writer adds to them.
+    pending: the last change, until it is known whether it was made. texts: as above; the writer adds to them. feed: the
+    position in the followed source up to which changes are in the catalog; empty if none was followed.
     """
 
     def __init__(self, directory: Path, log: WriteAheadLog) -> None:
         self._directory, self._log, self._known = directory, log, KnownRequests()
         self.pending: Json | None = None
         self.texts: dict[int | str, None] = {}
+        self.feed: Json = {}
+        self._feed_before: Json = {}  # the pending change
         self._pending_key: str | None = None
         self._commits = CommitReader()
         self._committed: list[Commit] = []  # the commit of the pending change, once the index has made it
@@ -72,19 +76,31 @@ class RequestLog:
         return self._known.find(request)
 
     def append(
-        self, request: RequestKey | None, answer: Json, change: Json, commit: tuple[int, WriteSet] | None = None
+        self,
+        request: RequestKey | None,
+        answer: Json,
+        change: Json,
+        commit: tuple[int, WriteSet] | None = None,
+        feed: Json | None = None,
     ) -> None:
         """Decide a change: its record is on disk when this returns. If it raises LogError, the change is not decided.
 
-        commit: the number of the index's next version and its write set, or None if the change does not change the index.
+        commit: the number of the index's next version and its write set, or None if the change does not change the index. feed:
+        the position in the followed source with this change; None leaves it as it is.
         """
         key = {} if request is None else {"key": request.key, "digest": request.digest}
         commits = {} if commit is None else {"commits": [encoded_commit(*commit)]}
-        record = {**key, "answer": answer, "change": change, **commits}
+        record = {**key, "answer": answer, "change": change, **commits, **({} if feed is None else {"feed": feed})}
         self._log.append(msgspec.json.encode(record))
         self._commits.read(record)
         self._known.note(request, answer)
         self.pending, self._pending_key = change, key.get("key")
+        self._move_feed(record)
+
+    def follow(self, feed: Json) -> None:
+        """Log a position in the followed source that no change comes with. Raises LogError."""
+        self._log.append(msgspec.json.encode({"feed": feed}))
+        self.feed = feed
 
     def commit(self, number: int, write_set: WriteSet) -> None:
         """Log a commit of the index, unless the record of its change contains it. Raises LogError."""
@@ -106,6 +122,7 @@ class RequestLog:
         self.pending, self._committed = None, []
         if self._log.end > self._max_bytes:
             first = {"known": self._known.to_json(), "commits": list(self._commits.made), "texts": list(self.texts)}
+            first |= {"feed": self.feed}
             before = self._log
             self._log = _new_log(self._directory, before.number, first, before.sync)
             self._max_bytes = max(_MAX_BYTES, 2 * self._log.end)
@@ -128,7 +145,11 @@ class RequestLog:
         replayed, self._replayed = self._replayed, []
         return replayed
 
+    def _move_feed(self, record: Json) -> None:
+        self._feed_before, self.feed = self.feed, dict(record.get("feed", self.feed))
+
     def _drop_pending(self) -> None:
+        self.feed = self._feed_before
         if self._pending_key is not None:
             self._known.forget(self._pending_key)
         if self._replayed and self._replayed[-1] is self.pending:
@@ -153,6 +174,8 @@ class RequestLog:
                     self._known.load(known)
                 self.texts.update(dict.fromkeys(content.get("texts", ())))
                 self._commits.read(content)
+                if "change" in content or "feed" in content:
+                    self._move_feed(content)
                 if "change" in content:
                     self._known.load(content)
                     self.pending = {"operation": content["change"]["operation"], **content["change"]}

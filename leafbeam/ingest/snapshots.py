@@ -2,8 +2,10 @@
 
 import re
 import shutil
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import asdict
 
@@ -34,8 +36,11 @@ class Snapshots:
         paths = [path for path in self._directory.iterdir() if not path.name.endswith(_PART)]
         return sorted((self._read(path) for path in paths), key=lambda info: (info.created, info.name))
 
-    def make(self, name: str, catalog: Catalog) -> SnapshotAnswer:
-        """Save a catalog. Raises ArgumentError for a bad name, ConflictError for one that is taken, LogError."""
+    def make(self, name: str, catalog: Catalog, feed: Mapping[str, Any]) -> SnapshotAnswer:
+        """Save a catalog, with the position in the source that it follows.
+
+        Raises ArgumentError for a bad name, ConflictError for one that is taken, LogError.
+        """
         path = self._path(name)
         if path.exists():
             raise ConflictError(f"there is a snapshot {name!r} already: choose another name, or delete it")
@@ -47,7 +52,9 @@ class Snapshots:
                 part.mkdir()
                 version = catalog.save(part / "index.leafbeam", part / "items.parquet")
                 created = datetime.now(UTC).isoformat(timespec="milliseconds")
-                info = SnapshotAnswer(name=name, num_items=version.num_items, index_version=version.name, created=created)
+                info = SnapshotAnswer(
+                    name=name, num_items=version.num_items, index_version=version.name, created=created, feed=dict(feed)
+                )
                 write_json(part / "snapshot.json", asdict(info))
         except OSError as error:
             raise LogError(f"cannot write the snapshot {name!r}: {error.strerror or error}") from error
@@ -60,16 +67,32 @@ class Snapshots:
             raise ArgumentError("there is no snapshot to go back to: make one first")
         return snapshots[-1].name
 
-    def load(self, name: str) -> tuple[Trie, Path]:
-        """Return the index, and the Parquet file of attributes.
+    def take(self, source: Path) -> str:
+        """Copy the directory of a snapshot that another server made, unless one of its name is here; its name.
 
-        Raises ArgumentError if there is no such snapshot, IndexFileError.
+        Raises LogError if it is none, or cannot be copied.
+        """
+        name = self._read(source).name
+        path = self._path(name)
+        if not path.exists():
+            try:
+                self._directory.mkdir(parents=True, exist_ok=True)
+                with replacing(path, durable=True) as part:
+                    shutil.copytree(source, part)
+            except (OSError, shutil.Error) as error:
+                raise LogError(f"cannot copy the snapshot {source}: {error}") from error
+        return name
+
+    def load(self, name: str) -> tuple[Trie, Path, Mapping[str, Any]]:
+        """Return the index, the Parquet file of attributes, and the position in the followed source.
+
+        Raises ArgumentError if there is no such snapshot, IndexFileError, LogError.
         """
         path = self._path(name)
         if not path.is_dir():
             names = ", ".join(info.name for info in self.list()) or "none"
             raise ArgumentError(f"there is no snapshot {name!r}; there are: {names}")
-        return Trie.load(path / "index.leafbeam"), path / "items.parquet"
+        return Trie.load(path / "index.leafbeam"), path / "items.parquet", self._read(path).feed
 
     def delete(self, name: str) -> None:
         """Remove a snapshot. Raises ArgumentError if there is none of this name, LogError."""

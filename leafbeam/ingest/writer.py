@@ -3,9 +3,10 @@
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict
 
@@ -18,6 +19,7 @@ from leafbeam.ingest.lines import Lines
 from leafbeam.ingest.live_directory import LiveDirectory
 from leafbeam.ingest.request_log import RequestLog
 from leafbeam.ingest.snapshots import Snapshots
+from leafbeam.ingest.source import Source
 from leafbeam.ingest.texts import MemoryTexts
 from leafbeam.live import RequestKey
 from leafbeam.live.transaction import WriteSet
@@ -41,6 +43,9 @@ class CatalogWriter:
         encoder: Gives new items codes; or a text that says why there is none.
         memory: The engine's item memory, which learns the texts of new items. Pass it before the engine is made.
 
+    Attributes:
+        source: The source that the items follow. If there is one, changes of items come from it alone.
+
     Raises:
         LogError: If a change that a crash interrupted cannot be made now.
     """
@@ -55,6 +60,7 @@ class CatalogWriter:
     ) -> None:
         self.catalog, self._live = catalog, live
         self.encoder = encoder
+        self.source: Source | None = None
         self._snapshots = Snapshots(live.path / "snapshots")
         self._texts = MemoryTexts(memory, () if isinstance(encoder, str) else encoder.columns)
         self._planner = ChangePlanner(encoder, self._texts.memory)
@@ -72,34 +78,68 @@ class CatalogWriter:
         A new item without codes gets them from its vector, or its text; one that is there keeps its codes, unless the line has
         codes or a vector. Raises BatchError, which names every bad line, ConflictError, DataError (the table), LogError.
         """
+        self._check_source()
         return self._change("put", lines, request)
 
     def patch(self, lines: Lines, request: RequestKey | None = None) -> ChangeAnswer:
         """Change the attributes, or the codes, that each line names. Raises as `put`."""
+        self._check_source()
         return self._change("patch", lines, request)
 
     def delete(self, lines: Lines, request: RequestKey | None = None, *, missing_ok: bool = False) -> ChangeAnswer:
         """Remove items and their attributes. missing_ok: an item that is not there is ignored. Raises as `put`."""
+        self._check_source()
         return self._change("delete", lines, request, missing_ok=missing_ok)
+
+    def follow(self, operation: Operation, lines: Lines, position: Mapping[str, Any] | None) -> ChangeAnswer:
+        """Make a change that comes from the source; an item to delete that is not there is ignored. Raises as `put`.
+
+        position: how far the source is followed with this change, on disk with it; None leaves it as it is.
+        """
+        return self._change(operation, lines, None, missing_ok=True, position=position)
+
+    def move(self, position: Mapping[str, Any]) -> None:
+        """Record how far the source is followed, where no change comes with it. Raises LogError."""
+        with self._writing() as requests:
+            requests.follow(position)
+
+    @property
+    def position(self) -> Mapping[str, Any]:
+        """Return how far the source is followed; empty before its first change."""
+        return {} if self._live.requests is None else self._live.requests.feed
 
     def snapshot(self, name: str) -> SnapshotAnswer:
         """Save all items and attributes under a name. Raises ArgumentError, ConflictError, LogError, DataError."""
         with self._writing():
-            return self._snapshots.make(name, self.catalog)
+            return self._snapshots.make(name, self.catalog, self.position)
 
     def rollback(self, name: str | None = None, request: RequestKey | None = None) -> ChangeAnswer:
         """Go back to a snapshot, the newest by default; rules stay. Counts as `put` and `delete` would.
 
         Raises ArgumentError (no such snapshot), IndexFileError, ConflictError, LogError.
         """
+        self._check_source()
+        return self._restore(name, request)
+
+    def begin_with(self, snapshot: Path) -> bool:
+        """Take over another server's snapshot, with its position in the source, unless something was changed here already.
+
+        Returns whether it did.         Raises LogError (no snapshot), IndexFileError, ConflictError.
+        """
+        if self.catalog.index.version().number or self.position:
+            return False
+        self._restore(self._snapshots.take(snapshot), None)
+        return True
+
+    def _restore(self, name: str | None, request: RequestKey | None) -> ChangeAnswer:
         with self._writing() as requests:
             if (answer := requests.find(request)) is not None:
                 return ChangeAnswer(**answer)
             name = self._snapshots.newest() if name is None else name
-            trie, items = self._snapshots.load(name)
+            trie, items, feed = self._snapshots.load(name)
             counts = _counts_of_restore(trie, self.catalog.index.version())
             change = {"operation": "rollback", "snapshot": name}
-            self.catalog.restore(trie, items, lambda: requests.append(request, asdict(counts), change))
+            self.catalog.restore(trie, items, lambda: requests.append(request, asdict(counts), change, feed=feed))
             self._texts.add_missing(self.catalog)
             requests.applied()
             return counts
@@ -182,8 +222,18 @@ class CatalogWriter:
             if not (report := self.catalog.reload()).ok:
                 log.warning("%s", report)
 
+    def _check_source(self) -> None:
+        if self.source is not None:
+            raise ConflictError(f"the items of this server follow {self.source.name}: make the change there")
+
     def _change(
-        self, operation: Operation, lines: Lines, request: RequestKey | None, *, missing_ok: bool = False
+        self,
+        operation: Operation,
+        lines: Lines,
+        request: RequestKey | None,
+        *,
+        missing_ok: bool = False,
+        position: Mapping[str, Any] | None = None,
     ) -> ChangeAnswer:
         with self._writing() as requests:
             if (answer := requests.find(request)) is not None:
@@ -195,7 +245,7 @@ class CatalogWriter:
 
             def decide(write_set: WriteSet) -> None:
                 commit = (self.catalog.index.version().number + 1, write_set) if len(write_set) else None
-                requests.append(request, asdict(counts), change.record(), commit)
+                requests.append(request, asdict(counts), change.record(), commit, position)
 
             self._make(change, requests, decide)
             requests.applied()
@@ -239,7 +289,8 @@ class CatalogWriter:
             return
         try:
             if pending["operation"] == "rollback":
-                self.catalog.restore(*self._snapshots.load(str(pending.get("snapshot"))))
+                trie, items, _ = self._snapshots.load(str(pending.get("snapshot")))
+                self.catalog.restore(trie, items)
                 self._texts.add_missing(self.catalog)
             else:
                 self._make(Change.of_record(pending, self.catalog.schema()), requests)

@@ -8,6 +8,7 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
     from leafbeam.serve.config import ServerConfig
     from leafbeam.serve.connection_limits import ConnectionLimits
     from leafbeam.serve.exposure import Exposure
+    from leafbeam.serve.feed_config import FeedConfig
     from leafbeam.serve.keys import Key, KeyFile
     from leafbeam.serve.metrics import Metrics
     from leafbeam.serve.observation import Observation
@@ -18,6 +19,7 @@ __all__ = [
     "Access",
     "ConnectionLimits",
     "Exposure",
+    "FeedConfig",
     "Key",
     "KeyFile",
     "Metrics",

@@ -22,7 +22,7 @@ from starlette.types import Scope
 from leafbeam.engine import Engine
 from leafbeam.engine.search_widths import SearchWidths
 from leafbeam.errors import ArgumentError
-from leafbeam.ingest import CatalogWriter
+from leafbeam.ingest import CatalogWriter, Source
 from leafbeam.serve.access import Access, AccessMiddleware, with_cors
 from leafbeam.serve.catalog_routes import CatalogRoutes
 from leafbeam.serve.completions import CompletionRoutes
@@ -87,7 +87,8 @@ def create_app(
         BoundedExecutor(what, number, _READ_THREADS if what == "look-ups" else 1) for what, number in MAX_PENDING.items()
     )
     handlers = CompletionRoutes(engine, text, metrics, bounds).handlers
-    handlers |= _state_handlers(engine, text, metrics, access)
+    source = None if isinstance(writer, str) else writer.source
+    handlers |= _state_handlers(engine, text, metrics, access, source)
     if engine is not None:
         handlers |= item_handlers(engine, metrics, bounds, counting) | model_handlers(engine, metrics, bounds)
         handlers |= CatalogRoutes(engine, writer, metrics, batch_bounds, writes=writes, reads=reads).handlers
@@ -142,16 +143,18 @@ async def _running(
         await in_own_thread(close)
 
 
-def _state_handlers(engine: Engine | None, text: TextService | None, metrics: Metrics, access: Access) -> dict[str, Handler]:
+def _state_handlers(
+    engine: Engine | None, text: TextService | None, metrics: Metrics, access: Access, source: Source | None
+) -> dict[str, Handler]:
     """Return the handlers that say how the server is, by operation."""
 
     async def healthz(http: HttpRequest) -> Response:
         return json_response(Health())
 
     async def readyz(http: HttpRequest) -> Response:
-        readiness = _readiness(engine, text, metrics.num_http_workers())
+        readiness = _readiness(engine, text, metrics.num_http_workers(), source)
         if not access.is_known(http):
-            readiness = msgspec.structs.replace(readiness, rules={})
+            readiness = msgspec.structs.replace(readiness, rules={}, feed=None)
         return json_response(readiness, HTTPStatus.OK if readiness.ready else HTTPStatus.SERVICE_UNAVAILABLE)
 
     async def slow_batches(http: HttpRequest) -> Response:
@@ -178,10 +181,12 @@ def _document_routes(document: dict[str, object]) -> list[Route]:
     return [Route("/openapi.json", openapi), Route("/docs", docs)]
 
 
-def _readiness(engine: Engine | None, text: TextService | None, http_workers: int) -> Readiness:
+def _readiness(engine: Engine | None, text: TextService | None, http_workers: int, source: Source | None) -> Readiness:
     reason = None if engine is None else engine.unhealthy_reason
     if reason is None and text is not None and not text.worker.is_alive:
         reason = "the worker of texts does not run"
+    if reason is None and source is not None:
+        reason = source.unready_reason
     tuning = {} if engine is None else engine.choices
     filters = {} if engine is None or engine.catalog is None else engine.catalog.rules.filters
     return Readiness(
@@ -197,6 +202,7 @@ def _readiness(engine: Engine | None, text: TextService | None, http_workers: in
         search_widths=() if engine is None else _learnt(engine.search_widths),
         text_model=None if text is None else text.name,
         http_workers=http_workers,
+        feed=None if source is None else source.status,
     )
 
 

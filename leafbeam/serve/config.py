@@ -11,6 +11,7 @@ from leafbeam.engine.settings import Limits, Settings
 from leafbeam.errors import ArgumentError
 from leafbeam.serve.connection_limits import ConnectionLimits
 from leafbeam.serve.exposure import Exposure
+from leafbeam.serve.feed_config import FeedConfig
 from leafbeam.serve.keys import KeyFile
 from leafbeam.text.settings import TextSettings
 
@@ -35,6 +36,7 @@ class ServerConfig:
         learn: If true, interactions sent to POST /v1/interactions are counted in the item memory.
         changes: Who may change the catalog of a server without keys: programs on this machine (auto), everyone (on), or
             no client (off).
+        snapshot: The directory of another server's snapshot, from which a run without changes begins.
         refresh: The interval at which rules without an interval of their own are evaluated again, such as 60s. Without it,
             they are evaluated again at SIGHUP only.
         rule_timeout_s: The longest time, in seconds, that one evaluation of a rule may take.
@@ -56,6 +58,7 @@ class ServerConfig:
         limits: The upper bounds of one request.
         connections: The limits of what clients may send and hold open.
         exposure: TLS, and access from pages of other sites and from other machines.
+        feed: The source that the items follow: a Kafka topic, a Delta table or an Iceberg table.
         texts: The limits of requests for text.
 
     Raises:
@@ -70,6 +73,7 @@ class ServerConfig:
     verify: bool = True
     learn: bool = False
     changes: Literal["auto", "on", "off"] = "auto"
+    snapshot: Path | None = None
     refresh: str | None = None
     rule_timeout_s: float = 60.0
     keys: Path | None = None
@@ -88,6 +92,7 @@ class ServerConfig:
     limits: Limits = field(default_factory=Limits)
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     exposure: Exposure = field(default_factory=Exposure)
+    feed: FeedConfig = field(default_factory=FeedConfig)
     texts: TextSettings = field(default_factory=TextSettings)
 
     def __post_init__(self) -> None:

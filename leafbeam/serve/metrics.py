@@ -8,6 +8,7 @@ from prometheus_client.registry import Collector
 
 from leafbeam.catalog import Catalog, LoadReport
 from leafbeam.engine import COUNTERS, Engine, Result
+from leafbeam.ingest import Source
 from leafbeam.serve.errors import CLIENT_CLOSED_REQUEST
 from leafbeam.text import TextService
 from leafbeam.text.worker import Texts
@@ -128,6 +129,19 @@ class Metrics:
     def observe_http_worker_restart(self) -> None:
         """Count an HTTP worker that ended and is started again."""
         self._http_worker_restarts.inc()
+
+    def show_source(self, source: Source) -> None:
+        """Report the lag behind the source that the items follow."""
+        lag = Gauge(
+            "leafbeam_feed_lag_seconds",
+            "Age of the oldest change of the followed source that may be missing; NaN before the first look",
+            registry=self._registry,
+        )
+        lag.set_function(lambda: float("nan") if (lag_s := source.status.lag_s) is None else lag_s)
+        failing = Gauge(
+            "leafbeam_feed_failing", "Whether following the source stopped, and is tried again", registry=self._registry
+        )
+        failing.set_function(lambda: float(source.status.error is not None))
 
     def page(self) -> bytes:
         """Return all metrics as text for Prometheus."""

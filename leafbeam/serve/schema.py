@@ -9,6 +9,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from leafbeam.ingest.answers import FeedStatus
+
 # Bounded, because parsing an integer takes time quadratic in its digits.
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Id = Int64 | str
@@ -242,6 +244,9 @@ class Readiness(Struct, frozen=True, kw_only=True):
     search_widths: Annotated[
         tuple[LearntWidths, ...], Meta(description="The numbers of beams that each kind of request needs.")
     ] = ()
+    feed: Annotated[
+        FeedStatus | None, Meta(description="How far the source of the items is followed; null if they follow none.")
+    ] = None
 
 
 class SlowBatchAnswer(Struct, frozen=True, kw_only=True):

@@ -21,7 +21,7 @@ from leafbeam.catalog import Catalog, LoadReport
 from leafbeam.engine import CatalogFiles, Engine, Limits, Model
 from leafbeam.errors import ArgumentError, counted
 from leafbeam.index import Trie
-from leafbeam.ingest import CatalogWriter
+from leafbeam.ingest import CatalogWriter, Source
 from leafbeam.model import load_for_decoding
 from leafbeam.serve.access import Access
 from leafbeam.serve.app import NO_WRITER, create_app
@@ -144,6 +144,9 @@ class Server:
         host, exposure, grace_s = config.host, config.exposure, config.grace_s
         self.engine, self.text = engine, text
         self.metrics = Metrics(engine, text)
+        self._source = None if isinstance(writer, str) else writer.source
+        if self._source is not None:
+            self.metrics.show_source(self._source)
         self._on_ready, self._reloader = on_ready, reloader or SighupReloader()
         access = access or access_of("auto", host, config.key_file())
         observation = observation or Observation(log=config.log_requests)
@@ -196,11 +199,15 @@ class Server:
             try:
                 sys.setswitchinterval(_SWITCH_INTERVAL_S)
                 if self.engine is not None:
-                    self.engine.warm_up(changes=self._takes_changes)
+                    self.engine.warm_up(changes=self._takes_changes or self._source is not None)
+                if self._source is not None:
+                    self._source.start()
                 gc.collect()
                 gc.freeze()  # or the cycle collector would look at all objects, and stop every thread for a quarter of a second
                 self._uvicorn.run(sockets=[self._socket])
             finally:
+                if self._source is not None:
+                    self._source.stop()
                 gc.unfreeze()
                 sys.setswitchinterval(interval)
 
@@ -309,6 +316,7 @@ def serve(
     text: TextService | None = None,
     changes: Path | None = None,
     encoder: "ItemEncoder | str" = NO_ENCODER,
+    source: Callable[[CatalogWriter], Source] | None = None,
     on_ready: Callable[[str], None] = _print_line,
 ) -> None:
     """Load an engine (see `Engine.load`) and serve it until SIGTERM or Ctrl-C (see `Server`).
@@ -323,6 +331,8 @@ def serve(
         changes: The directory of clients' changes of the catalog; it goes with CatalogFiles. `config.changes` says who makes
             them.
         encoder: Gives new items codes; or says why there is none.
+        source: Makes the source that the items follow, such as `partial(CatalogSource, config.feed)` (leafbeam.feeds); it goes
+            with changes.
         on_ready: As of `Server`.
 
     Raises:
@@ -333,6 +343,8 @@ def serve(
     if changes is not None and not isinstance(catalog, CatalogFiles):
         raise ArgumentError("changes are those of files: pass the catalog as CatalogFiles")
     config = config or ServerConfig()
+    if (source is not None or config.snapshot is not None) and changes is None:
+        raise ArgumentError("a source and a snapshot change the catalog: pass the directory of its changes too")
     _listen(config.host, config.port).close()  # a mistake is said before anything is loaded
     keys = config.key_file()
     with SighupReloader().installed() as reloader, ExitStack() as opened:
@@ -341,8 +353,10 @@ def serve(
         if model is not None and catalog is not None:
             if changes is not None and isinstance(catalog, CatalogFiles):
                 access = access_of(config.changes, config.host, keys)
-                changed = open_changed(catalog, changes, opened, encoder=encoder, changes=config.changes)
+                takes = config.changes if source is None and config.snapshot is None else "on"
+                changed = open_changed(catalog, changes, opened, encoder=encoder, changes=takes)
                 writer = changed.writer
+                _begin(writer, config, source)
                 engine = Engine(
                     load_for_decoding(model, device=config.device) if isinstance(model, str | os.PathLike) else model,
                     changed.source,
@@ -367,6 +381,16 @@ def serve(
             on_ready=on_ready,
             reloader=reloader,
         ).run()
+
+
+def _begin(writer: CatalogWriter | str, config: ServerConfig, source: Callable[[CatalogWriter], Source] | None) -> None:
+    """Take over a snapshot, and let the items follow their source."""
+    if isinstance(writer, str):
+        return
+    if config.snapshot is not None and writer.begin_with(config.snapshot):
+        log.info("the items are those of the snapshot %s", config.snapshot)
+    if source is not None:
+        writer.source = source(writer)
 
 
 def _worker_setup(config: ServerConfig, engine: Engine | None, access: Access) -> Setup:

@@ -36,7 +36,7 @@ class Broker:
         """A KafkaFeed of a topic for a group of its own name."""
         from leafbeam.feeds import KafkaFeed
 
-        options = {"group": f"group of {topic}", "properties": FAST, "timeout_s": 10.0} | options
+        options = {"position": f"group of {topic}", "properties": FAST, "timeout_s": 10.0} | options
         return KafkaFeed(self.address, topic, **options)
 
     def stop(self) -> None:

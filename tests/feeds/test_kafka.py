@@ -123,10 +123,14 @@ def test_a_follower_may_begin_at_the_end_and_stays_there(broker: Broker, shop: A
 def test_what_is_wrong_with_a_broker_or_a_topic_is_named(broker: Broker) -> None:
     for error, call, says in (
         (FeedError, lambda: broker.feed("nowhere"), "have no such topic"),
-        (FeedError, lambda: KafkaFeed("127.0.0.1:1", "x", group="g", timeout_s=0.5), r"Are the brokers at 127\.0\.0\.1:1 up"),
+        (
+            FeedError,
+            lambda: KafkaFeed("127.0.0.1:1", "x", position="g", timeout_s=0.5),
+            r"Are the brokers at 127\.0\.0\.1:1 up",
+        ),
         (
             ArgumentError,
-            lambda: KafkaFeed(broker.address, "x", group="g", properties={"no.such.thing": "1"}),
+            lambda: KafkaFeed(broker.address, "x", position="g", properties={"no.such.thing": "1"}),
             "librdkafka does not take these properties",
         ),
         (ArgumentError, lambda: broker.feed("x", max_changes=0), "a batch may have 1 to 10,000 changes"),

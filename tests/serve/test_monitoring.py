@@ -25,6 +25,8 @@ ALERTS = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yml").read_text(encodi
 PAGE = (ROOT / "docs/reference/metrics-and-errors.md").read_text(encoding="utf-8")
 # Without a GPU a server has no graphs, and so no metrics of their memory.
 OF_A_GPU = {"leafbeam_graphs_captured": {}, "leafbeam_graph_bytes": {}}
+# A server whose items follow a source has these too (tests/feeds/test_catalog_source.py).
+OF_A_SOURCE = {"leafbeam_feed_lag_seconds": {}, "leafbeam_feed_failing": {}}
 OF_PROMETHEUS = {"instance", "job"}  # labels that Prometheus adds
 Labels = dict[str, set[str]]
 
@@ -32,7 +34,7 @@ Labels = dict[str, set[str]]
 @pytest.fixture(scope="module")
 def exposed(first_shop: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Labels]:
     """The series of servers of items and of texts: their names, labels and the labels' values."""
-    series: dict[str, Labels] = {name: dict(labels) for name, labels in OF_A_GPU.items()}
+    series: dict[str, Labels] = {name: dict(labels) for name, labels in (OF_A_GPU | OF_A_SOURCE).items()}
     engine = first_shop.engine(settings=Settings(prompt_store_mb=1))
     engine.catalog.add_boost("margin", "price / 10")
     with TestClient(create_app(engine)) as client:
