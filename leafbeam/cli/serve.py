@@ -17,6 +17,7 @@ from leafbeam.serve.config import ServerConfig
 from leafbeam.serve.feed_config import FeedConfig
 
 if TYPE_CHECKING:
+    from leafbeam.engine import CatalogFiles
     from leafbeam.ingest import CatalogWriter, Source
 
 _OF_ITEMS = (
@@ -95,8 +96,6 @@ def serve(
     modules = ("duckdb", "msgspec", "prometheus_client", "pyarrow", "starlette", "torch", "uvicorn")
     require("`leafbeam serve`", *modules, extra="serve")
     require_device(config.device)
-    from leafbeam.catalog import rules_from_text
-    from leafbeam.engine import CatalogFiles
     from leafbeam.serve import serve as run_server
     from leafbeam.serve.log_format import configure_log
     from leafbeam.text import TextService
@@ -110,27 +109,34 @@ def serve(
     if paths is None:
         run_server(None, None, config=config, text=text, on_ready=on_ready)
         return
-    files = CatalogFiles(
-        index=paths.trie,
-        catalog=paths.catalog,
-        rules=[paths.rules, rules_from_text([*map("=".join, config.rules.items()), *(rule or [])])],
-        refresh=config.refresh,
-        memory=paths.fitted_memory,
-        learn=config.learn,
-        rule_timeout_s=config.rule_timeout_s,
-        verify=config.verify,
-    )
     if config.engine.widths_file is None:
         config = replace(config, engine=replace(config.engine, widths_file=paths.search_widths))
     run_server(
         paths.model,
-        files,
+        _files(paths, config, rule or []),
         config=config,
         text=text,
         changes=paths.live,
         encoder=paths.load_encoder(),
         source=_source(config.feed),
         on_ready=on_ready,
+    )
+
+
+def _files(paths: RunDirectory, config: ServerConfig, rules: list[str]) -> "CatalogFiles":
+    """Return the files of a run's catalog. rules: those of the command line."""
+    from leafbeam.catalog import rules_from_text
+    from leafbeam.engine import CatalogFiles
+
+    return CatalogFiles(
+        index=paths.trie,
+        catalog=paths.catalog,
+        rules=[paths.rules, rules_from_text([*map("=".join, config.rules.items()), *rules])],
+        refresh=config.refresh,
+        memory=paths.fitted_memory,
+        learn=config.learn,
+        rule_timeout_s=config.rule_timeout_s,
+        verify=config.verify,
     )
 
 
