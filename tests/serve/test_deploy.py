@@ -15,7 +15,8 @@ from starlette.testclient import TestClient
 
 import leafbeam
 from leafbeam.cli.app import app
-from leafbeam.serve import Access, KeyFile, create_app
+from leafbeam.config_file import load_config
+from leafbeam.serve import Access, KeyFile, ServerConfig, create_app
 from leafbeam.serve.access import need_of
 from leafbeam.serve.keys import add_key
 
@@ -25,6 +26,7 @@ DOCKERFILE = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
 UNIT = (DEPLOY / "leafbeam.service").read_text(encoding="utf-8")
 OBJECTS = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text(encoding="utf-8")))
+FOLLOWING = list(yaml.safe_load_all((DEPLOY / "kubernetes-following.yaml").read_text(encoding="utf-8")))
 POD = OBJECTS[0]["spec"]["template"]["spec"]
 CONTAINER = POD["containers"][0]
 YAMLLINT = (
@@ -58,6 +60,7 @@ def commands() -> dict[str, list[str]]:
         "compose.yaml": COMPOSE["services"]["leafbeam"]["command"],
         "leafbeam.service": shlex.split(unit_value("ExecStart"))[1:],
         "kubernetes.yaml": CONTAINER["args"],
+        "kubernetes-following.yaml": FOLLOWING[1]["spec"]["template"]["spec"]["containers"][0]["args"],
     }
 
 
@@ -77,8 +80,9 @@ def test_yamllint_accepts_all_yaml() -> None:
 
 
 def test_the_schemas_of_kubernetes_accept_the_manifests(tmp_path: Path) -> None:
-    found = tool("kubernetes-validate", "--strict", str(DEPLOY / "kubernetes.yaml"))
-    assert found.returncode == 0, found.stdout + found.stderr
+    for name in ("kubernetes.yaml", "kubernetes-following.yaml"):
+        found = tool("kubernetes-validate", "--strict", str(DEPLOY / name))
+        assert found.returncode == 0, found.stdout + found.stderr
     wrong = (DEPLOY / "kubernetes.yaml").read_text(encoding="utf-8").replace("readinessProbe", "readyProbe")
     (tmp_path / "wrong.yaml").write_text(wrong)
     assert tool("kubernetes-validate", "--strict", str(tmp_path / "wrong.yaml")).returncode != 0
@@ -125,6 +129,25 @@ def test_probes_ask_routes_that_need_no_key(first_shop: Any, tmp_path: Path) -> 
         assert [client.get(path).status_code for path in paths] == [200]
         assert client.get("/metrics").status_code == 401
     assert need_of("GET", "/readyz") is None
+
+
+def test_replicas_that_follow_a_source_differ_from_the_others_in_what_that_needs(tmp_path: Path) -> None:
+    config, deployment, scaler = FOLLOWING
+    (tmp_path / "serve.toml").write_text(config["data"]["serve.toml"])
+    settings = load_config(ServerConfig(), tmp_path / "serve.toml")
+    assert settings.feed.name == "Kafka topic shop.public.items"
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert {name: container[name] for name in ("ports", "lifecycle", "resources", "securityContext")} == {
+        name: CONTAINER[name] for name in ("ports", "lifecycle", "resources", "securityContext")
+    }
+    assert pod["securityContext"] == POD["securityContext"]
+    assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"  # a source that is away starts no pod again
+    assert need_of("GET", "/healthz") is None
+    volumes = {volume["name"] for volume in pod["volumes"]}
+    for one in (*pod["initContainers"], container):
+        assert {mount["name"] for mount in one["volumeMounts"]} <= volumes
+    assert deployment["metadata"]["name"] == OBJECTS[0]["metadata"]["name"] == scaler["spec"]["scaleTargetRef"]["name"]
 
 
 def test_ports_and_probes_agree() -> None:
