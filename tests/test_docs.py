@@ -24,9 +24,10 @@ from leafbeam import Trie, decode, errors, index
 from leafbeam.catalog import Catalog
 from leafbeam.catalog.rule_config import read_rules
 from leafbeam.cli.app import app
+from leafbeam.config_file import load_config
 from leafbeam.engine import COUNTERS, Engine, Settings
 from leafbeam.model import Vocabulary
-from leafbeam.serve import Metrics
+from leafbeam.serve import Metrics, ServerConfig
 from leafbeam.serve.catalog_schema import BoostBody, ItemBody, RollbackBody, RuleBody, SnapshotBody
 from leafbeam.serve.items import request_of
 from leafbeam.serve.schema import ModelBody, RecommendAnswer, RecommendBody
@@ -169,6 +170,9 @@ def test_requests_rules_and_json_of_the_pages_are_valid(tmp_path: Path) -> None:
             if block["language"] == "toml":
                 path = tmp_path / "rules.toml"
                 path.write_text(block["code"])
+                if block["code"].startswith("# serve.toml"):
+                    assert load_config(ServerConfig(), path) != ServerConfig(), page
+                    continue
                 rules, failures = read_rules(path, refresh=None)
                 assert rules, page
                 assert not failures, page
