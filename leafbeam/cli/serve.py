@@ -56,8 +56,6 @@ _OF_ITEMS = (
         "engine.graph_mb": "--graph-mb",
         "http_workers": "--http-workers",
         "refresh": "--refresh",
-        "feed.max_lag_s": "--max-lag",
-        "snapshot": "--snapshot",
         "grace_s": "--grace",
         "log_format": "--log-format",
     },
@@ -79,8 +77,7 @@ def serve(
 ) -> None:
     """Serve POST /v1/recommend and, for OpenAI's clients, /v1/completions and /v1/chat/completions; /docs lists all routes.
 
-    SIGHUP reloads rules, catalog and a model whose files have changed. With a source under [feed] in the file of --config, the
-    items follow it.
+    SIGHUP reloads rules, catalog and a model whose files have changed.
     """
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until rules are loaded, there is nothing to reload

@@ -24,16 +24,15 @@ class Settings:
 
     Args:
         num_beams: The number of beams of requests that do not choose one. By default such requests get answers that are proved
-            to be the best allowed lists, with as many beams as each proof needs (see Result.exact).
+            to be the best allowed lists, with as many beams as each proof needs.
         max_rows: The largest number of beams that a proof may keep at a level. A larger number proves more
             answers, but lets a request take longer.
         workers: The number of threads that run batches; they share one copy of the weights. On a GPU their
-            batches take turns, and one prepares its requests while another one runs.
+            batches take turns.
         threads: The number of CPU threads that each worker uses for matrix products. By default the warm-up measures the best
             number, up to torch's number of threads divided by workers.
-        precision: The precision of the layers' matrix products and of attention over prompts, for a float32 model on a CPU.
-            bfloat16 (of a decoder) and int8 are used only if they are faster in a measurement before the first batch; /readyz
-            says how far answers differ. int8 takes a quarter of the memory of the layers' matrices, and needs AVX-512 VNNI.
+        precision: The precision of matrix products of a float32 model on a CPU. bfloat16 and int8 are used only if they are
+            faster in a measurement before the first batch; /readyz says how far answers differ.
         max_batch: The largest number of requests in one batch.
         max_batch_tokens: The largest number of prompt tokens in one batch, where each prompt counts as long as the longest; a
             prompt that is longer than this gets 422.

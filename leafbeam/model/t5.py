@@ -131,11 +131,12 @@ def _biases(
     attentions: Sequence[_SelfAttention], query_Q: Tensor, key_K: Tensor, prepare: Callable[[Tensor], Tensor] = lambda x: x
 ) -> Iterator[Tensor]:
     """Yield the bias (H, Q, K) of each layer, prepared: its own, or the first layer's."""
-    bias = torch.empty(0)
+    bias: Tensor | None = None
     for attention in attentions:
         module = attention.SelfAttention.relative_attention_bias
         if module is not None:
             bias = prepare(module(query_Q, key_K))
+        assert bias is not None  # the first layer has one
         yield bias
 
 

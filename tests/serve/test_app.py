@@ -119,6 +119,7 @@ def test_health_readiness_and_the_end(first_shop):
             "precision": "float32",
             "tuning": engine.tuning.lines(),
             "search_widths": [],
+            "feed": None,
             "text_model": None,
             "http_workers": 0,
         }

@@ -151,6 +151,7 @@ def test_a_server_of_texts_alone_has_no_items(text_dir: Path):
             "tuning": {},
             "text_model": TEXT_MODEL,
             "search_widths": [],
+            "feed": None,
             "http_workers": 0,
         }
         body = {**BODY, "guided_choice": ["red lamp"], "seed": 1}
