@@ -25,8 +25,8 @@ class Settings:
     Args:
         num_beams: The number of beams of requests that do not choose one. By default such requests get answers that are proved
             to be the best allowed lists, with as many beams as each proof needs.
-        max_rows: The largest number of beams that a proof may keep at a level. A larger number proves more
-            answers, but lets a request take longer.
+        max_rows: The largest number of beams that a proof may keep at a level. More prove more answers and
+            take longer.
         workers: The number of threads that run batches; they share one copy of the weights. On a GPU their
             batches take turns.
         threads: The number of CPU threads that each worker uses for matrix products. By default the warm-up measures the best
