@@ -23,7 +23,7 @@ from leafbeam.cli.run import ENGINE_FILES, RunDirectory
 from leafbeam.cli.sources import Source
 from leafbeam.errors import ArgumentError, counted
 from leafbeam.extras import require
-from leafbeam.model.precision import Precision
+from leafbeam.precision import Precision
 
 if TYPE_CHECKING:
     from leafbeam.retrieve import ItemMemory

@@ -10,7 +10,7 @@ import typer
 
 from leafbeam.config_file import Setting, load_config, settings_of, to_toml
 from leafbeam.errors import ArgumentError
-from leafbeam.model.precision import Precision
+from leafbeam.precision import Precision
 
 N = TypeVar("N", int, float)
 Format = Literal["tables", "amazon", "movielens", "cornac"]

@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
     from leafbeam.engine.settings import Limits, Settings
     from leafbeam.engine.tuning import PrecisionReport, Tuning
     from leafbeam.engine.worker import SlowBatch
-    from leafbeam.model.precision import Precision
+    from leafbeam.precision import Precision
 
 __all__ = [
     "COUNTERS",

@@ -41,9 +41,9 @@ from leafbeam.index import Trie, Version
 from leafbeam.live import RequestKey
 from leafbeam.model import PromptStore, load_for_decoding
 from leafbeam.model.cpu.threads import torch_threads
-from leafbeam.model.precision import Precision
 from leafbeam.ops import openmp
 from leafbeam.ops.backend import LatestBindings
+from leafbeam.precision import Precision
 from leafbeam.retrieve import Event, ItemMemory, LiveMemory
 
 log = logging.getLogger("leafbeam.engine")

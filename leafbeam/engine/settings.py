@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from leafbeam.engine.batcher import Capacity
 from leafbeam.errors import ArgumentError, RequestError, check_choice, counted, short_repr
-from leafbeam.model.precision import Precision
+from leafbeam.precision import Precision
 
 if TYPE_CHECKING:
     from leafbeam.engine.request import Request

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from leafbeam.decode import SearchResult
 from leafbeam.model.cpu.products import ProductTuning
 from leafbeam.model.cpu.threads import torch_threads
-from leafbeam.model.precision import Precision
+from leafbeam.precision import Precision
 
 _PRECISION_RUNS = 3  # of each batch in each precision
 _MAX_PRECISION_S = 5.0  # after which no further batch is run

@@ -24,7 +24,7 @@ from leafbeam.errors import ArgumentError, DataError, ItemIdError, RequestError
 from leafbeam.files import replacing, write_json
 from leafbeam.index import Trie
 from leafbeam.live import LiveIndex
-from leafbeam.model.precision import Precision
+from leafbeam.precision import Precision
 from leafbeam.tables import open_parquet
 
 MANIFEST = "_manifest.json"

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from leafbeam.errors import ArgumentError, CheckpointError, counted
 from leafbeam.model.decoder import LayerNorm, Linear, RMSNorm, capped
 from leafbeam.model.experts import Experts
-from leafbeam.model.precision import Precision
 from leafbeam.model.session import has_padding
 from leafbeam.model.torch_runner import RunnerOptions, TorchRunner, attention_on
 from leafbeam.model.vocabulary import AnyVocabulary
@@ -34,6 +33,7 @@ from leafbeam.model.weights import (
     write_checkpoint,
 )
 from leafbeam.ops.linear import int8, onednn
+from leafbeam.precision import Precision
 
 log = logging.getLogger("leafbeam.model")
 

@@ -24,7 +24,6 @@ from leafbeam.model.cpu.products import ProductTuning, tune_products
 from leafbeam.model.cpu.runner import CpuOptions, CpuRunner
 from leafbeam.model.cpu.workspace import Workspace
 from leafbeam.model.decoder import Decoder, Layer, Linear, causal_attention, make_dropout
-from leafbeam.model.precision import Precision
 from leafbeam.model.prompt_store import PromptStore
 from leafbeam.model.session import DecodeSession, Runner, check_prompts, checked_lengths
 from leafbeam.model.text_session import TextRunner, TextSession
@@ -32,6 +31,7 @@ from leafbeam.model.torch_runner import DecoderRunner, RunnerOptions
 from leafbeam.model.vocabulary import AnyVocabulary, TextTokens
 from leafbeam.model.weights import TensorNames
 from leafbeam.ops.linear import onednn
+from leafbeam.precision import Precision
 
 log = logging.getLogger("leafbeam.model")
 

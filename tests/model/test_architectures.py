@@ -9,8 +9,8 @@ import transformers
 from torch import Tensor
 
 from leafbeam.model import Transformer, load_model
-from leafbeam.model.precision import Precision
 from leafbeam.ops.linear import int8
+from leafbeam.precision import Precision
 from tests.model.architectures import BASES, VOCABULARY, by_modules, decoded, make, padded, truth
 
 PROMPTS = [[1, 5, 9, 3, 7, 2, 8, 4, 6, 5, 9, 3, 11, 12], [9, 8, 7], [4, 4, 4, 13, 6]]
