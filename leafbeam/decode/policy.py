@@ -72,7 +72,7 @@ class Policy:
 
 
 class _Groups:
-    """How many items of each group a list has, for each cap."""
+    """Counts the items of each group in a list, for each cap."""
 
     def __init__(self, caps: Sequence[Cap]) -> None:
         self._caps, self._counts = caps, [Counter[int]() for _ in caps]

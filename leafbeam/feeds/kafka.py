@@ -66,6 +66,7 @@ class KafkaFeed:
         self._again: deque[Batch] = deque()  # batches that were under way when the last process ended
         self._waiting: dict[int, list[Message]] = {}
         self._ended: set[int] = set()  # partitions of which nothing is left
+        self._positions: dict[int, int] = {}  # where the next batch of each partition begins
         self._polled_at = 0.0
         self._made_until: dict[int, float] = {}  # when the newest change that was made came into a partition
         self._read_until = 0.0  # the same of the batch that is under way
@@ -243,7 +244,7 @@ class KafkaFeed:
             bad=bad,
             key=key,
             end={"partition": partition, "offset": offset},
-            position=({} if self._kept is None else self.position) | {str(partition): offset},
+            position=self.position | {str(partition): offset},
         )
 
     def _partitions(self) -> set[int]:

@@ -40,7 +40,8 @@ def open_feed(config: FeedConfig, position: Mapping[str, Any] | Path | str) -> C
         MissingExtraError: If the source's library is not installed.
     """
     require_library(config, f"to follow {config.name}")
-    columns, start = SourceColumns(item_id=config.item_id, names=config.columns or None), _start(config)
+    columns = SourceColumns(item_id=config.item_id, names=config.columns or None)
+    start: Start = "now" if config.from_now else "beginning"
     properties = config.library_properties()
     if config.kafka is not None:
         from leafbeam.feeds.kafka import KafkaFeed
@@ -70,7 +71,3 @@ def open_feed(config: FeedConfig, position: Mapping[str, Any] | Path | str) -> C
 
     assert not isinstance(position, str)
     return TableFeed(table, position, columns=columns, start=start, max_changes=config.batch)
-
-
-def _start(config: FeedConfig) -> Start:
-    return "now" if config.from_now else "beginning"

@@ -1,4 +1,4 @@
-"""What requests bring to a segment on a device, in stacks of fixed shapes: their filters and boosts are numbers of rows."""
+"""Filters and boosts of requests on a device: rows of stacks of fixed shapes, for one segment of the index."""
 
 from __future__ import annotations
 
