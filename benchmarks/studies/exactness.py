@@ -72,7 +72,7 @@ _STYLES = (
     ("#8a8f8c", "<"),
 )
 SHARES = (1.0, 0.1, 0.01, 0.001)
-BEAMS = (20, 128, 512)
+BEAMS = (10, 20, 128)
 _SIDS = {"leafbeam": QuantiserConfig(), "TIGER": QuantiserConfig(codebook_sizes=(256, 256, 256), collision_strategy="level")}
 _MOST_BEAMS = 512  # of one search: ten times more would be half of the catalog
 _MORE = 10  # times the beams or neighbours of a search that is filtered afterwards
