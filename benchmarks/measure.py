@@ -32,12 +32,15 @@ _HELP = {
         "vllm": "Exact beams over vLLM, against vLLM's own beam search.",
         "traffic": "The scheduler under a month of traffic, in simulated time.",
         "latency": "Where the time of one request goes, from the model's calls to HTTP.",
-        "bound": "Searches that prove their answers, beside beam searches of a fixed width.",
         "profile": "The functions that one request runs, under the profiler.",
         "http_workers": "One request, load and attacks, with and without HTTP workers.",
         "changes": "Item changes over HTTP beside requests: latency with and without them.",
         "hostile": "What hostile clients cost the server and its quiet client.",
     },
+}
+_HELP_OVER_DATA = {
+    "bound": "Searches that prove their answers, beside beam searches of a fixed width.",
+    "objectives": "Boosts and caps: what they cost, and what re-ranking misses.",
 }
 
 Rows = Iterable[tuple[dict[str, Any], dict[str, Any]]]
@@ -56,9 +59,8 @@ def add_commands(app: typer.Typer) -> None:
             app.command(name.replace("_", "-"), help=text, rich_help_panel=family)(_plain(name, family))
     app.command("step", help="One constrained round, against STATIC and unconstrained.", rich_help_panel="micro")(_step)
     app.command("index", help="Building the index, against numpy and STATIC.", rich_help_panel="micro")(_index)
-    app.command("objectives", help="Boosts and caps: what they cost, and what re-ranking misses.", rich_help_panel="serving")(
-        _objectives
-    )
+    for name, text in _HELP_OVER_DATA.items():
+        app.command(name, help=text, rich_help_panel="serving")(_over_data(name))
     app.command("filters", help="The filtered step, against an index built on the filter.", rich_help_panel="micro")(_filters)
     app.command("updates", help="Changes of a live index while it is searched.", rich_help_panel="micro")(_updates)
     app.command(
@@ -121,17 +123,16 @@ def _filters(as_json: AsJson = False, quick: Quick = False, num_items: NumItems 
     _keep("filters", rules, as_json, quick)
 
 
-def _objectives(
-    as_json: AsJson = False,
-    quick: Quick = False,
-    data: Annotated[
-        Path | None, typer.Option(help="A directory of interactions whose items have a brand: caps are measured on it alone.")
-    ] = None,
-) -> None:
-    from benchmarks.serving import objectives
+def _over_data(name: str) -> Any:
+    def command(
+        as_json: AsJson = False,
+        quick: Quick = False,
+        data: Annotated[Path | None, typer.Option(help="A data set, which is measured in place of the demo's shop.")] = None,
+    ) -> None:
+        module = importlib.import_module(f"benchmarks.serving.{name}")
+        _keep(name, module.runs(quick) if data is None else module.runs_of_data(quick, data), as_json, quick)
 
-    rows = objectives.runs(quick) if data is None else objectives.runs_of_data(quick, data)
-    _keep("objectives", rows, as_json, quick)
+    return command
 
 
 def _updates(as_json: AsJson = False, quick: Quick = False, seconds: Seconds = 60.0) -> None:

@@ -1,9 +1,9 @@
 """Searches that prove their answers, beside beam searches of a fixed width, with and without rules.
 
-The demo's trained model and its users' histories, both ways in turns. A fixed search has 20 beams without a rule, or as many as
-items, and 128 under one; its last level runs first the beams that recent searches needed, which is its best form. Rows count
-what the model computes: the prompt, and every live beam of every level. Then how many of the best items each width finds, for
-how many rows.
+The demo's trained model and its users' histories, or those of a data set, both ways in turns. A fixed search has 20 beams
+without a rule, or as many as items, and 128 under one; 50 and 100 items are also found by the narrowest search that misses less
+than 0.5 %. Its last level runs first the beams that recent searches needed, which is its best form. Rows count what the model
+computes: the prompt, and every live beam of every level. Then how many of the best items each width finds, for how many rows.
 
 Larger catalogs and a larger model have random codes and weights (`synthetic`), not trained ones. Their logits are scaled so
 that a level's codes are as uncertain as those of the demo's model. The scoring is "allowed" there, because an untrained model
@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ from leafbeam.model import ModelConfig, Transformer, Vocabulary, Workspace
 from leafbeam.model.cpu.threads import torch_threads
 from leafbeam.ops.constrain import Scoring
 
-__all__ = ["Bench", "Measured", "draw", "measure", "measure_widths", "runs", "synthetic"]
+__all__ = ["Bench", "Measured", "draw", "measure", "measure_widths", "runs", "runs_of_data", "synthetic"]
 
 _HISTORY = 12  # items
 _WARM = 24  # batches from which widths are learnt before the clock runs
@@ -54,11 +55,47 @@ def runs(quick: bool) -> Iterator[Measured]:
                 yield measure(run, share, batch, num_items=10, batches=batches)
             for num_items in (20,) if quick else (20, 50, 100):
                 yield measure(run, share, 1, num_items=num_items, batches=batches)
+            yield from beside_narrowest(run, share, quick)
             yield measure_widths(run, share, users=40 if quick else 200)
         for num_items, name in ((20_000, "small"),) if quick else ((10**6, "small"), (10**7, "small"), (10**6, "Qwen3-0.6B")):
             larger, count = synthetic(run, num_items, name), 10 if quick else 30 if name == "Qwen3-0.6B" else 60
             for share in (1.0,) if quick else (1.0, 0.1):
                 yield measure(larger, share, 1, num_items=10, batches=count, weights=name)
+
+
+def runs_of_data(quick: bool, data: Path) -> Iterator[Measured]:
+    """A row for each batch size and share of allowed items of a data set, with a model trained for two minutes."""
+    path = Path("runs") / f"bench-bound-{data.name}{'-quick' if quick else ''}"
+    run = LoadRun.make(path, data, train_minutes=0.05 if quick else 2.0)
+    with torch_threads(1):
+        for share in (1.0, 0.1):
+            for batch in (1, 4) if quick else (1, 4, 16):
+                parameters, measured = measure(run, share, batch, num_items=10, batches=10 if quick else 100)
+                yield {**parameters, "data": data.name}, measured
+            for parameters, measured in beside_narrowest(run, share, quick):
+                yield {**parameters, "data": data.name}, measured
+
+
+def beside_narrowest(run: LoadRun, share: float, quick: bool) -> Iterator[Measured]:
+    """Rows of long answers beside the narrowest beam search that misses less than 0.5 % of them."""
+    for num_items in (20,) if quick else (50, 100):
+        beams = narrowest(Bench(run=run, share=share, num_items=num_items), users=10 if quick else 100)
+        parameters, measured = measure(run, share, 1, num_items=num_items, batches=10 if quick else 100, beams=beams)
+        yield {**parameters, "what": "narrowest"}, measured
+
+
+def narrowest(bench: Bench, users: int, most_missed: float = 0.005) -> int:
+    """Return the smallest width, in steps of a fifth, that misses less than a share of the proved answers of some users."""
+    learnt, prompts = SearchWidths(), [bench.prompts(1) for _ in range(users)]
+    proofs = [bench.proof(prompt, learnt) for prompt in prompts]
+    beams = bench.num_items
+    while beams < bench.run.trie.num_items:
+        found = [bench.fixed(prompt, beams).item_ids[0] for prompt in prompts]
+        missed = [missing(proof.item_ids[0], items) for proof, items in zip(proofs, found, strict=True)]
+        if np.mean(missed) < most_missed:
+            break
+        beams += beams // 5
+    return beams
 
 
 @dataclass(kw_only=True, eq=False)
@@ -164,11 +201,20 @@ def _scale(logits_UV: NDArray[np.float64], wanted: float) -> float:
     return low
 
 
-def measure(run: LoadRun, share: float, batch: int, *, num_items: int, batches: int, weights: str = "trained") -> Measured:
+def measure(
+    run: LoadRun,
+    share: float,
+    batch: int,
+    *,
+    num_items: int,
+    batches: int,
+    weights: str = "trained",
+    beams: int | None = None,
+) -> Measured:
     """Milliseconds of prompts and search both ways, rows of each request, and the share of the best items that beams miss."""
     scoring: Scoring = "full" if weights == "trained" else "allowed"
     bench = Bench(run=run, share=share, num_items=num_items, scoring=scoring)
-    beams = max(num_items, 20 if share == 1 else 128)
+    beams = beams or max(num_items, 20 if share == 1 else 128)
     proof_widths, beam_widths = SearchWidths(), SearchWidths()
     ways = {
         "beams": lambda prompts: bench.fixed(prompts, beams, beam_widths),

@@ -93,6 +93,8 @@ def test_proofs_are_timed_beside_beams_of_a_fixed_width(run: LoadRun):
     assert found["proof"]["recall"] == 1 >= found["20"]["recall"] >= found["10"]["recall"]
     assert found["10"]["rows"] < found["20"]["rows"]
     assert bound.draw([{"parameters": {"what": "widths", "share": 1.0}, "measured": widths}]).axes
+    bench = bound.Bench(run=run, share=0.5, num_items=10)
+    assert bound.narrowest(bench, users=3, most_missed=1.1) == 10 < bound.narrowest(bench, users=3)
     _, caps = objectives.measure_caps(run, batches=3)
     assert caps["searches"] >= 1
     _, ranked = objectives.measure_reranking(run, users=3)
