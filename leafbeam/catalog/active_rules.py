@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.catalog.remap import SegmentValues, empty_of, old_rows_of, remap, values_at
+from leafbeam.catalog.remap import SegmentValues, empty_of, make_bounds, old_rows_of, remap, values_at
 from leafbeam.catalog.rule_set import RuleFilters, RuleSet, advance_values
 from leafbeam.index import Trie
 from leafbeam.live import LiveIndex
@@ -104,6 +104,8 @@ class ActiveRules:
         rules, changes = self._start_record()
         old_row_N = old_rows_of(trie, rules.version)
         values = {name: remap(parts, rules.version, trie, old_row_N) for name, parts in rules.filters.by_segment.items()}
+        for name, parts in rules.filters.by_segment.items():
+            make_bounds(values[name], parts[0], trie)
         self._prepared = _PreparedBase(trie=trie, values=values, rule_generations=rules.rule_generations, changes=changes)
 
     def _switched(self) -> None:

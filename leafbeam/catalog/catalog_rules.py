@@ -15,6 +15,7 @@ from leafbeam.catalog.definitions import LISTED, Boost, Definition, GroupColumn,
 from leafbeam.catalog.evaluator import Evaluation, Evaluator, LastEvaluation
 from leafbeam.catalog.items_table import ItemsTable
 from leafbeam.catalog.refresh import BackgroundWorker, Schedule
+from leafbeam.catalog.remap import make_bounds
 from leafbeam.catalog.rule_config import LoadReport, RuleSource, RuleStatus, read_rules, same_name_error
 from leafbeam.catalog.rule_set import RuleFilters, RuleSet, advance_values, reuse_equal
 from leafbeam.catalog.sources import CsvOptions, ItemSource
@@ -221,6 +222,9 @@ class CatalogRules:
         """Make newly evaluated results current, together with those of `kept`. `record` has the items changed
         meanwhile; `load` is the report of a whole load.
         """
+        last, base = self._active.rules.filters.by_segment, evaluation.version.segments[0].trie
+        for name in evaluation.values.keys() & last.keys():
+            make_bounds(evaluation.values[name][0], last[name][0], base)
         with self._active.write_lock:
             now, current = self._active.rules, self._active.rules.filters.by_segment
             changed_ids = self._active.live_ids(record)

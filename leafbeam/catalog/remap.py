@@ -66,14 +66,19 @@ def with_values(
     if np.array_equal(values_at(old, ordinals), values_n):
         return old
     if isinstance(old, ItemColumn):
-        values_N = old.parts[0].copy()
-        values_N[ordinals] = values_n
-        return ItemColumn(parts=(values_N,), index=trie)
+        return old.with_values(ordinals, values_n, trie)
     words_W, lineage = old.ordinals.words_W.copy(), old.ordinals.lineage.changed(np.unique(ordinals >> 6))
     masks_n, bits_n = np.uint64(1) << (ordinals & 63).astype(np.uint64), values_n.astype(np.bool_)
     np.bitwise_and.at(words_W, ordinals[~bits_n] >> 6, ~masks_n[~bits_n])
     np.bitwise_or.at(words_W, ordinals[bits_n] >> 6, masks_n[bits_n])
     return trie.filter_of(Bitmap.from_words(words_W, trie.num_items, lineage))
+
+
+def make_bounds(values: SegmentValues, before: SegmentValues, trie: Trie) -> None:
+    """Make the bounds of a boost's new values if those of its last ones were used, so that no request waits for them."""
+    both_are_columns = isinstance(values, ItemColumn) and isinstance(before, ItemColumn)
+    if both_are_columns and before.has_bounds and not are_equal(values, before):
+        values.bounds([trie])
 
 
 def are_equal(left: SegmentValues, right: SegmentValues) -> bool:

@@ -24,7 +24,7 @@ def check_boosts(version: Version, batch_size: int, boosts: object) -> Boosts:
     """Return the boost of each request, from one for all requests or one for each; None if no request has one.
 
     Raises:
-        ArgumentError: If they are not columns of numbers, or a boost is larger than 10^6 nats.
+        ArgumentError: If they are not columns of numbers, or a boost is larger than 1,000 nats.
         ForeignFilterError: If a column was made for another index.
     """
     if boosts is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,9 @@ from leafbeam.index import Filter, ItemColumn, Version
 if TYPE_CHECKING:
     from leafbeam.engine.request import Request
 
-_KEPT = 16  # sums of several boosts
+_KEPT = 32  # sums of several boosts, of one segment each
+
+_SumKey = tuple[tuple[int, ...], tuple[float, ...]]  # the ids of the columns, and their weights
 
 
 class Rules(Protocol):
@@ -52,13 +55,13 @@ class ObjectivesReader:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sums: OrderedDict[tuple[tuple[int, float], ...], tuple[Sequence[ItemColumn], ItemColumn]] = OrderedDict()
+        self._sums: OrderedDict[_SumKey, tuple[Sequence[ItemColumn], ItemColumn]] = OrderedDict()
 
     def read(self, request: Request, rules: Rules | None) -> Objectives:
         """Return what a request wants.
 
-        Cost: none for one boost, whatever its weight. A pass over the items for several boosts whose weights were not in this
-        relation lately.
+        Cost: none for one boost, whatever its weight. For several boosts, a pass over the items of each segment whose numbers
+        are new or whose weights were not in this relation lately.
 
         Raises:
             RequestError: If there is no catalog, or the numbers contradict each other.
@@ -89,22 +92,25 @@ class ObjectivesReader:
             (weight,) = weights.values()
             return columns[0].scaled(weight)
         largest = max(map(abs, weights.values())) or 1.0
-        ratios = [weight / largest for weight in weights.values()]
-        key = tuple((id(column), ratio) for column, ratio in zip(columns, ratios, strict=True))
+        ratios = tuple(weight / largest for weight in weights.values())
+        parts = [self._sum(parts, ratios) for parts in zip(*(column.segments for column in columns), strict=True)]
+        return ItemColumn.joined(parts, columns[0].index).scaled(largest)
+
+    def _sum(self, columns: tuple[ItemColumn, ...], weights: tuple[float, ...]) -> ItemColumn:
+        """Return the weighted sum of columns of one segment, which outlives the versions of a live index."""
+        key = tuple(map(id, columns)), weights
         with self._lock:
             found = self._sums.get(key)
             if found is not None:
                 self._sums.move_to_end(key)
         if found is None:  # two threads may both make it; they make the same
-            total = columns[0].scaled(ratios[0])
-            for column, ratio in zip(columns[1:], ratios[1:], strict=True):
-                total = total.plus(column.scaled(ratio))
-            found = columns, total  # the columns are kept, so that their ids stay theirs
+            scaled = [column.scaled(weight) for column, weight in zip(columns, weights, strict=True)]
+            found = columns, functools.reduce(ItemColumn.plus, scaled)  # the columns are kept, so that their ids stay theirs
             with self._lock:
                 self._sums[key] = found
                 while len(self._sums) > _KEPT:
                     self._sums.popitem(last=False)
-        return found[1].scaled(largest)
+        return found[1]
 
 
 def _items_of(rules: Rules, name: str) -> Filter:

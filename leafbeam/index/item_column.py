@@ -14,6 +14,8 @@ from leafbeam.index.trie import Trie
 
 Values = NDArray[np.float32] | NDArray[np.int32]
 
+_MOST_CHANGED = 65_536  # items of which a column remembers that they changed
+
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ItemColumn:
@@ -107,16 +109,37 @@ class ItemColumn:
         parts = tuple((weights[0] * one + weights[1] * two).astype(np.float32) for one, two in pairs)
         return ItemColumn(parts=parts, index=self.index)
 
+    def with_values(self, ordinals_n: NDArray[np.int64], values_n: Values, trie: Trie) -> "ItemColumn":
+        """Return the column of a trie with the values of some items replaced. Cost: a copy; `bounds` then needs a few more."""
+        assert self.weight == 1
+        values_N = self.parts[0].copy()
+        values_N[ordinals_n] = values_n
+        return ItemColumn(parts=(values_N,), index=trie, shared=self.shared.changed(ordinals_n))
+
+    @property
+    def segments(self) -> tuple["ItemColumn", ...]:
+        """Return the columns that were joined, which outlive a version of a live index; the column itself if none were."""
+        assert self.weight == 1
+        return self.shared.segments or (self,)
+
+    @property
+    def has_bounds(self) -> bool:
+        """Return whether `bounds` costs nothing."""
+        return self.shared.bounds is not None
+
     def bounds(self, tries: Sequence[Trie]) -> tuple[NodeMaxima, ...]:
         """Return for the trie of each segment the largest number below each prefix, not yet multiplied by the weight.
 
-        Cost: a pass over the leaves for each level, the first time.
+        Cost: a pass over the leaves for each level, the first time; `NodeMaxima.changed` for a column of `with_values`.
         """
         assert [len(part) for part in self.parts] == [trie.num_items for trie in tries]
         if self.shared.bounds is None:  # two threads may both make them; they make the same
             if self.shared.segments:
                 pairs = zip(tries, self.shared.segments, strict=True)
                 self.shared.bounds = tuple(column.bounds([trie])[0] for trie, column in pairs)
+            elif self.shared.before is not None:
+                values_N = np.asarray(self.parts[0], np.float32)
+                self.shared.bounds = (self.shared.before.maxima.changed(tries[0], values_N, self.shared.before.ordinals_n),)
             else:
                 parts = zip(tries, self.parts, strict=True)
                 self.shared.bounds = tuple(NodeMaxima.of(trie, np.asarray(part, np.float32)) for trie, part in parts)
@@ -128,11 +151,25 @@ class ItemColumn:
             if self.shared.segments:
                 self.shared.negated = ItemColumn.joined([column._negated for column in self.shared.segments], self.index)
             else:
-                self.shared.negated = ItemColumn(parts=tuple(-part for part in self.parts), index=self.index)
+                shared = _Shared(before=self.shared.negated_before)
+                self.shared.negated = ItemColumn(parts=tuple(-part for part in self.parts), index=self.index, shared=shared)
         return replace(self.shared.negated, weight=self.weight)
 
     def __repr__(self) -> str:
         return f"ItemColumn({counted(sum(map(len, self.parts)), 'item')} of {self.index!r})"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Before:
+    """The largest numbers below prefixes before some items changed, and the ordinals of these items."""
+
+    maxima: NodeMaxima
+    ordinals_n: NDArray[np.int64]
+
+    def changed(self, ordinals_n: NDArray[np.int64]) -> "_Before | None":
+        """Return the same for a column after more items have changed; None after many."""
+        ordinals_n = np.concatenate([self.ordinals_n, ordinals_n])
+        return None if len(ordinals_n) > _MOST_CHANGED else replace(self, ordinals_n=ordinals_n)
 
 
 @dataclass(slots=True)
@@ -140,8 +177,24 @@ class _Shared:
     """What columns share that differ in their weights: the largest numbers below prefixes, and the negated column.
 
     segments: the columns that were joined, which outlive a version of a live index; () for a column of its own.
+    before, negated_before: of the column that this one was before some items changed.
     """
 
     bounds: tuple[NodeMaxima, ...] | None = None
     negated: ItemColumn | None = None
     segments: tuple[ItemColumn, ...] = ()
+    before: _Before | None = None
+    negated_before: _Before | None = None
+
+    def changed(self, ordinals_n: NDArray[np.int64]) -> "_Shared":
+        """Return what the column shares after the values of some items have changed."""
+        if self.negated is not None:
+            negated_before = self.negated.shared._changed(ordinals_n)
+        else:
+            negated_before = self.negated_before and self.negated_before.changed(ordinals_n)
+        return _Shared(before=self._changed(ordinals_n), negated_before=negated_before)
+
+    def _changed(self, ordinals_n: NDArray[np.int64]) -> _Before | None:
+        if self.bounds is not None:
+            return _Before(maxima=self.bounds[0], ordinals_n=ordinals_n)
+        return self.before and self.before.changed(ordinals_n)

@@ -251,6 +251,29 @@ def test_a_change_of_some_items_leaves_the_bounds_of_other_segments_as_they_are(
     assert bounds(1.0)[1].root == 5.5
 
 
+def test_no_request_waits_for_the_bounds_of_a_refreshed_boost_that_requests_used(catalog):
+    def base() -> ItemColumn:
+        return catalog.rules.boost("margin").segments[0]
+
+    catalog.refresh("margin")
+    assert not base().has_bounds  # nobody used it
+    catalog.rules.boost("margin").bounds([segment.trie for segment in catalog.rules.version.segments])
+    used = base()
+    catalog.refresh("margin")
+    assert base() is used  # the same numbers
+    change(catalog, "UPDATE items SET price = price + 10")
+    catalog.refresh("margin")
+    assert base() is not used
+    assert base().has_bounds
+    assert base().bounds([catalog.rules.version.segments[0].trie])[0].root == np.float32(4.9)
+    catalog.insert([[0, 30]], ["new"], [{"price": 55.0}])
+    catalog.rules.boost("margin").bounds([segment.trie for segment in catalog.rules.version.segments])
+    catalog.compact(wait=True)
+    assert len(catalog.rules.version.segments) == 1
+    assert base().has_bounds
+    assert base().bounds([catalog.rules.version.segments[0].trie])[0].root == 5.5
+
+
 # Groups.
 
 

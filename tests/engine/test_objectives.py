@@ -10,6 +10,7 @@ import pytest
 from leafbeam.catalog import Catalog
 from leafbeam.engine import Engine, Request, Result, Settings
 from leafbeam.errors import LeafbeamError, RequestError, UnknownRuleError
+from leafbeam.index import ItemColumn
 from tests.engine.conftest import RULES, Shop
 from tests.fixtures.memories import make_memory
 
@@ -125,6 +126,28 @@ def test_changes_of_boosts_and_items_are_seen_by_the_next_request(shop: Shop, ca
         assert best().boosts[0] == pytest.approx(800.0)
         catalog.delete(["new"])
         assert "new" not in best().item_ids
+
+
+def test_the_sum_of_boosts_is_kept_for_the_items_that_did_not_change(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog, sums = Catalog.in_memory(shop_table(shop), shop.trie, SOURCE), list[int]()
+    for name, expression in BOOSTS.items():
+        catalog.add_boost(name, expression)
+    plus = ItemColumn.plus
+
+    def counted(self: ItemColumn, other: ItemColumn) -> ItemColumn:
+        sums.append(len(self.parts[0]))
+        return plus(self, other)
+
+    monkeypatch.setattr(ItemColumn, "plus", counted)
+    weights = {"margin": 1.0, "few": -2.0}
+    with Engine(shop.model, catalog) as engine:
+        for number in range(3):
+            row = {"item_id": f"new{number}", "title": "new", "price": 900.0, "stock": 1}
+            catalog.insert(shop.codes_NL[number : number + 1], [row["item_id"]], [row])
+            found = engine.submit(Request(boosts=weights, num_items=3, deadline_s=60)).result(60)
+            assert row["item_id"] in found.item_ids
+            assert found.boosts[list(found.item_ids).index(row["item_id"])] == pytest.approx(boost_of(row, weights))
+    assert sums == [shop.trie.num_items, 1, 2, 3]
 
 
 def shop_table(shop: Shop) -> Any:
