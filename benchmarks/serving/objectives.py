@@ -45,7 +45,7 @@ def runs(quick: bool) -> Iterator[Measured]:
     with torch_threads(1):
         for distribution in DISTRIBUTIONS:
             for num_items in (20_000,) if quick else (10**6, 10**7):
-                yield measure_steps(distribution, num_items, repeats=5 if quick else 100)
+                yield from measure_steps(distribution, num_items, repeats=5 if quick else 100)
         demo, batches = LoadRun.demo(quick), 10 if quick else 100
         yield measure_caps(demo, batches)
         yield measure_reranking(demo, batches)
@@ -67,8 +67,11 @@ def campaign(trie: Trie, seed: int = 3) -> ItemColumn:
     return ItemColumn.of(trie, _NATS * (np.random.default_rng(seed).random(trie.num_items) < _SHARE))
 
 
-def measure_steps(distribution: str, num_items: int, repeats: int) -> Measured:
-    """Microseconds of all steps of a search, with and without a boost, and milliseconds of a boost's bounds."""
+def measure_steps(distribution: str, num_items: int, repeats: int) -> Iterator[Measured]:
+    """Microseconds of all steps of a search, with and without a boost, and milliseconds of a boost's bounds.
+
+    A row for standard normal logits, and one for logits of three times their spread, as a trained model's are.
+    """
     rng = np.random.default_rng(0)
     trie = Trie.build(random_codes(rng, distribution, num_items, V, L), [V] * L)
     columns = {"campaign": campaign(trie), "margin": ItemColumn.of(trie, 0.3 * rng.normal(size=num_items))}
@@ -81,7 +84,7 @@ def measure_steps(distribution: str, num_items: int, repeats: int) -> Measured:
     columns["margin"].with_values(changed_n, rng.normal(size=1000).astype(np.float32), trie).bounds([trie])
     changed_ms = 1e3 * (time.perf_counter() - began)
     arrays, requests = cpu.bind(trie), request_filters(trie, B, None, None)
-    logits = [random_logits(rng, B, K if level else 1, V) for level in range(L)]
+    normal = [random_logits(rng, B, K if level else 1, V) for level in range(L)]
     hi = np.full((1, B, 1), trie.num_leaves)
 
     def new_search(column: ItemColumn | None) -> tuple[cpu.FilterArrays, NDArray[np.float32]]:
@@ -91,22 +94,27 @@ def measure_steps(distribution: str, num_items: int, repeats: int) -> Measured:
 
     bound = {name: new_search(column) for name, column in {"without": None, **columns}.items()}
 
-    def search(filters: cpu.FilterArrays, root_B1: NDArray[np.float32]) -> None:
+    def search(filters: cpu.FilterArrays, root_B1: NDArray[np.float32], logits: list[NDArray[np.float32]]) -> None:
         beams = Beams.start(hi * 0, hi, root_B1)
         for level in range(L):
             rows = logits[level][:, : beams.scores.shape[1]]
             beams = cpu.step(arrays, level, beams, rows, filters, num_beams=K, scoring="full")
 
-    ways = {name: lambda given=given: search(*given) for name, given in bound.items()}
-    taken = {name: spread(seconds, 1e-6) for name, seconds in interleaved(ways, repeats).items()}
-    parameters = {"what": "steps", "distribution": distribution, "num_items": num_items, "V": V, "L": L, "B": B, "K": K}
-    return parameters | {"threads": 1}, {
-        "search_us": taken,
-        "boost_over_none": {name: round(taken[name]["p50"] / taken["without"]["p50"], 3) for name in columns},
-        "bounds_ms": round(bound_ms, 1),
-        "changed_ms": round(changed_ms, 1),
-        "repeats": repeats,
-    }
+    for spread_of_logits in (1.0, 3.0):
+        logits = [np.float32(spread_of_logits) * rows for rows in normal]
+        ways = {name: lambda given=given: search(*given, logits) for name, given in bound.items()}
+        taken = {name: spread(seconds, 1e-6) for name, seconds in interleaved(ways, repeats).items()}
+        parameters = {"what": "steps", "distribution": distribution, "num_items": num_items, "V": V, "L": L, "B": B, "K": K}
+        yield (
+            parameters | {"threads": 1, "spread": spread_of_logits},
+            {
+                "search_us": taken,
+                "boost_over_none": {name: round(taken[name]["p50"] / taken["without"]["p50"], 3) for name in columns},
+                "bounds_ms": round(bound_ms, 1),
+                "changed_ms": round(changed_ms, 1),
+                "repeats": repeats,
+            },
+        )
 
 
 def measure_caps(run: LoadRun, batches: int, most: int = 2, brands: ItemColumn | None = None) -> Measured:
