@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ def measure_steps(distribution: str, num_items: int, repeats: int) -> Iterator[M
 
     for spread_of_logits in (1.0, 3.0):
         logits = [np.float32(spread_of_logits) * rows for rows in normal]
-        ways = {name: lambda given=given: search(*given, logits) for name, given in bound.items()}
+        ways = {name: partial(search, *given, logits) for name, given in bound.items()}
         taken = {name: spread(seconds, 1e-6) for name, seconds in interleaved(ways, repeats).items()}
         parameters = {"what": "steps", "distribution": distribution, "num_items": num_items, "V": V, "L": L, "B": B, "K": K}
         yield (
