@@ -33,12 +33,17 @@ def warm_up_requests(version: Version, num_beams: int) -> Iterator[Request]:
 
 
 def run_filtered(preparer: RequestPreparer, decoder: Decoder, num_beams: int, clock: Callable[[], float]) -> None:
-    """Search once under a filter and with a boost: either may be added later, and no request should wait for a compilation."""
+    """Search once under a filter, with a boost and with a changed one: all may come later, and no request should wait for a
+    compilation.
+    """
     item, version = _live_item(preparer.version), preparer.version
     pending = preparer.prepare(Request(history=item, num_items=1, num_beams=num_beams, keep_history=True), clock())
     decoder.run([replace(pending, item_filter=version.filter(item_ids=item))])
-    numbers = tuple(np.zeros(segment.trie.num_items, np.float32) for segment in version.segments)
-    decoder.run([replace(pending, objectives=Objectives(boost=ItemColumn(parts=numbers, index=version)))])
+    tries = [segment.trie for segment in version.segments]
+    parts = [ItemColumn(parts=(np.zeros(trie.num_items, np.float32),), index=trie) for trie in tries]
+    decoder.run([replace(pending, objectives=Objectives(boost=ItemColumn.joined(parts, version)))])
+    first_n = np.arange(min(1, tries[0].num_items))
+    parts[0].with_values(first_n, np.ones(len(first_n), np.float32), tries[0]).bounds(tries[:1])
 
 
 def change_a_copy(catalog: Catalog) -> None:
