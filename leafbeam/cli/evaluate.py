@@ -53,11 +53,14 @@ class SampleOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyOptions(ObjectiveOptions):
-    """The options of a policy that is evaluated."""
+    """The options of a policy that is evaluated, and of the plot."""
 
     plot: Annotated[
         Path | None,
-        option("--plot", "Plot Recall@10 against what the policy brings, for each weight, into a file (.pdf, .png, .svg)."),
+        option(
+            "--plot",
+            "Plot into a file (.pdf, .png, .svg): Recall@10 by popularity and history, or against what a policy brings.",
+        ),
     ] = None
 
 
@@ -78,6 +81,7 @@ def evaluate(
 
     The baselines are popularity, nearest text and the transition graph. Lists with and without the items that a user already
     has are both reported. Every figure has its standard error, and the last line says which ranking is best and what to do.
+    A second table has recall by the item's popularity and the length of the history, and how much of the catalog lists show.
 
     With --boost, --at-most or --at-least, report instead what this policy costs in recall and what it brings, for several
     weights. The lists are ten items of the model, without those that a user already has, for 1,000 users by default. --plot
@@ -90,7 +94,7 @@ def evaluate(
         _evaluate_policy(paths, objectives, sample, precision, policy.plot)
         return
     if policy.plot is not None:
-        raise ArgumentError(f"--plot {policy.plot}: there is no policy to plot; pass --boost, --at-most or --at-least as well")
+        check_plot(policy.plot)
     paths.check("sids", "source", "model")
     require("`leafbeam evaluate`", "pyarrow", "scipy", "sklearn", "torch", extra="train")
     from leafbeam.index import Trie
@@ -103,7 +107,7 @@ def evaluate(
     model = load_model(paths.model).with_precision(precision)
     log = source.read()
     columns = source.text_columns or text_columns(log.items)
-    split = _split_of(paths, log)
+    split = _split_of(paths, source, log)
     memory, baselines = _memory_and_baselines(paths, log, split, columns, sample.seed)
 
     console, began = stdout(), time.perf_counter()
@@ -126,6 +130,9 @@ def evaluate(
             progress=lambda count, total: bar.show("evaluating", count / total, f"{count:,} of {counted(total, 'user')}"),
         )
     console.print(report.table())
+    console.print(report.segment_table())
+    if policy.plot is not None:
+        report.plot().savefig(policy.plot, dpi=160)
     if not columns:
         console.print("The items have no text column, so there is no nearest-text baseline.")
     _finish(paths, report, began)
@@ -141,11 +148,9 @@ def _finish(paths: RunDirectory, report: "EvaluationReport", began: float) -> No
     next_step(console, "leafbeam", "build", "--run", paths.path)
 
 
-def _split_of(paths: RunDirectory, log: "InteractionLog") -> "Split":
+def _split_of(paths: RunDirectory, source: Source, log: "InteractionLog") -> "Split":
     """Return the split of the log by which the run's model was trained."""
-    from leafbeam.train import leave_one_out
-
-    split = leave_one_out(log)
+    split = source.split_of(log)
     return split.with_valid() if paths.read_report().get("train", {}).get("fit_on") == "train+valid" else split
 
 
@@ -163,9 +168,10 @@ def _evaluate_policy(
     from leafbeam.engine import Engine, Limits, Request, Settings
 
     request, console, began = Request(**objectives, channel="model"), stdout(), time.perf_counter()
-    log = Source.load(paths.source).read()
-    split = _split_of(paths, log)
-    known, answers_U = (split.train, split.valid_U) if sample.part == "valid" else (split.before_test(), split.test_U)
+    source = Source.load(paths.source)
+    log = source.read()
+    split = _split_of(paths, source, log)
+    known, answers_U = (split.train, split.valid_U) if sample.part == "valid" else (split.before_test, split.test_U)
     users = np.flatnonzero(answers_U >= 0)
     if not len(users):
         raise ArgumentError(f"--part {sample.part}: no user has a held-out item there")

@@ -15,6 +15,7 @@ from leafbeam.precision import Precision
 N = TypeVar("N", int, float)
 Format = Literal["tables", "amazon", "movielens", "cornac"]
 Order = Literal["time", "file"]
+SplitBy = Literal["user", "time"]
 TimeUnit = Literal["s", "ms", "us", "ns"]
 DEFAULT_RUN = Path("runs/shop")
 KEY = "LEAFBEAM_KEY"  # the variable of the environment with a command's key for a server

@@ -13,6 +13,7 @@ from leafbeam.cli.options import (
     Format,
     Order,
     RunOption,
+    SplitBy,
     TimeUnit,
     delimiter_of,
     option,
@@ -70,6 +71,16 @@ class TableOptions:
             TABLES,
             default="time",
             metavar="NAME",
+        ),
+    ] = None
+    split: Annotated[
+        SplitBy | None,
+        option(
+            "--split",
+            "What is held out for evaluation: the last items of each user, or what came after a cut in time.",
+            TABLES,
+            default="user",
+            metavar="user|time",
         ),
     ] = None
     id_column: Annotated[
@@ -179,17 +190,16 @@ def fit_sids(
     embedding = making.embedding(source)
     if source.path is None or not source.path.exists():
         raise DataError(f"there is no {source.path}: pass the log's directory or file with --data")
-    from leafbeam.train import leave_one_out
-
     console, began = stdout(), time.perf_counter()
     log = source.read()
-    split = leave_one_out(log)
+    split = source.split_of(log)
     source.save(paths.source)
     too_short = counted(split.report.users_too_short, "user has", "users have")
+    moment = "" if source.split == "user" else " before or after the cut"
     sizes = (
         f"{counted(log.num_users, 'user')}, {counted(log.num_items, 'item')}, {counted(log.report.interactions, 'interaction')}"
     )
-    done(console, f"{source.path}: {sizes}; {too_short} too few interactions to evaluate", since=began)
+    done(console, f"{source.path}: {sizes}; {too_short} too few interactions{moment} to evaluate", since=began)
     _show_log(console, source, log)
     from leafbeam.semid import fit_sids as fit  # takes seconds: errors of the log come first
     from leafbeam.semid import load_vectors

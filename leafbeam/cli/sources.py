@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leafbeam.cli.options import Format, Order, TimeUnit
+from leafbeam.cli.options import Format, Order, SplitBy, TimeUnit
 from leafbeam.errors import ArgumentError, DataError, check_choice
 from leafbeam.files import read_json, write_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from leafbeam.train import InteractionLog
+    from leafbeam.train import InteractionLog, Split
 
 
 # In JSON; other fields are like their defaults.
@@ -29,7 +29,7 @@ _COLUMNS = ("user_column", "item_column", "time_column", "id_column")
 class Source:
     """A log's files and how to read them, which a run saves so that later commands read the same log.
 
-    All fields that are not listed here are those of `load_log`; all but path, items and k_core apply to tables alone.
+    All fields that are not listed here are those of `load_log`; all but path, items, k_core and split apply to tables alone.
 
     Args:
         path: A directory of tables (interactions.*, items.*) or of MovieLens, or the file of interactions or of Amazon reviews;
@@ -37,6 +37,7 @@ class Source:
         listed: A Parquet file of the items of an imported run, in place of those of the log.
         items: The file of items, if it is not in that directory.
         k_core: The number of interactions that users and items need to be kept.
+        split: Whether the last two items of each user are held out, or what came after a cut in time.
         id_column: The item id in the table of items; None takes item_column.
         text_columns: The columns of text of the items; None takes every column of words.
     """
@@ -45,6 +46,7 @@ class Source:
     kind: Format = "tables"
     items: Path | None = None
     k_core: int = 0
+    split: SplitBy = "user"
     user_column: str = "user_id"
     item_column: str = "item_id"
     time_column: str = "timestamp"
@@ -60,6 +62,9 @@ class Source:
 
     def __post_init__(self) -> None:
         check_choice("--format", self.kind, Format)
+        check_choice("--split", self.split, SplitBy)
+        if self.split == "time" and self.order == "file":
+            raise ArgumentError("--split time needs the times of interactions, and --order file does without them")
         if self.kind in ("tables", "cornac"):
             return
         if self.items is not None and self.kind == "movielens":
@@ -81,6 +86,16 @@ class Source:
         from leafbeam.train.item_join import with_items
 
         return with_items(log, self._read_listed())
+
+    def split_of(self, log: InteractionLog) -> Split:
+        """Return the parts of the log.
+
+        Raises:
+            ArgumentError: If the log is split by time, and its times leave no cut.
+        """
+        from leafbeam.train import cut_in_time, leave_one_out
+
+        return cut_in_time(log) if self.split == "time" else leave_one_out(log)
 
     def read_items(self) -> pa.Table:
         """Read the items with their attributes, `item_id` first; raise DataError if that is impossible."""

@@ -128,7 +128,8 @@ def train(
     limits: BudgetOptions,
     options: ModelOptions,
 ) -> None:
-    """Train a model on the training part of the log: everything but each user's last two items.
+    """Train a model on the training part of the log: everything but each user's last two items, or what came before a cut in
+    time (--split of `leafbeam fit-sids`).
 
     --config and --set change any setting of the preset's recipe, such as --set learning_rate=0.001 or --set num_users=2000.
 
@@ -150,7 +151,6 @@ def train(
         return
     from leafbeam.retrieve import ItemMemory
     from leafbeam.semid import SidTable, text_columns
-    from leafbeam.train import leave_one_out
     from leafbeam.train.fusion import fit_memory, tune_memory
 
     require_device(device)
@@ -159,7 +159,7 @@ def train(
     watch.end("modules")
     sids, source = SidTable.load(paths.sids), Source.load(paths.source)
     log = source.read()
-    split = leave_one_out(log) if fit_on == "train" else leave_one_out(log).with_valid()
+    split = source.split_of(log) if fit_on == "train" else source.split_of(log).with_valid()
     columns = source.text_columns or text_columns(log.items)
     memory_config = ItemMemory.load(paths.memory).config if fit_on == "train+valid" and paths.memory.exists() else None
     watch.end("log")

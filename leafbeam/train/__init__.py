@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from leafbeam.train.recipe import Architecture, Budget, PresetName, Recipe, preset
     from leafbeam.train.report import EvaluationReport
     from leafbeam.train.run import TrainOptions, codes_of_log, train
-    from leafbeam.train.split import Split, leave_one_out
+    from leafbeam.train.split import Split, cut_in_time, leave_one_out
     from leafbeam.train.trainer import Trainer, TrainStats
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "TrainStats",
     "Trainer",
     "codes_of_log",
+    "cut_in_time",
     "evaluate",
     "leave_one_out",
     "load_amazon",

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from leafbeam.errors import ArgumentError
 from leafbeam.retrieve import ItemMemory, MemoryConfig
+from leafbeam.retrieve.memory import top_rows
 from leafbeam.semid.vectors import unit_rows
 from leafbeam.train.histories import Histories
-from leafbeam.train.metrics import MISS, Ranks
+from leafbeam.train.metrics import MISS, Ranks, Seen
 
 StepFn = Callable[[Tensor | None, Tensor | None], Tensor]
 
@@ -24,21 +25,34 @@ ScoreFn = Callable[[Histories], NDArray[np.float32]]
 """Scores (B, N) of all items after each of B histories, in a new array; -inf where an item may not be listed."""
 
 
-def rank_targets(scores: ScoreFn, histories: Histories, targets_U: NDArray[np.integer], *, num_items: int) -> Ranks:
+def rank_targets(
+    scores: ScoreFn, histories: Histories, targets_U: NDArray[np.integer], *, num_items: int, counts_lists: bool = False
+) -> Ranks:
     """Return the rank of each user's target among all items by score; items of equal score rank before it.
 
     A target that scores -inf is a MISS, and so is one in the user's history if seen items are removed. This costs U * N.
+
+    Args:
+        scores: The scores.
+        histories: The history of each user.
+        targets_U: The item of each user.
+        num_items: The number of items.
+        counts_lists: Whether `Ranks.shown` is counted, which costs U * N once more.
     """
     users = len(targets_U)
-    ranks = Ranks(kept=np.full(users, MISS, np.int64), removed=np.full(users, MISS, np.int64))
+    ranks = Ranks.none(users, num_items)
     size = max(1, 2**23 // num_items)
     for first in range(0, users, size):
         batch_B = np.arange(first, min(first + size, users))
         rows_B, target_B = np.arange(len(batch_B)), targets_U[batch_B]
         scores_BN = scores(histories.select(batch_B))
         for ranks_U in (ranks.kept, ranks.removed):
-            if ranks_U is ranks.removed:
+            seen: Seen = "removed" if ranks_U is ranks.removed else "kept"
+            if seen == "removed":
                 scores_BN[histories.pairs(batch_B)] = -np.inf
+            if counts_lists:
+                for scores_N in scores_BN:
+                    ranks.shown[seen][top_rows(scores_N, 10, minimum=-np.inf)] += 1
             target_B1 = scores_BN[rows_B, target_B][:, None]
             before_B = (scores_BN >= target_B1).sum(axis=1) - 1
             ranks_U[batch_B] = np.where(target_B1[:, 0] == -np.inf, MISS, before_B)

@@ -25,6 +25,7 @@ from leafbeam.train.histories import Histories
 from leafbeam.train.interaction_log import InteractionLog
 from leafbeam.train.metrics import MISS, SEEN, Estimate, Ranking, RankingMetrics, Ranks, Seen
 from leafbeam.train.report import EvaluationReport, UnconstrainedReport, Verdict
+from leafbeam.train.segments import HISTORY, POPULARITY, ListFigures, segments_of
 from leafbeam.train.split import Split
 
 _BATCH_USERS = 128
@@ -58,7 +59,7 @@ class EvaluationSet:
             )
         if sample is not None and sample < len(users):
             users = np.sort(np.random.default_rng(seed).choice(users, sample, replace=False))
-        histories = split.before_test() if part == "test" else split.train
+        histories = split.before_test if part == "test" else split.train
         targets_U = split.test_U if part == "test" else split.valid_U
         return cls(users=users, histories=histories.select(users), targets_U=targets_U[users])
 
@@ -157,8 +158,13 @@ def evaluate(
     if memory is not None and fused is not None:
         ranks["fused"] = fused.ranks
         scorers = {"memory": memory_scores(memory), **scorers}
-    for name, scores in scorers.items():
-        ranks[name] = rank_targets(scores, eval_set.histories, eval_set.targets_U, num_items=log.num_items)
+    rank = partial(rank_targets, histories=eval_set.histories, targets_U=eval_set.targets_U, num_items=log.num_items)
+    ranks |= {name: rank(scores, counts_lists=True) for name, scores in scorers.items()}
+    verdict, interactions_N = Verdict.from_ranks(ranks), np.bincount(split.train.items_E, minlength=log.num_items)
+    by_kind = {
+        "popularity": segments_of(ranks, verdict.seen, interactions_N[eval_set.targets_U], POPULARITY),
+        "history": segments_of(ranks, verdict.seen, eval_set.histories.lengths_U, HISTORY),
+    }
     return EvaluationReport(
         part=config.part,
         fit_on="train" if len(split.valid_users()) else "train+valid",
@@ -169,7 +175,9 @@ def evaluate(
         max_items=max_items,
         trie_version=trie.version,
         rankings={name: Ranking.from_ranks(named) for name, named in ranks.items()},
-        verdict=Verdict.from_ranks(ranks),
+        verdict=verdict,
+        segments=by_kind,
+        lists={name: ListFigures.of(named.shown[verdict.seen], interactions_N) for name, named in ranks.items()},
         unconstrained=evaluator.comparison(compared_U) if compared_U.any() else None,
         seconds=time.perf_counter() - start,
     )
@@ -296,9 +304,10 @@ class _Evaluator:
         self._codes_NL = trie.codes_of(log.item_ids)
         self._sids = SidSet(trie.codes_of(trie.item_ids), trie.codebook_sizes)
         users = len(eval_set.users)
-        kept_U, removed_U, self._unconstrained_ranks_U = (np.full(users, MISS, np.int64) for _ in range(3))
-        self.ranks = Ranks(kept=kept_U, removed=removed_U)
-        self._invalid_U = np.zeros(users)
+        self.ranks, self._unconstrained_ranks_U = Ranks.none(users, log.num_items), np.full(users, MISS, np.int64)
+        self._number_M = np.full(trie.num_items, -1, np.int64)  # of each item of the trie in the log
+        self._number_M[trie.find(log.item_ids)] = np.arange(log.num_items)
+        self._trie, self._invalid_U = trie, np.zeros(users)
         self._seconds: dict[str, float] = {}
         self._unconstrained_first = False
         self._start: Callable[..., DecodeSession] = model.start
@@ -363,6 +372,8 @@ class _Evaluator:
 
     def _record(self, indices: NDArray[np.int64], seen: Seen, result: SearchResult) -> None:
         ranks_U = self.ranks.kept if seen == "kept" else self.ranks.removed
+        listed_n = self._number_M[self._trie.find(np.concatenate([ids_K[:10] for ids_K in result.item_ids]))]
+        np.add.at(self.ranks.shown[seen], listed_n[listed_n >= 0], 1)
         for row, index in enumerate(indices.tolist()):
             if self._on_beams is not None:
                 self._on_beams(index, seen, result.item_ids[row], result.scores[row, : len(result.item_ids[row])])

@@ -16,7 +16,7 @@ from leafbeam.semid.texts import texts
 from leafbeam.train.baselines import memory_scores, rank_targets
 from leafbeam.train.histories import Histories
 from leafbeam.train.interaction_log import InteractionLog
-from leafbeam.train.metrics import MISS, SEEN, Estimate, Ranks, Seen, ndcg_gains
+from leafbeam.train.metrics import SEEN, Estimate, Ranks, Seen, ndcg_gains
 from leafbeam.train.split import Split
 
 _CANDIDATES = 100  # of the memory for an example, beside those of the beams
@@ -148,13 +148,13 @@ class FusedRanks(_UserFeatures):
 
     def __init__(self, memory: ItemMemory, histories: Histories, targets_U: NDArray[np.integer]) -> None:
         super().__init__(memory, histories, targets_U)
-        kept_U, removed_U = (np.full(len(targets_U), MISS, np.int64) for _ in range(2))
-        self.ranks = Ranks(kept=kept_U, removed=removed_U)
+        self.ranks = Ranks.none(len(targets_U), memory.num_items)
 
     def observe(self, index: int, seen: Seen, item_ids_k: NDArray[np.generic], scores_k: NDArray[np.float32]) -> None:
         """Rank the item of a user."""
         fusion = (self.memory.fusion or Fusions()).of(keeps_history=seen == "kept")
         scores_N = fusion.scores(*self.of(index, seen, item_ids_k, scores_k))
+        self.ranks.shown[seen][top_rows(scores_N, 10, minimum=-np.inf)] += 1
         target = self._targets_U[index]
         if scores_N[target] > -np.inf:
             getattr(self.ranks, seen)[index] = np.count_nonzero(scores_N >= scores_N[target]) - 1

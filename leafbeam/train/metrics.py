@@ -1,9 +1,10 @@
 """Recall and NDCG of ranked lists, each with its standard error.
 
-Shapes: U users.
+Shapes: U users, N items.
 """
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from math import sqrt
 from typing import Literal
 
@@ -76,17 +77,29 @@ class RankingMetrics:
     def estimates(self) -> dict[str, Estimate]:
         """Return the five figures by their names in the literature."""
         names = ("Recall@1", "Recall@5", "Recall@10", "NDCG@5", "NDCG@10")
-        return dict(zip(names, (getattr(self, field.name) for field in fields(self)[1:]), strict=True))
+        return dict(zip(names, (getattr(self, one.name) for one in fields(self)[1:]), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Ranks:
     """The rank of each user's item, from 0, or MISS if it is not listed; once in lists that keep seen items, once
     without them.
+
+    Args:
+        kept: The ranks (U,) in lists that keep seen items.
+        removed: The ranks (U,) in lists without them.
+        shown: For both, how many of the lists' first ten hold each item, (N,); empty if nobody counted.
     """
 
     kept: NDArray[np.int64]
     removed: NDArray[np.int64]
+    shown: Mapping[Seen, NDArray[np.int64]] = field(default_factory=dict[Seen, NDArray[np.int64]])
+
+    @classmethod
+    def none(cls, users: int, num_items: int) -> "Ranks":
+        """Return ranks of which every one is a miss."""
+        kept_U, removed_U = (np.full(users, MISS, np.int64) for _ in range(2))
+        return cls(kept=kept_U, removed=removed_U, shown={seen: np.zeros(num_items, np.int64) for seen in SEEN})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,9 +1,9 @@
 """The report of an evaluation, as JSON and as a table."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.table import Table
@@ -11,6 +11,10 @@ from rich.table import Table
 from leafbeam.errors import counted
 from leafbeam.html_table import html_table
 from leafbeam.train.metrics import SEEN, Estimate, Ranking, RankingMetrics, Ranks, Seen
+from leafbeam.train.segments import ListFigures, Segment, plot
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SERVED = ("model", "memory", "fused")
 """The rankings that a server of the run returns: its channels."""
@@ -27,6 +31,11 @@ LABELS = {
     "sasrec": "SASRec",
 }
 """What tables call a ranking; another name stands for itself."""
+
+SEGMENT_LABELS = {"popularity": "training interactions of the item", "history": "items of the history"}
+"""What plots call the number that tells segments apart."""
+
+_ROWS = {"popularity": "item seen {} x", "history": "history of {}"}
 
 _SHOWN = "Recall@10", "NDCG@10"
 
@@ -98,7 +107,12 @@ class Verdict:
 class EvaluationReport:
     """The metrics of a model and of baselines on one part of a split, with the settings.
 
-    `rankings` are by method, "model" first. `fit_on` names the parts on which the baselines, and the model, were fitted.
+    Attributes:
+        rankings: The metrics by method, "model" first.
+        fit_on: The parts on which the baselines, and the model, were fitted.
+        segments: Recall@10 for items by "popularity" (their training interactions) and for users by the length of their
+            "history", in the lists that the verdict compares.
+        lists: What the lists of each method show.
     """
 
     part: str
@@ -111,6 +125,8 @@ class EvaluationReport:
     trie_version: str
     rankings: Mapping[str, Ranking]
     verdict: Verdict
+    segments: Mapping[str, Sequence[Segment]]
+    lists: Mapping[str, ListFigures]
     unconstrained: UnconstrainedReport | None
     seconds: float
 
@@ -143,6 +159,32 @@ class EvaluationReport:
         for row in rows:
             table.add_row(*row)
         return table
+
+    @property
+    def compared(self) -> dict[str, str]:
+        """Return the names and labels of the served rankings and the best baseline."""
+        baseline = self.verdict.best if self.verdict.best not in SERVED else self.verdict.other
+        return {name: LABELS.get(name, name) for name in self.rankings if name in SERVED or name == baseline}
+
+    def segment_table(self) -> Table:
+        """Return Recall@10 of the served rankings and the best baseline by segment, and the figures of their lists."""
+        table = Table(title=f"Recall@10 by segment, seen items {self.verdict.seen}")
+        for name in ("", "users", *self.compared.values()):
+            table.add_column(name, justify="right" if name else "left")
+        for kind, segments in self.segments.items():
+            for segment in segments:
+                recalls = [str(segment.recall_10[name]) for name in self.compared]
+                table.add_row(_ROWS[kind].format(segment.name), f"{segment.users:,}", *recalls)
+            table.add_section()
+        lists = [self.lists[name] for name in self.compared]
+        table.add_row("catalog that is shown", "", *(f"{one.coverage:.1%}" for one in lists))
+        table.add_row("novelty, bits", "", *(f"{one.novelty:.1f}" for one in lists))
+        return table
+
+    def plot(self) -> "Figure":
+        """Plot Recall@10 of the served rankings and the best baseline by segment."""
+        labels = {SEGMENT_LABELS[kind]: segments for kind, segments in self.segments.items()}
+        return plot(labels, self.compared, f"{self.title}; seen items {self.verdict.seen}")
 
     def _repr_html_(self) -> str:
         return html_table(f"{self.title}. {self.caption}", *self._rows())

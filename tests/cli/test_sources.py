@@ -33,6 +33,26 @@ def write_log(directory: Path) -> tuple[Path, Path]:
     return orders, goods
 
 
+def test_a_cut_in_time_is_remembered_and_needs_times(tmp_path: Path) -> None:
+    orders, goods = write_log(tmp_path)
+    run = ("--run", tmp_path / "run")
+    fit = ("fit-sids", "--data", orders, "--items", goods, *run, *OPTIONS, "--codebooks", "8,8", "--split", "time")
+    fitted = call(*fit)
+    assert fitted.exit_code == 0, fitted.stderr
+    assert "before or after the cut to evaluate" in fitted.stdout
+    source = Source.load(tmp_path / "run" / "source.json")
+    assert source.split == "time"
+    log = source.read()
+    split = source.split_of(log)
+    assert len(split.train.items_E) == (log.histories.times_E <= split.train.times_E.max()).sum() < len(log.histories.items_E)
+    assert json.loads((tmp_path / "run" / "report.json").read_text())["data"]["split"]["train_interactions"] == len(
+        split.train.items_E
+    )
+    refused = call(*fit, "--order", "file")
+    assert refused.exit_code == 2
+    assert "--split time needs the times of interactions" in refused.stderr
+
+
 @pytest.mark.slow
 def test_columns_units_and_files_are_remembered_by_every_later_command(tmp_path: Path) -> None:
     orders, goods = write_log(tmp_path)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from leafbeam.errors import ArgumentError, DataError
-from leafbeam.train import Histories, LogRules, leave_one_out, load_log, log_from_tables
+from leafbeam.train import Histories, LogRules, cut_in_time, leave_one_out, load_log, log_from_tables
 from leafbeam.train.batches import Batches
 from leafbeam.train.losses import LevelTarget, SampledLevel, full_loss
 
@@ -82,10 +82,12 @@ def test_nothing_to_train_on_is_a_named_error():
 DATA = Path(os.environ.get("LEAFBEAM_DATA", Path(__file__).parents[3] / "shared" / "data"))
 
 
-def log_of(histories: list[list[int]]):
-    users = [user for user, items in enumerate(histories) for _ in items]
-    times = [time for items in histories for time in range(len(items))]
-    return log_from_tables(pa.table({"user_id": users, "item_id": [i for h in histories for i in h], "timestamp": times}))
+def log_of(histories: list[list[int]], times: list[list[int]] | None = None):
+    times = [list(range(len(items))) for items in histories] if times is None else times
+    rows = [(user, item, time) for user, items in enumerate(histories) for item, time in zip(items, times[user], strict=True)]
+    names = "user_id", "item_id", "timestamp"
+    table = pa.table({name: [row[number] for row in rows] for number, name in enumerate(names)})
+    return log_from_tables(table, rules=LogRules(order="file"))
 
 
 def test_the_last_item_is_the_test_and_the_one_before_it_validates():
@@ -94,14 +96,14 @@ def test_the_last_item_is_the_test_and_the_one_before_it_validates():
     assert [log.item_ids[split.train[user]].tolist() for user in range(2)] == [[10, 11], [12]]
     assert log.item_ids[split.valid_U].tolist() == [12, 11]
     assert log.item_ids[split.test_U].tolist() == [13, 10]
-    assert [log.item_ids[split.before_test()[user]].tolist() for user in range(2)] == [[10, 11, 12], [12, 11]]
+    assert [log.item_ids[split.before_test[user]].tolist() for user in range(2)] == [[10, 11, 12], [12, 11]]
 
 
 def test_users_of_one_or_two_interactions_train_and_are_not_evaluated():
     split = leave_one_out(log_of([[1], [1, 2, 3], [2, 3]]))
     assert split.valid_U.tolist()[::2] == split.test_U.tolist()[::2] == [-1, -1]
     assert split.train.lengths_U.tolist() == [1, 1, 2]
-    assert split.before_test().lengths_U.tolist() == [1, 2, 2]
+    assert split.before_test.lengths_U.tolist() == [1, 2, 2]
     assert split.test_users().tolist() == split.valid_users().tolist() == [1]
     assert (split.report.users_too_short, split.report.users_evaluated) == (2, 1)
 
@@ -109,14 +111,14 @@ def test_users_of_one_or_two_interactions_train_and_are_not_evaluated():
 def test_only_short_users_leave_nothing_to_evaluate():
     split = leave_one_out(log_of([[1, 2], [3]]))
     assert len(split.test_users()) == 0
-    assert split.before_test().items_E.tolist() == split.train.items_E.tolist()
+    assert split.before_test.items_E.tolist() == split.train.items_E.tolist()
 
 
 def test_the_parts_together_are_the_log_with_its_times():
     rng = np.random.default_rng(1)
     log = log_of([rng.integers(0, 30, rng.integers(1, 9)).tolist() for _ in range(200)])
     split = leave_one_out(log)
-    before = split.before_test()
+    before = split.before_test
     for user in range(log.num_users):
         whole = log.histories[user].tolist()
         last = [split.test_U[user]] if split.test_U[user] >= 0 else []
@@ -124,6 +126,41 @@ def test_the_parts_together_are_the_log_with_its_times():
         start, stop = before.indptr_U1[user : user + 2]
         position = log.histories.indptr_U1[user]
         assert before.times_E[start:stop].tolist() == log.histories.times_E[position : position + stop - start].tolist()
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_cut_in_time_trains_on_nothing_that_comes_later(seed: int, share: float):
+    rng = np.random.default_rng(seed)
+    users = [rng.integers(0, 30, rng.integers(1, 9)).tolist() for _ in range(100)]
+    times = [np.sort(rng.integers(0, 1000, len(items))).tolist() for items in users]
+    log = log_of(users, times)
+    split = cut_in_time(log, share=share)
+    every = np.sort(log.histories.times_E)
+    first, second = (every[int(np.ceil((1 - part) * (len(every) - 1)))] for part in (2 * share, share))
+    for user in range(log.num_users):
+        own = range(*log.histories.indptr_U1[user : user + 2].tolist())
+        at = {item: log.histories.times_E[item] for item in own}
+        items = log.histories.items_E
+        assert split.train[user].tolist() == [items[one] for one in own if at[one] < first]
+        assert split.before_test[user].tolist() == [items[one] for one in own if at[one] < second]
+        between, after = (
+            [items[one] for one in own if first <= at[one] < second],
+            [items[one] for one in own if at[one] >= second],
+        )
+        assert split.valid_U[user] == (between[0] if between and len(split.train[user]) else -1)
+        assert split.test_U[user] == (after[0] if after and len(split.before_test[user]) else -1)
+    assert split.report.users_evaluated == len(split.test_users()) > 0
+    assert split.report.train_interactions == (every < first).sum()
+    assert split.with_valid().train is split.before_test
+
+
+@pytest.mark.parametrize(
+    ("times", "share"), [([[5, 5, 5], [5, 5]], 0.1), ([[9, 5, 1], [1, 2]], 0.1), ([[1, 2, 3], [4, 5]], 0.5)]
+)
+def test_times_that_leave_no_cut_are_refused(times: list[list[int]], share: float):
+    with pytest.raises(ArgumentError, match="expected"):
+        cut_in_time(log_of([[1, 2, 3], [2, 3]], times), share=share)
 
 
 @pytest.mark.data

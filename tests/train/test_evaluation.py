@@ -13,6 +13,7 @@ from rich.console import Console
 from leafbeam.errors import ArgumentError, ItemIdError
 from leafbeam.index import Trie
 from leafbeam.model import Transformer, Vocabulary
+from leafbeam.retrieve import ItemMemory
 from leafbeam.semid import SidTable
 from leafbeam.train import (
     Budget,
@@ -283,6 +284,58 @@ def test_a_report_prints_recall_and_ndcg_of_every_ranking_and_writes_json(shop: 
         for name in ("Recall@10", "NDCG@10"):
             assert str(scores.estimates[name]) in text
     assert f"{report.unconstrained.invalid.mean:.2%}" in text
+    console.print(report.segment_table())
+    text = console.export_text()
+    for segment in (*report.segments["popularity"], *report.segments["history"]):
+        assert f"{segment.name} " in text
+        assert str(segment.recall_10["model"]) in text
+    assert f"{report.lists['model'].coverage:.1%}" in text
+    assert len(report.plot().axes) == 2
+
+
+@pytest.mark.parametrize("num_beams", [60, 4])
+def test_segments_and_lists_are_those_of_each_user_s_own_list(
+    shop: tuple[InteractionLog, Split, SidTable, Trie], num_beams: int
+):
+    log, split, _, trie = shop
+    model = model_of()
+    config = EvaluationConfig(num_beams=num_beams, max_items=4, unconstrained_users=0)
+    memory = ItemMemory.fit(log.item_ids, split.train.indptr_U1, split.train.items_E)
+    report = evaluate(model, trie, log, split, config=config, memory=memory)
+    removes, interactions_N = report.verdict.seen == "removed", np.bincount(split.train.items_E, minlength=log.num_items)
+    hits: dict[str, list[bool]] = {"model": [], "popularity": []}
+    listed: dict[str, list[int]] = {"model": [], "popularity": []}
+    users = split.test_users().tolist()
+    codes_NL = trie.codes_of(log.item_ids)
+    for user in users:
+        history = split.before_test[user]
+        scores = {"popularity": interactions_N.astype(np.float64)}
+        scores["model"] = log_probabilities(model, codes_NL[history[-4:]], codes_NL)
+        for name, scores_N in scores.items():
+            if removes:
+                scores_N[history] = -np.inf
+            order = np.argsort(-scores_N, kind="stable")[:10]
+            order = order[scores_N[order] > -np.inf][: num_beams if name == "model" else 10]
+            target = split.test_U[user]
+            before = (scores_N >= scores_N[target]).sum() - 1
+            hits[name].append(bool(scores_N[target] > -np.inf and before < (min(10, num_beams) if name == "model" else 10)))
+            listed[name] += order.tolist()
+    for name, values in (("popularity", interactions_N[split.test_U[users]]), ("history", split.before_test.lengths_U[users])):
+        segments = report.segments[name]
+        assert sum(segment.users for segment in segments) == len(users)
+        for segment in segments:
+            low, _, high = segment.name.replace(" or more", " to 1000000").partition(" to ")
+            chosen = (values >= int(low)) & (values <= int(high or low))
+            assert segment.users == chosen.sum() > 0
+            assert set(segment.recall_10) == {"model", "fused", "memory", "popularity"}
+            if num_beams == 60:  # a narrower beam search may miss the best items
+                for ranking in hits:
+                    assert segment.recall_10[ranking] == Estimate.from_values(np.array(hits[ranking], np.float64)[chosen])
+    for name in ("popularity", "model") if num_beams == 60 else ("popularity",):
+        bits = [-np.log2(max(1, interactions_N[item]) / interactions_N.sum()) for item in listed[name]]
+        assert report.lists[name].coverage == len(set(listed[name])) / log.num_items
+        assert report.lists[name].novelty == pytest.approx(np.mean(bits))
+    assert report.lists["model"].coverage > 0
 
 
 def test_a_wide_unconstrained_search_equals_an_enumeration_of_every_sid():

@@ -406,7 +406,7 @@ def test_a_split_with_its_validation_items_trains_on_them_and_never_on_the_test(
     split = leave_one_out(log).with_valid()
     assert (split.train.lengths_U == log.histories.lengths_U - 1).all()
     assert len(split.valid_users()) == 0
-    assert split.before_test().items_E.tolist() == split.train.items_E.tolist()
+    assert split.before_test.items_E.tolist() == split.train.items_E.tolist()
     assert (split.report.valid_interactions, split.report.train_interactions) == (0, len(split.train.items_E))
     seen: list[float] = []
     train(log, split, sids_of(items), TINY, options=TrainOptions(on_baselines=lambda recalls: seen.append(1)))

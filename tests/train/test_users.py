@@ -199,7 +199,7 @@ def test_train_saves_a_model_with_users_and_evaluate_passes_each_user(
 
     monkeypatch.setattr(type(read), "start", watched)
     report = evaluate(read, trie, log, split, config=EvaluationConfig(unconstrained_users=5, num_beams=4, batch_users=7))
-    histories = [sids.codes[split.before_test()[user][-report.max_items :]] for user in range(30)]
+    histories = [sids.codes[split.before_test[user][-report.max_items :]] for user in range(30)]
     tokens_U = read.vocabulary.prompts([[]] * 30, log.user_ids)[0][:, 1]
     assert seen == {
         (bytes(read.vocabulary.tokens(history).ravel().tolist()), int(token))
