@@ -129,18 +129,18 @@ def evaluate(
             memory=memory,
             progress=lambda count, total: bar.show("evaluating", count / total, f"{count:,} of {counted(total, 'user')}"),
         )
-    console.print(report.table())
-    console.print(report.segment_table())
-    if policy.plot is not None:
-        report.plot().savefig(policy.plot, dpi=160)
     if not columns:
         console.print("The items have no text column, so there is no nearest-text baseline.")
-    _finish(paths, report, began)
+    _finish(paths, report, policy.plot, began)
 
 
-def _finish(paths: RunDirectory, report: "EvaluationReport", began: float) -> None:
-    """Print the advice of an evaluation, and add its figures to the report of the run."""
+def _finish(paths: RunDirectory, report: "EvaluationReport", plot: Path | None, began: float) -> None:
+    """Print the tables of an evaluation and its advice, plot it, and add its figures to the report of the run."""
     console = stdout()
+    console.print(report.table())
+    console.print(report.segment_table())
+    if plot is not None:
+        report.plot().savefig(plot, dpi=160)
     train = shlex.join(["leafbeam", "train", "--run", str(paths.path), "--resume", "--minutes", "30"])
     console.print(report.verdict.advice(train), markup=False, soft_wrap=True)
     paths.add_to_report("evaluate", json.loads(report.to_json()))

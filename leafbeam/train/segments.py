@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from leafbeam.errors import counted
 from leafbeam.extras import optional_imports
 from leafbeam.train.metrics import Estimate, Ranks, Seen
 
@@ -107,7 +108,7 @@ def plot(segments: Mapping[str, Sequence[Segment]], names: Mapping[str, str], ti
             shift = 0.08 * (number - (len(names) - 1) / 2)
             means, errors = [one.mean for one in found], [one.error for one in found]
             axes.errorbar(places + shift, means, errors, marker="o", markersize=4, capsize=2, linewidth=1, label=name)
-        axes.set_xticks(places, [f"{segment.name}\n{segment.users:,} users" for segment in shown], fontsize=8)
+        axes.set_xticks(places, [f"{segment.name}\n{counted(segment.users, 'user')}" for segment in shown], fontsize=8)
         axes.set(xlabel=label, ylim=(0, None))
     panels[0].set_ylabel("Recall@10")
     handles, labels = panels[0].get_legend_handles_labels()
