@@ -84,7 +84,7 @@ def test_the_command_prints_a_table_and_adds_it_to_the_report(boosted: RunDirect
         (["--boost", "none-such=1"], "unknown boost 'none-such'; the boosts of this catalog are: dear"),
         (["--at-most", "brand=2"], "unknown column 'brand'"),
         (["--at-least", "none=2"], "unknown rule 'none'"),
-        (["--plot", "policy.png"], "--plot policy.png: there is no policy to plot; pass --boost, --at-most or --at-least"),
+        (["--plot", "recall.txt"], "--plot recall.txt: expected a file name that ends in"),
         (["--boost", "dear=1", "--plot", "policy.txt"], "--plot policy.txt: expected a file name that ends in"),
     ],
 )
