@@ -7,8 +7,24 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from leafbeam import __version__
-from leafbeam.cli import demo, doctor, evaluate, generate, import_run, index, items, keys, recommend, serve, sids, top, train
+from leafbeam.cli import (
+    demo,
+    doctor,
+    evaluate,
+    generate,
+    import_run,
+    index,
+    init,
+    items,
+    keys,
+    recommend,
+    serve,
+    sids,
+    top,
+    train,
+)
 from leafbeam.cli.console import stderr
+from leafbeam.cli.status import show_status
 from leafbeam.errors import AccessDeniedError, LeafbeamError
 
 _NUMBERS = {"int_parsing": "a whole number", "float_parsing": "a number"}  # by pydantic's type of an error
@@ -44,11 +60,12 @@ def _name_value(error: typer.BadParameter) -> None:
 app = typer.Typer(
     name="leafbeam",
     cls=Commands,
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help="Generative retrieval that can only return items you may show.\n\n"
-    "From an interaction log to recommendations: fit-sids, train, evaluate, build, then recommend or serve. "
+    "From an interaction log to recommendations: init asks about your files, then fit-sids, train, evaluate, build, and "
+    "recommend or serve. Without a command, leafbeam shows the runs here and the next step. "
     "[bold]leafbeam import[/bold] begins with a model and Semantic IDs of your own. "
     "[bold]leafbeam demo[/bold] runs all of them on a synthetic shop.",
 )
@@ -62,14 +79,18 @@ def show_version(requested: bool) -> None:
 
 @app.callback()
 def options(
+    context: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Read the options of every command."""
+    """Read the options of every command, and show the runs here where there is no command."""
+    if context.invoked_subcommand is None:
+        show_status()
 
 
+app.command("init")(init.init)
 app.command("fit-sids")(sids.fit_sids)
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)

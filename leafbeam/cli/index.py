@@ -20,11 +20,11 @@ from leafbeam.extras import require
 if TYPE_CHECKING:
     from leafbeam.index import Trie
 
-EMPTY_RULES = """# A rule is an SQL predicate over the table `items` of catalog.duckdb. A request names rules, never SQL.
+RULES_HEAD = """# A rule is an SQL predicate over the table `items` of catalog.duckdb. A request names rules, never SQL.
 # Columns: {columns}
 [rules]
-# in_stock = "stock > 0"
 """
+EXAMPLE_RULE = '# in_stock = "stock > 0"\n'
 TABLE = "With TABLE"
 
 
@@ -150,7 +150,7 @@ def build_run(run: Path, force: bool, extra_rules: list[str]) -> None:
         if source.directory is not None and (rules_of_log := source.directory / "rules.toml").exists():
             shutil.copyfile(rules_of_log, paths.rules)
         else:
-            paths.rules.write_text(EMPTY_RULES.format(columns=", ".join(items.column_names)), encoding="utf-8")
+            paths.rules.write_text(RULES_HEAD.format(columns=", ".join(items.column_names)) + EXAMPLE_RULE, encoding="utf-8")
             console.print(f"{paths.rules} has no rules yet: add some, and send the server SIGHUP")
     with ExitStack() as opened:  # rules are counted over what a server of the run would answer from
         changed = paths.index

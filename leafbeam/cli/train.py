@@ -128,8 +128,9 @@ def train(
     limits: BudgetOptions,
     options: ModelOptions,
 ) -> None:
-    """Train a model on the training part of the log: everything but each user's last two items, or what came before a cut in
-    time (--split of `leafbeam fit-sids`).
+    """Train a model on the training part of the log.
+
+    That is everything but each user's last two items, or all that came before a cut in time (--split of `leafbeam fit-sids`).
 
     --config and --set change any setting of the preset's recipe, such as --set learning_rate=0.001 or --set num_users=2000.
 

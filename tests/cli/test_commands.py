@@ -20,7 +20,20 @@ from leafbeam.errors import ArgumentError, DataError, ItemIdError, RequestError,
 from leafbeam.train import load_log
 from tests.fixtures.command_line import ENV, call
 
-COMMANDS = ("fit-sids", "import", "train", "evaluate", "build", "recommend", "serve", "inspect", "doctor", "make-shop", "demo")
+COMMANDS = (
+    "init",
+    "fit-sids",
+    "import",
+    "train",
+    "evaluate",
+    "build",
+    "recommend",
+    "serve",
+    "inspect",
+    "doctor",
+    "make-shop",
+    "demo",
+)
 
 
 def test_help_lists_every_command_and_loads_no_heavy_room():
