@@ -12,6 +12,7 @@ _VALUES = {
     "static-4b": ("benchmarks.static.paper", "TABLE_4B"),
     "static-share": ("benchmarks.static.paper", "SHARE_OF_INFERENCE"),
     "static-table-3": ("benchmarks.static.table_3", "PAPER"),
+    "field": ("benchmarks.tiger.field", "FIELD"),
     "tiger": ("benchmarks.tiger.table_1", "PUBLISHED"),
 }
 

@@ -15,6 +15,7 @@ from benchmarks.figures.markdown import provenance, render
 from benchmarks.figures.plots import PLOTS
 from benchmarks.figures.selection import ResultRows
 from benchmarks.rows import Row, keep_row, make_row, refusal
+from benchmarks.tiger.field import FIELD
 from leafbeam.errors import DataError
 
 TABLE = """
@@ -64,6 +65,16 @@ def test_the_documents_say_what_their_rows_say() -> None:
 
 def test_every_number_of_the_readme_and_of_the_results_comes_from_a_row() -> None:
     assert [str(problem) for problem in stray()] == []
+
+
+def test_what_others_report_has_an_ndcg_below_its_recall_a_protocol_and_a_source() -> None:
+    for name, entry in FIELD.items():
+        pairs = [pair for data in ("beauty", "sports", "toys") if isinstance(pair := entry[data], tuple)]
+        assert any(recall is not None for recall, _ in pairs), name
+        assert all(0.4 * recall < ndcg < recall < 0.2 for recall, ndcg in pairs if recall and ndcg), name
+        assert entry["seen"] in {"kept", "removed", "not said", "not known"}, name
+        assert entry["validation"] in {"yes", "no", "not said", "not known"}, name
+        assert entry["source"], name
 
 
 def test_the_newest_row_that_is_not_refused_wins(tmp_path: Path, definitions: Definitions) -> None:
