@@ -5,6 +5,8 @@ import json
 import re
 import shutil
 import signal
+import socket
+import subprocess
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -204,3 +206,46 @@ def test_data_without_stock_gets_rules_that_it_can_answer(run: Path, tmp_path: P
     assert change["sold_out"] is None
     assert all(float(items_of(run)[item]["price"]) < 10 for item in change["answer"])  # type: ignore[arg-type]
     assert "The items have no stock" in screen.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_no_request_is_lost_behind_the_balancer_when_a_server_ends(run: Path, server: Server, tmp_path: Path, how: int):
+    if (haproxy := shutil.which("haproxy")) is None:
+        pytest.skip("haproxy is not installed")
+    other = tmp_path / "run"
+    shutil.copytree(run, other)
+    with running_server(other) as second, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        free.close()
+        text = (Path(__file__).parents[2] / "deploy" / "haproxy.cfg").read_text()
+        for name, at in (("10.0.0.1:8000", server.address), ("10.0.0.2:8000", second.address), (":8080", f"http://{address}")):
+            assert name in text
+            text = text.replace(name, at.removeprefix("http://"))
+        (tmp_path / "haproxy.cfg").write_text(text)
+        balancer = subprocess.Popen([haproxy, "-f", str(tmp_path / "haproxy.cfg"), "-db"], stderr=subprocess.DEVNULL)
+        try:
+            statuses: list[int] = []
+            with httpx.Client(base_url=f"http://{address}", timeout=30) as client:
+                wait_for(address)
+                for number in range(150):
+                    if number == 50:
+                        second.child.send_signal(how)
+                    statuses.append(client.post("/v1/recommend", json={"history": [], "num_items": 3}).status_code)
+            assert statuses == [200] * 150
+            second.child.wait(60)
+        finally:
+            balancer.terminate()
+            balancer.wait(10)
+
+
+def wait_for(address: str) -> None:
+    """Return once something listens at an address."""
+    host, _, port = address.partition(":")
+    for _ in range(100):
+        with socket.socket() as one:
+            if one.connect_ex((host, int(port))) == 0:
+                return
+        time.sleep(0.1)
+    raise AssertionError(f"nothing listens at {address}")

@@ -16,6 +16,7 @@ from starlette.testclient import TestClient
 import leafbeam
 from leafbeam.cli.app import app
 from leafbeam.config_file import load_config
+from leafbeam.engine import Settings
 from leafbeam.serve import Access, KeyFile, ServerConfig, create_app
 from leafbeam.serve.access import need_of
 from leafbeam.serve.keys import add_key
@@ -148,6 +149,18 @@ def test_replicas_that_follow_a_source_differ_from_the_others_in_what_that_needs
     for one in (*pod["initContainers"], container):
         assert {mount["name"] for mount in one["volumeMounts"]} <= volumes
     assert deployment["metadata"]["name"] == OBJECTS[0]["metadata"]["name"] == scaler["spec"]["scaleTargetRef"]["name"]
+
+
+def test_haproxy_accepts_its_file_and_asks_for_readiness() -> None:
+    text = (DEPLOY / "haproxy.cfg").read_text(encoding="utf-8")
+    path = re.findall(r"option httpchk GET (\S+)", text)
+    repeated = re.findall(r"unless { path (\S+) }", text)
+    assert path == ["/readyz"]
+    assert repeated == ["/v1/recommend"]
+    seconds = int(re.findall(r"timeout server (\d+)s", text)[0])
+    assert seconds > Settings().timeout_s
+    checked = tool("haproxy", "-c", "-f", str(DEPLOY / "haproxy.cfg"))
+    assert checked.returncode == 0, checked.stderr
 
 
 def test_ports_and_probes_agree() -> None:
