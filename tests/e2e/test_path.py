@@ -39,7 +39,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trained = succeed("train", "--run", run, "--steps", "30", "--layers", "1", "--width", "32")
     assert last_line(trained) == f"Next: leafbeam evaluate --run {run}"
     assert "Recall@10 on a sample of validation users: most popular 0." in trained
-    evaluated = succeed("evaluate", "--run", run, "--users", "100", "--unconstrained", "50")
+    evaluated = succeed("evaluate", "--run", run, "--users", "100", "--unconstrained", "50", "--plot", run / "recall.svg")
+    assert "history of 3 to 5" in evaluated
+    assert "training interactions of the item" in (run / "recall.svg").read_text()
     assert f"leafbeam train --run {run} --resume --minutes 30\n" in evaluated  # 30 steps are not enough
     assert last_line(evaluated) == f"Next: leafbeam build --run {run}"
     assert last_line(succeed("build", "--run", run)) == f"Next: leafbeam serve --run {run}"
