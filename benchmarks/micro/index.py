@@ -61,7 +61,7 @@ def measure_chunks(
     """(parameters, measured) of one build from chunks of 2^20 rows, in a child: more items than the peer has memory for.
 
     leafbeam_s: of adding and finishing, without making the codes; cpu_s: of all threads in them, the same on busy cores.
-    peak_gb: the child's high-water mark, the result and all of Python included.
+    peak_gb: the child's high-water mark, the result and all of Python included. filter_s: of a filter from a mask of 1 %.
     """
     measured = _in_child(_build_chunks, distribution, num_items, memory_limit, seed)
     parameters = {"distribution": distribution, "num_items": num_items, "V": V, "L": L, "threads": "all"}
@@ -111,7 +111,21 @@ def _build_chunks(distribution: str, num_items: int, memory_limit: int, seed: in
         "entropy_bytes_per_item": round(plan.per_item(plan.entropy_bits / 8), 2),
         "static_u_max_per_item": round(plan.per_item(plan.static.upper_bound), 2),
         "static_nodes_per_item": round(plan.per_item(plan.static.estimate), 2),
+        "filter_s": round(_filter_seconds(trie, seed), 3),
     }
+
+
+def _filter_seconds(trie: Trie, seed: int) -> float:
+    """Return the seconds of a filter from a mask of 1 % of the items, once it was compared with the mask."""
+    mask = np.zeros(len(trie), np.bool_)
+    mask[np.random.default_rng(seed).integers(0, len(trie), len(trie) // 100)] = True
+    trie.filter(mask)  # compiled, or read from the cache of compiled code
+    begin = time.perf_counter()
+    found = trie.filter(mask)
+    seconds = time.perf_counter() - begin
+    rows = trie.items.order_N[found.ordinals.positions()]
+    np.testing.assert_array_equal(np.sort(rows), np.flatnonzero(mask))
+    return seconds
 
 
 def _in_child(build: Any, *arguments: Any) -> dict[str, Any]:

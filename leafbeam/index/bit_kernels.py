@@ -173,15 +173,29 @@ def rank_directory(words_W, before_W):
 
 
 @njit(cache=True, nogil=True, _nrt=False)
-def pack_bits(mask_N, order_N, words_W):
-    """Set bit i of `words_W` iff `mask_N[order_N[i]]`; every word is written."""
-    size = order_N.size
-    for word in range(words_W.size):
-        bits = np.uint64(0)
-        start = word << 6
-        for bit in range(min(64, size - start)):
-            bits |= np.uint64(mask_N[order_N[start + bit]]) << np.uint64(bit)  # no branch: the reads overlap
-        words_W[word] = bits
+def scatter_bits(from_W, position_N, words_W):
+    """Set bit `position_N[i]` of `words_W` for each set bit i of `from_W`."""
+    for word in range(from_W.size):
+        bits = from_W[word]
+        while bits != np.uint64(0):
+            position = np.int64(position_N[(word << 6) + np.int64(trailing_zeros(bits))])
+            words_W[position >> 6] |= np.uint64(1) << np.uint64(position & 63)
+            bits &= bits - np.uint64(1)
+
+
+@njit(cache=True, nogil=True, _nrt=False)
+def set_bits(positions_M, words_W):
+    """Set the bits at some positions, which may repeat."""
+    for i in range(positions_M.size):
+        position = np.int64(positions_M[i])
+        words_W[position >> 6] |= np.uint64(1) << np.uint64(position & 63)
+
+
+@njit(cache=True, nogil=True, _nrt=False)
+def invert(order_N, begin, end, inverse_N):
+    """Set `inverse_N[order_N[i]] = i` for i in [begin, end)."""
+    for i in range(begin, end):
+        inverse_N[order_N[i]] = i
 
 
 @njit(cache=True, nogil=True, _nrt=False)

@@ -51,7 +51,7 @@ class Bitmap:
     def from_positions(cls, positions_M: NDArray[np.integer], size: int) -> "Bitmap":
         """Return these positions, each below `size`, in any order; repeated ones count once."""
         words_W = np.zeros(size // 64 + 1, np.uint64)
-        np.bitwise_or.at(words_W, *_word_and_bit(positions_M))
+        bits.set_bits(positions_M, words_W)
         return cls.from_words(words_W, size)
 
     @classmethod

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from leafbeam.errors import ItemIdError, counted, short_repr
 from leafbeam.ids import ID_KINDS
-from leafbeam.index.radix_sort import sort_rows, threads_for
+from leafbeam.index import bit_kernels as bits
+from leafbeam.index.bitmap import Bitmap
+from leafbeam.index.radix_sort import in_threads, sort_rows, threads_for
 from leafbeam.jit import njit
 
 _SLICE = 1 << 20
@@ -225,7 +227,8 @@ class ItemTable:
     def ordinal_N(self) -> NDArray[np.uint32]:
         """Return the ordinal of each row, computed at first use."""
         ordinal_N = np.empty(self.num_items, np.uint32)
-        ordinal_N[self.order_N] = np.arange(self.num_items, dtype=np.uint32)
+        threads = threads_for(self.num_items)
+        in_threads(lambda begin, end: bits.invert(self.order_N, begin, end, ordinal_N), self.num_items, threads)
         return ordinal_N
 
     @cached_property
@@ -301,6 +304,12 @@ class ItemTable:
         if indptr is None:
             return ordinals.astype(np.int64)
         return np.searchsorted(indptr, ordinals.astype(indptr.dtype), side="right").astype(np.int64) - 1
+
+    def ordinals_of(self, rows: Bitmap) -> Bitmap:
+        """Return the ordinals of a set of rows. Cost: a read of the bitmap, and a read and a write for each row of the set."""
+        words_W = np.zeros_like(rows.words_W)
+        bits.scatter_bits(rows.words_W, self.ordinal_N, words_W)
+        return Bitmap.from_words(words_W, self.num_items)
 
     def ordinals_of_leaf(self, leaf: int) -> tuple[int, int]:
         """Return the ordinals [begin, end) of a leaf's items."""

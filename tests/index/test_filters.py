@@ -42,6 +42,25 @@ def test_filters_obey_the_laws_of_sets(num_items: int, duplicates: bool, seed: i
     assert "nope" not in a
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    st.sampled_from([0, 1, 63, 64, 65, 1000, 200_130]),
+    st.sampled_from([0.0, 0.001, 0.1, 0.13, 0.9, 1.0]),
+    st.integers(0, 2**32),
+)
+def test_a_mask_and_ids_make_the_filter_that_numpy_makes(num_items: int, share: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    trie = Trie.build(rng.integers(0, 300, (num_items, 2)), [300] * 2)
+    mask = rng.random(num_items) < share
+    expected = np.flatnonzero(mask[trie.items.order_N])
+    before = trie.filter(mask)
+    assert before.ordinals.positions().tolist() == expected.tolist()
+    assert before.ordinals.count == len(expected)
+    assert np.array_equal(trie.items.ordinal_N[trie.items.order_N], np.arange(num_items))
+    assert trie.filter(item_ids=rng.permutation(np.flatnonzero(mask))) == before
+    assert trie.filter(np.repeat(mask, 2)[::2]) == before  # a mask whose entries are apart in memory
+
+
 def test_a_leaf_is_alive_while_one_of_its_items_is() -> None:
     trie = Trie.build([[0, 0], [0, 0], [1, 1]], [2, 2], ["a", "b", "c"])
     assert trie.filter(item_ids=["a"]).parts[0].leaf_positions().tolist() == [0]
