@@ -61,9 +61,12 @@ class Definition(ABC):
     def column(self, expression: str) -> str:
         """Return the SQL of the column that `values` reads."""
 
-    def rows(self, expression: str) -> str:
-        """Return a query of rows, by number, and their values; rows that it leaves out have the empty value."""
-        return f"SELECT rowid, {self.column(expression)} AS value FROM items"
+    def rows(self, expression: str, within: str) -> str:
+        """Return a query of rows, by number, and their values; rows that it leaves out have the empty value.
+
+        `within` is a condition on the numbers of the rows.
+        """
+        return f"SELECT rowid, {self.column(expression)} AS value FROM items WHERE {within}"
 
     @abstractmethod
     def check_type(self, kind: str) -> None:
@@ -116,8 +119,8 @@ class Rule(Definition):
     def column(self, expression: str) -> str:
         return f"coalesce(({expression})::BOOLEAN, false)::UTINYINT"
 
-    def rows(self, expression: str) -> str:
-        return f"SELECT rowid, 1::UTINYINT AS value FROM items WHERE ({expression})"
+    def rows(self, expression: str, within: str) -> str:
+        return f"SELECT rowid, 1::UTINYINT AS value FROM items WHERE {within} AND ({expression})"
 
     def check_type(self, kind: str) -> None:
         if kind not in ("BOOLEAN", *_NULL):  # DuckDB would take every number but 0 as true
