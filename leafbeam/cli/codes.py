@@ -42,9 +42,13 @@ class CodesTable:
     files: tuple[Path, ...]
     columns: tuple[str, ...]
     num_levels: int
-    num_rows: int
+    rows_by_file: tuple[int, ...]
     codebook_sizes: tuple[int, ...]
     id_column: str = "item_id"
+
+    @property
+    def num_rows(self) -> int:
+        return sum(self.rows_by_file)
 
     @classmethod
     def open(
@@ -64,7 +68,7 @@ class CodesTable:
         """
         files = part_files(path)
         columns: tuple[str, ...] = ()
-        num_levels = num_rows = 0
+        num_levels, rows_by_file = 0, list[int]()
         sizes_in_file: tuple[int, ...] | None = None
         for file in files:
             with open_parquet(file) as parquet:
@@ -78,7 +82,8 @@ class CodesTable:
                         f"{file} has {counted(levels, 'level')} in {', '.join(names)}, but {files[0]} has {num_levels} in "
                         f"{', '.join(columns)}: expected the same in all files"
                     )
-                columns, num_levels, num_rows = names, levels, num_rows + parquet.metadata.num_rows
+                columns, num_levels = names, levels
+                rows_by_file.append(parquet.metadata.num_rows)
                 sizes_in_file = _sizes_in(file, schema.metadata or {}) or sizes_in_file
         sizes = tuple(codebook_sizes or sizes_in_file or ())
         if len(sizes) == 1:
@@ -87,7 +92,7 @@ class CodesTable:
             files=files,
             columns=columns,
             num_levels=num_levels,
-            num_rows=num_rows,
+            rows_by_file=tuple(rows_by_file),
             codebook_sizes=sizes,
             id_column=id_column,
         )
@@ -125,11 +130,30 @@ class CodesTable:
                         largest[name] = max(before, int(statistics.max))
         return largest
 
-    def batches(self) -> Iterator[tuple[NDArray[np.integer], NDArray[np.generic]]]:
-        """Yield (codes_nL, item_ids) of up to 131,072 rows at a time; DataError and CodesError name the row."""
-        first = 0
+    def parts(self) -> tuple[tuple[str, int], ...]:
+        """Return each file's name, with its size, time and columns, and its number of rows, for `SavedRuns`."""
+        columns = f"{self.id_column} {self.columns}"
+        status = [(file.resolve(), file.stat(), rows) for file, rows in zip(self.files, self.rows_by_file, strict=True)]
+        return tuple((f"{file} {stat.st_size} {stat.st_mtime_ns} {columns}", rows) for file, stat, rows in status)
+
+    def id_bytes(self) -> int:
+        """Return the bytes of an id; of text, those of the longest in the first batch."""
         for file in self.files:
-            for batch in read_batches(file, _BATCH, [self.id_column, *self.columns]):
+            for batch in read_batches(file, _BATCH, [self.id_column]):
+                return ids_from_arrow(check_ids(batch, self.id_column, str(file), 0)).dtype.itemsize
+        return 0
+
+    def batches(self, begin: int = 0) -> Iterator[tuple[NDArray[np.integer], NDArray[np.generic]]]:
+        """Yield (codes_nL, item_ids) of up to 131,072 rows at a time, without the first `begin` rows; DataError and CodesError
+        name the row.
+        """
+        first = 0
+        for file, num_rows in zip(self.files, self.rows_by_file, strict=True):
+            skipped = min(num_rows, max(0, begin - first))
+            first += skipped
+            if skipped == num_rows:
+                continue
+            for batch in read_batches(file, _BATCH, [self.id_column, *self.columns], skipped):
                 where = partial(_nth_row, first)
                 ids = check_ids(batch, self.id_column, str(file), first)
                 yield _codes_of(file, self.columns, batch, where, self.num_levels), ids_from_arrow(ids)

@@ -3,55 +3,25 @@
 import shutil
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from leafbeam.cli.console import Bar, done, next_step, stdout
+from leafbeam.cli.build_table import TableOptions, build_table, built
+from leafbeam.cli.console import done, next_step, stdout
 from leafbeam.cli.options import DEFAULT_RUN, RunOption, option, with_options
-from leafbeam.cli.parse import parse_bytes, parse_plan, parse_sizes
+from leafbeam.cli.parse import parse_plan
 from leafbeam.cli.run import RunDirectory
 from leafbeam.cli.sources import Source
-from leafbeam.errors import ArgumentError, DataError, counted
+from leafbeam.errors import ArgumentError, DataError
 from leafbeam.extras import require
-
-if TYPE_CHECKING:
-    from leafbeam.index import Trie
 
 RULES_HEAD = """# A rule is an SQL predicate over the table `items` of catalog.duckdb. A request names rules, never SQL.
 # Columns: {columns}
 [rules]
 """
 EXAMPLE_RULE = '# in_stock = "stock > 0"\n'
-TABLE = "With TABLE"
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableOptions:
-    """The options of the index of a table of codes."""
-
-    out: Annotated[Path | None, option("--out", "The file of the index.", TABLE, default="TABLE.leafbeam")] = None
-    item_column: Annotated[str, option("--item-column", "The column of item ids.", TABLE)] = "item_id"
-    sizes: Annotated[
-        str | None,
-        option(
-            "--codebook-sizes",
-            "The number of codes of each level, or one number for all levels.",
-            TABLE,
-            default="as in the table",
-        ),
-    ] = None
-    packed: Annotated[
-        bool, option("--packed", "Store codes in as many bits as they need: 11, not 16, for codebooks of 2,048.", TABLE)
-    ] = False
-    memory_limit: Annotated[
-        str, option("--memory-limit", "The memory for sorting; rows that do not fit are sorted on disk.", TABLE)
-    ] = "4GiB"
-    scratch: Annotated[
-        Path | None, option("--scratch", "The directory for sorting on disk.", TABLE, default="the temporary folder")
-    ] = None
 
 
 @with_options(TableOptions)
@@ -81,38 +51,7 @@ def build(
         return
     if rule:
         raise ArgumentError("--rule goes with a run, which has a catalog of attributes: a TABLE has codes alone")
-    target = table.with_suffix(".leafbeam") if codes.out is None else codes.out
-    if not table.exists():
-        raise DataError(f"{table} does not exist: expected a Parquet file, or a directory of them")
-    if target.exists() and not force:
-        raise ArgumentError(f"{target} exists: pass --force to replace it, or another --out")
-    limit = parse_bytes(codes.memory_limit)
-    codebook_sizes = None if codes.sizes is None else parse_sizes(codes.sizes)
-    require("`leafbeam build`", "pyarrow")
-    from leafbeam.cli.codes import CodesTable
-    from leafbeam.index.builder import TrieBuilder
-
-    source = CodesTable.open(table, codebook_sizes, id_column=codes.item_column)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    began = time.perf_counter()
-    with (
-        Bar("reading") as bar,
-        TrieBuilder(source.codebook_sizes, memory_limit=limit, folder=codes.scratch, packed=codes.packed) as builder,
-    ):
-        for codes_nL, item_ids in source.batches():
-            builder.add(codes_nL, item_ids)
-            bar.show("reading", 0.5 * builder.num_items / max(1, source.num_rows), f"{counted(builder.num_items, 'item')}")
-        trie = builder.finish(lambda title, share: bar.show(title, 0.5 + 0.45 * share))
-        bar.show("writing", 0.95)
-        trie.save(target)
-    built(trie, target, began)
-    next_step(stdout(), "leafbeam", "inspect", target)
-
-
-def built(trie: "Trie", path: Path, began: float) -> None:
-    """Print that an index was built."""
-    text = f"{path}: {counted(len(trie), 'item')}, {trie.bytes_per_item:.1f} bytes an item, version {trie.version}"
-    done(stdout(), text, since=began)
+    build_table(table, codes, force)
 
 
 def build_run(run: Path, force: bool, extra_rules: list[str]) -> None:

@@ -14,6 +14,7 @@ from leafbeam.index.items import ItemIds, ItemTable, check_item_ids, check_uniqu
 from leafbeam.index.level import MAX_ITEMS, check_codes, check_sizes, code_dtype
 from leafbeam.index.level_builder import Allocate, LevelBuilder, SortedTable, build_from_words
 from leafbeam.index.radix_sort import WordLayout, pack_sort_keys, sort_rows, threads_for
+from leafbeam.index.saved_runs import SavedRuns, open_runs
 from leafbeam.index.sequences import check_end_codes
 from leafbeam.index.trie import Trie
 
@@ -34,6 +35,9 @@ class TrieBuilder:
         memory_limit: The bytes of rows in memory.
         folder: The folder of the temporary file; by default that of the system.
         num_threads: As for `Trie.build`.
+        saved: A file for the rows in place of the temporary one, which the builder leaves behind however it ends, until
+            `SavedRuns.remove`. If it has rows of a build that was ended, `num_items` is the number of rows that are there
+            already: `add` the rows behind them. After `finish` the builder uses temporary files.
 
     Examples:
         >>> with TrieBuilder([256] * 4, memory_limit=1 << 30) as builder:
@@ -51,6 +55,7 @@ class TrieBuilder:
         memory_limit: int = 4 << 30,
         folder: str | Path | None = None,
         num_threads: int | None = None,
+        saved: SavedRuns | None = None,
     ) -> None:
         if memory_limit < 1:
             raise ArgumentError(
@@ -64,13 +69,15 @@ class TrieBuilder:
         self._folder = None if folder is None else Path(folder)
         self._num_threads = num_threads
         self._layout = WordLayout.of(self.sizes)
-        # The words of a row, its key a second time, its number twice, and what long ties need.
-        self._max_rows = max(1, memory_limit // (8 * self._layout.num_words + 24))
+        self._max_rows = rows_within(memory_limit, self._layout)
         self._chunks: list[list[NDArray[np.uint64]]] = []  # the words of the rows that are in memory
         self._num_rows = 0
         self._ids = _IdColumn()
         self._file: SpillFile | None = None
         self._runs: ExternalSort | None = None
+        self._saved = saved
+        if saved is not None and saved.path.exists():
+            self._restore(saved)
 
     def add(self, codes: NDArray[np.integer] | Sequence[Sequence[int]], item_ids: ItemIds | None = None) -> None:
         """Add the next rows, in the caller's order.
@@ -94,10 +101,11 @@ class TrieBuilder:
             raise CodesError(f"{counted(self.num_items + size, 'row')}: one index holds at most {MAX_ITEMS:,} items")
         ids = None if item_ids is None else check_item_ids(item_ids, size, self.num_items)
         words_Pn = pack_sort_keys(table_nL, self.sizes, self._layout, threads_for(size, self._num_threads), self.num_items)
-        self._ids.add(ids, size, self.num_items)
+        self._ids.check(ids, size, self.num_items)
         begin = 0
         while begin < size:
             end = min(size, begin + self._max_rows - self._num_rows)
+            self._ids.add(ids, begin, end)
             self._chunks.append([word_n[begin:end] for word_n in words_Pn])
             self._num_rows += end - begin
             begin = end
@@ -116,6 +124,8 @@ class TrieBuilder:
         """
         report = progress or (lambda step, share: None)
         threads = threads_for(self.num_items, self._num_threads)
+        if self._runs is not None and self._num_rows:
+            self._spill(self.num_items)
         report("checking item ids", 0.0)
         allocate = self._allocator()
         ids = self._ids.joined(self.num_items, allocate)
@@ -125,19 +135,20 @@ class TrieBuilder:
             report("sorting", 0.1)
             table = build_from_words(self._take_chunks(), self._layout, self.sizes, threads)
         else:
-            if self._num_rows:
-                self._spill(self.num_items)
             table = self._merge(self._runs, allocate, threads, report)
         report("computing the version", 0.9)
         items = ItemTable(ids=ids, order_N=table.order_N, leaf_indptr=table.leaf_indptr)
         trie = Trie.from_levels(table.levels, items, table.num_leaves, end_code=self.end_code, packed=self.packed)
         self.close()
+        self._saved = None  # the index may be mapped from that file
         report("done", 1.0)
         return trie
 
     def close(self) -> None:
-        """Drop all rows, and free their memory and disk space."""
+        """Drop all rows, and free their memory and disk space; runs that are saved stay on disk."""
         if self._file is not None:
+            if self._saved is not None and not self._runs:
+                self._saved.remove()
             self._file.close()
         self._file = self._runs = None
         self._chunks.clear()
@@ -156,8 +167,9 @@ class TrieBuilder:
     def _spill(self, end: int) -> None:
         """Sort the rows in memory, the last of which is row `end - 1`, and write them to disk."""
         if self._file is None or self._runs is None:
-            self._file = SpillFile(self._folder)
-            self._runs = ExternalSort(self._file, self._layout.num_words)
+            self._file, self._runs = self._open()
+            if self._saved is not None:
+                self._saved.begin(self._file, self._settings)
             self._ids.spill(self._file)
         first = end - self._num_rows
         words_Pn = self._take_chunks()
@@ -165,7 +177,32 @@ class TrieBuilder:
         for word in range(1, len(words_Pn)):
             words_Pn[word] = words_Pn[word][order_n]
         order_n += np.uint32(first)
-        self._runs.spill(words_Pn, order_n)
+        run = self._runs.spill(words_Pn, order_n)
+        if self._saved is not None:
+            self._saved.append(end, run, self._ids.take_unsaved())
+
+    def _open(self) -> tuple[SpillFile, ExternalSort]:
+        file = SpillFile(self._folder) if self._saved is None else open_runs(self._saved.path)
+        return file, ExternalSort(file, self._layout.num_words)
+
+    @property
+    def _settings(self) -> str:
+        """Return the settings on which the runs depend."""
+        return f"1 {self.sizes} {self._max_rows}"
+
+    def _restore(self, saved: SavedRuns) -> None:
+        """Go on from the runs of a build that was ended."""
+        file, runs = self._open()
+        for found in saved.restore(file, self._settings):
+            runs.add(found.run)
+            self._ids.restore(found.ids)
+            self.num_items = found.num_rows
+        if len(runs):
+            self._file, self._runs = file, runs
+            self._ids.spill(file)
+        else:
+            saved.remove()
+            file.close()
 
     def _take_chunks(self) -> list[NDArray[np.uint64]]:
         """Return the rows in memory as one array a word; a chunk's memory is freed as it is copied."""
@@ -193,8 +230,18 @@ class TrieBuilder:
 
     def _allocator(self) -> Allocate:
         """Memory, or the disk where the index is larger than the limit."""
-        nbytes = self.num_items * (5 + sum(np.dtype(code_dtype(size)).itemsize for size in self.sizes) + self._ids.width)
+        nbytes = self.num_items * row_bytes(self.sizes, self._ids.width)
         return np.empty if self._file is None or nbytes <= self.memory_limit else self._file.allocate
+
+
+def rows_within(memory_limit: int, layout: WordLayout) -> int:
+    """Return how many rows a builder sorts at a time: their words, keys a second time, numbers twice, and long ties."""
+    return max(1, memory_limit // (8 * layout.num_words + 24))
+
+
+def row_bytes(sizes: Sequence[int], id_bytes: int) -> int:
+    """Return the bytes of a row of the index while its levels are built: codes, common prefix, place and id."""
+    return 5 + sum(np.dtype(code_dtype(size)).itemsize for size in sizes) + id_bytes
 
 
 class _IdColumn:
@@ -204,14 +251,15 @@ class _IdColumn:
         self.file: SpillFile | None = None
         self._dtype: np.dtype[Any] | None = None
         self._parts: list[NDArray[np.generic] | SpilledArray] = []
+        self._num_saved = 0
 
     @property
     def width(self) -> int:
         """Bytes of an id."""
         return 0 if self._dtype is None else self._dtype.itemsize
 
-    def add(self, ids: NDArray[np.generic] | None, size: int, before: int) -> None:
-        """Return the ids of a chunk that follows `before` rows. Raises ItemIdError where they differ in kind from those."""
+    def check(self, ids: NDArray[np.generic] | None, size: int, before: int) -> None:
+        """Take the kind of a chunk that follows `before` rows. Raises ItemIdError where it is not the kind of those."""
         if before == 0:
             self._dtype = None if ids is None else ids.dtype
         elif size and (ids is None) != (self._dtype is None):
@@ -224,12 +272,33 @@ class _IdColumn:
                 f"expected all integers or all strings"
             )
         self._dtype = max(self._dtype, ids.dtype, key=lambda dtype: dtype.itemsize)
-        self._parts.append(ids.copy() if self.file is None else self.file.append(ids))
+
+    def add(self, ids: NDArray[np.generic] | None, begin: int, end: int) -> None:
+        """Add the ids of some rows of a chunk that was checked."""
+        if ids is None:
+            return
+        part = ids[begin:end]
+        if len(part) < len(ids) and ids.dtype.kind == "S":  # a run has the width of its own ids, whatever follows
+            part = part.astype(f"S{max(1, int(np.char.str_len(part.astype(np.bytes_)).max()))}")
+        self._parts.append(part.copy() if self.file is None else self.file.append(part))
 
     def spill(self, file: SpillFile) -> None:
         """Move the ids in memory to disk, and later ones too."""
         self.file = file
-        self._parts = [file.append(part) for part in self._parts if isinstance(part, np.ndarray)]
+        self._parts = [file.append(part) if isinstance(part, np.ndarray) else part for part in self._parts]
+
+    def restore(self, parts: Sequence[SpilledArray]) -> None:
+        """Add parts that are on disk already."""
+        for part in parts:
+            self._dtype = max(self._dtype or part.dtype, part.dtype, key=lambda dtype: dtype.itemsize)
+        self._parts += parts
+        self._num_saved = len(self._parts)
+
+    def take_unsaved(self) -> list[SpilledArray]:
+        """Return the parts on disk that were added since the last call."""
+        parts = [part for part in self._parts[self._num_saved :] if isinstance(part, SpilledArray)]
+        self._num_saved = len(self._parts)
+        return parts
 
     def joined(self, num_items: int, allocate: Allocate) -> NDArray[np.generic] | None:
         """Return all ids as one array; the parts are freed as they are copied."""

@@ -8,17 +8,20 @@ Equal rows keep the caller's order. Shapes: P words a row, n rows of a run or bl
 """
 
 import errno
+import fcntl
 import os
+import stat
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.errors import IndexFileError
+from leafbeam.index.tensor_file import digest
 
 _SAMPLES = 1024
 
@@ -27,15 +30,26 @@ Block = tuple[list[NDArray[np.uint64]], NDArray[np.uint32]]  # words_Pn and the 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpilledArray:
-    """A 1-D array in a `SpillFile`."""
+    """A 1-D array in a `SpillFile`. digest: the hash of its content, "" in a file without a name."""
 
     descriptor: int
     offset: int
     length: int
     dtype: np.dtype[Any]
+    digest: str = ""
 
     def __len__(self) -> int:
         return self.length
+
+    @property
+    def end(self) -> int:
+        """Return the first byte of the file behind the array."""
+        return self.offset + self.length * self.dtype.itemsize
+
+    @property
+    def fields(self) -> list[int | str]:
+        """Return what `SpillFile.restore` needs, as JSON can hold it."""
+        return [self.offset, self.length, self.dtype.str, self.digest]
 
     def read(self, begin: int, out: NDArray[np.generic]) -> NDArray[Any]:
         """Fill `out`, an array of the same item size, with the values from `begin` on."""
@@ -49,12 +63,18 @@ class SpilledArray:
 
 
 class SpillFile:
-    """A growing file of arrays, unlinked when it is created. Raises IndexFileError for an unwritable folder or a full disk."""
+    """A growing file of arrays, unlinked when it is created if it has no path, else kept and locked.
 
-    def __init__(self, folder: Path | None) -> None:
+    Raises IndexFileError for an unwritable folder or a full disk, BlockingIOError if another process has the path open.
+    """
+
+    def __init__(self, folder: Path | None, path: Path | None = None) -> None:
         self.folder = Path(tempfile.gettempdir()) if folder is None else folder
+        self._has_name = path is not None
         try:
-            self._file = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115 (closed by `close`)
+            self._file = _open_locked(path) if path else tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115 (see `close`)
+        except BlockingIOError:
+            raise
         except OSError as error:
             raise IndexFileError(f"cannot make a file in {self.folder} ({error.strerror}): name another folder") from error
         self.size = 0
@@ -69,7 +89,25 @@ class SpillFile:
             part = left[: 1 << 30]
             count = self._or_full(lambda part=part, position=position: os.pwrite(descriptor, part, position), self.size)
             left, position = left[count:], position + count
-        return SpilledArray(descriptor=descriptor, offset=offset, length=len(array), dtype=array.dtype)
+        checksum = digest({"": array}) if self._has_name else ""
+        return SpilledArray(descriptor=descriptor, offset=offset, length=len(array), dtype=array.dtype, digest=checksum)
+
+    def restore(self, fields: Sequence[Any]) -> SpilledArray:
+        """Return an array that was appended before the file was closed; ValueError where its content has changed."""
+        offset, length, dtype, checksum = fields
+        array = SpilledArray(
+            descriptor=self._file.fileno(), offset=offset, length=length, dtype=np.dtype(dtype), digest=checksum
+        )
+        if not 0 <= offset <= array.end <= os.fstat(array.descriptor).st_size:
+            raise ValueError("the array is not in the file")
+        if digest({"": array.read(0, np.empty(length, array.dtype))}) != checksum:
+            raise ValueError("the array is not what was written")
+        return array
+
+    def truncate(self, size: int) -> None:
+        """Drop everything from a position on."""
+        os.ftruncate(self._file.fileno(), size)
+        self.size = size
 
     def allocate(self, length: int, dtype: Any) -> NDArray[Any]:
         """Return an array mapped from the file, whose disk space is reserved first; it may outlive `close`."""
@@ -97,14 +135,36 @@ class SpillFile:
             ) from error
 
 
+def _open_locked(path: Path) -> IO[bytes]:
+    """Open or make a regular file of this process alone; a link is not followed. Raises OSError."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, f"{path.name} is not a regular file")
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return os.fdopen(descriptor, "r+b", 0)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Run:
+class Run:
     """One sorted run on disk; samples_SP: the words of every `step`-th row."""
 
     words_P: list[SpilledArray]
     rows: SpilledArray
     step: int
     samples_SP: NDArray[np.uint64]
+
+    @classmethod
+    def read(cls, words_P: list[SpilledArray], rows: SpilledArray) -> "Run":
+        """Return a run whose arrays are in a file already."""
+        step = _step_of(len(rows))
+        samples_SP = np.empty((-(-len(rows) // step), len(words_P)), np.uint64)
+        for sample, row in enumerate(range(0, len(rows), step)):
+            samples_SP[sample] = [word.read(row, np.empty(1, np.uint64))[0] for word in words_P]
+        return cls(words_P=words_P, rows=rows, step=step, samples_SP=samples_SP)
 
     def rank(self, key: tuple[int, ...], after: bool) -> int:
         """Return how many rows are less than a key (`after`: or equal). Cost: a search among the samples, then on disk."""
@@ -124,23 +184,32 @@ class _Run:
         return begin
 
 
+def _step_of(num_rows: int) -> int:
+    return -(-num_rows // _SAMPLES)
+
+
 class ExternalSort:
     """The sorted runs of one table. Cost: 8 bytes a word and 4 bytes a row on disk, one write and one read of them."""
 
     def __init__(self, file: SpillFile, num_words: int) -> None:
         self._file = file
         self._num_words = num_words
-        self._runs: list[_Run] = []
+        self._runs: list[Run] = []
 
     def __len__(self) -> int:
         return len(self._runs)
 
-    def spill(self, words_Pn: Sequence[NDArray[np.uint64]], rows_n: NDArray[np.uint32]) -> None:
+    def spill(self, words_Pn: Sequence[NDArray[np.uint64]], rows_n: NDArray[np.uint32]) -> Run:
         """Write a run: its words in ascending order and the caller's row of each."""
-        step = -(-len(rows_n) // _SAMPLES)
+        step = _step_of(len(rows_n))
         samples_SP = np.stack([word_n[::step] for word_n in words_Pn], axis=1)
         words_P = [self._file.append(word_n) for word_n in words_Pn]
-        self._runs.append(_Run(words_P=words_P, rows=self._file.append(rows_n), step=step, samples_SP=samples_SP))
+        self.add(Run(words_P=words_P, rows=self._file.append(rows_n), step=step, samples_SP=samples_SP))
+        return self._runs[-1]
+
+    def add(self, run: Run) -> None:
+        """Add a run that is in the file already."""
+        self._runs.append(run)
 
     def blocks(self, max_rows: int) -> Iterator[Block]:
         """Return all rows in ascending blocks of `max_rows` at most (more with a thousand runs), run by run inside a block."""

@@ -125,20 +125,29 @@ def schema_of(path: Path) -> pa.Schema:
     return schemas[0]
 
 
-def read_batches(path: Path, size: int, columns: list[str] | None = None) -> Generator[pa.RecordBatch]:
+def read_batches(path: Path, size: int, columns: list[str] | None = None, begin: int = 0) -> Generator[pa.RecordBatch]:
     """Yield record batches of at most `size` rows of a file or of a directory's files, with the types of `plain_schema`.
 
-    Memory: the pages of a row group. Raises a DataError that says up to which row the file could be read.
+    The first `begin` rows are left out; whole row groups of them are not read. Memory: the pages of a row group. Raises a
+    DataError that says up to which row the file could be read.
     """
     for file in part_files(path):
         with open_parquet(file) as opened:
-            for batch in _valid_batches(file, opened.iter_batches(size, columns=columns)):
-                yield as_plain(batch, str(file))
+            groups, first = list(range(opened.num_row_groups)), 0
+            while groups and first + (rows := opened.metadata.row_group(groups[0]).num_rows) <= begin:
+                del groups[0]
+                first += rows
+            begin -= first
+            batches = opened.iter_batches(size, groups, columns=columns) if groups else iter(())
+            for batch in _valid_batches(file, batches, first):
+                skipped = min(begin, len(batch))
+                begin -= skipped
+                if skipped < len(batch):
+                    yield as_plain(batch.slice(skipped), str(file))
 
 
-def _valid_batches(file: Path, batches: Iterator[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
-    """Yield the batches of a file, each checked: lists of a damaged file may end before they begin."""
-    read = 0
+def _valid_batches(file: Path, batches: Iterator[pa.RecordBatch], read: int) -> Generator[pa.RecordBatch]:
+    """Yield the batches of a file behind its first rows, each checked: lists of a damaged file may end before they begin."""
     try:
         for batch in batches:
             batch.validate(full=True)
