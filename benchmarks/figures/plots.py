@@ -64,29 +64,37 @@ def _fingerprint(rows: list[Row]) -> str:
 def _rule_rows(rows: ResultRows) -> list[Row]:
     answers = rows.newest("post_filter", {"distribution": "uniform", "num_items": 1_000_000})
     static = rows.newest("reproduce", {**_STEP, "experiment": "static-figure-2", "quick": False})
-    return [answers, static, rows.newest("filters", _STEP)]
+    return [answers, static]
 
 
 def _draw_rules(rows: list[Row]) -> Figure:
-    """Answers left under a rule, and the time of a round, leafbeam beside its peers."""
-    answers, static, filters = rows
+    """Answers left under a rule, and the time of a round beside peers in the same framework."""
+    answers, static = rows
     figure = Figure(figsize=(9.6, 3.8), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=[1.15, 1])
-    _draw_answers(left, answers)
-    mine, theirs = filters["measured"]["step_us"], static["measured"]["step_us"]
-    bars = [
-        ("leafbeam", mine["none"], _GREEN),
-        ("leafbeam, under a rule of 1 %", mine["0.01"], _GREEN),
-        ("STATIC in JAX", theirs["static_jax"], _GREY),
-        ("STATIC in torch, compiled", theirs["static_torch"], _GREY),
-        ("the same with its mask", theirs["static_scatter"], _GREY),
-        ("no constraint, torch", theirs["unconstrained"], _LIGHT),
-    ]
-    _draw_times(right, bars)
+    parts = figure.subplot_mosaic([["answers", "torch"], ["answers", "JAX"]], width_ratios=[1.15, 1], height_ratios=[4, 3])
+    _draw_answers(parts["answers"], answers)
+    taken = static["measured"]["step_us"]
+    panels = {
+        "torch": {
+            "leafbeam": "leafbeam",
+            "static_torch": "STATIC, compiled",
+            "static_scatter": "the same with its mask",
+            "unconstrained": "no constraint",
+        },
+        "JAX": {"leafbeam_jax": "leafbeam", "static_jax": "STATIC", "unconstrained_jax": "no constraint"},
+    }
+    for framework, names in panels.items():
+        bars = [(label, taken[name], _colour_of(name)) for name, label in names.items()]
+        _draw_times(parts[framework], bars, f"one decoding round in {framework}, µs (p50; bars p20 to p80)")
+    parts["torch"].sharex(parts["JAX"])
     at = static["parameters"]
     shape = f"{at['num_items']:,} items, {at['L']} levels of {at['V']:,} codes, {at['K']} beams a request, one CPU thread"
     figure.suptitle(shape, fontsize=9)
     return figure
+
+
+def _colour_of(method: str) -> str:
+    return _GREEN if method.startswith("leafbeam") else _GREY if method.startswith("static") else _LIGHT
 
 
 def _draw_answers(axes: Axes, row: Row) -> None:
@@ -107,14 +115,14 @@ def _draw_answers(axes: Axes, row: Row) -> None:
     _tidy(axes)
 
 
-def _draw_times(axes: Axes, bars: list[tuple[str, dict[str, Any], str]]) -> None:
+def _draw_times(axes: Axes, bars: list[tuple[str, dict[str, Any], str]], title: str) -> None:
     for place, (_, spread, colour) in enumerate(bars):
         error = [[spread["p50"] - spread["p20"]], [spread["p80"] - spread["p50"]]]
         axes.barh(place, spread["p50"], xerr=error, color=colour, error_kw={"lw": 1, "ecolor": "#555555"})
         axes.text(spread["p80"], place, f"  {spread['p50']:,.0f} µs", va="center", fontsize=8)
     axes.set_yticks(range(len(bars)), [name for name, _, _ in bars], fontsize=8)
     axes.invert_yaxis()
-    axes.set_title("one decoding round, µs (p50; bars p20 to p80)", fontsize=9, loc="left")
+    axes.set_title(title, fontsize=9, loc="left")
     axes.margins(x=0.25)
     _tidy(axes)
 

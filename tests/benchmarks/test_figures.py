@@ -230,7 +230,7 @@ def test_a_plot_of_other_rows_is_not_current(tmp_path: Path) -> None:
     assert plot.is_current(tmp_path, rows)
     assert not plot.write(tmp_path, rows)
     changed = tuple(
-        json.loads(json.dumps(each).replace("p50", "p51")) if each["bench"] == "filters" else each for each in rows.rows
+        json.loads(json.dumps(each).replace("p50", "p51")) if each["bench"] == "reproduce" else each for each in rows.rows
     )
     assert not plot.is_current(tmp_path, ResultRows(rows=changed, refused=()))
 
