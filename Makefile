@@ -45,11 +45,13 @@ check: .venv/.dev check-prose
 check-prose: .venv/.dev
 	$(BIN)/python tests/prose.py
 
-# What code writes of the references and of the client for TypeScript; run it after a change of an option or of the HTTP interface.
+# What code writes of the references, the drawings and the client for TypeScript; run it after a change of an option or of the HTTP
+# interface.
 generated: .venv/.dev
 	$(BIN)/python docs/cli_reference.py
 	$(BIN)/python docs/http_reference.py
 	$(BIN)/python docs/settings_reference.py
+	$(BIN)/python docs/drawings.py
 	$(BIN)/python examples/typescript/generate.py
 
 # The site, in site/; a warning is an error, and nothing is fetched.

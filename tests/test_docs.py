@@ -379,6 +379,16 @@ def test_the_pictures_of_the_page_are_small_and_have_a_command() -> None:
     assert sum(picture.stat().st_size for picture in pictures) <= 600_000
 
 
+def test_the_drawings_are_those_of_their_script() -> None:
+    from docs import drawings
+
+    pages = "".join(path.read_text(encoding="utf-8") for path in DOCS.glob("explanation/*.md"))
+    assert {path.name for path in (DOCS / "img").glob("*.svg")} == set(drawings.DRAWINGS)
+    for name, draw in drawings.DRAWINGS.items():
+        assert (DOCS / "img" / name).read_text(encoding="utf-8") == draw(), "run `make generated`"
+        assert f"../img/{name})" in pages
+
+
 def test_the_ten_line_example_prints_what_the_readme_says() -> None:
     code, output = re.findall(r"```(?:python)?\n(.*?)```", README.split("## Ten lines")[1], re.DOTALL)[:2]
     printed = io.StringIO()
