@@ -19,7 +19,7 @@ from leafbeam.errors import ArgumentError, LogitsError, check_choice
 from leafbeam.index import Trie
 from leafbeam.index.items import ItemIds
 from leafbeam.ops import backend as backends
-from leafbeam.ops.constrain import Scoring
+from leafbeam.ops.head.types import Normalize
 
 __all__ = ["ExactScoring", "SearchChoice", "choose_search"]
 
@@ -42,12 +42,12 @@ class ExactScoring:
     >>> scores_BC = exact.run(model.start(tokens_BT).step_fn, batch_size=1)
     """
 
-    def __init__(self, index: Trie, item_ids: ItemIds, scoring: Scoring = "full") -> None:
-        check_choice("scoring", scoring, Scoring)
+    def __init__(self, index: Trie, item_ids: ItemIds, scoring: Normalize = "full") -> None:
+        check_choice("scoring", scoring, Normalize)
         codes_CL = np.asarray(index.codes_of(item_ids), np.int64)
         if len(codes_CL) == 0:
             raise ArgumentError("there is no item to score: the allowed set is empty")
-        self.scoring: Scoring = scoring
+        self.scoring: Normalize = scoring
         self.codebook_sizes = tuple(index.codebook_sizes)
         self.num_items = len(codes_CL)
         self._codes: list[NDArray[np.int64]] = []  # of each level's nodes, in the order of (parent, code)

@@ -317,8 +317,8 @@ export interface ItemCompletionBody {
   rules?: Array<string>;
   /** Items that must not be returned, on top of the rules. */
   deny_item_ids?: Array<number | string>;
-  /** `full`: log probabilities over each level's whole codebook. `allowed`: over the legal codes only. */
-  scoring?: "full" | "allowed";
+  /** `full`: log probabilities over each level's whole codebook. `allowed`: over the legal codes only. `vocabulary`: over all tokens of the model, as in `generate` of transformers, which takes longer. */
+  scoring?: "full" | "allowed" | "vocabulary";
   /** An expression over rule names that must hold too: `&` and, `|` or, `-` and not, and parentheses, with the precedence of Python, such as `(fresh | promo) & in_stock - adult`. A `-` needs a space on its left. */
   filter?: string | null;
   /** Who ranks: `model`, the search; `memory`, the item memory without a search; `fused`, both. Default: `fused` if the server has an item memory, else `model`. */
@@ -530,8 +530,8 @@ export interface RecommendBody {
   deny_item_ids?: Array<number | string>;
   /** A fixed number of beams. It is raised to `num_items` if it is smaller, because a beam finds one item. Default: the server's number, or as many beams as it takes to prove that the answer is the best allowed list. */
   num_beams?: number | null;
-  /** `full`: log probabilities over each level's whole codebook. `allowed`: over the legal codes only. */
-  scoring?: "full" | "allowed";
+  /** `full`: log probabilities over each level's whole codebook. `allowed`: over the legal codes only. `vocabulary`: over all tokens of the model, as in `generate` of transformers, which takes longer. */
+  scoring?: "full" | "allowed" | "vocabulary";
   /** An expression over rule names that must hold too: `&` and, `|` or, `-` and not, and parentheses, with the precedence of Python, such as `(fresh | promo) & in_stock - adult`. A `-` needs a space on its left. */
   filter?: string | null;
   /** Who ranks: `model`, the search; `memory`, the item memory without a search; `fused`, both. Default: `fused` if the server has an item memory, else `model`. */

@@ -7,12 +7,12 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from leafbeam.cli.console import stderr
-from leafbeam.cli.options import ScoringOption, option, with_options
+from leafbeam.cli.options import option, with_options
 from leafbeam.errors import ArgumentError, counted
 from leafbeam.extras import require
 
@@ -70,7 +70,10 @@ class SearchOptions:
     ] = None
     num_beams: Annotated[int, option("--beams", "The number of beams of an exact search; 1 is greedy.")] = 1
     num_texts: Annotated[int, option("--texts", "The number of texts for each prompt, from the beams or sampled.")] = 1
-    scoring: ScoringOption = "allowed"
+    scoring: Annotated[
+        Literal["full", "allowed"],
+        option("--scoring", "Normalise over all tokens (full) or over the allowed ones.", metavar="full|allowed"),
+    ] = "allowed"
     retokenize: Annotated[
         bool,
         option("--retokenize", "Append forced text at once, in the tokenizer's own tokens. Saves calls, but may change texts."),

@@ -207,8 +207,12 @@ NoVerifyOption = Annotated[
     option("--no-verify", "Load the index without checks; a damaged index then gives wrong items or a crash."),
 ]
 ScoringOption = Annotated[
-    Literal["full", "allowed"],
-    option("--scoring", "Normalise over all codes of a level (full) or over the allowed ones.", metavar="full|allowed"),
+    Literal["full", "allowed", "vocabulary"],
+    option(
+        "--scoring",
+        "Take probabilities over all codes of a level (full), over the allowed ones, or over the model's whole vocabulary.",
+        metavar="full|allowed|vocabulary",
+    ),
 ]
 ConfigOption = Annotated[Path | None, option("--config", "A TOML file of settings, as --print-config writes it.")]
 SetOption = Annotated[

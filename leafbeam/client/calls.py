@@ -48,7 +48,7 @@ from leafbeam.serve.schema import (
 )
 
 JSON_LINES = "application/x-ndjson"
-Scoring = Literal["full", "allowed"]
+Scoring = Literal["full", "allowed", "vocabulary"]
 Channel = Literal["model", "memory", "fused"]
 T = TypeVar("T")
 

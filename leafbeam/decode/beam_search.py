@@ -198,7 +198,9 @@ class BeamSearch(ItemSearch):
         index: A trie, a version of an index, or either bound to devices already.
         num_beams: The number of beams, one for all levels or one for each (`[64, 128, 256]`); the last is the number of items
             of an answer. 1 is greedy.
-        scoring: "full" adds log-softmax over the level's whole codebook (STATIC), "allowed" over the legal codes alone (xGR).
+        scoring: "full" adds log-softmax over the level's whole codebook (STATIC), "allowed" over the legal codes alone (xGR),
+            "vocabulary" over all tokens of the model (transformers' `generate`). With "vocabulary" logits have one more
+            column, the last: the log-sum-exp of the logits of all tokens that are not codes of the level.
         backend: The backend that runs the search, see `leafbeam.ops.backend`. "auto" is decided by the first logits: numpy and
             torch on a CPU run on "cpu", torch on a GPU on "triton" (or "torch"), arrays of jax on "jax".
         device: The device that runs the search. With an explicit backend the index is copied there at once, else at the first
@@ -313,9 +315,11 @@ class BeamSearch(ItemSearch):
         counts = counts_of_batch(self.num_items if num_items is None else num_items, batch_size, "num_items")
         wanted = [min(self.num_items, count) for count in counts]
         columns = check_boosts(self.version, batch_size, boosts)
+        if head is not None and self.config.scoring == "vocabulary":
+            raise ArgumentError("head has the rows of codes alone: with scoring 'vocabulary' leave it out, and return logits")
         suffix_fn = None if explain or columns is not None else suffix_fn
         more_fn = None if explain else more_fn
-        are_certain = None if suffix_fn is None or self.config.scoring == "full" else partial(_are_certain, requests)
+        are_certain = None if suffix_fn is None or self.config.scoring != "allowed" else partial(_are_certain, requests)
         constraint_of = partial(self._constraint, None if head is None else Head(head, costs), columns)
 
         def search(config: SearchConfig, cut: Cut | None) -> SearchResult:

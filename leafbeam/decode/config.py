@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError, check_choice, counted, short_repr
 from leafbeam.index import Version
-from leafbeam.ops.constrain import Scoring
+from leafbeam.ops.constrain import Scoring, num_columns
 
 _NUM_ITEMS = 20
 _WIDENING, _MAX_WIDENING = 0.7, 6.0
@@ -21,6 +21,8 @@ _WIDENING, _MAX_WIDENING = 0.7, 6.0
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig:
     """The shapes and the scoring of a search: in each round at most `num_beams` beams, and logits for `code_sizes` codes.
+
+    With scoring "vocabulary" the logits have one more column, of any other token.
 
     end_code: the code after which a beam is finished; None where all items have equally many codes.
     num_nodes: the prefixes of each level, allowed or not; empty where they are not known, as in a search for every version.
@@ -58,6 +60,10 @@ class SearchConfig:
     @property
     def num_rounds(self) -> int:
         return len(self.num_beams)
+
+    def num_columns(self, number: int) -> int:
+        """Return how many logits of a beam round `number` reads."""
+        return num_columns(self.code_sizes[number], self.scoring)
 
     def keeps_all(self, number: int) -> bool:
         """Return whether round `number` has a beam for every prefix."""
@@ -115,8 +121,8 @@ def beams_of_search(
 def first_width(share: float, num_items: int, scoring: Scoring) -> int:
     """Return a guess of the prefixes that a proof of `num_items` items needs at a level, if `share` of the items are allowed.
 
-    With scoring "full" a prefix has the probability of its forbidden items too, so that more prefixes score above the last
-    item the fewer items are allowed: measured, about the share of the allowed items to the power of -0.7.
+    Unless the scoring is "allowed", a prefix has the probability of its forbidden items too, so that more prefixes score above
+    the last item the fewer items are allowed: measured, about the share of the allowed items to the power of -0.7.
     """
     widening = 1.0 if scoring == "allowed" else min(_MAX_WIDENING, share**-_WIDENING)
     return round(2 * num_items * widening)

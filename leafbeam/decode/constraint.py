@@ -22,6 +22,7 @@ from leafbeam.index import ItemColumn
 from leafbeam.ops.backend import is_jax, namespace_of, to_kind_of, to_numpy
 from leafbeam.ops.constrain import Beams
 
+_OTHER_TOKENS = ", of {:,} codes and, last, the log-sum-exp of the logits of all other tokens, for scoring 'vocabulary'"
 Launch = Callable[[int, Beams[Any], Any, int], tuple[Beams[Any], Any]]
 
 
@@ -243,10 +244,10 @@ class TrieConstraint:
 
     def read(self, number: int, beams: Beams[Any], logits: Any) -> Any:
         """Return the model's logits, checked and on the beams' device; a finished beam can take only the end code."""
-        shape = (*beams.scores.shape, self.config.code_sizes[number])
-        logits_BKV = check_logits(logits, number, shape, beams.scores)
-        finished_BK = self.finished(beams) if number else None
-        return logits_BKV if finished_BK is None else _certain(logits_BKV, finished_BK)
+        config, end_code = self.config, self.config.end_code
+        hint = _OTHER_TOKENS.format(config.code_sizes[number]) if config.scoring == "vocabulary" else ""
+        logits_BKV = check_logits(logits, number, (*beams.scores.shape, config.num_columns(number)), beams.scores, hint=hint)
+        return logits_BKV if end_code is None or not number else _certain(logits_BKV, self.finished(beams), end_code)
 
     def finished(self, beams: Beams[Any]) -> Any:
         return None if self.config.end_code is None else beams.code == self.config.end_code
@@ -255,10 +256,10 @@ class TrieConstraint:
         return None if self._suffix is None else self._suffix(number, beams)
 
 
-def check_logits(logits: Any, number: int, shape: tuple[int, ...], like: Any, what: str = "logits") -> Any:
+def check_logits(logits: Any, number: int, shape: tuple[int, ...], like: Any, what: str = "logits", *, hint: str = "") -> Any:
     """Return the model's logits (or hidden states: `what`) as [B, K, V], with the library and the device of `like`.
 
-    Round 0 may leave out K.
+    Round 0 may leave out K. hint: what follows the expected shape in the error.
 
     float32 for numpy; on a device half precisions stay as they are. Raises LogitsError, which says what shape was expected.
     """
@@ -268,7 +269,7 @@ def check_logits(logits: Any, number: int, shape: tuple[int, ...], like: Any, wh
     if number == 0 and array.ndim == 2:
         array = array[:, None]
     if tuple(array.shape) != shape:
-        raise LogitsError(f"step_fn returned {what} of shape {tuple(array.shape)} at level {number}: expected {shape}")
+        raise LogitsError(f"step_fn returned {what} of shape {tuple(array.shape)} at level {number}: expected {shape}{hint}")
     # Integers become floating point numbers, but jax converts none. The text of a dtype takes 5 µs.
     if (
         getattr(array.dtype, "kind", "") != "f"
@@ -285,17 +286,18 @@ def check_logits(logits: Any, number: int, shape: tuple[int, ...], like: Any, wh
     return array
 
 
-def _certain(logits_BKV: Any, finished_BK: Any) -> Any:
-    """Logits of which finished beams have 0 for the end code, the last one, and -inf elsewhere: log p = 0 in every scoring."""
+def _certain(logits_BKV: Any, finished_BK: Any, end_code: int) -> Any:
+    """Logits of which finished beams have 0 for the end code and -inf elsewhere: log p = 0 in every scoring."""
     if isinstance(logits_BKV, np.ndarray):
         if finished_BK.any():
             logits_BKV = logits_BKV.copy()  # it may be the caller's
             logits_BKV[finished_BK] = -np.inf
-            logits_BKV[finished_BK, -1] = 0
+            logits_BKV[finished_BK, end_code] = 0
         return logits_BKV
     xp = namespace_of(logits_BKV)
     row_V = logits_BKV[0, 0]
-    certain_V = xp.concatenate([xp.full_like(row_V[:-1], -np.inf), xp.zeros_like(row_V[-1:])])
+    before_V, end_V, after_V = row_V[:end_code], row_V[end_code : end_code + 1], row_V[end_code + 1 :]
+    certain_V = xp.concatenate([xp.full_like(before_V, -np.inf), xp.zeros_like(end_V), xp.full_like(after_V, -np.inf)])
     return xp.where(finished_BK[:, :, None], certain_V, logits_BKV)
 
 

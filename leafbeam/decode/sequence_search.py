@@ -84,6 +84,8 @@ class SequenceSearch:
     ) -> None:
         if num_beams < 1 or max_tokens < 1:
             raise ArgumentError(f"num_beams is {num_beams} and max_tokens {max_tokens}: expected at least 1 of each")
+        if scoring == "vocabulary":
+            raise ArgumentError("the codes of an automaton are the vocabulary: use scoring 'full' in place of 'vocabulary'")
         self.config = SearchConfig(
             num_beams=(num_beams,) * max_tokens,
             code_sizes=(num_codes,) * max_tokens,

@@ -164,6 +164,8 @@ class Decoder:
         heads = self._level_heads() if first.request.scoring == "allowed" else None
         if heads is not None:
             buffers["hidden"] = True
+        if first.request.scoring == "vocabulary":
+            buffers["other_tokens"] = True
         with timer.prefill():
             rounds = start(*(torch.from_numpy(array).to(device) for array in prompts), **buffers)
         # Only a CPU can look at the beams between two calls without a wait.
@@ -237,7 +239,8 @@ class Decoder:
         The requests that are not proved are searched again with a wider graph, as long as there is one. A graph computes all of
         its beams whatever they score, so that a continuation with fewer live beams would take as long as a whole search.
         """
-        if self._graphs is not None and (requests[0].request.explain or requests[0].request.has_objectives):
+        request = requests[0].request
+        if self._graphs is not None and (request.explain or request.has_objectives or request.scoring == "vocabulary"):
             self._graphs.skip()
             return None
         num_beams = max(pending.size.num_beams for pending in requests)

@@ -250,7 +250,7 @@ class Engine:
 
     def _try_searches(self, served: ServedModel) -> None:
         """Run every kind of search once with a model."""
-        self._recommend(warm_up_requests(self.version, self.settings.beams), served)
+        self._recommend(warm_up_requests(self.version, self.settings.beams, served.preparer.scorings), served)
         run_filtered(served.preparer, served.offline_decoder, self.settings.beams, self.clock)
 
     def _calibrate(self, served: ServedModel, observe: Callable[[BatchSize, float], None]) -> None:

@@ -4,7 +4,7 @@ Shapes: n items of a history, L levels.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ from leafbeam.engine.settings import Limits, Settings
 from leafbeam.errors import CheckpointError, RequestError, UnknownRuleError, counted
 from leafbeam.ids import first_of_other_kind, is_possible
 from leafbeam.index import Filter, Version
+from leafbeam.model import AnyModel
+from leafbeam.ops.constrain import Scoring
 
 
 class RequestPreparer:
@@ -30,7 +32,7 @@ class RequestPreparer:
     that one fits.
 
     decoders: those of the model, one for each worker, which requests keep.
-    max_history: items of the longest history that the limits and the model allow.
+    max_history: items of the longest history that the limits and the model allow. scorings: those that the model can give.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class RequestPreparer:
         decoders: Sequence[Any],
     ) -> None:
         self._decoders = decoders
+        self.scorings: tuple[Scoring, ...] = get_args(Scoring) if isinstance(model, AnyModel) else ("full", "allowed")
         self._widths, self._has_memory = widths, has_memory
         self._objectives = ObjectivesReader()
         self._index, self._settings, self._clock = index, settings, clock
@@ -136,6 +139,8 @@ class RequestPreparer:
     def prepare(self, request: Request, arrived: float) -> PendingRequest:
         """Resolve rules and item ids. Raises RequestError, UnknownRuleError, and ItemIdError for ids of the wrong type."""
         channel = self.channel(request)
+        if request.scoring not in self.scorings:
+            raise RequestError(f"scoring {request.scoring!r} needs one of leafbeam's own models: use 'full' or 'allowed'")
         if channel != "model" and not self._has_memory:
             raise RequestError(f"channel {channel!r} needs an item memory, and this engine has none: train the run again")
         rules = None if isinstance(self._index, Version) else self._index.rules

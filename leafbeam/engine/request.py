@@ -16,11 +16,11 @@ from leafbeam.engine.search_widths import SearchKind
 from leafbeam.errors import RequestError, counted, short_repr
 from leafbeam.ids import is_id
 from leafbeam.index import Filter, Version
+from leafbeam.ops.constrain import Scoring
 from leafbeam.retrieve import Reason
 
 ItemId = int | str
 UserId = int | str
-Scoring = Literal["full", "allowed"]
 Channel = Literal["model", "memory", "fused"]
 
 
@@ -37,6 +37,7 @@ class Request:
         num_beams: A fixed number of beams. It is raised to `num_items` if it is smaller, because a beam finds one item.
             Default: the server's number, or as many beams as it takes to prove that the answer is the best allowed list.
         scoring: `full`: log probabilities over each level's whole codebook. `allowed`: over the legal codes only.
+            `vocabulary`: over all tokens of the model, as in `generate` of transformers, which takes longer.
         filter: An expression over rule names that must hold too: `&` and, `|` or, `-` and not, and parentheses, with the
             precedence of Python, such as `(fresh | promo) & in_stock - adult`. A `-` needs a space on its left.
         channel: Who ranks: `model`, the search; `memory`, the item memory without a search; `fused`, both. Default: `fused` if
@@ -84,7 +85,7 @@ class Request:
         if self.filter is not None and not isinstance(self.filter, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise RequestError(f"filter must be an expression over rule names as text, not {short_repr(self.filter)}")
         if self.scoring not in get_args(Scoring):
-            raise RequestError(f"scoring must be 'full' or 'allowed', not {short_repr(self.scoring)}")
+            raise RequestError(f"scoring must be 'full', 'allowed' or 'vocabulary', not {short_repr(self.scoring)}")
         if self.channel not in (None, *get_args(Channel)):
             raise RequestError(f"channel must be 'model', 'memory' or 'fused', not {short_repr(self.channel)}")
         for name in ("keep_history", "explain"):
@@ -110,8 +111,8 @@ class Request:
             raise RequestError(f"at_least asks for {counted(least, 'item')}, and num_items is {self.num_items:,}: raise it")
         if self.has_policy and self.scoring == "allowed":
             raise RequestError(
-                "at_most and at_least need the scoring 'full': with 'allowed' the score of an item depends on what else is "
-                "allowed"
+                "at_most and at_least need the scoring 'full' or 'vocabulary': with 'allowed' the score of an item depends on "
+                "what else is allowed"
             )
 
     def __repr__(self) -> str:

@@ -47,10 +47,10 @@ class Settings:
         host_threads: The number of threads that build results beside the workers.
         prompt_store_mb: The megabytes in which keys and values of recent prompts are stored, for longer prompts that begin
             with the same tokens (float32 models on a CPU only).
-        graphs: If true, whole searches are captured as CUDA graphs at the start, for both scorings, and replayed for requests.
-            They have num_beams beams; if that is not set, they have 64, 256 and max_rows, and a proof goes on with the next
-            larger one. The default is true on a GPU: if nothing can be captured there, the log and /readyz say why, and
-            batches run without graphs. An explicit true makes that an error.
+        graphs: If true, whole searches are captured as CUDA graphs at the start, for the scorings "full" and "allowed", and
+            replayed for requests. They have num_beams beams; if that is not set, they have 64, 256 and max_rows, and a proof
+            goes on with the next larger one. The default is true on a GPU: if nothing can be captured there, the log and
+            /readyz say why, and batches run without graphs. An explicit true makes that an error.
         graph_mb: The megabytes that the graphs may take together. The narrowest are captured first.
         filter_mb: The megabytes of rules' bitmaps that stay on a GPU, in each copy of the index there. Those used longest ago
             are dropped, and sent again when they are used.

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import get_args
 
 import numpy as np
 import pyarrow as pa
@@ -24,10 +23,10 @@ _COMPARED_REQUESTS = 4  # of the larger batch that precisions are compared on
 _COMPARED_ITEMS = 20  # of each history that precisions are compared on
 
 
-def warm_up_requests(version: Version, num_beams: int) -> Iterator[Request]:
+def warm_up_requests(version: Version, num_beams: int, scorings: Sequence[Scoring]) -> Iterator[Request]:
     """Yield one request for each scoring, with one beam and with `num_beams`."""
     item = _live_item(version)
-    for scoring in get_args(Scoring):
+    for scoring in scorings:
         for beams in (1, num_beams):
             yield Request(history=item, deny_item_ids=item, num_items=1, num_beams=beams, scoring=scoring)
 

@@ -87,8 +87,8 @@ class ConstraintLogitsProcessor:
         tokenizer: The tokenizer beside the model, of transformers or a `TextTokenizer`; None for automata and items alone.
         eos_token_id: The model's end token; None for the tokenizer's.
         prompt_length: The columns of the prompts passed to `generate`, with padding: `input_ids.shape[1]`.
-        scoring: "full" leaves the scores of legal tokens as they are, "allowed" normalises them over the legal ones. Greedy
-            decoding and sampling write the same texts under both.
+        scoring: "full" and "vocabulary" leave the scores of legal tokens as they are, "allowed" normalises them over the legal
+            ones. Greedy decoding and sampling write the same texts under all three.
 
     Raises:
         ArgumentError: If arguments do not go together.

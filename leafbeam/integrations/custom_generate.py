@@ -74,8 +74,9 @@ def generate(
 
     model: decoder-only, of transformers. constraint: one for all prompts, or one for each: text (`JsonSchema`, ...), automata,
     or an `ItemConstraint` for every prompt, over one `ServedItems`. tokenizer: for text, the one beside the model. scoring:
-    log-softmax over all tokens ("full": for items those of their level) or over the legal ones ("allowed"). attention_mask:
-    0 for padding, on the left. Others as in transformers' `generate`; those that it would read and this does not are refused.
+    log-softmax over all tokens ("full": for items those of their level), over the legal ones ("allowed") or, for items, over
+    all tokens as in transformers' own beam search ("vocabulary"). attention_mask: 0 for padding, on the left. Others as in
+    transformers' `generate`; those that it would read and this does not are refused.
 
     Returns the sequences, or a GenerateOutput with return_dict_in_generate=True. Raises ArgumentError, AutomatonError,
     FilterError, LogitsError.
@@ -176,7 +177,7 @@ def _search_items(
     filters = [served.filter_of(one.rules) for one in items]
     deny = [list(one.deny) or None for one in items]
     level_tokens = [torch.from_numpy(level.token_V).to(calls.device) for level in served.tokens.levels]
-    calls.tokens_of_level = level_tokens
+    calls.tokens_of_level, calls.has_others = level_tokens, scoring == "vocabulary"
     search = BeamSearch(served.version, num_beams, scoring, num_items=texts if num_beams is None else None)
     result = search.run(calls.step_fn, batch_size, filters=filters, deny=deny, suffix_fn=calls.suffix_fn)
     tokens = [
@@ -229,7 +230,8 @@ class _CachedModel:
     """A model of transformers as `step_fn` and `suffix_fn`, whose constructor runs the prompts; each beam has a copy of its
     prompt's cache. restarts: keep a copy of the prompts' cache, from which a search can start anew.
 
-    tokens_of_level: the token of each code, by level; None where the codes are tokens.
+    tokens_of_level: the token of each code, by level; None where the codes are tokens. has_others: whether the logits of codes
+    have one more column, of all other tokens.
     """
 
     def __init__(self, model: Any, prompts_BT: Tensor, attention_mask: Tensor | None, *, restarts: bool) -> None:
@@ -240,6 +242,7 @@ class _CachedModel:
         self._parameters = inspect.signature(model.forward).parameters
         self._mask_RT, self._num_beams, self._level = mask_BT, 1, 0
         self.tokens_of_level: Sequence[Tensor] | None = None
+        self.has_others = False
         positions_BT = (mask_BT.cumsum(1) - 1).clamp(min=0)
         self._cache: Any = None
         last = {"logits_to_keep": 1} if "logits_to_keep" in self._parameters else {}
@@ -295,4 +298,10 @@ class _CachedModel:
         return torch.stack([self.tokens_of_level[level][codes_BK] for level, codes_BK in levels], 2)
 
     def _of_level(self, logits_RV: Tensor) -> Tensor:
-        return logits_RV if self.tokens_of_level is None else logits_RV[:, self.tokens_of_level[self._level]]
+        if self.tokens_of_level is None:
+            return logits_RV
+        tokens_V = self.tokens_of_level[self._level]
+        if not self.has_others:
+            return logits_RV[:, tokens_V]
+        other_R1 = logits_RV.index_fill(1, tokens_V, -torch.inf).logsumexp(1, keepdim=True)
+        return torch.cat([logits_RV[:, tokens_V], other_R1], 1)

@@ -26,10 +26,9 @@ from leafbeam.decode.sampling import log_softmax
 from leafbeam.errors import ArgumentError, InferenceError, check_choice, counted
 from leafbeam.index import Trie, Version
 from leafbeam.integrations.logprobs import LogprobModel, TokenQuery, answers_of
-from leafbeam.integrations.masking import Normalisation
 from leafbeam.model.code_tokens import CodeTokens, CodeTokensLike, check_end_token
 from leafbeam.ops.backend import BoundIndex
-from leafbeam.ops.constrain import Beams
+from leafbeam.ops.constrain import Beams, Scoring
 from leafbeam.ops.constrain.cpu.ragged import TrieChildren, extend_ragged
 
 
@@ -68,7 +67,7 @@ class LogprobBeamSearch(ItemSearch):
         max_rows: With num_items, the largest number of prefixes of a level that a pass may keep, see `BeamSearch`.
         scoring: The tokens over which a token's probability is normalised. "vocabulary" takes all tokens of the model,
             as vLLM's own beam search does; "allowed" the legal tokens; "full" the tokens of the level, all of which are
-            requested. "allowed" and "full" are those of `BeamSearch`. With "allowed", no request is made for beams
+            requested. All are those of `BeamSearch`. With "allowed", no request is made for beams
             without a choice.
 
     Examples:
@@ -85,11 +84,11 @@ class LogprobBeamSearch(ItemSearch):
         code_tokens: CodeTokensLike = None,
         eos_token_id: int | None = None,
         num_beams: int | Sequence[int] | None = None,
-        scoring: Normalisation = "vocabulary",
+        scoring: Scoring = "vocabulary",
         num_items: int | None = None,
         max_rows: int = 512,
     ) -> None:
-        check_choice("scoring", scoring, Normalisation)
+        check_choice("scoring", scoring, Scoring)
         version = Version.of(index)
         beams = beams_of_search(version.num_levels, num_beams, num_items, max_rows)
         config = SearchConfig.of(version, beams, "allowed" if scoring == "allowed" else "full")

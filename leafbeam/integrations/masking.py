@@ -7,8 +7,6 @@
 Shapes: S segments, R rows, W tokens of the model, V codes of a level, K tokens of a level, C legal codes of all rows.
 """
 
-from typing import Literal
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -19,9 +17,8 @@ from leafbeam.integrations.kernels import mask_rows
 from leafbeam.integrations.prefixes import PrefixTracker
 from leafbeam.model.code_tokens import CodeTokens, check_end_token, end_token_error
 from leafbeam.ops.backend import to_numpy
+from leafbeam.ops.constrain import Scoring
 from leafbeam.ops.constrain.cpu.logsumexp import CHUNK
-
-Normalisation = Literal["vocabulary", "full", "allowed"]
 
 # The score of the end token in a row without a legal token: finite, so that its softmax is 1 and not NaN, and far below the
 # -1e9 of unfilled slots in transformers' beam search, also after a division by a small temperature, so that it fills none.
@@ -36,11 +33,9 @@ class ScoreMasker:
     each), and waits for the device once, to see whether the scores are finite.
     """
 
-    def __init__(
-        self, prefixes: PrefixTracker, tokens: CodeTokens, eos: int, variable_length: bool, scoring: Normalisation
-    ) -> None:
+    def __init__(self, prefixes: PrefixTracker, tokens: CodeTokens, eos: int, variable_length: bool, scoring: Scoring) -> None:
         self._prefixes, self._tokens, self._eos, self._variable_length = prefixes, tokens, eos, variable_length
-        self._scoring: Normalisation = scoring
+        self._scoring: Scoring = scoring
         self._number = {"vocabulary": 0, "full": 1, "allowed": 2}[scoring]
         width = max(len(level.token_V) for level in tokens.levels)
         self._codes_4V = np.empty((4, width), np.int64)

@@ -17,10 +17,11 @@ from leafbeam.decode.results import BatchFilters, DenyLists, SearchResult, check
 from leafbeam.errors import ArgumentError, check_choice, counted
 from leafbeam.index import Trie, Version
 from leafbeam.integrations.generate_call import GenerateCall, changed_after
-from leafbeam.integrations.masking import Normalisation, ScoreMasker
+from leafbeam.integrations.masking import ScoreMasker
 from leafbeam.integrations.prefixes import LegalTokens, PrefixTracker, occurs
 from leafbeam.model.code_tokens import CodeTokens, CodeTokensLike, check_sequences
 from leafbeam.ops.backend import to_numpy
+from leafbeam.ops.constrain import Scoring
 
 
 class TrieLogitsProcessor:
@@ -71,17 +72,17 @@ class TrieLogitsProcessor:
         prompt_length: int,
         filters: BatchFilters = None,
         deny: DenyLists = None,
-        scoring: Normalisation = "full",
+        scoring: Scoring = "full",
         in_place: bool = False,
     ) -> None:
-        check_choice("scoring", scoring, Normalisation)
+        check_choice("scoring", scoring, Scoring)
         if prompt_length < 0:
             raise ArgumentError(f"prompt_length is {prompt_length}: expected the number of columns of the prompts, 0 or more")
         self.version = Version.of(index)
         self.tokens = CodeTokens.for_index(code_tokens, self.version, eos_token_id)
         self.eos_token_id = eos_token_id
         self.prompt_length = prompt_length
-        self.scoring: Normalisation = scoring
+        self.scoring: Scoring = scoring
         self.in_place = in_place
         self._requests = check_batch(self.version, _num_requests(filters, deny), filters, deny)
         self._prefixes = PrefixTracker(self.version, self.tokens, self._requests)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from leafbeam.errors import ArgumentError, CheckpointError, counted
 from leafbeam.model.decoder import LayerNorm, Linear, RMSNorm, capped
 from leafbeam.model.experts import Experts
+from leafbeam.model.other_tokens import OtherTokens
 from leafbeam.model.session import has_padding
 from leafbeam.model.torch_runner import RunnerOptions, TorchRunner, attention_on
 from leafbeam.model.vocabulary import AnyVocabulary
@@ -117,13 +118,26 @@ class SidModel(nn.Module, Generic[Config]):
         """Run checked prompts (B, T), padded on the right to lengths_B, by the torch modules."""
 
     def _options(
-        self, tokens_BT: Tensor, lengths_B: Tensor, vocabulary: AnyVocabulary, *, hidden: bool = False
+        self,
+        tokens_BT: Tensor,
+        lengths_B: Tensor,
+        vocabulary: AnyVocabulary,
+        *,
+        hidden: bool = False,
+        other_tokens: bool = False,
     ) -> RunnerOptions:
-        """Return the options of a search without a graph. hidden: return hidden states in the place of logits."""
+        """Return the options of a search without a graph. hidden: return hidden states in the place of logits.
+
+        other_tokens: as for `Transformer.start`.
+        """
         weight, cap = self.head_weight, self.logit_cap
+        others = OtherTokens(weight, vocabulary, cap) if other_tokens else None
 
         def head(hidden_D: Tensor, level: int) -> Tensor:
-            return hidden_D if hidden else capped(F.linear(hidden_D, vocabulary.level_rows(weight, level)), cap)
+            if hidden:
+                return hidden_D
+            logits = capped(F.linear(hidden_D, vocabulary.level_rows(weight, level)), cap)
+            return logits if others is None else others.beside(logits, hidden_D, level)
 
         is_padded = has_padding(lengths_B, tokens_BT.shape[1])
         attention = attention_on(weight)

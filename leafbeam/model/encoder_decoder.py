@@ -123,18 +123,20 @@ class EncoderDecoder(SidModel[EncoderDecoderConfig]):
         return self.decoder(hidden_BSD, self_attention, cross_attention, drop, balance)
 
     @torch.inference_mode()
-    def start(self, tokens_BT: Tensor, lengths_B: Tensor | None = None) -> DecodeSession:
+    def start(self, tokens_BT: Tensor, lengths_B: Tensor | None = None, *, other_tokens: bool = False) -> DecodeSession:
         """Encode prompts and open a decoding session, without gradients. This costs one pass of the encoder.
 
         Args:
             tokens_BT: The prompts (B, T), int64, padded on the right.
             lengths_B: The length of each prompt; None: no prompt is padded.
+            other_tokens: As for `Transformer.start`.
 
         Raises:
             ArgumentError: If a prompt leaves no positions for a whole SID.
         """
         lengths_B = checked_lengths(tokens_BT, lengths_B, self.config, self.vocabulary.num_levels)
-        runner = self.run_prompts(tokens_BT, lengths_B, self._options(tokens_BT, lengths_B, self.vocabulary))
+        options = self._options(tokens_BT, lengths_B, self.vocabulary, other_tokens=other_tokens)
+        runner = self.run_prompts(tokens_BT, lengths_B, options)
         return DecodeSession(runner, self.vocabulary, lengths_B)
 
     def run_prompts(self, tokens_BT: Tensor, lengths_B: Tensor, options: RunnerOptions) -> EncoderDecoderRunner:

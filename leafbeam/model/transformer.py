@@ -255,6 +255,7 @@ class Transformer(SidModel[ModelConfig]):
         beams: int = 0,
         vocabulary: AnyVocabulary | None = None,
         hidden: bool = False,
+        other_tokens: bool = False,
     ) -> DecodeSession:
         """Prefill prompts and open a decoding session, without gradients.
 
@@ -269,16 +270,23 @@ class Transformer(SidModel[ModelConfig]):
             vocabulary: The tokens to decode, such as `TextTokens`; None takes the model's SIDs.
             hidden: If true, the session returns hidden states (..., D) in place of logits, for a search that multiplies the
                 head itself.
+            other_tokens: If true, the logits have one more column for all tokens that are not codes of the level, as a search
+                with scoring "vocabulary" reads them. Every pass then multiplies the whole head.
 
         Raises:
-            ArgumentError: If a prompt leaves no positions for a whole SID, or an argument needs another device.
+            ArgumentError: If a prompt leaves no positions for a whole SID, or an argument needs another device or contradicts
+                another.
         """
+        if hidden and other_tokens:
+            raise ArgumentError("hidden and other_tokens are true: hidden states have no column of other tokens; choose one")
         vocabulary = vocabulary or self.vocabulary
         lengths_B = checked_lengths(tokens_BT, lengths_B, self.config, vocabulary.num_levels)
         weight = self.head_weight
         if self.takes_workspace:
             head = None if hidden else weight
-            on_cpu = CpuOptions(workspace=workspace, store=store, beams=beams, products=self._products)
+            on_cpu = CpuOptions(
+                workspace=workspace, store=store, beams=beams, products=self._products, other_tokens=other_tokens
+            )
             runner: Runner = CpuRunner(self.model, head, vocabulary, tokens_BT, lengths_B, on_cpu)
         elif workspace is not None or store is not None:
             raise ArgumentError(
@@ -286,7 +294,7 @@ class Transformer(SidModel[ModelConfig]):
                 "leave them out"
             )
         else:
-            options = self._options(tokens_BT, lengths_B, vocabulary, hidden=hidden)
+            options = self._options(tokens_BT, lengths_B, vocabulary, hidden=hidden, other_tokens=other_tokens)
             runner = self.run_prompts(tokens_BT, lengths_B, options)
         return DecodeSession(runner, vocabulary, lengths_B)
 

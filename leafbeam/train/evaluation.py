@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from leafbeam.errors import ArgumentError, check_choice
 from leafbeam.index import Trie
 from leafbeam.model import AnyModel, DecodeSession, Transformer, Workspace
 from leafbeam.model.cpu.threads import torch_threads
+from leafbeam.ops.constrain import Scoring
 from leafbeam.retrieve import Fusion, Fusions, ItemMemory
 from leafbeam.train.baselines import ScoreFn, SidSet, memory_scores, popularity, rank_targets, unconstrained_search
 from leafbeam.train.fusion import FusedRanks, FusionExamples, affordable_users
@@ -95,7 +96,7 @@ class EvaluationConfig:
 
     part: Part = "test"
     num_beams: int = 20
-    scoring: Literal["full", "allowed"] = "full"
+    scoring: Scoring = "full"
     max_items: int | None = None
     sample: int | None = None
     seed: int = 0
@@ -310,9 +311,10 @@ class _Evaluator:
         self._trie, self._invalid_U = trie, np.zeros(users)
         self._seconds: dict[str, float] = {}
         self._unconstrained_first = False
-        self._start: Callable[..., DecodeSession] = model.start
+        options: dict[str, Any] = {"other_tokens": True} if search.config.scoring == "vocabulary" else {}
         if isinstance(model, Transformer) and model.takes_workspace:
-            self._start = partial(model.start, workspace=Workspace())
+            options["workspace"] = Workspace()
+        self._start: Callable[..., DecodeSession] = partial(model.start, **options)
 
     def run(self, config: EvaluationConfig, progress: Progress | None) -> NDArray[np.bool_]:
         """Rank all users, and return which of them were searched without the trie too."""
@@ -366,8 +368,13 @@ class _Evaluator:
         return self._search.run(session.step_fn, batch_size=len(indices), deny=denied)
 
     def _unconstrained(self, session: DecodeSession) -> NDArray[np.int64]:
-        num_levels = self._codes_NL.shape[1]
-        codes_BKL, _ = unconstrained_search(session.step_fn, num_levels=num_levels, num_beams=self._search.num_items)
+        num_levels, has_others = self._codes_NL.shape[1], self._search.config.scoring == "vocabulary"
+
+        def step_fn(codes_BK: torch.Tensor | None, parents_BK: torch.Tensor | None) -> torch.Tensor:
+            logits_BKV = session.step_fn(codes_BK, parents_BK)
+            return logits_BKV[..., :-1] if has_others else logits_BKV
+
+        codes_BKL, _ = unconstrained_search(step_fn, num_levels=num_levels, num_beams=self._search.num_items)
         return codes_BKL.cpu().numpy()
 
     def _record(self, indices: NDArray[np.int64], seen: Seen, result: SearchResult) -> None:

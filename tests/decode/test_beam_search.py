@@ -107,7 +107,7 @@ def test_widths_out_of_range_are_refused(beams: object) -> None:
 
 def test_other_arguments_out_of_range_are_refused() -> None:
     trie = trie_of()
-    with pytest.raises(ArgumentError, match="expected 'full' or 'allowed'"):
+    with pytest.raises(ArgumentError, match="expected 'full', 'allowed' or 'vocabulary'"):
         BeamSearch(trie, scoring="fulll")  # type: ignore[arg-type]
     search = BeamSearch(trie)
     for call, message in (

@@ -40,6 +40,7 @@ class Tiny:
         self.step, self.excluded, self.seed = rng.choice([0.0, 0.5, 3.0]), rng.choice([0.0, 0.2]), seed
         self.levels: list[list[list[tuple[int, ...]]]] = []  # the prefixes that ran, of each level and request
         self.boosts_BN = np.zeros((self.batch, num_items), np.float32)
+        self.has_other = False  # whether the last logit is that of any other token than a code
 
     def draw_boosts(self) -> list[ItemColumn | None]:
         """Give each request the boost of some or all items, with a weight; or none."""
@@ -64,7 +65,7 @@ class Tiny:
         rng = np.random.default_rng([self.seed, request, *path])
         logits_V = (self.step * rng.integers(-3, 4, self.sizes[len(path)])).astype(np.float32)
         logits_V[rng.random(len(logits_V)) < self.excluded] = -np.inf
-        return logits_V
+        return np.append(logits_V, np.float32(self.step * rng.integers(-3, 6))) if self.has_other else logits_V
 
     def step_fn(self, codes: np.ndarray | None, parents: np.ndarray | None) -> np.ndarray:
         if codes is None or parents is None:
@@ -96,7 +97,7 @@ class Tiny:
             score = 0.0
             for level, code in enumerate(sid):
                 logits_V = self.logits(request, sid[:level]).astype(np.float64)
-                legal = [c for c in range(len(logits_V)) if scoring == "full" or (*sid[:level], c) in prefixes]
+                legal = [c for c in range(len(logits_V)) if scoring != "allowed" or (*sid[:level], c) in prefixes]
                 score += logits_V[code] - np.logaddexp.reduce(logits_V[legal]) if logits_V[code] > -np.inf else -np.inf
             if score > -np.inf:
                 scores[n] = score + self.boosts_BN[request, n]
@@ -123,7 +124,7 @@ CASES = {
     "num_items": st.integers(1, 30),
     "widths": st.lists(st.integers(1, 12), min_size=4, max_size=4),
     "max_rows": st.sampled_from([1, 3, 10, 10_000]),
-    "scoring": st.sampled_from(["full", "allowed"]),
+    "scoring": st.sampled_from(["full", "allowed", "vocabulary"]),
     "backend": st.sampled_from(BACKENDS),
     "explain": st.booleans(),
     "runs_more": st.booleans(),
@@ -143,6 +144,7 @@ def check_case(
     is_boosted: bool,
 ) -> None:
     tiny = Tiny(seed)
+    tiny.has_other = scoring == "vocabulary"
     boosts = tiny.draw_boosts() if is_boosted else None
     search = BeamSearch(tiny.version, scoring=scoring, backend=backend, device="cpu", num_items=num_items, max_rows=max_rows)
     each = [[width] * (len(tiny.sizes) - 1) for width in widths[: tiny.batch]]
@@ -196,6 +198,7 @@ def jax_step(carry: Any, codes: Any, parents: Any, level: int) -> tuple[Any, Any
 def test_jax_proves_the_answer_too(seed: int, num_items: int, scoring: Any, is_boosted: bool) -> None:
     jax_search: Any = pytest.importorskip("leafbeam.decode.jax_search")
     tiny = Tiny(seed, ONE_SHAPE)
+    tiny.has_other = scoring == "vocabulary"
     boosts = tiny.draw_boosts() if is_boosted else None
     options: Any = {"max_rows": 10_000, "delta_leaves": 128, "max_filters": 3}
     search = jax_search.JaxBeamSearch(tiny.version, num_items=num_items, scoring=scoring, **options)

@@ -59,7 +59,11 @@ class Shop:
                 legal = {tuple(codes) for codes in codes_NL[:, : level + 1].tolist()}
                 rows = [[(*codes[:level], code) in legal for code in range(SIZES[level])] for codes in codes_NL.tolist()]
                 logits_NC = logits_NC.masked_fill(~torch.tensor(rows), -torch.inf)
-            scores_N += logits_NC.log_softmax(1)[torch.arange(len(items)), torch.from_numpy(codes_NL[:, level])]
+            log_p_NC = logits_NC.log_softmax(1)
+            if scoring == "vocabulary":
+                of_all_NW = self.model.logits(hidden_NTD[:, -4 + level]).double().log_softmax(1)
+                log_p_NC = of_all_NW[:, self.model.vocabulary.level_tokens(level)]
+            scores_N += log_p_NC[torch.arange(len(items)), torch.from_numpy(codes_NL[:, level])]
         return dict(zip(items, scores_N.tolist(), strict=True))
 
 

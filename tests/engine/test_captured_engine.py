@@ -194,9 +194,9 @@ def test_where_no_graph_is_wide_enough_the_proof_goes_on_eagerly(
     assert captured.counts.of("graphs")["no_bucket"] > 0
 
 
-def test_requests_with_boosts_and_caps_run_eagerly_and_are_counted(shop: Any, catalog: Catalog) -> None:
+def test_requests_that_are_not_captured_run_eagerly_and_are_counted(shop: Any, catalog: Catalog) -> None:
     catalog.add_boost("margin", "price / 20")
-    objectives: list[dict[str, Any]] = [{"boosts": {"margin": 1.0}}, {"at_most": {"price": 1}}]
+    objectives: list[dict[str, Any]] = [{"boosts": {"margin": 1.0}}, {"at_most": {"price": 1}}, {"scoring": "vocabulary"}]
     requests = [Request(history=("é1",), num_items=3, **options) for options in objectives]
     try:
         expected = Engine(shop.model, catalog, settings=settings()).recommend(requests)
@@ -205,7 +205,7 @@ def test_requests_with_boosts_and_caps_run_eagerly_and_are_counted(shop: Any, ca
                 same(captured.submit(request).result(PATIENCE), other)
     finally:
         catalog.remove_boost("margin")
-    assert captured.counts.of("graphs") == {**dict.fromkeys(captured.counts.of("graphs"), 0), "not_captured": 2}
+    assert captured.counts.of("graphs") == {**dict.fromkeys(captured.counts.of("graphs"), 0), "not_captured": 3}
 
 
 def test_an_engine_on_a_device_captures_by_default_and_says_so(shop: Any, catalog: Catalog) -> None:

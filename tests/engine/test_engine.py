@@ -43,7 +43,7 @@ def test_the_warm_up_searches_under_a_filter_even_without_rules(shop, monkeypatc
         assert any(item_filter is not None for item_filter in filters)
 
 
-@pytest.mark.parametrize("scoring", ["full", "allowed"])
+@pytest.mark.parametrize("scoring", ["full", "allowed", "vocabulary"])
 @pytest.mark.parametrize("rules", ALL_RULES)
 def test_the_answer_is_the_best_of_all_allowed_items_scored_one_by_one(shop, engine, rules, scoring):
     deny = ("é7", "é47", "é2", "é2")
@@ -58,7 +58,7 @@ def test_the_answer_is_the_best_of_all_allowed_items_scored_one_by_one(shop, eng
     assert [tuple(sid) for sid in shop.trie.codes_of(list(result.item_ids)).tolist()] == list(result.codes)
 
 
-@pytest.mark.parametrize("scoring", ["full", "allowed"])
+@pytest.mark.parametrize("scoring", ["full", "allowed", "vocabulary"])
 @pytest.mark.parametrize("num_items", [1, 5, 40])
 def test_every_answer_is_proved_to_be_the_best_allowed_list(shop, catalog, scoring, num_items):
     requests = [
@@ -173,7 +173,7 @@ def test_ids_of_the_wrong_type_are_an_error(shop, engine):
 def test_requests_answered_together_are_answered_as_if_alone(engine):
     requests = [
         Request(history=HISTORY[: i % 4], rules=rules, num_items=1 + i, num_beams=20 + i % 2, scoring=scoring)
-        for scoring in ("full", "allowed")
+        for scoring in ("full", "allowed", "vocabulary")
         for i, rules in enumerate(ALL_RULES)
     ]
     together = engine.recommend(requests)
@@ -182,6 +182,20 @@ def test_requests_answered_together_are_answered_as_if_alone(engine):
         alone = engine.recommend([request])[0]
         assert result.item_ids == alone.item_ids
         np.testing.assert_allclose(result.scores, alone.scores, atol=1e-5)
+
+
+def test_probabilities_over_the_whole_vocabulary_need_a_model_that_gives_them(shop):
+    class Foreign:
+        vocabulary, config, device = shop.model.vocabulary, shop.model.config, shop.model.device
+
+        def start(self, tokens_BT, lengths_B=None):
+            return shop.model.start(tokens_BT, lengths_B)
+
+    engine = Engine(Foreign(), shop.trie)
+    engine.warm_up()
+    assert one(engine, num_items=3).num_valid == 3
+    with pytest.raises(RequestError, match="scoring 'vocabulary' needs one of leafbeam's own models: use 'full' or 'allowed'"):
+        one(engine, scoring="vocabulary")
 
 
 def test_a_request_over_a_limit_is_refused(shop):

@@ -12,7 +12,7 @@ from leafbeam.errors import ArgumentError, RequestError
         ({"num_items": True}, "num_items"),
         ({"num_items": 2.0}, "num_items"),
         ({"num_beams": -1}, "num_beams"),
-        ({"scoring": "fulll"}, "scoring must be 'full' or 'allowed', not 'fulll'"),
+        ({"scoring": "fulll"}, "scoring must be 'full', 'allowed' or 'vocabulary', not 'fulll'"),
         ({"scoring": None}, "scoring"),
         ({"history": "abc"}, "history must be a list of item ids, not 'abc'"),
         ({"history": 5}, "history must be a list"),

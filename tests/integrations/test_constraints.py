@@ -248,7 +248,7 @@ def test_custom_generate_runs_the_prompts_once(model: Model, tokenizer: Any, mon
     assert len(widths) == found.result.rounds
 
 
-@pytest.mark.parametrize("scoring", ["full", "allowed"])
+@pytest.mark.parametrize("scoring", ["full", "allowed", "vocabulary"])
 def test_custom_generate_finds_items_under_rules_of_each_request(model: Model, tokenizer: Any, scoring: Any) -> None:
     rng = np.random.default_rng(0)
     tokens = [np.arange(100, 112), np.arange(200, 209), np.arange(300, 314)]
@@ -260,7 +260,7 @@ def test_custom_generate_finds_items_under_rules_of_each_request(model: Model, t
         ItemConstraint(items=items), ItemConstraint(items=items, rules=["fresh"]), ItemConstraint(items=items, deny=[1, 2])
     ]  # fmt: skip
     found = exact(model, inputs, constraint=constraint, num_beams=8, num_return_sequences=8, scoring=scoring)
-    step_fn = step_fn_of(model, inputs, tokens)
+    step_fn = step_fn_of(model, inputs, tokens, scoring)
     wanted = BeamSearch(index, num_beams=8, scoring=scoring).run(step_fn, 3, [None, fresh, None], [None, None, [1, 2]])
     for mine, own in zip(found.result.item_ids, wanted.item_ids, strict=True):
         np.testing.assert_array_equal(mine, own)
@@ -269,7 +269,7 @@ def test_custom_generate_finds_items_under_rules_of_each_request(model: Model, t
     assert found.sequences[8, -3:].tolist() == first
 
 
-@pytest.mark.parametrize("scoring", ["full", "allowed"])
+@pytest.mark.parametrize("scoring", ["full", "allowed", "vocabulary"])
 def test_custom_generate_proves_the_best_items_without_a_number_of_beams(model: Model, tokenizer: Any, scoring: Any) -> None:
     tokens = [np.arange(100, 112), np.arange(200, 209), np.arange(300, 314)]
     index = Trie.build(np.random.default_rng(0).integers(0, [12, 9, 14], (300, 3)), [12, 9, 14])
@@ -279,7 +279,8 @@ def test_custom_generate_proves_the_best_items_without_a_number_of_beams(model: 
     constraint = [ItemConstraint(items=items), ItemConstraint(items=items, rules=["fresh"])]
     found = exact(model, inputs, constraint=constraint, num_return_sequences=5, scoring=scoring)
     assert found.result.is_proved.all()
-    wanted = BeamSearch(index, num_beams=300, scoring=scoring).run(step_fn_of(model, inputs, tokens), 2, [None, fresh])
+    step_fn = step_fn_of(model, inputs, tokens, scoring)
+    wanted = BeamSearch(index, num_beams=300, scoring=scoring).run(step_fn, 2, [None, fresh])
     np.testing.assert_allclose(found.sequences_scores.numpy().reshape(2, 5), wanted.scores[:, :5], atol=1e-4)
 
 

@@ -42,12 +42,13 @@ def assert_same(mine: SearchResult, wanted: SearchResult) -> None:
         assert set(clear) <= set(ours)
 
 
-@pytest.mark.parametrize("scoring", ["full", "allowed"])
+@pytest.mark.parametrize("scoring", ["full", "allowed", "vocabulary"])
 @pytest.mark.parametrize("kind", ["trie", "version"])
 def test_items_and_scores_equal_beam_search(model: Model, kind: Kind, scoring: Any) -> None:
     shop = Shop(kind)
     filters, deny = [shop.filter(0.3), None, shop.filter(0.02)], [[1, 2], None, [9]]
-    wanted = BeamSearch(shop.index, 20, scoring).run(step_fn_of(model, INPUTS, shop.tokens), 3, filters=filters, deny=deny)
+    step_fn = step_fn_of(model, INPUTS, shop.tokens, scoring)
+    wanted = BeamSearch(shop.index, 20, scoring).run(step_fn, 3, filters=filters, deny=deny)
     search = LogprobBeamSearch(shop.index, LocalModel(model), code_tokens=shop.tokens, num_beams=20, scoring=scoring)
     found = search.run(PROMPTS, filters=filters, deny=deny)
     assert_same(found, wanted)

@@ -191,7 +191,7 @@ def test_tokens_are_made_once_for_many_processors() -> None:
         ({"eos_token_id": 5}, "also the token of a code of level 0"),
         ({"eos_token_id": -1}, "eos_token_id is -1"),
         ({"prompt_length": -1}, "prompt_length is -1"),
-        ({"scoring": "fulll"}, "'vocabulary', 'full' or 'allowed'"),
+        ({"scoring": "fulll"}, "'full', 'allowed' or 'vocabulary'"),
         ({"filters": [None, None], "deny": [None]}, "deny has 1 entry"),
     ],
 )

@@ -48,9 +48,11 @@ def prompts(lengths: Sequence[int], words: int = WORDS, seed: int = 0) -> dict[s
     return {"input_ids": input_ids.where(mask, PAD), "attention_mask": mask.long()}
 
 
-def step_fn_of(model: Model, inputs: dict[str, torch.Tensor], tokens: Sequence[NDArray[np.int64]]) -> StepFn:
+def step_fn_of(
+    model: Model, inputs: dict[str, torch.Tensor], tokens: Sequence[NDArray[np.int64]], scoring: str = "full"
+) -> StepFn:
     """The model's scores of each level's tokens, every sequence read whole: log-softmax over all the model's tokens, as beam
-    search in `generate` has it."""
+    search in `generate` has it. With scoring "vocabulary" the last one is that of any other token."""
     state: dict[str, torch.Tensor] = {}
 
     @torch.no_grad()
@@ -70,7 +72,10 @@ def step_fn_of(model: Model, inputs: dict[str, torch.Tensor], tokens: Sequence[N
         mask = torch.cat([rows["attention_mask"], torch.ones(suffix.flatten(0, 1).shape, dtype=torch.int64)], 1)
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         logits = model(input_ids=sequences, attention_mask=mask, position_ids=positions).logits[:, -1].float()
-        scores = logits.log_softmax(-1)[:, torch.from_numpy(tokens[suffix.shape[2]])]
+        log_p, of_level = logits.log_softmax(-1), torch.from_numpy(tokens[suffix.shape[2]])
+        scores = log_p[:, of_level]
+        if scoring == "vocabulary":
+            scores = torch.cat([scores, log_p.index_fill(1, of_level, -torch.inf).logsumexp(1, keepdim=True)], 1)
         return scores.view(batch, width, -1)
 
     return step

@@ -350,3 +350,45 @@ def test_refused_suffixes_leave_the_session_as_it_was(make_model: MakeModel, gen
     rest = codes[:, :, taken:]
     for mine, theirs in zip(refused.suffix_fn(rest, parents), plain.suffix_fn(rest, parents), strict=True):
         assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("kind", ["decoder", "decoder in float64", "table", "soft cap", "encoder-decoder"])
+@pytest.mark.parametrize("block", [7, 8192])
+def test_the_column_of_other_tokens_makes_probabilities_those_of_the_whole_vocabulary(
+    make_model: MakeModel,
+    make_encoder_decoder: Callable[..., EncoderDecoder],
+    generator: torch.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    block: int,
+):
+    monkeypatch.setattr("leafbeam.model.other_tokens._BLOCK", block)
+    table = TokenTable(tokens_per_level=((90, 4, 51, 17, 88), (33, 4, 70), (9, 8, 7, 60)), size=100, pad=0, bos=1, eos=2)
+    fields: dict[str, object] = {"vocab_size": 100}
+    if kind == "encoder-decoder":
+        model: AnyModel = make_encoder_decoder(**fields)
+    else:
+        cap: dict[str, object] = {"logit_cap": 3.0} if kind == "soft cap" else {}
+        model = make_model(table if kind == "table" else None, **fields, **cap)
+    if kind == "decoder in float64":
+        model = model.double()
+    tokens, lengths = prompts(model, generator)
+    session, plain = model.start(tokens, lengths, other_tokens=True), model.start(tokens, lengths)
+    given: tuple[torch.Tensor | None, torch.Tensor | None] = None, None
+    paths: Paths = [[()] for _ in lengths]
+    for level in range(model.vocabulary.num_levels):
+        logits, codes_alone = session.step_fn(*given), plain.step_fn(*given)
+        torch.testing.assert_close(logits[..., :-1], codes_alone.float(), atol=1e-5, rtol=0)
+        monkeypatch.setattr(model, "head", lambda hidden, level: model.logits(hidden))
+        whole = concatenated(model, tokens, lengths, paths).view(*logits.shape[:-1], -1).double()
+        expected = whole.log_softmax(-1)[..., model.vocabulary.level_tokens(level)]
+        torch.testing.assert_close(logits.double().log_softmax(-1)[..., :-1], expected, atol=2e-5, rtol=0)
+        if level + 1 < model.vocabulary.num_levels:
+            codes, parents, paths = random_round(model, paths, 3, generator)
+            given = codes, parents
+
+
+def test_hidden_states_have_no_column_of_other_tokens(make_model: MakeModel, generator: torch.Generator):
+    model = make_model()
+    with pytest.raises(ArgumentError, match="hidden and other_tokens are true"):
+        model.start(*prompts(model, generator), hidden=True, other_tokens=True)

@@ -27,7 +27,8 @@ def search(
     scoring: str,
     largest_below: LargestBelow = lambda prefix: 0.0,
 ) -> list[list[tuple[float, int, Prefix]]]:
-    """The beams after each round: (score, parent, prefix), best first. `logits_of(level, prefix)` is the model.
+    """The beams after each round: (score, parent, prefix), best first. `logits_of(level, prefix)` is the model, with one more
+    logit, of any other token, for scoring "vocabulary".
 
     largest_below: the largest boost of the live items below a prefix, which is part of its score.
     """
@@ -41,7 +42,7 @@ def search(
         for parent, (score, _, prefix) in enumerate(beams):
             logits = logits_of(level, prefix).astype(np.float64)
             legal = sorted(codes_after.get(prefix, ()))
-            normal = log_sum_exp(logits) if scoring == "full" else log_sum_exp(logits[legal])
+            normal = log_sum_exp(logits[legal]) if scoring == "allowed" else log_sum_exp(logits)
             before = largest_below(prefix)
             for code in legal:
                 if logits[code] > -np.inf:

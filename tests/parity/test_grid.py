@@ -30,6 +30,22 @@ def test_every_backend_gives_the_beams_of_the_oracle(name: str, shape: str, back
     check_case(name, shape, backend, scoring)
 
 
+@pytest.mark.parametrize(("shape", "backend"), [("whole", "cpu"), ("changed-packed", "cpu"), ("changed", "torch")])
+@pytest.mark.parametrize("name", [*SAMPLE, "ties-filtered", "growing-widths"])
+def test_probabilities_over_the_whole_vocabulary_give_the_beams_of_the_oracle(name: str, shape: str, backend: str) -> None:
+    check_case(name, shape, backend, "vocabulary")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("backend", [*BACKENDS, "jax"])
+@pytest.mark.parametrize("boosted", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", BOOSTED)
+def test_probabilities_over_the_whole_vocabulary_on_the_whole_grid(name: str, shape: str, backend: str, boosted: bool) -> None:
+    pytest.importorskip("torch" if backend in BACKENDS else backend)
+    check_case(name, shape, backend, "vocabulary", boosted=boosted)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("scoring", SCORINGS)
 @pytest.mark.parametrize("shape", SHAPES)

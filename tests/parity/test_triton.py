@@ -46,6 +46,8 @@ SAMPLE = [
     ("wide-level", "whole", "full", 20),
     ("wide-level-skewed-filtered", "whole-packed", "allowed", 20),
     ("codebook-over-65536", "changed-packed", "full", 4),
+    ("skewed-filter-0.5", "changed-packed", "vocabulary", 3),
+    ("wide-level", "whole", "vocabulary", 8),
 ]
 
 

@@ -69,7 +69,7 @@ def model_of(seed: int = 0) -> Transformer:
 
 
 @torch.inference_mode()
-def log_probabilities(model: Transformer, history_codes: np.ndarray, sids_ML: np.ndarray) -> np.ndarray:
+def log_probabilities(model: Transformer, history_codes: np.ndarray, sids_ML: np.ndarray, scoring: str = "full") -> np.ndarray:
     """Teacher-forced log p of each SID after a history, in one row each and without any cache."""
     prompt = [model.vocabulary.bos, *model.vocabulary.tokens(history_codes).reshape(-1)]
     tokens_ML = model.vocabulary.tokens(sids_ML)
@@ -78,6 +78,9 @@ def log_probabilities(model: Transformer, history_codes: np.ndarray, sids_ML: np
     total = torch.zeros(len(sids_ML), dtype=torch.float64)
     for level in range(sids_ML.shape[1]):
         log_p = torch.log_softmax(model.head(hidden_MLD[:, level], level).double(), -1)
+        if scoring == "vocabulary":
+            of_all = torch.log_softmax(model.logits(hidden_MLD[:, level]).double(), -1)
+            log_p = of_all[:, model.vocabulary.level_tokens(level)]
         total += log_p[torch.arange(len(sids_ML)), torch.as_tensor(sids_ML[:, level])]
     return total.numpy()
 
@@ -89,8 +92,10 @@ def shop() -> tuple[InteractionLog, Split, SidTable, Trie]:
     return log, leave_one_out(log), sids, trie_of(sids)
 
 
-@pytest.mark.parametrize("part", ["valid", "test"])
-def test_the_scores_equal_a_brute_force_ranking_of_every_item(shop: tuple[InteractionLog, Split, SidTable, Trie], part: str):
+@pytest.mark.parametrize(("part", "scoring"), [("valid", "full"), ("test", "full"), ("test", "vocabulary")])
+def test_the_scores_equal_a_brute_force_ranking_of_every_item(
+    shop: tuple[InteractionLog, Split, SidTable, Trie], part: Any, scoring: Any
+):
     log, split, sids, trie = shop
     model, ranks, free_ranks, invalid = model_of(), [], [], []
     every = np.array(list(itertools.product(*map(range, SIZES))))
@@ -100,7 +105,7 @@ def test_the_scores_equal_a_brute_force_ranking_of_every_item(shop: tuple[Intera
             continue
         back = 2 if part == "valid" else 1
         history, target = items[:-back][-4:], items[-back]
-        scores = log_probabilities(model, sids.codes[history], sids.codes)
+        scores = log_probabilities(model, sids.codes[history], sids.codes, scoring)
         ranks.append(int((scores > scores[target]).sum()))
         order = np.argsort(-log_probabilities(model, sids.codes[history], every))
         free_ranks.append([tuple(every[row]) for row in order].index(tuple(sids.codes[target])))
@@ -110,7 +115,9 @@ def test_the_scores_equal_a_brute_force_ranking_of_every_item(shop: tuple[Intera
         trie,
         log,
         split,
-        config=EvaluationConfig(part=part, num_beams=60, max_items=4, unconstrained_users=10**6, batch_users=7),
+        config=EvaluationConfig(
+            part=part, num_beams=60, scoring=scoring, max_items=4, unconstrained_users=10**6, batch_users=7
+        ),
     )
     assert report.rankings["model"].kept == RankingMetrics.from_ranks(np.array(ranks))
     assert report.users == len(ranks)

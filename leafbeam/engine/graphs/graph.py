@@ -92,7 +92,8 @@ class Graphs:
         no_room       more denied items than a graph has space for
         version       another version of the index: it is being prepared, or it is an older one that a request still holds
         failed        the replay raised an error: the graph is not used again
-        not_captured  the requests explain themselves, or have boosts, caps or quotas: no search of this kind is captured
+        not_captured  the requests explain themselves, have boosts, caps or quotas, or the scoring "vocabulary": no search of
+                      this kind is captured
 
     Deletions change only filters, so the graphs stay as they are. Any other new version is copied over the old one between
     two batches if its sizes are the same. If they are not, its graphs are captured anew, in a thread; until then its batches
@@ -310,7 +311,8 @@ def graphs_for(
     index: Callable[..., DeviceIndex] = DeviceIndex,
     capturer: Callable[[torch.device], CudaCapturer] = CudaCapturer,
 ) -> Graphs:
-    """An engine's graphs: its own number of beams or a few widths, both scorings, prompts of up to `longest` tokens.
+    """An engine's graphs: its own number of beams or a few widths, prompts of up to `longest` tokens, and all scorings but
+    "vocabulary".
 
     attention (None: Triton's), index, capturer: for a device that is no GPU.
     """
@@ -323,6 +325,7 @@ def graphs_for(
         [
             bucket
             for scoring in get_args(Scoring)
+            if scoring != "vocabulary"
             for num_beams in settings.captured_widths
             for bucket in buckets_of(settings.capacity, longest=longest, num_beams=num_beams, scoring=scoring)
         ],

@@ -31,6 +31,7 @@ from leafbeam.model.cpu.layers import HeadsOfLayers, LayerParameters, Layers, Pr
 from leafbeam.model.cpu.rows import Rows, lay_out_codes, lay_out_prompts, segments_of
 from leafbeam.model.cpu.workspace import Chunk, Workspace
 from leafbeam.model.decoder import Decoder, Layer, LayerNorm
+from leafbeam.model.other_tokens import OtherTokens
 from leafbeam.model.prompt_store import CachedPrompt, PromptStore
 from leafbeam.model.vocabulary import AnyVocabulary
 
@@ -54,12 +55,14 @@ class CpuOptions:
         store: The prompts whose keys and values are known; None to run every prompt from its first token.
         beams: The expected number of beams, for which the codes' slots are allocated once; 0 if unknown.
         products: float32, or bfloat16 to round rows, matrices and their products to it; the matrices are of bfloat16 then.
+        other_tokens: Whether logits have one more column, of all tokens that are not codes of the level.
     """
 
     workspace: Workspace | None = None
     store: PromptStore | None = None
     beams: int = 0
     products: torch.dtype = torch.float32
+    other_tokens: bool = False
 
 
 class CpuRunner:
@@ -81,6 +84,9 @@ class CpuRunner:
         self._norm_bias = norm.bias.detach().numpy() if isinstance(norm, LayerNorm) else self._norm[:0]
         self._positions = None if positions is None else positions.weight.detach()
         self._head_weight = None if head_weight is None else head_weight.detach()
+        self._others = None
+        if options.other_tokens and head_weight is not None:
+            self._others = OtherTokens(head_weight, vocabulary, body.config.logit_cap)
         self._vocabulary = vocabulary
         self._space, self._shared = options.workspace or Workspace(), options.workspace is not None
         self._products = options.products
@@ -273,13 +279,16 @@ class CpuRunner:
         return keys, values
 
     def _multiply_head(self, hidden_ND: Tensor, level: int, out: Tensor) -> None:
-        """The logits of a level, or the hidden states."""
+        """Write the logits of a level, or the hidden states."""
         if self._head_weight is None:
             out.copy_(hidden_ND)
-        else:
-            torch.mm(hidden_ND, self._space.level_head(self._head_weight, self._vocabulary, level), out=out)
-            if self._config.logit_cap:
-                out.div_(self._config.logit_cap).tanh_().mul_(self._config.logit_cap)
+            return
+        logits_NV, other_N1 = out.tensor_split([self._vocabulary.codebook_sizes[level]], 1)
+        torch.mm(hidden_ND, self._space.level_head(self._head_weight, self._vocabulary, level), out=logits_NV)
+        if self._config.logit_cap:
+            logits_NV.div_(self._config.logit_cap).tanh_().mul_(self._config.logit_cap)
+        if self._others is not None:
+            other_N1.copy_(self._others.logit(hidden_ND, level))
 
     def _repeated(self, output_UV: Tensor, row_N: Tensor, code: int) -> Tensor:
         """Row row_N[n] for each beam n, in the workspace if the caller passed one in."""
@@ -290,9 +299,9 @@ class CpuRunner:
 
     def _output_buffers(self, rows: int, first: int, count: int) -> list[Tensor]:
         """Buffers for the logits (or hidden states) of `count` levels, in the workspace if the caller passed one in."""
-        sizes = self._vocabulary.codebook_sizes[first : first + count]
+        sizes = [size + (self._others is not None) for size in self._vocabulary.codebook_sizes[first : first + count]]
         if self._head_weight is None:
-            sizes = (self._config.hidden_size,) * count
+            sizes = [self._config.hidden_size] * count
         if not self._shared:
             return [torch.empty(rows, size) for size in sizes]
         return [self._space.buffer(f"logits {code}", rows, size)[0] for code, size in enumerate(sizes)]

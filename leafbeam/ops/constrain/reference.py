@@ -136,7 +136,7 @@ def step(
     """Extend every live beam by every legal code and keep the best: one round of constrained beam search.
 
         for each request, each live beam, each child that the filter leaves alive:
-            score = beam score + log_softmax(logits)[code]       over the level's codebook ("full") or the children ("allowed")
+            score = beam score + log_softmax(logits)[code]       over all columns, or over the children ("allowed")
             with a boost: + the largest boost below the child - the largest below the beam, which is not positive
         keep the `num_beams` best by (score desc, parent asc, code asc)
 
@@ -146,7 +146,7 @@ def step(
 
     Args:
         beams: The beams before the round: `lo`, `hi` and `scores` are read. The ranges of a dead beam are empty.
-        logits_BKV: float32. A logit of -inf is a code that the model itself excludes.
+        logits_BKV: float32, of `num_columns`. A logit of -inf is a code that the model itself excludes.
     """
     device, logits_BKV = beams.lo.device, logits_BKV.float()
     num_segments, batch_size, num_rows = beams.lo.shape
@@ -168,7 +168,7 @@ def step(
             if len(child_C) == 0 or bool(beams.scores[request, beam].isneginf()):
                 continue
             row_V = logits_BKV[request, beam]
-            read = row_V if scoring == "full" else row_V[code_C[child_C]]
+            read = row_V if scoring != "allowed" else row_V[code_C[child_C]]
             if bool(read.isnan().any()) or bool(read.isposinf().any()):
                 raise LogitsError.not_finite(request, beam, f"at level {level}")
             logit_C = row_V[code_C[child_C]]

@@ -15,7 +15,8 @@ from leafbeam.errors import LogitsError
 from leafbeam.index import Filter, ItemColumn, Trie, Version
 from leafbeam.index.items import ItemIds
 
-Scoring = Literal["full", "allowed"]
+# The tokens over which a code's probability is taken: the level's codes, the legal ones, or the model's whole vocabulary.
+Scoring = Literal["full", "allowed", "vocabulary"]
 # A score that would be lower is this one: masks of a dtype's lowest number at two levels would add up to -inf, which means that
 # the model excludes a code.
 LOWEST = float(np.finfo(np.float32).min)
@@ -49,6 +50,15 @@ class Beams(Generic[Array]):
         zeros_BK = lo[0] * 0
         num_valid_B = (hi > lo).any(0).sum(1)
         return cls(scores=scores, parent=zeros_BK, code=zeros_BK, lo=lo, hi=hi, num_valid=num_valid_B)
+
+
+def num_columns(size: int, scoring: Scoring) -> int:
+    """Return the number of logits of a row: one for each code of the level, and with "vocabulary" one for any other token.
+
+    The last one is the log-sum-exp of the logits of all other tokens. So the probabilities of a row add up to 1, and those of
+    the codes are what they are in the whole vocabulary.
+    """
+    return size + (scoring == "vocabulary")
 
 
 def waiting(launch: Callable[..., tuple[Beams[Any], Any]], where: str = "at level") -> Callable[..., Beams[Any]]:

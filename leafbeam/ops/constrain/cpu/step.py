@@ -117,8 +117,8 @@ def step(
 ) -> Beams[NDArray[Any]]:
     """Run one round of constrained beam search. The result equals that of `leafbeam.ops.constrain.reference.step`.
 
-    Cost: one read of the logits for "full", plus a few reads for each child that beats the worst beam kept so far. A row
-    whose beam score is already below that threshold is not read at all.
+    Cost: one read of the logits unless the scoring is "allowed", plus a few reads for each child that beats the worst beam kept
+    so far. A row whose beam score is already below that threshold is not read at all.
     Raises LogitsError where a row that was read holds NaN or +inf.
     """
     num_segments, batch_size, num_rows = beams.lo.shape
@@ -140,7 +140,7 @@ def step(
         logits_BKV,
         filters.pair,
         boosts,
-        scoring == "full",
+        scoring != "allowed",
         candidate_buffers(num_beams),
         space,
         floats,

@@ -29,13 +29,18 @@ from leafbeam.ops.constrain.fixed_shape.children import (
     ranges_of,
 )
 from leafbeam.ops.constrain.namespaces import CHUNK, NEG_INF, Array, ArrayNamespace
-from leafbeam.ops.constrain.types import LOWEST, Beams, Scoring, waiting
+from leafbeam.ops.constrain.types import LOWEST, Beams, Scoring, num_columns, waiting
 
 
 class Rows(NamedTuple):
-    """The beams and logits of a step, by row, and its settings."""
+    """The beams and logits of a step, by row, and its settings.
+
+    Args:
+        other_R1: The logits of any other token than a code, of no columns if there is none.
+    """
 
     logits_RV: Array
+    other_R1: Array
     base_R: Array
     batch_size: int
     num_beams: int
@@ -79,8 +84,9 @@ def extend(
     request_R = xp.arange(batch_size * num_parents, beams.lo) // num_parents
     lo_SR, hi_SR = beams.lo.reshape(num_segments, -1), beams.hi.reshape(num_segments, -1)
     children = [children_of(xp, levels[s], filters[s], request_R, lo_SR[s], hi_SR[s]) for s in range(num_segments)]
-    logits_RV = xp.float32(logits_BKV.reshape(-1, size))
-    rows = Rows(logits_RV, beams.scores.reshape(-1), batch_size, num_beams, scoring == "full")
+    row_RV = xp.float32(logits_BKV.reshape(-1, num_columns(size, scoring)))
+    logits = row_RV[:, :size], row_RV[:, size:]
+    rows = Rows(*logits, beams.scores.reshape(-1), batch_size, num_beams, scoring != "allowed")
     if any(level.capacity.wide for level in levels):
         boost_RV = None
         if filters[0].boosts is not None:
@@ -183,6 +189,11 @@ def is_bad(lse_R: Array) -> Array:
     return ~(lse_R < -NEG_INF)
 
 
+def _with_others(xp: ArrayNamespace, lse_R: Array, rows: Rows) -> Array:
+    """Return log-sum-exps over the codes and any other token, if the rows have its logit."""
+    return xp.log_sum_exp(xp.concat([lse_R[:, None], rows.other_R1], 1)) if rows.other_R1.shape[1] else lse_R
+
+
 def _narrow_candidates(xp: ArrayNamespace, children: Sequence[Children], rows: Rows) -> Candidates:
     """Return every child of narrow ranges as a candidate, [B, P x W]."""
     logits_RV, base_R, batch_size = rows.logits_RV, rows.base_R, rows.batch_size
@@ -192,7 +203,7 @@ def _narrow_candidates(xp: ArrayNamespace, children: Sequence[Children], rows: R
     legal_RW = legal_RW & (base_R > NEG_INF)[:, None]
     code_RW = xp.where(legal_RW, code_RW, 0)
     values_RW = xp.where(legal_RW, xp.take_along(logits_RV, code_RW), NEG_INF)
-    lse_R = xp.scan(logits_RV, None, full=True)[0] if rows.full else xp.log_sum_exp(values_RW)
+    lse_R = _with_others(xp, xp.scan(logits_RV, None, full=True)[0], rows) if rows.full else xp.log_sum_exp(values_RW)
     scores_RW = add_log_probs(xp, base_R[:, None], values_RW, lse_R[:, None], legal_RW)
     if boost_RW is not None:
         scores_RW = add_boosts(xp, scores_RW, boost_RW, children)
@@ -247,6 +258,7 @@ def _dense_candidates(xp: ArrayNamespace, children: Sequence[Children], rows: Ro
     words_RH = xp.where((base_R > NEG_INF)[:, None], words_RH, 0)
     lane_C, scores_RHC = xp.arange(CHUNK, base_R), None
     lse_R, top_RH = xp.scan(logits_RV, words_RH, full=rows.full)
+    lse_R = _with_others(xp, lse_R, rows)
     if boost_RV is None:
         chunk_scores_RH = add_log_probs(xp, base_R[:, None], top_RH, lse_R[:, None], words_RH != 0)
     else:

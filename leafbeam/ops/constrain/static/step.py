@@ -22,7 +22,7 @@ from leafbeam.index.level import code_dtype
 from leafbeam.ops.constrain.fixed_shape.step import add_log_probs, first_bad_row, is_bad, launcher, padded_beams
 from leafbeam.ops.constrain.namespaces import NEG_INF, Array, ArrayNamespace
 from leafbeam.ops.constrain.static.matrix import TransitionMatrix, prefix_numbers
-from leafbeam.ops.constrain.types import Beams, Boosts, Scoring, waiting
+from leafbeam.ops.constrain.types import Beams, Boosts, Scoring, num_columns, waiting
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -220,7 +220,8 @@ def run(
         node_R = tables.first_in + number_R if tables.prefixes_in is None else xp.take(tables.prefixes_in, number_R)
     node_R = xp.where(is_live_R, node_R, 0)
 
-    logits_RV, is_live_R1, moves = xp.float32(logits_BPV.reshape(-1, tables.size)), base_R1 > NEG_INF, None
+    row_RV = xp.float32(logits_BPV.reshape(-1, num_columns(tables.size, scoring)))
+    logits_RV, is_live_R1, moves = row_RV[:, : tables.size], base_R1 > NEG_INF, None
     if tables.mask_PH is not None:
         legal = dense_lookup(xp, tables, node_R) & is_live_R1
         legal_values = masked_RV = xp.where(legal, logits_RV, NEG_INF)
@@ -229,7 +230,7 @@ def run(
         legal = moves.legal_RF & is_live_R1
         legal_values = xp.where(legal, xp.take_along(logits_RV, xp.where(legal, moves.code_RF, 0)), NEG_INF)
         masked_RV = project(xp, moves, legal_values, tables.size)
-    lse_R = xp.log_sum_exp(logits_RV if scoring == "full" else legal_values)
+    lse_R = xp.log_sum_exp(legal_values if scoring == "allowed" else row_RV)
     scores_BN = add_log_probs(xp, base_R1, masked_RV, lse_R[:, None], is_live_R1).reshape(batch_size, -1)
 
     best_BK, position_BK = xp.top_k(scores_BN, min(num_beams, scores_BN.shape[1]))

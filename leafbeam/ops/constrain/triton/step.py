@@ -33,7 +33,7 @@ from leafbeam.ops.constrain.triton.filters import BitmapMemory, BitmapTensors, C
 from leafbeam.ops.constrain.triton.kernels import NO_KEY, ChildLists, children_kernel, request_kernel, row_kernel
 from leafbeam.ops.constrain.triton.ranges import Segment, SegmentBoosts, form_of
 from leafbeam.ops.constrain.triton.round import new_round
-from leafbeam.ops.constrain.types import Beams, Boosts, Scoring, waiting
+from leafbeam.ops.constrain.types import Beams, Boosts, Scoring, num_columns, waiting
 from leafbeam.ops.packed_inputs import PackedInputs
 
 _TILE = 512  # children looked at together
@@ -280,10 +280,10 @@ def launch(
 
     Takes tensors on the device (numpy arrays are copied there): int64, float32; logits may be half precision. A row of NaN or
     +inf is left out of the search; one whose beam score is too low is not read. bad: int64, 0, or the number + 1 of such a row
-    (of several, any). Cost: one read of the logits for "full", a few reads for each child.
+    (of several, any). Cost: one read of the logits unless the scoring is "allowed", a few reads for each child.
     Raises ArgumentError and LogitsError, before any launch.
     """
-    size, num_segments = arrays.sizes[level], len(beams.lo)
+    size, num_segments = num_columns(arrays.sizes[level], scoring), len(beams.lo)
     r = new_round(beams, logits_BKV, filters.min_key_B, size=size, num_beams=num_beams)
     segments, forms = _segments(arrays, level, filters)
     boosts, before = _segment_boosts(arrays, level, filters)
@@ -294,7 +294,7 @@ def launch(
         None if filters.boosts is None else filters.boosts.weight_B,
         *forms,
         SEGMENTS=num_segments,
-        FULL=scoring == "full",
+        FULL=scoring != "allowed",
         P=r.power,
         TILE=min(_TILE, max(_NARROW, triton.next_power_of_2(size))),
         NARROW=_NARROW,
