@@ -263,8 +263,7 @@ def _show_decoding(console: "Console", model: Path, not_applied: str, recipe: Re
         console.print(not_applied_text(model, not_applied), style="yellow", soft_wrap=True)
     if recipe is not None:
         console.print(
-            f'requests with "scoring": "{RECIPES[recipe].scoring}" have the answers of {recipe}\'s own decoding, with its '
-            "scores renormalised over the tokens that it allows",
+            f'requests with "scoring": "{RECIPES[recipe].scoring}" have the answers of {recipe}\'s own decoding',
             style="dim",
             soft_wrap=True,
         )
@@ -283,7 +282,7 @@ def _show_codes(
     for note in found.notes:
         console.print(f"{found.source}: {note}", style="yellow", soft_wrap=True)
     shared = np.unique(codes_NL, axis=0, return_counts=True)[1]
-    unlike = int((codes_NL != found.numbers_NL).any(axis=1).sum())
+    unlike = int((codes_NL[:, : found.numbers_NL.shape[1]] != found.numbers_NL).any(axis=1).sum())
     counts = (
         (without_sid, "item without a SID left out", "items without a SID left out"),
         (int(shared[shared > 1].sum()), "item shares its SID with another", "items share their SID with another"),
@@ -353,15 +352,14 @@ def _load(
                 f"the tokenizer of {directory} has no token {token}, of item {short_repr(found.item_ids[row].item())}: are the "
                 "SIDs those that the model was trained on?"
             )
-        model = load_model(directory, vocabulary=named_vocabulary(directory, codebooks, prompt=prompt, separator=separator))
+        vocabulary = named_vocabulary(directory, codebooks, prompt=prompt, separator=separator, ending=recipe.ending)
+        model = load_model(directory, vocabulary=vocabulary)
     else:
         known = ", ".join(families(read_token_ids(directory))) or "none"
         raise ArgumentError(
             f"{found.source} holds numbers: name the model's tokens of each level with --tokens '<a_*>,<b_*>' (its tokenizer "
             f"has {known}), or where they begin with --first-token"
         )
-    if model.vocabulary.num_levels != num_levels:
-        raise CodesError(
-            f"{found.source} has {counted(num_levels, 'level')}, but the model in {directory} has {model.vocabulary.num_levels}"
-        )
-    return model, codes_NL
+    if (of_model := model.vocabulary.item_length) != num_levels:
+        raise CodesError(f"{found.source} has {counted(num_levels, 'level')}, but the model in {directory} has {of_model}")
+    return model, np.pad(codes_NL, ((0, 0), (0, model.vocabulary.num_levels - num_levels)))  # the tokens that end an answer

@@ -6,7 +6,7 @@ A name is a pattern with one star for the number: `<a_*>` of the tokens <a_0>, <
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -75,13 +75,21 @@ def families(tokens: Mapping[str, int]) -> list[str]:
 
 
 def named_vocabulary(
-    directory: Path, codebooks: Sequence[Codebook], *, prompt: str | None = None, separator: str = ""
+    directory: Path,
+    codebooks: Sequence[Codebook],
+    *,
+    prompt: str | None = None,
+    separator: str = "",
+    ending: str | None = None,
 ) -> TokenTable:
     """The vocabulary of a directory whose tokenizer names the SID tokens.
 
     prompt: the text of a prompt, with {history} once, tokenized as a whole with all that the tokenizer adds; separator: the
     text between two items. Without a tokenizer.json both have to be left out: then `</s>` ends the prompt of a T5, and `bos`
-    begins that of a Qwen3. Raises CheckpointError, ArgumentError, MissingExtraError without the package tokenizers.
+    begins that of a Qwen3. ending: the text between an answer and the tokenizer's end token; each of their tokens is one more
+    level, of one code, which prompts leave out. None: answers end with their last code.
+
+    Raises CheckpointError, ArgumentError, MissingExtraError without the package tokenizers.
     """
     if (directory / "tokenizer.json").is_file():
         around = _tokenized(directory, codebooks, HISTORY if prompt is None else prompt, separator)
@@ -89,7 +97,12 @@ def named_vocabulary(
         raise CheckpointError(f"{directory} has no tokenizer.json, which a prompt of text needs: save a fast tokenizer there")
     else:
         around = None
-    return _table(directory, [book.tokens_V.tolist() for book in codebooks], around)
+    table = _table(directory, [book.tokens_V.tolist() for book in codebooks], around)
+    if ending is None:
+        return table
+    ends = [(token,) for token in _ending(directory, ending, table.eos)]
+    shown = replace(table.prompt_tokens, levels=table.num_levels)
+    return replace(table, tokens_per_level=(*table.tokens_per_level, *ends), prompt=shown)
 
 
 def offset_vocabulary(directory: Path, first: int, codebook_sizes: Sequence[int]) -> TokenTable:
@@ -137,26 +150,42 @@ def codebook_of(directory: Path, tokens: Mapping[str, int], name: str) -> Codebo
     return Codebook(name=name, numbers_V=np.array(numbers), tokens_V=np.array([by_number[number] for number in numbers]))
 
 
+def _ending(directory: Path, text: str, eos: int) -> list[int]:
+    """Return the tokens of a text after an answer, and the end token. eos: that of a tokenizer without a name for it."""
+    path = directory / "tokenizer_config.json"
+    name: Any = json.loads(read_text(path)).get("eos_token") if path.is_file() else None
+    name = name.get("content") if isinstance(name, dict) else name  # pyright: ignore[reportUnknownMemberType]
+    end = eos if name is None else read_token_ids(directory).get(name)
+    if end is None:
+        raise CheckpointError(f"the tokenizer lacks its end token, {short_repr(name)} in {path}: save the tokenizer again")
+    return [*(_encoded(directory, text, is_whole=False) if text else []), end]
+
+
+def _encoded(directory: Path, text: str, *, is_whole: bool = True) -> list[int]:
+    """Return the tokens of a text. is_whole: with those that the tokenizer puts around it. Raises CheckpointError."""
+    require("tokenizers of models", "tokenizers")
+    from tokenizers import Tokenizer
+
+    path = directory / "tokenizer.json"
+    try:
+        tokenizer = Tokenizer.from_str(read_text(path))
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        return tokenizer.encode(text, add_special_tokens=is_whole).ids
+    except Exception as error:  # the package raises Exception itself
+        raise CheckpointError(f"{path} cannot be used ({error}): save the tokenizer again") from error
+
+
 def _tokenized(directory: Path, codebooks: Sequence[Codebook], prompt: str, separator: str) -> PromptTokens:
     """What the tokenizer makes of a prompt with two items, less the items."""
     if prompt.count(HISTORY) != 1:
         raise ArgumentError(
             f"the prompt {short_repr(prompt)} has {counted(prompt.count(HISTORY), 'time')} {HISTORY}: expected once"
         )
-    require("tokenizers of models", "tokenizers")
-    from tokenizers import Tokenizer
-
-    path = directory / "tokenizer.json"
     wanted = {int(token) for book in codebooks for token in book.tokens_V[[0, -1]]}
     texts = {token: text for text, token in read_token_ids(directory).items() if token in wanted}
     items = ["".join(texts[int(book.tokens_V[code])] for book in codebooks) for code in (0, -1)]
-    try:
-        tokenizer = Tokenizer.from_str(read_text(path))
-        tokenizer.no_padding()
-        tokenizer.no_truncation()
-        tokens: list[int] = tokenizer.encode(prompt.replace(HISTORY, separator.join(items))).ids
-    except Exception as error:  # the package raises Exception itself
-        raise CheckpointError(f"{path} cannot be used ({error}): save the tokenizer again") from error
+    tokens = _encoded(directory, prompt.replace(HISTORY, separator.join(items)))
     sids = [[int(book.tokens_V[code]) for book in codebooks] for code in (0, -1)]
     first = _find(tokens, sids[0], 0)
     second = -1 if first < 0 else _find(tokens, sids[1], first + len(sids[0]))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
 from itertools import accumulate
@@ -35,17 +35,33 @@ class PromptTokens:
         before: The tokens before the history.
         between: The tokens between two items.
         after: The tokens after the history.
+        levels: The number of levels of each item that a history shows; None: all. The others are of tokens that the model
+            writes after an item, but does not read in a history.
     """
 
     before: tuple[int, ...] = ()
     between: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
+    levels: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("before", "between", "after"):
             object.__setattr__(self, name, _whole_numbers(f"{name} of a prompt", getattr(self, name)))
+        if self.levels is not None:
+            _whole_numbers("levels of a prompt", (self.levels,))
         if not self.before and not self.after:
             raise ArgumentError("no token stands before or after the history, so a prompt without one is empty: give one")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object that `from_dict` reads."""
+        shown = {} if self.levels is None else {"levels": self.levels}
+        return {"before": list(self.before), "between": list(self.between), "after": list(self.after)} | shown
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> PromptTokens:
+        """Return the tokens that `to_dict` wrote. Raises ArgumentError, TypeError."""
+        parts: dict[str, Any] = {name: part if name == "levels" else tuple(part) for name, part in fields.items()}
+        return cls(**parts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,18 +87,24 @@ class _SidTokens(ABC):
         """The tokens before and after the history in a prompt. Where users have tokens, theirs follows `before`."""
         return PromptTokens(before=(self.bos,))
 
+    @property
+    def item_length(self) -> int:
+        """Return the number of tokens of an item in a prompt."""
+        levels = self.prompt_tokens.levels
+        return self.num_levels if levels is None else levels
+
     def prompt_length(self, num_items: int) -> int:
         """Return the number of tokens of a prompt with a history of `num_items` items."""
         tokens = self.prompt_tokens
         around = len(tokens.before) + len(tokens.after) + (1 if self.num_users else 0)
-        return around + num_items * self.num_levels + max(0, num_items - 1) * len(tokens.between)
+        return around + num_items * self.item_length + max(0, num_items - 1) * len(tokens.between)
 
     def max_history(self, max_positions: int) -> int:
         """Return the number of history items that fit into `max_positions` before an answer's SID; -1 if not even an
         empty history fits.
         """
         room, between = max_positions + 1 - self.num_levels - self.prompt_length(0), len(self.prompt_tokens.between)
-        return -1 if room < 0 else (room + between) // (self.num_levels + between)
+        return -1 if room < 0 else (room + between) // (self.item_length + between)
 
     @cached_property
     @abstractmethod
@@ -170,7 +192,7 @@ class _SidTokens(ABC):
                 f"{counted(len(users), 'user')} for {counted(len(histories), 'history', 'histories')}: give one for each"
             )
         around = self.prompt_tokens
-        rows = [self._joined(self.tokens(history), around.between) for history in histories]
+        rows = [self._joined(self.tokens(history)[:, : self.item_length], around.between) for history in histories]
         begin = len(around.before)
         lengths_B = np.array([self.prompt_length(0) + len(row) for row in rows], np.int64)
         tokens_BT = np.full((len(rows), int(lengths_B.max(initial=self.prompt_length(0)))), self.pad, np.int64)
@@ -286,7 +308,7 @@ class TokenTable(_SidTokens):
 
     Args:
         tokens_per_level: For each level, the token of code 0, of code 1, and so on. They are distinct within a level; levels
-            may share some.
+            may share some. Only the token of a level with one code may be pad, bos or eos.
         size: The model's vocab_size.
         pad: The language model's own padding token.
         bos: The language model's own token at the beginning.
@@ -323,8 +345,10 @@ class TokenTable(_SidTokens):
                 )
             if min(level) < 0 or max(level) >= self.size:
                 raise ArgumentError(f"level {number} has tokens outside the vocabulary of {counted(self.size, 'token')}")
-            if taken := set(level) & set(specials.values()):
+            if len(level) > 1 and (taken := set(level) & set(specials.values())):
                 raise ArgumentError(f"level {number} uses token {min(taken)}, which is pad, bos or eos")
+        if around.levels is not None and not 0 < around.levels <= len(levels):
+            raise ArgumentError(f"levels of a prompt is {around.levels}: expected 1 to {len(levels)}, as the items have")
 
     def __repr__(self) -> str:
         return f"TokenTable(codebook_sizes={self.codebook_sizes}, size={self.size})"
@@ -348,7 +372,7 @@ class TokenTable(_SidTokens):
         """Return the JSON object that `vocabulary_from_dict` reads."""
         levels = [list(level) for level in self.tokens_per_level]
         specials = {"pad": self.pad, "bos": self.bos, "eos": self.eos}
-        prompt = {} if self.prompt is None else {"prompt": {name: list(part) for name, part in asdict(self.prompt).items()}}
+        prompt = {} if self.prompt is None else {"prompt": self.prompt.to_dict()}
         return {"kind": "table", "tokens_per_level": levels, "size": self.size} | specials | prompt
 
 
@@ -396,7 +420,7 @@ def vocabulary_from_dict(fields: Mapping[str, Any]) -> AnyVocabulary:
     values = {name: value for name, value in fields.items() if name != "kind"}
     try:
         if "prompt" in values:
-            values["prompt"] = PromptTokens(**{name: tuple(part) for name, part in values["prompt"].items()})
+            values["prompt"] = PromptTokens.from_dict(values["prompt"])
         return kinds[kind](**values)
     except (TypeError, AttributeError, ArgumentError) as error:
         raise CheckpointError(f"the vocabulary cannot be read ({error}): save the model again with leafbeam") from error

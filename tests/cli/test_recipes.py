@@ -108,9 +108,18 @@ def decoder_of(kind: str, size: int) -> Any:
 
 
 def generated(
-    model: Any, prompt: list[int], allowed: Callable[[list[int]], list[int]], *, num_beams: int, num_tokens: int
+    model: Any,
+    prompt: list[int],
+    allowed: Callable[[list[int]], list[int]],
+    *,
+    num_beams: int,
+    num_tokens: int,
+    length_penalty: float = 1.0,
 ) -> tuple[list[tuple[int, ...]], Tensor]:
-    """The sequences of `generate` after a prompt, best first, and their scores. allowed: the tokens after what is generated."""
+    """The sequences of `generate` after a prompt, best first, and the log probabilities of all of their tokens.
+
+    allowed: the tokens after what is generated. length_penalty: the project's; 1 is the default of `generate`, the mean.
+    """
     is_decoder = not model.config.is_encoder_decoder
     begin = len(prompt) if is_decoder else 1
     output = model.generate(
@@ -120,13 +129,13 @@ def generated(
         max_new_tokens=num_tokens,
         num_beams=num_beams,
         num_return_sequences=num_beams,
-        length_penalty=0.0,
-        renormalize_logits=True,
+        length_penalty=length_penalty,
         output_scores=True,
         return_dict_in_generate=True,
         pad_token_id=0,
     )
-    return [tuple(row) for row in output.sequences[:, begin:].tolist()], output.sequences_scores
+    sequences = output.sequences[:, begin:]
+    return [tuple(row) for row in sequences.tolist()], output.sequences_scores * sequences.shape[1] ** length_penalty
 
 
 def after(sequences: Sequence[Sequence[int]], prefix: list[int]) -> list[int]:
@@ -174,7 +183,9 @@ def test_mini_onerec(tmp_path: Path):
     line, end = fast.encode("\n"), fast.eos_token_id
     rows = [[*fast.convert_tokens_to_ids(sid), *line, end] for sid in index.values()]
     model.generation_config.eos_token_id = end
-    sequences, scores = generated(model, prompt, partial(after, rows), num_beams=20, num_tokens=len(rows[0]))
+    sequences, scores = generated(
+        model, prompt, partial(after, rows), num_beams=20, num_tokens=len(rows[0]), length_penalty=0.0
+    )
     sids = {tuple(row[:3]): tuple(numbers[item].tolist()) for item, row in enumerate(rows)}
 
     succeed(
@@ -242,7 +253,7 @@ def test_lc_rec(tmp_path: Path):
 
     words = ["--sids", tmp_path / "x.index.json", "--model", tmp_path / "model", "--run", tmp_path / "run"]
     shown = succeed("import", "--recipe", "lc-rec", *words)
-    assert 'requests with "scoring": "full" have the answers of lc-rec' in shown
+    assert 'requests with "scoring": "vocabulary" have the answers of lc-rec' in shown
     check(tmp_path / "run", numbers, prompt, [sids.get(row[:4], ()) for row in sequences], scores, "lc-rec", None)
 
 

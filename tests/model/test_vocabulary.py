@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leafbeam.errors import ArgumentError, CodesError
-from leafbeam.model import TokenTable, Vocabulary, vocabulary_from_dict
+from leafbeam.model import PromptTokens, TokenTable, Vocabulary, vocabulary_from_dict
 
 RANGES = Vocabulary(codebook_sizes=(5, 3, 7))
 TABLE = TokenTable(
@@ -124,3 +125,22 @@ def test_impossible_tables_raise(change: dict[str, object]):
     fields: dict[str, object] = {"tokens_per_level": ((5, 6), (7,)), "size": 100, "pad": 0, "bos": 1, "eos": 2}
     with pytest.raises(ArgumentError):
         TokenTable(**(fields | change))  # type: ignore[arg-type]
+
+
+def test_a_prompt_leaves_out_the_levels_of_the_tokens_that_end_an_answer():
+    prompt = PromptTokens(before=(1,), between=(50, 51), after=(2, 52), levels=2)
+    ended = TokenTable(tokens_per_level=((5, 6), (7, 8), (60,), (2,)), size=100, pad=0, bos=1, eos=2, prompt=prompt)
+    plain = replace(ended, tokens_per_level=ended.tokens_per_level[:2], prompt=replace(prompt, levels=None))
+    history = np.array([[1, 0], [0, 1], [1, 1]])
+    histories, plain_histories = ([h[:n] for n in (0, 1, 3)] for h in (np.pad(history, ((0, 0), (0, 2))), history))
+    for found, expected in zip(ended.prompts(histories), plain.prompts(plain_histories), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    for positions in range(7, 40):  # the answer's tokens but the last take positions beside the history
+        num_items = ended.max_history(positions)
+        assert (num_items >= 0) == (ended.prompt_length(0) + 3 <= positions)
+        if num_items >= 0:
+            assert ended.prompt_length(num_items) + 3 <= positions < ended.prompt_length(num_items + 1) + 3
+    assert vocabulary_from_dict(json.loads(json.dumps(ended.to_dict()))) == ended
+    for levels in (0, 5, 1.5):
+        with pytest.raises(ArgumentError):
+            replace(ended, prompt=replace(prompt, levels=levels))
