@@ -41,7 +41,8 @@ _NOT_COPIED = """
             AND (column_default IS NOT NULL OR comment IS NOT NULL))
 """
 
-_CHUNK = 1 << 22  # rows that are in memory at a time
+_CHUNK = 1 << 24  # rows whose values are in memory at a time
+_IDS = 1 << 22  # rows whose ids are
 
 # A plan of these operators returns rows in the order of their numbers.
 _SCAN = ("PROJECTION", "SEQ_SCAN")
@@ -137,7 +138,7 @@ class ReadSession:
 
     def id_batches(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.generic]]]:
         """Yield what `ids` returns in batches of some million rows. No other statement may run before the last one."""
-        reader = self.connection.sql("SELECT rowid, item_id FROM items").to_arrow_reader(_CHUNK)
+        reader = self.connection.sql("SELECT rowid, item_id FROM items").to_arrow_reader(_IDS)
         for batch in reader:
             yield self._rows_and_ids(pa.Table.from_batches([batch]))
 

@@ -40,6 +40,7 @@ def read_rows(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
         return values(self, column)
 
     monkeypatch.setattr(sessions, "_CHUNK", CHUNK)
+    monkeypatch.setattr(sessions, "_IDS", CHUNK)
     monkeypatch.setattr(row_map, "_find_all", find_noted)
     monkeypatch.setattr(definitions.Rule, "values", values_noted)
     return read
@@ -83,6 +84,7 @@ def expected(facts: dict[str, np.ndarray], live: np.ndarray, mean: float) -> dic
 def test_batches_have_the_values_of_all_rows_at_once(num_items: int, seed: int, kind: str, has_gaps: bool) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(sessions, "_CHUNK", CHUNK)
+        patched.setattr(sessions, "_IDS", CHUNK)
         catalog, facts = catalog_of(num_items, seed, kind, RULES)
         live = np.ones(num_items, np.bool_)
         with catalog:
