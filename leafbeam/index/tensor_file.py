@@ -1,9 +1,11 @@
 """One safetensors file of arrays and a JSON header: replaced atomically, memory-mapped, refused where it is damaged."""
 
 import json
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,10 @@ _NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
 _ORDER = list(_DTYPES)  # the order of the arrays in a file, then by name
 
 Tensors = dict[str, NDArray[Any]]
+
+log = logging.getLogger("leafbeam.index")
+
+_REPORT = 1 << 30  # bytes between two lines of progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +93,7 @@ def read(path: Path, kind: FileKind, *, mapped: bool = False) -> tuple[dict[str,
             if size > max((entry["data_offsets"][1] for entry in table.values()), default=0):  # before all of it is read
                 raise IndexFileError(f"{path} is damaged: there are bytes behind its arrays; copy or save it again")
             is_mapped = mapped and size > 0
-            body = np.memmap(file, np.uint8, "c", 8 + length) if is_mapped else np.fromfile(file, np.uint8)
+            body = np.memmap(file, np.uint8, "c", 8 + length) if is_mapped else _body(file, size, kind.noun)
     except OSError as error:
         raise IndexFileError(f"cannot open the {kind.noun} {path}: {error.strerror}") from error
     except IndexFileError:  # a ValueError too
@@ -110,6 +116,19 @@ def read(path: Path, kind: FileKind, *, mapped: bool = False) -> tuple[dict[str,
     if computed != expected:
         raise IndexFileError(f"{path} is damaged: its arrays hash to {computed}, and it says {expected}; copy or save it again")
     return header, tensors
+
+
+def _body(file: BufferedReader, size: int, noun: str) -> NDArray[np.uint8]:
+    """Return the rest of a file, with a line of progress for each gigabyte; shorter if the file is."""
+    body = np.empty(size, np.uint8)
+    for begin in range(0, size, _REPORT):
+        part = body[begin : begin + _REPORT]
+        count = file.readinto(part.data)
+        if count < len(part):
+            return body[: begin + count]
+        if size > _REPORT:
+            log.info("read %.0f of %.0f GB of the %s", (begin + count) / 1e9, size / 1e9, noun)
+    return body
 
 
 def expect(tensors: Tensors, name: str, dtype: type[np.generic], length: int) -> NDArray[Any]:
