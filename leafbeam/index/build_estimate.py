@@ -15,7 +15,8 @@ class BuildEstimate:
     """Bytes of a build. Those of the levels are of uniform codes; real Semantic IDs share prefixes and take less.
 
     Args:
-        memory: The most that rows and index take at a time; Python and its libraries are not counted.
+        memory: The most that rows and index take at a time. Python and its libraries are not counted, nor is an index that is
+            mapped from the scratch file, whose pages the system can take back.
         scratch: The file of sorted rows, which is there until the index is saved; 0 if all rows fit into memory.
         index: The file of the index.
 
