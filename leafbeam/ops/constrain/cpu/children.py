@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from leafbeam.index.bit_kernels import bits_at, next_set, prev_set, rank, trailing_zeros, uint32_at, uint64_at
 from leafbeam.jit import njit
-from leafbeam.ops.constrain.levels import COLUMN, LISTING
+from leafbeam.ops.constrain.levels import COLUMN, LEAVES, LISTING
 
 
 class FilterAddresses(NamedTuple):
@@ -69,6 +69,16 @@ def children_bounds(level, lo, hi):
     if level.layout == LISTING:
         return rank(level.words, level.before, lo), rank(level.words, level.before, hi)
     return lo, hi
+
+
+@njit(nogil=True, _nrt=False)
+def has_every_code(level, lo, hi, size):
+    """Return whether a range has a child for each of the `size` codes of the codebook."""
+    if hi - lo < size:
+        return False
+    if level.layout == LEAVES:
+        return hi - lo == size
+    return rank(level.words, level.before, hi) - rank(level.words, level.before, lo) == size
 
 
 @njit(nogil=True, _nrt=False)

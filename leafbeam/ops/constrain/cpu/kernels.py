@@ -1,7 +1,7 @@
 """One round over all rows of a batch, in compiled loops.
 
     for each request, each live beam in order:
-        lse = log-sum-exp of the row ("full"), or of its legal children's logits ("allowed")
+        lse = log-sum-exp of the row ("full"), or of its legal children's logits ("allowed"), unless every code is legal
         for each legal child that can still be among the best: score = beam score + logit - lse; keep the K best
 
 A row takes the cheaper of two ways to its children:
@@ -36,6 +36,7 @@ from leafbeam.ops.constrain.cpu.children import (
     code_at,
     collect,
     find_code,
+    has_every_code,
 )
 from leafbeam.ops.constrain.cpu.logsumexp import CHUNK, codes_above, log_sum_exp
 from leafbeam.ops.constrain.cpu.topk import (
@@ -424,7 +425,10 @@ def step_of_rows(levels, lo_SBK, hi_SBK, scores_BK, logits_BKV, filters, boosts,
             row, size = logits_BKV[b, k], 0
             # A leaf has one child, whose index is known.
             is_forced = ranges.hi - ranges.lo == 1 and ranges.lo_1 >= ranges.hi_1 and level.layout != LISTING
-            if full:
+            reads_row = full  # or every code is legal, so that both scorings read the same logits
+            if not full and ranges.alive == ranges.hi - ranges.lo and ranges.lo_1 >= ranges.hi_1:
+                reads_row = has_every_code(level, ranges.lo, ranges.hi, row.size)
+            if reads_row:
                 if k + 1 < num_rows and level.layout != LISTING:
                     _prefetch_codes(level, lo_SBK[0, b, k + 1], hi_SBK[0, b, k + 1])
                 top, lse = log_sum_exp(row, chunks)
@@ -446,7 +450,7 @@ def step_of_rows(levels, lo_SBK, hi_SBK, scores_BK, logits_BKV, filters, boosts,
                 if score > threshold:
                     count, threshold = push(candidates, count, threshold, num_beams, score, k, code, ranges.lo)
                 continue
-            if full:
+            if reads_row:
                 is_done, count, threshold = _scan_row(search, ranges, row, beam, chunks, child_logits, count, threshold)
                 if is_done:
                     continue
