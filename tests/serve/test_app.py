@@ -234,7 +234,7 @@ def test_openapi_has_fields_limits_example_and_errors(first_shop):
     assert fields["filter"]["maxLength"] == 1000
     assert all(field["description"] for field in fields.values())
     assert (fields["num_items"]["minimum"], fields["num_items"]["maximum"]) == (1, 50)
-    assert (fields["num_beams"]["maximum"], fields["scoring"]["enum"]) == (64, ["full", "allowed"])
+    assert (fields["num_beams"]["maximum"], fields["scoring"]["enum"]) == (64, ["full", "allowed", "vocabulary"])
     assert schemas["RecommendBody"]["example"]["rules"]
     assert schemas["RecommendBody"]["additionalProperties"] is False
     responses = document["paths"][URL]["post"]["responses"]
