@@ -118,6 +118,7 @@ class _BadDays:
         workspace: Workspace | None = None,
         store: PromptStore | None = None,
         hidden: bool = False,
+        other_tokens: bool = False,
     ) -> DecodeSession:
         if random.random() < self.faults:
             kind = random.randrange(4)
@@ -126,7 +127,7 @@ class _BadDays:
             if kind == 1 or (kind == 2 and len(tokens_BT) > 1):
                 raise MemoryError("no memory on the device")
             time.sleep(self.stall_s if kind == 3 else self.stall_s / 10)
-        return self._start(tokens_BT, lengths_B, workspace=workspace, store=store, hidden=hidden)
+        return self._start(tokens_BT, lengths_B, workspace=workspace, store=store, hidden=hidden, other_tokens=other_tokens)
 
 
 def soak(seconds: float, *, faults: float = 0.03, trace: bool = True, seed: int = 0) -> Outcome:
