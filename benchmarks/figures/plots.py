@@ -64,28 +64,34 @@ def _fingerprint(rows: list[Row]) -> str:
 def _rule_rows(rows: ResultRows) -> list[Row]:
     answers = rows.newest("post_filter", {"distribution": "uniform", "num_items": 1_000_000})
     static = rows.newest("reproduce", {**_STEP, "experiment": "static-figure-2", "quick": False})
-    return [answers, static]
+    return [answers, static, rows.newest("jax", _STEP)]
 
 
 def _draw_rules(rows: list[Row]) -> Figure:
     """Answers left under a rule, and the time of a round beside peers in the same framework."""
-    answers, static = rows
+    answers, static, jax = rows
     figure = Figure(figsize=(9.6, 3.8), layout="constrained")
-    parts = figure.subplot_mosaic([["answers", "torch"], ["answers", "JAX"]], width_ratios=[1.15, 1], height_ratios=[4, 3])
+    parts = figure.subplot_mosaic([["answers", "torch"], ["answers", "JAX"]], width_ratios=[1.15, 1], height_ratios=[1, 1])
     _draw_answers(parts["answers"], answers)
-    taken = static["measured"]["step_us"]
-    panels = {
-        "torch": {
-            "leafbeam": "leafbeam",
-            "static_torch": "STATIC, compiled",
-            "static_scatter": "the same with its mask",
-            "unconstrained": "no constraint",
-        },
-        "JAX": {"leafbeam_jax": "leafbeam", "static_jax": "STATIC", "unconstrained_jax": "no constraint"},
+    in_torch = {
+        "leafbeam": "leafbeam",
+        "static_torch": "STATIC, compiled",
+        "static_scatter": "the same with its mask",
+        "unconstrained": "no constraint",
     }
-    for framework, names in panels.items():
-        bars = [(label, taken[name], _colour_of(name)) for name, label in names.items()]
-        _draw_times(parts[framework], bars, f"one decoding round in {framework}, µs (p50; bars p20 to p80)")
+    in_jax = {
+        "leafbeam_whole_search": "leafbeam",
+        "static_jax_whole_search": "STATIC",
+        "leafbeam_whole_search_allowed": "leafbeam, legal codes alone",
+        "static_jax_whole_search_allowed": "STATIC, likewise",
+    }
+    for name, row, names, what in (
+        ("torch", static, in_torch, "one decoding round in torch, µs (p50; bars p20 to p80)"),
+        ("JAX", jax, in_jax, "a round of a search compiled whole, in JAX, µs"),
+    ):
+        taken = row["measured"]["step_us"]
+        bars = [(label, taken[method], _colour_of(method)) for method, label in names.items()]
+        _draw_times(parts[name], bars, what)
     parts["torch"].sharex(parts["JAX"])
     at = static["parameters"]
     shape = f"{at['num_items']:,} items, {at['L']} levels of {at['V']:,} codes, {at['K']} beams a request, one CPU thread"
