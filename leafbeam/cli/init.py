@@ -121,7 +121,7 @@ def _delimiter_of(path: Path) -> str:
 
 
 def _path(question: str, *, needed: bool = False) -> Path | None:
-    """Ask for a file or directory until there is one; None for an empty answer where none is needed."""
+    """Ask for a file or directory until there is one. Without `needed` an empty answer is None."""
     while True:
         text = _ask(question).strip()
         if not text and not needed:

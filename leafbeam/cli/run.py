@@ -17,7 +17,7 @@ ENGINE_FILES = ("model", "trie", "catalog", "rules")  # without which a run cann
 _SAMPLE = 1000  # of the items whose codes are compared
 _MAX_SHOWN = 10
 _OF_A_RUN = ("source.json", "index.leafbeam")
-_WRITERS = {"source": "fit-sids", "sids": "fit-sids", "model": "train", "trie": "build", "catalog": "build", "rules": "build"}
+WRITERS = {"source": "fit-sids", "sids": "fit-sids", "model": "train", "trie": "build", "catalog": "build", "rules": "build"}
 
 
 class RunDirectory:
@@ -100,7 +100,7 @@ class RunDirectory:
     def check(self, *names: str) -> None:
         """Raise CheckpointError, which names the command to run first, where the run or one of these files does not exist."""
         if names and not self.path.exists():
-            beside = sorted({str(file.parent) for name in _OF_A_RUN for file in self.path.parent.glob(f"*/{name}")})
+            beside = sorted(map(str, paths_of_runs(self.path.parent)))
             known = f"; runs beside it: {', '.join(beside[:_MAX_SHOWN])}" if beside else ""
             raise CheckpointError(
                 f"there is no run {self.path} (--run): `leafbeam fit-sids --run {self.path}` begins one{known}"
@@ -108,7 +108,7 @@ class RunDirectory:
         for name in names:
             path: Path = getattr(self, name)
             if not path.exists():
-                raise CheckpointError(f"{path} does not exist: run `leafbeam {_WRITERS[name]} --run {self.path}` first")
+                raise CheckpointError(f"{path} does not exist: run `leafbeam {WRITERS[name]} --run {self.path}` first")
 
     def add_to_report(self, step: str, figures: Mapping[str, object]) -> None:
         """Write the figures of a step into report.json; those of other steps stay."""
@@ -128,6 +128,11 @@ class RunDirectory:
         if not isinstance(report, dict) or not all(isinstance(figures, dict) for figures in report.values()):
             raise DataError(f"{self.report} holds no JSON object of objects: delete it and run the steps again")
         return report
+
+
+def paths_of_runs(directory: Path) -> set[Path]:
+    """Return the directories in a directory that hold a run."""
+    return {file.parent for name in _OF_A_RUN for file in directory.glob(f"*/{name}")}
 
 
 def check_sids(sids: "SidTable", trie: Path) -> None:

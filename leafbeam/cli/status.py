@@ -10,13 +10,12 @@ from rich.text import Text
 from leafbeam import __version__
 from leafbeam.cli.console import next_step, stdout
 from leafbeam.cli.options import KEY
-from leafbeam.cli.run import RunDirectory
+from leafbeam.cli.run import WRITERS, RunDirectory, paths_of_runs
 from leafbeam.errors import LeafbeamError, counted
 
 _URL = "http://127.0.0.1:8000"
 _MOST_RUNS = 5
 _STEPS = {"source": "log", "sids": "Semantic IDs", "model": "model", "trie": "index"}
-_COMMANDS = {"source": "fit-sids", "sids": "fit-sids", "model": "train", "trie": "build"}
 
 
 def show_status() -> None:
@@ -37,15 +36,15 @@ def show_status() -> None:
         server = _server()
         console.print(server or f"No server answers at {_URL}", style="dim")
         missing = next((name for name in _STEPS if not _has(runs[0], name)), None)
-        command = _COMMANDS[missing] if missing else "recommend" if server else "serve"
+        command = WRITERS[missing] if missing else "recommend" if server else "serve"
         next_step(console, "leafbeam", command, "--run", runs[0].path)
     console.print("All commands: leafbeam --help", style="dim")
 
 
 def runs_in(directory: Path) -> list[RunDirectory]:
     """Return the runs of a directory, the one that changed last first."""
-    found = {path.parent for name in ("source.json", "index.leafbeam") for path in directory.glob(f"*/{name}")}
-    return [RunDirectory(path) for path in sorted(found, key=lambda path: (-path.stat().st_mtime_ns, path))]
+    paths = sorted(paths_of_runs(directory), key=lambda path: (-path.stat().st_mtime_ns, path))
+    return [RunDirectory(path) for path in paths]
 
 
 def _has(run: RunDirectory, name: str) -> bool:

@@ -177,7 +177,7 @@ def _encoded(directory: Path, text: str, *, is_whole: bool = True) -> list[int]:
 
 
 def _tokenized(directory: Path, codebooks: Sequence[Codebook], prompt: str, separator: str) -> PromptTokens:
-    """What the tokenizer makes of a prompt with two items, less the items."""
+    """Return the tokens of a prompt with two items, without those of the items."""
     if prompt.count(HISTORY) != 1:
         raise ArgumentError(
             f"the prompt {short_repr(prompt)} has {counted(prompt.count(HISTORY), 'time')} {HISTORY}: expected once"

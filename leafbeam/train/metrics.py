@@ -88,7 +88,7 @@ class Ranks:
     Args:
         kept: The ranks (U,) in lists that keep seen items.
         removed: The ranks (U,) in lists without them.
-        shown: For both, how many of the lists' first ten hold each item, (N,); empty if nobody counted.
+        shown: For both, how many of the lists' first ten hold each item, (N,); empty if they were not counted.
     """
 
     kept: NDArray[np.int64]

@@ -33,7 +33,7 @@ LABELS = {
 """What tables call a ranking; another name stands for itself."""
 
 SEGMENT_LABELS = {"popularity": "training interactions of the item", "history": "items of the history"}
-"""What plots call the number that tells segments apart."""
+"""The labels of plots for the number that tells segments apart."""
 
 _ROWS = {"popularity": "item seen {} x", "history": "history of {}"}
 

@@ -27,7 +27,7 @@ CHUNK = 64
 
 @pytest.fixture
 def read_rows(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
-    """How many rows were in memory at a time: of ids, and of the values of a rule."""
+    """Count the rows that are in memory at a time: of ids, and of the values of a rule."""
     read: dict[str, list[int]] = {"ids": [], "values": []}
     find, values = row_map._find_all, definitions.Rule.values
 

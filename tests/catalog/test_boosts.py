@@ -256,7 +256,7 @@ def test_no_request_waits_for_the_bounds_of_a_refreshed_boost_that_requests_used
         return catalog.rules.boost("margin").segments[0]
 
     catalog.refresh("margin")
-    assert not base().has_bounds  # nobody used it
+    assert not base().has_bounds  # no request used it
     catalog.rules.boost("margin").bounds([segment.trie for segment in catalog.rules.version.segments])
     used = base()
     catalog.refresh("margin")

@@ -84,7 +84,7 @@ def test_answers_that_lead_nowhere_write_nothing(
         assert result.exit_code != 0
         assert says in flat(result.output)
         assert not Path("run").exists()
-    else:  # a rule that is none is asked for again
+    else:  # it asks again until the answer is a rule
         assert "write a rule as NAME=PREDICATE" in flat(result.output)
 
 
