@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from leafbeam import tables
+
 PIPE_WIDTH = 120
 
 
@@ -85,11 +87,10 @@ def done(console: Console, result: str, *, since: float) -> None:
 
 def show_types(console: Console, table: Any) -> None:
     """Print the columns of an Arrow table with the types that were read, and how many values are missing."""
-    from leafbeam.tables import describe
 
     empty = {name: table[name].null_count for name in table.column_names}
     console.print(
-        f"Read as: {describe(dict(zip(table.column_names, table.schema.types, strict=True)), empty)}",
+        f"Read as: {tables.describe(dict(zip(table.column_names, table.schema.types, strict=True)), empty)}",
         style="dim",
         soft_wrap=True,
         markup=False,

@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 from typing import Annotated
 
+from leafbeam import datasets
 from leafbeam.cli.console import done, next_step, stdout
 from leafbeam.cli.options import option
 from leafbeam.errors import DataError, counted
@@ -25,11 +26,10 @@ def make_shop(
     if existing and not force:
         raise DataError(f"{existing[0]} exists: choose another --out, or pass --force to replace it")
     require("`leafbeam make-shop`", "pyarrow")
-    from leafbeam.datasets import make_shop as generate
     from leafbeam.demo.rules import write_rules
 
     began = time.perf_counter()
-    shop = generate(num_items=items, num_users=users, repeats=repeats, seed=seed)
+    shop = datasets.make_shop(num_items=items, num_users=users, repeats=repeats, seed=seed)
     shop.save(out)
     rules = write_rules(out / "rules.toml", shop.items)
     interactions = counted(shop.interactions.num_rows, "interaction")

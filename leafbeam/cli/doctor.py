@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 import typer
 from rich.table import Table
 
-from leafbeam import __version__
+from leafbeam import __version__, engine
 from leafbeam.cli.console import stdout, working
 from leafbeam.cli.options import option
 from leafbeam.cli.run import RunDirectory
@@ -232,11 +232,10 @@ def _tuning(run: Path) -> Iterator[Finding]:
     paths = RunDirectory(run)
     paths.check("model", "trie")
     require("`leafbeam doctor --run`", "duckdb", "pyarrow", "torch")
-    from leafbeam.engine import CatalogFiles, Engine  # imports torch
 
-    with closing(Engine.load(paths.model, CatalogFiles(index=paths.index))) as engine:
-        engine.warm_up()
-        for name, words in engine.tuning.lines().items():
+    with closing(engine.Engine.load(paths.model, engine.CatalogFiles(index=paths.index))) as loaded:
+        loaded.warm_up()
+        for name, words in loaded.tuning.lines().items():
             yield Finding(area="tuning", name=name, value=words)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from leafbeam import engine, semid, train
 from leafbeam.cli.console import Bar, done, next_step, stdout
 from leafbeam.cli.options import (
     DEFAULT_RUN,
@@ -27,7 +28,6 @@ from leafbeam.precision import Precision
 
 if TYPE_CHECKING:
     from leafbeam.retrieve import ItemMemory
-    from leafbeam.train import InteractionLog
     from leafbeam.train.baselines import ScoreFn
     from leafbeam.train.report import EvaluationReport
     from leafbeam.train.split import Split
@@ -99,25 +99,22 @@ def evaluate(
     require("`leafbeam evaluate`", "pyarrow", "scipy", "sklearn", "torch", extra="train")
     from leafbeam.index import Trie
     from leafbeam.model import load_model
-    from leafbeam.semid import SidTable, text_columns
-    from leafbeam.train import EvaluationConfig
-    from leafbeam.train import evaluate as measure
 
-    sids, source = SidTable.load(paths.sids), Source.load(paths.source)
+    sids, source = semid.SidTable.load(paths.sids), Source.load(paths.source)
     model = load_model(paths.model).with_precision(precision)
     log = source.read()
-    columns = source.text_columns or text_columns(log.items)
+    columns = source.text_columns or semid.text_columns(log.items)
     split = _split_of(paths, source, log)
     memory, baselines = _memory_and_baselines(paths, log, split, columns, sample.seed)
 
     console, began = stdout(), time.perf_counter()
     with Bar("evaluating") as bar:
-        report = measure(
+        report = train.evaluate(
             model,
             Trie.build(sids.codes, sids.codebook_sizes, sids.item_ids),
             log,
             split,
-            EvaluationConfig(
+            train.EvaluationConfig(
                 part=sample.part,
                 num_beams=num_beams,
                 scoring=scoring,
@@ -141,14 +138,14 @@ def _finish(paths: RunDirectory, report: "EvaluationReport", plot: Path | None, 
     console.print(report.segment_table())
     if plot is not None:
         report.plot().savefig(plot, dpi=160)
-    train = shlex.join(["leafbeam", "train", "--run", str(paths.path), "--resume", "--minutes", "30"])
-    console.print(report.verdict.advice(train), markup=False, soft_wrap=True)
+    train_command = shlex.join(["leafbeam", "train", "--run", str(paths.path), "--resume", "--minutes", "30"])
+    console.print(report.verdict.advice(train_command), markup=False, soft_wrap=True)
     paths.add_to_report("evaluate", json.loads(report.to_json()))
     done(console, f"written to {paths.report}", since=began)
     next_step(console, "leafbeam", "build", "--run", paths.path)
 
 
-def _split_of(paths: RunDirectory, source: Source, log: "InteractionLog") -> "Split":
+def _split_of(paths: RunDirectory, source: Source, log: "train.InteractionLog") -> "Split":
     """Return the split of the log by which the run's model was trained."""
     split = source.split_of(log)
     return split.with_valid() if paths.read_report().get("train", {}).get("fit_on") == "train+valid" else split
@@ -165,9 +162,8 @@ def _evaluate_policy(
     import numpy as np
 
     from leafbeam.cli import policy
-    from leafbeam.engine import Engine, Limits, Request, Settings
 
-    request, console, began = Request(**objectives, channel="model"), stdout(), time.perf_counter()
+    request, console, began = engine.Request(**objectives, channel="model"), stdout(), time.perf_counter()
     source = Source.load(paths.source)
     log = source.read()
     split = _split_of(paths, source, log)
@@ -176,12 +172,12 @@ def _evaluate_policy(
     if not len(users):
         raise ArgumentError(f"--part {sample.part}: no user has a held-out item there")
     users = np.sort(np.random.default_rng(sample.seed).permutation(users)[: sample.users or _POLICY_USERS])
-    limits, settings = Limits(max_history=max(1, int(known.lengths_U.max()))), Settings(precision=precision)
-    with closing(Engine.load(paths.model, paths.catalog_files(verify=True), limits=limits, settings=settings)) as engine:
-        assert engine.catalog is not None
+    limits, settings = engine.Limits(max_history=max(1, int(known.lengths_U.max()))), engine.Settings(precision=precision)
+    with closing(engine.Engine.load(paths.model, paths.catalog_files(verify=True), limits=limits, settings=settings)) as loaded:
+        assert loaded.catalog is not None
         histories = [tuple(log.item_ids[known[int(user)]].tolist()) for user in users]
         answers = log.item_ids[answers_U[users]].tolist()
-        rows = policy.measure(engine, engine.catalog.rules, histories, answers, request)
+        rows = policy.measure(loaded, loaded.catalog.rules, histories, answers, request)
     console.print(policy.table(rows, request.num_items))
     if plot is not None:
         policy.plot(rows, request.num_items).savefig(plot, dpi=160)
@@ -192,11 +188,10 @@ def _evaluate_policy(
 
 
 def _memory_and_baselines(
-    paths: RunDirectory, log: "InteractionLog", split: "Split", columns: tuple[str, ...], seed: int
+    paths: RunDirectory, log: "train.InteractionLog", split: "Split", columns: tuple[str, ...], seed: int
 ) -> tuple["ItemMemory", dict[str, "ScoreFn"]]:
     """Return an item memory of the training interactions, with the settings of the run's own memory, and the baselines."""
     from leafbeam.retrieve import ItemMemory
-    from leafbeam.semid import text_vectors
     from leafbeam.train.baselines import text_neighbours, transition_baselines
     from leafbeam.train.fusion import fit_memory
 
@@ -205,5 +200,5 @@ def _memory_and_baselines(
     memory.fusion = None if fitted is None else fitted.fusion
     baselines = transition_baselines(memory, split.train)
     if columns:
-        baselines["text"] = text_neighbours(text_vectors(log.items, columns, dims=256, seed=seed))
+        baselines["text"] = text_neighbours(semid.text_vectors(log.items, columns, dims=256, seed=seed))
     return memory, baselines

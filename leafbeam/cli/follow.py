@@ -5,17 +5,15 @@ import time
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from leafbeam import client, feeds
 from leafbeam.cli.console import done, stdout
 from leafbeam.cli.options import KEY, option, split_names, with_options
 from leafbeam.errors import counted
 from leafbeam.serve.feed_config import FeedConfig
-
-if TYPE_CHECKING:
-    from leafbeam.feeds import Followed
 
 PositionOption = Annotated[Path, option("--position", "The file that records how far the table was followed.")]
 EveryOption = Annotated[float, option("--every", "The number of seconds between two checks of the table.")]
@@ -110,20 +108,19 @@ def _follow(config: FeedConfig, position: Path | str, following: Following, *, w
 
     require_library(config, f"`leafbeam items follow {config.kind}`", "httpx", "msgspec")
     from leafbeam.cli.item_writer import DEADLINE_S
-    from leafbeam.client import Client, Retries
-    from leafbeam.feeds import Followed, follow, open_feed
 
-    feed = open_feed(config, position)
-    began, so_far = time.perf_counter(), Followed.nothing()
+    feed = feeds.open_feed(config, position)
+    began, so_far = time.perf_counter(), feeds.Followed.nothing()
 
-    def note(followed: "Followed") -> None:
+    def note(followed: "feeds.Followed") -> None:
         nonlocal so_far
         so_far = followed
 
-    with closing(feed), Client(following.url, key=os.environ.get(KEY), retries=Retries(deadline_s=DEADLINE_S)) as client:
+    retries = client.Retries(deadline_s=DEADLINE_S)
+    with closing(feed), client.Client(following.url, key=os.environ.get(KEY), retries=retries) as server:
         try:
             with suppress(KeyboardInterrupt):
-                follow(feed, client, once=following.once, skip_bad=following.skip_bad, wait_s=wait_s, on_batch=note)
+                feeds.follow(feed, server, once=following.once, skip_bad=following.skip_bad, wait_s=wait_s, on_batch=note)
         finally:
             skipped = f", {counted(so_far.skipped, 'bad change')} skipped" if following.skip_bad else ""
             counts = (

@@ -7,18 +7,15 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
+from leafbeam import automata, text
 from leafbeam.cli.console import stderr
 from leafbeam.cli.options import option, with_options
 from leafbeam.errors import ArgumentError, counted
 from leafbeam.extras import require
-
-if TYPE_CHECKING:
-    from leafbeam.automata import Automaton
-    from leafbeam.text import Sampling, TextGenerator
 
 MAX_ROWS = 100_000  # texts of one call
 CONSTRAINT = "Constraint, exactly one"
@@ -97,13 +94,12 @@ class SamplingOptions:
     seed: Annotated[int, option("--seed", "The seed of sampling; the same seed gives the same texts.", SAMPLING)] = 0
 
     @property
-    def sampling(self) -> "Sampling | None":
+    def sampling(self) -> "text.Sampling | None":
         """Return how texts are drawn; None for a search."""
-        from leafbeam.text import Sampling
 
         if self.temperature is None:
             return None
-        return Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
+        return text.Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
 
 
 @with_options(SearchOptions, ConstraintOptions, SamplingOptions)
@@ -139,9 +135,8 @@ def generate(
     if stream and (len(prompts) != 1 or search.num_texts != 1 or search.num_beams != 1 or as_json):
         raise ArgumentError("--stream writes one text of one prompt, without --beams and --json")
     require("`leafbeam generate`", "torch", "tokenizers", "outlines_core", extra="torch,automata")
-    from leafbeam.text import TextGenerator
 
-    generator = TextGenerator.load(model)
+    generator = text.TextGenerator.load(model)
     automata = _compiled(constraints, generator)
     token_rows = [generator.tokens_of(prompt) for prompt in prompts]
     if search.max_tokens is None and token_rows:
@@ -164,9 +159,9 @@ def _check(search: SearchOptions, draw: SamplingOptions) -> None:
 
 
 def _stream(
-    generator: "TextGenerator",
+    generator: "text.TextGenerator",
     token_rows: Sequence[Sequence[int]],
-    automata: "Sequence[Automaton]",
+    automata: "Sequence[automata.Automaton]",
     search: SearchOptions,
     draw: SamplingOptions,
 ) -> int:
@@ -186,9 +181,9 @@ def _stream(
 
 
 def _print_texts(
-    generator: "TextGenerator",
+    generator: "text.TextGenerator",
     token_rows: Sequence[Sequence[int]],
-    automata: "Sequence[Automaton]",
+    automata: "Sequence[automata.Automaton]",
     search: SearchOptions,
     draw: SamplingOptions,
     *,
@@ -209,13 +204,15 @@ def _print_texts(
             retokenize=search.retokenize,
         )
     calls = {"model_calls": result.model_calls, "calls_saved": result.calls_saved}
-    rows = [(number, text) for number, texts in enumerate(result.texts) for text in texts[: search.num_texts]]
-    for number, text in rows:
-        print(json.dumps({"prompt": number, **asdict(text), **calls}, ensure_ascii=False) if as_json else text.text)
-    return sum(not text.finished for _, text in rows)
+    rows = [(number, made) for number, texts in enumerate(result.texts) for made in texts[: search.num_texts]]
+    for number, made in rows:
+        print(json.dumps({"prompt": number, **asdict(made), **calls}, ensure_ascii=False) if as_json else made.text)
+    return sum(not made.finished for _, made in rows)
 
 
-def _report_cut(generator: "TextGenerator", token_rows: Sequence[Sequence[int]], num_cut: int, max_tokens: int | None) -> None:
+def _report_cut(
+    generator: "text.TextGenerator", token_rows: Sequence[Sequence[int]], num_cut: int, max_tokens: int | None
+) -> None:
     """Say that texts were cut off, and what to do."""
     more = max_tokens is not None and generator.has_positions_for(token_rows, max_tokens + 1)
     advice = "raise --max-tokens" if more else "the model has no more positions, shorten the prompt"
@@ -223,12 +220,11 @@ def _report_cut(generator: "TextGenerator", token_rows: Sequence[Sequence[int]],
     stderr().print(f"{counted(num_cut, 'text was', 'texts were')} cut off{after}: {advice}")
 
 
-def _compiled(constraints: Sequence[str], generator: "TextGenerator") -> "list[Automaton]":
+def _compiled(constraints: Sequence[str], generator: "text.TextGenerator") -> "list[automata.Automaton]":
     """Compile the constraints in bounded time and memory, because the determinisation of some short patterns has no end."""
-    from leafbeam.text import CompileLimits
     from leafbeam.text.compiler import ConstraintCompiler
 
-    limits = CompileLimits(max_seconds=60.0, max_mb=4096, max_states=1_000_000, max_automaton_mb=1024)
+    limits = text.CompileLimits(max_seconds=60.0, max_mb=4096, max_states=1_000_000, max_automaton_mb=1024)
     with closing(ConstraintCompiler(generator.tokens, limits)) as compiler:
         automata = {constraint: compiler.compile(constraint) for constraint in dict.fromkeys(constraints)}
     return [automata[constraint] for constraint in constraints]

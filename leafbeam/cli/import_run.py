@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from leafbeam import semid, tables, train
 from leafbeam.cli.console import done, show_types, stdout
 from leafbeam.cli.options import (
     DEFAULT_RUN,
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
 
     from leafbeam.cli.foreign_sids import ForeignSids
     from leafbeam.model import AnyModel
-    from leafbeam.semid import SidTable
-    from leafbeam.tables import CsvFormat, SourceTable
-    from leafbeam.train import InteractionLog
 
 MODEL = "The model's tokens and prompts"
 LOG = "Interactions, to evaluate or train"
@@ -63,11 +61,10 @@ class CodesOptions:
     encoding: Annotated[str, option("--encoding", "The encoding of CSV, such as latin-1 or utf-16.")] = "utf-8"
 
     @property
-    def form(self) -> "CsvFormat":
+    def form(self) -> "tables.CsvFormat":
         """Return the format of CSV."""
-        from leafbeam.tables import CsvFormat
 
-        return CsvFormat(delimiter=delimiter_of(self.delimiter), encoding=self.encoding)
+        return tables.CsvFormat(delimiter=delimiter_of(self.delimiter), encoding=self.encoding)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,9 +179,7 @@ def import_run(
     sizes = None if codes.sizes is None else parse_sizes(codes.sizes)
     require("`leafbeam import`", "duckdb", "pyarrow", *([] if model is None else ["torch"]))
     from leafbeam.cli.index import build_run
-    from leafbeam.semid import SidTable
     from leafbeam.semid.table import numpy_ids
-    from leafbeam.tables import read_table
     from leafbeam.train.item_join import with_items
 
     console, began = stdout(), time.perf_counter()
@@ -194,7 +189,7 @@ def import_run(
     found = found.without_offsets(sizes)
     source = interactions.source(codes)
     log = None if source.path is None else source.read()
-    offered = None if items is None else read_table(items, ids=(codes.item_column,), form=codes.form)
+    offered = None if items is None else tables.read_table(items, ids=(codes.item_column,), form=codes.form)
     table, without_sid = _items(found, offered, log, codes.item_column, text_ids=codes.text_ids)
     if log is not None:
         with_items(log, table)  # its mistakes are said now, not by `evaluate`
@@ -204,7 +199,7 @@ def import_run(
         sizes = loaded.vocabulary.codebook_sizes
         not_applied = _settings_not_applied(model, loaded) if model.is_dir() else ""
     sizes = sizes or found.codebook_sizes or tuple((found.numbers_NL.max(axis=0) + 1).tolist())
-    sid_table = SidTable(item_ids=numpy_ids(table["item_id"]), codes=codes_NL, codebook_sizes=sizes)
+    sid_table = semid.SidTable(item_ids=numpy_ids(table["item_id"]), codes=codes_NL, codebook_sizes=sizes)
 
     _write(paths, table, source, sid_table)
     if model is not None and loaded is not None:
@@ -229,13 +224,11 @@ def _read_sids(sids: Path, codes: CodesOptions, recipe: Recipe) -> "ForeignSids"
     )
 
 
-def _write(paths: RunDirectory, table: "pa.Table", source: Source, sid_table: "SidTable") -> None:
+def _write(paths: RunDirectory, table: "pa.Table", source: Source, sid_table: "semid.SidTable") -> None:
     """Write the items and the source of a run. Raises ConflictError if the run has other Semantic IDs."""
     import pyarrow.parquet as pq
 
-    from leafbeam.semid import SidTable
-
-    if paths.sids.exists() and SidTable.load(paths.sids).digest != sid_table.digest:
+    if paths.sids.exists() and semid.SidTable.load(paths.sids).digest != sid_table.digest:
         raise ConflictError(f"{paths.sids} has other Semantic IDs: name another --run, or remove that one")
     paths.path.mkdir(parents=True, exist_ok=True)
     with replacing(paths.items) as part:
@@ -270,7 +263,7 @@ def _show_decoding(console: "Console", model: Path, not_applied: str, recipe: Re
 
 
 def _show_codes(
-    console: "Console", found: "ForeignSids", sid_table: "SidTable", without_sid: int, place: str, began: float
+    console: "Console", found: "ForeignSids", sid_table: "semid.SidTable", without_sid: int, place: str, began: float
 ) -> dict[str, int]:
     """Print how many items have Semantic IDs, and what is unusual about them; return these counts."""
     import numpy as np
@@ -300,19 +293,23 @@ def _settings_not_applied(directory: Path, model: "AnyModel") -> str:
 
 
 def _items(
-    found: "ForeignSids", items: "SourceTable | None", log: "InteractionLog | None", item_column: str, *, text_ids: bool
+    found: "ForeignSids",
+    items: "tables.SourceTable | None",
+    log: "train.InteractionLog | None",
+    item_column: str,
+    *,
+    text_ids: bool,
 ) -> tuple["pa.Table", int]:
     """Return the items of the SIDs with attributes, from a file or the log, and the number of its items that have no SID."""
     import pyarrow as pa
 
-    from leafbeam.tables import SourceTable
     from leafbeam.train.item_join import item_table
 
     ids_table = pa.table({"item_id": pa.array(found.item_ids)})
-    ids = SourceTable(table=ids_table, source=found.source, is_text=found.is_text_file)
+    ids = tables.SourceTable(table=ids_table, source=found.source, is_text=found.is_text_file)
     if items is not None:
         return item_table(ids, items, item_column=item_column, text_ids=text_ids)
-    return item_table(ids, None if log is None else SourceTable(table=log.items, source="the log"), text_ids=text_ids)
+    return item_table(ids, None if log is None else tables.SourceTable(table=log.items, source="the log"), text_ids=text_ids)
 
 
 def _load(

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from leafbeam import catalog, ingest, semid
 from leafbeam.cli.build_table import TableOptions, build_table, built
 from leafbeam.cli.console import done, next_step, stdout
 from leafbeam.cli.options import DEFAULT_RUN, RunOption, option, with_options
@@ -59,30 +60,27 @@ def build_run(run: Path, force: bool, extra_rules: list[str]) -> None:
     paths = RunDirectory(run)
     paths.check("sids", "source")
     require("`leafbeam build`", "duckdb", "pyarrow")
-    from leafbeam.catalog import Catalog, rules_from_text
     from leafbeam.index import Trie
-    from leafbeam.ingest import origin_of, set_aside
     from leafbeam.live import LiveIndex
-    from leafbeam.semid import SidTable
 
     console = stdout()
-    rules = rules_from_text(extra_rules)
-    sids = SidTable.load(paths.sids)
+    rules = catalog.rules_from_text(extra_rules)
+    sids = semid.SidTable.load(paths.sids)
     source = Source.load(paths.source)
     items = source.read_items()
 
     began = time.perf_counter()
     trie = Trie.build(sids.codes, sids.codebook_sizes, sids.item_ids)
     writes_catalog = force or not paths.catalog.exists()  # without the attributes of the items that came since
-    is_aside = writes_catalog or origin_of(paths.live) not in (None, trie.version)
-    if is_aside and (aside := set_aside(paths.live)) is not None:
+    is_aside = writes_catalog or ingest.origin_of(paths.live) not in (None, trie.version)
+    if is_aside and (aside := ingest.set_aside(paths.live)) is not None:
         console.print(f"{aside} has the items and rules that came since the last build: import those that are missing again.")
     trie.save(paths.trie)
     built(trie, paths.trie, began)
 
     began = time.perf_counter()
     if writes_catalog:
-        Catalog.create(paths.catalog, items, overwrite=force)
+        catalog.Catalog.create(paths.catalog, items, overwrite=force)
     else:
         console.print(f"{paths.catalog} is kept as it is, with its attributes; pass --force to replace it")
     if not paths.rules.exists():
@@ -94,7 +92,7 @@ def build_run(run: Path, force: bool, extra_rules: list[str]) -> None:
     with ExitStack() as opened:  # rules are counted over what a server of the run would answer from
         changed = paths.index
         index = opened.enter_context(LiveIndex.open(changed, read_only=True)) if changed.is_dir() else trie
-        report = opened.enter_context(Catalog.open(paths.catalog, index, [*paths.rule_files, rules])).rules.report
+        report = opened.enter_context(catalog.Catalog.open(paths.catalog, index, [*paths.rule_files, rules])).rules.report
     done(console, str(report), since=began)
     paths.add_to_report(
         "build",

@@ -9,6 +9,7 @@ from typing import Any
 
 import typer
 
+from leafbeam import catalog, semid, tables
 from leafbeam.cli.console import next_step, stdout
 from leafbeam.cli.index import EXAMPLE_RULE, RULES_HEAD
 from leafbeam.cli.options import DEFAULT_RUN, RunOption, TimeUnit
@@ -59,9 +60,8 @@ def init(run: RunOption = DEFAULT_RUN) -> None:
         own = item if item in listed.names else listed.first_of(_ITEMS) or listed.names[0]
         source = replace(source, id_column=own, items_delimiter=listed.delimiter)
     log = source.read()
-    from leafbeam.semid import text_columns
 
-    words = text_columns(log.items)
+    words = semid.text_columns(log.items)
     if items is not None and words:
         text = _ask("4. The columns with the text of items, with commas between them", default=",".join(words))
         source = replace(source, text_columns=tuple(name.strip() for name in text.split(",") if name.strip()))
@@ -83,11 +83,10 @@ class _Head:
     """The first rows of a file: its columns, its delimiter, and what they suggest."""
 
     def __init__(self, path: Path) -> None:
-        from leafbeam.tables import CsvFormat, read_rows
 
         self._path, self.delimiter = path, _delimiter_of(path)
-        form: CsvFormat = CsvFormat(delimiter=self.delimiter)
-        batch = next(iter(read_rows(path, _SAMPLE, types={}, form=form)), None)
+        form: tables.CsvFormat = tables.CsvFormat(delimiter=self.delimiter)
+        batch = next(iter(tables.read_rows(path, _SAMPLE, types={}, form=form)), None)
         self.rows: Sequence[Any] = () if batch is None else batch.rows
         self.names = tuple(dict.fromkeys(name for row in self.rows for name in row))
         if not self.names:
@@ -149,11 +148,10 @@ def _columns(head: _Head) -> tuple[str, str, str | None]:
 
 def _rules_of(text: str) -> dict[str, object]:
     """Return the rule of an answer, asking again while it is none."""
-    from leafbeam.catalog import rules_from_text
 
     while text.strip():
         try:
-            return rules_from_text([text.strip()])
+            return catalog.rules_from_text([text.strip()])
         except LeafbeamError as error:
             stdout().print(f"   {error}", style="red", markup=False, soft_wrap=True)
             text = _ask("   The rule (empty: none yet)")

@@ -7,12 +7,16 @@ import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
+from leafbeam import semid
 from leafbeam.cli.run import RunDirectory
 from leafbeam.errors import DataError, counted
 from leafbeam.extras import require
 from leafbeam.files import read_json
 from leafbeam.index import Trie
 from leafbeam.index.memory_estimate import MemoryEstimate
+from leafbeam.live import LiveIndex
+from leafbeam.live.journal import journal_path
+from leafbeam.live.manifest import Manifest
 
 
 def print_trie(path: Path) -> None:
@@ -37,13 +41,12 @@ def show_table(console: Console, path: Path) -> None:
     """Show a Parquet table: the SIDs that `fit-sids` wrote, or codes to build an index from."""
     require("`leafbeam inspect` of a table", "pyarrow")
     from leafbeam.cli.codes import CodesTable
-    from leafbeam.semid import SidTable
 
     source = CodesTable.open(path, None, sizes_needed=False)
     if not (source.codebook_sizes and path.is_file()):
         _show_codes(console, path, source.summary(), source.largest_codes(), sizes_known=bool(source.codebook_sizes))
         return
-    sids = SidTable.load(path)
+    sids = semid.SidTable.load(path)
     figures = [Column(name, justify="right") for name in ("codebook", "used", "perplexity", "largest code")]
     table = Table("level", *figures, title=f"{path}  ·  {counted(len(sids), 'item')}", title_justify="left")
     for level, size in enumerate(sids.codebook_sizes):
@@ -90,10 +93,6 @@ def _show_codes(console: Console, path: Path, summary: str, largest: dict[str, i
 
 def _show_live_index(console: Console, path: Path) -> None:
     """Show a live index: its current counts, which a writer may be changing, and its base."""
-    from leafbeam.live import LiveIndex
-    from leafbeam.live.journal import journal_path
-    from leafbeam.live.manifest import Manifest
-
     with LiveIndex.open(path, read_only=True) as index:
         status = index.status
     manifest = Manifest.decode((path / "manifest.json").read_bytes(), path / "manifest.json")

@@ -4,16 +4,13 @@ import os
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
+from leafbeam import catalog, client, ingest
 from leafbeam.cli.options import KEY
 from leafbeam.cli.run import RunDirectory
 from leafbeam.errors import BatchError, InvalidRequestError, LockedError
 from leafbeam.ingest import ChangeAnswer, Lines
-
-if TYPE_CHECKING:
-    from leafbeam.client import Client
-    from leafbeam.ingest import CatalogWriter
 
 Operation = Literal["put", "delete"]
 DEADLINE_S = 60.0  # of a batch
@@ -44,7 +41,7 @@ def items_of(run: Path, url: str | None, *, makes_codes: bool = True) -> Abstrac
 
 
 class _RunItems:
-    def __init__(self, writer: "CatalogWriter", columns: Mapping[str, str], text_ids: bool) -> None:
+    def __init__(self, writer: "ingest.CatalogWriter", columns: Mapping[str, str], text_ids: bool) -> None:
         self._writer, self.columns, self.text_ids = writer, columns, text_ids
 
     def send(self, operation: Operation, rows: Sequence[Mapping[str, object]], *, missing_ok: bool = False) -> ChangeAnswer:
@@ -60,14 +57,12 @@ def has_text_ids(kind: str) -> bool:
 @contextmanager
 def _run_items(paths: RunDirectory, *, makes_codes: bool) -> Generator[_RunItems]:
     """Yield the items of a run; raise LockedError if a server has it open."""
-    from leafbeam.catalog import Catalog
-    from leafbeam.ingest import CatalogWriter, LiveDirectory
 
     paths.check("trie", "catalog", "rules")
     encoder = paths.load_encoder() if makes_codes else "this command makes no codes"
     with ExitStack() as opened:
         try:
-            live = opened.enter_context(LiveDirectory.open(paths.live, paths.trie))
+            live = opened.enter_context(ingest.LiveDirectory.open(paths.live, paths.trie))
         except LockedError as error:
             holder = str(error).partition("; close it there")[0]  # the rest is advice for Python
             raise LockedError(
@@ -75,22 +70,22 @@ def _run_items(paths: RunDirectory, *, makes_codes: bool) -> Generator[_RunItems
                 f"--url http://127.0.0.1:8000 ({holder})"
             ) from error
         # Rules are evaluated by the server that applies them: a change of items does not read them.
-        catalog = Catalog.open(paths.catalog, live.index, hold_s=_HOLD_S, load=False)
-        opened.callback(catalog.close)
-        writer = CatalogWriter(catalog, live, encoder=encoder)
-        columns = {field.name: str(field.type) for field in catalog.schema()}
+        items = catalog.Catalog.open(paths.catalog, live.index, hold_s=_HOLD_S, load=False)
+        opened.callback(items.close)
+        writer = ingest.CatalogWriter(items, live, encoder=encoder)
+        columns = {field.name: str(field.type) for field in items.schema()}
         yield _RunItems(writer, columns, has_text_ids(columns["item_id"]))
 
 
 class _ServedItems:
-    def __init__(self, client: "Client", columns: Mapping[str, str], text_ids: bool) -> None:
-        self._client, self.columns, self.text_ids = client, columns, text_ids
+    def __init__(self, server: "client.Client", columns: Mapping[str, str], text_ids: bool) -> None:
+        self._server, self.columns, self.text_ids = server, columns, text_ids
 
     def send(self, operation: Operation, rows: Sequence[Mapping[str, Any]], *, missing_ok: bool = False) -> ChangeAnswer:
         try:
             if operation == "put":
-                return self._client.put_items(rows)
-            return self._client.delete_items([row["item_id"] for row in rows], missing_ok=missing_ok)
+                return self._server.put_items(rows)
+            return self._server.delete_items([row["item_id"] for row in rows], missing_ok=missing_ok)
         except InvalidRequestError as error:
             if error.lines:
                 raise BatchError(error.lines, len(rows)) from error
@@ -99,8 +94,7 @@ class _ServedItems:
 
 @contextmanager
 def _served_items(url: str) -> Generator[_ServedItems]:
-    from leafbeam.client import Client, Retries
 
-    with Client(url, key=os.environ.get(KEY), retries=Retries(deadline_s=DEADLINE_S)) as client:
-        found = client.get_catalog()
-        yield _ServedItems(client, found.columns, found.item_ids != "numbers")
+    with client.Client(url, key=os.environ.get(KEY), retries=client.Retries(deadline_s=DEADLINE_S)) as server:
+        found = server.get_catalog()
+        yield _ServedItems(server, found.columns, found.item_ids != "numbers")

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from leafbeam import ingest, tables
 from leafbeam.cli import follow
 from leafbeam.cli.console import done, stdout
 from leafbeam.cli.options import DEFAULT_RUN, RunOption, delimiter_of, option
@@ -84,16 +85,14 @@ def import_items(
     """
     _require(url)
     from leafbeam.cli.item_writer import items_of
-    from leafbeam.ingest import ChangeAnswer
-    from leafbeam.tables import CsvFormat, describe, read_rows
 
-    began, form = time.perf_counter(), CsvFormat(delimiter=delimiter_of(delimiter), encoding=encoding)
-    counts = ChangeAnswer.nothing()
+    began, form = time.perf_counter(), tables.CsvFormat(delimiter=delimiter_of(delimiter), encoding=encoding)
+    counts = ingest.ChangeAnswer.nothing()
     values: Counter[str] = Counter()
     nameless: set[str] = set()
     with items_of(run, url) as writer:
         types = {**writer.columns, "item_id": "string" if writer.text_ids else "int64"}
-        for batch in read_rows(file, BATCH, types=types, ids=("item_id",), form=form, stdin=sys.stdin.buffer):
+        for batch in tables.read_rows(file, BATCH, types=types, ids=("item_id",), form=form, stdin=sys.stdin.buffer):
             nameless |= {name for row in batch.rows for name in row if _NAMELESS.fullmatch(name) and name not in types}
             rows = [{name: value for name, value in row.items() if name not in nameless} for row in batch.rows]
             try:
@@ -108,7 +107,7 @@ def import_items(
         raise ArgumentError(f"{file} has no items")
     console = stdout()
     empty = {name: num_items - count for name, count in values.items()}
-    shown = describe({name: types.get(name, "") for name in values}, empty)
+    shown = tables.describe({name: types.get(name, "") for name in values}, empty)
     console.print(f"Read as: {shown}", style="dim", soft_wrap=True, markup=False)
     if nameless:
         shown = (

@@ -5,15 +5,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    from leafbeam.model import EncoderDecoder
+from leafbeam import model
 
 RecipeName = Literal["mini-onerec", "lc-rec", "open-onerec", "grid", "letter"]
 
 
-def _load_grid(path: Path) -> "EncoderDecoder":
+def _load_grid(path: Path) -> "model.EncoderDecoder":
     from leafbeam.model.grid import load_grid
 
     return load_grid(path)
@@ -43,7 +42,7 @@ class Recipe:
     id_column: str = "item_id"
     packed_sizes: tuple[int, ...] = ()
     transposed: bool = False
-    load: Callable[[Path], "EncoderDecoder"] | None = None
+    load: Callable[[Path], "model.EncoderDecoder"] | None = None
 
 
 NO_RECIPE = Recipe(scoring="full")

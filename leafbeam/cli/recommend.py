@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from leafbeam import engine
 from leafbeam.cli.console import Bar, done, next_step, stdout
 from leafbeam.cli.options import (
     DEFAULT_RUN,
@@ -25,7 +26,6 @@ from leafbeam.errors import ArgumentError, counted
 from leafbeam.extras import require, require_device
 
 if TYPE_CHECKING:
-    from leafbeam.engine import Request
     from leafbeam.integrations.batch import BatchJob, PartitionResult
 
 TABLE = "A table of users"
@@ -60,12 +60,11 @@ class RequestOptions(ObjectiveOptions):
         ),
     ] = None
 
-    def request(self, **fields: Any) -> "Request":
+    def request(self, **fields: Any) -> "engine.Request":
         """Return the request of the options; `fields` are its ids."""
-        from leafbeam.engine import Request
 
         shared = {name: getattr(self, name) for name in ("keep_history", "num_items", "num_beams", "scoring", "channel")}
-        return Request(
+        return engine.Request(
             rules=split_names(self.rules),
             **self.objectives,
             **shared,
@@ -135,16 +134,15 @@ def recommend(
     gc.disable()  # imports make a million lasting objects: looking through them takes a sixth of this command
     try:
         from leafbeam.cli import output
-        from leafbeam.engine import Engine, Settings
     finally:
         gc.enable()
 
-    files, settings = paths.catalog_files(verify=not no_verify), Settings(precision=precision)
-    with closing(Engine.load(paths.model, files, device=device, settings=settings)) as engine:
-        history = output.history_of(paths, wish.user) if wish.user else output.parse_ids(wish.history or "", engine.trie)
-        deny = tuple(output.parse_ids(wish.deny, engine.trie))
+    files, settings = paths.catalog_files(verify=not no_verify), engine.Settings(precision=precision)
+    with closing(engine.Engine.load(paths.model, files, device=device, settings=settings)) as loaded:
+        history = output.history_of(paths, wish.user) if wish.user else output.parse_ids(wish.history or "", loaded.trie)
+        deny = tuple(output.parse_ids(wish.deny, loaded.trie))
         request = wish.request(history=tuple(history), user=wish.user or None, deny_item_ids=deny)
-        output.show(stdout(), engine, request, engine.recommend(request))
+        output.show(stdout(), loaded, request, loaded.recommend(request))
     next_step(stdout(), "leafbeam", "serve", "--run", run)
 
 

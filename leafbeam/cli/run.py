@@ -4,14 +4,11 @@ import json
 from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from leafbeam import engine, ingest, semid
 from leafbeam.errors import CheckpointError, DataError
 from leafbeam.files import read_text, write_json
-
-if TYPE_CHECKING:
-    from leafbeam.engine import CatalogFiles
-    from leafbeam.semid import ItemEncoder, SidTable
 
 ENGINE_FILES = ("model", "trie", "catalog", "rules")  # without which a run cannot answer
 _SAMPLE = 1000  # of the items whose codes are compared
@@ -58,37 +55,33 @@ class RunDirectory:
         Raises:
             ConflictError: If the changes belong to another build.
         """
-        from leafbeam.ingest import INDEX, check_origin
 
-        check_origin(self.live, self.trie)
-        return self.live / INDEX if (self.live / INDEX / "manifest.json").exists() else self.trie
+        ingest.check_origin(self.live, self.trie)
+        return self.live / ingest.INDEX if (self.live / ingest.INDEX / "manifest.json").exists() else self.trie
 
     @property
     def rule_files(self) -> list[Path]:
         """Return rules.toml, and the file of the rules made over HTTP."""
-        from leafbeam.ingest import RULES
 
-        return [path for path in (self.rules, self.live / RULES) if path.exists()]
+        return [path for path in (self.rules, self.live / ingest.RULES) if path.exists()]
 
-    def load_encoder(self) -> "ItemEncoder | str":
+    def load_encoder(self) -> "semid.ItemEncoder | str":
         """Return the encoder that gives new items codes from their text, or a text that says why this run has none."""
-        from leafbeam.semid import ItemEncoder, SidTable
 
         if not self.sids.exists() or not self.quantiser.exists():
             return f"{self.path} has no {self.quantiser.name}/: its Semantic IDs are from elsewhere, so give new items codes"
         try:
-            sids = SidTable.load(self.sids)
-            encoder = ItemEncoder.load(self.quantiser, sids)
+            sids = semid.SidTable.load(self.sids)
+            encoder = semid.ItemEncoder.load(self.quantiser, sids)
             check_sids(sids, self.trie)
         except CheckpointError as error:
             return str(error)
         return encoder
 
-    def catalog_files(self, *, verify: bool) -> "CatalogFiles":
+    def catalog_files(self, *, verify: bool) -> "engine.CatalogFiles":
         """Return the files to answer from, with the changes that clients have made since `build`."""
-        from leafbeam.engine import CatalogFiles
 
-        return CatalogFiles(
+        return engine.CatalogFiles(
             index=self.index, catalog=self.catalog, rules=self.rule_files, verify=verify, memory=self.fitted_memory
         )
 
@@ -135,7 +128,7 @@ def paths_of_runs(directory: Path) -> set[Path]:
     return {file.parent for name in _OF_A_RUN for file in directory.glob(f"*/{name}")}
 
 
-def check_sids(sids: "SidTable", trie: Path) -> None:
+def check_sids(sids: "semid.SidTable", trie: Path) -> None:
     """Raise CheckpointError unless an index has the codes of a table, of a sample of its items."""
     from leafbeam.index import Trie
 

@@ -5,8 +5,9 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+from leafbeam import catalog, engine, feeds, ingest, text
 from leafbeam.cli.console import next_step, stdout
 from leafbeam.cli.options import DEFAULT_RUN, option, with_settings
 from leafbeam.cli.run import ENGINE_FILES, RunDirectory
@@ -15,10 +16,6 @@ from leafbeam.errors import ArgumentError
 from leafbeam.extras import require, require_device
 from leafbeam.serve.config import ServerConfig
 from leafbeam.serve.feed_config import FeedConfig
-
-if TYPE_CHECKING:
-    from leafbeam.engine import CatalogFiles
-    from leafbeam.ingest import CatalogWriter, Source
 
 _OF_ITEMS = (
     "device",
@@ -95,16 +92,15 @@ def serve(
     require_device(config.device)
     from leafbeam.serve import serve as run_server
     from leafbeam.serve.log_format import configure_log
-    from leafbeam.text import TextService
 
     key_file = config.key_file()
     config.exposure.check(config.host, has_keys=key_file is not None)
     configure_log(config.log_format, values=config.log_requests == "histories")
-    text = None if config.text_model is None else TextService.load(config.text_model, settings=config.texts)
-    text_name = text.name if paths is None and text is not None else None
+    texts = None if config.text_model is None else text.TextService.load(config.text_model, settings=config.texts)
+    text_name = texts.name if paths is None and texts is not None else None
     on_ready = partial(_show_address, text_name=text_name, has_keys=key_file is not None)
     if paths is None:
-        run_server(None, None, config=config, text=text, on_ready=on_ready)
+        run_server(None, None, config=config, text=texts, on_ready=on_ready)
         return
     if config.engine.widths_file is None:
         config = replace(config, engine=replace(config.engine, widths_file=paths.search_widths))
@@ -112,7 +108,7 @@ def serve(
         paths.model,
         _files(paths, config, rule or []),
         config=config,
-        text=text,
+        text=texts,
         changes=paths.live,
         encoder=paths.load_encoder(),
         source=_source(config.feed),
@@ -120,15 +116,13 @@ def serve(
     )
 
 
-def _files(paths: RunDirectory, config: ServerConfig, rules: list[str]) -> "CatalogFiles":
+def _files(paths: RunDirectory, config: ServerConfig, rules: list[str]) -> "engine.CatalogFiles":
     """Return the files of a run's catalog. rules: those of the command line."""
-    from leafbeam.catalog import rules_from_text
-    from leafbeam.engine import CatalogFiles
 
-    return CatalogFiles(
+    return engine.CatalogFiles(
         index=paths.trie,
         catalog=paths.catalog,
-        rules=[paths.rules, rules_from_text([*map("=".join, config.rules.items()), *rules])],
+        rules=[paths.rules, catalog.rules_from_text([*map("=".join, config.rules.items()), *rules])],
         refresh=config.refresh,
         memory=paths.fitted_memory,
         learn=config.learn,
@@ -137,13 +131,12 @@ def _files(paths: RunDirectory, config: ServerConfig, rules: list[str]) -> "Cata
     )
 
 
-def _source(feed: FeedConfig) -> "Callable[[CatalogWriter], Source] | None":
+def _source(feed: FeedConfig) -> "Callable[[ingest.CatalogWriter], ingest.Source] | None":
     """Return what makes the source that the items follow, if they follow one."""
     if not feed.name:
         return None
-    from leafbeam.feeds import CatalogSource
 
-    return partial(CatalogSource, feed)
+    return partial(feeds.CatalogSource, feed)
 
 
 def _show_address(line: str, *, text_name: str | None, has_keys: bool) -> None:

@@ -3,10 +3,11 @@
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from rich.console import Console
 
+from leafbeam import semid, train
 from leafbeam.cli.console import Bar, done, next_step, show_types, stdout
 from leafbeam.cli.options import (
     DEFAULT_RUN,
@@ -27,10 +28,6 @@ from leafbeam.cli.sources import Source
 from leafbeam.errors import DataError, counted
 from leafbeam.extras import require
 from leafbeam.semid import CollisionStrategy, EmbeddingConfig, Method, QuantiserConfig
-
-if TYPE_CHECKING:
-    from leafbeam.semid import SidFit
-    from leafbeam.train import InteractionLog
 
 TABLES = "Your tables (remembered in the run)"
 VECTORS = "Vectors and codes"
@@ -201,13 +198,11 @@ def fit_sids(
     )
     done(console, f"{source.path}: {sizes}; {too_short} too few interactions{moment} to evaluate", since=began)
     _show_log(console, source, log)
-    from leafbeam.semid import fit_sids as fit  # takes seconds: errors of the log come first
-    from leafbeam.semid import load_vectors
 
     began = time.perf_counter()
-    own_vectors = None if making.vectors is None else load_vectors(making.vectors, log.item_ids)
+    own_vectors = None if making.vectors is None else semid.load_vectors(making.vectors, log.item_ids)
     with Bar("reading") as bar:
-        fitted = fit(
+        fitted = semid.fit_sids(
             log.items,
             None if making.no_behaviour else split.train,
             embedding=embedding if own_vectors is None else None,
@@ -225,7 +220,7 @@ def fit_sids(
     next_step(console, "leafbeam", "train", "--run", run)
 
 
-def _show_log(console: Console, source: Source, log: "InteractionLog") -> None:
+def _show_log(console: Console, source: Source, log: "train.InteractionLog") -> None:
     """Show the type of the ids, what was dropped or added, the types of columns, and what is probably a mistake."""
     counts = {name: getattr(log.report, name) for name in IRREGULAR}
     if counts["unlisted_items"] == log.num_items:  # there is no table of items
@@ -241,9 +236,8 @@ def _show_log(console: Console, source: Source, log: "InteractionLog") -> None:
         console.print(f"Warning: {note}", style="yellow", soft_wrap=True)
 
 
-def _save(console: Console, fitted: "SidFit", paths: RunDirectory, plot: Path | None) -> None:
+def _save(console: Console, fitted: "semid.SidFit", paths: RunDirectory, plot: Path | None) -> None:
     """Write the Semantic IDs and what gives new items theirs, and show the report."""
-    from leafbeam.semid import plot_report
 
     fitted.table.save(paths.sids)
     fitted.quantiser.save(paths.quantiser)
@@ -253,4 +247,4 @@ def _save(console: Console, fitted: "SidFit", paths: RunDirectory, plot: Path | 
     for note in fitted.report.notes:
         console.print(f"Warning: {note}", style="yellow", soft_wrap=True)
     if plot is not None:
-        plot_report(fitted.report, fitted.table).savefig(plot, dpi=160)
+        semid.plot_report(fitted.report, fitted.table).savefig(plot, dpi=160)

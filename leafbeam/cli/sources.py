@@ -9,14 +9,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from leafbeam import tables, train
 from leafbeam.cli.options import Format, Order, SplitBy, TimeUnit
 from leafbeam.errors import ArgumentError, DataError, check_choice
 from leafbeam.files import read_json, write_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from leafbeam.train import InteractionLog, Split
 
 
 # In JSON; other fields are like their defaults.
@@ -74,7 +73,7 @@ class Source:
                 flag = "--" + name.replace("_", "-")
                 raise ArgumentError(f"{flag} goes with --format tables; {self.kind} has columns and units of its own")
 
-    def read(self) -> InteractionLog:
+    def read(self) -> train.InteractionLog:
         """Read the log.
 
         Raises:
@@ -87,55 +86,51 @@ class Source:
 
         return with_items(log, self._read_listed())
 
-    def split_of(self, log: InteractionLog) -> Split:
+    def split_of(self, log: train.InteractionLog) -> train.Split:
         """Return the parts of the log.
 
         Raises:
             ArgumentError: If the log is split by time, and its times leave no cut.
         """
-        from leafbeam.train import cut_in_time, leave_one_out
 
-        return cut_in_time(log) if self.split == "time" else leave_one_out(log)
+        return train.cut_in_time(log) if self.split == "time" else train.leave_one_out(log)
 
     def read_items(self) -> pa.Table:
         """Read the items with their attributes, `item_id` first; raise DataError if that is impossible."""
         return self.read().items if self.listed is None else self._read_listed()
 
     def _read_listed(self) -> pa.Table:
-        from leafbeam.tables import read_parquet
 
         assert self.listed is not None
         try:
-            return read_parquet(self.listed).table
+            return tables.read_parquet(self.listed).table
         except DataError as error:
             raise DataError(f"{error}: import the run again") from error
 
-    def _read_log(self) -> InteractionLog:
-        from leafbeam.tables import CsvFormat
-        from leafbeam.train import Columns, LogRules, load_amazon, load_log, load_movielens
+    def _read_log(self) -> train.InteractionLog:
 
         if self.path is None:
             raise DataError("this run was imported without interactions: import it again, with their file as --data")
         if self.kind == "amazon":
-            return load_amazon(self.path, self.items, k_core=self.k_core)
+            return train.load_amazon(self.path, self.items, k_core=self.k_core)
         if self.kind == "movielens":
-            return load_movielens(self.path, k_core=self.k_core)
+            return train.load_movielens(self.path, k_core=self.k_core)
         is_file = self.path.is_file()
         if self.kind == "cornac" and not is_file:
             raise DataError(f"{self.path} is not a file: cornac's users, items and ratings are in one")
-        return load_log(
+        return train.load_log(
             None if is_file else self.path,
             interactions=self.path if is_file else None,
             items=self.items,
-            columns=Columns(
+            columns=train.Columns(
                 user=self.user_column,
                 item=self.item_column,
                 timestamp=self.time_column,
                 item_of_items=self.id_column or self.item_column,
             ),
-            rules=LogRules(time_unit=self.time_unit, order=self.order, k_core=self.k_core, text_ids=self.text_ids),
-            form=CsvFormat(delimiter=self.delimiter, encoding=self.encoding),
-            items_form=CsvFormat(delimiter=self.items_delimiter or self.delimiter, encoding=self.encoding),
+            rules=train.LogRules(time_unit=self.time_unit, order=self.order, k_core=self.k_core, text_ids=self.text_ids),
+            form=tables.CsvFormat(delimiter=self.delimiter, encoding=self.encoding),
+            items_form=tables.CsvFormat(delimiter=self.items_delimiter or self.delimiter, encoding=self.encoding),
             headerless=self.kind == "cornac",
         )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.table import Column, Table
 from rich.text import Text
 
-from leafbeam import __version__
+from leafbeam import __version__, client
 from leafbeam.cli.console import next_step, stdout
 from leafbeam.cli.options import KEY
 from leafbeam.cli.run import WRITERS, RunDirectory, paths_of_runs
@@ -60,11 +60,10 @@ def _server() -> str | None:
     """Return what the server at the usual address says of itself; None if none answers."""
     if any(importlib.util.find_spec(name) is None for name in ("httpx", "msgspec")):
         return None
-    from leafbeam.client import Client, Retries
 
     try:
-        with Client(_URL, key=os.environ.get(KEY), retries=Retries(deadline_s=1.0, attempts=1)) as client:
-            found = client.get_readiness()
+        with client.Client(_URL, key=os.environ.get(KEY), retries=client.Retries(deadline_s=1.0, attempts=1)) as server:
+            found = server.get_readiness()
     except LeafbeamError:
         return None
     state = counted(found.num_items, "item") if found.ready else f"not ready: {found.reason}"

@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.table import Column, Table
 from rich.text import Text
 
+from leafbeam import client
 from leafbeam.cli.console import stdout
 from leafbeam.cli.options import KEY, option
 from leafbeam.errors import ArgumentError, DataError, ServerError
@@ -30,13 +31,13 @@ def top(
     require("`leafbeam top`", "httpx", "msgspec", "prometheus_client", extra="client")
     if not 0.05 <= interval <= 3600:
         raise ArgumentError(f"--interval {interval:g}: expected 0.05 to 3600 seconds")
-    from leafbeam.client import Client, Retries
     from leafbeam.client.readings import Rates, Reading
 
     def read() -> Reading:
-        return Reading.parse(client.get_metrics(), time.monotonic())
+        return Reading.parse(server.get_metrics(), time.monotonic())
 
-    with Client(url, key=os.environ.get(KEY), retries=Retries(deadline_s=max(5.0, interval), attempts=2)) as client:
+    retries = client.Retries(deadline_s=max(5.0, interval), attempts=2)
+    with client.Client(url, key=os.environ.get(KEY), retries=retries) as server:
         before = read()
         if once:
             time.sleep(interval)

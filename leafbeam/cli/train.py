@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 
+from leafbeam import semid
+from leafbeam import train as training
 from leafbeam.cli.console import Bar, done, next_step, stdout, working
 from leafbeam.cli.options import (
     DEFAULT_RUN,
@@ -30,8 +32,6 @@ from leafbeam.extras import require, require_device
 if TYPE_CHECKING:
     from leafbeam.model import AnyModel
     from leafbeam.retrieve import ItemMemory
-    from leafbeam.semid import SidTable
-    from leafbeam.train import Budget, InteractionLog, Recipe, Split, TrainStats
 
 MODEL = "Model"
 PresetName = Literal["tiny", "small", "base"]
@@ -51,13 +51,12 @@ class BudgetOptions:
     steps: Annotated[int | None, option("--steps", "Stop after this many updates.")] = None
     resume: Annotated[bool, option("--resume", "Continue from the checkpoint; the budget may be larger than before.")] = False
 
-    def budget(self) -> "Budget | None":
+    def budget(self) -> "training.Budget | None":
         """Return the limits; None for those of the preset."""
-        from leafbeam.train import Budget
 
         if self.minutes is None and self.epochs is None and self.steps is None:
             return None
-        return Budget(minutes=self.minutes, epochs=self.epochs, steps=self.steps)
+        return training.Budget(minutes=self.minutes, epochs=self.epochs, steps=self.steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,11 +96,10 @@ class ModelOptions:
         if self.width is not None and (self.width % 32 or self.width < 32):
             raise ArgumentError(f"--width {self.width}: expected a multiple of 32, the size of an attention head")
 
-    def recipe(self, budget: "Budget | None") -> "Recipe":
+    def recipe(self, budget: "training.Budget | None") -> "training.Recipe":
         """Return the preset's recipe with the settings of a file, of words and of options."""
-        from leafbeam.train import preset
 
-        start = preset(self.size)
+        start = training.preset(self.size)
         changes: dict[str, object] = {"budget": budget, "seed": self.seed, "architecture": self.architecture}
         changes["num_hidden_layers"] = self.layers
         if self.width is not None:
@@ -151,17 +149,16 @@ def train(
         typer.echo(to_toml(recipe), nl=False)
         return
     from leafbeam.retrieve import ItemMemory
-    from leafbeam.semid import SidTable, text_columns
     from leafbeam.train.fusion import fit_memory, tune_memory
 
     require_device(device)
     importlib.import_module("leafbeam.train.evaluation")  # with torch, whose seconds count as those of modules
     budget_s = None if recipe.budget.minutes is None else 60 * recipe.budget.minutes
     watch.end("modules")
-    sids, source = SidTable.load(paths.sids), Source.load(paths.source)
+    sids, source = semid.SidTable.load(paths.sids), Source.load(paths.source)
     log = source.read()
     split = source.split_of(log) if fit_on == "train" else source.split_of(log).with_valid()
-    columns = source.text_columns or text_columns(log.items)
+    columns = source.text_columns or semid.text_columns(log.items)
     memory_config = ItemMemory.load(paths.memory).config if fit_on == "train+valid" and paths.memory.exists() else None
     watch.end("log")
     with working("item memory: its settings, chosen on validation users"):
@@ -188,16 +185,16 @@ def train(
 class _Material:
     """All that a training learns from: the log, its parts, the codes of the items, the item memory; and its seconds."""
 
-    log: "InteractionLog"
-    split: "Split"
-    sids: "SidTable"
+    log: "training.InteractionLog"
+    split: "training.Split"
+    sids: "semid.SidTable"
     memory: "ItemMemory"
     budget_s: float | None
 
 
 def _fit_model(
     material: _Material,
-    recipe: "Recipe",
+    recipe: "training.Recipe",
     paths: RunDirectory,
     *,
     device: str,
@@ -206,28 +203,25 @@ def _fit_model(
     reserved_s: float,
 ) -> "AnyModel":
     """Train the model and report its figures. reserved_s: the part of the budget that other steps take."""
-    from leafbeam.semid import CodeVectors
-    from leafbeam.train import TrainOptions
-    from leafbeam.train import train as fit
     from leafbeam.train.baselines import memory_scores, transition_baselines
 
     console, began, split, memory = stdout(), time.perf_counter(), material.split, material.memory
     try:
         with Bar("training") as bar:
             shown = _Shown(console=console, bar=bar)
-            model = fit(
+            model = training.train(
                 material.log,
                 split,
                 material.sids,
                 recipe,
                 paths.path,
-                TrainOptions(
+                training.TrainOptions(
                     progress=shown.show,
                     resume=resume,
                     device=device,
                     baselines={**transition_baselines(memory, split.train), "memory": memory_scores(memory)},
                     on_baselines=shown.show_baselines,
-                    code_vectors=CodeVectors.load(paths.quantiser, material.sids),
+                    code_vectors=semid.CodeVectors.load(paths.quantiser, material.sids),
                     reserved_s=reserved_s,
                 ),
             )
@@ -279,7 +273,7 @@ class _Shown:
 
     console: Console
     bar: Bar
-    latest: "TrainStats | None" = None
+    latest: "training.TrainStats | None" = None
     recalls: dict[str, float] = field(default_factory=dict[str, float])
 
     def show_baselines(self, recalls: Mapping[str, float]) -> None:
@@ -290,7 +284,7 @@ class _Shown:
         listed = ", ".join(f"{LABELS[name]} {recall:.4f}" for name, recall in recalls.items())
         self.console.print(f"Recall@10 on a sample of validation users: {listed}", soft_wrap=True)
 
-    def show(self, stats: "TrainStats") -> None:
+    def show(self, stats: "training.TrainStats") -> None:
         """Show an update or a validation."""
         self.latest = stats
         left = f"{stats.remaining_s / 60:.1f} min left" if stats.step > 20 else ""
