@@ -91,6 +91,10 @@ class ByteDFA:
         return len(self.accepting_X)
 
     @property
+    def is_empty(self) -> bool:
+        return not len(self.accepting_X)
+
+    @property
     def nbytes(self) -> int:
         return sum(array.nbytes for array in (*self.edges, self.accepting_X))
 

@@ -8,12 +8,12 @@ from typing import Any
 from leafbeam.automata.byte_dfa import ByteDFA
 from leafbeam.automata.json_merge import merged, same
 from leafbeam.automata.json_normal import Normaliser
-from leafbeam.automata.json_objects import Members, object_language
+from leafbeam.automata.json_objects import Members, add_object
 from leafbeam.automata.json_presence import all_present
 from leafbeam.automata.json_scalars import Scalars, bytes_of
 from leafbeam.automata.json_scope import CLAUSES, Schema, Scope, list_of, mapping_of, names_of, span
 from leafbeam.automata.json_values import add_list, unique_list
-from leafbeam.automata.network import Network
+from leafbeam.automata.network import Language, Network, determinized
 from leafbeam.errors import counted, short_repr
 
 _MAX_TEXTS = 1_000  # of the values of a list without repetitions
@@ -29,13 +29,13 @@ class Containers:
         inner: Returns the language of the values in a list or object that says nothing about them.
     """
 
-    language: Callable[[object, Scope], ByteDFA]
+    language: Callable[[object, Scope], Language]
     inner: Callable[[Scope], ByteDFA]
     network: Callable[[Scope], Network]
     normaliser: Normaliser
     scalars: Scalars
 
-    def array(self, schema: Schema, scope: Scope) -> ByteDFA:
+    def array(self, schema: Schema, scope: Scope) -> Language:
         low, high = span(schema, "minItems", "maxItems", scope)
         first, first_name, items = self._items_of(schema, scope)
         if first_name == "contains":
@@ -52,7 +52,7 @@ class Containers:
                 if items is None or items == {} or items is True
                 else self.language(items, scope.below("items"))
             )
-            rest = rest if rest.num_states else None
+            rest = None if rest.is_empty else rest
         if rest is None:
             high = len(parts) if high is None else min(high, len(parts))
             if low > high:
@@ -65,7 +65,7 @@ class Containers:
             network.add(node, part, to)
 
         add_list(network, b"[]", add, low, high, max(len(parts) + 1, low))
-        return network.language()
+        return network
 
     def _items_of(self, schema: Schema, scope: Scope) -> tuple[list[Any], str, Any]:
         """Return (the schemas of the first items, the keyword that has them, the schema of others; None if nothing is said)."""
@@ -86,9 +86,9 @@ class Containers:
             first, name = [{"allOf": [rest, schema["contains"]]}], "contains"
         return first, name, given
 
-    def _unique(self, parts: Sequence[ByteDFA], items: Any, low: int, high: int | None, scope: Scope) -> ByteDFA:
+    def _unique(self, parts: Sequence[Language], items: Any, low: int, high: int | None, scope: Scope) -> Language:
         """Return the lists of different values of a finite language, in the order of their texts."""
-        values = None if parts or items is None or items is False else self.language(items, scope.below("items"))
+        values = None if parts or items is None or items is False else determinized(self.language(items, scope.below("items")))
         texts = None if values is None else values.strings(_MAX_TEXTS)
         if texts is None:
             raise scope.error(" is true, and the items are not of a few values: expected items with an enum", "uniqueItems")
@@ -102,11 +102,11 @@ class Containers:
                 known.append(text)
         languages = [ByteDFA.from_strings(texts) for _, texts in distinct]
         language = unique_list(self.network(scope), languages, low, high)
-        if not language.num_states:
+        if language.is_empty:
             raise scope.nothing(f" allows nothing: it requires {low} of {counted(len(languages), 'value')}")
         return language
 
-    def object(self, schema: Schema, scope: Scope) -> ByteDFA:
+    def object(self, schema: Schema, scope: Scope) -> Language:
         properties = dict(mapping_of(schema.get("properties", {}), scope.below("properties")))
         required = names_of(schema.get("required", []), scope.below("required"))
         low, high = span(schema, "minProperties", "maxProperties", scope)
@@ -118,35 +118,37 @@ class Containers:
         names = self._names(schema, scope)
         for name in dict.fromkeys([*required, *(name for clause in schema.get(CLAUSES, ()) for name, _ in clause)]):
             properties.setdefault(name, None)
-        listed: dict[str, ByteDFA] = {}
+        listed: dict[str, Language] = {}
         for name, part in properties.items():
             text = bytes_of(name, scope)
             matching = [value for strings, value in patterns if strings.accepts(text)]
             own = [part] if part is not None else [] if matching else [others]
             is_allowed = names is None or names.accepts(text)
             listed[name] = self._joined([*own, *matching] if is_allowed else [False], scope.below("properties", name))
-        if missing := [name for name in required if not listed[name].num_states]:
+        if missing := [name for name in required if listed[name].is_empty]:
             said = (
                 "which is not among its properties: add it"
                 if missing[0] not in schema.get("properties", {})
                 else "which is false"
             )
             raise scope.nothing(f" allows nothing: it requires {missing[0]!r}, {said}")
-        strings = self.scalars.strings.all() if names is None else names
-        strings = self.scalars.strings.without(strings, ByteDFA.from_strings([bytes_of(name, scope) for name in listed]))
-        extra = self._others(strings, patterns, others if is_written else False, scope)
-        if extra and low > 1 + sum(language.num_states > 0 for language in listed.values()):
+        extra = list[tuple[ByteDFA, Language]]()
+        if patterns or (is_written and others is not False):
+            strings = self.scalars.strings.all() if names is None else names
+            strings = self.scalars.strings.without(strings, ByteDFA.from_strings([bytes_of(name, scope) for name in listed]))
+            extra = self._others(strings, patterns, others if is_written else False, scope)
+        if extra and low > 1 + sum(not language.is_empty for language in listed.values()):
             raise scope.error(
                 f" is {low}: expected at most one more than it has properties, because other names may be repeated",
                 "minProperties",
             )
         members = Members(listed=listed, others=extra, clauses=clauses, low=low, high=high)
-        language = object_language(members, self.network(scope), scope)
-        if not language.num_states:
+        language = add_object(members, self.network(scope), scope)
+        if language.is_empty:
             raise scope.nothing(" allows nothing: no object has what it requires")
         return language
 
-    def _joined(self, parts: Sequence[Any], scope: Scope) -> ByteDFA:
+    def _joined(self, parts: Sequence[Any], scope: Scope) -> Language:
         """Return what several schemas allow together."""
         parts = [part for part in parts if part is not True]
         return self.language(parts[0] if len(parts) == 1 else {"allOf": parts} if parts else True, scope)
@@ -177,7 +179,7 @@ class Containers:
 
     def _others(
         self, strings: ByteDFA, patterns: Sequence[tuple[ByteDFA, Any]], others: Any, scope: Scope
-    ) -> list[tuple[ByteDFA, ByteDFA]]:
+    ) -> list[tuple[ByteDFA, Language]]:
         """Return the names and values of members that are not listed, one pair for all names that match the same patterns."""
         groups: list[tuple[ByteDFA, list[Any]]] = [(strings, [])]
         for names, part in patterns:
@@ -192,12 +194,12 @@ class Containers:
             ]
             if len(groups) > _MAX_GROUPS:
                 raise scope.error(f" has patterns that overlap in more than {_MAX_GROUPS} ways", "patternProperties")
-        result: list[tuple[ByteDFA, ByteDFA]] = []
+        result: list[tuple[ByteDFA, Language]] = []
         for names, parts in groups:
             if not parts and others is False:
                 continue
             at = scope.below("patternProperties" if parts else "additionalProperties")
             values = self.inner(at) if not parts and others in (True, {}) else self._joined(parts or [others], at)
-            if values.num_states:
+            if not values.is_empty:
                 result.append((self.scalars.strings.quoted(names), values))
         return [(names, values) for names, values in result if names.num_states]

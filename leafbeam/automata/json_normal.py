@@ -55,7 +55,7 @@ class Normaliser:
             result[kind] = {**result.get(kind, {}), name: [part] if isinstance(part, str) else part}
         for name, others in mapping_of(result.pop("dependentRequired", {}), scope.below("dependentRequired")).items():
             clauses = dependent(name, names_of(others, scope.below("dependentRequired", name)))
-            result[CLAUSES] = [*result.get(CLAUSES, ()), *map(sorted, clauses)]
+            result[CLAUSES] = [*result.get(CLAUSES, ()), *sorted(map(sorted, clauses))]
         return result
 
     def with_clauses(self, schema: Schema, scope: Scope) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class Normaliser:
         if left:
             result[NOTS] = left
         if clauses:
-            result[CLAUSES] = [*result.get(CLAUSES, ()), *map(sorted, clauses)]
+            result[CLAUSES] = [*result.get(CLAUSES, ()), *sorted(map(sorted, clauses))]
         return result
 
     def without_logic(self, schema: Schema, scope: Scope) -> Schema | None:

@@ -11,7 +11,7 @@ from leafbeam.automata.byte_dfa import ByteDFA
 from leafbeam.automata.json_presence import FALSE, Clauses, assigned, hold_without
 from leafbeam.automata.json_scope import Scope
 from leafbeam.automata.json_values import COLON, COMMA, add_texts, text_of
-from leafbeam.automata.network import END, START, Network
+from leafbeam.automata.network import END, START, Language, Network
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +25,8 @@ class Members:
         low, high: The bounds of the number of members. Others may repeat a name, so all of them count once for `low`.
     """
 
-    listed: Mapping[str, ByteDFA]
-    others: Sequence[tuple[ByteDFA, ByteDFA]]
+    listed: Mapping[str, Language]
+    others: Sequence[tuple[ByteDFA, Language]]
     clauses: Clauses
     low: int
     high: int | None
@@ -43,9 +43,9 @@ class _Written:
     has_other: bool = False
 
 
-def object_language(members: Members, network: Network, scope: Scope) -> ByteDFA:
-    """Return the objects of these members. Raises AutomatonError above the network's limit of states."""
-    return _Objects(members, network, scope).language()
+def add_object(members: Members, network: Network, scope: Scope) -> Network:
+    """Return the network, which is new, with the objects of these members. Raises AutomatonError above its limit of states."""
+    return _Objects(members, network, scope).added()
 
 
 class _Objects:
@@ -56,10 +56,10 @@ class _Objects:
         self._behind: dict[_Written, int] = {}  # the node behind a value
         self._waiting: list[_Written] = []
 
-    def language(self) -> ByteDFA:
+    def added(self) -> Network:
         network, first = self._network, _Written(0, self._members.clauses, 0, 0)
         if first.clauses & FALSE:
-            return ByteDFA.from_strings([])
+            return network
         network.add_text(START, b"{", self._before_name(first))
         if self._may_end(first):
             network.add_text(START, b"{}", END)
@@ -69,7 +69,7 @@ class _Objects:
                 self._add_listed(written)
             else:
                 self._add_others(written)
-        return network.language()
+        return network
 
     def _before_name(self, written: _Written) -> int:
         if written not in self._before:
@@ -95,11 +95,12 @@ class _Objects:
             self._network.skip(node, self._before_name(after))
         language = self._members.listed[name]
         clauses = assigned(written.clauses, name, True)
-        if clauses is None or not language.num_states or self._is_full(written):
+        if clauses is None or language.is_empty or self._is_full(written):
             return
         after = _Written(written.number + 1, clauses, *self._counts(written))
-        text = text_of(name, self._scope.below("properties", name))
-        self._add_member(node, ByteDFA.from_strings([text]), language, self._behind_value(after))
+        colon = self._network.node()
+        self._network.add_text(node, text_of(name, self._scope.below("properties", name)), colon)
+        self._add_value(colon, language, self._behind_value(after))
 
     def _add_others(self, written: _Written) -> None:
         if not self._members.others or self._is_full(written):
@@ -108,14 +109,14 @@ class _Objects:
         after = _Written(written.number, written.clauses, written.for_low if written.has_other else for_low, for_high, True)
         behind = self._behind_value(after)
         for names, values in self._members.others:
-            self._add_member(self._before[written], names, values, behind)
+            colon = self._network.node()
+            self._network.add(self._before[written], names, colon)
+            self._add_value(colon, values, behind)
 
-    def _add_member(self, node: int, names: ByteDFA, values: ByteDFA, to: int) -> None:
-        network = self._network
-        colon, value = network.node(), network.node()
-        network.add(node, names, colon)
-        add_texts(network, colon, COLON, value)
-        network.add(value, values, to)
+    def _add_value(self, colon: int, language: Language, to: int) -> None:
+        value = self._network.node()
+        add_texts(self._network, colon, COLON, value)
+        self._network.add(value, language, to)
 
     def _is_full(self, written: _Written) -> bool:
         return self._members.high is not None and written.for_high >= self._members.high

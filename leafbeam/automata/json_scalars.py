@@ -9,7 +9,7 @@ from leafbeam.automata.json_numbers import integer_pattern, multiple_of, multipl
 from leafbeam.automata.json_scope import NOT_PATTERNS, NOT_VALUES, PATTERNS, Schema, Scope, span, type_of
 from leafbeam.automata.json_strings import Strings
 from leafbeam.automata.json_text import CHARACTER, FORMATS, REFUSED_FORMATS, STRING
-from leafbeam.automata.network import END, START, Network
+from leafbeam.automata.network import END, START, Language, Network
 from leafbeam.errors import AutomatonError, short_repr
 
 
@@ -26,7 +26,7 @@ class Scalars:
     max_states: int
     notes: Notes
 
-    def string(self, schema: Schema, scope: Scope) -> ByteDFA:
+    def string(self, schema: Schema, scope: Scope) -> Language:
         try:
             return self._string(schema, scope)
         except AutomatonError as error:
@@ -34,7 +34,7 @@ class Scalars:
                 raise
             raise scope.error(f": {error}") from error
 
-    def _string(self, schema: Schema, scope: Scope) -> ByteDFA:
+    def _string(self, schema: Schema, scope: Scope) -> Language:
         low, high = span(schema, "minLength", "maxLength", scope)
         if {"pattern", "format", NOT_PATTERNS, NOT_VALUES} & set(schema):
             language = self.strings.quoted(self.string_values(schema, scope))
@@ -49,7 +49,7 @@ class Scalars:
         network.add_text(START, b'"', between[0])
         network.add(between[0], self.strings.repeated(CHARACTER, low, high), between[1])
         network.add_text(between[1], b'"', END)
-        return network.language()
+        return network
 
     def string_values(self, schema: Schema, scope: Scope) -> ByteDFA:
         """Return the strings, not their texts, that the keywords of strings allow together."""

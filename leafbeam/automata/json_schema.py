@@ -40,7 +40,7 @@ from leafbeam.automata.json_scope import (
 )
 from leafbeam.automata.json_strings import Strings
 from leafbeam.automata.json_values import FIXED, add_value, any_value, text_of
-from leafbeam.automata.network import END, START, Network
+from leafbeam.automata.network import END, START, Language, Network, determinized
 from leafbeam.errors import AutomatonError
 from leafbeam.json_reader import parse_json
 
@@ -143,7 +143,7 @@ class _Compiler:
     """A compilation of one schema.
 
     Args:
-        built: The automata of parts by base and text. Equal parts are built once.
+        built: The languages of parts by base and text. Equal parts are built once.
         max_inside: How often a schema may be inside itself.
         parts: The number of parts so far.
         nothing: Why parts allow nothing.
@@ -154,7 +154,7 @@ class _Compiler:
     max_depth: int
     scalars: Scalars
     max_inside: int = 0
-    built: dict[tuple[object, ...], ByteDFA] = field(default_factory=dict[tuple[object, ...], ByteDFA], init=False)
+    built: dict[tuple[object, ...], Language] = field(default_factory=dict[tuple[object, ...], Language], init=False)
     parts: Iterator[int] = field(default_factory=count, init=False)
     nothing: list[NothingError] = field(default_factory=list[NothingError], init=False)
 
@@ -170,12 +170,12 @@ class _Compiler:
 
     def whole(self, schema: object) -> ByteDFA:
         """Return the language of the schema of the document. Raises AutomatonError if it allows nothing."""
-        language = self.language(schema, Scope())
-        if not language.num_states:
+        language = determinized(self.language(schema, Scope()))
+        if language.is_empty:
             raise self.nothing[-1] if self.nothing else AutomatonError("the schema allows nothing")
         return language
 
-    def language(self, schema: object, scope: Scope) -> ByteDFA:
+    def language(self, schema: object, scope: Scope) -> Language:
         """Return the language of a part; one that allows nothing is empty, and `nothing` says why."""
         if schema is True:
             return self._undescribed(scope)
@@ -205,7 +205,7 @@ class _Compiler:
             return None
         return "schema", scope.base, text, self.references.open_within(schema, scope.base, scope.open_refs)
 
-    def _language(self, schema: Schema, scope: Scope) -> ByteDFA:
+    def _language(self, schema: Schema, scope: Scope) -> Language:
         if next(self.parts) > _MAX_PARTS:
             raise AutomatonError(
                 f"the schema unrolls to more than {_MAX_PARTS:,} parts, because alternatives hold together or "
@@ -226,7 +226,7 @@ class _Compiler:
             return self._alternatives(*alternatives, schema, scope)
         return self._of_types(schema, scope)
 
-    def _of_types(self, schema: Schema, scope: Scope) -> ByteDFA:
+    def _of_types(self, schema: Schema, scope: Scope) -> Language:
         types = types_of(schema, scope) or ["null", "boolean", "number", "string", "array", "object"]
         check_keywords(schema, types, scope)
         if "enum" in schema or "const" in schema:
@@ -234,7 +234,7 @@ class _Compiler:
         if not schema:
             return self._undescribed(scope)
         excluded = list(schema.get(NOT_VALUES, ()))
-        compilers: dict[str, Callable[[Schema, Scope], ByteDFA]] = {
+        compilers: dict[str, Callable[[Schema, Scope], Language]] = {
             "string": self.scalars.string,
             "integer": lambda schema, scope: self.scalars.number(schema, scope, is_integer=True),
             "number": lambda schema, scope: self.scalars.number(schema, scope, is_integer=False),
@@ -256,7 +256,7 @@ class _Compiler:
                     reasons.append(error)
         if reasons and len(reasons) == len(types):
             raise reasons[0]
-        return network.language()
+        return network
 
     def _undescribed(self, scope: Scope) -> ByteDFA:
         self.scalars.notes.undescribed(scope, self.max_depth)
@@ -271,7 +271,7 @@ class _Compiler:
     def _network(self, scope: Scope) -> Network:
         return Network(self.max_states, scope.path, pointer=scope.path)
 
-    def _values(self, schema: Schema, scope: Scope) -> ByteDFA:
+    def _values(self, schema: Schema, scope: Scope) -> Language:
         """Return the values of an enum or const that the keywords beside it allow."""
         name = "enum" if "enum" in schema else "const"
         values = list_of(schema["enum"], scope.below("enum")) if name == "enum" else [schema["const"]]
@@ -281,21 +281,25 @@ class _Compiler:
         types = types_of(schema, scope)
         beside = {key: value for key, value in schema.items() if key not in (name, "const", "type", NOT_VALUES)}
         network, num_allowed = self._network(scope), 0
+        fitting: dict[str, ByteDFA] = {}  # what the keywords beside it allow, by type
         for number, value in enumerate(values):
             kind = type_of(value)
             if not types or kind in types or (kind == "integer" and "number" in types):
                 part_scope = scope.below("enum", number) if name == "enum" else scope.below("const")
                 text = text_of(value, part_scope)
-                if beside and not self._of_types({**beside, "type": kind}, scope).accepts(text):
-                    continue
+                if beside:
+                    if kind not in fitting:
+                        fitting[kind] = determinized(self._of_types({**beside, "type": kind}, scope))
+                    if not fitting[kind].accepts(text):
+                        continue
                 add_value(network, START, value, END, part_scope)
                 num_allowed += 1
         if not num_allowed:
             said = f"is of type {schema['type']!r}" if not beside and types else f"fits {', '.join(sorted(beside)) or 'not'}"
             raise scope.nothing(f" allows nothing: no value of its {name} {said}")
-        return network.language()
+        return network
 
-    def _alternatives(self, name: str, parts: list[Any], schema: Schema, scope: Scope) -> ByteDFA:
+    def _alternatives(self, name: str, parts: list[Any], schema: Schema, scope: Scope) -> Language:
         """Return what one of several schemas allows."""
         inner = scope.below(name)
         languages = [self.language(part, inner.below(number)) for number, part in enumerate(parts) if part is not False]
@@ -304,14 +308,14 @@ class _Compiler:
         network, num_allowed = self._network(inner), 0
         for language in languages:
             network.add(START, language, END)
-            num_allowed += language.num_states > 0
+            num_allowed += not language.is_empty
         if not num_allowed:
             raise inner.nothing(" allows nothing")
-        return network.language()
+        return network
 
-    def _without_others(self, parts: Sequence[object], alternatives: Sequence[Any], scope: Scope) -> list[ByteDFA]:
+    def _without_others(self, parts: Sequence[object], alternatives: Sequence[Any], scope: Scope) -> list[Language]:
         """Return what each part allows, an alternative with the keywords beside it, and no other alternative does."""
-        languages: list[ByteDFA] = []
+        languages: list[Language] = []
         for number, part in enumerate(parts):
             at = scope.below(number)
             others = [other for other in range(len(parts)) if other != number and alternatives[other] is not False]
@@ -319,7 +323,7 @@ class _Compiler:
             language = self.language(part, at) if not others else None
             for other in others:
                 alone = self.language({"allOf": [part, negation(alternatives[other])]}, at)
-                language = alone if language is None else intersection(language, alone, self.max_states)
+                language = alone if language is None else intersection(*map(determinized, (language, alone)), self.max_states)
             assert language is not None
             languages.append(language)
         return languages

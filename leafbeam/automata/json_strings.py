@@ -54,7 +54,10 @@ class Strings:
 
     def of_length(self, low: int, high: int | None) -> ByteDFA:
         """Return the strings of `low` to `high` characters."""
-        return self.repeated(_WRITABLE, low, high)
+        key = "length", low, high
+        if key not in self.built:
+            self.built[key] = self.repeated(_WRITABLE, low, high).language()
+        return self.built[key]
 
     def format(self, name: str) -> ByteDFA:
         """Return the strings of a format of `FORMATS`."""
@@ -79,29 +82,25 @@ class Strings:
     def without(self, first: ByteDFA, second: ByteDFA) -> ByteDFA:
         return difference(first, second, self.max_states)
 
-    def repeated(self, pattern: str, low: int, high: int | None) -> ByteDFA:
+    def repeated(self, pattern: str, low: int, high: int | None) -> Network:
         """Return `low` to `high` texts of a pattern, one after another."""
-        key = "repeated", pattern, low, high
-        if key not in self.built:
-            part, network, node = self.compiled(pattern), self._network(), START
-            if (part.num_states - 1) * (
-                low if high is None else high
-            ) > self.max_states:  # the end of one is the start of the next
-                raise AutomatonError(
-                    f"strings of up to {counted(high or low, 'character')} unroll to more than max_states="
-                    f"{counted(self.max_states, 'state')}: bound them more tightly"
-                )
-            for number in range(low if high is None else high):
-                if number >= low:
-                    network.skip(node, END)
-                after = network.node()
-                network.add(node, part, after)
-                node = after
-            if high is None:
-                network.add(node, part, node)
-            network.skip(node, END)
-            self.built[key] = network.language()
-        return self.built[key]
+        part, network, node = self.compiled(pattern), self._network(), START
+        count = low if high is None else high
+        if (part.num_states - 1) * count > self.max_states:  # the end of one is the start of the next
+            raise AutomatonError(
+                f"strings of up to {counted(count, 'character')} unroll to more than max_states="
+                f"{counted(self.max_states, 'state')}: bound them more tightly"
+            )
+        for number in range(count):
+            if number >= low:
+                network.skip(node, END)
+            after = network.node()
+            network.add(node, part, after)
+            node = after
+        if high is None:
+            network.add(node, part, node)
+        network.skip(node, END)
+        return network
 
     def quoted(self, strings: ByteDFA) -> ByteDFA:
         """Return the JSON texts of strings, with the short escapes where JSON needs them."""

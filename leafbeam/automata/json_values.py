@@ -57,7 +57,7 @@ def any_value(depth: int, max_states: int) -> ByteDFA:
         inner = any_value(depth - 1, max_states)
         parts = Network(max_states, "any JSON value")
         add_list(parts, b"[]", lambda _, node, to: parts.add(node, inner, to), 0, None, 1)
-        network.add(START, parts.language(), END)
+        network.add(START, parts, END)
         members = Network(max_states, "any JSON value")
 
         def add(_: int, node: int, to: int) -> None:
@@ -67,11 +67,11 @@ def any_value(depth: int, max_states: int) -> ByteDFA:
             members.add(value, inner, to)
 
         add_list(members, b"{}", add, 0, None, 1)
-        network.add(START, members.language(), END)
+        network.add(START, members, END)
     return network.language()
 
 
-def unique_list(network: Network, values: Sequence[ByteDFA], low: int, high: int | None) -> ByteDFA:
+def unique_list(network: Network, values: Sequence[ByteDFA], low: int, high: int | None) -> Network:
     """Return the lists of `low` to `high` different values, each of one language, in the order of the languages."""
     most = len(values) if high is None else min(high, len(values))
     before = [[network.node() for _ in range(most + 1)] for _ in range(len(values) + 1)]  # before value n, behind so many
@@ -87,7 +87,7 @@ def unique_list(network: Network, values: Sequence[ByteDFA], low: int, high: int
                 add_texts(network, done, COMMA, before[number + 1][count + 1])
                 if count + 1 >= low:
                     network.add_text(done, b"]", END)
-    return network.language()
+    return network
 
 
 def add_texts(network: Network, node: int, texts: Sequence[bytes], to: int) -> None:

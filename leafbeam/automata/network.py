@@ -3,33 +3,38 @@
     network = Network(max_states)
     item, done = network.node(), network.node()
     network.add_text(START, b"[", item)
-    network.add(item, integers, done)          # a byte automaton between two nodes
+    network.add(item, integers, done)          # a byte automaton, or another network, between two nodes
     network.add_text(done, b",", item)         # a repetition is a path back
     network.add_text(done, b"]", END)
     network.language()
 
 The language has the string of every path from START to END. A part is copied each time it is used. One determinisation (Rabin
-and Scott, 1959) of all paths merges what they have in common, and the result is minimised.
+and Scott, 1959) of all paths merges what they have in common, and the result is minimised: of networks inside networks only the
+outermost is determinised.
 
-Shapes: X states of the copies and nodes, E edges, F edges without a byte, J classes of bytes, Z members of all sets.
+Shapes: X states of the copies and nodes, E edges, F edges without a byte, J classes of bytes, P byte automata, C copies of
+them, N texts.
 """
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.automata.byte_dfa import ByteDFA
+from leafbeam.automata.byte_dfa import ByteDFA, indptr_of
+from leafbeam.automata.determinize import END, determinize
 from leafbeam.automata.minimize import Edges
 from leafbeam.errors import AutomatonError, counted
 from leafbeam.jit import njit
 
-START, END = 0, 1
+__all__ = ["END", "START", "Language", "Network", "common_classes", "determinized", "relabel"]
+
+START = 0
 _SPARE = 4  # before minimisation there may be this many times more states than the limit
-_MAX_MEMBERS = 1 << 26
 
 
 class Network:
@@ -50,53 +55,59 @@ class Network:
     def __init__(self, max_states: int, what: str = "the language", *, pointer: str | None = None) -> None:
         self._max_states, self._what, self._pointer = max_states, what, pointer
         self._num_states = 2
-        self._parts: list[tuple[ByteDFA, int]] = []  # with the number of their first state
-        self._texts: list[tuple[int, bytes, int, int]] = []  # (node, text, number of the first inner state, node)
+        self._parts: list[tuple[Language, int, int, int]] = []  # (part, the number of its first state, node, node)
+        self._texts: list[tuple[bytes, int, int, int]] = []  # (text, the number of its first inner state, node, node)
         self._skips: list[tuple[int, int]] = []
+        self._is_empty: bool | None = None
 
     def node(self) -> int:
         """Return a new node."""
         return self._numbered(1)
 
-    def add(self, node: int, language: ByteDFA, to: int) -> None:
-        """Join two nodes by the strings of a language; an empty language joins nothing."""
-        if not language.num_states:
-            return
-        first = self._numbered(language.num_states)
-        self._parts.append((language, first))
-        self._skips.append((node, first))
-        self._skips += [(first + state, to) for state in np.flatnonzero(language.accepting_X).tolist()]
+    def add(self, node: int, language: Language, to: int) -> None:
+        """Join two nodes by the strings of a language; an empty language joins nothing. An added network may not change."""
+        if not language.is_empty:
+            count = language.num_states if isinstance(language, ByteDFA) else language._num_states
+            self._parts.append((language, self._numbered(count), node, to))
 
     def add_text(self, node: int, text: bytes, to: int) -> None:
         """Join two nodes by one string."""
         if not text:
             self._skips.append((node, to))
             return
-        self._texts.append((node, text, self._numbered(len(text) - 1), to))
+        self._texts.append((text, self._numbered(len(text) - 1), node, to))
 
     def skip(self, node: int, to: int) -> None:
         """Let paths go from one node to another without a byte."""
         self._skips.append((node, to))
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether no path leads from START to END. No other may be added after that."""
+        if self._is_empty is None:
+            following: dict[int, list[int]] = {}
+            for *_, node, to in (*self._parts, *self._texts, *self._skips):
+                following.setdefault(node, []).append(to)
+            seen, waiting = {START}, [START]
+            while waiting and END not in seen:
+                new = [to for to in following.get(waiting.pop(), ()) if to not in seen]
+                seen.update(new)
+                waiting += new
+            self._is_empty = END not in seen
+        return self._is_empty
 
     def language(self) -> ByteDFA:
         """Return the language of all paths from START to END. Raises AutomatonError above the limit of states.
 
         Cost: linear in the copies if a string can be in only a few of them at a time; exponential at worst, up to the limit.
         """
-        class_256, first_J = self._classes()
-        edges = self._edges(class_256, first_J)
-        skip_F2 = np.array(self._skips, np.int32).reshape(-1, 2)
-        skip_F2 = skip_F2[np.argsort(skip_F2[:, 0], kind="stable")]
-        numbers = np.arange(self._num_states + 1)
-        from_e, label_e, to_e, accepting_Y = _determinize(
-            np.searchsorted(edges.from_E, numbers),
-            edges.label_E,
-            edges.to_E,
-            np.searchsorted(skip_F2[:, 0], numbers),
-            np.ascontiguousarray(skip_F2[:, 1]),
-            len(first_J),
-            _SPARE * self._max_states,
-        )
+        flat = self._flat()
+        used_256 = np.zeros(256, np.int64)
+        used = np.unique(flat.bytes_T)
+        used_256[used] = np.arange(1, len(used) + 1)
+        class_256, first_J = common_classes([used_256, *(part.edges.class_256 for part in flat.parts)])
+        moves = _assemble(self._num_states, first_J, class_256, _part_arrays(flat.parts), flat[1:])
+        from_e, label_e, to_e, accepting_Y = determinize(*moves, len(first_J), _SPARE * self._max_states)
         if len(accepting_Y) > _SPARE * self._max_states:
             raise self._too_large()
         if not len(accepting_Y):
@@ -120,35 +131,110 @@ class Network:
             pointer=self._pointer,
         )
 
-    def _classes(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Return (class_256, first_J): classes of bytes that all parts and texts treat alike, and each class's first byte."""
-        used = sorted({byte for _, text, _, _ in self._texts for byte in text})
-        text_256 = np.zeros(256, np.int64)
-        text_256[used] = np.arange(1, len(used) + 1)
-        return common_classes([text_256, *{id(part): part.edges.class_256 for part, _ in self._parts}.values()])
+    def _flat(self) -> _Flat:
+        """Return this network with those inside it written out."""
+        number_of: dict[int, int] = {}
+        parts: list[ByteDFA] = []
+        copies: list[tuple[int, int, int, int]] = []
+        texts: list[tuple[bytes, int, int, int]] = []
+        skips: list[tuple[int, int]] = []
+        waiting: list[tuple[Network, int]] = [(self, 0)]
+        while waiting:
+            network, base = waiting.pop()
+            skips += [(base + node, base + to) for node, to in network._skips]
+            texts += [(text, base + first, base + node, base + to) for text, first, node, to in network._texts]
+            for part, first, node, to in network._parts:
+                if isinstance(part, Network):
+                    skips += [(base + node, base + first), (base + first + END, base + to)]
+                    waiting.append((part, base + first))
+                    continue
+                number = number_of.setdefault(id(part), len(parts))
+                if number == len(parts):
+                    parts.append(part)
+                copies.append((number, base + first, base + node, base + to))
+        strings = [text for text, *_ in texts]
+        return _Flat(
+            parts,
+            _columns(copies, 4),
+            np.frombuffer(b"".join(strings), np.uint8),
+            indptr_of(strings),
+            _columns([text[1:] for text in texts], 3),
+            _columns(skips, 2),
+        )
 
-    def _edges(self, class_256: NDArray[np.uint8], first_J: NDArray[np.int64]) -> Edges:
-        """Return the edges of all copies, ascending by state; labels are classes."""
-        relabelled = {id(part): relabel(part, first_J) for part, _ in self._parts}
-        parts = [Edges(*(np.empty(0, np.int32) for _ in range(3)))]
-        for part, first in self._parts:
-            edges = relabelled[id(part)]
-            parts.append(Edges(edges.from_E + np.int32(first), edges.label_E, edges.to_E + np.int32(first)))
-        for node, text, first, to in self._texts:
-            inner = np.arange(first, first + len(text) - 1, dtype=np.int32)
-            path = np.concatenate([np.array([node], np.int32), inner, np.array([to], np.int32)])
-            parts.append(Edges(path[:-1], class_256[np.frombuffer(text, np.uint8)].astype(np.int32), path[1:]))
-        edges = Edges(*(np.concatenate(part) for part in zip(*parts, strict=True)))
-        return edges.take(np.argsort(edges.from_E, kind="stable"))
+
+Language = ByteDFA | Network
+
+
+def determinized(language: Language) -> ByteDFA:
+    """Return a language as a byte automaton."""
+    return language if isinstance(language, ByteDFA) else language.language()
+
+
+class _Flat(NamedTuple):
+    """A network without networks in it.
+
+    Args:
+        copy_C4: The number of the byte automaton, its first state, and the nodes that it joins.
+        bytes_T, text_indptr, text_N3: The texts; of each its first inner state, and the nodes that it joins.
+        skip_F2: The nodes that no byte joins.
+    """
+
+    parts: list[ByteDFA]
+    copy_C4: NDArray[np.int64]
+    bytes_T: NDArray[np.uint8]
+    text_indptr: NDArray[np.int64]
+    text_N3: NDArray[np.int64]
+    skip_F2: NDArray[np.int64]
+
+
+def _columns(rows: Sequence[tuple[int, ...]], count: int) -> NDArray[np.int64]:
+    return np.array(rows, np.int64).reshape(-1, count)
+
+
+def _part_arrays(parts: Sequence[ByteDFA]) -> tuple[NDArray[Any], ...]:
+    """Return (part_indptr, class_P256, edge_indptr, label_E, next_E, accepting_X) of several byte automata one after another.
+
+    Those of part p begin at state part_indptr[p], and edge_indptr has one more entry for each part.
+    """
+    parts = parts or [ByteDFA.from_strings([])]
+    edges = [part.edges for part in parts]
+    begins = np.cumsum([0, *(len(part.label_E) for part in edges)]).tolist()
+    return (
+        np.cumsum([0, *(part.num_states for part in parts)]),
+        np.stack([part.class_256 for part in edges]),
+        np.concatenate([part.edge_indptr + begin for part, begin in zip(edges, begins[:-1], strict=True)]),
+        np.concatenate([part.label_E for part in edges]),
+        np.concatenate([part.next_E for part in edges]),
+        np.concatenate([part.accepting_X for part in parts]),
+    )
 
 
 def common_classes(classes: Sequence[NDArray[np.integer]]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return (class_256, first_J): classes of bytes that share a class in every table, and each class's first byte."""
-    class_256, first_J = np.zeros(256, np.int64), np.zeros(1, np.int64)
-    for column in classes:
-        _, first_J, class_256 = np.unique(class_256 * 257 + column, return_index=True, return_inverse=True)
-        class_256 = class_256.reshape(-1)
-    return class_256.astype(np.uint8), first_J
+    return _common_classes(np.array(classes, np.int16).reshape(-1, 256))
+
+
+@njit(cache=True)
+def _common_classes(column_P256):
+    hash_256 = np.zeros(256, np.uint64)
+    for column in range(len(column_P256)):
+        for byte in range(256):
+            state = (hash_256[byte] ^ np.uint64(column_P256[column, byte])) * np.uint64(0x9E3779B97F4A7C15)
+            hash_256[byte] = state ^ (state >> np.uint64(29))
+    class_256, first_J, count = np.empty(256, np.uint8), np.empty(256, np.int64), 0
+    for byte in range(256):
+        number = 0
+        while number < count:
+            first = first_J[number]
+            if hash_256[first] == hash_256[byte] and np.array_equal(column_P256[:, first], column_P256[:, byte]):
+                break
+            number += 1
+        if number == count:
+            first_J[count] = byte
+            count += 1
+        class_256[byte] = number
+    return class_256, first_J[:count].copy()
 
 
 def relabel(dfa: ByteDFA, first_J: NDArray[np.int64]) -> Edges:
@@ -164,187 +250,82 @@ def relabel(dfa: ByteDFA, first_J: NDArray[np.int64]) -> Edges:
 
 
 @njit(cache=True)
-def _doubled(array):
-    return np.concatenate((array, np.empty_like(array)))
-
-
-@njit(cache=True, nogil=True, _nrt=False)
-def _sorted_hash(member_X, size):
-    """Sort the first `size` members (Shell, 1959: most sets have few) and return a hash of them."""
-    state, gap = np.uint64(size), size
-    while gap > 1:
-        gap >>= 1
-        for index in range(gap, size):
-            member, at = member_X[index], index
-            while at >= gap and member_X[at - gap] > member:
-                member_X[at] = member_X[at - gap]
-                at -= gap
-            member_X[at] = member
-    for index in range(size):
-        state = (state ^ np.uint64(member_X[index])) * np.uint64(0x9E3779B97F4A7C15)
-        state ^= state >> np.uint64(29)
-    return state
-
-
-@njit(cache=True, nogil=True, _nrt=False)
-def _equal(first_Z, begin, second_X, size):
-    """Return whether `size` members are the same."""
-    index = 0
-    while index < size and first_Z[begin + index] == second_X[index]:
-        index += 1
-    return index == size
-
-
-@njit(cache=True, nogil=True, _nrt=False)
-def _gather(members, indptr, label_E, to_E, bucket_J, target_e):
-    """Write the targets of all members by label: those of label j are target_e[bucket_J[j] : bucket_J[j + 1]].
-
-    members: (member_Z, begin, end). Returns False, with nothing written, if `target_e` is too small.
-    """
-    member_Z, begin, end = members
-    num_labels = len(bucket_J) - 1
-    bucket_J[:] = 0
-    for index in range(begin, end):
-        for edge in range(indptr[member_Z[index]], indptr[member_Z[index] + 1]):
-            bucket_J[label_E[edge] + 1] += 1
-    for label in range(num_labels):
-        bucket_J[label + 1] += bucket_J[label]
-    if bucket_J[num_labels] > len(target_e):
-        return False
-    for index in range(begin, end):
-        for edge in range(indptr[member_Z[index]], indptr[member_Z[index] + 1]):
-            target_e[bucket_J[label_E[edge]]] = to_E[edge]
-            bucket_J[label_E[edge]] += 1
-    for label in range(num_labels, 0, -1):  # back to where each label begins
-        bucket_J[label] = bucket_J[label - 1]
-    bucket_J[0] = 0
-    return True
-
-
-@njit(cache=True, nogil=True, _nrt=False)
-def _close(targets, skips, indptr, stamps, stack_X, closed_X):
-    """Write the states that have edges, and END, among the targets and what they reach without a byte; returns how many.
-
-    targets: (target_e, begin, end). stamps: (stamp_X, the stamp of this call).
-    """
-    (target_e, begin, end), (skip_indptr, skip_F), (stamp_X, stamp) = targets, skips, stamps
-    size, depth = 0, 0
-    for index in range(begin, end):
-        target = target_e[index]
-        if stamp_X[target] != stamp:
-            stamp_X[target], stack_X[depth] = stamp, target
-            depth += 1
-    while depth:
-        depth -= 1
-        state = stack_X[depth]
-        if indptr[state + 1] > indptr[state] or state == END:
-            closed_X[size] = state
-            size += 1
-        for index in range(skip_indptr[state], skip_indptr[state + 1]):
-            other = skip_F[index]
-            if stamp_X[other] != stamp:
-                stamp_X[other], stack_X[depth] = stamp, other
-                depth += 1
-    return size
-
-
-@njit(cache=True, nogil=True, _nrt=False)
-def _slot_of(closed_X, size, hashed, slot_H, hash_Y, begin_Y, member_Z):
-    """Return the slot of a set, or the free slot for it."""
-    slot = np.int64(hashed & np.uint64(len(slot_H) - 1))
-    while slot_H[slot] >= 0:
-        other = slot_H[slot]
-        begins = begin_Y[other]
-        if hash_Y[other] == hashed and begin_Y[other + 1] - begins == size and _equal(member_Z, begins, closed_X, size):
-            break
-        slot = (slot + 1) & (len(slot_H) - 1)
-    return slot
-
-
-@njit(cache=True, nogil=True, _nrt=False)
-def _follow(source, label, counts, gathered, skips, indptr, sets, stacks, edges):
-    """Add the edges of a set from a label on, and the sets that they lead to; returns the first label that is not done.
-
-    counts: the numbers of sets, edges and stamps. It stops where the members of one more set do not fit.
-    """
-    (bucket_J, target_e), (from_e, label_e, to_e) = gathered, edges
-    set_X, member_Z, begin_Y, slot_H, hash_Y = sets
-    stamp_X, stack_X, closed_X = stacks
-    num_labels = len(bucket_J) - 1
-    while label < num_labels:
-        begin, end = bucket_J[label], bucket_J[label + 1]
-        known = np.int32(-2)
-        if end > begin:
-            known = set_X[target_e[begin]] if end - begin == 1 else np.int32(-1)
-        if known == -1:
-            counts[2] += 1
-            size = _close((target_e, begin, end), skips, indptr, (stamp_X, counts[2]), stack_X, closed_X)
-            known = np.int32(-2)
-            if size:
-                hashed = _sorted_hash(closed_X, size)
-                slot = _slot_of(closed_X, size, hashed, slot_H, hash_Y, begin_Y, member_Z)
-                known = slot_H[slot]
-                if known < 0:
-                    count = counts[0]
-                    if begin_Y[count] + size > len(member_Z):
-                        return label
-                    known = np.int32(count)
-                    slot_H[slot], hash_Y[count] = known, hashed
-                    for index in range(size):
-                        member_Z[begin_Y[count] + index] = closed_X[index]
-                    begin_Y[count + 1] = begin_Y[count] + size
-                    counts[0] += 1
-            if end - begin == 1:
-                set_X[target_e[begin]] = known
-        if known >= 0 and source >= 0:
-            from_e[counts[1]], label_e[counts[1]], to_e[counts[1]] = source, label, known
-            counts[1] += 1
-        label += 1
-    return label
+def _finer(part, class_P256, first_J):
+    """Return (indptr, fine_J): the classes into which each class of a byte automaton falls."""
+    indptr, fine_J = np.zeros(258, np.int64), np.empty(len(first_J), np.int64)
+    for byte in first_J:
+        indptr[class_P256[part, byte] + 2] += 1
+    for number in range(1, 258):
+        indptr[number] += indptr[number - 1]
+    for label in range(len(first_J)):
+        coarse = class_P256[part, first_J[label]]
+        fine_J[indptr[coarse + 1]] = label
+        indptr[coarse + 1] += 1
+    return indptr, fine_J
 
 
 @njit(cache=True)
-def _determinize(indptr, label_E, to_E, skip_indptr, skip_F, num_labels, max_sets):
-    """Return (from, label, to, accepting): the sets of states that strings from START reach, edges ascending by (from, label).
+def _assemble(num_states, first_J, class_256, parts, flat):
+    """Return (indptr, label_E, to_E, skip_indptr, skip_F): the edges of all copies and texts, ascending by state."""
+    part_indptr, class_P256, edge_indptr, label_P, next_P, accepting_P = parts
+    copy_C4, bytes_T, text_indptr, text_N3, skip_F2 = flat
+    indptr, skip_indptr = np.zeros(num_states + 2, np.int64), np.zeros(num_states + 2, np.int64)
+    label_E, to_E, skip_F = np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.int32)
+    for is_count in (True, False):  # first the number of edges of each state, then the edges
+        part = -1
+        fine_indptr, fine_J = indptr, skip_indptr
+        for copy in range(len(copy_C4)):
+            if copy_C4[copy, 0] != part:
+                part = copy_C4[copy, 0]
+                fine_indptr, fine_J = _finer(part, class_P256, first_J)
+            first, to = copy_C4[copy, 1], copy_C4[copy, 3]
+            for state in range(part_indptr[part], part_indptr[part + 1]):
+                own = first + state - part_indptr[part]
+                for edge in range(edge_indptr[state + part], edge_indptr[state + part + 1]):
+                    label = label_P[edge]
+                    if is_count:
+                        indptr[own + 2] += fine_indptr[label + 1] - fine_indptr[label]
+                        continue
+                    for index in range(fine_indptr[label], fine_indptr[label + 1]):
+                        at = indptr[own + 1]
+                        label_E[at], to_E[at] = fine_J[index], first + next_P[edge]
+                        indptr[own + 1] += 1
+                if accepting_P[state]:
+                    if is_count:
+                        skip_indptr[own + 2] += 1
+                    else:
+                        skip_F[skip_indptr[own + 1]] = to
+                        skip_indptr[own + 1] += 1
+        _add_texts(is_count, bytes_T, text_indptr, text_N3, class_256, indptr, label_E, to_E)
+        for kind in range(2):  # into the copies, and the skips of the network
+            pairs = copy_C4[:, 1:3] if kind == 0 else skip_F2
+            node, to = (1, 0) if kind == 0 else (0, 1)
+            for number in range(len(pairs)):
+                if is_count:
+                    skip_indptr[pairs[number, node] + 2] += 1
+                else:
+                    skip_F[skip_indptr[pairs[number, node] + 1]] = pairs[number, to]
+                    skip_indptr[pairs[number, node] + 1] += 1
+        if is_count:
+            for state in range(num_states):
+                indptr[state + 2] += indptr[state + 1]
+                skip_indptr[state + 2] += skip_indptr[state + 1]
+            label_E, to_E = np.empty(indptr[num_states + 1], np.int32), np.empty(indptr[num_states + 1], np.int32)
+            skip_F = np.empty(skip_indptr[num_states + 1], np.int32)
+    return indptr[:-1].copy(), label_E, to_E, skip_indptr[:-1].copy(), skip_F
 
-    Sets contain only states that have an edge, and END. The search stops above `max_sets`, or when sets have too many members.
-    """
-    num_states = len(indptr) - 1
-    set_X = np.full(num_states, -1, np.int32)  # the set of a single state and the states it reaches without a byte; -2: no set
-    stacks = np.zeros(num_states, np.int64), np.empty(num_states, np.int32), np.empty(num_states, np.int32)
-    member_Z, begin_Y = np.empty(1024, np.int32), np.zeros(1024, np.int64)
-    slot_H, hash_Y = np.full(1 << 12, -1, np.int32), np.empty(1024, np.uint64)
-    from_e, label_e, to_e = np.empty(4096, np.int32), np.empty(4096, np.int32), np.empty(4096, np.int32)
-    bucket_J, target_e = np.ones(num_labels + 1, np.int64), np.zeros(1024, np.int32)
-    bucket_J[0] = 0  # one target, START, before the first source
-    counts, source = np.zeros(3, np.int64), -1
-    while True:
-        while counts[0] + num_labels + 2 > len(begin_Y):
-            begin_Y, hash_Y = _doubled(begin_Y), _doubled(hash_Y)
-        while counts[1] + num_labels > len(from_e):
-            from_e, label_e, to_e = _doubled(from_e), _doubled(label_e), _doubled(to_e)
-        if 2 * (counts[0] + num_labels) > len(slot_H):
-            slot_H = np.full(4 * len(slot_H), -1, np.int32)
-            for other in range(counts[0]):
-                slot = np.int64(hash_Y[other] & np.uint64(len(slot_H) - 1))
-                while slot_H[slot] >= 0:
-                    slot = (slot + 1) & (len(slot_H) - 1)
-                slot_H[slot] = other
-        label = 0
-        while label < num_labels:
-            sets = set_X, member_Z, begin_Y, slot_H, hash_Y
-            edges = from_e, label_e, to_e
-            label = _follow(source, label, counts, (bucket_J, target_e), (skip_indptr, skip_F), indptr, sets, stacks, edges)
-            if label < num_labels:
-                member_Z = _doubled(member_Z)
-        source += 1
-        if source >= counts[0] or counts[0] > max_sets or begin_Y[counts[0]] > _MAX_MEMBERS:
-            break
-        while not _gather((member_Z, begin_Y[source], begin_Y[source + 1]), indptr, label_E, to_E, bucket_J, target_e):
-            target_e = _doubled(target_e)
-    count, num_edges = counts[0], counts[1]
-    accepting_Y = np.zeros(max(count, max_sets + 1 if begin_Y[count] > _MAX_MEMBERS else 0), np.bool_)
-    for number in range(count):
-        for index in range(begin_Y[number], begin_Y[number + 1]):
-            accepting_Y[number] |= member_Z[index] == END
-    return from_e[:num_edges].copy(), label_e[:num_edges].copy(), to_e[:num_edges].copy(), accepting_Y
+
+@njit(cache=True)
+def _add_texts(is_count, bytes_T, text_indptr, text_N3, class_256, indptr, label_E, to_E):
+    """Count or write the edges of the texts."""
+    for number in range(len(text_N3)):
+        begin, end = text_indptr[number], text_indptr[number + 1]
+        inner, state, last = text_N3[number, 0], text_N3[number, 1], text_N3[number, 2]
+        for index in range(begin, end):
+            following = last if index + 1 == end else inner + index - begin
+            if is_count:
+                indptr[state + 2] += 1
+            else:
+                label_E[indptr[state + 1]], to_E[indptr[state + 1]] = class_256[bytes_T[index]], following
+                indptr[state + 1] += 1
+            state = following
