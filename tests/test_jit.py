@@ -54,6 +54,7 @@ def test_kernels_are_cached_for_the_user_and_compilation_is_logged_once(tmp_path
     assert run(tmp_path) == ("42 ''\n", "")
 
 
+@pytest.mark.slow
 def test_directories_that_the_user_chose_win(tmp_path: Path) -> None:
     _, stderr = run(tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "chosen"))
     assert str(tmp_path / "chosen") in stderr
@@ -63,6 +64,7 @@ def test_directories_that_the_user_chose_win(tmp_path: Path) -> None:
     assert not (tmp_path / "home").exists()
 
 
+@pytest.mark.slow
 def test_a_home_that_cannot_be_written_falls_back_to_the_choice_of_numba(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("a file where the directory should be")
     stdout, _ = run(tmp_path)

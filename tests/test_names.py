@@ -104,6 +104,7 @@ def definitions() -> tuple[dict[str, set[str]], set[str]]:
     return fields, {part for name in names for part in name.split(".")}
 
 
+@pytest.mark.slow
 def test_classes_methods_and_arguments_in_documents_and_docstrings_exist() -> None:
     """Pages that say what is not so: `SequenceSearch(head=)`, `JaxSearch`."""
     fields, names = definitions()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,14 @@ class ResultRows:
 
     def matching(self, bench: str, where: Mapping[str, Any]) -> list[Row]:
         """Every row that may be shown for these parameters, oldest first."""
-        return [row for row in self.rows if _matches(row, bench, where)]
+        return [row for row in self._by_bench.get(bench, []) if _matches(row, bench, where)]
+
+    @cached_property
+    def _by_bench(self) -> dict[str, list[Row]]:
+        found: dict[str, list[Row]] = {}
+        for row in self.rows:
+            found.setdefault(row["bench"], []).append(row)
+        return found
 
 
 def _matches(row: Row, bench: str, where: Mapping[str, Any]) -> bool:

@@ -23,6 +23,7 @@ open(sys.argv[1], "w").close()
 """
 
 
+@pytest.mark.slow
 def test_every_part_is_a_command_with_these_options():
     for part in parts_of([Path("DATA")]):
         result = CliRunner().invoke(app, [part.words[0], "--help"], env={"COLUMNS": "200"})

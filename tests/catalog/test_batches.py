@@ -79,7 +79,7 @@ def expected(facts: dict[str, np.ndarray], live: np.ndarray, mean: float) -> dic
     return {name: set(ids[mask & live].tolist()) for name, mask in masks.items()}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.sampled_from([1, 61, 64, 200, 1000]), st.integers(0, 2**32), st.sampled_from(["integers", "strings"]), st.booleans())
 def test_batches_have_the_values_of_all_rows_at_once(num_items: int, seed: int, kind: str, has_gaps: bool) -> None:
     with pytest.MonkeyPatch.context() as patched:
@@ -108,7 +108,7 @@ def test_batches_have_the_values_of_all_rows_at_once(num_items: int, seed: int, 
 
 
 @pytest.mark.parametrize("kind", ["integers", "strings"])
-@pytest.mark.parametrize("has_gaps", [False, True])
+@pytest.mark.parametrize("has_gaps", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_no_more_rows_than_a_batch_are_in_memory(read_rows: dict[str, list[int]], kind: str, has_gaps: bool) -> None:
     """Ids are read in whole vectors of DuckDB, of 2,048 rows."""
     catalog, _ = catalog_of(10_000, 0, kind, {"cheap": "price < 20"})

@@ -46,7 +46,9 @@ CHANGES: dict[str, Change] = {
 }
 
 
-@pytest.fixture(params=["closed", pytest.param("held", marks=pytest.mark.slow), "exclusive"])
+@pytest.fixture(
+    params=["closed", pytest.param("held", marks=pytest.mark.slow), pytest.param("exclusive", marks=pytest.mark.slow)]
+)
 def catalog(tmp_path: Path, request: pytest.FixtureRequest) -> Any:
     path = tmp_path / "shop.duckdb"
     Catalog.create(path, pa.Table.from_pylist(ROWS))

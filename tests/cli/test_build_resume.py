@@ -87,7 +87,7 @@ app()
 """
 
 
-@pytest.mark.parametrize(("where", "calls"), [("progress", (1, 15)), ("write", (4, 9))])
+@pytest.mark.parametrize(("where", "calls"), [("progress", (1, 15)), pytest.param("write", (4, 9), marks=pytest.mark.slow)])
 def test_a_build_that_is_killed_goes_on_to_the_index_of_one_build(
     tmp_path: Path, words: list[str], expected: str, where: str, calls: tuple[int, int]
 ) -> None:

@@ -177,6 +177,7 @@ def test_the_command_without_typer_or_rich_names_the_extra_cli(blocked: list[str
     assert extra_of(finished.stderr) == "cli"
 
 
+@pytest.mark.slow
 def test_with_the_core_alone_every_public_name_loads_or_names_its_extra() -> None:
     missing = dict(run_python(PUBLIC_NAMES, sorted(EXTRAS)))
     assert not [name for name in missing if name.startswith(("leafbeam.index", "leafbeam.live", "leafbeam.automata"))]

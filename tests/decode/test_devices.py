@@ -162,7 +162,14 @@ def test_jax_looks_at_nothing_until_the_last_round() -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "poison"), [("torch", np.nan), ("torch", np.inf), ("triton", np.nan), ("triton", np.inf), ("jax", np.inf)]
+    ("backend", "poison"),
+    [
+        ("torch", np.nan),
+        ("torch", np.inf),
+        ("triton", np.nan),
+        ("triton", np.inf),
+        pytest.param("jax", np.inf, marks=pytest.mark.slow),
+    ],
 )
 def test_bad_logits_are_named_after_the_last_round_as_on_a_cpu(backend: str, poison: float) -> None:
     pytest.importorskip(backend)

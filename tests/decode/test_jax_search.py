@@ -158,6 +158,7 @@ def test_a_delta_that_outgrows_its_space_compiles_again_and_is_right() -> None:
     assert model.traced == 2
 
 
+@pytest.mark.slow
 def test_an_ended_sequence_keeps_its_score() -> None:
     rng = np.random.default_rng(5)
     names = [rng.integers(0, 5, rng.integers(0, 5)).tolist() for _ in range(60)]

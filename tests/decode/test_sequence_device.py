@@ -108,8 +108,8 @@ LISTED = {
     ("costs", "scoring", "path"),
     [
         (LISTED["gather"], "allowed", "gather"),
-        (LISTED["tokens"], "allowed", "tokens"),
-        (LISTED["gather"], "full", None),
+        pytest.param(LISTED["tokens"], "allowed", "tokens", marks=pytest.mark.slow),
+        pytest.param(LISTED["gather"], "full", None, marks=pytest.mark.slow),
         (None, "allowed", None),
     ],
 )

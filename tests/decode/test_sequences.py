@@ -162,6 +162,7 @@ def test_the_callers_logits_are_left_alone_and_live_rows_are_still_checked() -> 
         BeamSearch(trie, 3).run(lambda codes, parents: np.full((1, 1 if codes is None else codes.shape[1], END + 1), np.nan))
 
 
+@pytest.mark.slow
 def test_samples_follow_the_sequences_probabilities() -> None:
     sequences = [(), (0,), (0, 1), (0, 1, 2, 3), (2,)]
     trie = Trie.from_sequences(sequences, END)

@@ -308,6 +308,7 @@ def test_two_workers_run_two_batches_at_once_with_the_answers_of_one(shop, catal
         assert [future.result(PATIENCE).item_ids for future in futures] == expected
 
 
+@pytest.mark.slow
 def test_nothing_is_kept_of_a_request_that_was_answered_or_cancelled(shop, engine):
     """With the cycle collector off, so that a reference cycle would keep them."""
     gc.collect()

@@ -105,7 +105,7 @@ def test_what_waits_in_the_trays_is_all_that_a_run_knows() -> None:
         same(decoded(decode, version, second, lambda: traced(torch.zeros(1))), searched(model, version, second, 6, "full"))
 
 
-@pytest.mark.parametrize(("scoring", "num_delta"), [("full", 0), ("allowed", 30)])
+@pytest.mark.parametrize(("scoring", "num_delta"), [pytest.param("full", 0, marks=pytest.mark.slow), ("allowed", 30)])
 def test_nobody_waits_for_a_value(scoring: Any, num_delta: int) -> None:
     """Tensors without contents have nothing to look at: an item(), a nonzero() or a shape that depends on data raises."""
     rng = np.random.default_rng(4)
@@ -190,7 +190,7 @@ def test_nothing_comes_from_the_host(scoring: Any, kind: Callable[[int, Any], An
     assert set().union(*touched.devices) == {"meta"}
 
 
-@pytest.mark.parametrize("scoring", ["full", "allowed"])
+@pytest.mark.parametrize("scoring", ["full", pytest.param("allowed", marks=pytest.mark.slow)])
 def test_what_a_gpu_runs_finds_the_same(scoring: Any) -> None:
     """The Triton kernels of step and attention, under the interpreter."""
     rng = np.random.default_rng(12)

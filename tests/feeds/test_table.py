@@ -95,6 +95,7 @@ def test_rows_and_then_differences_are_made(files: DeltaFiles | IcebergFiles, sh
         assert counts(run(files.source(), position, client, columns=columns)) == (0, 1, 3, 0)
 
 
+@pytest.mark.slow
 def test_a_table_may_be_followed_from_now(files: DeltaFiles | IcebergFiles, shop: Any, tmp_path: Path) -> None:
     files.write(arrow([row(2000), row(2001)]))
     TableFeed(files.source(), tmp_path / "position.json", start="now").close()

@@ -39,7 +39,7 @@ def same(one: Trie, other: Trie) -> None:
         assert ours.boundary == theirs.boundary
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(
     st.integers(0, 2**32),
     st.lists(st.sampled_from([1, 2, 5, 300, 2048, 70_000, 2**31]), min_size=1, max_size=9),
@@ -183,6 +183,7 @@ def test_no_file_is_left_after_success_or_error(tmp_path: Path) -> None:
     assert files_below(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_no_file(tmp_path: Path) -> None:
     code = (
         "import signal, sys, numpy as np; from leafbeam.index.builder import TrieBuilder\n"

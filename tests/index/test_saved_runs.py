@@ -55,7 +55,7 @@ def build(
     return there, trie
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.integers(0, 2**32),
     st.sampled_from(["rows", "integers", "strings"]),

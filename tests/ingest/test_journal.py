@@ -148,7 +148,7 @@ def test_a_directory_of_the_first_format_is_read_and_changed(shop: Shop) -> None
     assert codes_read(shop) == expected
 
 
-@pytest.mark.parametrize("max_bytes", [1, 16 << 20])
+@pytest.mark.parametrize("max_bytes", [1, pytest.param(16 << 20, marks=pytest.mark.slow)])
 def test_texts_that_were_replaced_reach_an_item_memory_of_before(
     shop: Shop, max_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

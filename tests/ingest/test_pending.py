@@ -33,7 +33,7 @@ BAD = {"operation": "put", "item_ids": [7], "codes": [[1, 1]], "attributes": [{"
 
 
 @pytest.mark.parametrize("change", [BAD, BAD | {"attributes": [{"price": "x"}]}, {"operation": "rollback", "snapshot": "s"}])
-@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("restarts", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_change_on_disk_that_can_never_be_made_stops_no_other_and_no_start(
     shop: Shop, change: dict[str, Any], restarts: bool
 ):

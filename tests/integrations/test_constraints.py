@@ -187,7 +187,7 @@ def test_custom_generate_is_our_own_search(
     assert torch.isneginf(found.sequences_scores).sum() == sum(beams - len(texts) for texts in wanted.texts)
 
 
-@pytest.mark.parametrize("scoring", ["full", "allowed"])
+@pytest.mark.parametrize("scoring", [pytest.param("full", marks=pytest.mark.slow), "allowed"])
 def test_custom_generate_gives_the_same_texts_where_automata_are_on_a_gpu(
     model: Model, tokenizer: Any, scoring: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,7 +86,7 @@ def run_history(path: Path | None, start: Model, groups: list[Any]) -> tuple[Liv
     return index, items
 
 
-@settings(max_examples=400, suppress_health_check=fixture_is_fine)
+@settings(max_examples=150, suppress_health_check=fixture_is_fine)
 @given(histories())
 def test_any_history_equals_a_dictionary_and_compaction_equals_a_build_of_the_union(history: tuple[Model, Any]) -> None:
     index, items = run_history(None, *history)

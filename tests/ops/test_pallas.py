@@ -85,6 +85,7 @@ def test_extend_inside_a_traced_function_takes_either_kernels() -> None:
     np.testing.assert_allclose(both[0].scores, both[1].scores, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("platform", "call"), [("tpu", "tpu_custom_call"), ("cuda", "__gpu$xla.gpu.triton")])
 @pytest.mark.parametrize("size", [300, 2048, 5000])
 def test_the_kernel_is_lowered_for_accelerators(platform: str, call: str, size: int) -> None:

@@ -104,6 +104,7 @@ def test_vectors_are_encoded_alone_as_in_a_batch():
     assert quantiser.encode(vectors[:0]).shape == (0, 2)
 
 
+@pytest.mark.slow
 def test_very_many_vectors_use_mini_batches_and_stay_deterministic():
     vectors = clusters(11, rows=200_000, dims=3)
     first, again = (ResidualKMeans(codebook_sizes=(12, 4), seed=1).fit(vectors) for _ in range(2))

@@ -35,6 +35,7 @@ def server(first_shop) -> Iterator[tuple[Server, NDArray[np.float64]]]:
             runner.join(PATIENCE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", [name for name in ATTACKS if name != "busy"])
 def test_one_attack_holds_the_loop_for_milliseconds_and_takes_little_memory(server, attack: str) -> None:
     running, longest = server

@@ -96,6 +96,7 @@ def test_a_vocabulary_that_cannot_write_everything_has_a_compiler():
         compiler.close()
 
 
+@pytest.mark.slow
 def test_a_pattern_that_takes_exponential_time_or_memory_ends_the_child_alone(compiler: ConstraintCompiler):
     before = compiler.compile('{"regex": "before"}')
     bomb = json.dumps({"regex": "[ab]*a[ab]{24}"})
@@ -106,6 +107,7 @@ def test_a_pattern_that_takes_exponential_time_or_memory_ends_the_child_alone(co
     assert not compiler.compile('{"regex": "after"}').accepts(0)
 
 
+@pytest.mark.slow
 def test_a_fault_that_passes_refuses_no_constraint_for_good(generator: TextGenerator):
     compiler = ConstraintCompiler(generator.tokens)
     compiler.start()

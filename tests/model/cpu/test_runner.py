@@ -82,7 +82,7 @@ def test_suffixes_equal_single_steps_for_every_chunk_size(make_model: MakeModel,
 
 
 @pytest.mark.usefixtures("layers")
-@pytest.mark.parametrize(("rows", "threads"), [(5, 2), (512, 3), (5, 8)])
+@pytest.mark.parametrize(("rows", "threads"), [(5, 2), (512, 3), pytest.param(5, 8, marks=pytest.mark.slow)])
 def test_threads_do_not_change_a_search(
     make_model: MakeModel, generator: torch.Generator, poisoned: None, monkeypatch: pytest.MonkeyPatch, rows: int, threads: int
 ):
