@@ -29,7 +29,7 @@ from leafbeam.engine import COUNTERS, Engine, Settings
 from leafbeam.model import Vocabulary
 from leafbeam.serve import Metrics, ServerConfig
 from leafbeam.serve.catalog_schema import BoostBody, ItemBody, RollbackBody, RuleBody, SnapshotBody
-from leafbeam.serve.items import request_of
+from leafbeam.serve.engine_routes import request_of
 from leafbeam.serve.schema import ModelBody, RecommendAnswer, RecommendBody
 from tests import prose
 from tests.fixtures.documents import README

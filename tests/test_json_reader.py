@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from leafbeam.automata import Automaton
 from leafbeam.catalog.rule_config import read_rules
-from leafbeam.cli.sources import Source
+from leafbeam.cli.run import Source
 from leafbeam.cli.text_constraints import constraint_of, prompts_and_constraints
 from leafbeam.errors import LeafbeamError
 from leafbeam.feeds.batch import SourceColumns

@@ -26,9 +26,8 @@ from benchmarks.workloads import random_codes
 from leafbeam.decode import BeamSearch, SearchResult
 from leafbeam.decode.beam_search import result_of
 from leafbeam.decode.results import check_batch, root_ranges
-from leafbeam.engine.graphs.device_index import DeviceIndex
 from leafbeam.engine.graphs.graph import CudaCapturer
-from leafbeam.engine.graphs.static_decode import Bucket, StaticDecode
+from leafbeam.engine.graphs.static_decode import Bucket, DeviceIndex, StaticDecode
 from leafbeam.index import Trie, Version
 from leafbeam.model import AnyModel, EncoderDecoder, EncoderDecoderConfig, ModelConfig, Transformer, Vocabulary
 from leafbeam.model.static_model import StaticModel

@@ -105,7 +105,7 @@ def make_run(path: Path, shape: Shape, device: torch.device) -> NDArray[Any]:
     """Make a run directory with drawn Semantic IDs and weights, unless it is there; returns the item ids."""
     from pyarrow import parquet  # beside duckdb, which the catalog needs
 
-    from leafbeam.cli.sources import Source
+    from leafbeam.cli.run import Source
     from leafbeam.semid import SidTable
 
     if not (path / "items.parquet").exists():

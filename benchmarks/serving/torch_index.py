@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leafbeam.engine.graphs.device_index import MAX_DENIED, Requests
 from leafbeam.engine.graphs.graph import Graphs, graphs_for
-from leafbeam.engine.graphs.static_decode import StaticDecode
+from leafbeam.engine.graphs.static_decode import MAX_DENIED, Requests, StaticDecode
 from leafbeam.index import Filter, Version
 from leafbeam.ops.attention import reference
 from leafbeam.ops.constrain.fixed_shape import torch as torch_ops

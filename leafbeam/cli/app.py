@@ -20,11 +20,10 @@ from leafbeam.cli import (
     recommend,
     serve,
     sids,
-    top,
+    status,
     train,
 )
 from leafbeam.cli.console import stderr
-from leafbeam.cli.status import show_status
 from leafbeam.errors import AccessDeniedError, LeafbeamError
 
 _NUMBERS = {"int_parsing": "a whole number", "float_parsing": "a number"}  # by pydantic's type of an error
@@ -87,7 +86,7 @@ def options(
 ) -> None:
     """Read the options of every command, and show the runs here where there is no command."""
     if context.invoked_subcommand is None:
-        show_status()
+        status.show_status()
 
 
 app.command("init")(init.init)
@@ -100,7 +99,7 @@ app.command("recommend")(recommend.recommend)
 app.command("serve")(serve.serve)
 app.add_typer(items.app, name="items")
 app.add_typer(keys.app, name="keys")
-app.command("top")(top.top)
+app.command("top")(status.top)
 app.command("generate")(generate.generate)
 app.command("inspect")(index.inspect)
 app.command("doctor")(doctor.doctor)

@@ -16,12 +16,11 @@ from leafbeam.cli.options import (
     PrecisionOption,
     RunOption,
     ScoringOption,
+    check_plot,
     option,
     with_options,
 )
-from leafbeam.cli.plots import check_plot
-from leafbeam.cli.run import ENGINE_FILES, RunDirectory
-from leafbeam.cli.sources import Source
+from leafbeam.cli.run import ENGINE_FILES, RunDirectory, Source
 from leafbeam.errors import ArgumentError, counted
 from leafbeam.extras import require
 from leafbeam.precision import Precision

@@ -104,7 +104,7 @@ def iceberg(
 
 def _follow(config: FeedConfig, position: Path | str, following: Following, *, wait_s: float) -> None:
     """Open the feed at a position (of a table, or the group of a topic), and make its changes on the server."""
-    from leafbeam.feeds.opening import require_library
+    from leafbeam.feeds.batch import require_library
 
     require_library(config, f"`leafbeam items follow {config.kind}`", "httpx", "msgspec")
     from leafbeam.cli.item_writer import DEADLINE_S

@@ -27,8 +27,8 @@ from leafbeam.index.items import decode_ids, ids_from_arrow
 from leafbeam.index.level import MAX_LEVELS
 from leafbeam.tables import CsvFormat, SourceTable, csv_rows, json_rows, read_array, read_ids, read_table
 from leafbeam.tables.json_rows import read_json, read_json_table
-from leafbeam.tables.opener import check_content, ending_of
 from leafbeam.tables.reader import SUFFIXES
+from leafbeam.tables.table import check_content, ending_of
 
 _PICKLES, _TORCH, _ARRAY = (".pkl", ".pickle"), (".pt", ".pth"), ".npy"
 FORMATS = (*SUFFIXES, *_TORCH, _ARRAY)

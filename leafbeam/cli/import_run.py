@@ -18,13 +18,12 @@ from leafbeam.cli.options import (
     TimeUnit,
     delimiter_of,
     option,
+    parse_sizes,
     split_names,
     with_options,
 )
-from leafbeam.cli.parse import parse_sizes
 from leafbeam.cli.recipes import NO_RECIPE, RECIPES, Recipe, RecipeName
-from leafbeam.cli.run import RunDirectory
-from leafbeam.cli.sources import Source
+from leafbeam.cli.run import RunDirectory, Source
 from leafbeam.errors import ArgumentError, CodesError, ConflictError, counted, short_repr
 from leafbeam.extras import require
 from leafbeam.files import replacing, write_json

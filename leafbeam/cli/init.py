@@ -13,8 +13,7 @@ from leafbeam import catalog, semid, tables
 from leafbeam.cli.console import next_step, stdout
 from leafbeam.cli.index import EXAMPLE_RULE, RULES_HEAD
 from leafbeam.cli.options import DEFAULT_RUN, RunOption, TimeUnit
-from leafbeam.cli.run import RunDirectory
-from leafbeam.cli.sources import Source
+from leafbeam.cli.run import RunDirectory, Source
 from leafbeam.errors import ArgumentError, DataError, LeafbeamError, counted
 from leafbeam.extras import require
 

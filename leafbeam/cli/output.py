@@ -10,8 +10,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from leafbeam.catalog.items_table import title_column
-from leafbeam.cli.run import RunDirectory
-from leafbeam.cli.sources import Source
+from leafbeam.cli.run import RunDirectory, Source
 from leafbeam.demo.display import item_facts, item_title
 from leafbeam.engine import Engine, ItemId, Request, Result
 from leafbeam.errors import ItemIdError, counted

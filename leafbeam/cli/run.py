@@ -1,14 +1,172 @@
-"""A run directory: the files that commands leave for one another."""
+"""A run directory: the files that commands leave for one another, and the interaction log that it is made from."""
+
+# pyarrow carries no types.
+# pyright: reportUnknownParameterType=false
+from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from leafbeam import engine, ingest, semid
-from leafbeam.errors import CheckpointError, DataError
-from leafbeam.files import read_text, write_json
+from leafbeam import engine, ingest, semid, tables, train
+from leafbeam.cli.options import Format, Order, SplitBy, TimeUnit
+from leafbeam.errors import ArgumentError, CheckpointError, DataError, check_choice
+from leafbeam.files import read_json, read_text, write_json
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+# In JSON; other fields are like their defaults.
+_KINDS: dict[str, Any] = {"path": str | None, "text_columns": (list, type(None))}
+_PATHS = ("path", "items", "listed")
+_COLUMNS = ("user_column", "item_column", "time_column", "id_column")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A log's files and how to read them, which a run saves so that later commands read the same log.
+
+    All fields that are not listed here are those of `load_log`; all but path, items, k_core and split apply to tables alone.
+
+    Args:
+        path: A directory of tables (interactions.*, items.*) or of MovieLens, or the file of interactions or of Amazon reviews;
+            None for an imported run without a log.
+        listed: A Parquet file of the items of an imported run, in place of those of the log.
+        items: The file of items, if it is not in that directory.
+        k_core: The number of interactions that users and items need to be kept.
+        split: Whether the last two items of each user are held out, or what came after a cut in time.
+        id_column: The item id in the table of items; None takes item_column.
+        text_columns: The columns of text of the items; None takes every column of words.
+    """
+
+    path: Path | None
+    kind: Format = "tables"
+    items: Path | None = None
+    k_core: int = 0
+    split: SplitBy = "user"
+    user_column: str = "user_id"
+    item_column: str = "item_id"
+    time_column: str = "timestamp"
+    id_column: str | None = None
+    text_columns: tuple[str, ...] | None = None
+    time_unit: TimeUnit = "s"
+    order: Order = "time"
+    text_ids: bool = False
+    delimiter: str = ","
+    items_delimiter: str | None = None
+    encoding: str = "utf-8"
+    listed: Path | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("--format", self.kind, Format)
+        check_choice("--split", self.split, SplitBy)
+        if self.split == "time" and self.order == "file":
+            raise ArgumentError("--split time needs the times of interactions, and --order file does without them")
+        if self.kind in ("tables", "cornac"):
+            return
+        if self.items is not None and self.kind == "movielens":
+            raise ArgumentError("--items goes with --format tables or amazon; MovieLens has movies.csv in its directory")
+        for name in (*_COLUMNS, "time_unit", "order", "text_ids", "delimiter", "items_delimiter", "encoding"):
+            if getattr(self, name) != self.__dataclass_fields__[name].default:
+                flag = "--" + name.replace("_", "-")
+                raise ArgumentError(f"{flag} goes with --format tables; {self.kind} has columns and units of its own")
+
+    def read(self) -> train.InteractionLog:
+        """Read the log.
+
+        Raises:
+            DataError: If the log cannot be read, or the run was imported without one.
+        """
+        log = self._read_log()
+        if self.listed is None:
+            return log
+        from leafbeam.train.item_join import with_items
+
+        return with_items(log, self._read_listed())
+
+    def split_of(self, log: train.InteractionLog) -> train.Split:
+        """Return the parts of the log.
+
+        Raises:
+            ArgumentError: If the log is split by time, and its times leave no cut.
+        """
+
+        return train.cut_in_time(log) if self.split == "time" else train.leave_one_out(log)
+
+    def read_items(self) -> pa.Table:
+        """Read the items with their attributes, `item_id` first; raise DataError if that is impossible."""
+        return self.read().items if self.listed is None else self._read_listed()
+
+    def _read_listed(self) -> pa.Table:
+
+        assert self.listed is not None
+        try:
+            return tables.read_parquet(self.listed).table
+        except DataError as error:
+            raise DataError(f"{error}: import the run again") from error
+
+    def _read_log(self) -> train.InteractionLog:
+
+        if self.path is None:
+            raise DataError("this run was imported without interactions: import it again, with their file as --data")
+        if self.kind == "amazon":
+            return train.load_amazon(self.path, self.items, k_core=self.k_core)
+        if self.kind == "movielens":
+            return train.load_movielens(self.path, k_core=self.k_core)
+        is_file = self.path.is_file()
+        if self.kind == "cornac" and not is_file:
+            raise DataError(f"{self.path} is not a file: cornac's users, items and ratings are in one")
+        return train.load_log(
+            None if is_file else self.path,
+            interactions=self.path if is_file else None,
+            items=self.items,
+            columns=train.Columns(
+                user=self.user_column,
+                item=self.item_column,
+                timestamp=self.time_column,
+                item_of_items=self.id_column or self.item_column,
+            ),
+            rules=train.LogRules(time_unit=self.time_unit, order=self.order, k_core=self.k_core, text_ids=self.text_ids),
+            form=tables.CsvFormat(delimiter=self.delimiter, encoding=self.encoding),
+            items_form=tables.CsvFormat(delimiter=self.items_delimiter or self.delimiter, encoding=self.encoding),
+            headerless=self.kind == "cornac",
+        )
+
+    @property
+    def directory(self) -> Path | None:
+        """Return the directory of the log, which may hold a rules.toml too; None without a log."""
+        return self.path if self.path is None or self.path.is_dir() else self.path.parent
+
+    def save(self, path: Path) -> None:
+        """Write it as JSON with absolute paths."""
+        fields = asdict(self)
+        fields |= {name: None if (file := getattr(self, name)) is None else str(file.resolve()) for name in _PATHS}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, fields)
+
+    @classmethod
+    def load(cls, path: Path) -> Source:
+        """Read what `save` wrote, now or in version 0.1; raise DataError for anything else."""
+        try:
+            fields: dict[str, Any] = read_json(path)
+            renamed = {"data": "path", "format": "kind", "metadata": "items"}  # of version 0.1
+            fields = {renamed.get(name, name): value for name, value in fields.items()}
+            for name, value in fields.items():
+                default = cls.__dataclass_fields__[name].default
+                kind = _KINDS.get(name, str | None if default is None else type(default))
+                if not isinstance(value, kind):
+                    raise TypeError(f"{name} is {value!r:.80}")
+            fields = {"listed": None} | fields
+            fields |= {name: None if (file := fields[name]) is None else Path(file) for name in _PATHS}
+            fields["text_columns"] = None if fields.get("text_columns") is None else tuple(fields["text_columns"])
+            return cls(**fields)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise DataError(f"{path} cannot be read ({error}): run `leafbeam fit-sids --data ...` again") from error
+
 
 ENGINE_FILES = ("model", "trie", "catalog", "rules")  # without which a run cannot answer
 _SAMPLE = 1000  # of the items whose codes are compared
@@ -65,7 +223,7 @@ class RunDirectory:
 
         return [path for path in (self.rules, self.live / ingest.RULES) if path.exists()]
 
-    def load_encoder(self) -> "semid.ItemEncoder | str":
+    def load_encoder(self) -> semid.ItemEncoder | str:
         """Return the encoder that gives new items codes from their text, or a text that says why this run has none."""
 
         if not self.sids.exists() or not self.quantiser.exists():
@@ -78,7 +236,7 @@ class RunDirectory:
             return str(error)
         return encoder
 
-    def catalog_files(self, *, verify: bool) -> "engine.CatalogFiles":
+    def catalog_files(self, *, verify: bool) -> engine.CatalogFiles:
         """Return the files to answer from, with the changes that clients have made since `build`."""
 
         return engine.CatalogFiles(
@@ -128,7 +286,7 @@ def paths_of_runs(directory: Path) -> set[Path]:
     return {file.parent for name in _OF_A_RUN for file in directory.glob(f"*/{name}")}
 
 
-def check_sids(sids: "semid.SidTable", trie: Path) -> None:
+def check_sids(sids: semid.SidTable, trie: Path) -> None:
     """Raise CheckpointError unless an index has the codes of a table, of a sample of its items."""
     from leafbeam.index import Trie
 

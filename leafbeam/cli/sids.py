@@ -16,15 +16,14 @@ from leafbeam.cli.options import (
     RunOption,
     SplitBy,
     TimeUnit,
+    check_plot,
     delimiter_of,
     option,
+    parse_sizes,
     split_names,
     with_options,
 )
-from leafbeam.cli.parse import parse_sizes
-from leafbeam.cli.plots import check_plot
-from leafbeam.cli.run import RunDirectory
-from leafbeam.cli.sources import Source
+from leafbeam.cli.run import RunDirectory, Source
 from leafbeam.errors import DataError, counted
 from leafbeam.extras import require
 from leafbeam.semid import CollisionStrategy, EmbeddingConfig, Method, QuantiserConfig

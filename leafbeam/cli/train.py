@@ -23,8 +23,7 @@ from leafbeam.cli.options import (
     option,
     with_options,
 )
-from leafbeam.cli.run import RunDirectory
-from leafbeam.cli.sources import Source
+from leafbeam.cli.run import RunDirectory, Source
 from leafbeam.config_file import load_config, to_toml
 from leafbeam.errors import ArgumentError, counted
 from leafbeam.extras import require, require_device

@@ -15,8 +15,7 @@ from rich.text import Text
 
 from leafbeam.demo.display import ItemList, item_facts, item_title, print_side_by_side
 from leafbeam.demo.processes import Response, Server
-from leafbeam.demo.rules import Rule
-from leafbeam.demo.sql_checker import SqlChecker
+from leafbeam.demo.rules import Rule, SqlChecker
 from leafbeam.errors import DemoError, counted
 from leafbeam.train.interaction_log import InteractionLog
 

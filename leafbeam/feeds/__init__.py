@@ -3,13 +3,12 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name when it is first used
-    from leafbeam.feeds.batch import Batch, CatalogFeed, Feed, ItemChange, SourceColumns
+    from leafbeam.feeds.batch import Batch, CatalogFeed, Feed, ItemChange, SourceColumns, open_feed
     from leafbeam.feeds.catalog_source import CatalogSource
     from leafbeam.feeds.delta import DeltaSource
     from leafbeam.feeds.follower import Followed, follow
     from leafbeam.feeds.iceberg import IcebergSource
     from leafbeam.feeds.kafka import KafkaFeed
-    from leafbeam.feeds.opening import open_feed
     from leafbeam.feeds.table import TableFeed, VersionedTable
 
 __all__ = [

@@ -8,9 +8,8 @@ from contextlib import closing
 from typing import Any
 
 from leafbeam.errors import ArgumentError, LeafbeamError
-from leafbeam.feeds.batch import Batch, CatalogFeed, Operation
+from leafbeam.feeds.batch import Batch, CatalogFeed, Operation, open_feed, require_library
 from leafbeam.feeds.follower import Followed, make
-from leafbeam.feeds.opening import open_feed, require_library
 from leafbeam.ingest import CatalogWriter, ChangeAnswer, FeedStatus, Lines
 from leafbeam.serve.feed_config import FeedConfig
 

@@ -19,8 +19,7 @@ import msgspec
 
 from leafbeam.errors import LogError
 from leafbeam.live import disk
-from leafbeam.live.journal import Commit, CommitReader, encoded_commit, log_numbers, log_path
-from leafbeam.live.requests import KnownRequests, RequestKey
+from leafbeam.live.journal import Commit, CommitReader, KnownRequests, RequestKey, encoded_commit, log_numbers, log_path
 from leafbeam.live.transaction import WriteSet
 from leafbeam.live.write_ahead_log import LogContents, WriteAheadLog
 

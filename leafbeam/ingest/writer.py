@@ -16,9 +16,8 @@ from leafbeam.index import Trie, Version
 from leafbeam.ingest.answers import ChangeAnswer, SnapshotAnswer
 from leafbeam.ingest.changes import Change, ChangePlanner, Operation
 from leafbeam.ingest.lines import Lines
-from leafbeam.ingest.live_directory import LiveDirectory
+from leafbeam.ingest.live_directory import LiveDirectory, Snapshots
 from leafbeam.ingest.request_log import RequestLog
-from leafbeam.ingest.snapshots import Snapshots
 from leafbeam.ingest.source import Source
 from leafbeam.ingest.texts import MemoryTexts
 from leafbeam.live import RequestKey
@@ -158,25 +157,6 @@ class CatalogWriter:
         """Return all snapshots, the oldest first."""
         return self._snapshots.list()
 
-    def put_rule(self, name: str, where: str, refresh: str | None = None) -> RuleStatus:
-        """Add or replace a rule, in force once it has been evaluated, and kept over restarts. Raises RuleError, LogError."""
-        return self._put(name, Rule, where, refresh)
-
-    def put_boost(self, name: str, expression: str, refresh: str | None = None) -> RuleStatus:
-        """Add or replace a boost, as `put_rule` does with a rule. Raises RuleError, LogError."""
-        return self._put(name, Boost, expression, refresh)
-
-    def delete_rule(self, name: str) -> None:
-        """Remove a rule made by `put_rule`; one of this name in rules.toml is in force again.
-
-        Raises UnknownRuleError, ConflictError for a rule of rules.toml or the command line, LogError.
-        """
-        self._delete(name, Rule)
-
-    def delete_boost(self, name: str) -> None:
-        """Remove a boost, as `delete_rule` does with a rule. Raises UnknownBoostError, ConflictError, LogError."""
-        self._delete(name, Boost)
-
     def status(self, name: str, kind: type[Rule] | type[Boost] = Rule) -> RuleStatus:
         """Return the status of a rule or boost. Raises UnknownRuleError or UnknownBoostError."""
         found = next((status for status in self.catalog.status if (status.name, status.kind) == (name, kind.noun)), None)
@@ -187,7 +167,11 @@ class CatalogWriter:
             raise error(f"there is no {kind.noun} {name[:80]!r}; the {kind.noun}s of this catalog are: {names}")
         return found
 
-    def _put(self, name: str, kind: type[Rule] | type[Boost], sql: str, refresh: str | None) -> RuleStatus:
+    def put_definition(self, kind: type[Rule] | type[Boost], name: str, sql: str, refresh: str | None = None) -> RuleStatus:
+        """Add or replace a rule or a boost, in force once it has been evaluated, and kept over restarts.
+
+        Raises RuleError, LogError.
+        """
         add, remove, key = self._calls(kind)
         with self._writing():
             before = self.catalog.rules.definitions.get(name)
@@ -209,7 +193,11 @@ class CatalogWriter:
             return self.catalog.add_rule, self.catalog.remove_rule, "where"
         return self.catalog.add_boost, self.catalog.remove_boost, "expression"
 
-    def _delete(self, name: str, kind: type[Rule] | type[Boost]) -> None:
+    def delete_definition(self, kind: type[Rule] | type[Boost], name: str) -> None:
+        """Remove a rule or boost made by `put_definition`; one of this name in rules.toml is in force again.
+
+        Raises UnknownRuleError, UnknownBoostError, ConflictError for one of a file, LogError.
+        """
         with self._writing():
             self.status(name, kind)
             if name not in self._live.rules:

@@ -182,8 +182,8 @@ class Recommender:
         """Answer other deployments, with the JSON of POST /v1/recommend in and out. Raises what `Engine.submit` raises."""
         import msgspec
 
+        from leafbeam.serve.engine_routes import recommend_answer, request_of
         from leafbeam.serve.errors import BodyError, describe
-        from leafbeam.serve.items import recommend_answer, request_of
         from leafbeam.serve.schema import RecommendBody
 
         try:

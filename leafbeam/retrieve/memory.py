@@ -15,12 +15,10 @@ from leafbeam.errors import ArgumentError, ItemIdError, counted
 from leafbeam.ids import first_of_other_kind, is_possible
 from leafbeam.index.items import ItemIds, as_id_array, check_item_ids, check_unique, decode_ids
 from leafbeam.retrieve import kernels
-from leafbeam.retrieve.config import MemoryConfig
 from leafbeam.retrieve.fusion import Beams, Fusions, MemoryScores
-from leafbeam.retrieve.memory_file import MemoryFile
-from leafbeam.retrieve.state import ChangedRow, MemoryState
+from leafbeam.retrieve.state import ChangedRow, MemoryFile, MemoryState
 from leafbeam.retrieve.text import TextEncoder, TextVectors
-from leafbeam.retrieve.transitions import count_transitions
+from leafbeam.retrieve.transitions import MemoryConfig, count_transitions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

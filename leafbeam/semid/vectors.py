@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError, DataError, counted
 from leafbeam.tables import read_array, read_parquet
-from leafbeam.tables.opener import ending_of
+from leafbeam.tables.table import ending_of
 
 _MAX_VALUE, _MIN_VALUE = 1e12, 1e-15  # squares beyond overflow float32, or vanish in sums
 

@@ -6,8 +6,7 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
     from leafbeam.serve.access import Access
     from leafbeam.serve.app import create_app
     from leafbeam.serve.config import ServerConfig
-    from leafbeam.serve.connection_limits import ConnectionLimits
-    from leafbeam.serve.exposure import Exposure
+    from leafbeam.serve.exposure import ConnectionLimits, Exposure
     from leafbeam.serve.feed_config import FeedConfig
     from leafbeam.serve.keys import Key, KeyFile
     from leafbeam.serve.metrics import Metrics

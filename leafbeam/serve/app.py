@@ -27,12 +27,10 @@ from leafbeam.serve.access import Access, AccessMiddleware, with_cors
 from leafbeam.serve.catalog_routes import CatalogRoutes
 from leafbeam.serve.completions import CompletionRoutes
 from leafbeam.serve.config import ServerConfig
+from leafbeam.serve.engine_routes import item_handlers, model_handlers, slow_batch_answer
 from leafbeam.serve.errors import Handler, UnexpectedErrorMiddleware, http_error
-from leafbeam.serve.exchange import Bounds, json_response
-from leafbeam.serve.executors import BoundedExecutor, in_own_thread
-from leafbeam.serve.items import item_handlers, slow_batch_answer
+from leafbeam.serve.exchange import BoundedExecutor, Bounds, in_own_thread, json_response
 from leafbeam.serve.metrics import Metrics
-from leafbeam.serve.model_routes import model_handlers
 from leafbeam.serve.observation import Observation, ObservationMiddleware, RequestIdMiddleware
 from leafbeam.serve.openapi import document_of, page_of
 from leafbeam.serve.operations import OPERATIONS

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request as HttpRequest
@@ -18,19 +18,16 @@ from leafbeam.ingest.lines import JsonError
 from leafbeam.serve.catalog_schema import (
     BoostAnswer,
     BoostBody,
-    BoostsAnswer,
     CatalogAnswer,
     ChangeAnswer,
     ItemAnswer,
     RollbackBody,
     RuleAnswer,
     RuleBody,
-    RulesAnswer,
     SnapshotBody,
 )
 from leafbeam.serve.errors import BodyError, Handler, answering, catalog_error_response
-from leafbeam.serve.exchange import Bounds, decode_body, json_response, key_of, read_body
-from leafbeam.serve.executors import BoundedExecutor
+from leafbeam.serve.exchange import BoundedExecutor, Bounds, decode_body, json_response, key_of, read_body
 from leafbeam.serve.item_search import ItemSearchRoute, attributes_of
 from leafbeam.serve.metrics import Metrics
 
@@ -40,6 +37,8 @@ _READERS: dict[str, Callable[[bytes], Lines]] = {
     "application/json": Lines.of_json,
 }
 S = TypeVar("S", bound=msgspec.Struct)
+Kind = type[Rule] | type[Boost]
+_BODIES: dict[Kind, type[RuleBody] | type[BoostBody]] = {Rule: RuleBody, Boost: BoostBody}
 
 
 class CatalogRoutes:
@@ -77,16 +76,15 @@ class CatalogRoutes:
             "save_snapshot": self._snapshot,
             "roll_back": self._rollback,
             "delete_snapshot": self._delete_snapshot,
-            "list_rules": self._rules,
-            "get_rule": self._rule,
-            "put_rule": self._put_rule,
-            "delete_rule": self._delete_rule,
-            "list_boosts": self._boosts,
-            "get_boost": self._boost,
-            "put_boost": self._put_boost,
-            "delete_boost": self._delete_boost,
             "find_items": ItemSearchRoute(self._engine, self._reads).answer,
         }
+        for kind in (Rule, Boost):
+            handlers |= {
+                f"list_{kind.noun}s": partial(self._list, kind),
+                f"get_{kind.noun}": partial(self._get, kind),
+                f"put_{kind.noun}": partial(self._put, kind),
+                f"delete_{kind.noun}": partial(self._delete, kind),
+            }
         return {name: answering(answer, catalog_error_response) for name, answer in handlers.items()}
 
     async def _change(self, http: HttpRequest) -> Response:
@@ -161,7 +159,7 @@ class CatalogRoutes:
 
     async def _reload(self, http: HttpRequest) -> Response:
         self._metrics.observe_reload(await self._writes.run(self._served().reload))
-        return await self._rules(http)
+        return await self._list(Rule, http)
 
     async def _compact(self, http: HttpRequest) -> Response:
         await self._writes.run(self._writable().compact)
@@ -182,40 +180,25 @@ class CatalogRoutes:
         await self._writes.run(lambda: writer.delete_snapshot(name))
         return await self._catalog(http)
 
-    async def _rules(self, http: HttpRequest) -> Response:
+    async def _list(self, kind: Kind, http: HttpRequest) -> Response:
         catalog = self._served()
-        return json_response(RulesAnswer(rules=tuple(_rule_answer(catalog, name) for name in _names_of(catalog, Rule))))
+        names = [name for name, definition in catalog.rules.definitions.items() if isinstance(definition, kind)]
+        answers = [_answer_of(catalog, name, kind) for name in names]
+        return json_response({f"{kind.noun}s": answers})
 
-    async def _rule(self, http: HttpRequest) -> Response:
-        return json_response(_rule_answer(self._served(), http.path_params["name"]))
+    async def _get(self, kind: Kind, http: HttpRequest) -> Response:
+        return json_response(_answer_of(self._served(), http.path_params["name"], kind))
 
-    async def _put_rule(self, http: HttpRequest) -> Response:
-        writer, name, body = self._writable(), http.path_params["name"], await self._body(http, RuleBody)
-        await self._writes.run(lambda: writer.put_rule(name, body.where, body.refresh))
-        return json_response(_rule_answer(writer.catalog, name))
+    async def _put(self, kind: Kind, http: HttpRequest) -> Response:
+        writer, name, body = self._writable(), http.path_params["name"], await self._body(http, _BODIES[kind])
+        sql = body.where if isinstance(body, RuleBody) else body.expression
+        await self._writes.run(lambda: writer.put_definition(kind, name, sql, body.refresh))
+        return json_response(_answer_of(writer.catalog, name, kind))
 
-    async def _delete_rule(self, http: HttpRequest) -> Response:
+    async def _delete(self, kind: Kind, http: HttpRequest) -> Response:
         writer, name = self._writable(), http.path_params["name"]
-        answer = _rule_answer(writer.catalog, name)
-        await self._writes.run(lambda: writer.delete_rule(name))
-        return json_response(answer)
-
-    async def _boosts(self, http: HttpRequest) -> Response:
-        catalog = self._served()
-        return json_response(BoostsAnswer(boosts=tuple(_boost_answer(catalog, name) for name in _names_of(catalog, Boost))))
-
-    async def _boost(self, http: HttpRequest) -> Response:
-        return json_response(_boost_answer(self._served(), http.path_params["name"]))
-
-    async def _put_boost(self, http: HttpRequest) -> Response:
-        writer, name, body = self._writable(), http.path_params["name"], await self._body(http, BoostBody)
-        await self._writes.run(lambda: writer.put_boost(name, body.expression, body.refresh))
-        return json_response(_boost_answer(writer.catalog, name))
-
-    async def _delete_boost(self, http: HttpRequest) -> Response:
-        writer, name = self._writable(), http.path_params["name"]
-        answer = _boost_answer(writer.catalog, name)
-        await self._writes.run(lambda: writer.delete_boost(name))
+        answer = _answer_of(writer.catalog, name, kind)
+        await self._writes.run(lambda: writer.delete_definition(kind, name))
         return json_response(answer)
 
     async def _body(self, http: HttpRequest, kind: type[S]) -> S:
@@ -245,24 +228,8 @@ def _no_item(item_id: int | str) -> BodyError:
     return BodyError(f"the index has no item {short_repr(item_id)}", status=HTTPStatus.NOT_FOUND)
 
 
-def _names_of(catalog: Catalog, kind: type[Rule] | type[Boost]) -> list[str]:
-    return [name for name, definition in catalog.rules.definitions.items() if isinstance(definition, kind)]
-
-
-def _rule_answer(catalog: Catalog, name: str) -> RuleAnswer:
-    """Return the state of a rule. Raises BodyError, 404, for one that is not there."""
-    rule, fields = _state_of(catalog, name, Rule)
-    return RuleAnswer(where=rule.sql, **fields)
-
-
-def _boost_answer(catalog: Catalog, name: str) -> BoostAnswer:
-    """Return the state of a boost. Raises BodyError, 404, for one that is not there."""
-    boost, fields = _state_of(catalog, name, Boost)
-    return BoostAnswer(expression=boost.sql, **fields)
-
-
-def _state_of(catalog: Catalog, name: str, kind: type[Rule] | type[Boost]) -> tuple[Rule | Boost, dict[str, Any]]:
-    """Return a definition, and the fields that an answer has beside its SQL."""
+def _answer_of(catalog: Catalog, name: str, kind: Kind) -> RuleAnswer | BoostAnswer:
+    """Return a rule or a boost with its status. Raises BodyError if there is none of this name."""
     rules = catalog.rules
     status = next((status for status in catalog.status if status.name == name), None)
     definition = rules.definitions.get(name)
@@ -271,4 +238,6 @@ def _state_of(catalog: Catalog, name: str, kind: type[Rule] | type[Boost]) -> tu
         message = f"there is no {kind.noun} {name[:80]!r}; the {kind.noun}s are: {names}"
         raise BodyError(message, status=HTTPStatus.NOT_FOUND)
     fields = {field: getattr(status, field) for field in ("name", "num_items", "error", "age_s")}
-    return definition, {**fields, "refresh_s": status.refresh}
+    fields["refresh_s"] = status.refresh
+    is_rule = isinstance(definition, Rule)
+    return RuleAnswer(where=definition.sql, **fields) if is_rule else BoostAnswer(expression=definition.sql, **fields)

@@ -33,9 +33,9 @@ from leafbeam.serve.completion_schema import (
     TextOptions,
     Usage,
 )
+from leafbeam.serve.engine_routes import request_of, result_for
 from leafbeam.serve.errors import BodyError, Handler, answering, openai_error, openai_error_response
 from leafbeam.serve.exchange import Bounds, decode_body, json_response, read_body, result_of
-from leafbeam.serve.items import request_of, result_for
 from leafbeam.serve.metrics import Metrics, num_tokens
 from leafbeam.serve.schema import ModelEntry, ModelsAnswer
 from leafbeam.serve.text_events import EventStream, TextEvents

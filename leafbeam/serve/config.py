@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from leafbeam.catalog.durations import MAX_RULE_S, parse_duration
 from leafbeam.engine.settings import Limits, Settings
 from leafbeam.errors import ArgumentError
-from leafbeam.serve.connection_limits import ConnectionLimits
-from leafbeam.serve.exposure import Exposure
+from leafbeam.serve.exposure import ConnectionLimits, Exposure
 from leafbeam.serve.feed_config import FeedConfig
 from leafbeam.serve.keys import KeyFile
 from leafbeam.text.settings import TextSettings

@@ -16,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from leafbeam.errors import counted
 from leafbeam.serve.access import cors_head
-from leafbeam.serve.connection_limits import ConnectionLimits, descriptor_limit
+from leafbeam.serve.exposure import ConnectionLimits, descriptor_limit
 
 BACKLOG = 256  # connections that wait to be accepted, all in one turn of the event loop: about 20 ms
 _READ_BYTES = 8 << 10  # parsed at a time, so that no client holds the event loop: some 2 ms for chunks of one byte

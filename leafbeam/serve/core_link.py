@@ -1,14 +1,20 @@
-"""The core's end of the link to an HTTP worker: it runs the application for each request that the worker sends."""
+"""The core's end of the link to an HTTP worker: it runs the application for each request of the worker, or declines it."""
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 
+from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp
 
-from leafbeam.errors import OverloadedError
+from leafbeam.engine import Engine, Request
+from leafbeam.errors import OverloadedError, RequestError, UnavailableError
+from leafbeam.serve.access import Access
+from leafbeam.serve.engine_routes import PARSED, parse_body
 from leafbeam.serve.exchange import EARLY, EarlyBody
 from leafbeam.serve.frames import (
     PART_BYTES,
@@ -32,12 +38,45 @@ from leafbeam.serve.frames import (
     Setup,
     encode,
 )
-from leafbeam.serve.gate import Gate
-from leafbeam.serve.items import PARSED
+from leafbeam.serve.metrics import Metrics
 
 log = logging.getLogger("leafbeam.serve")
-
 _MAX_UNREAD_BYTES = 64 << 20  # of answers that a worker does not take: it hangs
+
+
+class Gate:
+    """Checks from their sizes whether requests for items can be admitted; refusals are counted as in the application.
+
+    A client without a key that may read gets its answer from the application.
+    """
+
+    def __init__(self, engine: Engine, access: Access, metrics: Metrics) -> None:
+        self._engine, self._access, self._metrics = engine, access, metrics
+
+    def check(self, opened: Open) -> Request | None:
+        """Return the parsed request, for the application; None if it is invalid or is not checked here.
+
+        Raises OverloadedError.
+        """
+        if opened.arrived is None or opened.refusal is not None or not self._engine.scheduler.is_saturated:
+            return None
+        http = HttpRequest(opened.head.scope())
+        if not self._access.is_known(http):
+            return None
+        seconds = max(0.0, time.monotonic() - opened.arrived)
+        try:
+            request = parse_body(opened.body, http.headers.get("content-type", ""), self._engine.limits)
+            self._engine.limits.check(request)
+            self._engine.check_admission(request, arrived=self._engine.clock() - seconds)
+        except UnavailableError:
+            return None
+        except OverloadedError as error:
+            self._engine.counts.add("refused", error.reason)
+            self._metrics.observe(HTTPStatus.TOO_MANY_REQUESTS, seconds)
+            raise
+        except RequestError:
+            return None
+        return request
 
 
 class CoreLink(asyncio.Protocol):

@@ -1,9 +1,11 @@
-"""One HTTP exchange: the body read within its bounds and parsed, the wait for a result, the JSON of an answer."""
+"""One HTTP exchange: the body read within its bounds and parsed, the wait for a result or a thread, the JSON of an answer."""
 
 import asyncio
 import codecs
+import threading
 import time
-from concurrent.futures import Future
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -15,7 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from leafbeam.errors import UnavailableError, counted
+from leafbeam.errors import OverloadedError, UnavailableError, counted
 from leafbeam.json_reader import DoubledKeyError, check_keys
 from leafbeam.serve.errors import BodyError, describe
 from leafbeam.serve.operations import BY_NAME
@@ -28,7 +30,9 @@ EARLY = "leafbeam.early"
 RECOMMEND_PATH = BY_NAME["recommend"].path
 _RECOMMEND = msgspec.json.Decoder(RecommendBody)
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_MAX_KEY = 255  # characters of an Idempotency-Key
 S = TypeVar("S", bound=msgspec.Struct)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,10 +151,6 @@ def decode_recommend(body: bytes, content_type: str, max_values: int) -> Recomme
     return decode_body(body, content_type, _RECOMMEND, max_values)
 
 
-_MAX_KEY = 255
-T = TypeVar("T")
-
-
 def json_response(value: object, status: int = HTTPStatus.OK) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json")
 
@@ -213,3 +213,52 @@ async def result_of(future: "Future[T]", gone: "asyncio.Future[None]", answer_s:
     if gone.done():
         raise ClientDisconnect
     raise UnavailableError(f"no answer within {answer_s:g} s", reason="no_answer")
+
+
+class BoundedExecutor:
+    """Runs calls in threads of its own, and refuses those beyond `max_pending`.
+
+    Args:
+        what: The calls in words, for the message of a refusal.
+        max_pending: The largest number of calls that wait or run.
+        num_threads: The number of threads.
+    """
+
+    def __init__(self, what: str, max_pending: int, num_threads: int = 1) -> None:
+        self._what, self._max_pending, self._pending = what, max_pending, 0
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=f"leafbeam-{what}")
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Return the result of a call. Raises OverloadedError if too many wait, and what the call raises."""
+        if self._pending >= self._max_pending:
+            reason = f"{self._what.replace('-', '')}_queued"
+            raise OverloadedError(f"{self._max_pending} {self._what} wait already: try again", reason=reason)
+        self._pending += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        finally:
+            self._pending -= 1
+
+    def close(self) -> None:
+        """Wait for what runs."""
+        self._threads.shutdown()
+
+
+async def in_own_thread(work: Callable[[], T]) -> T:
+    """Return the result of a call in a new thread.
+
+    A server makes its last calls in this way while it stops, because executors, and so `asyncio.to_thread`, refuse calls once
+    the main thread has ended.
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="leafbeam-stop").start()
+    return await asyncio.wrap_future(future)

@@ -1,8 +1,10 @@
-"""Exposure: how a server can be reached: over TLS, from pages of other sites, from other machines."""
+"""How a server can be reached (TLS, pages of other sites, other machines), and what a client may send and hold open."""
 
 import ipaddress
+import os
+import resource
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -72,3 +74,53 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+_RESERVED_DESCRIPTORS = 64  # for the process itself: index, catalog, log, listening socket, device
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectionLimits:
+    """The limits of what a client may send and hold open.
+
+    Args:
+        max_header_bytes: The largest size, in bytes, of a request's line, headers and trailers together; a larger one gets 431.
+        max_headers: The largest number of headers of a request; a request with more gets 431.
+        max_pipelined: The largest number of requests that a client may send on a connection before it gets the first answer;
+            more get 400.
+        header_s: The number of seconds from the first byte of a connection or request in which all of its headers must
+            arrive; after that the client gets 408.
+        idle_s: The number of seconds that a connection stays open between two requests.
+        write_s: The number of seconds in which a client must read an answer; after that its connection is closed.
+        bulk_bytes_per_s: The number of bytes a second that the server reads from all clients together that send more than 8 KiB
+            at once. Each chunk of a body counts as 256 bytes more than it has. With this limit, a flood of bodies leaves time
+            for answers.
+        max_connections: The largest number of open connections. Beyond it, a new connection replaces the one that has waited
+            longest without a complete request; if all of them have a running request, the new one gets 503. The default is
+            the number of free file descriptors, up to 16,384.
+    """
+
+    max_header_bytes: int = 32 << 10
+    max_headers: int = 100
+    max_pipelined: int = 16
+    header_s: float = 10.0
+    idle_s: float = 75.0  # longer than load balancers keep idle connections, so that the server never closes one first
+    write_s: float = 10.0
+    bulk_bytes_per_s: float = float(16 << 20)
+    max_connections: int | None = None
+
+    def __post_init__(self) -> None:
+        least = {"max_header_bytes": 256, "max_headers": 1, "max_pipelined": 1, "max_connections": 1}
+        for limit in fields(self):
+            value, minimum = getattr(self, limit.name), least.get(limit.name, 0)
+            if (value is not None and not value >= minimum) or value == 0:
+                bound = f"at least {minimum}" if minimum else "above 0"
+                raise ArgumentError(f"{limit.name} must be {bound}, not {value!r}")
+
+
+def descriptor_limit() -> int:
+    """Return how many connections this process can hold open: its file descriptors less those in use, at most 16,384."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    available = 1 << 20 if soft == resource.RLIM_INFINITY else soft
+    used = len(os.listdir("/dev/fd"))
+    return max(8, min(16_384, available - max(used, _RESERVED_DESCRIPTORS) - 16))

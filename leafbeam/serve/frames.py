@@ -20,8 +20,8 @@ import msgspec
 from msgspec import Struct
 
 from leafbeam.errors import LeafbeamError, OverloadedError, counted
-from leafbeam.serve.connection_limits import ConnectionLimits
 from leafbeam.serve.errors import BodyError, encodable
+from leafbeam.serve.exposure import ConnectionLimits
 from leafbeam.serve.log_format import LogFormat
 
 PART_BYTES = 256 << 10  # of an answer, in one frame

@@ -15,10 +15,9 @@ import msgspec
 from starlette.types import ASGIApp
 
 from leafbeam.errors import UnavailableError
-from leafbeam.serve.core_link import CoreLink
-from leafbeam.serve.executors import in_own_thread
+from leafbeam.serve.core_link import CoreLink, Gate
+from leafbeam.serve.exchange import in_own_thread
 from leafbeam.serve.frames import Drain, Setup
-from leafbeam.serve.gate import Gate
 from leafbeam.serve.metrics import Metrics
 
 log = logging.getLogger("leafbeam.serve")

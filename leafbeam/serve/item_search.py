@@ -20,7 +20,7 @@ from leafbeam.index import Version
 from leafbeam.index.items import decode_ids
 from leafbeam.serve.catalog_schema import MAX_CHARACTERS, MAX_ITEMS, FoundItem, FoundItems
 from leafbeam.serve.errors import BodyError
-from leafbeam.serve.executors import BoundedExecutor
+from leafbeam.serve.exchange import BoundedExecutor
 from leafbeam.tables.as_json import rows_of
 
 _MAX_BYTES = 4 << 20  # of the attributes in an answer, as Arrow has them

@@ -28,15 +28,14 @@ from leafbeam.serve.app import NO_WRITER, create_app
 from leafbeam.serve.changes import access_of, open_changed
 from leafbeam.serve.config import ServerConfig
 from leafbeam.serve.connection import BACKLOG, server_config
-from leafbeam.serve.executors import in_own_thread
+from leafbeam.serve.core_link import Gate
+from leafbeam.serve.engine_routes import max_values, reload_changed_model
+from leafbeam.serve.exchange import in_own_thread
 from leafbeam.serve.exposure import is_loopback
 from leafbeam.serve.frames import Setup
-from leafbeam.serve.gate import Gate
 from leafbeam.serve.http_workers import HttpWorkers
-from leafbeam.serve.items import max_values
 from leafbeam.serve.log_format import current_format
 from leafbeam.serve.metrics import Metrics
-from leafbeam.serve.model_routes import reload_changed_model
 from leafbeam.serve.observation import Observation
 from leafbeam.text import TextService
 

@@ -22,8 +22,7 @@ import pyarrow.csv as pacsv
 from leafbeam.errors import ArgumentError, DataError, counted, short_repr
 from leafbeam.tables.cells import typed
 from leafbeam.tables.csv_structure import Structure, read_structure
-from leafbeam.tables.opener import is_compressed, is_utf_16, opened
-from leafbeam.tables.table import SourceTable, check_names
+from leafbeam.tables.table import SourceTable, check_names, is_compressed, is_utf_16, opened
 
 SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 _CHUNK = 1 << 22

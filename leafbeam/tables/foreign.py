@@ -18,8 +18,7 @@ from leafbeam.files import open_regular, read_json
 from leafbeam.tables.cells import are_numbers, are_written, typed
 from leafbeam.tables.columns import NUMBER
 from leafbeam.tables.csv_rows import CsvFormat, read_csv
-from leafbeam.tables.opener import is_utf_16
-from leafbeam.tables.table import SourceTable
+from leafbeam.tables.table import SourceTable, is_utf_16
 
 ATOMIC_SUFFIXES = (".inter", ".item", ".user")
 _ATOMIC_TYPES = ("token", "token_seq", "float", "float_seq")

@@ -17,8 +17,7 @@ import pyarrow as pa
 from leafbeam.errors import DataError, short_repr
 from leafbeam.json_reader import parse_json
 from leafbeam.tables.cells import no_constant, typed
-from leafbeam.tables.opener import ending_of, is_utf_16, opened
-from leafbeam.tables.table import SourceTable, listed, nth_row
+from leafbeam.tables.table import SourceTable, ending_of, is_utf_16, listed, nth_row, opened
 
 WHOLE = (".json", ".json.gz")
 SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", *WHOLE)

@@ -13,9 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from leafbeam.errors import DataError
-from leafbeam.tables.opener import ending_of
 from leafbeam.tables.plain_types import as_plain
-from leafbeam.tables.table import SourceTable, check_names, listed, nth_row
+from leafbeam.tables.table import SourceTable, check_names, ending_of, listed, nth_row
 
 _BUFFER = 1 << 20
 _ONE_FILE: dict[str, Any] = {"partitioning": None}  # no column is made of the names of folders

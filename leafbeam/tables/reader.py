@@ -27,9 +27,8 @@ from leafbeam.tables.csv_rows import CsvFormat, read_cells, read_csv
 from leafbeam.tables.foreign import ATOMIC_SUFFIXES, is_dataset, read_atomic, read_dataset
 from leafbeam.tables.ids import check_ids
 from leafbeam.tables.json_rows import lines_of, read_json_table, read_lines, read_objects
-from leafbeam.tables.opener import check_content, ending_of
 from leafbeam.tables.parquet import read_batches, read_parquet, schema_of
-from leafbeam.tables.table import SourceTable, check_names, listed
+from leafbeam.tables.table import SourceTable, check_content, check_names, ending_of, listed
 
 _PARQUET = ".parquet"
 SUFFIXES = (_PARQUET, *csv_rows.SUFFIXES, *json_rows.SUFFIXES)

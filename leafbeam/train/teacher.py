@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.jit import njit
-from leafbeam.retrieve.config import MemoryConfig
-from leafbeam.retrieve.transitions import count_pairs
+from leafbeam.retrieve.transitions import MemoryConfig, count_pairs
 from leafbeam.train.histories import Histories
 
 _NEAR = MemoryConfig(distances=3, distance_decay=0.6, reverse=0.5)

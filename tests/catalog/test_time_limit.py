@@ -11,8 +11,7 @@ import pytest
 from leafbeam.catalog import Catalog
 from leafbeam.catalog.rule_config import read_rules
 from leafbeam.catalog.time_limit import TimeLimit
-from leafbeam.cli.run import RunDirectory
-from leafbeam.cli.sources import Source
+from leafbeam.cli.run import RunDirectory, Source
 from leafbeam.errors import ArgumentError, DataError, RuleError
 from tests.catalog.shop import RULES, TRIE, change, expected, items, names
 

@@ -10,9 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from leafbeam import Trie
-from leafbeam.cli.parse import parse_bytes, parse_plan
-from leafbeam.cli.run import RunDirectory
-from leafbeam.cli.sources import Source
+from leafbeam.cli.options import parse_bytes, parse_plan
+from leafbeam.cli.run import RunDirectory, Source
 from leafbeam.errors import ArgumentError, CheckpointError
 from leafbeam.ingest import LiveDirectory
 from leafbeam.live import LiveIndex

@@ -15,8 +15,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from leafbeam.cli.foreign_sids import read_sids
-from leafbeam.cli.run import RunDirectory
-from leafbeam.cli.sources import Source
+from leafbeam.cli.run import RunDirectory, Source
 from leafbeam.errors import DataError
 from leafbeam.index import Trie
 from leafbeam.model import ModelConfig, Transformer, Vocabulary, load_for_decoding, load_model

@@ -10,7 +10,7 @@ from typing import Literal, get_args, get_origin, get_type_hints
 import pytest
 import typer
 
-from leafbeam.cli import evaluate, options, sources, train
+from leafbeam.cli import evaluate, options, run, train
 from leafbeam.ops.constrain import Scoring
 from leafbeam.train import Architecture, Part, PresetName
 
@@ -101,4 +101,4 @@ def test_options_offer_every_value_of_the_library(command: object, name: str, va
 def test_options_and_sources_agree_on_formats() -> None:
     assert isinstance(options.RunOption.__metadata__[0], typer.models.OptionInfo)
     for name in get_args(options.Format):
-        assert sources.Source(path=Path(), kind=name).kind == name
+        assert run.Source(path=Path(), kind=name).kind == name

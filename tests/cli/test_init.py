@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from leafbeam.cli import status
-from leafbeam.cli.sources import Source
+from leafbeam.cli.run import Source
 from tests.cli.test_sources import write_log
 from tests.fixtures.command_line import call, flat, succeed
 

@@ -9,8 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from leafbeam.cli import policy
-from leafbeam.cli.run import RunDirectory
-from leafbeam.cli.sources import Source
+from leafbeam.cli.run import RunDirectory, Source
 from leafbeam.engine import Engine, Request
 from tests.cli.conftest import IDS
 from tests.fixtures.command_line import call

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from leafbeam import Trie
-from leafbeam.cli.sources import Source
+from leafbeam.cli.run import Source
 from leafbeam.errors import DataError
 from tests.fixtures.command_line import call
 

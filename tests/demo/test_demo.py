@@ -23,8 +23,7 @@ from leafbeam.datasets import make_shop
 from leafbeam.demo import processes
 from leafbeam.demo.pipeline import Demo
 from leafbeam.demo.processes import COMMAND, Server, run_command, running_server
-from leafbeam.demo.rules import supported_rules, write_rules
-from leafbeam.demo.sql_checker import SqlChecker
+from leafbeam.demo.rules import SqlChecker, supported_rules, write_rules
 from leafbeam.demo.tour import Tour
 from leafbeam.errors import ArgumentError, DataError, DemoError
 from leafbeam.train import load_log

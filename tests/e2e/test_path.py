@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from leafbeam.cli.sources import Source
+from leafbeam.cli.run import Source
 from leafbeam.demo.processes import Server, running_server
 from leafbeam.demo.rules import supported_rules, write_rules
 from leafbeam.demo.tour import Tour

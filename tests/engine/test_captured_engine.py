@@ -19,9 +19,8 @@ from benchmarks.serving.torch_index import RunAgain, TorchIndex
 from leafbeam import BeamSearch
 from leafbeam.catalog import Catalog
 from leafbeam.engine import Engine, Limits, Request, Result, Settings
-from leafbeam.engine.graphs.device_index import DeviceIndex
 from leafbeam.engine.graphs.graph import Graphs, graphs_for
-from leafbeam.engine.graphs.static_decode import StaticDecode
+from leafbeam.engine.graphs.static_decode import DeviceIndex, StaticDecode
 from leafbeam.engine.search_widths import SearchKind
 from leafbeam.errors import ArgumentError
 from leafbeam.model import load_model

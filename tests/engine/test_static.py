@@ -17,8 +17,7 @@ from leafbeam import Trie
 from leafbeam.decode import SearchResult
 from leafbeam.decode.beam_search import result_of
 from leafbeam.decode.results import check_batch, root_ranges
-from leafbeam.engine.graphs.device_index import DeviceIndex
-from leafbeam.engine.graphs.static_decode import Bucket, StaticDecode
+from leafbeam.engine.graphs.static_decode import Bucket, DeviceIndex, StaticDecode
 from leafbeam.errors import LogitsError
 from leafbeam.index import Version
 from leafbeam.model import (

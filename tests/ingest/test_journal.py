@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from leafbeam.catalog import Catalog
+from leafbeam.catalog import Catalog, Rule
 from leafbeam.errors import ItemIdError, LogError
 from leafbeam.ingest import CatalogWriter
 from leafbeam.live import LiveIndex, RequestKey, disk
@@ -192,7 +192,7 @@ def test_a_log_without_a_change_is_refused(shop: Shop) -> None:
 @pytest.mark.parametrize("commits", [[[1]], [[1, "no base64"]], [["one", ""]], 3, [[1, "AAAA"]]])
 def test_a_damaged_commit_is_named(shop: Shop, commits: Any) -> None:
     with shop.writer() as writer:
-        writer.put_rule("rare", "stock < 3")
+        writer.put_definition(Rule, "rare", "stock < 3")
         log = writer._live.persist()
         log._log.append(msgspec.json.encode({"commits": commits}))
     for read in (lambda: codes_read(shop), lambda: shop.writer().__enter__()):

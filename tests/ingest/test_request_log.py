@@ -53,7 +53,7 @@ def test_a_change_that_can_never_be_made_is_forgotten_with_its_request(tmp_path:
 
 def test_a_long_log_begins_anew_with_the_newest_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("leafbeam.ingest.request_log._MAX_BYTES", 2000)
-    monkeypatch.setattr("leafbeam.live.requests.MAX_KNOWN", 5)
+    monkeypatch.setattr("leafbeam.live.journal.MAX_KNOWN", 5)
     with RequestLog.open(tmp_path) as log:
         for number in range(100):
             add(log, number)

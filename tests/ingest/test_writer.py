@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from leafbeam.catalog import Boost
+from leafbeam.catalog import Boost, Rule
 from leafbeam.errors import (
     ArgumentError,
     BatchError,
@@ -247,45 +247,45 @@ def test_a_snapshot_that_is_half_removed_or_half_made_at_a_crash_is_none(shop: S
 
 def test_rules_are_evaluated_before_they_are_in_force_and_outlive_a_restart(shop: Shop):
     with shop.writer() as writer:
-        assert writer.put_rule("rare", "stock < 3", "60s").num_items == 2
-        assert writer.put_rule("cheap", "price < 7").num_items == 2  # in place of that of the file
+        assert writer.put_definition(Rule, "rare", "stock < 3", "60s").num_items == 2
+        assert writer.put_definition(Rule, "cheap", "price < 7").num_items == 2  # in place of that of the file
         before = state(writer)
         for where in ("no_such > 1", "price", "stock < 3; DROP TABLE items", ""):
             with pytest.raises(RuleError):
-                writer.put_rule("rare", where)
+                writer.put_definition(Rule, "rare", where)
         with pytest.raises(RuleError, match="a rule's name"):
-            writer.put_rule("../x", "true")
+            writer.put_definition(Rule, "../x", "true")
         assert state(writer) == before
     with shop.writer() as writer:
         assert state(writer) == before
         assert writer.status("rare").refresh == 60.0
-        writer.delete_rule("rare")
-        writer.delete_rule("cheap")
+        writer.delete_definition(Rule, "rare")
+        writer.delete_definition(Rule, "cheap")
         assert writer.status("cheap").num_items == 4  # the file's again
         with pytest.raises(ConflictError, match=r"in rules\.toml"):
-            writer.delete_rule("cheap")
+            writer.delete_definition(Rule, "cheap")
         with pytest.raises(UnknownRuleError, match="there is no rule 'rare'"):
-            writer.delete_rule("rare")
+            writer.delete_definition(Rule, "rare")
     with shop.writer() as writer:
         assert sorted(state(writer)["rules"]) == ["cheap", "tea"]
 
 
 def test_boosts_are_evaluated_before_they_are_in_force_and_outlive_a_restart(shop: Shop):
     with shop.writer() as writer:
-        assert writer.put_boost("margin", "price / 10", "60s").num_items > 0
-        writer.put_rule("rare", "stock < 3")
+        assert writer.put_definition(Boost, "margin", "price / 10", "60s").num_items > 0
+        writer.put_definition(Rule, "rare", "stock < 3")
         with pytest.raises(RuleError, match="both a rule and a boost 'rare'"):
-            writer.put_boost("rare", "1")
+            writer.put_definition(Boost, "rare", "1")
         with pytest.raises(RuleError, match="boost 'margin' is BOOLEAN, not a number"):
-            writer.put_boost("margin", "price < 3")
+            writer.put_definition(Boost, "margin", "price < 3")
     with shop.writer() as writer:
         assert writer.status("margin", Boost).refresh == 60.0
         assert set(writer.catalog.rules.boosts) == {"margin"}
         with pytest.raises(UnknownRuleError, match="there is no rule 'margin'"):
-            writer.delete_rule("margin")
-        writer.delete_boost("margin")
+            writer.delete_definition(Rule, "margin")
+        writer.delete_definition(Boost, "margin")
         with pytest.raises(UnknownBoostError, match="there is no boost 'margin'; the boosts of this catalog are: none"):
-            writer.delete_boost("margin")
+            writer.delete_definition(Boost, "margin")
     with shop.writer() as writer:
         assert not writer.catalog.rules.boosts
 
@@ -297,10 +297,10 @@ def test_a_boost_that_cannot_be_written_is_not_in_force(shop: Shop, monkeypatch:
 
     with shop.writer() as writer:
         if before is not None:
-            writer.put_boost("margin", before, "60s")
+            writer.put_definition(Boost, "margin", before, "60s")
         monkeypatch.setattr(writer._live, "save_rules", full)
         with pytest.raises(LogError, match="cannot write boost 'margin': No space left"):
-            writer.put_boost("margin", "price")
+            writer.put_definition(Boost, "margin", "price")
         found = writer.catalog.rules.definitions.get("margin")
         assert found == (None if before is None else Boost(name="margin", expression=before, refresh=60.0))
 
@@ -357,7 +357,7 @@ def test_many_sets_of_columns_in_one_patch_are_refused(shop: Shop):
 
 def test_a_damaged_file_of_the_directory_is_named(shop: Shop):
     with shop.writer() as writer:
-        writer.put_rule("rare", "stock < 3")
+        writer.put_definition(Rule, "rare", "stock < 3")
         writer.put(rows({"item_id": "new", "codes": [0, 3]}))
     (shop.folder / "live" / "rules.json").write_text(json.dumps({"rules": [1]}))
     with pytest.raises(LogError, match=r"rules\.json cannot be read"), shop.writer():

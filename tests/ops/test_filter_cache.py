@@ -9,8 +9,7 @@ import torch
 
 from leafbeam import Trie
 from leafbeam.decode.results import root_ranges
-from leafbeam.engine.graphs.device_index import DeviceIndex
-from leafbeam.engine.graphs.static_decode import Bucket, StaticDecode
+from leafbeam.engine.graphs.static_decode import Bucket, DeviceIndex, StaticDecode
 from leafbeam.index import Bitmap, Filter, Segment, Version
 from leafbeam.index.filters import ItemSet
 from leafbeam.model import Vocabulary

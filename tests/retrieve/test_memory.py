@@ -12,7 +12,7 @@ from leafbeam.index import Trie, tensor_file
 from leafbeam.live import LiveIndex
 from leafbeam.retrieve import Beams, BoundMemory, Example, Fusion, Fusions, ItemMemory, MemoryConfig, features
 from leafbeam.retrieve.fusion import MemoryScores
-from leafbeam.retrieve.memory_file import KIND
+from leafbeam.retrieve.state import KIND
 from leafbeam.retrieve.text import MAX_TERMS, TextEncoder, TextVectors
 
 RNG = np.random.default_rng(0)

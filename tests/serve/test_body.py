@@ -15,8 +15,8 @@ from leafbeam.engine import Engine, Limits, Request
 from leafbeam.errors import LeafbeamError
 from leafbeam.index import Trie
 from leafbeam.serve import ServerConfig, create_app
+from leafbeam.serve.engine_routes import parse_body
 from leafbeam.serve.errors import BodyError
-from leafbeam.serve.items import parse_body
 
 URL = "/v1/recommend"
 

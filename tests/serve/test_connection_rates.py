@@ -10,7 +10,7 @@ from uvicorn.server import ServerState
 
 from leafbeam.errors import ArgumentError
 from leafbeam.serve.connection import BoundedConnection
-from leafbeam.serve.connection_limits import ConnectionLimits, descriptor_limit
+from leafbeam.serve.exposure import ConnectionLimits, descriptor_limit
 from tests.fixtures.raw_connections import answer, connect, echo, serving
 
 

@@ -27,7 +27,7 @@ from leafbeam.engine import CatalogFiles
 from leafbeam.engine.decoder import Decoder
 from leafbeam.serve import ServerConfig, serve
 from leafbeam.serve.log_format import configure_log
-import leafbeam.serve.items as items
+import leafbeam.serve.engine_routes as items
 
 log_format, requests, keys, *files = sys.argv[1:]
 configure_log(log_format, values=requests == "histories", level=logging.DEBUG)

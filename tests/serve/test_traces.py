@@ -99,7 +99,7 @@ def test_probes_have_no_spans_and_failures_say_their_status(first_shop: Any, mon
         for path in ("/healthz", "/readyz", "/metrics"):
             assert client.get(path).status_code == 200
         assert client.post(RECOMMEND, json={"num_items": 0}).status_code == 422
-        monkeypatch.setattr("leafbeam.serve.items.recommend_answer", lambda *words, **options: 1 / 0)
+        monkeypatch.setattr("leafbeam.serve.engine_routes.recommend_answer", lambda *words, **options: 1 / 0)
         assert client.post(RECOMMEND, json={"history": [1099]}).status_code == 500
     roots = [span for span in spans() if span.parent is None]
     assert [span.attributes["http.response.status_code"] for span in roots] == [422, 500]

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from leafbeam.cli.sources import Source
+from leafbeam.cli.run import Source
 from leafbeam.errors import DataError
 from leafbeam.tables import CsvFormat, SourceTable, TimeUnit
 from leafbeam.tables.foreign import joined_features, read_atomic, read_dataset, read_ratings

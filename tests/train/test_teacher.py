@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from leafbeam.model import new_model
-from leafbeam.retrieve.config import MemoryConfig
+from leafbeam.retrieve.transitions import MemoryConfig
 from leafbeam.train import Budget, Histories, Recipe
 from leafbeam.train.teacher import GraphTeacher
 from leafbeam.train.trainer import Trainer

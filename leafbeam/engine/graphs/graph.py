@@ -18,8 +18,7 @@ from leafbeam.decode.constraint import Trace
 from leafbeam.decode.results import root_ranges
 from leafbeam.engine.batcher import BatchSize, Capacity
 from leafbeam.engine.counts import Counts
-from leafbeam.engine.graphs.device_index import DeviceIndex, Requests
-from leafbeam.engine.graphs.static_decode import Bucket, StaticDecode
+from leafbeam.engine.graphs.static_decode import Bucket, DeviceIndex, Requests, StaticDecode
 from leafbeam.engine.settings import Settings
 from leafbeam.errors import LogitsError
 from leafbeam.index import Version

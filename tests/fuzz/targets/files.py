@@ -19,8 +19,7 @@ from safetensors.torch import save_file
 
 from leafbeam import BeamSearch
 from leafbeam.automata import Automaton, automaton_file
-from leafbeam.cli.run import RunDirectory
-from leafbeam.cli.sources import Source
+from leafbeam.cli.run import RunDirectory, Source
 from leafbeam.errors import LeafbeamError
 from leafbeam.files import CHECKSUMS
 from leafbeam.index import Trie, trie

@@ -17,10 +17,10 @@ from leafbeam.index import Trie
 from leafbeam.model import Vocabulary
 from leafbeam.serve.catalog_schema import MAX_ITEMS
 from leafbeam.serve.connection import BoundedConnection
-from leafbeam.serve.connection_limits import ConnectionLimits
-from leafbeam.serve.executors import BoundedExecutor
+from leafbeam.serve.engine_routes import parse_body, request_of
+from leafbeam.serve.exchange import BoundedExecutor
+from leafbeam.serve.exposure import ConnectionLimits
 from leafbeam.serve.item_search import ItemSearchRoute
-from leafbeam.serve.items import parse_body, request_of
 from leafbeam.serve.schema import RecommendBody
 from tests.fixtures.shops import small_model
 

@@ -16,7 +16,7 @@ import numpy as np
 from leafbeam.index import Trie, tensor_file
 from leafbeam.ingest.request_log import RequestLog
 from leafbeam.live import LiveIndex
-from leafbeam.retrieve import ItemMemory, LiveMemory, memory_file
+from leafbeam.retrieve import ItemMemory, LiveMemory, state
 
 CORPUS = Path(__file__).parents[1] / "corpus"
 
@@ -102,9 +102,9 @@ def fuzz_memory(data: bytes) -> None:
     """An item memory with the digest of its arrays: what loads is searched, counts, and is saved."""
     path = _live().with_name("memory.leafbeam")
     path.write_bytes(data)
-    header, tensors = tensor_file.read(path, replace(memory_file.KIND, has_digest=False))
+    header, tensors = tensor_file.read(path, replace(state.KIND, has_digest=False))
     with suppress(UnicodeEncodeError):  # a name that cannot be hashed, so the file keeps a wrong digest
-        tensor_file.write(path, memory_file.KIND, header, tensors)
+        tensor_file.write(path, state.KIND, header, tensors)
     loaded = ItemMemory.load(path)
     ids = loaded.item_ids[:4].tolist()
     known = set(loaded.item_ids.tolist())

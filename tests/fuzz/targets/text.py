@@ -12,8 +12,8 @@ from leafbeam.automata.byte_dfa import ByteDFA
 from leafbeam.automata.ecma_pattern import rust_pattern
 from leafbeam.automata.json_schema import schema_language
 from leafbeam.serve.completion_schema import ChatBody, CompletionBody, ItemCompletionBody, TextOptions
+from leafbeam.serve.engine_routes import request_of
 from leafbeam.serve.exchange import decode_body
-from leafbeam.serve.items import request_of
 from leafbeam.text import ChatTemplate, TextTokenizer
 from leafbeam.text.constraints import constraint_from_json
 

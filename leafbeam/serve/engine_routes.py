@@ -1,6 +1,7 @@
-"""`POST /v1/recommend` and `POST /v1/interactions`: the routes of an engine."""
+"""The routes of an engine: `POST /v1/recommend`, `POST /v1/interactions`, and `POST /v1/model/reload`."""
 
 import asyncio
+import logging
 import time
 from functools import partial
 from http import HTTPStatus
@@ -11,26 +12,29 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from leafbeam.engine import Engine, Limits, Request, Result, SlowBatch
-from leafbeam.errors import RequestError
-from leafbeam.serve.errors import Handler, answering
+from leafbeam.errors import CheckpointError, LogitsError, RequestError
+from leafbeam.serve.errors import BodyError, Handler, answering
 from leafbeam.serve.exchange import (
+    BoundedExecutor,
     Bounds,
     EarlyBody,
     decode_body,
     decode_recommend,
     departure,
+    in_own_thread,
     json_response,
     key_of,
     read_body,
     result_of,
 )
-from leafbeam.serve.executors import BoundedExecutor
 from leafbeam.serve.metrics import Metrics
 from leafbeam.serve.observation import note_answer
 from leafbeam.serve.schema import (
     InteractionsAnswer,
     InteractionsBody,
     LevelAnswer,
+    ModelAnswer,
+    ModelBody,
     ReasonAnswer,
     RecommendAnswer,
     RecommendBody,
@@ -38,8 +42,10 @@ from leafbeam.serve.schema import (
     TimingsAnswer,
 )
 
+log = logging.getLogger("leafbeam.serve")
 PARSED = "leafbeam.parsed"  # in a scope: the request in the body, if it has been read already
 _INLINE_IDS = 512  # more ids are looked up in a thread; for fewer, changing threads takes longer
+_MODEL = msgspec.json.Decoder(ModelBody)
 _INTERACTIONS_DECODER = msgspec.json.Decoder(InteractionsBody)
 
 
@@ -171,3 +177,40 @@ def slow_batch_answer(batch: SlowBatch) -> SlowBatchAnswer:
         preempted=use.preempted,
         faults=use.faults,
     )
+
+
+def load_model(engine: Engine, metrics: Metrics, directory: str | None = None) -> ModelAnswer:
+    """Load a model in this thread, let the engine serve it, and count and log that. The errors are those of the engine."""
+    began, previous = time.perf_counter(), engine.model_version
+    outcome = "failed"
+    try:
+        version = engine.load_model(directory)
+        outcome = "ok"
+    finally:
+        metrics.observe_model_load(outcome)
+    answer = ModelAnswer(model_version=version, previous_version=previous, seconds=time.perf_counter() - began)
+    log.info("the model %s is served in place of %s, after %.1f s", version, previous, answer.seconds)
+    return answer
+
+
+def reload_changed_model(engine: Engine, metrics: Metrics) -> None:
+    """Load the served model's directory again if its files have changed; log what is wrong with them."""
+    try:
+        source = getattr(engine.model, "source", None)  # None for a model that was made in memory
+        if source is not None and source.is_outdated:
+            load_model(engine, metrics)
+    except Exception:  # of any kind: the reload of the rules goes on
+        log.exception("the model could not be loaded again: the one before is served on")
+
+
+def model_handlers(engine: Engine, metrics: Metrics, bounds: Bounds) -> dict[str, Handler]:
+    """Return the handler of the operation `load_model`."""
+
+    async def route(http: HttpRequest) -> Response:
+        body = decode_body(await read_body(http, bounds), http.headers.get("content-type", ""), _MODEL)
+        try:
+            return json_response(await in_own_thread(partial(load_model, engine, metrics, body.directory)))
+        except (CheckpointError, LogitsError) as error:
+            raise BodyError(f"{error}; the model before is served on", status=HTTPStatus.UNPROCESSABLE_ENTITY) from error
+
+    return {"load_model": answering(route)}
