@@ -42,10 +42,7 @@ _READ_THREADS = 4
 NO_WRITER = "this server was started without a place to keep changes: see `leafbeam serve --changes`"
 
 FILES = Path(__file__).parent / "playground"
-# No inline script or style, nothing from elsewhere; no frame of another site.
 _HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",  # asked for again each time, and answered with 304
@@ -107,7 +104,7 @@ def create_app(
                 for operation in OPERATIONS
                 if operation.name in handlers
             ),
-            *([] if engine is None else playground_routes()),
+            *([] if engine is None else playground_routes(config.exposure.pictures)),
             *_document_routes(document),
         ],
         exception_handlers={HTTPException: http_error},
@@ -212,15 +209,24 @@ def _learnt(search_widths: SearchWidths) -> tuple[LearntWidths, ...]:
 
 
 class _PageFiles(StaticFiles):
+    """The page's files. They have no inline script or style and load nothing from elsewhere but pictures of these sites."""
+
+    def __init__(self, picture_sites: Sequence[str]) -> None:
+        super().__init__(directory=FILES)
+        self._policy = (
+            "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+            f"frame-ancestors 'none'; img-src {' '.join(['data:', *picture_sites])} 'self'"
+        )
+
     async def get_response(self, path: str, scope: Scope) -> Response:
         response = await super().get_response(path, scope)
-        response.headers.update(_HEADERS)
+        response.headers.update({**_HEADERS, "Content-Security-Policy": self._policy})
         return response
 
 
-def playground_routes() -> list[BaseRoute]:
-    """Return the routes of `/`, and of the scripts and styles that it loads."""
-    files = _PageFiles(directory=FILES)
+def playground_routes(picture_sites: Sequence[str]) -> list[BaseRoute]:
+    """Return the routes of `/`, and of the files that it loads. picture_sites: sites of the items' pictures."""
+    files = _PageFiles(picture_sites)
 
     async def page(http: HttpRequest) -> Response:
         return await files.get_response("index.html", http.scope)

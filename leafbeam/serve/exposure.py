@@ -21,6 +21,7 @@ class Exposure:
             plain HTTP.
         private_key: The PEM file with the private key of the certificate.
         origins: Sites such as "https://shop.example.com" whose pages may read answers (CORS).
+        pictures: Sites such as "https://images.example.com" from which the server's page may load the items' pictures.
         insecure: If true, other machines may reach a server that has no keys.
 
     Raises:
@@ -30,10 +31,11 @@ class Exposure:
     certificate: Path | None = None
     private_key: Path | None = None
     origins: tuple[str, ...] = ()
+    pictures: tuple[str, ...] = ()
     insecure: bool = False
 
     def __post_init__(self) -> None:
-        for origin in self.origins:
+        for origin in (*self.origins, *self.pictures):
             try:
                 parts = urlsplit(origin)
                 is_origin = parts.scheme in ("http", "https") and origin == f"{parts.scheme}://{parts.netloc}"
@@ -41,7 +43,9 @@ class Exposure:
             except ValueError:
                 is_origin = False
             if not is_origin:
-                raise ArgumentError(f"{origin!r:.90} is not an origin of pages: expected one such as https://shop.example.com")
+                raise ArgumentError(
+                    f"{origin!r:.90} is not the origin of a site: expected one such as https://shop.example.com"
+                )
         if self.certificate is None:
             if self.private_key is not None:
                 raise ArgumentError("the private key has no certificate: set exposure.certificate too")

@@ -100,7 +100,7 @@ def test_a_page_of_a_named_site_reads_every_error(
     ["*", "shop.example.com", "https://", "https://a/", "https://a/b", "ftp://a", "https://u@a", "https://a:x", "null"],
 )
 def test_what_is_no_origin_is_refused(origin: str) -> None:
-    with pytest.raises(ArgumentError, match="is not an origin of pages"):
+    with pytest.raises(ArgumentError, match="is not the origin of a site"):
         Exposure(origins=(origin,))
 
 

@@ -1,6 +1,7 @@
 // Answers as cards: what was recommended, why, and what the rules forbid.
 
 import { $, el, factsOf, titleOf } from "./dom.js";
+import { pictureOf } from "./pictures.js";
 
 const CHANNELS = { model: "the model", transition: "users who took it after", text: "a text like that of", popular: "popular, to fill up the answer" };
 
@@ -41,12 +42,16 @@ function card({ answer, place, known, rules, places, actions, marks }) {
   return el(
     "li",
     { class: faults.length ? "card broken" : "card", "data-id": String(id) },
-    el("h3", {}, `${place + 1}. ${title} `, moved(places, id, place)),
-    el("p", { class: "muted" }, [String(id), factsOf(item)].filter(Boolean).join(" · ")),
-    verdict ? el("p", { class: "verdict" }, verdict) : null,
-    el("p", {}, why(answer, place, known)),
-    el("p", { class: "codes" }, `codes ${answer.codes[place].join(" › ")}`),
-    el("p", { class: "row" }, ...actions.map(button)),
+    pictureOf(item),
+    el(
+      "div",
+      {},
+      el("h3", {}, `${place + 1}. ${title} `, moved(places, id, place)),
+      el("p", { class: "facts" }, [factsOf(item), String(id)].filter(Boolean).join(" · ")),
+      verdict ? el("p", { class: "verdict" }, verdict) : null,
+      el("p", { class: "why" }, why(answer, place, known), el("span", { class: "codes" }, ` · codes ${answer.codes[place].join(" › ")}`)),
+      el("p", { class: "row" }, ...actions.map(button)),
+    ),
   );
 }
 

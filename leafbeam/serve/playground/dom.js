@@ -35,7 +35,7 @@ export const titleOf = (item) => String(item.attributes[titleColumn.name] || ite
 export function factsOf(item) {
   const title = titleOf(item);
   const facts = Object.entries(item.attributes).filter(
-    ([name, value]) => name !== titleColumn.name && value !== null && typeof value !== "object" && String(value).length < 40,
+    ([name, value]) => name !== titleColumn.name && value !== null && typeof value !== "object" && String(value).length < 40 && !/^(https?|data):/.test(value),
   ).filter(([, value]) => typeof value !== "string" || !title.includes(value)); // a brand in the title is known already
   return facts.slice(0, 4).map(([name, value]) => `${name} ${value}`).join(" · ");
 }

@@ -4,10 +4,12 @@ import * as api from "./api.js";
 import { broken, showAnswers, showStages } from "./answers.js";
 import { Changes } from "./changes.js";
 import { combobox } from "./combobox.js";
+import { curlOf, pythonOf } from "./copy.js";
 import { $, count, debounced, el, factsOf, plural, setTitleColumn, titleOf } from "./dom.js";
-import { hasKey, showKey } from "./keys.js";
+import { showKey } from "./keys.js";
 import { watchServer } from "./live.js";
 import { fieldsOf, hasObjectives, loadBoosts, showObjectives, unmetOf } from "./objectives.js";
+import { explainBlockedPictures, pictureOf } from "./pictures.js";
 import { completions, loadRules, showRules } from "./rules.js";
 import { DEFAULTS, fromHash, toHash } from "./state.js";
 import { drawTrie, showLevels, tableOf } from "./trie.js";
@@ -33,6 +35,8 @@ class Page {
       return this.loadItems();
     });
     items.catch(() => {}); // awaited below: until then, its failure is not one that nothing handles
+    const first = items.then(() => this.answers()); // on its way while the rest of the page is made
+    first.catch(() => {});
     this.paths = (await api.get("/openapi.json")).paths;
     showKey();
     $("ruled").hidden = !this.has("/v1/rules");
@@ -50,7 +54,7 @@ class Page {
     this.showForm();
     this.bind();
     performance.mark("interactive");
-    await this.askNow();
+    await this.showAnswers(first);
     performance.mark("answered");
     watchServer();
   }
@@ -106,7 +110,7 @@ class Page {
         this.ask();
         ($("history").querySelectorAll("button")[Math.min(place, this.state.history.length - 1)] ?? $("search")).focus();
       };
-      return el("li", {}, el("span", {}, title), el("button", { type: "button", class: "small", "aria-label": `Take out ${title}`, onclick: drop }, "✕"));
+      return el("li", {}, item ? pictureOf(item) : null, el("span", {}, title), el("button", { type: "button", class: "small", "aria-label": `Take out ${title}`, onclick: drop }, "✕"));
     });
     $("history").replaceChildren(...rows);
     $("history").scrollTop = $("history").scrollHeight; // the newest item counts most
@@ -169,7 +173,8 @@ class Page {
       this.showHistory();
       this.ask();
     });
-    $("copy").addEventListener("click", () => this.copyAsCurl());
+    $("curl").addEventListener("click", () => this.copy($("curl"), curlOf(this.body(true))));
+    $("python").addEventListener("click", () => this.copy($("python"), pythonOf(this.body(true))));
     $("back").addEventListener("click", () => this.showLevel(this.level - 1));
     $("on").addEventListener("click", () => this.showLevel(this.level + 1));
     $("play").addEventListener("click", () => this.play());
@@ -220,23 +225,49 @@ class Page {
     };
   }
 
-  /** Ask with and without the rules, and show both. sameRequest: what changed is the catalog, so cards show how they moved. */
-  async askNow({ sameRequest = false } = {}) {
+  /** Ask with and without the rules, and for the items of both answers. */
+  async answers() {
     history.replaceState(null, "", toHash(this.state));
-    this.asking.abort();
-    this.asking = new AbortController();
     const { signal } = this.asking;
     const { rules, filter } = this.state;
     const ruled = rules.length > 0 || filter.trim() !== "" || hasObjectives(this.state);
+    const began = performance.now();
+    const asked = [this.body(true), ...(ruled ? [this.body(false)] : [])];
+    const [answer, without = null] = await Promise.all(asked.map((body) => api.post("/v1/recommend", { ...body, explain: true }, { signal })));
+    const milliseconds = performance.now() - began;
+    const ids = [...new Set([...answer.item_ids, ...(without?.item_ids ?? [])])];
+    const found = await api.items(ids.length ? { ids, rules, filter } : { limit: 0, rules, filter }, signal);
+    return { answer, without, found, milliseconds };
+  }
+
+  /** Ask, count and show. sameRequest: what changed is the catalog, so cards show how they moved. */
+  async askNow({ sameRequest = false } = {}) {
+    this.asking.abort();
+    this.asking = new AbortController();
+    this.count();
+    await this.showAnswers(this.answers(), sameRequest);
+  }
+
+  /** Count the items that the rules allow, which takes less time than a search. */
+  async count() {
+    const { rules, filter } = this.state;
     try {
-      const began = performance.now();
-      const asked = [this.body(true), ...(ruled ? [this.body(false)] : [])];
-      const [answer, without = null] = await Promise.all(asked.map((body) => api.post("/v1/recommend", { ...body, explain: true }, { signal })));
-      const milliseconds = performance.now() - began;
-      const ids = [...new Set([...answer.item_ids, ...(without?.item_ids ?? [])])];
-      const found = await api.items(ids.length ? { ids, rules, filter } : { limit: 0, rules, filter }, signal);
-      for (const item of found.items) this.known.set(item.item_id, item);
-      this.show({ answer, without, found, milliseconds, sameRequest });
+      this.showCount(await api.items({ limit: 0, rules, filter }, this.asking.signal));
+    } catch (error) {
+      if (error.name !== "AbortError") this.showCount(null); // the search says what is wrong
+    }
+  }
+
+  showCount(found) {
+    const text = found ? `These rules allow ${count(found.num_allowed)} of ${plural(found.num_items, "item")}.` : "";
+    if ($("allowed").textContent !== text) $("allowed").textContent = text; // a screen reader reads what is set
+  }
+
+  async showAnswers(answers, sameRequest = false) {
+    try {
+      const shown = await answers;
+      for (const item of shown.found.items) this.known.set(item.item_id, item);
+      this.show({ ...shown, sameRequest });
       $("error").hidden = true;
     } catch (error) {
       if (error.name !== "AbortError") this.showError(error);
@@ -246,7 +277,7 @@ class Page {
   show({ answer, without, found, milliseconds, sameRequest }) {
     const { rules } = this.state;
     $("server").textContent = `${plural(found.num_items, "item")}, version ${answer.index_version}`;
-    $("allowed").textContent = `These rules allow ${count(found.num_allowed)} of ${plural(found.num_items, "item")}.`;
+    this.showCount(found);
     const how = answer.exact ? ", proved to be the model's best" : `, ${answer.num_exact} proved to be the model's best`;
     const isRuled = rules.length > 0 || this.state.filter.trim() !== "";
     const wrong = without && isRuled ? `; without rules, ${without.item_ids.filter((id) => broken(this.known.get(id), rules).length).length} of ${without.num_valid} would break them` : "";
@@ -288,16 +319,14 @@ class Page {
     }, 700);
   }
 
-  async copyAsCurl() {
-    const body = api.stringify(this.body(true)).replaceAll("'", String.raw`'\''`);
-    const key = hasKey() ? "-H 'authorization: Bearer KEY' " : "";
-    const command = `curl ${location.origin}/v1/recommend ${key}-H 'content-type: application/json' -d '${body}'`;
+  async copy(button, text) {
+    const label = button.textContent;
     try {
-      await navigator.clipboard.writeText(command);
-      $("copy").textContent = "Copied";
-      setTimeout(() => ($("copy").textContent = "Copy as curl"), 1500);
+      await navigator.clipboard.writeText(text);
+      button.textContent = "Copied";
+      setTimeout(() => (button.textContent = label), 1500);
     } catch {
-      this.showError(new Error(`This browser lets the page copy nothing: ${command}`));
+      this.showError(new Error(`This browser lets the page copy nothing: ${text}`));
     }
   }
 
@@ -307,5 +336,6 @@ class Page {
   }
 }
 
+explainBlockedPictures();
 const page = new Page();
 page.start().catch((error) => page.showError(error));

@@ -31,18 +31,19 @@ def address(first_shop: Any) -> Iterator[str]:
 
 @pytest.fixture
 def visit(chromium: Any) -> Iterator[Callable[..., Any]]:
-    """Opens an address; refused: statuses of failures that the page asks for, which the browser reports too."""
+    """Opens an address; refused: statuses of failures that the page asks for, which the browser reports too; blocked: a site
+    of pictures that the browser reports as not allowed."""
     contexts: list[Any] = []
     errors: list[str] = []
 
-    def visit(url: str, *, refused: tuple[int, ...] = (), **options: Any) -> Any:
+    def visit(url: str, *, refused: tuple[int, ...] = (), blocked: str = "", **options: Any) -> Any:
         context = chromium.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
         contexts.append(context)
         context.set_default_timeout(20_000)
         page = context.new_page()
 
         def on_console(message: Any) -> None:
-            statuses = [f"status of {status}" for status in refused]
+            statuses = [f"status of {status}" for status in refused] + ([f"the image '{blocked}"] if blocked else [])
             stopped = "net::ERR_CONNECTION_REFUSED"  # the test ended before its page did
             expected = any(text in message.text for text in (*statuses, stopped))
             if message.type in ("error", "warning") and not expected:

@@ -1,5 +1,8 @@
 """The playground in a headless Chromium: by mouse, by keyboard alone, on a phone, in the dark, and by axe's rules."""
 
+import contextlib
+import io
+
 import pytest
 
 from tests.serve.playground.seen import card_ids, check_accessible, tab_to, wait_for
@@ -130,3 +133,28 @@ def test_a_title_that_looks_like_html_is_text(open_page):
     page.fill("#filter", "<img src=x onerror=alert(1)>")
     page.wait_for_selector("#error:not([hidden])")
     assert page.locator("#error img").count() == 0
+
+
+def test_the_count_of_an_expression_comes_before_its_answer(open_page, first_shop):
+    page = open_page("#item=1000")
+    both = len(first_shop.allowed(["cheap"], []) & first_shop.allowed(["in_stock"], []))
+    held = []
+    page.route("**/v1/recommend", lambda route: held.append(route))  # answers wait
+    page.fill("#filter", "cheap & in_stock")
+    wait_for(page, f"These rules allow {both} of 100 items.")
+    assert page.is_hidden("#without")
+    for route in held:
+        route.continue_()
+    page.unroute("**/v1/recommend")
+    page.wait_for_selector("#without .card")
+
+
+def test_python_that_is_copied_gets_the_answer_that_the_page_shows(open_page):
+    fragment = "#item=1000&rule=cheap&filter=in_stock&num_items=4&leave_out=no&channel=model&quota=cheap:2"
+    page = open_page(fragment, permissions=["clipboard-read", "clipboard-write"])
+    page.click("#python")
+    page.wait_for_selector("#python:text('Copied')")
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown):
+        exec(page.evaluate("navigator.clipboard.readText()"), {})
+    assert shown.getvalue().strip() == f"({', '.join(card_ids(page))})"
