@@ -51,7 +51,7 @@ class Automaton:
         arrays: The arrays of the automaton.
         chains: The forced chains; None unless `compress` was called. Of a lazy automaton those that were asked for.
         lazy: The masks so far; None if all are in `arrays`.
-        notes: The keywords of a JSON Schema that were ignored or bounded. A file does not hold them.
+        notes: The keywords of a JSON Schema that were ignored or bounded.
 
     Examples:
         >>> tokens = [b"a", b"b", b"ab", None]
@@ -421,7 +421,8 @@ class Automaton:
 
     def save(self, path: str | Path) -> None:
         """Write the automaton into one safetensors file, which replaces an older one atomically."""
-        automaton_file.save(Path(path), self.arrays, compressed=self.chains is not None, lazy=self.is_lazy)
+        compressed = self.chains is not None
+        automaton_file.save(Path(path), automaton_file.SavedAutomaton(self.arrays, compressed, self.is_lazy, self.notes))
 
     @classmethod
     def load(cls, path: str | Path, vocabulary: TokenTrie | None = None, **limits: Unpack[Limits]) -> Automaton:
@@ -436,15 +437,16 @@ class Automaton:
         Raises:
             IndexFileError: If the file is missing, damaged, of another kind or of a newer format.
         """
-        arrays, compressed, lazy = automaton_file.load(Path(path))
+        arrays, compressed, lazy, notes = automaton_file.load(Path(path))
         try:
             if lazy:
                 tokens = vocabulary or TokenTrie.of(arrays.spellings())
                 if not np.array_equal(tokens.spelling.bytes_T, arrays.bytes_T):
                     raise IndexFileError(f"{path} is over another vocabulary: expected the one that it was built with")
-                automaton = cls(arrays=arrays, lazy=LazyTable(arrays.dfa, tokens, AutomatonLimits(**limits)))
+                table = LazyTable(arrays.dfa, tokens, AutomatonLimits(**limits))
+                automaton = cls(arrays=arrays, lazy=table, notes=notes)
                 return automaton.compress() if compressed else automaton
-            return cls._of(arrays, compressed)
+            return replace(cls._of(arrays, compressed), notes=notes)
         except AssertionError as error:
             raise IndexFileError(f"{path} is damaged: a forced chain is a cycle; build and save it again") from error
 

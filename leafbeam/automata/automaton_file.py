@@ -1,17 +1,19 @@
 """An automaton as one file, and the checks that make its arrays safe to walk.
 
 The metadata's `leafbeam-automaton` entry is a JSON header: format version, vocabulary size, number of states, `compressed`,
-`lazy` (format version 2: there are no rows and masks), and the digest. Tensors: see `AutomatonArrays.tensors`.
+`lazy` (format version 2: there are no rows and masks), `notes` of a JSON Schema where there are any, and the digest. Tensors:
+see `AutomatonArrays.tensors`.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.automata.arrays import UNFILLED, AutomatonArrays, TransitionTable
 from leafbeam.automata.byte_dfa import ByteDFA, DfaEdges
+from leafbeam.automata.json_notes import SchemaNote
 from leafbeam.errors import IndexFileError, counted
 from leafbeam.index.bitmap import Bitmap
 from leafbeam.index.tensor_file import FileKind, Tensors, expect, read, write
@@ -19,28 +21,36 @@ from leafbeam.index.tensor_file import FileKind, Tensors, expect, read, write
 KIND = FileKind(key="leafbeam-automaton", noun="automaton", writer="Automaton.save", newest=2, has_digest=True)
 
 
-def save(path: Path, arrays: AutomatonArrays, *, compressed: bool, lazy: bool) -> None:
-    """Write the arrays; forced chains are computed again at loading if there were any."""
+class SavedAutomaton(NamedTuple):
+    """What a file holds: `compressed` if forced chains have to be computed again, `lazy` if there are no rows and masks."""
+
+    arrays: AutomatonArrays
+    compressed: bool
+    lazy: bool
+    notes: tuple[SchemaNote, ...]
+
+
+def save(path: Path, saved: SavedAutomaton) -> None:
+    """Write an automaton; forced chains are computed again at loading if there were any."""
     header = {
-        "format_version": 2 if lazy else 1,
-        **({"lazy": True} if lazy else {}),
-        "vocabulary_size": arrays.vocabulary_size,
-        "num_states": len(arrays.table.mask_S),
-        "compressed": compressed,
+        "format_version": 2 if saved.lazy else 1,
+        **({"lazy": True} if saved.lazy else {}),
+        "vocabulary_size": saved.arrays.vocabulary_size,
+        "num_states": len(saved.arrays.table.mask_S),
+        "compressed": saved.compressed,
+        **({"notes": [note.as_json() for note in saved.notes]} if saved.notes else {}),
     }
-    write(path, KIND, header, arrays.tensors())
+    write(path, KIND, header, saved.arrays.tensors())
 
 
-def load(path: Path) -> tuple[AutomatonArrays, bool, bool]:
-    """Return (the arrays, whether to compute chains, whether rows and masks are absent).
-
-    Every array is read once: no state, token or mask can point outside.
-    """
+def load(path: Path) -> SavedAutomaton:
+    """Read an automaton. Every array is read once: no state, token or mask can point outside."""
     header, tensors = read(path, KIND)
     try:
         lazy = bool(header.get("lazy", False))
         arrays = _arrays_of(tensors, int(header["vocabulary_size"]), int(header["num_states"]), lazy)
-        return arrays, bool(header["compressed"]), lazy
+        notes = tuple(SchemaNote.from_json(note) for note in header.get("notes", ()))
+        return SavedAutomaton(arrays, bool(header["compressed"]), lazy, notes)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise IndexFileError(f"{path} is damaged ({type(error).__name__}: {error}): build and save it again") from error
 

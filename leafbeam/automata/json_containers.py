@@ -134,9 +134,9 @@ class Containers:
             raise scope.nothing(f" allows nothing: it requires {missing[0]!r}, {said}")
         extra = list[tuple[ByteDFA, Language]]()
         if patterns or (is_written and others is not False):
-            strings = self.scalars.strings.all() if names is None else names
-            strings = self.scalars.strings.without(strings, ByteDFA.from_strings([bytes_of(name, scope) for name in listed]))
-            extra = self._others(strings, patterns, others if is_written else False, scope)
+            texts, strings = [bytes_of(name, scope) for name in listed], self.scalars.strings
+            other_names = strings.all_but(texts) if names is None else strings.without(names, ByteDFA.from_strings(texts))
+            extra = self._others(other_names, patterns, others if is_written else False, scope)
         if extra and low > 1 + sum(not language.is_empty for language in listed.values()):
             raise scope.error(
                 f" is {low}: expected at most one more than it has properties, because other names may be repeated",

@@ -1,5 +1,6 @@
 """What a compiled schema does not say: keywords that were ignored, and parts that were bounded."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -30,6 +31,23 @@ class SchemaNote:
         """Return the note as a JSON object; without a depth where there is none."""
         depth = {} if self.depth is None else {"depth": self.depth}
         return {"treatment": self.treatment, "keyword": self.keyword, "pointer": self.pointer, **depth}
+
+    @classmethod
+    def from_json(cls, value: object) -> "SchemaNote":
+        """Read what `as_json` returned.
+
+        Raises:
+            ValueError: If the value is anything else.
+        """
+        names = {"treatment", "keyword", "pointer"}
+        if not isinstance(value, Mapping) or not names <= set(value) <= {*names, "depth"}:
+            raise ValueError(f"a note is {short_repr(value)}")
+        kinds = {"treatment": str, "keyword": str, "pointer": str, "depth": int}
+        if value["treatment"] not in ("ignored", "bounded") or any(
+            type(part) is not kinds[name] for name, part in value.items()
+        ):
+            raise ValueError(f"a note is {short_repr(value)}")
+        return cls(**value)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ _MAPPINGS = ("$defs", "definitions", "properties", "patternProperties", "depende
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 _SCHEMAS = ("items", "additionalProperties", "additionalItems", "contains", "propertyNames", "not", "if", "then", "else")
 _ESCAPED = re.compile(r"~(?![01])")
+_PLAIN = re.compile(r"[A-Za-z0-9_.$-]*")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +37,8 @@ def below(path: str, *names: object) -> str:
 
 @lru_cache(4096)
 def _escaped(name: str) -> str:
+    if _PLAIN.fullmatch(name):
+        return name
     name = name.replace("~", "~0").replace("/", "~1")
     return "".join(c if ord(c) > 127 else quote(c, safe="~!$&'()*+,;=:@?") for c in name)
 
@@ -52,6 +55,7 @@ class References:
         self._anchors: dict[tuple[str, str], Location] = {}
         self._reached_from: dict[int, dict[int, Location]] = {}
         self._circles: dict[int, set[int]] = {}
+        self._resolved: dict[tuple[str, str], Location] = {}
         self._bases: dict[int, str] = {}  # of schemas with an $id, by their Python id
         self.root = Location(schema=root, path="#", base=self._collect(root, "#", ""))
 
@@ -65,6 +69,11 @@ class References:
         """Return the schema that a `$ref` refers to. Raises AutomatonError."""
         if not isinstance(reference, str):
             raise self._unknown(reference, path)
+        if (reference, base) not in self._resolved:
+            self._resolved[reference, base] = self._resolve(reference, path, base)
+        return self._resolved[reference, base]
+
+    def _resolve(self, reference: str, path: str, base: str) -> Location:
         uri, fragment = urldefrag(reference)
         uri = _joined(base, uri)
         try:

@@ -6,6 +6,7 @@ quote or a backslash. Control characters without a short escape cannot be writte
 """
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -81,6 +82,13 @@ class Strings:
 
     def without(self, first: ByteDFA, second: ByteDFA) -> ByteDFA:
         return difference(first, second, self.max_states)
+
+    def all_but(self, texts: Sequence[bytes]) -> ByteDFA:
+        """Return all strings that can be written, except some."""
+        key = "all but", frozenset(texts)
+        if key not in self.built:
+            self.built[key] = self.without(self.all(), ByteDFA.from_strings(texts))
+        return self.built[key]
 
     def repeated(self, pattern: str, low: int, high: int | None) -> Network:
         """Return `low` to `high` texts of a pattern, one after another."""

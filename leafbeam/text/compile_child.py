@@ -42,7 +42,7 @@ def main() -> None:
             if options["filled"]:
                 automaton = automaton.filled()
             automaton.save(request["path"])
-            found: dict[str, object] = {"notes": [note.as_json() for note in automaton.notes]}
+            found: dict[str, object] = {}
         except AutomatonError as error:
             found = {"error": str(error), "pointer": error.pointer}
         except LeafbeamError as error:

@@ -11,12 +11,11 @@ import threading
 from collections import OrderedDict
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from leafbeam.automata import Automaton, TokenTrie
-from leafbeam.automata.json_notes import SchemaNote
 from leafbeam.errors import ArgumentError, AutomatonError, UnavailableError, counted
 
 _ENTRY_BYTES = 1000  # of an entry besides its text and arrays, about
@@ -152,8 +151,7 @@ class ConstraintCompiler:
         if "error" in answer:
             raise AutomatonError(answer["error"], pointer=answer.get("pointer"))
         try:
-            notes = tuple(SchemaNote(**note) for note in answer["notes"])
-            return replace(Automaton.load(path, self._tokens, max_bytes=self.limits.max_automaton_mb << 20), notes=notes)
+            return Automaton.load(path, self._tokens, max_bytes=self.limits.max_automaton_mb << 20)
         finally:
             path.unlink()
 

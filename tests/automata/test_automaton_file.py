@@ -45,6 +45,23 @@ def test_load_gives_back_what_was_saved(tmp_path: Path, share: float) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
+def test_a_file_holds_the_notes_of_a_schema(tmp_path: Path) -> None:
+    from leafbeam.automata.automaton_file import KIND
+    from leafbeam.index.tensor_file import read, write
+
+    schema = {"type": "array", "items": {"enum": [1]}, "maxItems": 1, "x-order": 1}
+    for share in (0.0, 1.0):
+        automaton = Automaton.from_json_schema(schema, [bytes([byte]) for byte in range(128)], dense_share=share)
+        assert [note.as_json() for note in automaton.notes] == [{"treatment": "ignored", "keyword": "x-order", "pointer": "#"}]
+        automaton.save(tmp_path / "x")
+        assert Automaton.load(tmp_path / "x").notes == automaton.notes
+    header, tensors = read(tmp_path / "x", KIND)
+    for notes in (1, [1], [{"treatment": "ignored"}], [{"treatment": "kept", "keyword": "a", "pointer": "#"}]):
+        write(tmp_path / "x", KIND, {**header, "notes": notes}, tensors)
+        with pytest.raises(IndexFileError, match="damaged"):
+            Automaton.load(tmp_path / "x")
+
+
 def test_other_files_are_refused(tmp_path: Path) -> None:
     Trie.build([[0]], [1]).save(tmp_path / "trie")
     fixture_automaton().save(tmp_path / "automaton")
