@@ -13,20 +13,19 @@ import leafbeam
 SOURCE = """
 from leafbeam.jit import njit
 
-@njit(cache=True)
-def twice(x):
+@njit(nogil=True)
+def part(x):
     return 2 * x
 
-@njit(nogil=True)
-def uncached(x):
-    return x
+@njit(cache=True)
+def twice(x):
+    return part(x)
 """
 RUN = """
 import logging
 logging.basicConfig(level=logging.INFO, format="%(name)s %(message)s")
 import numba, kernel
 before = numba.config.CACHE_DIR
-kernel.uncached(1)
 print(kernel.twice(21), repr(before))
 """
 

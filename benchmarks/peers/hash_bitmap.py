@@ -87,7 +87,7 @@ def _byte(hash_n: Tensor, num_bytes: int) -> Tensor:
     return ((hash_n >> _MIXED) & (num_bytes - 1)).int()
 
 
-@njit(nogil=True)
+@njit(cache=True, nogil=True)
 def _set_bits(codes_LM, byte_of_code_V, bit_of_code_V, out_bytes_W):
     """As `mask_step` probes: each prefix of each SID, with the hashes of `_after` and `_byte`."""
     levels, size = codes_LM.shape

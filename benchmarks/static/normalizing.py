@@ -13,7 +13,7 @@ from leafbeam.ops.constrain.cpu.logsumexp import log_sum_exp
 __all__ = ["normalize_rows"]
 
 
-@njit(nogil=True, _nrt=False)
+@njit(cache=True, nogil=True, _nrt=False)
 def normalize_rows(logits_BKV, chosen_BK, out_chunks):
     """The sum of the log-sum-exps of the chosen rows. out_chunks: room for V / 64 + 1 maxima."""
     total = 0.0

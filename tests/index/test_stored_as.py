@@ -1,19 +1,19 @@
 """Floats are stored as float32 or as the bits of the nearest bfloat16, as torch rounds."""
 
+import numba
 import numpy as np
 import torch
 
 from leafbeam.index.bit_kernels import stored_as, widened
-from leafbeam.jit import njit
 
 
-@njit(cache=False, nogil=True)
+@numba.njit
 def store(values_N, out_N):
     for n in range(len(values_N)):
         out_N[n] = stored_as(out_N[n], values_N[n])
 
 
-@njit(cache=False, nogil=True)
+@numba.njit
 def read(values_N, out_N):
     for n in range(len(values_N)):
         out_N[n] = widened(values_N[n])

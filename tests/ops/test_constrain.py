@@ -2,6 +2,7 @@
 
 import tracemalloc
 
+import numba
 import numpy as np
 import pytest
 import torch
@@ -19,36 +20,61 @@ from leafbeam.ops.constrain.cpu.logsumexp import CHUNK, chunk_maxima, sum_exp
 from leafbeam.ops.constrain.cpu.topk import Candidates, compact, key_of, score_of
 
 
+@numba.njit
+def maxima(row, chunks):  # parts of kernels are called by kernels alone
+    return chunk_maxima(row, chunks)
+
+
+@numba.njit
+def sum_of(row, top):
+    return sum_exp(row, top)
+
+
+@numba.njit
+def packed(score, arrival):
+    return key_of(score, arrival)
+
+
+@numba.njit
+def score_in(key):
+    return score_of(key)
+
+
+@numba.njit
+def compacted(candidates, count, k):
+    return compact(candidates, count, k)
+
+
 @pytest.mark.parametrize("size", [1, 2, 7, 63, 64, 65, 1000, 2048, 32_768])
 @pytest.mark.parametrize("scale", [0.01, 1.0, 30.0, 1000.0])
 def test_log_sum_exp_agrees_with_float64(size: int, scale: float) -> None:
     row = (np.random.default_rng(size).normal(size=size) * scale).astype(np.float32)
     chunks = np.full(size // CHUNK + 1, np.nan, np.float32)
-    top = chunk_maxima(row, chunks)
+    top = maxima(row, chunks)
     assert top == row.max()
     parts = [row[i : i + CHUNK].max() for i in range(0, size, CHUNK)]
     assert chunks[: len(parts)].tolist() == parts
     exact = np.exp(row.astype(np.float64) - float(top)).sum()
-    assert sum_exp(row, top) == pytest.approx(exact, rel=5e-6)
-    assert sum_exp(row, top) >= 1.0  # so that no log-probability exceeds 0
+    assert sum_of(row, top) == pytest.approx(exact, rel=5e-6)
+    assert sum_of(row, top) >= 1.0  # so that no log-probability exceeds 0
 
 
 def test_sum_exp_ignores_minus_infinity_and_shows_nan() -> None:
     row = np.array([0.0, -np.inf, 1.0], np.float32)
-    assert sum_exp(row, np.float32(1.0)) == pytest.approx(1 + np.exp(-1), rel=1e-6)
+    assert sum_of(row, np.float32(1.0)) == pytest.approx(1 + np.exp(-1), rel=1e-6)
     for size in (1, 64, 100):
         row = np.zeros(size, np.float32)
         row[size // 2] = np.nan
-        assert np.isnan(sum_exp(row, np.float32(0.0)))
+        assert np.isnan(sum_of(row, np.float32(0.0)))
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=50))
 def test_keys_sort_by_score_then_arrival(scores: list[float]) -> None:
     values = np.array(scores, np.float32)
-    keys = [int(key_of(score, np.int64(arrival))) for arrival, score in enumerate(values)]
+    keys = [int(packed(score, np.int64(arrival))) for arrival, score in enumerate(values)]
     expected = sorted(range(len(scores)), key=lambda i: (-values[i], i))
     assert sorted(range(len(scores)), key=lambda i: -keys[i]) == expected
-    assert all(score_of(np.uint64(key)) == value for key, value in zip(keys, values, strict=True))
+    assert all(score_in(np.uint64(key)) == value for key, value in zip(keys, values, strict=True))
 
 
 @settings(max_examples=50)
@@ -57,10 +83,10 @@ def test_compact_keeps_the_best_in_their_order(k: int, extra: int, seed: int) ->
     rng = np.random.default_rng(seed)
     count = k + extra
     scores = rng.integers(0, 12, count).astype(np.float32)  # many ties
-    keys = np.array([key_of(score, np.int64(i)) for i, score in enumerate(scores)], np.uint64)
+    keys = np.array([packed(score, np.int64(i)) for i, score in enumerate(scores)], np.uint64)
     parents, codes, places = np.arange(count), np.arange(count) * 2, np.arange(count) * 3
     candidates = Candidates(keys=keys, scratch=np.empty(count, np.uint64), parents=parents, codes=codes, indices=places)
-    threshold = compact(candidates, count, k)
+    threshold = compacted(candidates, count, k)
     kept = np.sort(np.lexsort((np.arange(count), -scores))[:k])
     assert parents[:k].tolist() == kept.tolist()
     assert codes[:k].tolist() == (kept * 2).tolist()

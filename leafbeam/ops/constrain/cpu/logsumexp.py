@@ -190,7 +190,7 @@ def _reduction(builder, name, taken):
     return cgutils.get_or_insert_function(builder.module, kind, f"llvm.vector.reduce.{name}.v{taken[-1].count}f32")
 
 
-@njit(nogil=True, _nrt=False)
+@njit(cache=True, nogil=True, _nrt=False)
 def log_sum_exp(row_V, out_chunks):
     """Return (largest logit, log-sum-exp) of a row; NaN where it holds NaN or +inf; the maxima of its chunks are left in
     `out_chunks`.
