@@ -59,12 +59,24 @@ def _wider(rule: Rule) -> Rule | None:
     return None
 
 
+def _boost(rule: Rule) -> str | None:
+    """Return a line of a boost for the column of a bound: low prices, and items of the last month."""
+    if rule.name == "under_50":
+        price = rule.predicate.removesuffix(" < 50")
+        return f'low_price = "CASE WHEN {price} BETWEEN 0 AND 1e9 THEN -ln(1 + {price}) END"\n'
+    if rule.name == "new_this_month":
+        return f'recent = "CASE WHEN {rule.predicate} THEN 1 END"\n'
+    return None
+
+
 def write_rules(path: Path, items: pa.Table) -> tuple[str, ...]:
-    """Write a rules.toml with every supported rule, and wider ones of price and age; returns their names."""
+    """Write a rules.toml with every supported rule, wider ones of price and age, and boosts; return the rules' names."""
     supported = supported_rules(items)
     rules = [*supported, *(wider for rule in supported if (wider := _wider(rule)))]
     lines = "".join(f'{rule.name} = "{rule.predicate}"\n' for rule in rules)
+    boosts = "".join(boost for rule in rules if (boost := _boost(rule)))
     head = "# A rule is an SQL predicate over the table `items` of catalog.duckdb. A request names rules, never SQL.\n"
+    head += f"# A boost is a number for each item, which a request adds to scores.\n[boosts]\n{boosts}\n" if boosts else ""
     path.write_text(f"{head}[rules]\n{lines}", encoding="utf-8")
     return tuple(rule.name for rule in rules)
 

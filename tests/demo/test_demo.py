@@ -86,7 +86,11 @@ def test_the_rules_of_a_shop_select_what_their_names_say(tmp_path: Path):
     items = make_shop(num_items=400, num_users=5, seed=0).items
     names = ("in_stock", "under_20", "new_this_week", "under_50", "new_this_month")
     assert write_rules(tmp_path / "rules.toml", items) == names
-    written = tomllib.loads((tmp_path / "rules.toml").read_text())["rules"]
+    file = tomllib.loads((tmp_path / "rules.toml").read_text())
+    written = file["rules"]
+    assert SqlChecker(items).count_allowed([f"({file['boosts']['low_price']}) < -ln(1 + 50)"]) == sum(
+        row["price"] > 50 for row in items.to_pylist()
+    )
     assert SqlChecker(items).count_allowed([written["under_50"]]) == sum(row["price"] < 50 for row in items.to_pylist())
     rules = {rule.name: rule.predicate for rule in supported_rules(items)}
     rows = items.to_pylist()
@@ -97,6 +101,7 @@ def test_the_rules_of_a_shop_select_what_their_names_say(tmp_path: Path):
     assert checker.count_allowed([rules["new_this_week"]]) == sum((newest - row["first_seen"]).days < 7 for row in rows) == 12
     month = sum((newest - row["first_seen"]).days < 30 for row in rows)
     assert checker.count_allowed([written["new_this_month"]]) == month > 12
+    assert checker.count_allowed([f"({file['boosts']['recent']}) = 1"]) == month
 
 
 def test_a_server_that_breaks_a_rule_is_caught(tmp_path: Path):
