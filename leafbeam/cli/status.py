@@ -46,8 +46,10 @@ def show_status() -> None:
         server = _server()
         console.print(server or f"No server answers at {_URL}", style="dim")
         missing = next((name for name in _STEPS if not _has(runs[0], name)), None)
+        if missing == "source" and runs[0].trie.exists():  # the index came from a table of codes
+            missing = None if _has(runs[0], "model") else "model"
         command = WRITERS[missing] if missing else "recommend" if server else "serve"
-        next_step(console, "leafbeam", command, "--run", runs[0].path)
+        next_step(console, "leafbeam", command, "--run", runs[0].path, *(["--history", ""] if command == "recommend" else []))
     console.print("All commands: leafbeam --help", style="dim")
 
 
@@ -59,7 +61,7 @@ def runs_in(directory: Path) -> list[RunDirectory]:
 
 def _has(run: RunDirectory, name: str) -> bool:
     path: Path = getattr(run, name)
-    return path.exists() or (name == "source" and run.trie.exists())  # an index may come from a table of codes
+    return path.exists()
 
 
 def _mark(run: RunDirectory, name: str, label: str) -> Text:

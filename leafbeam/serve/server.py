@@ -419,6 +419,7 @@ def _listen(host: str, port: int) -> socket.socket:
             (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=BACKLOG
         )
     except OSError as error:
-        raise ArgumentError(f"cannot listen on {host} port {port}: {error.strerror}; port 0 takes a free one") from error
+        reason = (error.strerror or str(error)).partition(" (while")[0]  # asyncio's words repeat the address there
+        raise ArgumentError(f"cannot listen on {host} port {port}: {reason}; port 0 takes a free one") from error
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # of its connections too; uvloop does it, asyncio does not
     return listening

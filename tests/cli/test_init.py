@@ -143,4 +143,10 @@ def test_leafbeam_alone_shows_where_one_is(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(status, "_URL", server)
     shown = flat(succeed())
     assert f"A server answers at {server} (not ready: it warms up)" in shown
+    assert "Next: leafbeam recommend --run runs/r3 --history ''" in shown
+    (newest / "source.json").unlink()  # as for a table of codes, without a log
+    shown = flat(succeed())
+    assert "runs/r3 · log ✓ Semantic IDs ✓ model ✓ index" in shown
     assert "Next: leafbeam recommend --run runs/r3" in shown
+    (newest / "model").unlink()
+    assert "Next: leafbeam train --run runs/r3" in flat(succeed())
