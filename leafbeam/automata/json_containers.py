@@ -7,12 +7,13 @@ from typing import Any
 
 from leafbeam.automata.byte_dfa import ByteDFA
 from leafbeam.automata.json_merge import merged, same
+from leafbeam.automata.json_negation import negation
 from leafbeam.automata.json_normal import Normaliser
 from leafbeam.automata.json_objects import Members, add_object
 from leafbeam.automata.json_presence import all_present
 from leafbeam.automata.json_scalars import Scalars, bytes_of
-from leafbeam.automata.json_scope import CLAUSES, Schema, Scope, list_of, mapping_of, names_of, span
-from leafbeam.automata.json_values import add_list, unique_list
+from leafbeam.automata.json_scope import CLAUSES, CONTAINS, Schema, Scope, list_of, mapping_of, names_of, span
+from leafbeam.automata.json_values import add_counted_list, add_list, unique_list
 from leafbeam.automata.network import Language, Network, determinized
 from leafbeam.errors import counted, short_repr
 
@@ -38,8 +39,8 @@ class Containers:
     def array(self, schema: Schema, scope: Scope) -> Language:
         low, high = span(schema, "minItems", "maxItems", scope)
         first, first_name, items = self._items_of(schema, scope)
-        if first_name == "contains":
-            low = max(low, 1)
+        if counts := self._counts(schema, scope):
+            return self._counted(first, first_name, items, (low, high), counts, scope)
         parts = [self.language(part, scope.below(first_name, number)) for number, part in enumerate(first)]
         if not isinstance(schema.get("uniqueItems", False), bool):
             raise scope.error(f" is {short_repr(schema['uniqueItems'])}: expected true or false", "uniqueItems")
@@ -79,12 +80,56 @@ class Containers:
             first = list_of(first, scope.below(name))
         if given is None and first:
             given = False  # more items would be valid, and are not written
-        if "contains" in schema:  # the first item that has no schema of its own is the one that the array has to contain
-            rest = True if given is None else given
-            if first:
-                raise scope.error(" has contains beside schemas of the first items: expected one of them")
-            first, name = [{"allOf": [rest, schema["contains"]]}], "contains"
         return first, name, given
+
+    def _counts(self, schema: Schema, scope: Scope) -> tuple[Any, int, int | None] | None:
+        """Return what some items have to match, and how many of them must and may; None if there is no such bound."""
+        counts: list[tuple[Any, int, int | None]] = []
+        for part, low, high in schema.get(CONTAINS, ()):
+            if (low or high is not None) and (part, low, high) not in counts:
+                counts.append((part, low, high))
+        if len(counts) > 1:
+            raise scope.error(" joins two schemas with different contains: write them into one")
+        if counts and schema.get("uniqueItems"):
+            raise scope.error(" is true beside contains: expected one of them", "uniqueItems")
+        return counts[0] if counts else None
+
+    def _counted(
+        self,
+        first: Sequence[Any],
+        first_name: str,
+        items: Any,
+        bounds: tuple[int, int | None],
+        counts: tuple[Any, int, int | None],
+        scope: Scope,
+    ) -> Language:
+        """Return the arrays of which a number of items matches a schema."""
+        part, low_matching, high_matching = counts
+        low, high = bounds
+        high = high if items is not False else len(first) if high is None else min(high, len(first))
+        loop = max(len(first) + 1, low)
+        built: dict[tuple[int, bool], Language] = {}
+
+        def item(number: int, is_match: bool) -> Language:
+            number = min(number, len(first))
+            if (number, is_match) not in built:
+                own, at = (
+                    (first[number], scope.below(first_name, number)) if number < len(first) else (items, scope.below("items"))
+                )
+                is_open = own is None or own is True or own == {}
+                others = [part] if is_match else [] if high_matching is None else [negation(part)]
+                at = scope.below("contains") if others else at
+                joined = (
+                    self.inner(scope) if is_open and not others else self._joined([*([] if is_open else [own]), *others], at)
+                )
+                built[number, is_match] = joined
+            return built[number, is_match]
+
+        network = self.network(scope)
+        add_counted_list(network, item, (low, high, loop), (low_matching, high_matching))
+        if network.is_empty:
+            raise scope.nothing(" allows nothing: no list has as many items that match contains as it requires")
+        return network
 
     def _unique(self, parts: Sequence[Language], items: Any, low: int, high: int | None, scope: Scope) -> Language:
         """Return the lists of different values of a finite language, in the order of their texts."""

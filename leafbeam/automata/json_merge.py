@@ -12,6 +12,7 @@ from typing import Any
 from leafbeam.automata.json_scope import (
     CLAUSES,
     CONDITIONS,
+    CONTAINS,
     NOT_PATTERNS,
     NOT_VALUES,
     NOTS,
@@ -23,11 +24,12 @@ from leafbeam.automata.json_scope import (
     names_of,
     types_of,
 )
+from leafbeam.automata.json_unevaluated import unevaluated
 
 _HIGHEST = ("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties")
 _LOWEST = ("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties")
 _CHOICES = ("anyOf", "oneOf")
-_LISTS = (CLAUSES, CONDITIONS, NOTS, NOT_VALUES, PATTERNS, NOT_PATTERNS)
+_LISTS = (CLAUSES, CONDITIONS, CONTAINS, NOTS, NOT_VALUES, PATTERNS, NOT_PATTERNS)
 # Keywords whose meaning depends on others of the same schema.
 _ALONE = {
     "prefixItems": {"items", "additionalItems"},
@@ -186,6 +188,9 @@ def distributed(schema: Schema, scope: Scope) -> tuple[str, list[object]] | None
     name = next((name for name in _CHOICES if name in schema), None)
     if name is None:
         return None
-    rest = {key: value for key, value in schema.items() if key != name}
+    outer = unevaluated(schema)
+    rest = {key: value for key, value in schema.items() if key != name and key not in outer}
     parts = list_of(schema[name], scope.below(name))
-    return name, [part if part is False or not rest else {"allOf": [rest, part]} for part in parts]
+    return name, [
+        part if part is False or not (rest or outer) else {"allOf": [rest, part] if rest else [part], **outer} for part in parts
+    ]

@@ -14,6 +14,7 @@ from typing import Any
 from leafbeam.automata.json_scope import (
     CLAUSES,
     CONDITIONS,
+    CONTAINS,
     NOT_PATTERNS,
     NOT_VALUES,
     NOTS,
@@ -106,6 +107,13 @@ def _clauses(value: Any, scope: Scope) -> list[Any]:
     ]
 
 
+def _contains(value: Any, scope: Scope) -> list[Any]:
+    """Return the lists of which fewer items match, and those of which more do."""
+    parts = [{CONTAINS: [[part, 0, low - 1]]} for part, low, _ in value if low]
+    parts += [{CONTAINS: [[part, high + 1, None]]} for part, _, high in value if high is not None]
+    return [{"type": "array", **part} for part in parts]
+
+
 def _conditions(value: Any, scope: Scope) -> list[Any]:
     return [
         {"allOf": parts}
@@ -132,6 +140,7 @@ _NEGATIONS: Mapping[str, Callable[[Any, Scope], list[Any]]] = {
     "dependentSchemas": _dependent,
     CLAUSES: _clauses,
     CONDITIONS: _conditions,
+    CONTAINS: _contains,
     NOTS: lambda value, scope: value,
     "allOf": lambda value, scope: [negation(part) for part in list_of(value, scope)],
     "anyOf": lambda value, scope: [{"allOf": [negation(part) for part in list_of(value, scope)]}],

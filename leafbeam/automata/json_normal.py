@@ -1,8 +1,10 @@
 """Schemas in the form that is compiled: keywords that hold together in one schema, and `anyOf` in place of other logic."""
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
+from leafbeam.automata.json_merge import merged
 from leafbeam.automata.json_negation import negated, negation
 from leafbeam.automata.json_notes import Notes
 from leafbeam.automata.json_presence import Clauses, dependent, presence
@@ -10,6 +12,7 @@ from leafbeam.automata.json_references import Location, References, below
 from leafbeam.automata.json_scope import (
     CLAUSES,
     CONDITIONS,
+    CONTAINS,
     KNOWN,
     NOTES,
     NOTS,
@@ -18,8 +21,10 @@ from leafbeam.automata.json_scope import (
     list_of,
     mapping_of,
     names_of,
+    span,
     types_of,
 )
+from leafbeam.automata.json_unevaluated import closed, unevaluated
 from leafbeam.errors import counted
 
 
@@ -45,6 +50,9 @@ class Normaliser:
         result = without_draft_4({name: value for name, value in schema.items() if name in KNOWN - NOTES})
         if "not" in result:
             result[NOTS] = [*result.get(NOTS, ()), result.pop("not")]
+        bounds = {name: result.pop(name) for name in ("minContains", "maxContains") if name in result}
+        if "contains" in result:
+            result[CONTAINS] = [*result.get(CONTAINS, ()), [result.pop("contains"), *self._num_contained(bounds, scope)]]
         condition = [result.pop(name, True) for name in ("if", "then", "else")]
         if "if" in schema:
             result[CONDITIONS] = [*result.get(CONDITIONS, ()), condition]
@@ -57,6 +65,14 @@ class Normaliser:
             clauses = dependent(name, names_of(others, scope.below("dependentRequired", name)))
             result[CLAUSES] = [*result.get(CLAUSES, ()), *sorted(map(sorted, clauses))]
         return result
+
+    def _num_contained(self, bounds: Schema, scope: Scope) -> tuple[int, int | None]:
+        """Return how many items have to match `contains`, and how many may."""
+        low, _ = span({"minContains": bounds.get("minContains", 1)}, "minContains", "", scope)
+        _, high = span(bounds, "", "maxContains", scope)
+        dialect = mapping_of(self.references.root.schema, Scope()).get("$schema")
+        is_old = isinstance(dialect, str) and re.search(r"/draft-0[0-9]/", dialect) is not None
+        return max(low, 1) if is_old else low, high  # before 2019-09 there was no minContains
 
     def with_clauses(self, schema: Schema, scope: Scope) -> dict[str, Any]:
         """Return a schema in which what its combinations say about the names of objects alone has become clauses."""
@@ -81,10 +97,11 @@ class Normaliser:
 
     def without_logic(self, schema: Schema, scope: Scope) -> Schema | None:
         """Return the same schema with anyOf in place of a `not`, an `if` or a dependency; None if it has none of them."""
-        for name in (NOTS, CONDITIONS, "dependentSchemas"):
+        outer = unevaluated(schema)
+        for name in (CONDITIONS, "dependentSchemas") if outer else (NOTS, CONDITIONS, "dependentSchemas"):
             if not schema.get(name):
                 continue
-            rest = {key: value for key, value in schema.items() if key != name}
+            rest = {key: value for key, value in schema.items() if key != name and key not in outer}
             if name == "dependentSchemas":
                 parts = [
                     {"anyOf": [{"properties": {key: False}}, {"allOf": [{"required": [key]}, part]}]}
@@ -97,7 +114,7 @@ class Normaliser:
                     {"anyOf": [{"allOf": [test, then]}, {"allOf": [negation(test), otherwise]}]}
                     for test, then, otherwise in schema[name]
                 ]
-            return {"allOf": [rest, *parts]}
+            return {"allOf": [rest, *parts], **outer}
         return None
 
     def _negated(self, part: Any, scope: Scope) -> Any:
@@ -147,11 +164,12 @@ class Normaliser:
             if self.references.inside(part, at.path, at.base) != scope.base:
                 raise at.error(" has an $id of its own and is joined with other schemas: leave out the $id")
             part, outer = self.plain(part, at), at
+            more = [part]
             if "$ref" in part or "allOf" in part:
                 more, outer = self.parts(part, at)
-                parts += more
-            else:
-                parts.append(part)
+            if unevaluated(part):  # it does not see the other parts
+                more = [closed(self.with_clauses(merged(more, at), at), at)]
+            parts += more
             open_refs = (*scope.open_refs, *outer.open_refs[len(at.open_refs) :])
             scope = Scope(path=scope.path, base=scope.base, open_refs=open_refs)
         return [own, *parts], scope

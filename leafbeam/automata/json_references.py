@@ -12,7 +12,10 @@ from leafbeam.errors import AutomatonError, short_repr
 
 _MAPPINGS = ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
-_SCHEMAS = ("items", "additionalProperties", "additionalItems", "contains", "propertyNames", "not", "if", "then", "else")
+_SCHEMAS = (
+    *("items", "additionalProperties", "additionalItems", "contains", "propertyNames", "not", "if", "then", "else"),
+    *("unevaluatedItems", "unevaluatedProperties"),
+)
 _ESCAPED = re.compile(r"~(?![01])")
 _PLAIN = re.compile(r"[A-Za-z0-9_.$-]*")
 

@@ -39,6 +39,7 @@ from leafbeam.automata.json_scope import (
     types_of,
 )
 from leafbeam.automata.json_strings import Strings
+from leafbeam.automata.json_unevaluated import closed, unevaluated
 from leafbeam.automata.json_values import FIXED, add_value, any_value, text_of
 from leafbeam.automata.network import END, START, Language, Network, determinized
 from leafbeam.errors import AutomatonError
@@ -224,11 +225,13 @@ class _Compiler:
             return self._language(rewritten, scope)
         if (alternatives := distributed(schema, scope)) is not None:
             return self._alternatives(*alternatives, schema, scope)
+        if unevaluated(schema):
+            return self._language(closed(schema, scope), scope)
         return self._of_types(schema, scope)
 
     def _of_types(self, schema: Schema, scope: Scope) -> Language:
         types = types_of(schema, scope) or ["null", "boolean", "number", "string", "array", "object"]
-        check_keywords(schema, types, scope)
+        check_keywords(schema, scope)
         if "enum" in schema or "const" in schema:
             return self._values(schema, scope)
         if not schema:

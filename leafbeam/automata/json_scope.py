@@ -14,19 +14,17 @@ KEYWORDS = {
     "number": {*BOUNDS, "multipleOf", "divisibleBy"},
     "boolean": set[str](),
     "null": set[str](),
-    "array": {"items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems", "contains"},
+    "array": {
+        *("items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems", "contains", "minContains"),
+        *("maxContains", "unevaluatedItems"),
+    },
     "object": {
         *("properties", "required", "additionalProperties", "minProperties", "maxProperties", "patternProperties"),
-        *("propertyNames", "dependencies", "dependentRequired", "dependentSchemas"),
+        *("propertyNames", "dependencies", "dependentRequired", "dependentSchemas", "unevaluatedProperties"),
     },
 }
-# Keywords of all drafts that restrict a type's instances, and are refused for that type.
-REFUSED = {
-    "array": {"minContains", "maxContains", "unevaluatedItems"},
-    "object": {"unevaluatedProperties"},
-}
-# Keywords that restrict instances of any type, and are refused.
-REFUSED_ALWAYS = {"$dynamicRef", "$recursiveRef", "disallow", "extends"}
+# Keywords that restrict instances, and are refused.
+REFUSED = {"$dynamicRef", "$recursiveRef", "disallow", "extends"}
 COMBINING = {"$ref", "allOf", "anyOf", "oneOf", "enum", "const", "type", "not", "if", "then", "else"}
 # Keywords that say nothing about instances: notes, and names of schemas.
 NOTES = {
@@ -36,11 +34,11 @@ NOTES = {
 }
 # Keywords of this compiler, which several of JSON Schema become before schemas are joined. No schema has them: a key with a NUL
 # is refused at the beginning.
-NOTS, CONDITIONS, CLAUSES, NOT_VALUES, PATTERNS, NOT_PATTERNS = (
-    f"\0{name}" for name in ("nots", "conditions", "clauses", "not values", "patterns", "not patterns")
+NOTS, CONDITIONS, CLAUSES, CONTAINS, NOT_VALUES, PATTERNS, NOT_PATTERNS = (
+    f"\0{name}" for name in ("nots", "conditions", "clauses", "contains", "not values", "patterns", "not patterns")
 )
-INTERNAL = {NOTS, CONDITIONS, CLAUSES, NOT_VALUES, PATTERNS, NOT_PATTERNS}
-KNOWN = NOTES | COMBINING | REFUSED_ALWAYS | INTERNAL | set[str]().union(*KEYWORDS.values(), *REFUSED.values())
+INTERNAL = {NOTS, CONDITIONS, CLAUSES, CONTAINS, NOT_VALUES, PATTERNS, NOT_PATTERNS}
+KNOWN = NOTES | COMBINING | REFUSED | INTERNAL | set[str]().union(*KEYWORDS.values())
 
 Schema = Mapping[str, Any]
 
@@ -110,12 +108,9 @@ def type_of(value: Any) -> str:
     return next((name for kind, name in names if isinstance(value, kind)), "object")
 
 
-def check_keywords(schema: Schema, types: list[str], scope: Scope) -> None:
-    """Raise AutomatonError for a keyword that restricts instances of these types in a way that is not supported."""
-    refused = REFUSED_ALWAYS.union(*(REFUSED.get(name, ()) for name in types))
-    without_effect = {"unevaluatedProperties": True, "unevaluatedItems": True}
-    harmless = {name for name, value in without_effect.items() if schema.get(name) is value}
-    if unknown := sorted(refused & set(schema) - harmless):
+def check_keywords(schema: Schema, scope: Scope) -> None:
+    """Raise AutomatonError for a keyword that restricts instances in a way that is not supported."""
+    if unknown := sorted(REFUSED & set(schema)):
         raise AutomatonError(
             f"{scope.path} has {', '.join(unknown)}, which is not supported", pointer=below(scope.path, unknown[0])
         )

@@ -7,7 +7,7 @@ from functools import lru_cache
 from leafbeam.automata.byte_dfa import ByteDFA
 from leafbeam.automata.json_scope import Scope
 from leafbeam.automata.json_text import NUMBER, STRING
-from leafbeam.automata.network import END, START, Network
+from leafbeam.automata.network import END, START, Language, Network
 from leafbeam.automata.regex import compile_fixed
 from leafbeam.errors import short_repr
 
@@ -39,6 +39,45 @@ def add_list(
         elif number + 1 < last:
             before = network.node()
             add_texts(network, done, COMMA, before)
+
+
+def add_counted_list(
+    network: Network,
+    item: Callable[[int, bool], Language],
+    items: tuple[int, int | None, int],
+    matching: tuple[int, int | None],
+) -> None:
+    """Join START and END by a list of some items, of which some match.
+
+    Args:
+        item: Returns the language of item `number` (from 0) if it matches, and if it does not or need not.
+        items: As in `add_list`: the smallest and largest number of items, and `loop`.
+        matching: The smallest and largest number of items that match.
+    """
+    (low, high, loop), (low_matching, high_matching) = items, matching
+    last = loop if high is None else high
+    before: dict[tuple[int, int], int] = {(0, 0): network.node()}  # the node before an item, behind so many that match
+    behind: dict[tuple[int, int], int] = {}
+    network.add_text(START, b"[", before[0, 0])
+    if not low and not low_matching:
+        network.add_text(START, b"[]", END)
+    waiting = [(0, 0)]
+    while waiting:
+        number, count = waiting.pop()
+        for is_match in (True, False):
+            total = min(count + is_match, low_matching) if high_matching is None else count + is_match
+            after = min(number + 1, last), total
+            if (number == last and high is not None) or (high_matching is not None and total > high_matching):
+                continue
+            if after not in behind:
+                done = behind[after] = network.node()
+                if after[0] >= low and total >= low_matching:
+                    network.add_text(done, b"]", END)
+                if after not in before:
+                    before[after] = network.node()
+                    waiting.append(after)
+                add_texts(network, done, COMMA, before[after])
+            network.add(before[number, count], item(min(number, loop - 1), is_match), behind[after])
 
 
 @lru_cache(maxsize=16)
