@@ -44,11 +44,11 @@ def demo(
         option("--data", "The directory of your own interactions.* and items.*, with the default columns.", default="a shop"),
     ] = None,
     minutes: Annotated[
-        float | None, option("--minutes", "The minutes of training.", default="2 for the shop, 6 for your data")
+        float | None, option("--minutes", "The minutes of training.", default="0.5 for the shop, 6 for your data")
     ] = None,
     runs: Annotated[Path, option("--runs", "The directory in which the run directory is made.")] = Path("runs"),
-    items: Annotated[int, option("--items", "The number of items of the shop.")] = 20_000,
-    users: Annotated[int, option("--users", "The number of users of the shop.")] = 20_000,
+    items: Annotated[int, option("--items", "The number of items of the shop.")] = 5_000,
+    users: Annotated[int, option("--users", "The number of users of the shop.")] = 8_000,
     seed: Annotated[int, option("--seed", "The random seed of the shop, the Semantic IDs and the training.")] = 0,
     open_page: Annotated[
         bool, option("--open", "Leave the server running at the end, and open its page in a browser.")

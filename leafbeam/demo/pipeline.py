@@ -5,6 +5,8 @@ import shlex
 import shutil
 import time
 import webbrowser
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +32,8 @@ class Demo:
     """`leafbeam demo`: every run starts anew in a directory of its own, so that two runs show the same.
 
     data: a directory with interactions.* and items.*; None generates a shop of `num_items` and `num_users`.
-    minutes: of training; None is 2 for the shop and 6 for data. num_checked_users: users whose answers are checked in bulk.
+    minutes: of training; None is half a minute for the shop and 6 for data.
+    num_checked_users: users whose answers are checked in bulk.
     open_page: whether it ends with the server running and its page in a browser, until Ctrl-C.
     """
 
@@ -55,7 +58,7 @@ class Demo:
         start = time.perf_counter()
         run = self._clean_run()
         data = run if self.data is None else self.data
-        minutes = self.minutes or (2.0 if self.data is None else 6.0)
+        minutes = self.minutes or (0.5 if self.data is None else 6.0)
         options, seed = ["--run", str(run)], ["--seed", str(self.seed)]
         if self.data is None:
             self._heading("A shop", "Synthetic: items with attributes, and users whose next purchases can be learnt.")
@@ -69,13 +72,15 @@ class Demo:
         self._command("fit-sids", "--data", str(data), *options, *seed)
         self._heading("Model", "A small transformer learns which codes come next.")
         self._command("train", *options, "--minutes", f"{minutes:g}", *seed)
-        self._heading("Evaluation", "Each user's last item was held out; the whole catalog is ranked to find it.")
-        self._command("evaluate", *options, *(["--users", "5000"] if self.data is None else []))
         self._heading("Index", "The codes of all items. The search enumerates these and no others.")
         write_rules(run / "rules.toml", log.items)
         self._command("build", *options)
-        self._heading("Server", "One model, one index; each request names its own rules.")
-        with running_server(run) as server:
+        with ExitStack() as stack, ThreadPoolExecutor(1) as pool:
+            starting = pool.submit(stack.enter_context, running_server(run))  # compiles kernels on another core
+            self._heading("Evaluation", "Each user's last item was held out; the whole catalog is ranked to find it.")
+            self._command("evaluate", *options, *(["--users", "2000"] if self.data is None else []))
+            server = starting.result()
+            self._heading("Server", "One model, one index; each request names its own rules.")
             self._print(f"`leafbeam serve --run {run}` listens on {server.address}")
             tour = Tour(log=log, rules=rules, server=server, run=run, console=self.console, seed=self.seed)
             tour.show_user()
