@@ -7,7 +7,7 @@ only one form of each instance:
 * one space may follow each comma and colon, and there are no other blanks;
 * strings use the short escapes (\\n, \\t, \\\\ and similar ones) and never `\\u`;
 * numbers between bounds have no exponent, and a few digits behind those of the bounds;
-* among the formats, a "uri" is an HTTP address, and names of hosts and mailboxes are ASCII.
+* among the formats, a "uri" or "iri" is an HTTP address, and names of hosts are ASCII.
 """
 
 import json

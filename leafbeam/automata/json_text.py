@@ -35,8 +35,19 @@ _DURATION = f"P(?:{_COUNT}W|{_DURATION_DATE}(?:{_DURATION_TIME})?|{_DURATION_TIM
 _POINTER = r"(?:/(?:[^~/\x00-\x1f\x7f-\x9f]|~[01])*)*"
 _URI = rf"https?://{_HOST}(?:/{_PATH}*)*(?:\?{_PATH}*)?"
 _RELATIVE = rf"(?:/{_PATH}+)+(?:\?{_PATH}*)?"
-# Formats of 2020-12 that are not regular, or whose names of other alphabets have rules of their own: they are refused.
-REFUSED_FORMATS = ("regex", "idn-email", "idn-hostname", "iri", "iri-reference", "uri-template")
+# Characters of other alphabets in an IRI (RFC 3987, 2.2), without those that turn the direction of writing (4.1).
+_UCS = (
+    r"\u{a0}-\u{200d}\u{2010}-\u{2029}\u{202f}-\u{d7ff}\u{f900}-\u{fdcf}\u{fdf0}-\u{ffef}\u{10000}-\u{1fffd}\u{20000}-\u{2fffd}"
+)
+_IPATH = f"[{_UCS}{_PATH[1:]}"
+_IRI = rf"https?://{_HOST}(?:/{_IPATH}*)*(?:\?{_IPATH}*)?"
+_IATOM = f"[{_UCS}{_ATOM[1:]}"
+# RFC 6570, 2: operators that it reserves are left out.
+_PERCENT = "%[0-9A-Fa-f]{2}"
+_VARIABLE = rf"(?:[A-Za-z0-9_]|{_PERCENT})(?:\.?(?:[A-Za-z0-9_]|{_PERCENT}))*(?::[1-9][0-9]{{0,3}}|\*)?"
+_TEMPLATE = rf"(?:[!#$&(-;=?-\[\]_a-z~{_UCS}]|{_PERCENT}|\{{[+#./;?&]?{_VARIABLE}(?:,{_VARIABLE})*\}})*"
+# Formats of 2020-12 that are not regular: they are refused.
+REFUSED_FORMATS = ("regex",)
 FORMATS = {
     "date": _DATE,
     "time": _TIME,
@@ -50,6 +61,11 @@ FORMATS = {
     "duration": _DURATION,
     "json-pointer": _POINTER,
     "relative-json-pointer": f"(?:0|[1-9][0-9]{{0,9}})(?:#|{_POINTER})",
+    "idn-hostname": _HOST,
+    "idn-email": rf"{_IATOM}(?:\.{_IATOM}){{0,2}}@{_HOST}",
+    "iri": _IRI,
+    "iri-reference": rf"{_IRI}|(?:/{_IPATH}+)+(?:\?{_IPATH}*)?",
+    "uri-template": _TEMPLATE,
     "uuid": "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
 }
 

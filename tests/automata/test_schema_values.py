@@ -197,6 +197,45 @@ def test_hosts_are_those_of_a_validator() -> None:
             assert not accepts(language, json.dumps(text))[0] or validator.is_valid(text), text
 
 
+@pytest.mark.parametrize(
+    ("name", "letters"),
+    [
+        ("iri", "/?é:%日"),
+        ("iri-reference", "/?é:#a"),
+        ("idn-email", "é@.-a"),
+        ("idn-hostname", "aé-.X"),
+        ("uri-template", "{a},%2:*+é'"),
+    ],
+)
+def test_names_of_all_alphabets_are_those_of_a_validator(name: str, letters: str) -> None:
+    jsonschema_rs = pytest.importorskip("jsonschema_rs")
+    schema, rng = {"type": "string", "format": name}, np.random.default_rng(0)
+    language, validator = schema_language(schema, 10_000), jsonschema_rs.Draft202012Validator(schema, validate_formats=True)
+    before, behind = {"iri": ("https://a.bc/", ""), "idn-email": ("", "@a.bc")}.get(name, ("", ""))
+    allowed = 0
+    for _ in range(2_000):
+        text = before + "".join(rng.choice(list(letters), rng.integers(1, 9))) + behind
+        accepted = accepts(language, json.dumps(text, ensure_ascii=False))[0]
+        allowed += accepted
+        assert not accepted or validator.is_valid(text), text
+    assert 0 < allowed < 2_000
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        *((text, True) for text in ("", "dictionary/{term:1}/{term}", "{+a}{?a,b*,c:9999}", "{a.b}", "{%41}", "é%20")),
+        *(
+            (text, False)
+            for text in ("{}", "{a", "{a..b}", "{a:0}", "{a:12345}", "{=a}", "a b", "%2", "^", "{é}", "<", "{é", "}")
+        ),
+    ],
+)
+def test_a_template_is_what_rfc_6570_says(text: str, expected: bool) -> None:
+    language = schema_language({"type": "string", "format": "uri-template"}, 10_000)
+    assert accepts(language, json.dumps(text, ensure_ascii=False)) == [expected]
+
+
 VALUES: list[dict[str, Any]] = [
     {"type": ["string", "null"]}, {"anyOf": [{"type": "string", "format": "date"}, {"type": "null"}]},
     {"enum": ["a", "b", None]},
