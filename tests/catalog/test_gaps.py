@@ -115,6 +115,7 @@ def test_a_read_that_began_before_sees_the_rows_of_then(tmp_path: Path) -> None:
         assert catalog.lookup([0], ["tags"]).to_pylist() == [{"item_id": 0, "tags": [1]}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "statement",
     [

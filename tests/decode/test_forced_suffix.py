@@ -7,7 +7,7 @@ import pytest
 
 from leafbeam import BeamSearch, SearchResult, Trie
 from leafbeam.errors import LogitsError
-from tests.fixtures.grid import CASES, SHAPES, Catalog, Recorder, TableModel
+from tests.fixtures.grid import CASES, FEW_SHAPES, Catalog, Recorder, TableModel
 from tests.fixtures.paths import Paths
 
 
@@ -37,7 +37,7 @@ def assert_equal(one: SearchResult, other: SearchResult) -> None:
 
 
 @pytest.mark.parametrize("scoring", ["full", "allowed"])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", FEW_SHAPES)
 @pytest.mark.parametrize("name", CASES)
 def test_the_answer_is_that_of_the_rounds(name: str, shape: str, scoring: str) -> None:
     case = CASES[name]

@@ -138,6 +138,7 @@ def run(theirs: Theirs) -> Path:
     return run
 
 
+@pytest.mark.slow
 def test_a_server_of_imported_files_answers_as_transformers_scores(theirs: Theirs, run: Path):
     with running_server(run) as server, httpx.Client(base_url=server.address, timeout=120) as client:
         for history in ([], [3], [7, 1, 0, 2]):

@@ -86,6 +86,7 @@ def test_a_decode_of_experts_equals_the_search(seed: int, monkeypatch: pytest.Mo
     same(decoded(new_decode(model, version, bucket), version, asked), expected)
 
 
+@pytest.mark.slow
 def test_what_waits_in_the_trays_is_all_that_a_run_knows() -> None:
     """Traced as operations on tensors, with every input made new: what a graph would hold."""
     rng = np.random.default_rng(8)

@@ -57,7 +57,7 @@ def test_a_buffer_is_made_anew_only_where_it_is_too_small() -> None:
     assert cache.nbytes == 2 * 7 * 16 * 2 * 4
 
 
-@pytest.mark.parametrize("kind", [new_model, new_encoder_decoder])
+@pytest.mark.parametrize("kind", [new_model, pytest.param(new_encoder_decoder, marks=pytest.mark.slow)])
 def test_a_session_with_kernels_gives_the_logits_of_plain_torch(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a GPU runs without a graph: Triton's attention, under its interpreter."""
     model: AnyModel = kind(2, Vocabulary(codebook_sizes=SIZES))

@@ -241,6 +241,7 @@ def test_sizes_are_powers_of_two_and_grow_only() -> None:
     assert Capacity.of([small], delta_leaves=500, like=room).segments[1].leaves == 1024
 
 
+@pytest.mark.slow
 def test_neither_the_step_nor_the_search_imports_torch() -> None:
     code = (
         "import sys, numpy as np; from leafbeam.index import Trie; from leafbeam.ops.constrain import Beams, request_filters;"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from tests.fixtures.grid import CASES, SCORINGS, SHAPES, check_case
@@ -20,12 +22,14 @@ SAMPLE = [
     "wide-listing",
     "codebook-over-65536",
 ]
+# All of it, of which the quick tests take the kernels of the CPU under both scorings, and the others under one.
+GRID = [
+    pytest.param(*cell, marks=pytest.mark.slow if cell[3] != "cpu" and cell[2] == "allowed" else ())
+    for cell in product(CASES, SHAPES, SCORINGS, BACKENDS)
+]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("scoring", SCORINGS)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "shape", "scoring", "backend"), GRID)
 def test_every_backend_gives_the_beams_of_the_oracle(name: str, shape: str, backend: str, scoring: str) -> None:
     check_case(name, shape, backend, scoring)
 

@@ -43,7 +43,7 @@ def report_of(vectors: np.ndarray, **options: Any) -> SidReport:
     return fit_sids(table(len(vectors)), None, vectors=vectors, quantiser=options.get("quantiser", SMALL)).report
 
 
-@pytest.mark.parametrize("count", [300, 5000])
+@pytest.mark.parametrize("count", [300, pytest.param(5000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("noise", [0.0, 1e-6, 1e-4])
 @pytest.mark.parametrize(("scale", "offset"), [(1.0, 0.0), (1e6, 0.0), (1e-6, 0.0), (1.0, 5.0)])
 def test_few_distinct_vectors_are_said_with_codes_in_use_largest_group_and_cause(count, noise, scale, offset):

@@ -30,7 +30,10 @@ def writer(tmp_path_factory: pytest.TempPathFactory) -> TextGenerator:
     return generator
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.slow if number % 2 else ()) for number, name in enumerate(FAMILIES)],
+)
 def family(request: pytest.FixtureRequest, writer: TextGenerator) -> list[tuple[Schema, Automaton]]:
     """The schemas of a family, each compiled once."""
     return [(schema, writer.compile(JsonSchema(schema=schema))) for schema in FAMILIES[request.param]]
