@@ -123,6 +123,20 @@ class IndexFileError(LeafbeamError, ValueError):
     """An index file is truncated, of another kind, or of a newer format."""
 
 
+class ShardError(LeafbeamError, RuntimeError):
+    """A shard of an index did not answer within a search, or is not the one that the search began with.
+
+    Args:
+        message: What happened.
+        shard: The number of the shard, from 0.
+        may_pass: Whether the same search may succeed later.
+    """
+
+    def __init__(self, message: str = "", *, shard: int | None = None, may_pass: bool = True) -> None:
+        super().__init__(message)
+        self.shard, self.may_pass = shard, may_pass
+
+
 class LogError(LeafbeamError, RuntimeError):
     """The directory of a live index is damaged, or could not be written."""
 

@@ -3,7 +3,7 @@
 import shutil
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -55,13 +55,26 @@ class TableOptions:
     scratch: Annotated[
         Path | None, option("--scratch", "The directory for sorting on disk.", TABLE, default="the directory of --out")
     ] = None
+    shards: Annotated[
+        int | None,
+        option(
+            "--shards",
+            "Split the index by first codes into this many files, which --out then holds as a directory.",
+            TABLE,
+            default="one file",
+        ),
+    ] = None
 
 
 def build_table(table: Path, options: TableOptions, force: bool) -> None:
     """Build the index of a table of codes, from where a build of the same table was ended."""
-    target = table.with_suffix(".leafbeam") if options.out is None else options.out
+    ending = ".leafbeam" if options.shards is None else ".shards"
+    target = table.with_suffix(ending) if options.out is None else options.out
     if not table.exists():
         raise DataError(f"{table} does not exist: expected a Parquet file, or a directory of them")
+    if options.shards is not None:
+        _build_shards(table, target, options, options.shards, force)
+        return
     if target.exists() and not force:
         raise ArgumentError(f"{target} exists: pass --force to replace it, or another --out")
     folder = target.parent if options.scratch is None else options.scratch
@@ -92,6 +105,49 @@ def build_table(table: Path, options: TableOptions, force: bool) -> None:
     saved.remove()
     built(trie, target, began)
     next_step(stdout(), "leafbeam", "inspect", target)
+
+
+def _build_shards(table: Path, target: Path, options: TableOptions, num_shards: int, force: bool) -> None:
+    """Build an index in shards, from where a build of the same table was ended."""
+    if options.scratch is not None:
+        raise ArgumentError("--scratch does not go with --shards: a shard's rows are sorted in the directory of --out")
+    if target.is_file():
+        raise ArgumentError(f"{target} is a file: name another --out, which becomes a directory of shards")
+    limit, sizes = parse_bytes(options.memory_limit), None if options.sizes is None else parse_sizes(options.sizes)
+    require("`leafbeam build`", "pyarrow")
+    from leafbeam.cli.codes import CodesTable
+    from leafbeam.index.build_estimate import BuildEstimate
+    from leafbeam.index.shards import ShardManifest, build_shards
+
+    before = ShardManifest.read(target)
+    if before is not None and before.is_complete and not force:
+        raise ArgumentError(f"{target} has an index in shards: pass --force to replace it, or another --out")
+    if before is not None and before.is_complete:
+        before.remove(target)
+    source = CodesTable.open(table, sizes, id_column=options.item_column)
+    num_rows = source.num_rows // num_shards
+    estimate = BuildEstimate.of(
+        num_rows, source.codebook_sizes, memory_limit=limit, id_bytes=source.id_bytes(), packed=options.packed
+    )
+    target.mkdir(parents=True, exist_ok=True)
+    on_disk = estimate.index * num_shards + estimate.scratch
+    show_needs(replace(estimate, index=on_disk, scratch=0), source.num_rows, target / "runs", target)
+    began = time.perf_counter()
+    key = f"{source.parts()} {source.codebook_sizes}"
+    with Bar("reading") as bar:
+        manifest = build_shards(
+            source.batches,
+            source.codebook_sizes,
+            num_shards,
+            target,
+            packed=options.packed,
+            memory_limit=limit,
+            key=key,
+            progress=bar.show,
+        )
+    counts = ", ".join(f"{shard.num_items:,}" for shard in manifest.shards)
+    text = f"{target}: {counted(source.num_rows, 'item')} in {counted(num_shards, 'shard')} of {counts}"
+    done(stdout(), text, since=began)
 
 
 def _build_and_save(source: "CodesTable", saved: "SavedRuns", target: Path, limit: int, packed: bool) -> "Trie":
@@ -189,9 +245,9 @@ def build(
 ) -> None:
     """Build the index and the catalog of a run and evaluate its rules; with TABLE, build the index of a table of codes."""
     if table is None:
-        if codes.out is not None or codes.sizes is not None or codes.scratch is not None or codes.packed:
+        if codes != TableOptions(item_column=codes.item_column, memory_limit=codes.memory_limit):
             raise ArgumentError(
-                "--out, --codebook-sizes, --scratch and --packed go with a TABLE: name the Parquet file to build"
+                "--out, --codebook-sizes, --scratch, --packed and --shards go with a TABLE: name the Parquet file to build"
             )
         build_run(run, force, rule or [])
         return

@@ -43,6 +43,7 @@ from leafbeam.ops.head import HeadCosts
 
 Widths = Sequence[int] | Sequence[Sequence[int]] | NDArray[np.int64]
 Requests = Sequence[Filter]
+Collect = Callable[..., SearchResult]
 ConstraintOf = Callable[[BoundIndex, Requests, NDArray[np.int64], SearchConfig], Constraint]
 
 
@@ -99,7 +100,7 @@ class ItemSearch:
 
     def _widths(self, requests: Requests, widths: Widths | None) -> list[tuple[int, ...]]:
         """Return the beams of the first pass, for each request and each level but the last."""
-        most, num_levels = self.config.num_beams[:-1], self.version.num_levels - 1
+        most, num_levels = self.config.num_beams[:-1], self.config.num_rounds - 1
         given: Any = widths
         if given is None and not self._proves:
             given = (self.num_items,) * num_levels
@@ -133,12 +134,12 @@ class ItemSearch:
 
         cut: see `decode`. explain: the result has the beams of each level. on_pass: called with what the pass found.
         """
-        version, wanted = self.version, self.num_items if num_items is None else num_items
-        hi_SB = root_ranges(version, requests)[1][:, :, 0]
+        wanted, collect = self.num_items if num_items is None else num_items, self._collector(requests)
+        hi_SB = root_ranges(self.version, requests)[1][:, :, 0]
         if not hi_SB.any():  # nothing may be shown: the model is not called
             nothing = np.zeros((*hi_SB.shape, 1), np.int64)
             scores_B1, num_valid_B = np.zeros((len(requests), 1), np.float32), np.zeros(len(requests), np.int64)
-            result = collect_items(version, requests, (nothing, nothing), scores_B1, num_valid_B, wanted)
+            result = collect((nothing, nothing), scores_B1, num_valid_B, wanted)
             return replace(result, bound=np.full(len(requests), -np.inf, np.float32), rows=num_valid_B)
         bound = self._bindings.on(self.backend, self.device, model.first_logits)
         if model.can_run_more and bound.name != "cpu":
@@ -154,21 +155,24 @@ class ItemSearch:
         raise_if_bad(constraint)
         boosts = constraint.boosts.columns if isinstance(constraint, TrieConstraint) and constraint.boosts else None
         is_brief = not (self._proves or isinstance(trace.beams.scores, np.ndarray))
-        result, passes = result_of(trace, version, requests, config, wanted, is_brief=is_brief, boosts=boosts), 1
+        result, passes = result_of(trace, collect, config, wanted, is_brief=is_brief, boosts=boosts), 1
         if trace.spares and not (self._proves and result.is_proved.all()):
             if on_pass is not None and self._proves:
                 on_pass(result)
             better = Wanted(least_B=result.last_scores, most=self.config.num_beams, takes_ties=not self._proves)
             if (more := run_spares(constraint, model, trace, better)) is not trace:
-                result, passes = result_of(more, version, requests, config, wanted, boosts=boosts), 2
+                result, passes = result_of(more, collect, config, wanted, boosts=boosts), 2
         rows = None if is_brief else np.full(len(requests), to_numpy(model.rows), np.int64)
         return replace(result, levels=tuple(levels), rows=rows, passes=passes)
+
+    def _collector(self, requests: Requests) -> Collect:
+        """Return the function that turns the leaves found into items."""
+        return partial(collect_items, self.version, requests)
 
 
 def result_of(
     trace: Trace,
-    version: Version,
-    requests: Requests,
+    collect: Collect,
     config: SearchConfig,
     num_items: int | Sequence[int],
     *,
@@ -177,11 +181,12 @@ def result_of(
 ) -> SearchResult:
     """Return the items that a pass found, and how far they are proved.
 
+    collect: `collect_items` of the searched version and the requests' filters.
     is_brief: copy only what this needs from a device, and leave out `beams_needed`.
     """
     ranges = to_numpy(trace.beams.lo), to_numpy(trace.beams.hi)
     scores_BK = to_numpy(trace.beams.scores)
-    result = collect_items(version, requests, ranges, scores_BK, trace.num_valid_B, num_items, trace.rounds_saved, boosts)
+    result = collect(ranges, scores_BK, trace.num_valid_B, num_items, trace.rounds_saved, boosts)
     needed_BL = None if is_brief else trace.beams_needed(config.num_rounds, result.last_scores)
     # A leaf that was dropped has no better item than the last of as many leaves, unless boosts differ among a leaf's items.
     last = config.num_rounds - (boosts is None)
@@ -330,8 +335,12 @@ class BeamSearch(ItemSearch):
         if not can_restart:
             return search(self.config, None)
         options: Any = {"first": first, "on_pass": on_pass, "explain": explain, "has_spares": more_fn is not None}
-        limits = self.config if columns is None else with_more_leaves(self.config, self.version, self._max_rows)
+        limits = self.config if columns is None else self._limits_with_boosts()
         return self._passes(requests, search, widths, limits=limits, **options)
+
+    def _limits_with_boosts(self) -> SearchConfig:
+        """Return the most beams of each level of a proof with boosts."""
+        return with_more_leaves(self.config, self.version, self._max_rows)
 
     def _constraint(
         self,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from leafbeam.decode import BeamSearch, SearchResult
 from leafbeam.decode.beam_search import result_of
 from leafbeam.decode.policy import fill_lists
-from leafbeam.decode.results import check_batch
+from leafbeam.decode.results import check_batch, collect_items
 from leafbeam.engine.graphs.graph import Graphs
 from leafbeam.engine.request import PendingRequest
 from leafbeam.engine.search_widths import SearchWidths
@@ -275,7 +275,8 @@ class Decoder:
             return None
         trace, config = found
         rows_B = 1 + sum((scores_BK > -np.inf).sum(1) for scores_BK in trace.kept.values())
-        result = replace(result_of(trace, version, batch, config, num_items), rows=np.full(len(requests), rows_B))
+        collect = partial(collect_items, version, batch)
+        result = replace(result_of(trace, collect, config, num_items), rows=np.full(len(requests), rows_B))
         return _Replayed(result=result, num_beams=config.num_beams[-1])
 
 

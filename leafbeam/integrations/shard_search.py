@@ -1,0 +1,378 @@
+"""A search over an index in shards, each of which may be on a machine of its own.
+
+    round 0     from the first codes, which the driver knows of all shards
+    round 1...  each beam's first code is in one shard, which gets its row of logits; every shard returns its best
+                `num_beams` continuations of each request, and the best `num_beams` of all of them are the round's beams
+    at the end  the leaves that were found go to their shards and become items
+
+The leaves of a shard are numbered from its own offset, so that the beams are those of one index of all items: the same ranges,
+scores and order. The model runs on the driver alone.
+
+Shapes: S shards, B requests, K beams, F first codes of all shards, n beams of a round, i items found, L levels, V codes.
+"""
+
+import uuid
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leafbeam.decode.beam_search import BeamSearch, Collect, ItemSearch, Requests, Widths
+from leafbeam.decode.config import SearchConfig, beams_of_search, check_length, first_width
+from leafbeam.decode.constraint import TrieConstraint
+from leafbeam.decode.head_constraint import Head
+from leafbeam.decode.model_calls import MoreFn, StepFn
+from leafbeam.decode.results import DenyLists, SearchResult
+from leafbeam.errors import ArgumentError, ForeignFilterError, LogitsError, ShardError, short_repr
+from leafbeam.index import ItemColumn
+from leafbeam.index.items import ItemIds
+from leafbeam.integrations.shard import ShardBatch, ShardBeams, ShardItems, ShardRoots, ShardRows
+from leafbeam.integrations.shards import ShardedBoost, ShardedFilter, ShardedIndex
+from leafbeam.ops.backend import BoundIndex
+from leafbeam.ops.constrain import Beams, Boosts, Scoring
+
+
+class _Session:
+    """One search of the shards.
+
+    Args:
+        index: The index.
+        name: The name under which the shards know the search.
+        roots: What the requests may reach in each shard.
+    """
+
+    def __init__(self, index: ShardedIndex, name: str, roots: Sequence[ShardRoots]) -> None:
+        self._index, self._name = index, name
+        trie = index.first_codes.version.segments[0].trie
+        is_legal_BF = np.concatenate([root.is_legal_BF for root in roots], 1)
+        self.filters = [None if is_legal_F.all() else trie.filter(is_legal_F) for is_legal_F in is_legal_BF]
+        num_leaves_B = np.sum([root.num_leaves_B for root in roots], 0)
+        self.shares: list[float] = (np.maximum(1, num_leaves_B) / index.num_leaves).tolist()
+        self.boosts: list[ItemColumn | None] | None = None
+        maxima = [root.maxima_BF for root in roots if root.maxima_BF is not None]
+        if maxima:
+            weights_SB = np.stack([root.weight_B for root in roots])
+            if (weights_SB != weights_SB[0]).any():
+                raise ArgumentError("the parts of a boost have different weights: expected the same in all shards")
+            columns = zip(np.concatenate(maxima, 1), weights_SB[0].tolist(), strict=True)
+            self.boosts = [ItemColumn.of(trie, maxima_F).scaled(weight) if weight else None for maxima_F, weight in columns]
+
+    @classmethod
+    @contextmanager
+    def begin(cls, index: ShardedIndex, batch: ShardBatch) -> Generator["_Session"]:
+        """Begin a search in all shards, and end it behind the block."""
+        name = uuid.uuid4().hex
+        try:
+            yield cls(index, name, index.begin(name, batch))
+        finally:
+            index.end(name)
+
+    def after_first_codes(self, beams: Beams[Any]) -> Beams[Any]:
+        """Return beams over the first codes as beams over the leaves of all shards."""
+        live_BK, leaves_F1 = beams.scores > -np.inf, self._index.leaves_F1
+        lo, hi = (np.where(live_BK, leaves_F1[array], 0) for array in (beams.lo, beams.hi))
+        return replace(beams, lo=lo, hi=hi)
+
+    def step(
+        self, level: int, beams: Beams[Any], logits_BKV: NDArray[np.float32], num_beams: int, scoring: Scoring
+    ) -> Beams[Any]:
+        """Run a round in the shards that have beams, and return the best beams of all."""
+        request_n, beam_n = np.nonzero(beams.scores > -np.inf)
+        lo_n, hi_n = beams.lo[0, request_n, beam_n], beams.hi[0, request_n, beam_n]
+        arguments, rows_of = dict[int, tuple[Any, ...]](), dict[int, NDArray[np.int64]]()
+        for shard, rows in self._by_shard(lo_n):
+            offset, request, beam = self._index.offsets_S[shard], request_n[rows], beam_n[rows]
+            logits_nV = logits_BKV[request, beam]
+            _check_finite(logits_nV, request, beam, level)
+            sent = ShardRows(
+                request_n=request,
+                lo_n=lo_n[rows] - offset,
+                hi_n=hi_n[rows] - offset,
+                scores_n=beams.scores[request, beam],
+                logits_nV=logits_nV,
+            )
+            arguments[shard], rows_of[shard] = (self._name, level, sent, num_beams, scoring), rows
+        answers: dict[int, ShardBeams] = self._index.call("step", arguments)
+        parents = {shard: beam_n[rows_of[shard][found.row_m]] for shard, found in answers.items()}
+        return _best(answers, parents, self._index.offsets_S, (len(beams.scores), num_beams))
+
+    def collect(
+        self,
+        ranges: tuple[NDArray[np.int64], NDArray[np.int64]],
+        scores_BK: NDArray[np.float32],
+        num_valid_B: NDArray[np.int64],
+        num_items: int | Sequence[int],
+        rounds_saved: int = 0,
+        boosts: Boosts = None,
+    ) -> SearchResult:
+        """Return the items of the leaves that were found, as `collect_items` does for one index."""
+        num_items_B = np.full(len(scores_BK), num_items, np.int64)
+        request_n, slot_n = np.nonzero(np.arange(scores_BK.shape[1]) < num_valid_B[:, None])
+        leaf_n, most = ranges[0][0, request_n, slot_n], int(num_items_B.max())
+        arguments, rows_of = dict[int, tuple[Any, ...]](), list[NDArray[np.int64]]()
+        for shard, rows in self._by_shard(leaf_n):
+            leaves, scores = leaf_n[rows] - self._index.offsets_S[shard], scores_BK[request_n[rows], slot_n[rows]]
+            arguments[shard] = self._name, request_n[rows], leaves, scores, most
+            rows_of.append(rows)
+        answers: list[ShardItems] = list(self._index.call("items", arguments).values()) if arguments else []
+        codes_nL = np.zeros((len(leaf_n), self._index.num_levels), np.int64)
+        for rows, found in zip(rows_of, answers, strict=True):
+            codes_nL[rows] = found.codes_nL
+        row_i = _joined([np.repeat(rows, found.count_n) for rows, found in zip(rows_of, answers, strict=True)], np.int64)
+        items = ShardItems(
+            count_n=np.bincount(row_i, minlength=len(leaf_n)),
+            codes_nL=codes_nL,
+            item_ids_i=_joined([found.item_ids_i for found in answers], np.int64),
+            scores_i=_joined([found.scores_i for found in answers], np.float32),
+            boosts_i=None if boosts is None else _joined([found.boosts_i for found in answers], np.float32),
+        )
+        result = _ranked_items(items, row_i, request_n, num_items_B)
+        return replace(result, rounds_saved=rounds_saved)
+
+    def _by_shard(self, leaf_n: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64]]]:
+        """Return the number of each shard that has some of these leaves, and their positions."""
+        shard_n = np.searchsorted(self._index.offsets_S, leaf_n, side="right") - 1
+        return [(int(shard), np.flatnonzero(shard_n == shard)) for shard in np.unique(shard_n)]
+
+
+class ShardedSearch:
+    """`BeamSearch` over an index in shards, with the same answers and the same proofs.
+
+    Args:
+        index: The index.
+        num_beams: As for `BeamSearch`.
+        scoring: As for `BeamSearch`.
+        num_items: As for `BeamSearch`.
+        max_rows: As for `BeamSearch`.
+        num_retries: How often a search begins again from the prompts after a shard did not answer. The search then waits
+            until the shard answers again.
+
+    Raises:
+        ArgumentError: As for `BeamSearch`.
+
+    Examples:
+        >>> search = ShardedSearch(index, num_items=10)
+        >>> result = search.run(step_fn, batch_size=2, filters=[fresh, None])
+        >>> result.item_ids[0], result.is_proved[0]
+    """
+
+    def __init__(
+        self,
+        index: ShardedIndex,
+        num_beams: int | Sequence[int] | None = None,
+        scoring: Scoring = "full",
+        *,
+        num_items: int | None = None,
+        max_rows: int = 512,
+        num_retries: int = 0,
+    ) -> None:
+        if num_retries < 0:
+            raise ArgumentError(f"num_retries is {num_retries!r}: expected 0 or more")
+        self.index, self.num_retries = index, num_retries
+        beams = beams_of_search(index.num_levels, num_beams, num_items, max_rows)
+        self._num_items, self._max_rows = beams[-1], max_rows if num_beams is None else None
+        self.config = SearchConfig(
+            num_beams=tuple(map(min, beams, index.num_nodes)),
+            code_sizes=index.codebook_sizes,
+            scoring=scoring,
+            end_code=index.end_code,
+            num_nodes=index.num_nodes,
+        )
+
+    def run(
+        self,
+        step_fn: StepFn,
+        batch_size: int = 1,
+        filters: ShardedFilter | Sequence[ShardedFilter | None] | None = None,
+        deny: DenyLists = None,
+        *,
+        boosts: ShardedBoost | Sequence[ShardedBoost | None] | None = None,
+        more_fn: MoreFn | None = None,
+        num_items: int | Sequence[int] | None = None,
+        widths: Widths | None = None,
+    ) -> SearchResult:
+        """Decode a batch of requests as `BeamSearch.run` does.
+
+        Args:
+            step_fn: As for `BeamSearch.run`. Logits on a device are copied to the host in every round.
+            batch_size: The number of requests, B.
+            filters: A filter for each request, or one for all; None allows all items.
+            deny: The denied item ids of each request.
+            boosts: A boost for each request, or one for all.
+            more_fn: As for `BeamSearch.run`.
+            num_items: As for `BeamSearch.run`.
+            widths: As for `BeamSearch.run`.
+
+        Raises:
+            ShardError: If a shard does not answer and there is no retry left. There is no answer then, not even of the other
+                shards.
+            LeafbeamError: As for `BeamSearch.run`.
+        """
+        batch = ShardBatch(
+            filters=self._names("filters", filters, ShardedFilter, batch_size),
+            boosts=self._names("boosts", boosts, ShardedBoost, batch_size),
+            deny=_deny_lists(deny, batch_size),
+        )
+        for attempt in range(1 + self.num_retries):
+            try:
+                with _Session.begin(self.index, batch) as session:
+                    return self._run(session, step_fn, batch_size, more_fn=more_fn, num_items=num_items, widths=widths)
+            except ShardError as error:
+                if attempt == self.num_retries or not error.may_pass:
+                    raise
+        raise AssertionError
+
+    def _run(
+        self, session: _Session, step_fn: StepFn, batch_size: int, *, widths: Widths | None, **options: Any
+    ) -> SearchResult:
+        config = self.config
+        if widths is None and self._max_rows is not None:
+            guesses = [first_width(share, self._num_items, config.scoring) for share in session.shares]
+            widths = [(guess,) * (config.num_rounds - 1) for guess in guesses]
+        options["widths"] = widths
+        search = _SessionSearch(self.index, config, session, num_items=self._num_items, max_rows=self._max_rows)
+        filters: Any = session.filters
+        return search.run(step_fn, batch_size, filters, boosts=session.boosts, **options)
+
+    def _names(self, name: str, given: Any, kind: type, batch_size: int) -> tuple[str | None, ...]:
+        """Return the names of the requests' filters or boosts."""
+        if not isinstance(given, Sequence):
+            given = [given] * batch_size
+        check_length(name, given, batch_size)
+        for number, made in enumerate(given):
+            if made is not None and not isinstance(made, kind):
+                maker = "filter" if kind is ShardedFilter else "boost"
+                raise ArgumentError(
+                    f"{name}[{number}] is {short_repr(made)}: expected a {kind.__name__}: make it with {maker}(...) of the "
+                    "ShardedIndex"
+                )
+            if made is not None and made.index is not self.index:
+                raise ForeignFilterError(f"{name}[{number}] belongs to another ShardedIndex: make it again with this one")
+        return tuple(None if made is None else made.name for made in given)
+
+
+class _SessionSearch(BeamSearch):
+    """A beam search whose rounds behind the first run in the shards; its version is that of the first codes."""
+
+    def __init__(
+        self, index: ShardedIndex, config: SearchConfig, session: _Session, *, num_items: int, max_rows: int | None
+    ) -> None:
+        proves = max_rows is not None
+        ItemSearch.__init__(self, index.first_codes, config, "cpu", "cpu", num_items=num_items, proves=proves)
+        self._session, self._has_shared_sids, self._max_rows = session, index.has_shared_sids, max_rows or 0
+
+    def _constraint(
+        self,
+        head: Head | None,
+        columns: Boosts,
+        bound: BoundIndex,
+        requests: Requests,
+        hi_SB: NDArray[np.int64],
+        config: SearchConfig,
+    ) -> TrieConstraint:
+        first = super()._constraint(head, columns, bound, requests, hi_SB, config)
+        return TrieConstraint(config, hi_SB, partial(self._launch, first), None, first.boosts)
+
+    def _launch(
+        self, first: TrieConstraint, number: int, beams: Beams[Any], logits_BKV: Any, num_beams: int
+    ) -> tuple[Beams[Any], None]:
+        if number == 0:
+            return self._session.after_first_codes(first.step(0, beams, logits_BKV)), None
+        return self._session.step(number, beams, logits_BKV, num_beams, self.config.scoring), None
+
+    def _collector(self, requests: Requests) -> Collect:
+        return self._session.collect
+
+    def _limits_with_boosts(self) -> SearchConfig:
+        config = self.config
+        if not self._has_shared_sids:
+            return config
+        last = min(config.num_nodes[-1], max(self._max_rows, config.num_beams[-1]))
+        return replace(config, num_beams=(*config.num_beams[:-1], last))
+
+
+def _ranked_items(
+    items: ShardItems, row_i: NDArray[np.int64], request_n: NDArray[np.int64], num_items_B: NDArray[np.int64]
+) -> SearchResult:
+    """Return the items of all requests, best first; those of equal scores in the order of their leaves.
+
+    Args:
+        items: The items of all shards.
+        row_i: The position of each item's leaf in `items`.
+        request_n: The request of each leaf.
+        num_items_B: The number of items that each request wants.
+    """
+    scores_i, boosts_i, codes_nL = items.scores_i, items.boosts_i, items.codes_nL
+    keys = (row_i,) if boosts_i is None else (row_i, -scores_i, request_n[row_i])
+    order_i = np.lexsort(keys)
+    request_i = request_n[row_i[order_i]]
+    rank_i = _ranks(request_i)
+    kept_i = rank_i < num_items_B[request_i]
+    order_i, request_i, rank_i = order_i[kept_i], request_i[kept_i], rank_i[kept_i]
+    shape = len(num_items_B), int(num_items_B.max())
+    scores, codes = np.full(shape, -np.inf, np.float32), np.zeros((*shape, codes_nL.shape[1]), np.int64)
+    scores[request_i, rank_i], codes[request_i, rank_i] = scores_i[order_i], codes_nL[row_i[order_i]]
+    boosts_BK = None if boosts_i is None else np.zeros(shape, np.float32)
+    if boosts_BK is not None and boosts_i is not None:
+        boosts_BK[request_i, rank_i] = boosts_i[order_i]
+    num_valid = np.bincount(request_i, minlength=len(num_items_B)).astype(np.int64)
+    return SearchResult(
+        item_ids=np.split(items.item_ids_i[order_i], np.cumsum(num_valid)[:-1]),
+        scores=scores,
+        codes=codes,
+        num_items=num_items_B,
+        num_valid=num_valid,
+        boosts=boosts_BK,
+    )
+
+
+def _best(
+    answers: Mapping[int, ShardBeams],
+    parents: Mapping[int, NDArray[np.int64]],
+    offsets_S: NDArray[np.int64],
+    shape: tuple[int, int],
+) -> Beams[Any]:
+    """Return the best beams of each request: by score, then by the smaller parent, then by the smaller code."""
+    found = answers.items()
+    request_m = _joined([beams.request_m for _, beams in found], np.int64)
+    parent_m = _joined([parents[shard] for shard, _ in found], np.int64)
+    code_m = _joined([beams.code_m for _, beams in found], np.int64)
+    scores_m = _joined([beams.scores_m for _, beams in found], np.float32)
+    lo_m = _joined([beams.lo_m + offsets_S[shard] for shard, beams in found], np.int64)
+    hi_m = _joined([beams.hi_m + offsets_S[shard] for shard, beams in found], np.int64)
+    order_m = np.lexsort((code_m, parent_m, -scores_m, request_m))
+    rank_m = _ranks(request_m[order_m])
+    order_m, rank_m = order_m[rank_m < shape[1]], rank_m[rank_m < shape[1]]
+    slots = request_m[order_m], rank_m
+    scores = np.full(shape, -np.inf, np.float32)
+    parent, code, lo, hi = (np.zeros(shape, np.int64) for _ in range(4))
+    for array, values_m in ((scores, scores_m), (parent, parent_m), (code, code_m), (lo, lo_m), (hi, hi_m)):
+        array[slots] = values_m[order_m]
+    num_valid_B = np.bincount(slots[0], minlength=shape[0]).astype(np.int64)
+    return Beams(scores=scores, parent=parent, code=code, lo=lo[None], hi=hi[None], num_valid=num_valid_B)
+
+
+def _ranks(request_n: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the position of each entry among those of its request, for ascending requests."""
+    return np.arange(len(request_n)) - np.searchsorted(request_n, request_n)
+
+
+def _joined(parts: Sequence[Any], dtype: Any) -> NDArray[Any]:
+    return np.concatenate(parts) if parts else np.empty(0, dtype)
+
+
+def _check_finite(logits_nV: NDArray[np.float32], request_n: NDArray[np.int64], beam_n: NDArray[np.int64], level: int) -> None:
+    """Raise LogitsError for a row with NaN or +inf."""
+    largest_n = logits_nV.max(1)
+    bad = np.flatnonzero(np.isnan(largest_n) | (largest_n == np.inf))
+    if bad.size:
+        raise LogitsError.not_finite(int(request_n[bad[0]]), int(beam_n[bad[0]]), f"at level {level}")
+
+
+def _deny_lists(deny: DenyLists, batch_size: int) -> tuple[ItemIds | None, ...]:
+    check_length("deny", deny, batch_size)
+    return (None,) * batch_size if deny is None else tuple(deny)
