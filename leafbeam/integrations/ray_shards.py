@@ -28,8 +28,13 @@ class _ShardActor:
         self._shard: Shard | LeafbeamError
         try:
             self._shard = Shard(path, verify=verify)
+            self._shard.warm_up()
         except LeafbeamError as error:
             self._shard = error
+
+    def is_ready(self) -> bool:
+        """Return once the file is read."""
+        return True
 
     def call(self, method: str, *values: Any) -> Any:
         if isinstance(self._shard, LeafbeamError):
@@ -48,13 +53,24 @@ class RayShards:
         verify: As for `Trie.load`.
         cpus_per_shard: The CPUs of each actor.
         timeout_s: The seconds within which an actor must answer.
+        start_timeout_s: The seconds within which an actor must start.
         owns_ray: Whether `close` ends Ray in this process.
     """
 
-    def __init__(self, files: Sequence[Path], *, verify: bool, cpus_per_shard: float, timeout_s: float, owns_ray: bool) -> None:
+    def __init__(
+        self,
+        files: Sequence[Path],
+        *,
+        verify: bool,
+        cpus_per_shard: float,
+        timeout_s: float,
+        start_timeout_s: float,
+        owns_ray: bool,
+    ) -> None:
         actor: Any = ray.remote(_ShardActor)
         options = actor.options(num_cpus=cpus_per_shard, max_restarts=-1, max_task_retries=0, scheduling_strategy="SPREAD")
-        self._files, self._timeout_s, self._owns_ray = list(files), timeout_s, owns_ray
+        self._files, self._owns_ray = list(files), owns_ray
+        self._timeout_s, self._start_timeout_s = timeout_s, start_timeout_s
         self.actors: list[Any] = [options.remote(str(path), verify) for path in files]
 
     def call(self, method: str, arguments: Arguments) -> dict[int, Any]:
@@ -67,6 +83,18 @@ class RayShards:
             if isinstance(answer, LeafbeamError):
                 raise answer
         return answers
+
+    def wait(self, number: int) -> None:
+        end = time.monotonic() + self._start_timeout_s
+        while True:
+            try:
+                ray.get(self.actors[number].is_ready.remote(), timeout=max(0.0, end - time.monotonic()))
+                return
+            except RayError as error:
+                if time.monotonic() > end:
+                    reason = f"it has not started within {self._start_timeout_s:g} s: see its log in Ray"
+                    raise self._error(number, f"{reason} ({type(error).__name__})") from error
+                time.sleep(0.2)  # Ray is about to start it
 
     def send(self, method: str, arguments: Arguments) -> None:
         for number, values in arguments.items():
@@ -86,10 +114,8 @@ class RayShards:
             reason = f"it has not answered for {self._timeout_s:g} s: see whether its machine is alive"
             raise self._error(number, reason) from error
         except RayError as error:
-            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
-            raise self._error(
-                number, f"it ended within the call, and Ray starts it again: repeat the request ({reason})"
-            ) from error
+            reason = f"it has ended, and Ray starts it again ({type(error).__name__}): repeat the request"
+            raise self._error(number, reason) from error
 
     def _error(self, number: int, reason: str) -> ShardError:
         return named(ShardError(reason), number, self._of(number))
@@ -103,7 +129,8 @@ def load_shards_on_ray(
     *,
     address: str | None = None,
     cpus_per_shard: float = 1,
-    timeout_s: float = 60.0,
+    timeout_s: float = 30.0,
+    start_timeout_s: float = 600.0,
     verify: bool = True,
 ) -> ShardedIndex:
     """Start an actor for each shard of a directory, and return the index. `close` ends the actors.
@@ -113,18 +140,22 @@ def load_shards_on_ray(
 
     Args:
         directory: A directory that `leafbeam build TABLE --shards N` or `build_shards` has written, at the same path on all
-            machines; each reads the manifest's shards that run there.
+            machines. A machine reads only the files of the shards that run there.
         address: The address of the cluster; None takes RAY_ADDRESS, then a cluster on this machine, then starts one.
         cpus_per_shard: The CPUs of each actor.
-        timeout_s: The seconds within which an actor must answer a call, and read its file.
+        timeout_s: The seconds within which an actor must answer a call.
+        start_timeout_s: The seconds within which an actor must start and read its file.
         verify: As for `Trie.load`.
 
     Raises:
         IndexFileError: If the manifest or a shard's file is missing or damaged.
         ShardError: If a shard does not answer, or its file is not the one that the manifest names.
     """
-    if cpus_per_shard < 0 or timeout_s <= 0:
-        raise ArgumentError(f"cpus_per_shard={cpus_per_shard} and timeout_s={timeout_s}: expected at least 0, and above 0")
+    if cpus_per_shard < 0 or timeout_s <= 0 or start_timeout_s <= 0:
+        raise ArgumentError(
+            f"cpus_per_shard={cpus_per_shard}, timeout_s={timeout_s}, start_timeout_s={start_timeout_s}: expected "
+            "cpus_per_shard >= 0 and timeouts above 0"
+        )
     folder = Path(os.path.abspath(directory))
     manifest = ShardManifest.load(folder)
     started = not ray.is_initialized()
@@ -132,8 +163,17 @@ def load_shards_on_ray(
         new_cluster = address in (None, "local") and not os.environ.get("RAY_ADDRESS")
         ray.init(address=address, log_to_driver=False, include_dashboard=False if new_cluster else None)
     files = [folder / shard.file for shard in manifest.shards]
-    link = RayShards(files, verify=verify, cpus_per_shard=cpus_per_shard, timeout_s=timeout_s, owns_ray=started)
+    link = RayShards(
+        files,
+        verify=verify,
+        cpus_per_shard=cpus_per_shard,
+        timeout_s=timeout_s,
+        start_timeout_s=start_timeout_s,
+        owns_ray=started,
+    )
     try:
+        for number in range(len(files)):
+            link.wait(number)
         return ShardedIndex(link, [shard.version for shard in manifest.shards])
     except BaseException:
         link.close()

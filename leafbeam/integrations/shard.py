@@ -128,6 +128,21 @@ class Shard:
         everything = check_batch(self._version, 1, None, None)
         _, self._codes_F, self._leaves_F = self._first_codes(everything, self._bind(everything, None))
 
+    def warm_up(self) -> None:
+        """Compile or load the code of a search, so that the first one does not wait for it."""
+        batch = ShardBatch(filters=(None,), boosts=(None,), deny=(None,))
+        one, zero = np.ones(1, np.int64), np.zeros(1, np.int64)
+        for scoring in ("full", "allowed"):
+            self.begin("", self.trie.version, batch)
+            lo, hi = zero, one * self.trie.num_leaves
+            for level, size in enumerate(self._version.codebook_sizes):
+                logits = np.zeros((1, size), np.float32)
+                rows = ShardRows(request_n=zero, lo_n=lo, hi_n=hi, scores_n=np.zeros(1, np.float32), logits_nV=logits)
+                best = self.step("", level, rows, 1, scoring)
+                lo, hi = best.lo_m, best.hi_m
+            self.items("", zero, lo, np.zeros(1, np.float32), 1)
+        self.end("")
+
     def summary(self) -> ShardSummary:
         """Return what a search knows of the shard."""
         version = self._version

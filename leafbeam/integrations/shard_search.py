@@ -222,8 +222,9 @@ class ShardedSearch:
                 with _Session.begin(self.index, batch) as session:
                     return self._run(session, step_fn, batch_size, more_fn=more_fn, num_items=num_items, widths=widths)
             except ShardError as error:
-                if attempt == self.num_retries or not error.may_pass:
+                if attempt == self.num_retries or not error.may_pass or error.shard is None:
                     raise
+                self.index.wait(error.shard)
         raise AssertionError
 
     def _run(

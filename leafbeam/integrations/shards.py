@@ -37,6 +37,10 @@ class ShardLink(Protocol):
         """
         ...
 
+    def wait(self, number: int) -> None:
+        """Wait until a shard answers that has ended. Raises ShardError if it does not in time."""
+        ...
+
     def send(self, method: str, arguments: Arguments) -> None:
         """Call a method of some shards without waiting for an answer; one that cannot answer is not noticed."""
         ...
@@ -64,6 +68,9 @@ class LocalShards:
             except ShardError as error:
                 raise named(error, number) from error
         return answers
+
+    def wait(self, number: int) -> None:
+        pass
 
     def send(self, method: str, arguments: Arguments) -> None:
         self.call(method, arguments)
@@ -164,7 +171,7 @@ class ShardedIndex:
     """
 
     def __init__(self, link: ShardLink, versions: Sequence[str]) -> None:
-        self._link, self._lock = link, threading.Lock()
+        self.link, self._lock = link, threading.Lock()
         self.traffic = ShardTraffic()
         self._make: dict[str, MakeFilter | MakeBoost] = {}
         summaries: list[ShardSummary] = list(self._call_all("summary", len(versions)).values())
@@ -267,7 +274,7 @@ class ShardedIndex:
 
     def call(self, method: str, arguments: Arguments) -> dict[int, Any]:
         """Call a method of some shards at a time, and count the traffic. As `ShardLink.call`."""
-        answers = self._link.call(method, arguments)
+        answers = self.link.call(method, arguments)
         sent, received = _nbytes(tuple(arguments.values())), _nbytes(tuple(answers.values()))
         with self._lock:
             more = ShardTraffic(hops=1, messages=len(arguments), bytes_sent=sent, bytes_received=received)
@@ -295,11 +302,15 @@ class ShardedIndex:
 
     def end(self, search: str) -> None:
         """End a search in all shards, without waiting. One that does not answer has forgotten it, or soon will."""
-        self._link.send("end", dict.fromkeys(range(self.num_shards), (search,)))
+        self.link.send("end", dict.fromkeys(range(self.num_shards), (search,)))
+
+    def wait(self, number: int) -> None:
+        """Wait until a shard that has ended answers again. As `ShardLink.wait`."""
+        self.link.wait(number)
 
     def close(self) -> None:
         """End the shards that were started for this object."""
-        self._link.close()
+        self.link.close()
 
     def __enter__(self) -> "ShardedIndex":
         return self

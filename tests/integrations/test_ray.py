@@ -3,12 +3,9 @@
 import asyncio
 import dataclasses
 import json
-import os
 import socket
 import urllib.error
 import urllib.request
-import warnings
-from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -29,28 +26,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Generator[Any]:
-    """A Ray cluster on this machine, that nothing of this user's environment changes."""
-    settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-    # A busy machine may take longer to start a process than Ray waits before it kills and starts it again.
-    settings |= {f"RAY_SERVE_PROXY_{name}_CHECK_TIMEOUT_S": "100" for name in ("READY", "HEALTH")}
-    settings["RAY_worker_register_timeout_seconds"] = "300"
-    before = {name: os.environ.get(name) for name in settings}
-    os.environ.update(settings)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import ray
-        import ray.data
-        import ray.serve
-
-        ray.init(num_cpus=2, object_store_memory=80 << 20, include_dashboard=False, log_to_driver=False)
-        yield ray
-        ray.shutdown()
-    for name, value in before.items():
-        os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
 
 
 @pytest.fixture(scope="module")
