@@ -72,6 +72,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command("serve", help="The engine and the server, against generate.", rich_help_panel="serving")(_serve)
     app.command("overload", help="The server at three times its capacity, four runs.", rich_help_panel="serving")(_overload)
     app.command("production", help="Beam search of vLLM and transformers, same model.", rich_help_panel="serving")(_production)
+    app.command("shards", help="An index in shards over Ray actors, against one index.", rich_help_panel="serving")(_shards)
     app.command("soak", help="An engine, then a server: lost and wrong answers, memory.", rich_help_panel="serving")(_soak)
     app.command("gpu", help="Every Triton kernel on a GPU: parity, then speed.", rich_help_panel="gpu")(_gpu)
 
@@ -121,6 +122,19 @@ def _filters(as_json: AsJson = False, quick: Quick = False, num_items: NumItems 
     _keep("filters", (filters.measure(one, (num_items or 1_000_000) // smaller, 60) for one in DISTRIBUTIONS), as_json, quick)
     rules = (filters.measure_rules(one, (num_items or 10_000_000) // smaller, 20) for one in DISTRIBUTIONS)
     _keep("filters", rules, as_json, quick)
+
+
+def _shards(
+    as_json: AsJson = False,
+    quick: Quick = False,
+    num_items: NumItems = None,
+    shards: Annotated[int, typer.Option(help="The number of shards, each an actor.")] = 4,
+    memory_limit: MemoryLimit = 4 << 30,
+) -> None:
+    from benchmarks.serving.shards import measure
+
+    size = (num_items or 1_000_000) // (100 if quick else 1)
+    _keep("shards", [measure("uniform", size, shards, 5 if quick else 60, memory_limit)], as_json, quick)
 
 
 def _over_data(name: str) -> Any:

@@ -7,6 +7,7 @@ from leafbeam.index.filters import Filter
 from leafbeam.index.item_column import ItemColumn
 from leafbeam.index.memory_estimate import MemoryEstimate
 from leafbeam.index.saved_runs import SavedRuns
+from leafbeam.index.shards import build_shards
 from leafbeam.index.trie import Trie
 from leafbeam.index.version import Segment, Version
 
@@ -21,4 +22,5 @@ __all__ = [
     "Trie",
     "TrieBuilder",
     "Version",
+    "build_shards",
 ]

@@ -9,6 +9,7 @@ Shapes: N items, n of a chunk, V first codes, S shards.
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -146,7 +147,6 @@ def build_shards(
     num_shards: int,
     directory: str | Path,
     *,
-    end_code: int | None = None,
     packed: bool = False,
     memory_limit: int = 4 << 30,
     key: str = "",
@@ -162,7 +162,6 @@ def build_shards(
         codebook_sizes: The number of codes of each level.
         num_shards: The number of shards, at most one for each first code.
         directory: Where to write the index files and the manifest.
-        end_code: As for `Trie.build`.
         packed: As for `Trie.build`.
         memory_limit: As for `TrieBuilder`.
         key: A text that changes with the rows. With it, a build of the same rows that was ended goes on: shards that are
@@ -190,19 +189,29 @@ def build_shards(
         share = (1 + number) / (1 + num_shards)
         saved = SavedRuns(folder / f".{shard.file}.runs", [(settings, shard.num_items)]) if key else None
         with TrieBuilder(sizes, packed=packed, memory_limit=memory_limit, folder=folder, saved=saved) as builder:
-            for codes_nL, ids_n in _rows_of(chunks, shard, builder.num_items):
-                builder.add(codes_nL, ids_n)
-                report(f"shard {number}: reading", share)
-            trie = builder.finish(lambda step, _, number=number, share=share: report(f"shard {number}: {step}", share))
-            trie.save(folder / shard.file)
+            version = _build_shard(builder, chunks, shard, folder, partial(_report_shard, report, shard.file, share))
         shards = list(manifest.shards)
-        shards[number] = replace(shard, version=trie.version)
+        shards[number] = replace(shard, version=version)
         manifest = replace(manifest, shards=tuple(shards))
         manifest.write(folder)
         if saved is not None:
             saved.remove()
     report("done", 1.0)
     return manifest
+
+
+def _report_shard(report: Progress, file: str, share: float, step: str) -> None:
+    report(f"{file}: {step}", share)
+
+
+def _build_shard(builder: TrieBuilder, chunks: Chunks, shard: ShardFile, folder: Path, report: Callable[[str], None]) -> str:
+    """Write the file of a shard, and return the version of its index."""
+    for codes_nL, ids_n in _rows_of(chunks, shard, builder.num_items):
+        builder.add(codes_nL, ids_n)
+        report("reading")
+    trie = builder.finish(lambda step, _: report(step))
+    trie.save(folder / shard.file)
+    return trie.version
 
 
 def _plan(chunks: Chunks, sizes: tuple[int, ...], num_shards: int, key: str) -> ShardManifest:

@@ -12,17 +12,22 @@ if TYPE_CHECKING:
     from leafbeam.integrations.logprobs import LogprobModel, TokenQuery
     from leafbeam.integrations.ray_batch import recommend_users_on_ray
     from leafbeam.integrations.ray_serve import DeploymentConfig, application
+    from leafbeam.integrations.ray_shards import load_shards_on_ray
     from leafbeam.integrations.served_items import ServedItems
     from leafbeam.integrations.sglang import SglangServer
+    from leafbeam.integrations.shard_search import ShardedSearch
+    from leafbeam.integrations.shards import BoostHandle, FilterHandle, ShardedIndex, ShardTraffic
     from leafbeam.integrations.transformers import CodeTokens, TrieLogitsProcessor, prefix_allowed_tokens_fn
     from leafbeam.integrations.vllm import VllmModel, VllmServer
 
 __all__ = [
     "CUSTOM_GENERATE",
     "BatchJob",
+    "BoostHandle",
     "CodeTokens",
     "ConstraintLogitsProcessor",
     "DeploymentConfig",
+    "FilterHandle",
     "HttpOptions",
     "ItemConstraint",
     "LogprobBeamSearch",
@@ -31,12 +36,16 @@ __all__ = [
     "OpenAIServer",
     "ServedItems",
     "SglangServer",
+    "ShardTraffic",
+    "ShardedIndex",
+    "ShardedSearch",
     "TokenQuery",
     "TrieLogitsProcessor",
     "UserColumns",
     "VllmModel",
     "VllmServer",
     "application",
+    "load_shards_on_ray",
     "prefix_allowed_tokens_fn",
     "recommend_users",
     "recommend_users_on_ray",

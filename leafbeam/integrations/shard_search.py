@@ -31,7 +31,7 @@ from leafbeam.errors import ArgumentError, ForeignFilterError, LogitsError, Shar
 from leafbeam.index import ItemColumn
 from leafbeam.index.items import ItemIds
 from leafbeam.integrations.shard import ShardBatch, ShardBeams, ShardItems, ShardRoots, ShardRows
-from leafbeam.integrations.shards import ShardedBoost, ShardedFilter, ShardedIndex
+from leafbeam.integrations.shards import BoostHandle, FilterHandle, ShardedIndex
 from leafbeam.ops.backend import BoundIndex
 from leafbeam.ops.constrain import Beams, Boosts, Scoring
 
@@ -187,10 +187,10 @@ class ShardedSearch:
         self,
         step_fn: StepFn,
         batch_size: int = 1,
-        filters: ShardedFilter | Sequence[ShardedFilter | None] | None = None,
+        filters: FilterHandle | Sequence[FilterHandle | None] | None = None,
         deny: DenyLists = None,
         *,
-        boosts: ShardedBoost | Sequence[ShardedBoost | None] | None = None,
+        boosts: BoostHandle | Sequence[BoostHandle | None] | None = None,
         more_fn: MoreFn | None = None,
         num_items: int | Sequence[int] | None = None,
         widths: Widths | None = None,
@@ -213,8 +213,8 @@ class ShardedSearch:
             LeafbeamError: As for `BeamSearch.run`.
         """
         batch = ShardBatch(
-            filters=self._names("filters", filters, ShardedFilter, batch_size),
-            boosts=self._names("boosts", boosts, ShardedBoost, batch_size),
+            filters=self._names("filters", filters, FilterHandle, batch_size),
+            boosts=self._names("boosts", boosts, BoostHandle, batch_size),
             deny=_deny_lists(deny, batch_size),
         )
         for attempt in range(1 + self.num_retries):
@@ -246,7 +246,7 @@ class ShardedSearch:
         check_length(name, given, batch_size)
         for number, made in enumerate(given):
             if made is not None and not isinstance(made, kind):
-                maker = "filter" if kind is ShardedFilter else "boost"
+                maker = "filter" if kind is FilterHandle else "boost"
                 raise ArgumentError(
                     f"{name}[{number}] is {short_repr(made)}: expected a {kind.__name__}: make it with {maker}(...) of the "
                     "ShardedIndex"

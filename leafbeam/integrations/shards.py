@@ -108,7 +108,7 @@ class ShardTraffic:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ShardedFilter:
+class FilterHandle:
     """A filter of which each shard has its part; `ShardedIndex.filter` makes one. `&`, `|` and `-` combine two.
 
     Args:
@@ -123,27 +123,27 @@ class ShardedFilter:
     make: MakeFilter
     num_items: int
 
-    def __and__(self, other: "ShardedFilter") -> "ShardedFilter":
+    def __and__(self, other: "FilterHandle") -> "FilterHandle":
         return self._combined(other, operator.and_)
 
-    def __or__(self, other: "ShardedFilter") -> "ShardedFilter":
+    def __or__(self, other: "FilterHandle") -> "FilterHandle":
         return self._combined(other, operator.or_)
 
-    def __sub__(self, other: "ShardedFilter") -> "ShardedFilter":
+    def __sub__(self, other: "FilterHandle") -> "FilterHandle":
         return self._combined(other, operator.sub)
 
     def __len__(self) -> int:
         return self.num_items
 
     def __repr__(self) -> str:
-        return f"ShardedFilter({self.num_items:,} of {counted(self.index.num_items, 'item')})"
+        return f"FilterHandle({self.num_items:,} of {counted(self.index.num_items, 'item')})"
 
-    def _combined(self, other: "ShardedFilter", combine: Callable[[Any, Any], Any]) -> "ShardedFilter":
+    def _combined(self, other: "FilterHandle", combine: Callable[[Any, Any], Any]) -> "FilterHandle":
         return self.index.filter(partial(_combined_filter, self.make, other.make, combine))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ShardedBoost:
+class BoostHandle:
     """A boost of which each shard has its part; `ShardedIndex.boost` makes one.
 
     Args:
@@ -220,7 +220,7 @@ class ShardedIndex:
     def num_shards(self) -> int:
         return len(self.versions)
 
-    def filter(self, make: MakeFilter | None = None, *, item_ids: ItemIds | None = None) -> ShardedFilter:
+    def filter(self, make: MakeFilter | None = None, *, item_ids: ItemIds | None = None) -> FilterHandle:
         """Return a filter, of which each shard makes its part.
 
         Args:
@@ -239,9 +239,9 @@ class ShardedIndex:
         assert make is not None
         name = uuid.uuid4().hex
         counts = self._made(name, make)
-        return ShardedFilter(name=name, index=self, make=make, num_items=sum(counts.values()))
+        return FilterHandle(name=name, index=self, make=make, num_items=sum(counts.values()))
 
-    def boost(self, make: MakeBoost) -> ShardedBoost:
+    def boost(self, make: MakeBoost) -> BoostHandle:
         """Return a boost, of which each shard makes its part.
 
         Args:
@@ -252,9 +252,9 @@ class ShardedIndex:
         """
         name = uuid.uuid4().hex
         self._made(name, make)
-        return ShardedBoost(name=name, index=self, make=make)
+        return BoostHandle(name=name, index=self, make=make)
 
-    def remove(self, made: ShardedFilter | ShardedBoost) -> None:
+    def remove(self, made: FilterHandle | BoostHandle) -> None:
         """Free the memory of a filter or of a boost in all shards."""
         self._make.pop(made.name, None)
         self._call_all("remove", self.num_shards, made.name)

@@ -120,14 +120,15 @@ def a_model(level_of_nan: int = 9) -> Any:
 class MortalShards(LocalShards):
     """Shards of which one dies before a call, and is another object afterwards, as Ray starts an actor anew."""
 
-    def __init__(self, directory: Path, dies: int, before: list[str]) -> None:
-        self._directory, self._dies, self._before, self.deaths = directory, dies, before, 0
+    def __init__(self, directory: Path, dies: int) -> None:
+        self._dies, self.deaths = dies, 0
+        self.before: list[str] = []  # the calls before which it dies
         self._files = [directory / shard.file for shard in ShardManifest.load(directory).shards]
         super().__init__(list(map(Shard, self._files)))
 
     def call(self, method: str, arguments: Any) -> dict[int, Any]:
-        if self._before and method == self._before[0] and self._dies in arguments:
-            self._before.pop(0)
+        if self.before and method == self.before[0] and self._dies in arguments:
+            self.before.pop(0)
             self.deaths += 1
             self._shards[self._dies] = Shard(self._files[self._dies])
         return super().call(method, arguments)
@@ -141,16 +142,16 @@ def test_a_shard_that_dies_within_a_search_is_named_and_the_search_is_refused_or
     shards_of(trie, 3, tmp_path)
     expected = BeamSearch(trie, 20).run(a_model(), 2, [trie.filter(np.arange(200) % 2 == 0), None])
     for num_retries, deaths in ((0, 1), (1, 1), (2, 2), (1, 2)):
-        link = MortalShards(tmp_path, 1, [])
+        link = MortalShards(tmp_path, 1)
         with ShardedIndex(link, [shard.version for shard in ShardManifest.load(tmp_path).shards]) as index:
-            even = index.filter(lambda trie: trie.filter(trie.item_ids % 2 == 0))
+            even = index.filter(lambda trie: trie.filter(trie.item_ids.astype(int) % 2 == 0))
             search = ShardedSearch(index, 20, num_retries=num_retries)
-            link._before += [method] * deaths
+            link.before += [method] * deaths
             if deaths > num_retries:
                 with pytest.raises(ShardError, match="shard 1: it does not know this search") as raised:
                     search.run(a_model(), 2, [even, None])
                 assert raised.value.shard == 1
-                link._before.clear()
+                link.before.clear()
             assert_equal(search.run(a_model(), 2, [even, None]), expected)  # the filter is made again where it is missing
             assert link.deaths == min(deaths, num_retries + 1)
 
@@ -160,10 +161,10 @@ def test_a_shard_that_comes_back_with_another_index_is_refused(tmp_path: Path) -
     shards_of(trie, 3, tmp_path / "a")
     manifest = ShardManifest.load(tmp_path / "a")
     for before in ("begin", "step"):
-        link = MortalShards(tmp_path / "a", 2, [])
+        link = MortalShards(tmp_path / "a", 2)
         with ShardedIndex(link, [shard.version for shard in manifest.shards]) as index:
             Trie.build([[6, 1, 1]], [7] * 3).save(tmp_path / "a" / manifest.shards[2].file)
-            link._before.append(before)
+            link.before.append(before)
             with pytest.raises(ShardError, match=r"shard 2: its index has version \w+: expected \w+; load the shards again"):
                 ShardedSearch(index, 20, num_retries=1).run(a_model(), 2)
         with pytest.raises(ShardError, match=r"shard 2 has version .* of its index, the manifest"):
@@ -190,7 +191,7 @@ def test_mistakes_are_refused_as_one_index_refuses_them(tmp_path: Path) -> None:
             (ArgumentError, lambda: index.filter(not_a_filter), "the function returned 3: expected a Filter"),
             (ForeignFilterError, lambda: index.filter(lambda _: trie.filter(item_ids=[3])), "make it again"),
             (ForeignFilterError, lambda: search.run(a_model(), 2, other.filter(item_ids=[3])), "another ShardedIndex"),
-            (ArgumentError, lambda: search.run(a_model(), 2, of_a_trie), r"expected a ShardedFilter: make it"),
+            (ArgumentError, lambda: search.run(a_model(), 2, of_a_trie), r"expected a FilterHandle: make it"),
             (ArgumentError, lambda: search.run(a_model(), 2, [allowed]), "filters has 1 entry"),
             (ArgumentError, lambda: search.run(a_model(), 2, deny=[[3]]), "deny has 1 entry"),
             (ArgumentError, lambda: search.run(a_model(), 0), "batch_size is 0"),
