@@ -8,6 +8,7 @@
     │   └── ForeignFilterError   the filter was made for another index
     ├── AutomatonError           a pattern, schema, vocabulary or state cannot become or belong to an automaton
     ├── IndexFileError           the file is truncated, of another kind, or of a newer format
+    ├── ShardError               a shard of an index did not answer, or has another index than the search began with
     ├── LogError                 the directory of a live index is damaged, or a change could not be written to it
     │   └── LockedError          another writer has the directory open
     ├── LogitsError              the model gave NaN, +inf or an array of the wrong shape
@@ -76,6 +77,7 @@ __all__ = [
     "RuleError",
     "ServerBusyError",
     "ServerError",
+    "ShardError",
     "TrainingError",
     "UnavailableError",
     "UnknownBoostError",
