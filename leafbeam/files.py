@@ -12,13 +12,27 @@ from io import BufferedReader
 from itertools import count
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import Any, Self
 
 from leafbeam.errors import CheckpointError
 from leafbeam.json_reader import parse_json
 
 CHECKSUMS = "leafbeam.sha256"
 _MAX_TEXT_BYTES = 64 << 20
+
+
+class Closing:
+    """An object that the end of a `with` block closes."""
+
+    def close(self) -> None:
+        """Release what the object holds."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 @contextmanager

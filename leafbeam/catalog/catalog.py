@@ -25,6 +25,7 @@ from leafbeam.catalog.sources import CsvOptions, ItemSource
 from leafbeam.catalog.time_limit import DEFAULT_S
 from leafbeam.catalog.transaction import Attributes, CatalogTransaction
 from leafbeam.errors import CodesError, counted
+from leafbeam.files import Closing
 from leafbeam.index import Filter, Trie, Version
 from leafbeam.index.items import ItemIds
 from leafbeam.live import LiveIndex
@@ -34,7 +35,7 @@ _CLOSE_S = 5.0
 log = logging.getLogger("leafbeam.catalog")
 
 
-class Catalog:
+class Catalog(Closing):
     """Items with attributes in a DuckDB table, rules over them as filters, and a live index. All three change together.
 
     A request reads `rules`, an immutable RuleSet with the version of the index to which it belongs, and never the table. The
@@ -488,12 +489,6 @@ class Catalog:
         self._table.close()
         if self._owns_index:
             self.index.close()
-
-    def __enter__(self) -> "Catalog":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"Catalog({self._table.name!r}, {counted(len(self.version()), 'item')}, rules: {len(self.rules.filters)})"

@@ -8,6 +8,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from leafbeam.errors import ArgumentError
 from leafbeam.extras import optional_imports
+from leafbeam.files import Closing
 
 with optional_imports("leafbeam.Client", "client"):
     import httpx
@@ -58,7 +59,7 @@ def _name_self(method: Any, make: Callable[..., Any]) -> None:
     method.__signature__ = inspect.Signature([own, *inspect.signature(make).parameters.values()])
 
 
-class Client:
+class Client(Closing):
     """A client of `leafbeam serve`, which threads may share. Close it, or use it in a `with` block.
 
     Its methods are `import_items` and the functions of `leafbeam.client.calls`; they return the answer instead of a call. They
@@ -94,12 +95,6 @@ class Client:
 
     def __repr__(self) -> str:
         return f"Client({self._transport.url!r})"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the connections."""

@@ -9,7 +9,7 @@ from itertools import count
 from operator import attrgetter
 from typing import Generic, Literal, TypeVar
 
-from leafbeam.errors import ArgumentError, OverloadedError, counted
+from leafbeam.errors import OverloadedError, counted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,11 +54,6 @@ class Capacity:
     requests: int = 16
     tokens: int = 32_768
     beam_rows: int = 8_192
-
-    def __post_init__(self) -> None:
-        for name, value in (("requests", self.requests), ("tokens", self.tokens), ("beam_rows", self.beam_rows)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise ArgumentError(f"{name} of a batch must be an integer of at least 1, not {value!r}")
 
     def holds(self, size: BatchSize) -> bool:
         """Return whether a batch of this size is within the bounds."""
@@ -130,12 +125,6 @@ class Batcher(Generic[RequestT]):
         max_batch_s: float = math.inf,
         p95: Callable[[BatchSize], float] = lambda size: 0.0,
     ) -> None:
-        if max_queue < 1:
-            raise ArgumentError(f"max_queue must be at least 1, not {max_queue}")
-        if not (0 <= wait_s < math.inf and 0 <= guard_s < math.inf and max_batch_s > 0):
-            raise ArgumentError(
-                f"wait_s={wait_s} and guard_s={guard_s} must be finite and not negative, and max_batch_s={max_batch_s} above 0"
-            )
         self.capacity = capacity
         self._max_queue, self._wait_s, self._guard_s, self._max_batch_s = max_queue, wait_s, guard_s, max_batch_s
         self._p95 = p95

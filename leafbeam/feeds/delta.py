@@ -3,7 +3,8 @@
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from leafbeam.errors import FeedError
 from leafbeam.extras import optional_imports
@@ -13,7 +14,7 @@ with optional_imports("leafbeam.feeds.DeltaSource", "delta"):
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
 
-_ERRORS = (DeltaError, OSError, ValueError, pa.ArrowException)
+T = TypeVar("T")
 
 
 class DeltaSource:
@@ -42,29 +43,25 @@ class DeltaSource:
 
     def newest(self) -> int | None:
         """Return the newest version (see VersionedTable)."""
-        try:
-            self._table.update_incremental()
-        except _ERRORS as error:
-            raise self._failure("its newest version", error) from error
+        self._try("its newest version", self._table.update_incremental)
         return self._table.version()
 
     def rows(self, version: int, columns: Sequence[str] | None) -> pa.Table:
         """Return the rows of a version (see VersionedTable)."""
-        table = self._open(version)
-        try:
-            return pa.table(table.scan(None if columns is None else list(columns)))
-        except _ERRORS as error:
-            raise self._failure(f"version {version}", error) from error
+        table, names = self._open(version), None if columns is None else list(columns)
+        return self._try(f"version {version}", lambda: pa.table(table.scan(names)))
 
     def _open(self, version: int | None) -> DeltaTable:
         options: object = self._options or None
-        try:
-            return DeltaTable(self._uri, version=version, storage_options=options)
-        except _ERRORS as error:
-            raise self._failure("the table" if version is None else f"version {version}", error) from error
+        what = "the table" if version is None else f"version {version}"
+        return self._try(what, lambda: DeltaTable(self._uri, version=version, storage_options=options))
 
-    def _failure(self, what: str, error: Exception) -> FeedError:
-        return FeedError(
-            f"{self.name}: {what} cannot be read ({str(error).strip()[:300]}). If the version that was followed last is gone "
-            "(vacuum), remove the file of the position: all rows are put again"
-        )
+    def _try(self, what: str, call: Callable[[], T]) -> T:
+        """Call a function of deltalake. Raises FeedError."""
+        try:
+            return call()
+        except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
+            raise FeedError(
+                f"{self.name}: {what} cannot be read ({str(error).strip()[:300]}). If the version that was followed last is "
+                "gone (vacuum), remove the file of the position: all rows are put again"
+            ) from error

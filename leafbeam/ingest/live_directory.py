@@ -23,7 +23,7 @@ from msgspec.structs import asdict
 from leafbeam import files
 from leafbeam.catalog import Catalog
 from leafbeam.errors import ArgumentError, ConflictError, LogError
-from leafbeam.files import read_json, replacing, write_json
+from leafbeam.files import Closing, read_json, replacing, write_json
 from leafbeam.index import Trie
 from leafbeam.ingest.answers import SnapshotAnswer
 from leafbeam.ingest.request_log import RequestLog
@@ -34,7 +34,7 @@ _FORMAT = 1
 INDEX, RULES = "index", "rules.json"
 
 
-class LiveDirectory:
+class LiveDirectory(Closing):
     """The directory of one run's changes, open for writing by this process alone.
 
     Attributes:
@@ -90,19 +90,15 @@ class LiveDirectory:
             LogError: If the directory cannot be read or written.
             IndexFileError: If the index is damaged.
         """
-        try:
+        with disk.log_error(f"write to {path}"):
             return cls(Path(path), Path(trie), verify=verify, sync=sync, compaction=compaction)
-        except OSError as error:
-            raise LogError(f"cannot write to {path}: {error.strerror or error}") from error
 
     def persist(self) -> RequestLog:
         """Keep changes from now on; the log of requests. The first call copies the index. Raises LogError."""
         if self.requests is None:
-            try:
+            with disk.log_error(f"write to {self.path}"):
                 content = {"format": _FORMAT, "index": _version_of(self._trie)}
                 write_json(self.path / "origin.json", content, durable=True)
-            except OSError as error:
-                raise LogError(f"cannot write to {self.path}: {error.strerror}") from error
             with ExitStack() as opened:
                 requests = opened.enter_context(RequestLog.open(self.path, sync=self._sync))
                 self.index.persist(self.path / INDEX, sync=self._sync, journal=requests)
@@ -118,12 +114,6 @@ class LiveDirectory:
     def close(self) -> None:
         """Close the files and release the lock. Raises LogError, OSError."""
         self._opened.close()
-
-    def __enter__(self) -> "LiveDirectory":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def origin_of(path: Path) -> str | None:
@@ -208,7 +198,7 @@ class Snapshots:
             raise ConflictError(f"there is a snapshot {name!r} already: choose another name, or delete it")
         if len(self.list()) >= MAX_SNAPSHOTS:
             raise ConflictError(f"there are {MAX_SNAPSHOTS} snapshots already: delete one")
-        try:
+        with disk.log_error(f"write the snapshot {name!r}"):
             self._directory.mkdir(parents=True, exist_ok=True)
             with replacing(path, durable=True) as part:
                 part.mkdir()
@@ -218,8 +208,6 @@ class Snapshots:
                     name=name, num_items=version.num_items, index_version=version.name, created=created, feed=dict(feed)
                 )
                 write_json(part / "snapshot.json", asdict(info))
-        except OSError as error:
-            raise LogError(f"cannot write the snapshot {name!r}: {error.strerror or error}") from error
         return info
 
     def newest(self) -> str:
@@ -262,13 +250,11 @@ class Snapshots:
         if not path.is_dir():
             raise ArgumentError(f"there is no snapshot {name!r}")
         part = self._directory / f"{name}{_PART}"
-        try:
+        with disk.log_error(f"remove the snapshot {name!r}"):
             shutil.rmtree(part, ignore_errors=True)
             disk.rename(path, part)  # a process that is killed leaves no half of a snapshot under its name
             disk.sync_path(self._directory)
             shutil.rmtree(part)
-        except OSError as error:
-            raise LogError(f"cannot remove the snapshot {name!r}: {error.strerror or error}") from error
 
     def _path(self, name: str) -> Path:
         if not _NAME.fullmatch(name) or name.endswith(_PART):

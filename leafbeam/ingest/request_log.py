@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from leafbeam.errors import LogError
+from leafbeam.files import Closing
 from leafbeam.live import disk
 from leafbeam.live.journal import Commit, CommitReader, KnownRequests, RequestKey, encoded_commit, log_numbers, log_path
 from leafbeam.live.transaction import WriteSet
@@ -29,7 +30,7 @@ _NO_BASE = "0" * 16
 Json = Mapping[str, Any]
 
 
-class RequestLog:
+class RequestLog(Closing):
     """The log of one served catalog, and the journal of its index.
 
     pending: the last change, until it is known whether it was made. texts: as above; the writer adds to them. feed: the
@@ -159,12 +160,6 @@ class RequestLog:
         """Close the file. Raises OSError."""
         self._log.close()
 
-    def __enter__(self) -> "RequestLog":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _replay(self, contents: LogContents) -> None:
         for record in contents.records:
             try:
@@ -199,7 +194,7 @@ class RequestLog:
 def _new_log(directory: Path, number: int, first: Json, sync: bool) -> WriteAheadLog:
     """Create a log with its first record; the file gets its name once it is complete. Raises LogError."""
     path, part = log_path(directory, number), directory / "requests.part"
-    try:
+    with disk.log_error(f"write to {directory}"):
         log = WriteAheadLog.create(part, base_number=number, base_version=_NO_BASE, sync=sync)
         try:
             log.append(msgspec.json.encode(first))
@@ -207,6 +202,4 @@ def _new_log(directory: Path, number: int, first: Json, sync: bool) -> WriteAhea
         except BaseException:
             log.close(discard=True)
             raise
-    except OSError as error:
-        raise LogError(f"cannot write to {directory}: {error.strerror}") from error
     return log

@@ -20,7 +20,7 @@ from leafbeam.ingest.live_directory import LiveDirectory, Snapshots
 from leafbeam.ingest.request_log import RequestLog
 from leafbeam.ingest.source import Source
 from leafbeam.ingest.texts import MemoryTexts
-from leafbeam.live import RequestKey
+from leafbeam.live import RequestKey, disk
 from leafbeam.live.transaction import WriteSet
 from leafbeam.retrieve import ItemMemory, LiveMemory
 
@@ -202,10 +202,8 @@ class CatalogWriter:
             self.status(name, kind)
             if name not in self._live.rules:
                 raise ConflictError(f"{kind.noun} {name!r} is in rules.toml or on the server's command line: change it there")
-            try:
+            with disk.log_error(f"remove {kind.noun} {name!r}"):
                 self._live.save_rules({other: rule for other, rule in self._live.rules.items() if other != name})
-            except OSError as error:
-                raise LogError(f"cannot remove {kind.noun} {name!r}: {error.strerror or error}") from error
             self._calls(kind)[1](name)
             if not (report := self.catalog.reload()).ok:
                 log.warning("%s", report)

@@ -8,9 +8,12 @@ import errno
 import fcntl
 import os
 import stat
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from leafbeam import files
+from leafbeam.errors import LogError
 from leafbeam.index import Trie
 
 sync_path = files.sync_path  # `sync` of a file, or of the names in a directory
@@ -21,6 +24,15 @@ names = os.listdir
 save = Trie.save
 load = Trie.load
 read = files.open_regular  # a regular file, to be read
+
+
+@contextmanager
+def log_error(action: str) -> Generator[None]:
+    """Raise LogError if the block raises an OSError. action: what it does, as "write to live/"."""
+    try:
+        yield
+    except OSError as error:
+        raise LogError(f"cannot {action}: {error.strerror or error}") from error
 
 
 def create(path: Path) -> int:

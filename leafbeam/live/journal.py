@@ -149,10 +149,8 @@ def encoded_commit(number: int, write_set: WriteSet) -> Commit:
 
 def log_numbers(directory: Path) -> list[int]:
     """Return the numbers of the request logs in a directory. Raises LogError."""
-    try:
+    with disk.log_error(f"read {directory}"):
         return [int(match[1]) for name in disk.names(directory) if (match := _NAME.fullmatch(name))]
-    except OSError as error:
-        raise LogError(f"cannot read {directory}: {error.strerror}") from error
 
 
 def log_path(directory: Path, number: int) -> Path:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from leafbeam.errors import ArgumentError, LeafbeamError, LogError, counted
+from leafbeam.files import Closing
 from leafbeam.index import Trie, Version
 from leafbeam.index.items import ItemIds
 from leafbeam.live.commit_store import CommitStore
@@ -75,7 +76,7 @@ class LiveIndexStatus:
     failure: str | None
 
 
-class LiveIndex:
+class LiveIndex(Closing):
     """An index whose items are added and removed while searches run; each search reads one immutable `Version`.
 
     As in Lucene, there are segments: a large base that only loses items, and a small delta that every insert builds
@@ -320,12 +321,6 @@ class LiveIndex:
             running.join()
         self._store.close()
         self._raise_failure()
-
-    def __enter__(self) -> "LiveIndex":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __len__(self) -> int:
         return self.version().num_items

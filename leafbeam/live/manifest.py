@@ -118,11 +118,9 @@ class Directory:
 
         Raises LogError if the path holds anything else or cannot be written, LockedError if another process creates it.
         """
-        try:
+        with disk.log_error(f"make the directory {path}"):
             path.mkdir(parents=True, exist_ok=True)
             foreign = [name for name in disk.names(path) if name != _LOCK and not _is_ours(name)]
-        except OSError as error:
-            raise LogError(f"cannot make the directory {path}: {error.strerror}") from error
         if foreign and foreign != [_MANIFEST]:
             raise LogError(f"{path} is not empty ({foreign[0]!r} is there): choose a directory of its own")
         directory = cls(path, take_lock(path))
@@ -168,14 +166,12 @@ class Directory:
         self._log = WriteAheadLog.resume(contents, sync=sync)
         if self._read_manifest() != self.manifest:  # by a writer that held the log until then, and whose lock is gone
             raise LockedError(f"{self.path} was compacted by another writer meanwhile: close it there, then open it again")
-        try:
+        with disk.log_error(f"write to {self.path}"):
             if has_journal and not self.has_journal:
                 assert self.manifest is not None
                 self.stage_manifest(replace(self.manifest, journal=True))
                 self.switch(NextBase(manifest=replace(self.manifest, journal=True), log=self._log))
             disk.sync_path(self.path)  # a writer that was killed may have renamed the manifest and not synced its name
-        except OSError as error:
-            raise LogError(f"cannot write to {self.path}: {error.strerror}") from error
         self.gc()
 
     def check_lock(self) -> None:
@@ -183,10 +179,8 @@ class Directory:
         file.
         """
         path = self.path / _LOCK
-        try:
+        with disk.log_error(f"read {path}"):
             is_held = self._lock is not None and disk.is_at(self._lock, path)
-        except OSError as error:
-            raise LogError(f"cannot read {path}: {error.strerror}") from error
         if not is_held:
             raise LockedError(
                 f"{path} was removed or replaced while this process held it: nothing was changed, and no more changes are "
@@ -195,11 +189,8 @@ class Directory:
 
     def _read_manifest(self) -> Manifest:
         path = self.path / _MANIFEST
-        try:
-            with disk.read(path) as file:
-                return Manifest.decode(file.read(_MAX_BYTES), path)
-        except OSError as error:
-            raise LogError(f"cannot read {path}: {error.strerror}") from error
+        with disk.log_error(f"read {path}"), disk.read(path) as file:
+            return Manifest.decode(file.read(_MAX_BYTES), path)
 
     def _read(self) -> tuple[Trie, LogContents]:
         """Read the manifest, the base and the log, and read again if a writer replaced the files meanwhile."""
@@ -256,12 +247,10 @@ class Directory:
         """Remove bases, logs and unfinished files that the manifest does not name. Raises LogError."""
         assert self.manifest is not None
         keep = {self.manifest.base, self.manifest.log}
-        try:
+        with disk.log_error(f"remove unused files in {self.path}"):
             for name in disk.names(self.path):
                 if _is_ours(name) and name not in keep:
                     disk.remove(self.path / name)
-        except OSError as error:
-            raise LogError(f"cannot remove unused files in {self.path}: {error.strerror}") from error
 
     def close(self, *, discard: bool = False) -> None:
         """Close the log (see WriteAheadLog.close) and release the lock. Raises OSError."""

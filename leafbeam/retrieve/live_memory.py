@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from leafbeam.errors import LeafbeamError, LogError
-from leafbeam.files import replacing, set_aside
+from leafbeam.files import Closing, replacing, set_aside
 from leafbeam.index.items import ItemIds
 from leafbeam.live import KnownRequests, RequestKey, disk
 from leafbeam.live.write_ahead_log import LogContents, LogRecord, WriteAheadLog
@@ -25,7 +25,7 @@ COMPACT_BYTES = 16 << 20  # of a log, and not less than the memory's
 _KNOWN = b'{"known":'  # how a record of requests that are known begins
 
 
-class LiveMemory:
+class LiveMemory(Closing):
     """The file of an item memory and, beside it, a log of the interactions and items that came after the file was
     written.
 
@@ -195,12 +195,6 @@ class LiveMemory:
             OSError: If the log cannot be written.
         """
         self._log.close()
-
-    def __enter__(self) -> "LiveMemory":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def set_log_aside(path: str | os.PathLike[str]) -> Path | None:

@@ -148,7 +148,7 @@ class CompletionRoutes:
             texts = await result_of(job.texts, gone, answer_s)
         finally:
             gone.cancel()
-        self._metrics.observe_texts(texts)
+        self._metrics.text_tokens.inc(num_tokens(texts))
         return json_response(_Answer(plan, sum(map(len, prompts)), automaton.notes).whole(texts))
 
     async def _compiled(self, text: TextService, options: TextOptions, gone: "asyncio.Future[None]") -> Automaton:
@@ -174,7 +174,7 @@ class CompletionRoutes:
                 for k, piece in enumerate(pieces):
                     if piece:
                         yield answer.piece(prompt, k, piece)
-            self._metrics.observe_texts(events.texts)
+            self._metrics.text_tokens.inc(num_tokens(events.texts))
             for chunk in answer.closing(events.texts):
                 yield chunk
         except Exception as error:  # the status has been sent, and the worker has logged what is no LeafbeamError

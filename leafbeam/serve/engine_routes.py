@@ -187,7 +187,7 @@ def load_model(engine: Engine, metrics: Metrics, directory: str | None = None) -
         version = engine.load_model(directory)
         outcome = "ok"
     finally:
-        metrics.observe_model_load(outcome)
+        metrics.model_loads.labels(outcome).inc()
     answer = ModelAnswer(model_version=version, previous_version=previous, seconds=time.perf_counter() - began)
     log.info("the model %s is served in place of %s, after %.1f s", version, previous, answer.seconds)
     return answer

@@ -71,11 +71,6 @@ class HttpWorkers:
         return sum(worker.is_alive for worker in self._workers.values())
 
     @property
-    def pids(self) -> list[int]:
-        """Return the numbers of their processes."""
-        return [self._workers[number].process.pid for number in sorted(self._workers)]
-
-    @property
     def num_running(self) -> int:
         """Return the number of requests, of all workers, that have no answer yet."""
         return sum(worker.link.num_running for worker in self._workers.values())
@@ -131,7 +126,7 @@ class HttpWorkers:
             status = await in_own_thread(partial(_end_process, worker.process))
             if self._draining.is_set():
                 return
-            self._metrics.observe_http_worker_restart()
+            self._metrics.http_worker_restarts.inc()
             pause_s = _PAUSES_S[0] if loop.time() - began > _STABLE_S else min(2 * pause_s, _PAUSES_S[1])
             log.log(
                 logging.ERROR if status else logging.WARNING,

@@ -48,7 +48,7 @@ class Metrics:
         self._items = Counter("leafbeam_items", "Items returned", registry=registry)
         self._short = Counter("leafbeam_short_answers", "Answers with fewer items than requested", registry=registry)
         self._reloads = Counter("leafbeam_rule_reloads", "Reloads of the rules", ["outcome"], registry=registry)
-        self._model_loads = Counter("leafbeam_model_loads", "Loads of a model while serving", ["outcome"], registry=registry)
+        self.model_loads = Counter("leafbeam_model_loads", "Loads of a model while serving", ["outcome"], registry=registry)
         self._connections = Counter(
             "leafbeam_connections_refused", "Connections closed before a complete request", ["reason"], registry=registry
         )
@@ -58,7 +58,7 @@ class Metrics:
         self.num_http_workers: Callable[[], int] = lambda: 0
         http_workers = Gauge("leafbeam_http_workers", "HTTP processes that accept connections", registry=registry)
         http_workers.set_function(lambda: self.num_http_workers())
-        self._http_worker_restarts = Counter(
+        self.http_worker_restarts = Counter(
             "leafbeam_http_worker_restarts", "HTTP processes started in place of one that ended", registry=registry
         )
         self._completions = Counter(
@@ -68,7 +68,7 @@ class Metrics:
             "leafbeam_completion_seconds", "From body to answer, or to a stream's first piece", ["outcome"], buckets=_SECONDS,
             registry=registry,
         )  # fmt: skip
-        self._text_tokens = Counter("leafbeam_text_tokens", "Tokens of generated texts", registry=registry)
+        self.text_tokens = Counter("leafbeam_text_tokens", "Tokens of generated texts", registry=registry)
         self._stages = {stage: stages.labels(stage) for stage in _STAGES}
         # A label is reported as 0 before its first event.
         for outcome in ("ok", "refused", "overloaded", "unavailable", "cancelled", "failed"):
@@ -76,7 +76,7 @@ class Metrics:
             self._completions.labels(outcome)
         for outcome in ("ok", "failed"):
             self._reloads.labels(outcome)
-            self._model_loads.labels(outcome)
+            self.model_loads.labels(outcome)
         for reason in ("unauthorized", "forbidden", "key_rate"):
             self._access.labels(reason)
         for reason in ("connections", "headers_too_long", "headers_too_slow", "not_http", "silent", "small_chunks"):
@@ -94,10 +94,6 @@ class Metrics:
         self._completions.labels(outcome).inc()
         self._completion_latency.labels(outcome).observe(seconds)
 
-    def observe_texts(self, texts: Texts) -> None:
-        """Count the tokens of an answered request for texts."""
-        self._text_tokens.inc(num_tokens(texts))
-
     def observe_result(self, result: Result, num_items: int) -> None:
         """Count the stages and items of an answered request, which asked for `num_items`."""
         for stage, histogram in self._stages.items():
@@ -114,10 +110,6 @@ class Metrics:
         """Count a reload of the rules."""
         self._reloads.labels("ok" if report.ok else "failed").inc()
 
-    def observe_model_load(self, outcome: str) -> None:
-        """Count a load of a model while serving: "ok" or "failed"."""
-        self._model_loads.labels(outcome).inc()
-
     def observe_refused_connection(self, reason: str) -> None:
         """Count a connection that was closed before a complete request."""
         self._connections.labels(reason).inc()
@@ -125,10 +117,6 @@ class Metrics:
     def observe_refused_access(self, reason: str) -> None:
         """Count a request without a key that may do it, or beyond its key's rate."""
         self._access.labels(reason).inc()
-
-    def observe_http_worker_restart(self) -> None:
-        """Count an HTTP worker that ended and is started again."""
-        self._http_worker_restarts.inc()
 
     def show_source(self, source: Source) -> None:
         """Report the lag behind the source that the items follow."""

@@ -44,7 +44,7 @@ def is_running(number: int) -> bool:
 
 def workers_of(server: Server) -> list[int]:
     assert server.http_workers is not None
-    return server.http_workers.pids
+    return [worker.process.pid for _, worker in sorted(server.http_workers._workers.items())]
 
 
 def ready_workers(url: str) -> int:
