@@ -11,7 +11,7 @@ import typer
 
 from leafbeam import client, feeds
 from leafbeam.cli.console import done, stdout
-from leafbeam.cli.options import KEY, option, split_names, with_options
+from leafbeam.cli.options import DEADLINE_S, KEY, option, split_names, with_options
 from leafbeam.errors import counted
 from leafbeam.serve.feed_config import FeedConfig
 
@@ -107,7 +107,6 @@ def _follow(config: FeedConfig, position: Path | str, following: Following, *, w
     from leafbeam.feeds.batch import require_library
 
     require_library(config, f"`leafbeam items follow {config.kind}`", "httpx", "msgspec")
-    from leafbeam.cli.item_writer import DEADLINE_S
 
     feed = feeds.open_feed(config, position)
     began, so_far = time.perf_counter(), feeds.Followed.nothing()

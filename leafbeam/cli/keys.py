@@ -4,9 +4,11 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from rich.table import Table
 
 from leafbeam.cli.console import stdout
 from leafbeam.cli.options import option
+from leafbeam.serve.keys import add_key, read_keys, remove_key
 
 KeysOption = Annotated[Path, option("--keys", "The file of keys, as for `leafbeam serve --keys`.")]
 NameArgument = Annotated[str, typer.Argument(help="The key's name, which logs may show.")]
@@ -29,25 +31,17 @@ def add(
     ] = None,
 ) -> None:
     """Make a key and print it once; the file keeps only its hash."""
-    from leafbeam.serve.keys import add_key
-
     print(add_key(keys, name, scope, rate))
 
 
 def remove(name: NameArgument, keys: KeysOption = DEFAULT_KEYS) -> None:
     """Remove a key; a running server refuses it within a second."""
-    from leafbeam.serve.keys import remove_key
-
     remove_key(keys, name)
     print(f"{name} was removed from {keys}")
 
 
 def show(keys: KeysOption = DEFAULT_KEYS) -> None:
     """List the names of keys, and what each may do."""
-    from rich.table import Table
-
-    from leafbeam.serve.keys import read_keys
-
     table = Table("name", "scope", "requests a second")
     for key in read_keys(keys):
         table.add_row(key.name, key.scope, "" if key.rate is None else f"{key.rate:g}")

@@ -20,6 +20,7 @@ Order = Literal["time", "file"]
 SplitBy = Literal["user", "time"]
 TimeUnit = Literal["s", "ms", "us", "ns"]
 DEFAULT_RUN = Path("runs/shop")
+DEADLINE_S = 60.0  # of a batch of items that a command sends to a server
 KEY = "LEAFBEAM_KEY"  # the variable of the environment with a command's key for a server
 PLOT_FORMATS = (".pdf", ".png", ".svg")
 _NUMBER = re.compile(r"(\d(?:_?\d){0,19})(?:(e|\^)(\d{1,2}))?")

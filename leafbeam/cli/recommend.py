@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from leafbeam import engine
+from leafbeam import engine, integrations
 from leafbeam.cli.console import Bar, done, next_step, stdout
 from leafbeam.cli.options import (
     DEFAULT_RUN,
@@ -26,7 +26,7 @@ from leafbeam.errors import ArgumentError, counted
 from leafbeam.extras import require, require_device
 
 if TYPE_CHECKING:
-    from leafbeam.integrations.batch import BatchJob, PartitionResult
+    from leafbeam.integrations.batch import PartitionResult
 
 TABLE = "A table of users"
 Channel = Literal["model", "memory", "fused"]
@@ -117,15 +117,13 @@ def recommend(
     else:
         require_device(device)
     if table.users is not None and table.out is not None:
-        from leafbeam.integrations.batch import BatchJob, UserColumns
-
-        job = BatchJob(
+        job = integrations.BatchJob(
             model=str(paths.model),
             files=paths.catalog_files(verify=not no_verify),
             users=str(table.users),
             out=str(table.out),
             request=wish.request(),
-            columns=UserColumns(user=table.user_column, history=table.history_column),
+            columns=integrations.UserColumns(user=table.user_column, history=table.history_column),
             device=device,
             precision=precision,
         )
@@ -158,7 +156,7 @@ def _check(wish: RequestOptions, table: TableOptions) -> None:
         raise ArgumentError("--deny goes with --history and --user, not with --users")
 
 
-def _recommend_table(job: "BatchJob", table: TableOptions) -> None:
+def _recommend_table(job: "integrations.BatchJob", table: TableOptions) -> None:
     """Recommend for every user of a table; partitions that an earlier call finished are kept."""
     console, began = stdout(), time.perf_counter()
     with Bar("recommending") as bar:
@@ -167,16 +165,12 @@ def _recommend_table(job: "BatchJob", table: TableOptions) -> None:
             bar.show("recommending", finished / total, f"{finished:,} of {counted(total, 'partition')}")
 
         if table.on_ray:
-            from leafbeam.integrations.ray_batch import recommend_users_on_ray
-
             gpus = 1.0 if job.device.startswith("cuda") else 0.0
-            partitions = recommend_users_on_ray(
+            partitions = integrations.recommend_users_on_ray(
                 job, address=table.ray_address, workers=table.workers, gpus_per_worker=gpus, progress=show
             )
         else:
-            from leafbeam.integrations.batch import recommend_users
-
-            partitions = recommend_users(job, progress=show)
+            partitions = integrations.recommend_users(job, progress=show)
     if not partitions:
         console.print(f"Nothing was left to do: {job.out} is complete.")
         return

@@ -5,12 +5,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from leafbeam import semid
 from leafbeam.catalog import CatalogTransaction
 from leafbeam.errors import ArgumentError, DataError, counted, short_repr
 from leafbeam.ids import ID_KINDS, kind_of_id
@@ -19,9 +20,6 @@ from leafbeam.ingest.answers import ChangeAnswer
 from leafbeam.ingest.attributes import table_of
 from leafbeam.ingest.lines import ItemLine, Lines, problem_of_new_id
 from leafbeam.retrieve import ItemMemory
-
-if TYPE_CHECKING:
-    from leafbeam.semid import ItemEncoder  # a change with codes does without it
 
 Operation = Literal["put", "patch", "delete"]
 _FIELDS = ("operation", "item_ids", "codes", "attributes")
@@ -122,7 +120,7 @@ class ChangePlanner:
     encoder: gives new items codes; or why there is none, for the message. memory: takes new items, whose ids are of its kind.
     """
 
-    def __init__(self, encoder: "ItemEncoder | str", memory: ItemMemory | None = None) -> None:
+    def __init__(self, encoder: "semid.ItemEncoder | str", memory: ItemMemory | None = None) -> None:
         self._encoder, self._memory = encoder, memory
 
     def plan(self, operation: Operation, lines: Lines, version: Version, schema: pa.Schema, *, missing_ok: bool) -> Change:

@@ -6,10 +6,11 @@ import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec.structs import asdict
 
+from leafbeam import semid
 from leafbeam.catalog import Boost, Catalog, Rule, RuleStatus
 from leafbeam.errors import ConflictError, DataError, LeafbeamError, LogError, UnknownBoostError, UnknownRuleError
 from leafbeam.index import Trie, Version
@@ -23,9 +24,6 @@ from leafbeam.ingest.texts import MemoryTexts
 from leafbeam.live import RequestKey, disk
 from leafbeam.live.transaction import WriteSet
 from leafbeam.retrieve import ItemMemory, LiveMemory
-
-if TYPE_CHECKING:
-    from leafbeam.semid import ItemEncoder  # a change with codes does without it
 
 log = logging.getLogger("leafbeam.ingest")
 
@@ -54,7 +52,7 @@ class CatalogWriter:
         catalog: Catalog,
         live: LiveDirectory,
         *,
-        encoder: "ItemEncoder | str",
+        encoder: "semid.ItemEncoder | str",
         memory: ItemMemory | LiveMemory | None = None,
     ) -> None:
         self.catalog, self._live = catalog, live

@@ -8,16 +8,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from leafbeam import semid
 from leafbeam.catalog import Catalog, RuleSource
 from leafbeam.engine import CatalogFiles
 from leafbeam.errors import ArgumentError, LockedError
 from leafbeam.index import Trie
 from leafbeam.ingest import INDEX, RULES, CatalogWriter, LiveDirectory, check_origin
 from leafbeam.retrieve import ItemMemory, LiveMemory
+from leafbeam.serve.exposure import is_loopback
 from leafbeam.serve.keys import KeyFile
 
 if TYPE_CHECKING:
-    from leafbeam.semid import ItemEncoder
     from leafbeam.serve.access import Access  # imports starlette, which a command without a server does without
 
 Changes = Literal["auto", "on", "off"]
@@ -50,7 +51,6 @@ class ChangedCatalog:
 def access_of(changes: Changes, host: str, keys: KeyFile | None) -> "Access":
     """Return who may change the catalog of a server that is bound to this address. keys: of clients."""
     from leafbeam.serve.access import Access
-    from leafbeam.serve.exposure import is_loopback
 
     if keys is not None:
         return Access(keys=keys)
@@ -62,7 +62,7 @@ def access_of(changes: Changes, host: str, keys: KeyFile | None) -> "Access":
 
 
 def open_changed(
-    files: CatalogFiles, directory: Path, opened: ExitStack, *, encoder: "ItemEncoder | str", changes: Changes = "auto"
+    files: CatalogFiles, directory: Path, opened: ExitStack, *, encoder: "semid.ItemEncoder | str", changes: Changes = "auto"
 ) -> ChangedCatalog:
     """Open the files of a catalog with the changes that clients made so far.
 

@@ -13,10 +13,10 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
 
 import uvicorn
 
+from leafbeam import semid
 from leafbeam.catalog import Catalog, LoadReport
 from leafbeam.engine import CatalogFiles, Engine, Limits, Model
 from leafbeam.errors import ArgumentError, counted
@@ -38,9 +38,6 @@ from leafbeam.serve.log_format import current_format
 from leafbeam.serve.metrics import Metrics
 from leafbeam.serve.observation import Observation
 from leafbeam.text import TextService
-
-if TYPE_CHECKING:
-    from leafbeam.semid import ItemEncoder
 
 log = logging.getLogger("leafbeam.serve")
 NO_ENCODER = "this server has no encoder for new items"
@@ -314,7 +311,7 @@ def serve(
     config: ServerConfig | None = None,
     text: TextService | None = None,
     changes: Path | None = None,
-    encoder: "ItemEncoder | str" = NO_ENCODER,
+    encoder: "semid.ItemEncoder | str" = NO_ENCODER,
     source: Callable[[CatalogWriter], Source] | None = None,
     on_ready: Callable[[str], None] = _print_line,
 ) -> None:

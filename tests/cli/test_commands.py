@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from leafbeam import Trie
 from leafbeam.__main__ import set_waiting
 from leafbeam.cli import app
-from leafbeam.cli.item_writer import has_text_ids
+from leafbeam.cli.items import has_text_ids
 from leafbeam.cli.options import split_numbers
 from leafbeam.cli.output import parse_ids, split_ids
 from leafbeam.cli.recommend import RequestOptions

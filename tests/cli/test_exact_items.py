@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from leafbeam.catalog import Catalog
-from leafbeam.cli.item_writer import KEY
+from leafbeam.cli.items import KEY
 from leafbeam.cli.run import RunDirectory
 from tests.fixtures.items_run import IDS, TITLES, call, ids_of, served
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from leafbeam.catalog import Catalog
-from leafbeam.cli.item_writer import KEY
+from leafbeam.cli.items import KEY
 from leafbeam.cli.run import RunDirectory
 from leafbeam.engine import CatalogFiles, Engine
 from leafbeam.ingest import set_aside
