@@ -332,7 +332,6 @@ def inspect(
     console = stdout()
     planned = None if plan is None else parse_plan(plan)
     from leafbeam.cli import inspection
-    from leafbeam.tables.table import ending_of
 
     if planned is not None:
         inspection.show_plan(console, *planned, as_json=as_json)
@@ -342,7 +341,7 @@ def inspect(
         inspection.print_trie(path)
     elif path.is_dir():
         inspection.show_directory(console, path)
-    elif ending_of(path, (".parquet",)):
+    elif path.suffix.lower() == ".parquet":
         inspection.show_table(console, path)
     else:
         inspection.show_trie(console, path)

@@ -4,7 +4,8 @@ import functools
 import inspect
 import ssl
 from collections.abc import Callable, Coroutine
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from types import MethodType
+from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
 from leafbeam.errors import ArgumentError
 from leafbeam.extras import optional_imports
@@ -31,35 +32,66 @@ def _headers(key: str | None) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-def _blocking(make: "Callable[P, Call[T] | Script[T]]") -> "Callable[Concatenate[Client, P], T]":
-    """Return the method of Client that makes a call and waits for its answer."""
+class _Method(Generic[P, T]):
+    """A call as a method: of a Client it waits for the answer, of an AsyncClient it is a coroutine."""
 
-    @functools.wraps(make)
-    def method(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._transport.run(make(*args, **kwargs))  # pyright: ignore[reportPrivateUsage]
+    def __init__(self, make: "Callable[P, Call[T] | Script[T]]") -> None:
+        @functools.wraps(make)
+        def method(client: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
+            return client._transport.run(make(*args, **kwargs))
 
-    _name_self(method, make)
-    return method
+        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)  # `help` shows the arguments of the call after it
+        vars(method)["__signature__"] = inspect.Signature([own, *inspect.signature(make).parameters.values()])
+        self._method = method
 
+    @overload
+    def __get__(self, client: "Client", kind: type) -> Callable[P, T]: ...
 
-def _awaitable(make: "Callable[P, Call[T] | Script[T]]") -> "Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]":
-    """Return the method of AsyncClient that makes a call and awaits its answer."""
+    @overload
+    def __get__(self, client: "AsyncClient", kind: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
 
-    @functools.wraps(make)
-    async def method(self: "AsyncClient", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._transport.run(make(*args, **kwargs))  # pyright: ignore[reportPrivateUsage]
+    @overload
+    def __get__(self, client: None, kind: type) -> Callable[..., Any]: ...
 
-    _name_self(method, make)
-    return method
-
-
-def _name_self(method: Any, make: Callable[..., Any]) -> None:
-    """Let `help` show the arguments of the call, after self."""
-    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    method.__signature__ = inspect.Signature([own, *inspect.signature(make).parameters.values()])
+    def __get__(self, client: "Client | AsyncClient | None", kind: type) -> Callable[..., Any]:
+        return self._method if client is None else MethodType(self._method, client)
 
 
-class Client(Closing):
+class _Calls:
+    """All calls of a server, as methods of both clients."""
+
+    recommend = _Method(calls.recommend)
+    count_interactions = _Method(calls.count_interactions)
+    put_items = _Method(calls.put_items)
+    patch_items = _Method(calls.patch_items)
+    delete_items = _Method(calls.delete_items)
+    delete_item = _Method(calls.delete_item)
+    import_items = _Method(imports.import_items)
+    find_items = _Method(calls.find_items)
+    get_item = _Method(calls.get_item)
+    get_catalog = _Method(calls.get_catalog)
+    reload_catalog = _Method(calls.reload_catalog)
+    load_model = _Method(calls.load_model)
+    compact_catalog = _Method(calls.compact_catalog)
+    save_snapshot = _Method(calls.save_snapshot)
+    roll_back = _Method(calls.roll_back)
+    delete_snapshot = _Method(calls.delete_snapshot)
+    list_rules = _Method(calls.list_rules)
+    get_rule = _Method(calls.get_rule)
+    put_rule = _Method(calls.put_rule)
+    delete_rule = _Method(calls.delete_rule)
+    list_boosts = _Method(calls.list_boosts)
+    get_boost = _Method(calls.get_boost)
+    put_boost = _Method(calls.put_boost)
+    delete_boost = _Method(calls.delete_boost)
+    list_slow_batches = _Method(calls.list_slow_batches)
+    list_models = _Method(calls.list_models)
+    get_health = _Method(calls.get_health)
+    get_readiness = _Method(calls.get_readiness)
+    get_metrics = _Method(calls.get_metrics)
+
+
+class Client(_Calls, Closing):
     """A client of `leafbeam serve`, which threads may share. Close it, or use it in a `with` block.
 
     Its methods are `import_items` and the functions of `leafbeam.client.calls`; they return the answer instead of a call. They
@@ -100,38 +132,8 @@ class Client(Closing):
         """Close the connections."""
         self._transport.close()
 
-    recommend = _blocking(calls.recommend)
-    count_interactions = _blocking(calls.count_interactions)
-    put_items = _blocking(calls.put_items)
-    patch_items = _blocking(calls.patch_items)
-    delete_items = _blocking(calls.delete_items)
-    delete_item = _blocking(calls.delete_item)
-    import_items = _blocking(imports.import_items)
-    find_items = _blocking(calls.find_items)
-    get_item = _blocking(calls.get_item)
-    get_catalog = _blocking(calls.get_catalog)
-    reload_catalog = _blocking(calls.reload_catalog)
-    load_model = _blocking(calls.load_model)
-    compact_catalog = _blocking(calls.compact_catalog)
-    save_snapshot = _blocking(calls.save_snapshot)
-    roll_back = _blocking(calls.roll_back)
-    delete_snapshot = _blocking(calls.delete_snapshot)
-    list_rules = _blocking(calls.list_rules)
-    get_rule = _blocking(calls.get_rule)
-    put_rule = _blocking(calls.put_rule)
-    delete_rule = _blocking(calls.delete_rule)
-    list_boosts = _blocking(calls.list_boosts)
-    get_boost = _blocking(calls.get_boost)
-    put_boost = _blocking(calls.put_boost)
-    delete_boost = _blocking(calls.delete_boost)
-    list_slow_batches = _blocking(calls.list_slow_batches)
-    list_models = _blocking(calls.list_models)
-    get_health = _blocking(calls.get_health)
-    get_readiness = _blocking(calls.get_readiness)
-    get_metrics = _blocking(calls.get_metrics)
 
-
-class AsyncClient:
+class AsyncClient(_Calls):
     """A client of `leafbeam serve` for asyncio. It has the methods of `Client` as coroutines, and its deadlines are
     exact.
 
@@ -174,33 +176,3 @@ class AsyncClient:
     async def close(self) -> None:
         """Close the connections."""
         await self._transport.close()
-
-    recommend = _awaitable(calls.recommend)
-    count_interactions = _awaitable(calls.count_interactions)
-    put_items = _awaitable(calls.put_items)
-    patch_items = _awaitable(calls.patch_items)
-    delete_items = _awaitable(calls.delete_items)
-    delete_item = _awaitable(calls.delete_item)
-    import_items = _awaitable(imports.import_items)
-    find_items = _awaitable(calls.find_items)
-    get_item = _awaitable(calls.get_item)
-    get_catalog = _awaitable(calls.get_catalog)
-    reload_catalog = _awaitable(calls.reload_catalog)
-    load_model = _awaitable(calls.load_model)
-    compact_catalog = _awaitable(calls.compact_catalog)
-    save_snapshot = _awaitable(calls.save_snapshot)
-    roll_back = _awaitable(calls.roll_back)
-    delete_snapshot = _awaitable(calls.delete_snapshot)
-    list_rules = _awaitable(calls.list_rules)
-    get_rule = _awaitable(calls.get_rule)
-    put_rule = _awaitable(calls.put_rule)
-    delete_rule = _awaitable(calls.delete_rule)
-    list_boosts = _awaitable(calls.list_boosts)
-    get_boost = _awaitable(calls.get_boost)
-    put_boost = _awaitable(calls.put_boost)
-    delete_boost = _awaitable(calls.delete_boost)
-    list_slow_batches = _awaitable(calls.list_slow_batches)
-    list_models = _awaitable(calls.list_models)
-    get_health = _awaitable(calls.get_health)
-    get_readiness = _awaitable(calls.get_readiness)
-    get_metrics = _awaitable(calls.get_metrics)

@@ -56,7 +56,7 @@ def test_every_route_of_the_document_has_a_method_of_its_name():
         assert f"`{method.upper()} {path}`" in getattr(calls, name).__doc__, name
     assert {"complete", "chat"} <= names.keys()
     assert inspect.signature(calls.recommend).parameters.keys() == set(RecommendBody.__struct_fields__)
-    assert set(vars(Client)) - {"__enter__", "__exit__"} == set(vars(AsyncClient)) - {"__aenter__", "__aexit__"}
+    assert set(dir(Client)) - {"__enter__", "__exit__"} == set(dir(AsyncClient)) - {"__aenter__", "__aexit__"}
 
 
 @both
