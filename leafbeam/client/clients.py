@@ -36,13 +36,17 @@ class _Method(Generic[P, T]):
     """A call as a method: of a Client it waits for the answer, of an AsyncClient it is a coroutine."""
 
     def __init__(self, make: "Callable[P, Call[T] | Script[T]]") -> None:
-        @functools.wraps(make)
-        def method(client: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
+        def wait(client: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
             return client._transport.run(make(*args, **kwargs))
 
+        async def wait_async(client: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
+            return await client._transport.run(make(*args, **kwargs))
+
         own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)  # `help` shows the arguments of the call after it
-        vars(method)["__signature__"] = inspect.Signature([own, *inspect.signature(make).parameters.values()])
-        self._method = method
+        for method in (wait, wait_async):
+            functools.update_wrapper(method, make)
+            vars(method)["__signature__"] = inspect.Signature([own, *inspect.signature(make).parameters.values()])
+        self._wait, self._wait_async = wait, wait_async
 
     @overload
     def __get__(self, client: "Client", kind: type) -> Callable[P, T]: ...
@@ -54,7 +58,8 @@ class _Method(Generic[P, T]):
     def __get__(self, client: None, kind: type) -> Callable[..., Any]: ...
 
     def __get__(self, client: "Client | AsyncClient | None", kind: type) -> Callable[..., Any]:
-        return self._method if client is None else MethodType(self._method, client)
+        method = self._wait_async if issubclass(kind, AsyncClient) else self._wait
+        return method if client is None else MethodType(method, client)
 
 
 class _Calls:
