@@ -94,9 +94,9 @@ def _read_model(place: Path) -> Transformer:
 class TextGenerator:
     """A causal language model and its tokenizer. Every text obeys its constraint, or can be completed if it was cut off.
 
-    Only the logits of legal tokens are computed where that is cheaper (`ops.head`). Tokens without an alternative are
-    appended in one pass, even if other texts of the batch have a choice (jump-forward decoding, XGrammar, section 3.4,
-    over tokens).
+    Only the logits of legal tokens are computed where that is cheaper (`ops.head`), but all of those that have a soft cap.
+    Tokens without an alternative are appended in one pass, even if other texts of the batch have a choice (jump-forward
+    decoding, XGrammar, section 3.4, over tokens).
 
     Args:
         model: The model. On a CUDA device, automata and beams stay there too, if the tokenizer has one end token that is not
@@ -115,10 +115,6 @@ class TextGenerator:
     """
 
     def __init__(self, model: Transformer, tokenizer: TextTokenizer, *, costs: HeadCosts | None = None) -> None:
-        if model.logit_cap:
-            raise ArgumentError(
-                f"the logits of this model have a soft cap of {model.logit_cap}, and texts are of models without one"
-            )
         self.model, self.tokenizer = model.eval(), tokenizer
         self.num_tokens = model.config.vocab_size
         self.tokens, self._costs = tokenizer.trie(self.num_tokens), costs
@@ -305,16 +301,18 @@ class TextGenerator:
         self._check_positions(rows, max_tokens)
         for request in requests:
             self._check_spelling(request)
-        search, weight_VD = self._search(requests, max_tokens), self.model.head_weight.detach()
-        head = weight_VD if search.backend == "triton" else weight_VD.float().cpu().numpy()
+        search, head = self._search(requests, max_tokens), None
+        if not self.model.logit_cap:
+            weight_VD = self.model.head_weight.detach()
+            head = weight_VD if search.backend == "triton" else weight_VD.float().cpu().numpy()
         tokens_BT = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=self.model.device)
         lengths_B = torch.tensor([len(row) for row in rows], device=self.model.device)
         if first.is_stepwise and first.scoring == "allowed":
             texts = self.model.start_texts(tokens_BT, lengths_B, num_texts=first.num_texts, max_tokens=max_tokens - 1)
             constraint = search.constraint(len(rows), head=head, costs=self._costs)
-            return StepwiseRun(requests, texts, constraint, self.tokenizer)
+            return StepwiseRun(requests, texts, constraint, self.tokenizer, logits=self.model.logits if head is None else None)
         vocabulary = TextTokens(size=self.num_tokens, num_tokens=max_tokens)
-        session = self.model.start(tokens_BT, lengths_B, beams=first.num_texts, vocabulary=vocabulary, hidden=True)
+        session = self.model.start(tokens_BT, lengths_B, beams=first.num_texts, vocabulary=vocabulary, hidden=head is not None)
         run = search.start(session.step_fn, len(rows), head=head, costs=self._costs, suffix_fn=session.suffix_fn)
         return TextRun(requests, run, self.tokenizer)
 

@@ -15,9 +15,11 @@ Shapes: B requests, K texts of each, R = B x K, D hidden.
 """
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from leafbeam.automata import Automaton
 from leafbeam.decode.automaton_constraint import AutomatonConstraint
@@ -34,6 +36,13 @@ from leafbeam.text.tokenizer import TextTokenizer
 class StepwiseRun(TextBatch):
     """A batch in which each text advances as far as it has no choice, then by one choice. Scores are normalised over
     the legal tokens.
+
+    Args:
+        requests: The requests of the batch.
+        session: The texts in the model.
+        constraint: What is legal, and the head of legal tokens.
+        tokenizer: The tokenizer of the model.
+        logits: Makes the logits of hidden states, where the constraint has no head.
     """
 
     def __init__(
@@ -42,9 +51,11 @@ class StepwiseRun(TextBatch):
         session: TextSession,
         constraint: AutomatonConstraint,
         tokenizer: TextTokenizer,
+        *,
+        logits: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         super().__init__(requests, tokenizer)
-        self._session, self._constraint = session, constraint
+        self._session, self._constraint, self._logits = session, constraint, logits
         self._writers = [
             _Writer(request, text, tokenizer) for request, texts in zip(requests, self._growing, strict=True) for text in texts
         ]
@@ -64,16 +75,18 @@ class StepwiseRun(TextBatch):
         self.calls_saved = max(0, max(writer.text.num_tokens for writer in self._writers) - self.model_calls)
         return True
 
+    @torch.inference_mode()
     def _choose(self, number: int, choosing: Sequence[bool]) -> None:
         """Call the model once, and choose the next token of these texts."""
         pairs = list(zip(self._writers, choosing, strict=True))
         hidden_RD = self._session.hidden_after([writer.text.tokens if chooses else None for writer, chooses in pairs])
+        rows = hidden_RD if self._logits is None else self._logits(hidden_RD)
         # A text that does not choose stands where a sequence has ended: its only code is an end code again.
         states = [writer.state if chooses else writer.automaton.num_states for writer, chooses in pairs]
         shape = self._scores_BK.shape
         lo_1BK = np.array(states, np.int64).reshape(1, *shape)
         beams = self._constraint.beams_at(lo_1BK, self._scores_BK)
-        best = self._constraint.step(number, beams, hidden_RD.unflatten(0, shape))
+        best = self._constraint.step(number, beams, rows.unflatten(0, shape))
         found = Beams(**{name: to_numpy(array) for name, array in vars(best).items()})
         if self._constraint.bad_T and (bad := int(self._constraint.bad_T[-1])):
             raise LogitsError.not_finite(*divmod(bad - 1, shape[1]), f"in round {number}")

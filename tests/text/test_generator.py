@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import leafbeam
 from leafbeam.automata import Automaton
 from leafbeam.decode import SequenceSearch
 from leafbeam.errors import ArgumentError, AutomatonError, LogitsError
+from leafbeam.model import Transformer
 from leafbeam.text import Choices, JsonSchema, Regex, Sampling, TextConstraint, TextGenerator
 from tests.fixtures.texts import CONSTRAINTS, PROMPTS, check
 
@@ -52,6 +54,41 @@ def test_greedy_texts_equal_those_of_whole_passes_of_the_model(generator: TextGe
         assert found.score == pytest.approx(score, abs=1e-3)
         assert found.finished == finished
         check(name, found.text)
+
+
+@pytest.fixture(scope="module")
+def capped(generator: TextGenerator) -> TextGenerator:
+    """The same weights with a soft cap of the logits, as Gemma 2 has."""
+    plain = generator.model
+    model = Transformer(replace(plain.config, logit_cap=0.5), plain.vocabulary)
+    model.load_state_dict(plain.state_dict())
+    return TextGenerator(model, generator.tokenizer)
+
+
+@pytest.mark.parametrize("name", CONSTRAINTS)
+def test_greedy_texts_of_capped_logits_equal_those_of_whole_passes_of_the_model(
+    generator: TextGenerator, capped: TextGenerator, name: str
+):
+    automaton = capped.compile(CONSTRAINTS[name])
+    result = capped.generate(PROMPTS, CONSTRAINTS[name], max_tokens=60)
+    for prompt, (found,) in zip(PROMPTS, result.texts, strict=True):
+        tokens, score, finished = greedy(capped, prompt, automaton, 60)
+        assert (list(found.tokens), found.finished) == (tokens, finished)
+        assert found.score == pytest.approx(score, abs=1e-3)
+    plain = generator.generate(PROMPTS, CONSTRAINTS[name], max_tokens=60)
+    assert [one.score for (one,) in plain.texts] != pytest.approx([one.score for (one,) in result.texts], abs=1e-3)
+
+
+def test_beams_over_all_tokens_of_capped_logits_have_the_scores_of_whole_passes_of_the_model(capped: TextGenerator):
+    (found,) = capped.generate(["A "], Choices(texts=["red lamp", "tea cup"]), num_beams=2, scoring="full").texts
+    assert {one.text for one in found} == {"red lamp", "tea cup"}
+    prompt, end = capped.tokenizer.encode("A "), capped.tokenizer.end
+    for one in found:
+        tokens = torch.tensor([[*prompt, *one.tokens, end]])
+        with torch.inference_mode():
+            log_p = capped.model.logits(capped.model(tokens[:, :-1]))[0, len(prompt) - 1 :].double().log_softmax(-1)
+        expected = log_p.gather(1, tokens[0, len(prompt) :, None]).sum()
+        assert one.score == pytest.approx(float(expected), abs=1e-3)
 
 
 def test_a_text_of_more_than_a_hundred_tokens_equals_whole_passes_of_the_model(generator: TextGenerator):
