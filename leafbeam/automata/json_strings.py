@@ -8,6 +8,7 @@ quote or a backslash. Control characters without a short escape cannot be writte
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
@@ -161,6 +162,13 @@ class Strings:
 
     def _network(self) -> Network:
         return Network(self.max_states, "the strings")
+
+
+@lru_cache(maxsize=64)
+def quoted_format(name: str, max_states: int) -> ByteDFA:
+    """Return the JSON texts of a format of `FORMATS`, which are built once. Raises AutomatonError above the limit of states."""
+    strings = Strings(max_states=max_states)
+    return strings.quoted(strings.format(name))
 
 
 def _between_marks(language: ByteDFA, begin: bytes, end: bytes) -> ByteDFA:

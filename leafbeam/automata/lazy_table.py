@@ -23,11 +23,7 @@ def max_legal(dfa: ByteDFA, tokens: TokenTrie) -> int:
 
     Cost: one pass over the edges.
     """
-    nodes = tokens.nodes
-    children = np.flatnonzero(nodes.depth_P == 1)
-    begin_256 = np.zeros(256, np.int64)
-    begin_256[nodes.byte_P[children]] = nodes.lo_P[nodes.end_P[children]] - nodes.lo_P[children]
-    begin_J = np.bincount(dfa.edges.class_256, weights=begin_256, minlength=256)
+    begin_J = np.bincount(dfa.edges.class_256, weights=tokens.num_beginning, minlength=256)
     return int(begin_J[dfa.edges.label_E].sum())
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -52,7 +53,7 @@ class TokenNodes(NamedTuple):
     height_P: NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class TokenTrie:
     """A vocabulary sorted by the bytes of its tokens; it is built once and shared by all automata over it.
 
@@ -132,7 +133,14 @@ class TokenTrie:
         """Return the number of tokens that have the same bytes as an earlier token."""
         return int(np.maximum(self.nodes.own_end_P - self.nodes.lo_P[:-1] - 1, 0).sum())
 
-    @property
+    @cached_property
+    def num_beginning(self) -> NDArray[np.int64]:
+        """Return how many tokens begin with each byte, shape (256,)."""
+        children, begin_256 = np.flatnonzero(self.nodes.depth_P == 1), np.zeros(256, np.int64)
+        begin_256[self.nodes.byte_P[children]] = self.nodes.lo_P[self.nodes.end_P[children]] - self.nodes.lo_P[children]
+        return begin_256
+
+    @cached_property
     def single_bytes(self) -> NDArray[np.bool_]:
         """Return which bytes are tokens of their own, shape (256,)."""
         single_256 = np.zeros(256, np.bool_)
