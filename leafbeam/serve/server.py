@@ -252,7 +252,8 @@ class Server:
             served.append(f"{counted(len(version), 'item')} (index {version.name})")
         if self.text is not None:
             served.append(f"texts of {self.text.name}")
-        self._on_ready(f"leafbeam serves {' and '.join(served)} at {self.url} - try {self.url}/docs")
+        look = "open it in a browser" if self.engine is not None else f"{self.url}/docs lists its routes"
+        self._on_ready(f"leafbeam serves {' and '.join(served)} at {self.url} - {look}")
 
     @contextmanager
     def _signals(self) -> Generator[None]:

@@ -49,7 +49,7 @@ function card({ answer, place, known, rules, places, actions, marks }) {
       el("h3", {}, `${place + 1}. ${title} `, moved(places, id, place)),
       el("p", { class: "facts" }, [factsOf(item), String(id)].filter(Boolean).join(" · ")),
       verdict ? el("p", { class: "verdict" }, verdict) : null,
-      el("p", { class: "why" }, why(answer, place, known), el("span", { class: "codes" }, ` · codes ${answer.codes[place].join(" › ")}`)),
+      el("p", { class: "why" }, `${why(answer, place, known)} · `, el("span", { class: "codes" }, `codes ${answer.codes[place].join(" › ")}`)),
       el("p", { class: "row" }, ...actions.map(button)),
     ),
   );
