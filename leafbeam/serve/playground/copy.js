@@ -30,3 +30,15 @@ ${fields.join("")}    )
 print(answer.item_ids)
 `;
 }
+
+/** Copy a text to the clipboard, and let the button say so for a moment. */
+export async function copy(button, text) {
+  button.dataset.label ??= button.textContent;
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    throw new Error(`This browser lets the page copy nothing: ${text}`);
+  }
+  button.textContent = "Copied";
+  setTimeout(() => (button.textContent = button.dataset.label), 1500);
+}

@@ -4,12 +4,13 @@ import * as api from "./api.js";
 import { broken, showAnswers, showStages } from "./answers.js";
 import { Changes } from "./changes.js";
 import { combobox } from "./combobox.js";
-import { curlOf, pythonOf } from "./copy.js";
-import { $, count, debounced, el, factsOf, plural, setTitleColumn, titleOf } from "./dom.js";
+import { copy, curlOf, pythonOf } from "./copy.js";
+import { $, count, debounced, factsOf, plural, setTitleColumn, titleOf } from "./dom.js";
+import { showHistory } from "./history.js";
 import { showKey } from "./keys.js";
 import { watchServer } from "./live.js";
 import { fieldsOf, hasObjectives, loadBoosts, showObjectives, unmetOf } from "./objectives.js";
-import { explainBlockedPictures, pictureOf } from "./pictures.js";
+import { explainBlockedPictures } from "./pictures.js";
 import { completions, loadRules, showRules } from "./rules.js";
 import { DEFAULTS, fromHash, toHash } from "./state.js";
 import { drawTrie, showLevels, tableOf } from "./trie.js";
@@ -101,20 +102,11 @@ class Page {
   }
 
   showHistory() {
-    const rows = this.state.history.map((id, place) => {
-      const item = this.known.get(id);
-      const title = item ? titleOf(item) : String(id);
-      const drop = () => {
-        this.state.history = this.state.history.filter((_, other) => other !== place);
-        this.showHistory();
-        this.ask();
-        ($("history").querySelectorAll("button")[Math.min(place, this.state.history.length - 1)] ?? $("search")).focus();
-      };
-      return el("li", {}, item ? pictureOf(item) : null, el("span", {}, title), el("button", { type: "button", class: "small", "aria-label": `Take out ${title}`, onclick: drop }, "✕"));
+    showHistory(this.state.history, this.known, (ids) => {
+      this.state.history = ids;
+      this.showHistory();
+      this.ask();
     });
-    $("history").replaceChildren(...rows);
-    $("history").scrollTop = $("history").scrollHeight; // the newest item counts most
-    $("taken").textContent = rows.length ? plural(rows.length, "item") : "empty";
   }
 
   addToHistory(item) {
@@ -173,8 +165,9 @@ class Page {
       this.showHistory();
       this.ask();
     });
-    $("curl").addEventListener("click", () => this.copy($("curl"), curlOf(this.body(true))));
-    $("python").addEventListener("click", () => this.copy($("python"), pythonOf(this.body(true))));
+    for (const [id, textOf] of [["curl", curlOf], ["python", pythonOf]]) {
+      $(id).addEventListener("click", () => copy($(id), textOf(this.body(true))).catch((error) => this.showError(error)));
+    }
     $("back").addEventListener("click", () => this.showLevel(this.level - 1));
     $("on").addEventListener("click", () => this.showLevel(this.level + 1));
     $("play").addEventListener("click", () => this.play());
@@ -317,17 +310,6 @@ class Page {
       this.showLevel(this.level + 1);
       if (this.level === this.numLevels) clearInterval(this.timer);
     }, 700);
-  }
-
-  async copy(button, text) {
-    const label = button.textContent;
-    try {
-      await navigator.clipboard.writeText(text);
-      button.textContent = "Copied";
-      setTimeout(() => (button.textContent = label), 1500);
-    } catch {
-      this.showError(new Error(`This browser lets the page copy nothing: ${text}`));
-    }
   }
 
   showError(error) {
