@@ -9,6 +9,9 @@ PROCESSES ?= 3
 # Bytecode is kept, whatever the environment says: each worker, and each server that a test starts, would compile all modules again.
 export PYTHONDONTWRITEBYTECODE =
 PYTEST = $(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal
+# pip would compile each of ten thousand modules, which takes longer than the rest of the installation; Python compiles those that
+# are imported.
+PIP_FLAGS = --quiet --disable-pip-version-check --no-compile
 DEMO_ARGS := $(if $(DATA),--data $(DATA))
 
 .PHONY: demo test test-all check check-full check-prose fuzz simulate generated docs bench profile soak reproduce peers figures gpu package sbom audit clean
@@ -112,17 +115,17 @@ audit: .venv/.dev
 	$(PYTHON) -m venv .venv
 
 .venv/.demo: .venv/bin/pip pyproject.toml constraints.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all]'
+	$(BIN)/pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[all]'
 	touch $@
 
 .venv/.dev: .venv/bin/pip pyproject.toml constraints.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[dev]'
 	touch $@ .venv/.demo
 
 # vLLM needs none of the three, and those it would bring were built for another torch.
 .venv-peers/.installed: benchmarks/peers/vllm-requirements.txt
 	$(PYTHON) -m venv .venv-peers
-	.venv-peers/bin/pip install --quiet --disable-pip-version-check --requirement $<
+	.venv-peers/bin/pip install $(PIP_FLAGS) --requirement $<
 	.venv-peers/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
