@@ -126,7 +126,7 @@ def show(console: Console, engine: Engine, request: Request, result: Result) -> 
         title_justify="left",
     )
     if result.boosts:
-        table.add_column("of it boosts", justify="right")
+        table.add_column("boosts", justify="right")
     if result.reasons:
         table.add_column("because of", overflow="fold")
     ids = cast("tuple[str, ...]", result.item_ids)  # all of one type, numbers or text
