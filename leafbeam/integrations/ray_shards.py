@@ -18,7 +18,7 @@ from leafbeam.integrations.shards import Arguments, ShardedIndex, named
 
 with optional_imports("an index in shards on a cluster", "ray"):
     import ray
-    from ray.exceptions import GetTimeoutError, RayError
+    from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 
 class _ShardActor:
@@ -31,6 +31,8 @@ class _ShardActor:
             self._shard.warm_up()
         except LeafbeamError as error:
             self._shard = error
+        except (OSError, MemoryError) as error:
+            self._shard = ShardError(f"it cannot read {path}: {type(error).__name__}: {error}", may_pass=False)
 
     def is_ready(self) -> bool:
         """Return once the file is read."""
@@ -113,6 +115,8 @@ class RayShards:
         except GetTimeoutError as error:
             reason = f"it has not answered for {self._timeout_s:g} s: see whether its machine is alive"
             raise self._error(number, reason) from error
+        except RayTaskError:
+            raise  # the error of a function that the user passed, which is of its class too
         except RayError as error:
             reason = f"it has ended, and Ray starts it again ({type(error).__name__}): repeat the request"
             raise self._error(number, reason) from error

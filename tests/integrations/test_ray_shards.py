@@ -64,6 +64,8 @@ def test_shards_on_ray_give_the_answers_and_the_proof_of_one_index(index: Any) -
     assert result.is_proved.all()
     with pytest.raises(ItemIdError, match="the item ids of this index are text"):
         ShardedSearch(index, num_items=10).run(model(), 2, deny=[[4], None])
+    with pytest.raises(KeyError, match="no such column"):
+        index.filter(lambda trie: {}["no such column"])
 
 
 class Killing:
