@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib import import_module
 
 import numpy as np
@@ -14,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from leafbeam.ops.head import HeadCosts, HeadPath, LegalCodes, Workload, cpu
-from leafbeam.ops.head.cost import BLOCK
+from leafbeam.ops.head import HeadCosts, HeadPath, LegalCodes, cpu
 
 __all__ = ["measure_cpu", "measure_gpu"]
 
@@ -25,7 +25,7 @@ def measure_cpu(
 ) -> HeadCosts:
     """Measure this machine's CPU on part of a head's weights: three runs or more and `seconds` for each figure."""
     hidden, rng = weight_VD.shape[1], np.random.default_rng(0)
-    part_VD = weight_VD[: max(BLOCK, (1 << 28) // (4 * hidden))]  # 256 MiB: an eighth of it exceeds the caches
+    part_VD = weight_VD[: max(64, (1 << 28) // (4 * hidden))]  # 256 MiB: an eighth of it exceeds the caches
     hidden_RD = rng.standard_normal((max(8, *rows), hidden), np.float32)
 
     def time_of(path: HeadPath, num_rows: int, each: int) -> float:
@@ -33,7 +33,11 @@ def measure_cpu(
         legal_codes = LegalCodes.of(np.arange(num_rows + 1) * each, np.concatenate(drawn))
         return _fastest(lambda: cpu.head(hidden_RD[:num_rows], part_VD, legal_codes, "allowed", path=path), seconds)
 
-    return _costs(time_of, len(part_VD), hidden, rows)
+    costs, each = _costs(time_of, len(part_VD), hidden, rows), max(1, len(part_VD) // 8)
+    token = (time_of("tokens", 1, each) - costs.call) / (each * hidden)
+    distinct = len(part_VD) * (1 - (7 / 8) ** 8)  # of 8 rows
+    shared = (time_of("tokens", 8, each) - costs.call - token * distinct * hidden) / (8 * each * hidden)
+    return replace(costs, token=max(token, 1e-6), shared=max(shared, token / 20, 1e-6))
 
 
 def _fastest(run: Callable[[], object], seconds: float) -> float:
@@ -82,16 +86,11 @@ def _median(run: Callable[[], object]) -> float:
 
 
 def _costs(time_of: Callable[[HeadPath, int, int], float], codes: int, hidden: int, rows: Sequence[int]) -> HeadCosts:
-    """Costs from runs of `head` over V x D weights.
+    """Costs of "dense" and "gather" from runs of `head` over V x D weights.
 
     time_of: (path, rows, legal codes of each row, drawn uniformly) -> nanoseconds.
     """
     each, call = max(1, codes // 8), max(500.0, time_of("gather", 1, 1))
     dense = tuple((n, time_of("dense", n, 1) / (codes * hidden)) for n in sorted(set(rows)))
     gather = (time_of("gather", 1, each) - call) / (each * hidden)
-    token = (time_of("tokens", 1, each) - call) / (each * hidden)
-    distinct = Workload.expected(8, codes, hidden, 8 * each).distinct
-    shared = (time_of("tokens", 8, each) - call - token * distinct * hidden) / (8 * each * hidden)
-    return HeadCosts(
-        dense=dense, gather=max(gather, 1e-6), token=max(token, 1e-6), shared=max(shared, token / 20, 1e-6), call=call
-    )
+    return HeadCosts(dense=dense, gather=max(gather, 1e-6), call=call)

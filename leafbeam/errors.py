@@ -43,6 +43,7 @@ Each message says what was expected, what came and how to fix it. Bugs of leafbe
 """
 
 from collections.abc import Mapping
+from numbers import Integral
 from typing import get_args
 
 __all__ = [
@@ -362,6 +363,13 @@ def check_choice(name: str, value: object, literal: object) -> None:
     if value not in (choices := get_args(literal)):
         *others, last = map(repr, choices)
         raise ArgumentError(f"{name} is {short_repr(value)}: expected {', '.join(others)} or {last}")
+
+
+def check_whole(low: int = 1, **values: object) -> None:
+    """Raise ArgumentError for a value that is not an integer of at least `low`; its name is that of the argument."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < low:
+            raise ArgumentError(f"{name} must be an integer of at least {low}, not {short_repr(value)}")
 
 
 def short_repr(value: object) -> str:

@@ -105,6 +105,18 @@ def write_tensors(
         part.chmod(mode)  # safetensors lets the owner alone read, and a server often runs as another user
 
 
+def read_tensors(path: Path, framework: str = "np") -> tuple[dict[str, str], dict[str, Any]]:
+    """The metadata of a file and its tensors, in numpy or, with "pt", in torch. Raises OSError, and what a dtype raises."""
+    from safetensors import SafetensorError, safe_open
+
+    open_regular(path).close()  # safetensors would wait for a FIFO
+    try:
+        with safe_open(path, framework) as file:
+            return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise OSError(errno.EIO, str(error)) from error
+
+
 def open_regular(path: Path) -> BufferedReader:
     """A regular file, to be read. A FIFO or a device is refused at once, not waited for. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)

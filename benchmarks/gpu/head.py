@@ -22,7 +22,7 @@ from leafbeam.ops.head import HeadCosts, HeadPath, LegalCodes, triton
 
 __all__ = ["Sizes", "draw_legal_codes", "runs"]
 
-PATHS: tuple[HeadPath, ...] = ("gather", "tokens", "blocks", "dense")
+PATHS: tuple[HeadPath, ...] = ("gather", "dense")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,11 +121,9 @@ def _cell(weight_VD: Tensor, rows: int, density: float, bandwidth: float, *, sha
     dense = times([partial(_dense, hidden_RD, weight_VD, one) for one in sets], device)
     measured["us"]["dense, torch"] = dense
     itemsize = weight_VD.element_size() * hidden
-    distinct = len(sets[0].code_C.unique())
     measured["weight_bytes"] = {
         "dense, torch": codes * itemsize,
         "gather": rows * each * itemsize,
-        "tokens": distinct * itemsize,
         "dense": codes * itemsize,
         "full": codes * itemsize,
     }
@@ -162,9 +160,9 @@ def _curve(weight_VD: Tensor, rows: int) -> dict[str, Any]:
         for level in ("block", "column"):
             several = [partial(masked_logits, hidden_RD, weight_VD, mask, level=level) for mask in masks]
             point[f"dense_over_{level}"] = round(dense / times(several, device, samples=5)["p50"], 3)
-        for path in ("gather", "blocks") if density <= 0.3 else ("blocks",):
-            several = [partial(_ours, hidden_RD, weight_VD, one, path=path) for one in sets]
-            point[f"dense_over_{path}"] = round(dense / times(several, device, samples=5)["p50"], 3)
+        if density <= 0.3:
+            several = [partial(_ours, hidden_RD, weight_VD, one, path="gather") for one in sets]
+            point["dense_over_gather"] = round(dense / times(several, device, samples=5)["p50"], 3)
         points.append(point)
     return {"dense_us": dense, "points": points}
 

@@ -34,7 +34,7 @@ from leafbeam.ops.head.kernels import csr_logits
 __all__ = ["draw_legal_codes", "runs"]
 
 V, D = 131_072, 3072
-WAYS: tuple[HeadPath, ...] = ("gather", "tokens", "blocks")
+WAYS: tuple[HeadPath, ...] = ("gather", "tokens")
 _SECONDS = 1.0
 _MOST_SLICED = 200_000  # legal codes: more take minutes to copy
 _FRESH_BYTES = 1 << 27  # of the weights that fresh sets read together: four times a large cache
@@ -147,7 +147,7 @@ def _rows(bench: _Bench, distribution: str, costs: HeadCosts) -> tuple[dict[str,
 def _curve(bench: _Bench) -> tuple[dict[str, Any], dict[str, Any]]:
     num_codes, hidden = bench.weight_VD.shape
     hidden_RD = bench.hidden(1)
-    blocks = partial(_ours, hidden_RD, bench.weight_VD, path="blocks", block=32)
+    blocks = partial(_blocks, hidden_RD, bench.weight_VD)
     gather = partial(_ours, hidden_RD, bench.weight_VD, path="gather")
     dense_ms = _times(partial(_dense, hidden_RD, bench.weight_VD), bench.sets("uniform", 1, 0.01)[:3])["p50"]
     points: list[dict[str, Any]] = []
@@ -228,6 +228,11 @@ def _sliced(hidden_RD: NDArray[np.float32], weight_VD: NDArray[np.float32], lega
     return dense_head.sliced(
         hidden, weight, torch.from_numpy(legal_codes.indptr_R1), torch.from_numpy(legal_codes.code_C)
     ).numpy()
+
+
+def _blocks(hidden_RD: NDArray[np.float32], weight_VD: NDArray[np.float32], legal_codes: HostLegalCodes) -> NDArray[np.float32]:
+    hidden, weight = torch.from_numpy(hidden_RD), torch.from_numpy(weight_VD)
+    return dense_head.blocks(hidden, weight, torch.from_numpy(legal_codes.code_C), 32).numpy()
 
 
 def _times(run: Callable[[HostLegalCodes], Any], sets: Sequence[HostLegalCodes]) -> dict[str, float]:

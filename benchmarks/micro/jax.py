@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.fixed_shape_bytes import filter_bytes, version_bytes
 from benchmarks.peers import jax_rounds  # first: it asks XLA for one thread
 from benchmarks.peers.static_jax import StaticJax
 from benchmarks.rows import spread
@@ -113,7 +114,7 @@ def measure(distribution: str, num_items: int, repeats: int, seed: int = 0) -> t
             whole_seconds[name].append((time.perf_counter() - begin) / L)
     steps = {name: spread([sum(one) / L for one in runs]) for name, runs in seconds_RL.items()}
     steps |= {name: spread(seconds) for name, seconds in whole_seconds.items()}
-    mine = steps["leafbeam"]["p50"]
+    mine, parts = steps["leafbeam"]["p50"], version_bytes(alone.arrays)
     measured = {
         "step_us": steps,
         "by_level_us": {name: np.median(np.array(runs) * 1e6, axis=0).round(1).tolist() for name, runs in seconds_RL.items()},
@@ -129,9 +130,9 @@ def measure(distribution: str, num_items: int, repeats: int, seed: int = 0) -> t
         "seconds_compile": seconds_compile,
         "seconds_bind": round(seconds_bind, 3),
         "bytes_per_item": {
-            "leafbeam": round(alone.arrays.nbytes / num_items, 2),
-            "leafbeam_parts": {part: round(nbytes / num_items, 2) for part, nbytes in alone.arrays.parts.items()},
-            "leafbeam_filter": round(alone.filters.nbytes / 2 / num_items, 3),
+            "leafbeam": round(sum(parts.values()) / num_items, 2),
+            "leafbeam_parts": {part: round(nbytes / num_items, 2) for part, nbytes in parts.items()},
+            "leafbeam_filter": round(filter_bytes(alone.filters) / 2 / num_items, 3),
             "static": round(static.nbytes / num_items, 2),
         },
     }

@@ -5,7 +5,7 @@ once. Column level: inside a block, the weights of codes that are not legal are 
 R x V of which only the legal entries are written.
 
 In a batch a block is skipped, or a column not loaded, where no row of the tile may take it; the log stops at one row. They are
-here to be measured against: `ops.head.triton.product_kernel` skips the same blocks without a mask or a table.
+here to be measured against: `ops.head.triton` multiplies the legal codes alone, without a mask or a table.
 
 Shapes: R rows, V codes, D hidden.
 """

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.fixed_shape_bytes import version_bytes
 from benchmarks.peers import peer as protocol
 from benchmarks.peers.cpu_trie import CpuTrie
 from benchmarks.peers.failure import failure_of
@@ -281,7 +282,7 @@ def _leafbeam_jax_method(trie: Trie, batch_size: int, num_beams: int) -> Method:
         prepare=jax_rounds.on_device,
         round=round_of,
         taken=lambda beams: (np.asarray(beams.scores), np.asarray(beams.parent), np.asarray(beams.code)),
-        nbytes=arrays.nbytes,
+        nbytes=sum(version_bytes(arrays).values()),
         floor="unconstrained_jax",
         dtype="packed bits",
         form=_JITTED,

@@ -116,8 +116,7 @@ def listing_pays(costs: HeadCosts, scoring: Scoring, rows: int, weight_VD: Any, 
     listing = _ROUND + _CHILD * legal
     if scoring == "full":  # needs every code
         return listing < _FUSED * dense
-    work = Workload(rows=rows, codes=codes, hidden=hidden, legal=legal, distinct=min(legal, codes), blocked=codes)
-    expected = costs.nanoseconds(work)
+    expected = costs.nanoseconds(Workload(rows=rows, codes=codes, hidden=hidden, legal=legal, distinct=min(legal, codes)))
     return min(expected["gather"], expected["tokens"]) + listing < costs.margin * expected["dense"]
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.decode.results import SearchResult
-from leafbeam.errors import ArgumentError, counted
+from leafbeam.errors import ArgumentError, check_whole, counted
 from leafbeam.index import Bitmap, Filter, ItemColumn, Version
 
 Search = Callable[[Sequence[Filter], Sequence[NDArray[Any] | None], Sequence[int]], SearchResult]
@@ -47,8 +47,7 @@ class Quota:
     least: int
 
     def __post_init__(self) -> None:
-        if self.least < 1:
-            raise ArgumentError(f"least={self.least} of a rule: expected at least 1")
+        check_whole(least=self.least)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

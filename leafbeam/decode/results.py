@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from leafbeam.decode.boosts import boosts_of_items, leaf_boosts
 from leafbeam.decode.config import check_length
-from leafbeam.errors import ArgumentError, FilterError, counted, short_repr
+from leafbeam.errors import FilterError, check_whole, counted, short_repr
 from leafbeam.html_table import html_table
 from leafbeam.index import Filter, Trie, Version
 from leafbeam.index.filters import ItemSet
@@ -166,8 +166,7 @@ class SearchResult:
 
 def check_batch(version: Version, batch_size: int, filters: BatchFilters, deny: DenyLists) -> list[Filter]:
     """Return the filter of each request, less its denied items; check that the lists are as long as the batch."""
-    if batch_size < 1:
-        raise ArgumentError(f"batch_size is {batch_size}: expected at least 1 request")
+    check_whole(batch_size=batch_size)
     given: Any = filters
     is_list = isinstance(given, Sequence) and not isinstance(given, str)
     each: list[Any] = list(given) if is_list else [given]

@@ -16,7 +16,7 @@ from leafbeam.decode.constraint import TrieConstraint
 from leafbeam.decode.model_calls import ModelCalls, StepFn
 from leafbeam.decode.results import BatchFilters, DenyLists, SearchResult, check_batch
 from leafbeam.decode.sampling import Sampling
-from leafbeam.errors import ArgumentError, counted
+from leafbeam.errors import ArgumentError, check_whole, counted
 from leafbeam.index import Trie, Version
 from leafbeam.ops.backend import BoundIndex, load
 from leafbeam.ops.constrain import Beams
@@ -52,8 +52,7 @@ class Sampler(ItemSearch):
         top_p: float | None = None,
         backend: str = "auto",
     ) -> None:
-        if num_samples < 1:
-            raise ArgumentError(f"num_samples is {num_samples}: expected at least 1")
+        check_whole(num_samples=num_samples)
         self.sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
         name, ops = load(backend)
         if not hasattr(ops, "children"):

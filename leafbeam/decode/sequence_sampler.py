@@ -15,7 +15,7 @@ from leafbeam.decode.config import SearchConfig
 from leafbeam.decode.constraint import check_logits
 from leafbeam.decode.sampling import Sampling
 from leafbeam.decode.sequence_search import SequenceSearch
-from leafbeam.errors import ArgumentError, LogitsError, counted
+from leafbeam.errors import ArgumentError, LogitsError, check_whole, counted
 from leafbeam.ops.constrain import Beams
 from leafbeam.ops.constrain.cpu import automaton as automata
 from leafbeam.ops.head import HeadCosts
@@ -55,8 +55,7 @@ class SequenceSampler(SequenceSearch):
         max_tokens: int = 256,
         seed: int | Sequence[int] = 0,
     ) -> None:
-        if num_samples < 1:
-            raise ArgumentError(f"num_samples is {num_samples}: expected at least 1")
+        check_whole(num_samples=num_samples)
         super().__init__(
             automaton, end_code=end_code, num_codes=num_codes, num_beams=num_samples, max_tokens=max_tokens, scoring="allowed"
         )

@@ -16,7 +16,7 @@ from leafbeam.decode.automaton_constraint import AutomatonConstraint, DeviceAuto
 from leafbeam.decode.config import SearchConfig
 from leafbeam.decode.constraint import Trace, raise_if_bad, rounds
 from leafbeam.decode.model_calls import ModelCalls, StepFn, SuffixFn
-from leafbeam.errors import ArgumentError, counted
+from leafbeam.errors import ArgumentError, check_whole, counted
 from leafbeam.ops.backend import to_numpy
 from leafbeam.ops.constrain import Scoring
 from leafbeam.ops.constrain.cpu import automaton as automata
@@ -82,8 +82,7 @@ class SequenceSearch:
         backend: str = "auto",
         device: Any = None,
     ) -> None:
-        if num_beams < 1 or max_tokens < 1:
-            raise ArgumentError(f"num_beams is {num_beams} and max_tokens {max_tokens}: expected at least 1 of each")
+        check_whole(num_beams=num_beams, max_tokens=max_tokens)
         if scoring == "vocabulary":
             raise ArgumentError("the codes of an automaton are the vocabulary: use scoring 'full' in place of 'vocabulary'")
         self.config = SearchConfig(

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from leafbeam.engine import CatalogFiles, Engine, Limits, Request, Result, Settings
-from leafbeam.errors import ArgumentError, DataError, ItemIdError, RequestError
+from leafbeam.errors import ArgumentError, DataError, ItemIdError, RequestError, check_whole
 from leafbeam.files import replacing, write_json
 from leafbeam.index import Trie
 from leafbeam.live import LiveIndex
@@ -126,8 +126,7 @@ class BatchJob:
         object.__setattr__(self, "files", self.files.absolute())
         for name in ("model", "users", "out"):
             object.__setattr__(self, name, os.path.abspath(getattr(self, name)))
-        if self.partition_rows < 1 or self.max_batch < 1:
-            raise ArgumentError(f"partition_rows={self.partition_rows} and max_batch={self.max_batch} must be at least 1")
+        check_whole(partition_rows=self.partition_rows, max_batch=self.max_batch)
         if self.request.history or self.request.deny_item_ids or self.request.user is not None:
             raise ArgumentError("request: leave out user, history and deny_item_ids, which come from the table of users")
 

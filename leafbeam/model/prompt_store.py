@@ -3,6 +3,7 @@
 Shapes: G key heads, E values of a head, T tokens.
 """
 
+import bisect
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -13,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leafbeam.errors import ArgumentError
-from leafbeam.model.prefix_tree import PrefixTree
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +28,7 @@ class PromptStore:
     """A least-recently-used cache from token sequences to keys and values, so that a longer history runs its new tokens only.
 
     It belongs to one model and its current weights. Thread-safe. Cost: a copy of the keys and values per prompt, and a look-up
-    that reads the prompt's tokens once, however many prompts are stored. A history truncated at its old end is a miss.
+    that takes microseconds, however many prompts are stored. A history truncated at its old end is a miss.
     hits, misses, tokens_saved: since construction. nbytes: of what is stored.
     """
 
@@ -39,7 +39,7 @@ class PromptStore:
         self.hits = self.misses = self.tokens_saved = 0
         self._lock = threading.Lock()
         self._slots: OrderedDict[bytes, Tensor] = OrderedDict()  # by tokens (int64), least recently used first
-        self._prefixes = PrefixTree()  # the keys of `_slots`
+        self._sorted: list[bytes] = []  # the keys of `_slots`
         self.nbytes = 0
 
     def __len__(self) -> int:
@@ -52,15 +52,15 @@ class PromptStore:
         """The longest stored prefix; never the whole prompt, because its last token must run to give logits."""
         whole = np.ascontiguousarray(tokens_T, np.int64).tobytes()
         with self._lock:
-            length = self._prefixes.longest_prefix(whole)
-            known = min(length, len(tokens_T) - 1)
+            prefix = self._longest_prefix(whole)
+            known = min(len(prefix) // 8, len(tokens_T) - 1)
             if known < 1:
                 self.misses += 1
                 return None
-            self._slots.move_to_end(whole[: 8 * length])
+            self._slots.move_to_end(prefix)
             self.hits += 1
             self.tokens_saved += known
-            return CachedPrompt(slots=self._slots[whole[: 8 * length]], num_tokens=known)
+            return CachedPrompt(slots=self._slots[prefix], num_tokens=known)
 
     def put(self, tokens_T: NDArray[np.int64], slots: Tensor, extends: CachedPrompt | None = None) -> None:
         """Copy a prompt's keys and values, dropping the prompt that it extends; one larger than max_bytes is not stored."""
@@ -79,7 +79,7 @@ class PromptStore:
                 self._drop(next(iter(self._slots)))
             if key not in self._slots:
                 self._slots[key] = own
-                self._prefixes.add(key)
+                bisect.insort(self._sorted, key)
                 self.nbytes += own.nbytes
 
     def _drop(self, key: bytes) -> None:
@@ -87,4 +87,16 @@ class PromptStore:
         if slots is None:
             return
         self.nbytes -= slots.nbytes
-        self._prefixes.remove(key)
+        del self._sorted[bisect.bisect_left(self._sorted, key)]
+
+    def _longest_prefix(self, whole: bytes) -> bytes:
+        """Return the longest key that begins `whole`, or nothing."""
+        end = len(whole)
+        while at := bisect.bisect_right(self._sorted, whole[:end]):
+            nearest = self._sorted[at - 1]
+            if whole.startswith(nearest):
+                return nearest
+            # What `whole` and the last key before it do not share, it shares with no key.
+            size = min(end, len(nearest))
+            end = int((np.frombuffer(whole, np.uint8, size) != np.frombuffer(nearest, np.uint8, size)).argmax())
+        return b""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, overload
 import numpy as np
 import numpy.typing as npt
 
-from leafbeam.errors import ArgumentError, CheckpointError, CodesError, counted
+from leafbeam.errors import ArgumentError, CheckpointError, CodesError, check_whole, counted
 from leafbeam.ids import is_id
 
 if TYPE_CHECKING:  # the process that compiles constraints does without torch, which takes a second to load
@@ -391,8 +391,7 @@ class TextTokens(_SidTokens):
     eos: int = 0
 
     def __post_init__(self) -> None:
-        if self.size < 1 or self.num_tokens < 1:
-            raise ArgumentError(f"size={self.size} and num_tokens={self.num_tokens}: at least 1 of each")
+        check_whole(size=self.size, num_tokens=self.num_tokens)
         object.__setattr__(self, "codebook_sizes", (self.size,) * self.num_tokens)
 
     @cached_property

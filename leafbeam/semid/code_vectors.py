@@ -8,11 +8,10 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from leafbeam.errors import CheckpointError
-from leafbeam.files import open_regular, write_tensors
+from leafbeam.files import read_tensors, write_tensors
 from leafbeam.index.tensor_file import digest
 from leafbeam.semid.table import SidTable
 
@@ -76,11 +75,9 @@ class CodeVectors:
         if not path.exists():
             return None
         try:
-            open_regular(path).close()  # safetensors would wait for a FIFO
-            with safe_open(path, framework="np") as file:
-                metadata = file.metadata() or {}
-                levels = tuple(file.get_tensor(f"level_{level}") for level in range(sids.num_levels))
-        except (OSError, SafetensorError, ValueError, TypeError, AttributeError) as error:  # dtypes that numpy lacks
+            metadata, tensors = read_tensors(path)
+            levels = tuple(tensors[f"level_{level}"] for level in range(sids.num_levels))
+        except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:  # dtypes that numpy lacks
             raise CheckpointError(f"{path} does not hold vectors of codes ({error}): run `leafbeam fit-sids`") from error
         shapes = [vectors.shape[:1] for vectors in levels if vectors.ndim == 2 and vectors.dtype == np.float32]
         if metadata.get("sids") != sids.digest or shapes != [(size,) for size in sids.codebook_sizes]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import log2
 from typing import Literal
 
-from leafbeam.errors import ArgumentError, check_choice
+from leafbeam.errors import ArgumentError, check_choice, check_whole
 
 Method = Literal["kmeans", "rqvae"]
 CollisionStrategy = Literal["spread", "level", "free", "hungarian", "sinkhorn", "none"]
@@ -37,9 +37,8 @@ class EmbeddingConfig:
     def __post_init__(self) -> None:
         if not self.text:
             raise ArgumentError("text='': choose 'tfidf', 'none' or a sentence-transformers model")
-        for name, minimum in (("text_dims", 1), ("behaviour_dims", 0), ("window", 1), ("neighbours", 0)):
-            if getattr(self, name) < minimum:
-                raise ArgumentError(f"{name}={getattr(self, name)}: expected at least {minimum}")
+        check_whole(text_dims=self.text_dims, window=self.window)
+        check_whole(0, behaviour_dims=self.behaviour_dims, neighbours=self.neighbours)
         if not 0 < self.behaviour_weight < float("inf"):
             raise ArgumentError(
                 f"behaviour_weight={self.behaviour_weight}: expected a positive number; behaviour_dims=0 leaves it out"
@@ -78,9 +77,7 @@ class RqVaeConfig:
     gradient: Gradient = "straight-through"
 
     def __post_init__(self) -> None:
-        for name in ("hidden", "latent", "steps", "batch"):
-            if getattr(self, name) < 1:
-                raise ArgumentError(f"{name}={getattr(self, name)}: expected at least 1")
+        check_whole(hidden=self.hidden, latent=self.latent, steps=self.steps, batch=self.batch)
         for name in ("warmup", "decay", "revive"):
             if not 0 <= getattr(self, name) < 1:
                 raise ArgumentError(f"{name}={getattr(self, name)}: expected at least 0 and below 1")

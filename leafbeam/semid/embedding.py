@@ -13,7 +13,7 @@ from scipy.sparse import coo_array, csr_array
 from sklearn.utils.extmath import randomized_svd
 from threadpoolctl import threadpool_limits
 
-from leafbeam.errors import ArgumentError, DataError, counted
+from leafbeam.errors import DataError, check_whole, counted
 from leafbeam.semid.config import EmbeddingConfig
 from leafbeam.semid.embedder import ItemEmbedder, borrowed_behaviour, sentence_vectors
 from leafbeam.semid.text_vectorizer import TextVectorizer
@@ -133,8 +133,7 @@ def has_pairs(sessions: Sessions) -> bool:
 
 def positive_pmi(sessions: Sessions, num_items: int, *, window: int) -> csr_array:
     """Return the positive PMI of items at most `window` apart in a session, max(0, log P(a,b)/P(a)P(b)), sparse."""
-    if window < 1:
-        raise ArgumentError(f"window={window}: expected at least 1")
+    check_whole(window=window)
     items_E = sessions.items_E.astype(np.int64)
     if len(items_E) and not 0 <= items_E.min() <= items_E.max() < num_items:
         raise DataError(
@@ -161,8 +160,7 @@ def behaviour_vectors(sessions: Sessions, num_items: int, *, dims: int, window: 
 
     Rows have length 1, or 0 for an item that never co-occurs. Raises DataError if no session has two different items.
     """
-    if dims < 1:
-        raise ArgumentError(f"behaviour_dims={dims}: expected at least 1")
+    check_whole(behaviour_dims=dims)
     pmi_NN = positive_pmi(sessions, num_items, window=window)
     if pmi_NN.nnz == 0:
         raise DataError(

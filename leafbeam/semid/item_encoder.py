@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from leafbeam.errors import CheckpointError, DataError, check_choice, counted
-from leafbeam.files import open_regular, read_json, write_tensors
+from leafbeam.files import read_json, read_tensors, write_tensors
 from leafbeam.index import Trie, Version
 from leafbeam.index.tensor_file import digest
 from leafbeam.semid.config import CollisionStrategy
@@ -214,10 +213,7 @@ class ItemEncoder:
                 "writes it and gives the same codes for the same log and options, or give new items codes of your own"
             )
         try:
-            open_regular(path).close()  # safetensors would wait for a FIFO
-            with safe_open(path, framework="np") as file:
-                metadata: dict[str, str] = file.metadata() or {}
-                tensors: dict[str, NDArray[Any]] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            metadata, tensors = read_tensors(path)
             header = json.loads(metadata["leafbeam-encoder"])
             if header["format_version"] != _VERSION:
                 raise CheckpointError(f"{path} has format version {header['format_version']}, not {_VERSION}: upgrade leafbeam")
@@ -234,7 +230,7 @@ class ItemEncoder:
             encoder._check()
         except CheckpointError:
             raise
-        except (OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        except (OSError, LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{path} does not hold an encoder of items ({error}): run `leafbeam fit-sids`") from error
         if metadata.get("sids") != sids.digest or encoder.codebook_sizes != sids.codebook_sizes:
             raise CheckpointError(f"{path} is of other Semantic IDs: run `leafbeam fit-sids` again")

@@ -10,11 +10,10 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from leafbeam.errors import ArgumentError, CheckpointError, DataError, counted
-from leafbeam.files import check_checksums, open_regular, read_json, write_checksums, write_json, write_tensors
+from leafbeam.files import check_checksums, read_json, read_tensors, write_checksums, write_json, write_tensors
 from leafbeam.semid.config import check_codebook_sizes
 from leafbeam.semid.vectors import check_finite
 
@@ -137,22 +136,12 @@ class Quantiser(ABC):
                 raise CheckpointError(f"{directory / 'quantiser.json'} has the format {found!r}, not {cls.format!r}")
             if (found := settings.get("version")) != _VERSION:
                 raise CheckpointError(f"{directory} has format version {found}, not {_VERSION}: fit the SIDs again")
-            open_regular(directory / cls._tensors_file).close()  # safetensors would wait for a FIFO
-            arrays = load_file(directory / cls._tensors_file)
+            arrays = read_tensors(directory / cls._tensors_file)[1]
             quantiser = cls._from_state(arrays, settings)
             centroids = tuple(arrays[f"level_{level}"] for level in range(len(quantiser.codebook_sizes)))
         except CheckpointError:
             raise
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            RuntimeError,
-            OverflowError,
-            SafetensorError,
-        ) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
             raise CheckpointError(f"{directory} is not a saved quantiser ({error}): run `leafbeam fit-sids`") from error
         for size, values in zip(quantiser.codebook_sizes, centroids, strict=True):
             fits = values.dtype == np.float32 and values.ndim == 2 and 1 <= len(values) <= size

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import ArgumentError, counted
+from leafbeam.errors import check_whole, counted
 from leafbeam.semid.vectors import unit_rows
 
 _WORD = re.compile(r"\w\w+")  # as scikit-learn finds them
@@ -69,8 +69,7 @@ class TextVectorizer:
         from sklearn.feature_extraction.text import TfidfVectorizer
         from threadpoolctl import threadpool_limits
 
-        if dims < 1:
-            raise ArgumentError(f"text_dims={dims}: expected at least 1")
+        check_whole(text_dims=dims)
         columns: list[ColumnWords] = []
         blocks = []
         for words in texts:

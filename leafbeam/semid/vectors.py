@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from leafbeam.errors import ArgumentError, DataError, counted
+from leafbeam.errors import DataError, check_whole, counted
 from leafbeam.tables import read_array, read_parquet
 from leafbeam.tables.table import ending_of
 
@@ -159,8 +159,7 @@ class VectorBlocks:
         Raises:
             DataError: If a file is missing, a shape is not (n, D), or there are no vectors.
         """
-        if rows < 1:
-            raise ArgumentError(f"rows={rows}: expected at least 1")
+        check_whole(rows=rows)
         files = tuple(Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths))
         shapes: list[tuple[int, ...]] = []
         for file in files:

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import ArgumentError, DataError
+from leafbeam.errors import DataError, check_whole
 from leafbeam.train.histories import Histories
 
 
@@ -34,8 +34,7 @@ class Batches:
     last_only: bool = False
 
     def __post_init__(self) -> None:
-        if min(sizes := (self.max_items, self.num_levels, self.batch_tokens)) < 1:
-            raise ArgumentError(f"max_items, num_levels and batch_tokens must be at least 1, not {sizes}")
+        check_whole(max_items=self.max_items, num_levels=self.num_levels, batch_tokens=self.batch_tokens)
         if len(self.histories.items_E) == 0:
             raise DataError("no user has an item to train on: every history is empty")
 

@@ -10,16 +10,15 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from leafbeam.errors import ArgumentError, CheckpointError
-from leafbeam.files import open_regular, write_tensors
+from leafbeam.errors import ArgumentError, CheckpointError, check_whole
+from leafbeam.files import read_tensors, write_tensors
 from leafbeam.json_reader import parse_json
 from leafbeam.model import AnyVocabulary, vocabulary_from_dict
 from leafbeam.train.histories import Histories
-from leafbeam.train.recipe import Recipe, check_number, check_whole
+from leafbeam.train.recipe import Recipe, check_number
 
 _FORMAT = 3
 _FILE = "training.safetensors"
@@ -52,9 +51,8 @@ class TrainState:
     worse: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("step", "epoch", "batch", "validated_step", "worse"):
-            check_whole(name, getattr(self, name), low=0)
-        check_whole("best_step", self.best_step, low=-1)
+        check_whole(0, **{name: getattr(self, name) for name in ("step", "epoch", "batch", "validated_step", "worse")})
+        check_whole(-1, best_step=self.best_step)
         for name, low in (("seconds", 0), ("loss", -1e300), ("best_recall", -1)):
             check_number(name, getattr(self, name), low=low)
 
@@ -91,12 +89,9 @@ class Checkpoint:
         """Read a checkpoint that `save` wrote. Raises CheckpointError if it is missing, truncated or of another format."""
         path = Path(directory) / _FILE
         try:
-            open_regular(path).close()  # safetensors would wait for a FIFO
-            with safe_open(path, "pt") as file:
-                metadata: dict[str, str] = file.metadata() or {}
-                tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            metadata, tensors = read_tensors(path, "pt")
             content: object = parse_json(metadata.get("run", ""))
-        except (OSError, ValueError, RecursionError, SafetensorError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise CheckpointError(f"{path} is not a complete checkpoint ({error}): train from the start") from error
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise CheckpointError(f"{path} is not of format {_FORMAT}: train again, or use the leafbeam that wrote it")

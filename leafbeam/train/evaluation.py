@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from leafbeam.decode import BeamSearch, SearchResult
-from leafbeam.errors import ArgumentError, check_choice
+from leafbeam.errors import ArgumentError, check_choice, check_whole
 from leafbeam.index import Trie
 from leafbeam.model import AnyModel, DecodeSession, Transformer, Workspace
 from leafbeam.model.cpu.threads import torch_threads
@@ -105,9 +105,8 @@ class EvaluationConfig:
     threads: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("num_beams", "max_items", "batch_users", "threads"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ArgumentError(f"{name} is {value}: expected at least 1")
+        given = {name: getattr(self, name) for name in ("num_beams", "max_items", "batch_users", "threads")}
+        check_whole(**{name: value for name, value in given.items() if value is not None})
 
 
 def evaluate(
@@ -303,7 +302,7 @@ class _Evaluator:
         self._search, self._max_items, self._seen = search, max_items, seen
         self._user_ids = log.user_ids[eval_set.users] if model.vocabulary.num_users else None
         self._codes_NL = trie.codes_of(log.item_ids)
-        self._sids = SidSet(trie.codes_of(trie.item_ids), trie.codebook_sizes)
+        self._sids = SidSet(trie.codes_of(trie.item_ids))
         users = len(eval_set.users)
         self.ranks, self._unconstrained_ranks_U = Ranks.none(users, log.num_items), np.full(users, MISS, np.int64)
         self._number_M = np.full(trie.num_items, -1, np.int64)  # of each item of the trie in the log

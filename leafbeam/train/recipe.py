@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from math import cos, pi
 from typing import Any, Literal
 
-from leafbeam.errors import ArgumentError, CheckpointError, check_choice
+from leafbeam.errors import ArgumentError, CheckpointError, check_choice, check_whole
 from leafbeam.model import AnyConfig, EncoderDecoderConfig, ModelConfig, Vocabulary
 
 Architecture = Literal["decoder-only", "encoder-decoder"]
@@ -147,10 +147,9 @@ class Recipe:
     user_dropout: float = 0.1
 
     def __post_init__(self) -> None:
-        for name in ("max_items", "batch_tokens", "threads", "validation_users", "graph_items", "sampled_codes"):
-            check_whole(name, getattr(self, name), low=1)
-        for name in ("seed", "validations", "patience", "num_users"):
-            check_whole(name, getattr(self, name), low=0)
+        above_0 = ("max_items", "batch_tokens", "threads", "validation_users", "graph_items", "sampled_codes")
+        check_whole(**{name: getattr(self, name) for name in above_0})
+        check_whole(0, seed=self.seed, validations=self.validations, patience=self.patience, num_users=self.num_users)
         if self.seed >= 1 << 63:
             raise ArgumentError(f"seed must be below 2**63, not {self.seed}")
         for name in ("learning_rate", "clip_norm"):
@@ -274,12 +273,6 @@ def preset(
             validation_users=5000,
         )
     return replace(recipe, budget=budget or recipe.budget)
-
-
-def check_whole(name: str, value: object, *, low: int) -> None:
-    """Raise ArgumentError for anything but an integer of at least `low`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise ArgumentError(f"{name} must be a whole number of at least {low}, not {value!r}")
 
 
 def check_number(name: str, value: Any, *, low: float, exclusive: bool = False, below: float = float("inf")) -> None:

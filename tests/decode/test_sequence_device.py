@@ -98,18 +98,14 @@ def test_half_precision_is_read_as_it_is(monkeypatch: pytest.MonkeyPatch) -> Non
     assert_close(found, SequenceSearch(automaton, **shape).run(expected.step_fn))
 
 
-LISTED = {
-    "gather": HeadCosts(dense=((1, 1e9),), gather=1e-6, token=1.0, shared=1.0),
-    "tokens": HeadCosts(dense=((1, 1e9),), gather=1e9, token=1e-6, shared=1e-6),
-}
+LISTED = HeadCosts(dense=((1, 1e9),), gather=1e-6)
 
 
 @pytest.mark.parametrize(
     ("costs", "scoring", "path"),
     [
-        (LISTED["gather"], "allowed", "gather"),
-        pytest.param(LISTED["tokens"], "allowed", "tokens", marks=pytest.mark.slow),
-        pytest.param(LISTED["gather"], "full", None, marks=pytest.mark.slow),
+        (LISTED, "allowed", "gather"),
+        pytest.param(LISTED, "full", None, marks=pytest.mark.slow),
         (None, "allowed", None),
     ],
 )
@@ -180,7 +176,7 @@ def test_what_a_device_cannot_do_is_named() -> None:
     search = SequenceSearch(automaton, **shape, **DEVICE)
     with pytest.raises(LogitsError, match="hidden states of shape"):
         search.run(lambda codes, parents: torch.zeros(1, 5), head=np.zeros((SIZE, 4), np.float32))
-    for costs in (LISTED["gather"], None):
+    for costs in (LISTED, None):
         with pytest.raises(ArgumentError, match="expected one dtype"):
             SequenceSearch(automaton, **shape, **DEVICE, scoring="allowed").run(
                 lambda codes, parents: torch.zeros(1, 4).half(), head=torch.zeros(SIZE, 4), costs=costs

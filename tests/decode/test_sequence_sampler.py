@@ -118,7 +118,7 @@ def test_a_low_temperature_is_greedy() -> None:
 
 def test_mistakes_are_named() -> None:
     for error, call, message in (
-        (ArgumentError, lambda: sampler(num_samples=0), "num_samples is 0"),
+        (ArgumentError, lambda: sampler(num_samples=0), "num_samples must be"),
         (ArgumentError, lambda: Sampling(temperature=0.0), "temperature is 0"),
         (ArgumentError, lambda: sampler(seed=[1, 2]).run(Model()), "2 seeds for a batch of 1"),
         (LogitsError, lambda: sampler().run(lambda codes, parents: np.full((1, SIZE), np.nan)), "NaN"),

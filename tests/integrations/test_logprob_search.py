@@ -243,7 +243,7 @@ def test_prompts_filters_and_sequences_are_checked(model: Model) -> None:
     for prompt in ([], [[1, 2]], [1, [2]], [0.5], [-1], "text"):
         with pytest.raises(ArgumentError, match="prompt 0 is"):
             search.run([prompt])  # type: ignore[list-item]
-    with pytest.raises(ArgumentError, match="at least 1 request"):
+    with pytest.raises(ArgumentError, match="batch_size must be"):
         search.run([])
     with pytest.raises(ArgumentError, match="filters has 1 entry"):
         search.run(PROMPTS, filters=[None])

@@ -7,6 +7,8 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from leafbeam.errors import ArgumentError
@@ -43,6 +45,22 @@ def test_a_prompt_that_extends_a_stored_one_gets_the_same_logits(
     assert (store.hits, store.misses, len(store)) == (0, 4, 4)
     same(answers(model, tokens, second, workspace=lent, store=store), answers(model, tokens, second))
     assert (store.hits, store.tokens_saved, len(store)) == (4, 9 + 1 + 29 + 11, 4)
+
+
+sequences = st.lists(st.integers(0, 2), min_size=1, max_size=9)
+
+
+@given(st.lists(sequences, max_size=60), st.lists(sequences, max_size=30))
+def test_the_longest_stored_prefix_is_that_of_a_search_of_all(prompts: list[list[int]], asked: list[list[int]]) -> None:
+    """Of ten prompts of one byte each, so that most are dropped again."""
+    store = PromptStore(10)
+    for prompt in prompts:
+        store.put(np.array(prompt), torch.zeros(1, dtype=torch.uint8))
+        stored = [np.frombuffer(key, np.int64).tolist() for key in store._slots]  # pyright: ignore[reportPrivateUsage]
+        for tokens in [*asked, prompt]:
+            known = min(max((len(one) for one in stored if tokens[: len(one)] == one), default=0), len(tokens) - 1)
+            found = store.find(np.array(tokens))
+            assert (found.num_tokens if found else 0) == known
 
 
 def test_stored_prompts_are_found_in_a_mixed_batch(make_model: MakeModel, generator: torch.Generator):

@@ -104,8 +104,7 @@ def head() -> None:
     states = LegalCodes(indptr_R1=torch.arange(rows + 1), code_C=torch.arange(rows), max_row=1)
     for dtype in (torch.bfloat16, torch.float32):
         hidden_RD, weight_VD = torch.zeros(rows, hidden, dtype=dtype), torch.zeros(codes, hidden, dtype=dtype)
-        for path in ("gather", "tokens", "blocks"):
-            triton.head(hidden_RD, weight_VD, states, "allowed", path=path)  # type: ignore[arg-type]
+        triton.head(hidden_RD, weight_VD, states, "allowed", path="gather")
         few = LegalCodes(indptr_R1=torch.arange(17), code_C=torch.arange(16), max_row=1)
         triton.head(hidden_RD[:16], weight_VD, few, "full")
         if dtype == torch.float32:  # a CPU has no product of bfloat16 into float32

@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError, LogitsError
 from leafbeam.ops.head import HeadCosts, LegalCodes, Workload, cheapest_path, cpu, reference
-from leafbeam.ops.head.cost import BLOCK
 
-PATHS = ("dense", "blocks", "gather", "tokens")
+PATHS = ("dense", "gather", "tokens")
 SHAPES = [(1, 1, 1), (1, 200, 7), (3, 64, 16), (5, 1000, 33), (16, 129, 64), (140, 300, 20)]
 
 
@@ -78,14 +77,12 @@ def test_any_ragged_set_of_codes(rows: list[list[int]], hidden: int) -> None:
 def test_the_cheapest_path_follows_the_costs() -> None:
     sizes = {"codes": 131_072, "hidden": 3072}
     costs = HeadCosts()
-    few = Workload(rows=1, legal=131, distinct=131, blocked=131 * BLOCK, **sizes)
+    few = Workload(rows=1, legal=131, distinct=131, **sizes)
     assert cheapest_path(costs, few, "allowed") == "gather"
     assert cheapest_path(costs, few, "full") == "dense"
-    everything = Workload(rows=64, legal=64 * 131_072, distinct=131_072, blocked=131_072, **sizes)
+    everything = Workload(rows=64, legal=64 * 131_072, distinct=131_072, **sizes)
     assert cheapest_path(costs, everything, "allowed") == "dense"
-    clustered = Workload(rows=64, legal=64 * 8192, distinct=8192, blocked=8192, **sizes)
-    assert cheapest_path(costs, clustered, "allowed") == "blocks"
-    shared = Workload(rows=64, legal=64 * 1310, distinct=40_000, blocked=125_000, **sizes)
+    shared = Workload(rows=64, legal=64 * 1310, distinct=40_000, **sizes)
     assert cheapest_path(HeadCosts(token=0.05, gather=1.0), shared, "allowed") == "tokens"
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from benchmarks.peers.masked_head import masked_logits
 from leafbeam.errors import ArgumentError, LogitsError
-from leafbeam.ops.head import HeadCosts, LegalCodes, Workload, reference, triton
+from leafbeam.ops.head import HeadCosts, LegalCodes, reference, triton
 
 pytestmark = pytest.mark.usefixtures("poison")
 
@@ -27,9 +27,9 @@ def problem(rows: int, codes: int, hidden: int, density: float) -> tuple[Tensor,
 
 @pytest.mark.parametrize("density", [0.0, 0.03, 1.0])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("path", ["gather", "tokens", "blocks", "dense", "full"])
+@pytest.mark.parametrize("path", ["gather", "dense", "full"])
 def test_every_kernel_equals_the_reference(path: str, shape: tuple[int, int, int], density: float) -> None:
-    if density == 1.0 and shape[0] == 18 and path in ("gather", "tokens"):
+    if density == 1.0 and shape[0] == 18 and path == "gather":
         density = 0.08  # 3,600 legal codes are minutes under the interpreter
     hidden, weight, legal_codes = problem(*shape, density)
     normalize = "full" if path == "full" else "allowed"
@@ -52,9 +52,11 @@ def test_a_slice_of_a_head_is_read_in_place() -> None:
     larger = torch.full((200, 32), torch.nan)
     larger[60:140] = weight
     expected = reference.head(hidden, weight, legal_codes, "allowed").logit_C
-    for path in ("gather", "tokens", "blocks"):
-        found = triton.head(hidden, larger[60:140], legal_codes, "allowed", path=path)  # type: ignore[arg-type]
+    for path in ("gather", "dense"):
+        found = triton.head(hidden, larger[60:140], legal_codes, "allowed", path=path)
         torch.testing.assert_close(found.logit_C, expected, rtol=1e-4, atol=1e-4)
+    found = triton.head(hidden, larger[60:140], legal_codes, "full")
+    torch.testing.assert_close(found.logit_C, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("level", ["block", "column"])
@@ -73,12 +75,6 @@ def test_the_choice_does_not_synchronise_the_device() -> None:
     chosen = triton.head(hidden, weight, legal_codes, "allowed", costs=HeadCosts(call=0.0))
     assert chosen.path == "gather"
     assert triton.head(hidden, weight, legal_codes, "full").path == "dense"
-    everything = Workload.expected(rows=4, codes=100, hidden=8, legal=400)
-    assert (everything.distinct, everything.blocked) == (100, 100)
-    few = Workload.expected(rows=4, codes=100_000, hidden=8, legal=40)
-    assert 38 <= few.distinct <= 40
-    assert 2000 < few.blocked <= 40 * 64
-    assert HeadCosts().nanoseconds(few)["gather"] > 0
 
 
 def test_inputs_that_do_not_fit_are_refused_before_a_launch() -> None:

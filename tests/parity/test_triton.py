@@ -76,13 +76,12 @@ def test_boosts_on_every_layout_in_the_interpreted_kernels(name: str, shape: str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", LISTED)
 @pytest.mark.parametrize(
     ("name", "shape"), [("duplicate-sids", "whole"), ("uniform-filter-0.5", "changed"), ("odd-codebooks", "whole-packed")]
 )
-def test_listed_rounds_of_the_head_give_the_beams_of_the_oracle(name: str, shape: str, path: str) -> None:
+def test_listed_rounds_of_the_head_give_the_beams_of_the_oracle(name: str, shape: str) -> None:
     head = [torch.eye(size) for size in CASES[name].sizes]
-    check_case(name, shape, "triton", "allowed", num_requests=1, max_beams=4, head=head, costs=LISTED[path])
+    check_case(name, shape, "triton", "allowed", num_requests=1, max_beams=4, head=head, costs=LISTED["gather"])
 
 
 @pytest.mark.full

@@ -97,7 +97,7 @@ def test_files_that_are_not_vectors_are_named(tmp_path: Path):
             VectorBlocks.open([tmp_path / f"{name}.npy" for name in names])
     for error, call, says in (
         (DataError, lambda: list(VectorBlocks.open(tmp_path / "nan.npy")), "NaN"),
-        (ArgumentError, lambda: VectorBlocks.open(tmp_path / "wide.npy", rows=0), "rows=0"),
+        (ArgumentError, lambda: VectorBlocks.open(tmp_path / "wide.npy", rows=0), "rows must be"),
         (DataError, lambda: ResidualKMeans(codebook_sizes=(2,)).fit_blocks([np.ones((4, 2), np.float32)]), "the same vector"),
         (DataError, lambda: ResidualKMeans(codebook_sizes=(2,)).fit_blocks([]), "no block"),
     ):

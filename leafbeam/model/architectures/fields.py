@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from leafbeam.errors import CheckpointError
-
-Fields = Mapping[str, Any]
+from leafbeam.model.architectures.types import Fields, Values
 
 # Fields of any config.json that change a model's weights or its code, and that leafbeam implements with no value.
 NEITHER: dict[str, tuple[Any, ...]] = dict.fromkeys(
@@ -27,14 +26,14 @@ _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
 _OTHERS = ("head_dim", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings", "initializer_range")
 
 
-def check_implemented(hf: Fields, implemented: Mapping[str, tuple[Any, ...]]) -> None:
+def check_implemented(hf: Fields, implemented: Mapping[str, tuple[Any, ...]], *, where: str = "config.json") -> None:
     """Raise CheckpointError unless these fields of config.json are missing, null, or have one of these values."""
     for name, values in implemented.items():
         if hf.get(name) not in (None, *values):
-            raise CheckpointError(f"config.json has {name}={hf[name]!r}, which leafbeam lacks: use a model without it")
+            raise CheckpointError(f"{where} has {name}={hf[name]!r}, which leafbeam lacks: use a model without it")
 
 
-def read_sizes(hf: Fields, defaults: Fields, *, activation: str = "hidden_act") -> dict[str, Any]:
+def read_sizes(hf: Fields, defaults: Fields, *, activation: str = "hidden_act") -> Values:
     """Return the sizes and the activation of a decoder, after a check of what none implements.
 
     Args:
@@ -72,6 +71,12 @@ def read_flag(hf: Fields, name: str, *, default: bool) -> bool:
     return value
 
 
+def read_biases(hf: Fields) -> Values:
+    """Return the biases of attention, which all of its matrices have or none."""
+    bias = read_flag(hf, "attention_bias", default=False)
+    return {"attention_bias": bias, "attention_output_bias": bias}
+
+
 def read_number(fields: Fields, name: str, *, where: str = "config.json", default: float | None = None) -> float:
     """Return a field that is a number above 0; a default takes the place of one that is missing or null."""
     value = fields.get(name)
@@ -82,7 +87,7 @@ def read_number(fields: Fields, name: str, *, where: str = "config.json", defaul
     return value
 
 
-def read_layers(hf: Fields, values: Fields, *, pattern: tuple[int, ...]) -> dict[str, Any]:
+def read_layers(hf: Fields, values: Fields, *, pattern: tuple[int, ...]) -> Values:
     """Return which layers are local, and their window.
 
     Args:
@@ -100,6 +105,17 @@ def read_layers(hf: Fields, values: Fields, *, pattern: tuple[int, ...]) -> dict
                 f"for each of the num_hidden_layers={num_layers!r}"
             )
         local = tuple(layer for layer, kind in enumerate(kinds) if kind == "sliding_attention")
+    return read_window(hf, values, local)
+
+
+def every_layer(values: Fields) -> tuple[int, ...]:
+    """Return all layers, none where their number is no number."""
+    num_layers = values.get("num_hidden_layers")
+    return tuple(range(num_layers)) if isinstance(num_layers, int) else ()
+
+
+def read_window(hf: Fields, values: Fields, local: tuple[int, ...]) -> Values:
+    """Return these layers as local ones with the file's window, none if it has no window."""
     window = hf.get("sliding_window", values.get("sliding_window"))
     if not local or window is None:
         return {"sliding_window": 0, "local_layers": ()}
@@ -108,24 +124,25 @@ def read_layers(hf: Fields, values: Fields, *, pattern: tuple[int, ...]) -> dict
     return {"sliding_window": window, "local_layers": local}
 
 
-def read_rope(hf: Fields, values: Fields, *, theta: float = 10_000.0) -> dict[str, Any]:
+def read_rope(hf: Fields, values: Fields) -> Values:
     """Return the rotations of a config.json, whose parameters are in `rope_scaling` up to transformers 4, else in
-    `rope_parameters`; as there, the former takes the place of the latter. theta: its default.
+    `rope_parameters`; as there, the former takes the place of the latter.
     """
     name = "rope_scaling" if hf.get("rope_scaling") else "rope_parameters"
-    check_implemented(hf, {"partial_rotary_factor": (1.0,)})
     parameters = check_rope(hf, name)
-    if parameters.get("partial_rotary_factor") not in (None, 1.0):
-        raise CheckpointError(
-            f"config.json has {name}={parameters!r}; here leafbeam implements a partial_rotary_factor of 1 only"
-        )
-    outside, inside = hf.get("rope_theta"), parameters.get("rope_theta")
+    for fields, where in ((hf, "config.json"), (parameters, f"{name} of config.json")):
+        check_implemented(fields, {"partial_rotary_factor": (1.0,)}, where=where)
+    theta = read_theta(hf, parameters, name)
+    frequencies, scale = rotations(parameters, name, theta, values, hf.get("original_max_position_embeddings"))
+    return {"rope_theta": theta, "rope_frequencies": frequencies, "rope_scale": scale}
+
+
+def read_theta(hf: Fields, parameters: Fields, where: str, *, name: str = "rope_theta", default: float = 10_000.0) -> float:
+    """Return the base of the frequencies: the field `name` of config.json, or `rope_theta` in its field `where`."""
+    outside, inside = hf.get(name), parameters.get("rope_theta")
     if None not in (outside, inside) and outside != inside:
-        raise CheckpointError(f"config.json has rope_theta={outside!r} and, in {name}, {inside!r}: keep one")
-    base = inside if outside is None else outside
-    base = read_number({"rope_theta": theta if base is None else base}, "rope_theta")
-    frequencies, scale = rotations(parameters, name, base, values, hf.get("original_max_position_embeddings"))
-    return {"rope_theta": base, "rope_frequencies": frequencies, "rope_scale": scale}
+        raise CheckpointError(f"config.json has {name}={outside!r} and, in {where}, {inside!r}: keep one")
+    return read_number({name: inside if outside is None else outside}, name, default=default)
 
 
 def check_rope(hf: Fields, name: str) -> Fields:

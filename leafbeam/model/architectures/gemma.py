@@ -1,21 +1,21 @@
 """Gemma, Gemma 2 and the text models of Gemma 3: norms of 1 + w, scaled embeddings, soft caps, local layers."""
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from leafbeam.errors import CheckpointError
 from leafbeam.model.architectures.fields import (
-    Fields,
     check_implemented,
     check_rope,
-    read_flag,
+    every_layer,
+    read_biases,
     read_layers,
     read_number,
     read_rope,
     read_sizes,
+    read_theta,
     rotations,
 )
-from leafbeam.model.architectures.types import Architecture, as_stored
+from leafbeam.model.architectures.types import Architecture, Fields, Values, renamed
 
 _GEMMA = {"head_dim": 256, "max_position_embeddings": 8192, "tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"}
 _GEMMA2 = {
@@ -29,16 +29,16 @@ _GEMMA2 = {
 _GEMMA3 = _GEMMA2 | {"max_position_embeddings": 131_072}
 
 
-def _read(hf: Fields, defaults: Fields, *, activation: str) -> dict[str, Any]:
+def _read(hf: Fields, defaults: Fields, *, activation: str) -> Values:
     """Return what all three have in common."""
     values = read_sizes(hf, defaults, activation=activation)
     check_implemented(hf, {"use_bidirectional_attention": (False,)})
-    hidden, bias = values.get("hidden_size"), read_flag(hf, "attention_bias", default=False)
+    hidden = values.get("hidden_size")
     values["embedding_scale"] = hidden**0.5 if isinstance(hidden, int) and hidden > 0 else 1.0
-    return values | {"attention_bias": bias, "attention_output_bias": bias, "query_key_norm": "none"}
+    return values | read_biases(hf) | {"query_key_norm": "none"}
 
 
-def read_gemma(hf: Fields) -> dict[str, Any]:
+def read_gemma(hf: Fields) -> Values:
     """Return the fields of a `ModelConfig`."""
     values = _read(hf, _GEMMA, activation="hidden_act")
     if hf.get("hidden_act") == "gelu":  # in the first files, which mean the tanh form
@@ -46,7 +46,7 @@ def read_gemma(hf: Fields) -> dict[str, Any]:
     return values | read_rope(hf, values)
 
 
-def _read_scores(hf: Fields, values: Fields) -> dict[str, Any]:
+def _read_scores(hf: Fields, values: Fields) -> Values:
     """Return the scale of the scores and the cap of the logits."""
     scalar = read_number(hf, "query_pre_attn_scalar", default=256)
     return {"attention_scale": scalar**-0.5, "norm_placement": "both"}
@@ -59,11 +59,10 @@ def _cap(hf: Fields, name: str, default: float) -> float:
 
 def _pattern(values: Fields, period: int) -> tuple[int, ...]:
     """Return the local layers where every period-th is global."""
-    num_layers = values.get("num_hidden_layers")
-    return tuple(layer for layer in range(num_layers) if (layer + 1) % period) if isinstance(num_layers, int) else ()
+    return tuple(layer for layer in every_layer(values) if (layer + 1) % period)
 
 
-def read_gemma2(hf: Fields) -> dict[str, Any]:
+def read_gemma2(hf: Fields) -> Values:
     """Return the fields of a `ModelConfig`."""
     values = _read(hf, _GEMMA2, activation="hidden_activation")
     values |= read_layers(hf, values, pattern=_pattern(values, 2)) | read_rope(hf, values) | _read_scores(hf, values)
@@ -71,7 +70,7 @@ def read_gemma2(hf: Fields) -> dict[str, Any]:
     return values | {"attention_cap": _cap(hf, caps["attention_cap"], 50.0), "logit_cap": _cap(hf, caps["logit_cap"], 30.0)}
 
 
-def read_gemma3(hf: Fields) -> dict[str, Any]:
+def read_gemma3(hf: Fields) -> Values:
     """Return the fields of a `ModelConfig`. Its soft cap of attention scores is not used, as in transformers."""
     values = _read(hf, _GEMMA3, activation="hidden_activation")
     period = hf.get("sliding_window_pattern", 6)
@@ -81,13 +80,13 @@ def read_gemma3(hf: Fields) -> dict[str, Any]:
     return values | _read_ropes(hf, values) | {"query_key_norm": "head", "logit_cap": _cap(hf, "final_logit_softcapping", 0)}
 
 
-def _read_ropes(hf: Fields, values: Fields) -> dict[str, Any]:
+def _read_ropes(hf: Fields, values: Fields) -> Values:
     """Return the rotations of both kinds of layers: nested in transformers 5, in fields of their own before."""
     check_implemented(hf, {"partial_rotary_factor": (1.0,)})
     nested: Any = hf.get("rope_parameters") or {}
     if not isinstance(nested, dict) or not nested.keys() <= {"full_attention", "sliding_attention"}:
         raise CheckpointError(f"config.json has rope_parameters={nested!r}: expected full_attention and sliding_attention")
-    result: dict[str, Any] = {}
+    result: Values = {}
     for kind, name, default in (
         ("full_attention", "rope_theta", 1_000_000.0),
         ("sliding_attention", "rope_local_base_freq", 10_000.0),
@@ -99,15 +98,8 @@ def _read_ropes(hf: Fields, values: Fields) -> dict[str, Any]:
             raise CheckpointError(f"config.json has rope_scaling={parameters!r}: name its type rope_type")
         parameters.pop("truncate", None)  # transformers looks for it outside of these objects
         where = "rope_scaling" if hf.get("rope_scaling") and kind == "full_attention" else "rope_parameters"
-        if parameters.get("partial_rotary_factor") not in (None, 1.0):
-            raise CheckpointError(
-                f"config.json has {where}={parameters!r}: leafbeam implements a partial_rotary_factor of 1 only"
-            )
-        outside = hf.get(name)
-        if None not in (outside, parameters.get("rope_theta")) and outside != parameters["rope_theta"]:
-            raise CheckpointError(f"config.json has {name}={outside!r} and, in {where}, {parameters['rope_theta']!r}: keep one")
-        theta = parameters.get("rope_theta", default if outside is None else outside)
-        theta = read_number({name: theta}, name)
+        check_implemented(parameters, {"partial_rotary_factor": (1.0,)}, where=f"{where} of config.json")
+        theta = read_theta(hf, parameters, where, name=name, default=default)
         frequencies, scale = rotations(parameters, where, theta, values, is_plain_named=kind == "sliding_attention")
         if kind == "full_attention":
             result |= {"rope_theta": theta, "rope_frequencies": frequencies, "rope_scale": scale}
@@ -123,12 +115,6 @@ _NORMS = {  # in the order of a layer, where Llama has two
 }
 
 
-def tensors_of_both_norms(name: str, tensor: Any, fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield norms before and after a block under leafbeam's names."""
-    before, dot, last = name.removesuffix(".weight").rpartition(".")
-    yield from as_stored(f"{before}{dot}{_NORMS[last]}.weight" if last in _NORMS else name, tensor, fields)
-
-
 GEMMA = Architecture(read=read_gemma, norm_offset=1.0)
-GEMMA2 = Architecture(read=read_gemma2, tensors=tensors_of_both_norms, norm_offset=1.0)
-GEMMA3_TEXT = Architecture(read=read_gemma3, tensors=tensors_of_both_norms, norm_offset=1.0)
+GEMMA2 = Architecture(read=read_gemma2, tensors=renamed(_NORMS), norm_offset=1.0)
+GEMMA3_TEXT = Architecture(read=read_gemma3, tensors=renamed(_NORMS), norm_offset=1.0)

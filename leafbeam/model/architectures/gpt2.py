@@ -1,11 +1,10 @@
 """GPT-2: layer norms, learned positions, biases everywhere, and matrices stored as (inputs, outputs)."""
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from leafbeam.errors import CheckpointError
-from leafbeam.model.architectures.fields import Fields, check_implemented, read_flag, read_sizes
-from leafbeam.model.architectures.types import Architecture
+from leafbeam.model.architectures.fields import check_implemented, read_flag, read_sizes
+from leafbeam.model.architectures.types import Architecture, Fields, Tensors, Values
 
 _NAMES = {
     "hidden_size": "n_embd",
@@ -23,7 +22,7 @@ _GPT2 = {
 }
 
 
-def read_gpt2(hf: Fields) -> dict[str, Any]:
+def read_gpt2(hf: Fields) -> Values:
     """Return the fields of a `ModelConfig`."""
     check_implemented(hf, {"add_cross_attention": (False,), "scale_attn_by_inverse_layer_idx": (False,)})
     for name, own in _NAMES.items():  # aliases of transformers
@@ -74,7 +73,7 @@ _WHOLE = {
 }
 
 
-def tensors(name: str, tensor: Any, fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def tensors(name: str, tensor: Any, fields: Fields) -> Tensors:
     """Yield matrices as (outputs, inputs), and queries, keys and values apart."""
     inside = name.removeprefix("transformer.")
     if inside in _WHOLE:

@@ -4,14 +4,20 @@ LongRoPE's frequencies depend on the length of a text: those of short texts hold
 is the model's limit in leafbeam.
 """
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from leafbeam.errors import CheckpointError, counted
-from leafbeam.model.architectures.fields import Fields, check_rope, read_layers, read_number, read_sizes
-from leafbeam.model.architectures.types import Architecture, as_stored
+from leafbeam.model.architectures.fields import (
+    check_rope,
+    every_layer,
+    read_number,
+    read_sizes,
+    read_theta,
+    read_window,
+)
+from leafbeam.model.architectures.types import Architecture, Fields, Tensors, Values, as_stored
 
 _PHI3 = {
     "num_key_value_heads": None,
@@ -22,16 +28,14 @@ _PHI3 = {
 }
 
 
-def read_phi3(hf: Fields) -> dict[str, Any]:
+def read_phi3(hf: Fields) -> Values:
     """Return the fields of a `ModelConfig`."""
     values = read_sizes(hf, _PHI3)
-    num_layers = values.get("num_hidden_layers")
-    every = tuple(range(num_layers)) if isinstance(num_layers, int) else ()
-    values |= read_layers({name: value for name, value in hf.items() if name != "layer_types"}, values, pattern=every)
+    values |= read_window(hf, values, every_layer(values))
     return values | _read_rope(hf, values) | {"query_key_norm": "none"}
 
 
-def _read_rope(hf: Fields, values: Fields) -> dict[str, Any]:
+def _read_rope(hf: Fields, values: Fields) -> Values:
     name = "rope_scaling" if hf.get("rope_scaling") else "rope_parameters"
     parameters, positions, size = check_rope(hf, name), values.get("max_position_embeddings"), values.get("head_dim")
     share = read_number({"partial_rotary_factor": 1.0} | _only(hf) | _only(parameters), "partial_rotary_factor")
@@ -39,10 +43,7 @@ def _read_rope(hf: Fields, values: Fields) -> dict[str, Any]:
         sizes = f"head_dim={size!r}, max_position_embeddings={positions!r} and partial_rotary_factor={share!r}"
         raise CheckpointError(f"config.json has {sizes}: expected whole numbers and at most 1")
     rotated = int(size * share)
-    outside, inside = hf.get("rope_theta"), parameters.get("rope_theta")
-    if None not in (outside, inside) and outside != inside:
-        raise CheckpointError(f"config.json has rope_theta={outside!r} and, in {name}, {inside!r}: keep one")
-    theta = read_number({"rope_theta": inside if outside is None else outside}, "rope_theta", default=10_000.0)
+    theta = read_theta(hf, parameters, name)
     plain_E, scale = 1.0 / theta ** (np.arange(0, rotated, 2) / max(1, rotated)), 1.0
     kind, limit = parameters.get("rope_type", parameters.get("type", "default")), positions
     if kind in ("longrope", "su", "yarn"):  # three names of one
@@ -66,12 +67,12 @@ def _read_rope(hf: Fields, values: Fields) -> dict[str, Any]:
     return values | {"rope_frequencies": tuple(frequencies.tolist())}
 
 
-def _only(fields: Fields) -> dict[str, Any]:
+def _only(fields: Fields) -> Values:
     value = fields.get("partial_rotary_factor")
     return {} if value is None else {"partial_rotary_factor": value}
 
 
-def tensors(name: str, tensor: Any, fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def tensors(name: str, tensor: Any, fields: Fields) -> Tensors:
     """Yield the parts of fused matrices, heads in the order in which all of a head is rotated."""
     size, before = fields["head_dim"], name.rpartition(".self_attn.")[0] or name.rpartition(".mlp.")[0]
     if name.endswith("self_attn.qkv_proj.weight"):

@@ -1,18 +1,24 @@
 """Qwen2 (Qwen2.5 too), Qwen3 and Qwen3 with experts."""
 
-from collections.abc import Iterator, Mapping
 from re import fullmatch
 from typing import Any
 
 from leafbeam.errors import CheckpointError
-from leafbeam.model.architectures.fields import Fields, read_flag, read_layers, read_rope, read_sizes
-from leafbeam.model.architectures.types import Architecture, as_stored
+from leafbeam.model.architectures.fields import (
+    every_layer,
+    read_biases,
+    read_layers,
+    read_rope,
+    read_sizes,
+    read_window,
+)
+from leafbeam.model.architectures.types import Architecture, Fields, Tensors, Values, as_stored
 
 _QWEN2 = {"head_dim": None, "max_position_embeddings": 32_768, "sliding_window": 4096}
 _QWEN3 = _QWEN2 | {"head_dim": 128}
 
 
-def _local_layers(hf: Fields, values: Fields) -> dict[str, Any]:
+def _local_layers(hf: Fields, values: Fields) -> Values:
     """Return the local layers: those from max_window_layers on, if use_sliding_window says so."""
     first, num_layers = hf.get("max_window_layers", 28), values.get("num_hidden_layers")
     is_used = bool(hf.get("use_sliding_window"))
@@ -30,34 +36,30 @@ def _local_layers(hf: Fields, values: Fields) -> dict[str, Any]:
     return layers
 
 
-def read_qwen2(hf: Fields) -> dict[str, Any]:
+def read_qwen2(hf: Fields) -> Values:
     """Return the fields of a `ModelConfig`."""
     values = read_sizes(hf, _QWEN2)
     values |= _local_layers(hf, values)
     return values | read_rope(hf, values) | {"attention_bias": True, "query_key_norm": "none"}
 
 
-def read_qwen3(hf: Fields) -> dict[str, Any]:
+def read_qwen3(hf: Fields) -> Values:
     """Return the fields of a `ModelConfig`."""
     values = read_sizes(hf, _QWEN3)
     values |= _local_layers(hf, values)
-    bias = read_flag(hf, "attention_bias", default=False)
-    return values | read_rope(hf, values) | {"attention_bias": bias, "attention_output_bias": bias}
+    return values | read_rope(hf, values) | read_biases(hf)
 
 
 QWEN2 = Architecture(read=read_qwen2)
 QWEN3 = Architecture(read=read_qwen3)
 
 
-def read_qwen3_moe(hf: Fields) -> dict[str, Any]:
+def read_qwen3_moe(hf: Fields) -> Values:
     """Return the fields of a `ModelConfig`."""
     values = read_sizes(hf, _QWEN2 | {"num_key_value_heads": 4})
-    num_layers = values.get("num_hidden_layers")
-    every = tuple(range(num_layers)) if isinstance(num_layers, int) else ()
-    layers = {name: value for name, value in hf.items() if name != "layer_types"}
-    values |= read_layers(layers, values, pattern=every if hf.get("use_sliding_window") else ())
-    bias = read_flag(hf, "attention_bias", default=False)
-    values |= read_rope(hf, values) | {"attention_bias": bias, "attention_output_bias": bias}
+    every = every_layer(values)
+    values |= read_window(hf, values, every if hf.get("use_sliding_window") else ())
+    values |= read_rope(hf, values) | read_biases(hf)
     dense, step = hf.get("mlp_only_layers") or [], hf.get("decoder_sparse_step", 1)
     if not isinstance(dense, list) or not isinstance(step, int) or step < 1:
         raise CheckpointError(
@@ -78,7 +80,7 @@ def read_qwen3_moe(hf: Fields) -> dict[str, Any]:
 _EXPERT_PARTS = {"gate_proj": "wi_0", "up_proj": "wi_1", "down_proj": "wo"}
 
 
-def experts_tensors(name: str, tensor: Any, fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def experts_tensors(name: str, tensor: Any, fields: Fields) -> Tensors:
     """Yield stacked experts from those that are stored one by one or stacked, the gate with the up-projection."""
     before, _, after = name.partition(".mlp.")
     single = fullmatch(r"experts\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight", after)

@@ -4,12 +4,25 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+Fields = Mapping[str, Any]  # of a config.json
+Values = dict[str, Any]  # fields of a `ModelConfig`
+Tensors = Iterator[tuple[str, Any]]
 
-def as_stored(name: str, tensor: Any, fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+
+def as_stored(name: str, tensor: Any, _fields: Fields) -> Tensors:
     """Yield a tensor under the name that it has in its file; buffers of rotary positions are computed, not read."""
-    del fields
     if not name.endswith("rotary_emb.inv_freq"):
         yield name, tensor
+
+
+def renamed(names: Mapping[str, str]) -> Callable[[str, Any, Fields], Tensors]:
+    """Return the `tensors` of an architecture whose modules have other names in their file, which are the keys."""
+
+    def tensors(name: str, tensor: Any, fields: Fields) -> Tensors:
+        before, dot, last = name.removesuffix(".weight").rpartition(".")
+        yield from as_stored(f"{before}{dot}{names[last]}.weight" if last in names else name, tensor, fields)
+
+    return tensors
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +38,7 @@ class Architecture:
         renamed: The names in config.json of fields of a `ModelConfig` that have others there, for messages.
     """
 
-    read: Callable[[Mapping[str, Any]], dict[str, Any]]
-    tensors: Callable[[str, Any, Mapping[str, Any]], Iterator[tuple[str, Any]]] = as_stored
+    read: Callable[[Fields], Values]
+    tensors: Callable[[str, Any, Fields], Tensors] = as_stored
     norm_offset: float = 0.0
     renamed: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import check_whole
 from leafbeam.model.config import ModelConfig
 from leafbeam.model.cpu.kernels import Activations
 from leafbeam.model.cpu.rows import load_embeddings
@@ -39,8 +39,7 @@ class Workspace:
     """
 
     def __init__(self, *, rows: int = 512, scores: int = 1 << 18) -> None:
-        if rows < 1 or scores < 1:
-            raise ArgumentError(f"rows={rows} and scores={scores} have to be at least 1")
+        check_whole(rows=rows, scores=scores)
         self.rows, self.scores = rows, scores
         self.growths = 0
         self._flat: dict[str, Tensor] = {}

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import ArgumentError, DataError
+from leafbeam.errors import ArgumentError, DataError, check_whole
 from leafbeam.files import read_json, write_json
 
 BLOCK = 64  # tokens of a prompt that a program reads together
@@ -92,8 +92,7 @@ class AttentionCosts:
     device: str | None = None
 
     def __post_init__(self) -> None:
-        if type(self.programs) is not int or self.programs < 1:
-            raise ArgumentError(f"programs must be an integer of at least 1, not {self.programs!r}")
+        check_whole(programs=self.programs)
         costs = [getattr(self, name) for name in COST_NAMES]
         if not all(type(cost) in (int, float) and 0 <= cost <= _MAX_COST for cost in costs) or not any(costs):
             raise ArgumentError(f"wave, block and merge must be nanoseconds from 0 to {_MAX_COST:g}, not all 0: not {costs}")

@@ -1,11 +1,10 @@
 """The cost model that picks the cheapest way to compute the logits of legal codes.
 
     dense    all V codes of the level for all rows, then a gather          V x D weights read once
-    blocks   only blocks of codes with a legal code of some row            (codes in such blocks) x D
     gather   one dot product for each legal code of each row               C x D, each read by the row that needs it
     tokens   the same, ordered by code: a code's weights are read once     (distinct codes) x D, and C x D from the cache
 
-normalize="full" needs every code, so it is always dense, in blocks, without a table of R x V.
+normalize="full" needs every code, so it is always dense, without a table of R x V. A device takes "dense" or "gather".
 
 Shapes: R rows, V codes, D hidden, C legal codes.
 """
@@ -18,8 +17,7 @@ from typing import Literal
 
 from leafbeam.ops.head.types import Normalize
 
-HeadPath = Literal["dense", "blocks", "gather", "tokens"]
-BLOCK = 64  # codes that are skipped or computed together
+HeadPath = Literal["dense", "gather", "tokens"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,24 +25,14 @@ class Workload:
     """The size of one call.
 
     Args:
-        distinct: The number of distinct legal codes.
-        blocked: The number of codes in blocks that hold a legal one.
+        distinct: The number of distinct legal codes; None leaves "tokens" out.
     """
 
     rows: int
     codes: int
     hidden: int
     legal: int
-    distinct: int
-    blocked: int
-
-    @classmethod
-    def expected(cls, rows: int, codes: int, hidden: int, legal: int) -> Workload:
-        """Return an estimate assuming independent rows, to avoid a device synchronisation."""
-        illegal = 1 - min(1.0, legal / max(1, rows * codes))  # the share of codes that a row may not take
-        distinct = round(codes * (1 - illegal**rows))
-        blocked = round(codes * (1 - illegal ** (rows * BLOCK)))
-        return cls(rows=rows, codes=codes, hidden=hidden, legal=legal, distinct=distinct, blocked=blocked)
+    distinct: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +46,7 @@ class HeadCosts:
         gather: The time of a dot product whose row picks its own codes.
         token: The time for each weight of a distinct code.
         shared: The time for each further product with that weight.
-        call: The fixed nanoseconds of the product of a block, or of a kernel.
+        call: The fixed nanoseconds of a product, or of a kernel.
         margin: Another path is taken only if it needs less than this share of the dense product's time.
     """
 
@@ -81,16 +69,14 @@ class HeadCosts:
 
     def nanoseconds(self, work: Workload) -> Mapping[HeadPath, float]:
         """Return the expected time of each path."""
-        per_weight = self.dense_at(work.rows)
-        return {
-            "dense": self.call + per_weight * work.codes * work.hidden,
-            "blocks": self.call * (2 + work.blocked / BLOCK / 8) + per_weight * work.blocked * work.hidden,
+        expected: dict[HeadPath, float] = {
+            "dense": self.call + self.dense_at(work.rows) * work.codes * work.hidden,
             "gather": self.call + self.gather * work.legal * work.hidden,
-            "tokens": 2 * self.call
-            + work.codes
-            + self.token * work.distinct * work.hidden
-            + self.shared * work.legal * work.hidden,
         }
+        if work.distinct is not None:
+            products = (self.token * work.distinct + self.shared * work.legal) * work.hidden
+            expected["tokens"] = 2 * self.call + work.codes + products
+        return expected
 
 
 def cheapest_path(costs: HeadCosts, work: Workload, normalize: Normalize) -> HeadPath:

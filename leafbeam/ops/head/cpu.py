@@ -4,6 +4,7 @@ Shapes: R rows, V codes, D hidden, C legal codes.
 """
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,12 @@ from numpy.typing import NDArray
 from leafbeam.errors import ArgumentError
 from leafbeam.ops.constrain.cpu.logsumexp import CHUNK
 from leafbeam.ops.head import kernels
-from leafbeam.ops.head.cost import BLOCK, HeadCosts, HeadPath, Workload, cheapest_path
+from leafbeam.ops.head.cost import HeadCosts, HeadPath, Workload, cheapest_path
 from leafbeam.ops.head.types import HeadLogits, LegalCodes, Normalize, check_inputs, check_path
 
 _SMALL = 20_000  # nanoseconds of a dense product below which no other path is considered
-_CACHED = 1 << 18  # logits of a block of codes that fit the second-level cache
+_CACHED = 1 << 18  # logits of a part of the codes that fit the second-level cache
+_FEWEST = 64  # codes of a part
 
 _HostCodes = LegalCodes[NDArray[np.int64]]
 
@@ -29,7 +31,6 @@ def head(
     *,
     costs: HeadCosts | None = None,
     path: HeadPath | None = None,
-    block: int = BLOCK,
 ) -> HeadLogits[NDArray[Any]]:
     """Return the logits of each row's legal codes and its log-sum-exp; equals `leafbeam.ops.head.reference.head`.
 
@@ -39,15 +40,11 @@ def head(
         hidden_RD, weight_VD: float32, numpy or torch on the CPU, with contiguous rows; a slice of a larger head works.
         costs: The costs of this machine; None takes the defaults.
         path: The path to take instead of the cheapest one ("full" is always dense).
-        block: The number of codes that "blocks" skips or computes together.
     """
     hidden_RD, weight_VD = _floats("hidden states", hidden_RD), _floats("the head's weight", weight_VD)
     check_inputs(hidden_RD, weight_VD, legal_codes, normalize)
-    blocks = None
-    if path is None:
-        path, blocks = _choose_path(costs or HeadCosts(), hidden_RD, weight_VD, legal_codes, normalize)
-        block = BLOCK if blocks is not None else block
-    check_path(path, normalize)
+    path = path or _choose_path(costs or HeadCosts(), hidden_RD, weight_VD, legal_codes, normalize)
+    check_path(path, normalize, HeadPath)
     indptr_R1, code_C, count = legal_codes.indptr_R1, legal_codes.code_C, legal_codes.count
     logit_C, lse_R = np.empty(count, np.float32), np.empty(legal_codes.num_rows, np.float32)
     if path == "gather":
@@ -58,12 +55,7 @@ def head(
         kernels.sort_by_code(indptr_R1, code_C, indptr_V1, row_C, entry_C)
         kernels.token_logits(hidden_RD, weight_VD, indptr_V1, row_C, entry_C, logit_C)
     else:
-        if path == "dense":
-            blocks = np.ones(-(-len(weight_VD) // block), np.bool_)
-        elif blocks is None:
-            blocks = _mark_blocks(legal_codes, len(weight_VD), block)[2]
-        full = normalize == "full"
-        lse_R = _block_products(hidden_RD, weight_VD, blocks, block, legal_codes, logit_C, full=full)
+        lse_R = _product(hidden_RD, weight_VD, legal_codes, logit_C, full=normalize == "full")
     if normalize == "allowed":
         kernels.row_logsumexp(indptr_R1, logit_C, np.empty(legal_codes.max_row // CHUNK + 1, np.float32), lse_R)
     return HeadLogits(legal_codes=legal_codes, logit_C=logit_C, lse_R=lse_R, path=path)
@@ -75,57 +67,42 @@ def _choose_path(
     weight_VD: NDArray[np.float32],
     legal_codes: _HostCodes,
     normalize: Normalize,
-) -> tuple[HeadPath, NDArray[np.bool_] | None]:
-    """Return the cheapest path, and the blocks that hold a legal code if it was necessary to count them."""
+) -> HeadPath:
+    """Return the cheapest path; codes are counted only where that could change it."""
     num_codes, hidden = weight_VD.shape
-    count, max_row = legal_codes.count, legal_codes.max_row
-    dense = costs.dense_at(len(hidden_RD)) * num_codes * hidden
-    if normalize == "full" or dense < _SMALL:
-        return "dense", None
-    if costs.gather * count < costs.token * max_row:  # at least max_row codes are distinct, so "tokens" cannot win
-        gathers = costs.call + costs.gather * count * hidden < costs.margin * dense
-        return "gather" if gathers else "dense", None
-    sizes = {"rows": len(hidden_RD), "codes": num_codes, "hidden": hidden, "legal": count}
-    min_blocked = -(-max_row // BLOCK) * BLOCK
-    optimistic = cheapest_path(costs, Workload(**sizes, distinct=max_row, blocked=min_blocked), normalize)
-    if optimistic in ("gather", "dense"):
-        return optimistic, None
-    distinct, blocked, blocks = _mark_blocks(legal_codes, num_codes, BLOCK)
-    return cheapest_path(costs, Workload(**sizes, distinct=distinct, blocked=blocked), normalize), blocks
+    if normalize == "full" or costs.dense_at(len(hidden_RD)) * num_codes * hidden < _SMALL:
+        return "dense"
+    work = Workload(
+        rows=len(hidden_RD), codes=num_codes, hidden=hidden, legal=legal_codes.count, distinct=legal_codes.max_row
+    )  # at least max_row codes are distinct
+    if cheapest_path(costs, work, normalize) == "tokens":
+        legal_V = np.zeros(num_codes, np.bool_)
+        legal_V[legal_codes.code_C] = True
+        work = replace(work, distinct=np.count_nonzero(legal_V))
+    return cheapest_path(costs, work, normalize)
 
 
-def _mark_blocks(legal_codes: _HostCodes, num_codes: int, block: int) -> tuple[int, int, NDArray[np.bool_]]:
-    """Return (distinct legal codes, codes in blocks that hold one, these blocks)."""
-    legal_V, blocks = np.empty(num_codes, np.bool_), np.empty(-(-num_codes // block), np.bool_)
-    distinct, active = kernels.mark_blocks(legal_codes.code_C, block, legal_V, blocks)
-    return distinct, min(active * block, num_codes), blocks
-
-
-def _block_products(
+def _product(
     hidden_RD: NDArray[np.float32],
     weight_VD: NDArray[np.float32],
-    blocks: NDArray[np.bool_],
-    block: int,
     legal_codes: _HostCodes,
     logit_C: NDArray[np.float32],
     *,
     full: bool,
 ) -> NDArray[np.float32]:
-    """Multiply the marked blocks, some thousand codes at a time, and copy the legal logits; the log-sum-exp if `full`."""
+    """Multiply all codes, some thousand at a time, and copy the legal logits; returns the log-sum-exp if `full`."""
     num_rows, num_codes = len(hidden_RD), len(weight_VD)
-    longest = max(block, _CACHED // max(1, num_rows) // block * block)
-    ranges_N2 = np.empty((len(blocks) + 1, 2), np.int64)
-    count = kernels.block_ranges(blocks, block, num_codes, longest, ranges_N2)
-    space = np.empty(num_rows * min(longest, len(blocks) * block), np.float32)
-    chunks = np.empty(longest // CHUNK + 1, np.float32)
+    longest = max(_FEWEST, _CACHED // max(1, num_rows))
+    space, chunks = np.empty(num_rows * min(longest, num_codes), np.float32), np.empty(longest // CHUNK + 1, np.float32)
     at_R = legal_codes.indptr_R1[:-1].copy()
     top_R, sum_R = np.full(num_rows, -np.inf, np.float32), np.zeros(num_rows, np.float64)
-    for begin, end in ranges_N2[:count].tolist():
-        logits_RB = space[: num_rows * (end - begin)].reshape(num_rows, end - begin)
+    for begin in range(0, num_codes, longest):
+        part_BD = weight_VD[begin : begin + longest]
+        logits_RB = space[: num_rows * len(part_BD)].reshape(num_rows, len(part_BD))
         if num_rows == 1:
-            np.dot(weight_VD[begin:end], hidden_RD[0], out=logits_RB[0])
+            np.dot(part_BD, hidden_RD[0], out=logits_RB[0])
         else:
-            np.matmul(hidden_RD, weight_VD[begin:end].T, out=logits_RB)
+            np.matmul(hidden_RD, part_BD.T, out=logits_RB)
         kernels.copy_legal(logits_RB, begin, legal_codes.indptr_R1, legal_codes.code_C, at_R, logit_C)
         if full:
             kernels.accumulate_exp(logits_RB, top_R, sum_R, chunks)

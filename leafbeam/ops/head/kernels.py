@@ -96,42 +96,8 @@ def sort_by_code(indptr_R1, code_C, indptr_V1, out_row_C, out_entry_C):
 
 
 @njit(cache=True, nogil=True, _nrt=False)
-def mark_blocks(code_C, block, legal_V, blocks):
-    """legal[code] = True; blocks[code // block] = True for each code; returns how many of each are True"""
-    legal_V[:] = False
-    blocks[:] = False
-    codes, active = 0, 0
-    for at in range(code_C.size):
-        code = code_C[at]
-        if not legal_V[code]:
-            legal_V[code] = True
-            codes += 1
-            if not blocks[code // block]:
-                blocks[code // block] = True
-                active += 1
-    return codes, active
-
-
-@njit(cache=True, nogil=True, _nrt=False)
-def block_ranges(blocks, block, num_codes, longest, out_N2):
-    """out = ranges [begin, end) of consecutive marked blocks, of at most `longest` codes; returns how many"""
-    count = 0
-    number = 0
-    while number < blocks.size:
-        if not blocks[number]:
-            number += 1
-            continue
-        begin = number * block
-        while number < blocks.size and blocks[number] and (number + 1) * block - begin <= longest:
-            number += 1
-        out_N2[count, 0], out_N2[count, 1] = begin, min(number * block, num_codes)
-        count += 1
-    return count
-
-
-@njit(cache=True, nogil=True, _nrt=False)
 def copy_legal(logits_RB, first, indptr_R1, code_C, at_R, out_C):
-    """out[i] = logits[row, code[i] - first] for the entries from at[row] on whose code is in the block; at[row] moves on"""
+    """out[i] = logits[row, code[i] - first] for the entries from at[row] on whose code is in this part; at[row] moves on"""
     last = first + logits_RB.shape[1]
     for row in range(logits_RB.shape[0]):
         at, end = at_R[row], indptr_R1[row + 1]

@@ -8,7 +8,7 @@ Shapes: R rows, V codes, D hidden, C legal codes, N blocks of codes.
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import triton
@@ -17,20 +17,20 @@ from torch import Tensor
 
 from leafbeam.errors import ArgumentError
 from leafbeam.ops.constrain.triton.ranges import first_at_least
-from leafbeam.ops.head.cost import BLOCK, HeadCosts, HeadPath, Workload, cheapest_path
+from leafbeam.ops.head.cost import HeadCosts, HeadPath, Workload, cheapest_path
 from leafbeam.ops.head.types import HeadLogits, LegalCodes, Normalize, check_inputs, check_path
 
 # Measured by benchmarks/head_costs.py on an H200, bfloat16 weights of 131,072 x 3,072.
 DEVICE_COSTS = HeadCosts(
     dense=((1, 0.00051), (64, 0.00058), (128, 0.0006), (256, 0.00079)),
     gather=0.0007,
-    token=0.0039,
-    shared=0.0002,
     call=10_000.0,
 )
 _FUSED_ROWS = 16  # for more, a library's product and a pass over its logits are faster (140 rows, V = 131,072, H200: 2.5 times)
+_BLOCK = 64  # codes of a program of the fused product
 _GATHERED = 4  # legal codes of a program
 _SUMMED = 4096  # logits of a program of that pass
+_PATHS = Literal["dense", "gather"]
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -45,8 +45,7 @@ def head(
 ) -> HeadLogits[Tensor]:
     """Return the logits of each row's legal codes and its log-sum-exp; equals `leafbeam.ops.head.reference.head`.
 
-    The device is not synchronised: the number of distinct codes is estimated. Cost: two launches, and a sort for "tokens".
-    Raises ArgumentError, LogitsError, before any launch.
+    The device is not synchronised. Cost: two launches. Raises ArgumentError, LogitsError, before any launch.
 
     Args:
         hidden_RD, weight_VD: float32, bfloat16 or float16 on one device, with contiguous rows; a slice of a larger head works.
@@ -58,14 +57,15 @@ def head(
     _check(hidden_RD, weight_VD, legal_codes)
     (rows, hidden), codes = hidden_RD.shape, len(weight_VD)
     if path is None:
-        path = cheapest_path(costs or DEVICE_COSTS, Workload.expected(rows, codes, hidden, legal_codes.count), normalize)
-    check_path(path, normalize)
+        work = Workload(rows=rows, codes=codes, hidden=hidden, legal=legal_codes.count)
+        path = cheapest_path(costs or DEVICE_COSTS, work, normalize)
+    check_path(path, normalize, _PATHS)
     full = normalize == "full"
     if path == "dense" and (rows > _FUSED_ROWS or not full):
         logit_C, sums = _library_product(hidden_RD, weight_VD, legal_codes, full=full)
     else:
         logit_C = torch.empty(legal_codes.count, device=hidden_RD.device)
-        sums = _block_sums(rows, triton.cdiv(codes, BLOCK) if full else 0, hidden_RD.device)
+        sums = _block_sums(rows, triton.cdiv(codes, _BLOCK) if full else 0, hidden_RD.device)
         product = Product(
             hidden_RD=hidden_RD,
             weight_VD=weight_VD,
@@ -75,16 +75,14 @@ def head(
             stride_hidden=hidden_RD.stride(0),
             stride_weight=weight_VD.stride(0),
         )
-        if path in ("dense", "blocks"):
-            tile = max(16, min(64, triton.next_power_of_2(rows)))
-            grid, sizes = (triton.cdiv(rows, tile), triton.cdiv(codes, BLOCK)), {"ROWS": tile, "CODES": BLOCK, "BLOCK_D": 64}
-            product_kernel[grid](product, sums, rows, codes, FULL=full, D=hidden, **sizes, num_warps=4, num_stages=4)
-        elif path == "gather":
+        if path == "dense":
+            product_kernel[(sums.num_blocks,)](
+                product, sums, rows, codes, D=hidden, ROWS=_FUSED_ROWS, CODES=_BLOCK, BLOCK_D=64, num_warps=4, num_stages=4
+            )
+        else:
             grid = rows, max(1, triton.cdiv(legal_codes.max_row, _GATHERED))
             block = min(1024, triton.next_power_of_2(hidden))
             csr_kernel[grid](product, D=hidden, CODES=_GATHERED, BLOCK_D=block, num_warps=4)
-        else:
-            _token_logits(product, codes)
     lse_R = torch.empty(rows, device=hidden_RD.device)
     sums_kernel[(rows,)](logit_C, legal_codes.indptr_R1, sums, lse_R, FULL=full, BLOCK=1024)
     return HeadLogits(legal_codes=legal_codes, logit_C=logit_C, lse_R=lse_R, path=path)
@@ -130,16 +128,6 @@ def _library_product(
     return logits_RV[row_C, legal_codes.code_C], sums
 
 
-def _token_logits(product: Product, codes: int) -> None:
-    """Multiply the legal codes in the order of the codes, so that each code's weights are read once."""
-    hidden, count = product.weight_VD.shape[1], len(product.code_C)
-    row_C = torch.repeat_interleave(product.indptr_R1.diff(), output_size=count)
-    sorted_C, entry_C = product.code_C.sort(stable=True)
-    indptr_V1 = torch.searchsorted(sorted_C, torch.arange(codes + 1, device=sorted_C.device))
-    block = triton.next_power_of_2(hidden)
-    token_kernel[(codes,)](product, indptr_V1, row_C[entry_C], entry_C, D=hidden, BLOCK_D=block, num_warps=4)
-
-
 def _check(hidden_RD: Tensor, weight_VD: Tensor, legal_codes: LegalCodes[Tensor]) -> None:
     for name, tensor in (("hidden states", hidden_RD), ("the head's weight", weight_VD)):
         if tensor.dtype not in _DTYPES:
@@ -180,53 +168,29 @@ def csr_kernel(p, D: tl.constexpr, CODES: tl.constexpr, BLOCK_D: tl.constexpr):
 
 
 @triton.jit
-def token_kernel(p, indptr_V1, row_C, entry_C, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """for i in range(indptr[v], indptr[v + 1]): logit[entry[i]] = hidden[row[i]] @ weight[v]
-
-    Program v: code v, whose weights stay in registers.
-    """
-    code = tl.program_id(0).to(tl.int64)
-    at = tl.load(indptr_V1 + code)
-    end = tl.load(indptr_V1 + code + 1)
-    if at >= end:
-        return
-    d = tl.arange(0, BLOCK_D)
-    weight = tl.load(p.weight_VD + code * p.stride_weight + d, mask=d < D, other=0.0).to(tl.float32)
-    while at < end:
-        row = tl.load(row_C + at)
-        hidden = tl.load(p.hidden_RD + row * p.stride_hidden + d, mask=d < D, other=0.0).to(tl.float32)
-        tl.store(p.logit_C + tl.load(entry_C + at), tl.sum(weight * hidden, 0))
-        at += 1
-
-
-@triton.jit
 def product_kernel(
     p,
     sums,
     rows,
     codes,
-    FULL: tl.constexpr,
     D: tl.constexpr,
     ROWS: tl.constexpr,
     CODES: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
     """logits = hidden @ weight[block].T; logit[i] = logits of the legal codes in the block
-    if FULL: top[:, n] = max(logits); sum[:, n] = sum(exp(logits - top))
+    top[:, n] = max(logits); sum[:, n] = sum(exp(logits - top))
 
-    Program (i, n): rows i x ROWS and following, block n of CODES codes, on matrix units. Unless FULL, it returns at once if
-    no row may take a code of the block. A row's codes of a block are found by two binary searches, because they are ascending.
+    Program n: all rows, block n of CODES codes, on matrix units. A row's codes of a block are found by two binary searches,
+    because they are ascending.
     """
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS).to(tl.int64)
-    block = tl.program_id(1)
+    row = tl.arange(0, ROWS).to(tl.int64)
+    block = tl.program_id(0)
     first = block * CODES
     begin = tl.load(p.indptr_R1 + row, mask=row < rows, other=0)
     end = tl.load(p.indptr_R1 + row + 1, mask=row < rows, other=0)
     begin = first_at_least(p.code_C, begin, end, first, row < rows, 0)
     end = first_at_least(p.code_C, begin, end, first + CODES, row < rows, 0)
-    if not FULL:  # noqa: SIM102 (a compile-time constant)
-        if tl.max(end - begin, 0) == 0:
-            return
     code = first + tl.arange(0, CODES).to(tl.int64)
     logits = tl.zeros([ROWS, CODES], tl.float32)
     for start in range(0, D, BLOCK_D):
@@ -240,12 +204,11 @@ def product_kernel(
             other=0.0,
         )
         logits = tl.dot(hidden, weight, logits, input_precision="ieee")
-    if FULL:
-        inside = tl.where((code < codes)[None, :], logits, float("-inf"))
-        top = tl.max(inside, 1)
-        shift = tl.where(top == float("-inf"), 0.0, top)
-        tl.store(sums.top_RN + row * sums.num_blocks + block, top, mask=row < rows)
-        tl.store(sums.sum_RN + row * sums.num_blocks + block, tl.sum(tl.exp(inside - shift[:, None]), 1), mask=row < rows)
+    inside = tl.where((code < codes)[None, :], logits, float("-inf"))
+    top = tl.max(inside, 1)
+    shift = tl.where(top == float("-inf"), 0.0, top)
+    tl.store(sums.top_RN + row * sums.num_blocks + block, top, mask=row < rows)
+    tl.store(sums.sum_RN + row * sums.num_blocks + block, tl.sum(tl.exp(inside - shift[:, None]), 1), mask=row < rows)
     at = begin[:, None] + tl.arange(0, CODES)[None, :]
     legal = at < end[:, None]
     column = tl.load(p.code_C + at, mask=legal, other=first) - first

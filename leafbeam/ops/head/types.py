@@ -44,9 +44,8 @@ def check_inputs(hidden_RD: Any, weight_VD: Any, legal_codes: LegalCodes[Any], n
         )
 
 
-def check_path(path: str, normalize: Normalize) -> None:
-    """Raise ArgumentError for an unknown path, or one that cannot normalise over all codes."""
-    if path not in ("dense", "blocks", "gather", "tokens"):
-        raise ArgumentError(f"path is {path!r}: expected 'dense', 'blocks', 'gather' or 'tokens'")
+def check_path(path: str, normalize: Normalize, paths: Any) -> None:
+    """Raise ArgumentError for a path that is none of the literals `paths`, or that cannot normalise over all codes."""
+    check_choice("path", path, paths)
     if normalize == "full" and path != "dense":
         raise ArgumentError(f"path is {path!r}: normalize='full' needs every code and is always 'dense'")

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.automata import Automaton
-from leafbeam.errors import ArgumentError, LogitsError, counted
+from leafbeam.errors import ArgumentError, LogitsError, check_whole, counted
 from leafbeam.index.bit_kernels import trailing_zeros
 from leafbeam.jit import njit
 from leafbeam.ops.constrain.cpu.logsumexp import CHUNK, log_sum_exp
@@ -158,7 +158,7 @@ def step(
     if len(arrays.end_codes) > 1:  # they are joined in a copy of the legal codes' logits
         legal_logits = _legal_logits(arrays, lo_SBK, hi_SBK, logits_BKV, scoring)
         return extend(arrays, lo_SBK, scores_BK, *legal_logits, num_beams=num_beams, where=where)
-    _check_num_beams(num_beams)
+    check_whole(num_beams=num_beams)
     buffers = candidate_buffers(num_beams)
     codes_V = arrays.scratch.array("codes", (arrays.num_codes + 1,), np.int64)
     floats = arrays.scratch.array("floats", (2, max(arrays.num_codes + 1, arrays.num_codes // CHUNK + 2)), np.float32)
@@ -178,11 +178,6 @@ def step(
         if bad >= 0:
             raise LogitsError.not_finite(request, bad, where)
     return _in_next_states(arrays, lo_SBK, best)
-
-
-def _check_num_beams(num_beams: int) -> None:
-    if num_beams < 1:
-        raise ArgumentError(f"num_beams is {num_beams}: expected at least 1")
 
 
 def _legal_logits(
@@ -240,7 +235,7 @@ def extend(
 
     lse_R decides the scoring: over all codes ("full") or over the legal ones ("allowed"). Raises LogitsError for NaN and +inf.
     """
-    _check_num_beams(num_beams)
+    check_whole(num_beams=num_beams)
     logit_C = join_ends(arrays, lo_SBK, codes, logit_C)
     ended_BK = lo_SBK[0] == np.array([[automaton.num_states] for automaton in arrays.automata])
     slots_BK, best_BK = extend_ragged(codes, logit_C, lse_R, scores_BK, num_beams=num_beams, ended_BK=ended_BK, where=where)

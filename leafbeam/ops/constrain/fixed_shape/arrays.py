@@ -7,12 +7,11 @@ Shapes: B requests, M leaves, W words, G long ranges, E entries, F filters, H ma
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
-from leafbeam.errors import counted
 from leafbeam.index import Filter, ItemColumn, Trie, Version
 from leafbeam.index.filters import ItemSet
 from leafbeam.ops.constrain.fixed_shape.capacity import Capacity, LevelCapacity, SegmentCapacity, bucket
@@ -23,14 +22,6 @@ from leafbeam.ops.constrain.namespaces import Array, ArrayNamespace
 from leafbeam.ops.constrain.types import Boosts
 
 _MAX_FILTER_BYTES = 64 << 20  # a new filter copies all of them
-_PARTS = (
-    ("columns", "column_M"),
-    ("boundaries", "boundary_W"),
-    ("directories", "directory_M"),
-    ("directories", "ranges_G3"),
-    ("listings", "codes_E"),
-    ("listings", "firsts_E"),
-)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -106,18 +97,7 @@ class VersionArrays:
 
     def __repr__(self) -> str:
         leaves = " + ".join(f"{layout.trie.num_leaves:,}" for layout in self.layouts)
-        return f"VersionArrays(leaves: {leaves}; {counted(self.nbytes, 'byte')})"
-
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes allocated on the device, padding included."""
-        return sum(self.parts.values())
-
-    @property
-    def parts(self) -> dict[str, int]:
-        """Return the bytes on the device by part: columns, boundaries, directories, listings."""
-        arrays = [(part, getattr(level, name)) for pair in self.levels for level in pair for part, name in _PARTS]
-        return {part: sum(array.nbytes for at, array in arrays if at == part and array is not None) for part, _ in _PARTS}
+        return f"VersionArrays(leaves: {leaves})"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -125,13 +105,6 @@ class FilterArrays:
     """The filters and boosts of a batch: `levels[t][s]`."""
 
     levels: tuple[tuple[LevelFilters, ...], ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes on the device, including those of other filters and boosts in the same cache."""
-        parts = [part for pair in self.levels for level in pair for part in (level, level.boosts) if part is not None]
-        arrays = {id(array): array for part in parts for array in vars(part).values() if hasattr(array, "nbytes")}
-        return sum(array.nbytes for array in arrays.values())
 
 
 def bind(
@@ -196,9 +169,11 @@ def bind_filters(arrays: VersionArrays, filters: Sequence[Filter], boosts: Boost
         for s, segment in enumerate(arrays.stacks)
     ]
     if boosts is not None:
-        of_boosts = _boosts_of_segments(arrays, boosts)
-        pairs = zip(columns, of_boosts, strict=True)
-        columns = [tuple(map(_with_boosts, levels, of_levels)) for levels, of_levels in pairs]
+        pairs = zip(columns, _boosts_of_segments(arrays, boosts), strict=True)
+        columns = [
+            tuple(replace(one, boosts=of_level) for one, of_level in zip(levels, of_levels, strict=True))
+            for levels, of_levels in pairs
+        ]
     return FilterArrays(levels=tuple(zip(*columns, strict=True)))
 
 
@@ -241,14 +216,11 @@ def _boosts_of_segments(arrays: VersionArrays, boosts: Sequence[ItemColumn | Non
     return found
 
 
-def _with_boosts(filters: LevelFilters, boosts: LevelBoosts) -> LevelFilters:
-    return replace(filters, boosts=boosts)
-
-
 def _copied(xp: ArrayNamespace, layout: SegmentLayout, capacity: SegmentCapacity, device: object) -> tuple[LevelArrays, ...]:
     levels: list[LevelArrays] = []
     for level, sizes in zip(layout.levels, capacity.levels, strict=True):
-        arrays: dict[str, Any] = dict.fromkeys(name for _, name in _PARTS)
+        arrays: dict[str, Any] = dict.fromkeys(one.name for one in fields(LevelArrays))  # None
         arrays |= {name: xp.asarray(array, device) for name, array in level.arrays(sizes, capacity.leaves).items()}
-        levels.append(LevelArrays(**arrays, capacity=sizes))
+        arrays["capacity"] = sizes
+        levels.append(LevelArrays(**arrays))
     return tuple(levels)
