@@ -90,7 +90,7 @@ def test_what_does_not_fit_is_refused_before_a_launch() -> None:
     three = Beams.start(lo.expand(1, 3, 2), lo, torch.zeros(1, 2))
     launch = partial(triton_automata.launch, arrays, 0, filters=None, scoring="full")
     for error, call, message in (
-        (ArgumentError, lambda: launch(beams, logits, num_beams=0), "num_beams must be"),
+        (ArgumentError, lambda: launch(beams, logits, num_beams=0), "num_beams is 0"),
         (ArgumentError, lambda: launch(three, logits, num_beams=2), "expected \\(1, 1, beams\\)"),
         (LogitsError, lambda: launch(beams, logits[..., 1:], num_beams=2), "shape"),
     ):
