@@ -25,7 +25,7 @@ from benchmarks.serving.torch_index import RunAgain, TorchIndex
 from benchmarks.workloads import random_codes
 from leafbeam.decode import BeamSearch, SearchResult
 from leafbeam.decode.beam_search import result_of
-from leafbeam.decode.results import check_batch, root_ranges
+from leafbeam.decode.results import check_batch, collect_items, root_ranges
 from leafbeam.engine.graphs.graph import CudaCapturer
 from leafbeam.engine.graphs.static_decode import Bucket, DeviceIndex, StaticDecode
 from leafbeam.index import Trie, Version
@@ -135,7 +135,8 @@ class Case:
         def run(tokens_BT: NDArray[np.int64], lengths_B: NDArray[np.int64]) -> SearchResult:
             assert decode.load(tokens_BT, lengths_B, hi_SB, requests)
             replay()
-            return result_of(decode.trace(len(requests), 1), self.version, requests, decode.config, sizes.beams)
+            collect = partial(collect_items, self.version, requests)
+            return result_of(decode.trace(len(requests), 1), collect, decode.config, sizes.beams)
 
         return run
 

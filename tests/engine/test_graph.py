@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 
 from benchmarks.serving.torch_index import TorchIndex
 from leafbeam.decode.beam_search import result_of
-from leafbeam.decode.results import check_batch
+from leafbeam.decode.results import check_batch, collect_items
 from leafbeam.engine import Counts, Engine, Request, Settings
 from leafbeam.engine.batcher import Capacity
 from leafbeam.engine.graphs.graph import CudaCapturer, Graphs, buckets_of, graphs_for
@@ -101,7 +101,7 @@ class Rack:
         found = self.graphs.search(*given, num_beams=num_beams, scoring=scoring)
         if found is None:
             return False
-        result = result_of(found[0], version, requests, found[1], num_beams)
+        result = result_of(found[0], partial(collect_items, version, requests), found[1], num_beams)
         same(result, searched(self.model, version, asked, num_beams, scoring))
         return True
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from benchmarks.serving.torch_index import TorchIndex
 from leafbeam import Trie
 from leafbeam.decode import SearchResult
 from leafbeam.decode.beam_search import result_of
-from leafbeam.decode.results import check_batch, root_ranges
+from leafbeam.decode.results import check_batch, collect_items, root_ranges
 from leafbeam.engine.graphs.static_decode import Bucket, DeviceIndex, StaticDecode
 from leafbeam.errors import LogitsError
 from leafbeam.index import Version
@@ -39,7 +40,7 @@ def decoded(decode: StaticDecode, version: Version, asked: Asked, run: Callable[
     assert decode.load(asked.tokens_BT, asked.lengths_B, root_ranges(version, requests)[1][:, :, 0], requests)
     (run or decode.run)()
     trace, num_beams = decode.trace(len(requests), len(version.segments)), decode.bucket.num_beams
-    return result_of(trace, version, requests, decode.config, num_beams)
+    return result_of(trace, partial(collect_items, version, requests), decode.config, num_beams)
 
 
 def poison(tensors: Sequence[torch.Tensor]) -> None:
