@@ -194,7 +194,7 @@ def test_mistakes_are_refused_as_one_index_refuses_them(tmp_path: Path) -> None:
             (ArgumentError, lambda: search.run(a_model(), 2, of_a_trie), r"expected a FilterHandle: make it"),
             (ArgumentError, lambda: search.run(a_model(), 2, [allowed]), "filters has 1 entry"),
             (ArgumentError, lambda: search.run(a_model(), 2, deny=[[3]]), "deny has 1 entry"),
-            (ArgumentError, lambda: search.run(a_model(), 0), "batch_size is 0"),
+            (ArgumentError, lambda: search.run(a_model(), 0), "batch_size must be an integer of at least 1, not 0"),
             (ArgumentError, lambda: ShardedSearch(index, num_retries=-1), "num_retries"),
             (ArgumentError, lambda: ShardedSearch(index, 3, num_items=3), "expected one of them"),
         ]
