@@ -111,7 +111,7 @@ def test_other_arguments_out_of_range_are_refused() -> None:
         BeamSearch(trie, scoring="fulll")  # type: ignore[arg-type]
     search = BeamSearch(trie)
     for call, message in (
-        (lambda: search.run(ByLevel(rows()), batch_size=0), "batch_size is 0"),
+        (lambda: search.run(ByLevel(rows()), batch_size=0), "batch_size must be an integer of at least 1, not 0"),
         (lambda: search.run(ByLevel(rows()), batch_size=2, filters=[None] * 3), "filters has 3 entries"),
         (lambda: search.run(ByLevel(rows()), batch_size=2, deny=[[1]]), "deny has 1 entry"),
     ):
