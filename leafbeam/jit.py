@@ -55,13 +55,16 @@ def njit(*signature: Any, **options: Any) -> Callable[[Function], Function]:
     NUMBA_CACHE_DIR and `numba.config.CACHE_DIR` take precedence. Where the directory cannot be written, numba chooses another.
 
     Without `cache`, the function is a part of kernels: they call it, and Python must not, because it is compiled without the
-    code that takes arguments from Python. That code is a sixth of the time that a kernel of many parts takes to compile.
+    code that takes arguments from Python: such a call ends the process. That code is a sixth of the time that a kernel of many
+    parts takes to compile.
     """
     if not options.get("cache"):
-        return numba.njit(*signature, **({"no_cpython_wrapper": True} | options))
+        options = {"no_cpython_wrapper": True} | options
     decorate: Any = numba.njit(*signature, **options)
 
     def compile_when_called(function: Function) -> Function:
+        if not options.get("cache"):
+            return decorate(function)
         _NOTICE.kernels.add(function)
         with _NOTICE.lock:  # numba reads its cache directory from a global setting, here and only here
             before, config.CACHE_DIR = config.CACHE_DIR, config.CACHE_DIR or _cache_directory()

@@ -102,6 +102,51 @@ def test_every_kernel_of_the_package_is_compiled_by_leafbeam_jit() -> None:
     assert {path.relative_to(package).as_posix(): found for path, found in lines.items() if found} == {}
 
 
+def parts_of_kernels(sources: dict[str, ast.Module]) -> set[tuple[str, str]]:
+    """(module, function) of each function that kernels alone may call."""
+    return {
+        (module, node.name)
+        for module, tree in sources.items()
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+        and any((name := ast.unparse(one)).startswith("njit") and "cache=True" not in name for one in node.decorator_list)
+    }
+
+
+def calls_from_python(tree: ast.AST, parts: set[str]) -> list[int]:
+    """Lines outside compiled functions that name one of these parts."""
+    lines: list[int] = []
+    for child in ast.iter_child_nodes(tree):
+        decorators = [ast.unparse(one) for one in getattr(child, "decorator_list", [])]
+        if not any(name.startswith(("njit", "numba.njit", "overload", "intrinsic")) for name in decorators):
+            lines += [child.lineno] if isinstance(child, ast.Name) and child.id in parts else calls_from_python(child, parts)
+    return lines
+
+
+def test_python_calls_no_part_of_a_kernel() -> None:
+    root = Path(leafbeam.__file__).parents[1]
+    files = [path for folder in ("leafbeam", "benchmarks", "tests") for path in (root / folder).rglob("*.py")]
+    sources = {path.relative_to(root).with_suffix("").as_posix().replace("/", "."): path for path in files}
+    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in sources.items()}
+    parts = parts_of_kernels({name: tree for name, tree in trees.items() if not name.startswith("tests.")})
+    called = dict[str, list[int]]()
+    assert len(parts) > 80
+    for module, tree in trees.items():
+        imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        names = {one.asname or one.name for node in imports for one in node.names if (node.module, one.name) in parts}
+        names |= {name for home, name in parts if home == module}
+        if lines := calls_from_python(tree, names):
+            called[module] = lines
+    assert called == {}
+
+
+def test_a_call_of_a_part_is_seen() -> None:
+    source = "@njit(nogil=True)\ndef part(): ...\n@njit(cache=True)\ndef kernel(): part()\ndef f(): part()"
+    tree = ast.parse(source)
+    assert parts_of_kernels({"m": tree}) == {("m", "part")}
+    assert calls_from_python(tree, {"part"}) == [5]
+
+
 @pytest.mark.parametrize(
     "source",
     [

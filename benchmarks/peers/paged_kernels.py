@@ -47,12 +47,12 @@ def paged_kernels(groups: int, ratio: int, size: int, page: int) -> PagedKernels
     """The kernels for these heads; compiled once a process (seconds). size has to be a multiple of 8."""
     G, R, E, P, U = groups, ratio, size, page, _UNROLL
 
-    @njit(**_OPTIONS)
+    @njit(no_cpython_wrapper=False, **_OPTIONS)
     def write(source_keys, source_values, slots_N, group_stride, tables_NT, positions_N, keys, values):
         """token n of `source`, key head g at slot[n] + g * group_stride -> its page and place there"""
         write_of(0, len(slots_N), source_keys, source_values, slots_N, group_stride, tables_NT, positions_N, keys, values)
 
-    @njit(**_OPTIONS)
+    @njit(no_cpython_wrapper=False, **_OPTIONS)
     def write_of(begin, end, source_keys, source_values, slots_N, group_stride, tables_NT, positions_N, keys, values):
         for n in range(begin, end):
             x, p = tables_NT[n, positions_N[n] // P], positions_N[n] % P
@@ -62,7 +62,7 @@ def paged_kernels(groups: int, ratio: int, size: int, page: int) -> PagedKernels
                     keys[to + e * P + p] = source_keys[at + e]
                     values[to + p * E + e] = source_values[at + e]
 
-    @njit(**_OPTIONS)
+    @njit(no_cpython_wrapper=False, **_OPTIONS)
     def page_scores(query, keys, scores, first, stride):
         """scores[r, first + p] = query[r] . keys[:, p]"""
         for r in range(R):
@@ -77,7 +77,7 @@ def paged_kernels(groups: int, ratio: int, size: int, page: int) -> PagedKernels
                         total += query[r * E + e] * keys[e * P + p]
                     row[p] = total
 
-    @njit(**_OPTIONS)
+    @njit(no_cpython_wrapper=False, **_OPTIONS)
     def page_values(weights, first, stride, values, out):
         """out[r] += weights[r, first : first + P] @ values"""
         for r in range(R):
@@ -88,7 +88,7 @@ def paged_kernels(groups: int, ratio: int, size: int, page: int) -> PagedKernels
                     total += row[p] * values[p * E + e]
                 out[r * E + e] = total
 
-    @njit(**_OPTIONS)
+    @njit(no_cpython_wrapper=False, **_OPTIONS)
     def attend(query, rows, tables_NT, visible_N, keys, values, bound, scores_GY, out_NQ):
         """for each row, key head and page of the row's table: scores; softmax over the visible tokens; weighted values
 
@@ -96,7 +96,7 @@ def paged_kernels(groups: int, ratio: int, size: int, page: int) -> PagedKernels
         """
         attend_of(0, rows, query, rows, tables_NT, visible_N, keys, values, bound, scores_GY, out_NQ)
 
-    @njit(**_OPTIONS)
+    @njit(no_cpython_wrapper=False, **_OPTIONS)
     def attend_of(begin, end, query, rows, tables_NT, visible_N, keys, values, bound, scores_GY, out_NQ):
         lowest = np.float32(-87.0)
         bounded = bound < np.float32(np.inf)
@@ -141,7 +141,7 @@ def paged_kernels(groups: int, ratio: int, size: int, page: int) -> PagedKernels
                         for e in range(E):
                             out_NQ[n, (g * R + r) * E + e] += weight * values[at + e]
 
-    @njit(**_OPTIONS)
+    @njit(no_cpython_wrapper=False, **_OPTIONS)
     def run(weights, a, rows, heads, pages, new, slots_N, tables_NT, visible_N, beams_N, scores_HGY, threads):
         """All layers of a chunk's codes, as `fused_kernels.run_codes`, with pages in place of prompts and slots
 
@@ -151,7 +151,7 @@ def paged_kernels(groups: int, ratio: int, size: int, page: int) -> PagedKernels
         arguments = weights, a, rows, heads, pages, new, slots_N, tables_NT, visible_N, beams_N, scores_HGY, threads
         fork(run_of, threads, rows, arguments)
 
-    @njit(**_OPTIONS)
+    @njit(no_cpython_wrapper=False, **_OPTIONS)
     def run_of(begin, end, weights, a, rows, heads, pages, new, slots_N, tables_NT, visible_N, beams_N, scores_HGY, threads):
         part, _ = fused.part_of(begin, rows, threads, threads)
         begin, end = fused.beam_boundary(begin, beams_N), fused.beam_boundary(end, beams_N)
