@@ -24,7 +24,8 @@ def closed(schema: Schema, scope: Scope) -> dict[str, Any]:
     """Return a schema without the two keywords. Raises AutomatonError if it has alternatives left."""
     if branches := [name for name in _BRANCHES if name in schema]:
         raise scope.error(
-            f" has {next(iter(unevaluated(schema)))} beside {branches[0].lstrip(chr(0))}, and is joined with others"
+            f" has {next(iter(unevaluated(schema)))} beside {branches[0].lstrip(chr(0))}, and is joined with others: "
+            "write them into one schema"
         )
     result = {name: value for name, value in schema.items() if name not in _NAMES}
     if "unevaluatedProperties" in schema:

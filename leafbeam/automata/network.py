@@ -83,7 +83,7 @@ class Network:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether no path leads from START to END. No other may be added after that."""
+        """Return whether no path leads from START to END. No path may be added after this call."""
         if self._is_empty is None:
             following: dict[int, list[int]] = {}
             for *_, node, to in (*self._parts, *self._texts, *self._skips):
@@ -126,8 +126,7 @@ class Network:
     def _too_large(self) -> AutomatonError:
         return AutomatonError(
             f"{self._what} unrolls to more than max_states={counted(self._max_states, 'state')}: simplify it, "
-            "bound repetitions more "
-            "tightly, or raise the limit",
+            "bound repetitions more tightly, or raise the limit",
             pointer=self._pointer,
         )
 

@@ -87,7 +87,6 @@ def done(console: Console, result: str, *, since: float) -> None:
 
 def show_types(console: Console, table: Any) -> None:
     """Print the columns of an Arrow table with the types that were read, and how many values are missing."""
-
     empty = {name: table[name].null_count for name in table.column_names}
     console.print(
         f"Read as: {tables.describe(dict(zip(table.column_names, table.schema.types, strict=True)), empty)}",

@@ -96,7 +96,6 @@ class SamplingOptions:
     @property
     def sampling(self) -> "text.Sampling | None":
         """Return how texts are drawn; None for a search."""
-
         if self.temperature is None:
             return None
         return text.Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)

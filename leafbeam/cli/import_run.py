@@ -62,7 +62,6 @@ class CodesOptions:
     @property
     def form(self) -> "tables.CsvFormat":
         """Return the format of CSV."""
-
         return tables.CsvFormat(delimiter=delimiter_of(self.delimiter), encoding=self.encoding)
 
 

@@ -13,7 +13,7 @@ from leafbeam import catalog, ingest, semid
 from leafbeam.cli.console import Bar, done, next_step, stderr, stdout
 from leafbeam.cli.options import DEFAULT_RUN, RunOption, option, parse_bytes, parse_plan, parse_sizes, with_options
 from leafbeam.cli.run import RunDirectory, Source
-from leafbeam.errors import ArgumentError, DataError, IndexFileError, counted
+from leafbeam.errors import ArgumentError, DataError, IndexFileError, check_whole, counted
 from leafbeam.extras import require
 from leafbeam.machine import Machine
 
@@ -67,31 +67,39 @@ class TableOptions:
 
 
 def build_table(table: Path, options: TableOptions, force: bool) -> None:
-    """Build the index of a table of codes, from where a build of the same table was ended."""
-    ending = ".leafbeam" if options.shards is None else ".shards"
-    target = table.with_suffix(ending) if options.out is None else options.out
+    """Build the index of a table of codes, or continue an interrupted build of the same table."""
+    target = options.out or table.with_suffix(".leafbeam" if options.shards is None else ".shards")
     if not table.exists():
         raise DataError(f"{table} does not exist: expected a Parquet file, or a directory of them")
-    if options.shards is not None:
-        _build_shards(table, target, options, options.shards, force)
-        return
-    if target.exists() and not force:
+    if options.shards is None and target.exists() and not force:
         raise ArgumentError(f"{target} exists: pass --force to replace it, or another --out")
-    folder = target.parent if options.scratch is None else options.scratch
-    if options.scratch is not None and not folder.is_dir():
-        raise ArgumentError(f"--scratch {folder} is not a directory: make it, or name another one")
+    if options.shards is not None:
+        check_whole(**{"--shards": options.shards})
+        if options.scratch is not None:
+            raise ArgumentError("--scratch does not go with --shards: a shard's rows are sorted in the directory of --out")
+        if target.is_file():
+            raise ArgumentError(f"{target} is a file: name another --out, which becomes a directory of shards")
+    if options.scratch is not None and not options.scratch.is_dir():
+        raise ArgumentError(f"--scratch {options.scratch} is not a directory: make it, or name another one")
     limit = parse_bytes(options.memory_limit)
     codebook_sizes = None if options.sizes is None else parse_sizes(options.sizes)
     require("`leafbeam build`", "pyarrow")
     from leafbeam.cli.codes import CodesTable
     from leafbeam.index.build_estimate import BuildEstimate
-    from leafbeam.index.saved_runs import SavedRuns
 
     source = CodesTable.open(table, codebook_sizes, id_column=options.item_column)
-    saved = SavedRuns(folder / f".{target.name}.runs", source.parts())
-    estimate = BuildEstimate.of(
-        source.num_rows, source.codebook_sizes, memory_limit=limit, id_bytes=source.id_bytes(), packed=options.packed
-    )
+    num_rows, id_bytes = source.num_rows // (options.shards or 1), source.id_bytes()
+    estimate = BuildEstimate.of(num_rows, source.codebook_sizes, memory_limit=limit, id_bytes=id_bytes, packed=options.packed)
+    if options.shards is None:
+        _build_file(source, target, estimate, limit, options)
+    else:
+        _build_shards(source, target, estimate, limit, options.shards, packed=options.packed, force=force)
+
+
+def _build_file(source: "CodesTable", target: Path, estimate: "BuildEstimate", limit: int, options: TableOptions) -> None:
+    from leafbeam.index.saved_runs import SavedRuns
+
+    saved = SavedRuns((options.scratch or target.parent) / f".{target.name}.runs", source.parts())
     target.parent.mkdir(parents=True, exist_ok=True)
     show_needs(estimate, source.num_rows, saved.path, target)
     began = time.perf_counter()
@@ -107,42 +115,37 @@ def build_table(table: Path, options: TableOptions, force: bool) -> None:
     next_step(stdout(), "leafbeam", "inspect", target)
 
 
-def _build_shards(table: Path, target: Path, options: TableOptions, num_shards: int, force: bool) -> None:
-    """Build an index in shards, from where a build of the same table was ended."""
-    if options.scratch is not None:
-        raise ArgumentError("--scratch does not go with --shards: a shard's rows are sorted in the directory of --out")
-    if target.is_file():
-        raise ArgumentError(f"{target} is a file: name another --out, which becomes a directory of shards")
-    limit, sizes = parse_bytes(options.memory_limit), None if options.sizes is None else parse_sizes(options.sizes)
-    require("`leafbeam build`", "pyarrow")
-    from leafbeam.cli.codes import CodesTable
-    from leafbeam.index.build_estimate import BuildEstimate
-    from leafbeam.index.shards import ShardManifest, build_shards
+def _build_shards(
+    source: "CodesTable",
+    target: Path,
+    estimate: "BuildEstimate",
+    limit: int,
+    num_shards: int,
+    *,
+    packed: bool,
+    force: bool,
+) -> None:
+    """Build an index in shards. estimate: the needs of one shard."""
+    from leafbeam.index.shards import MANIFEST, ShardManifest, build_shards
 
     before = ShardManifest.read(target)
     if before is not None and before.is_complete and not force:
         raise ArgumentError(f"{target} has an index in shards: pass --force to replace it, or another --out")
+    target.mkdir(parents=True, exist_ok=True)
+    on_disk = replace(estimate, index=estimate.index * num_shards + estimate.scratch, scratch=0)
+    show_needs(on_disk, source.num_rows, target / MANIFEST, target / MANIFEST)
     if before is not None and before.is_complete:
         before.remove(target)
-    source = CodesTable.open(table, sizes, id_column=options.item_column)
-    num_rows = source.num_rows // num_shards
-    estimate = BuildEstimate.of(
-        num_rows, source.codebook_sizes, memory_limit=limit, id_bytes=source.id_bytes(), packed=options.packed
-    )
-    target.mkdir(parents=True, exist_ok=True)
-    on_disk = estimate.index * num_shards + estimate.scratch
-    show_needs(replace(estimate, index=on_disk, scratch=0), source.num_rows, target / "runs", target)
     began = time.perf_counter()
-    key = f"{source.parts()} {source.codebook_sizes}"
     with Bar("reading") as bar:
         manifest = build_shards(
             source.batches,
             source.codebook_sizes,
             num_shards,
             target,
-            packed=options.packed,
+            packed=packed,
             memory_limit=limit,
-            key=key,
+            key=str(source.parts()),
             progress=bar.show,
         )
     counts = ", ".join(f"{shard.num_items:,}" for shard in manifest.shards)
@@ -209,7 +212,7 @@ def show_needs(estimate: "BuildEstimate", num_rows: int, runs: Path, target: Pat
         folder, needed = on_one_disk[0][0], sum(nbytes for _, nbytes, _ in on_one_disk)
         free = shutil.disk_usage(folder).free
         if needed > free:
-            names = " or ".join(name for _, _, name in on_one_disk)
+            names = " or ".join(name for _, nbytes, name in on_one_disk if nbytes)
             raise IndexFileError(
                 f"{folder} has {_gigabytes(free)} free, but this build needs about {_gigabytes(needed)} there: "
                 f"free some, or name another disk with {names}"

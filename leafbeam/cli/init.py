@@ -82,7 +82,6 @@ class _Head:
     """The first rows of a file: its columns, its delimiter, and what they suggest."""
 
     def __init__(self, path: Path) -> None:
-
         self._path, self.delimiter = path, _delimiter_of(path)
         form: tables.CsvFormat = tables.CsvFormat(delimiter=self.delimiter)
         batch = next(iter(tables.read_rows(path, _SAMPLE, types={}, form=form)), None)
@@ -147,7 +146,6 @@ def _columns(head: _Head) -> tuple[str, str, str | None]:
 
 def _rules_of(text: str) -> dict[str, object]:
     """Return the rule of an answer, asking again while it is none."""
-
     while text.strip():
         try:
             return catalog.rules_from_text([text.strip()])

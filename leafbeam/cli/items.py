@@ -68,7 +68,6 @@ def has_text_ids(kind: str) -> bool:
 @contextmanager
 def _run_items(paths: RunDirectory, *, makes_codes: bool) -> Generator[_RunItems]:
     """Yield the items of a run; raise LockedError if a server has it open."""
-
     paths.check("trie", "catalog", "rules")
     encoder = paths.load_encoder() if makes_codes else "this command makes no codes"
     with ExitStack() as opened:
@@ -107,7 +106,6 @@ class _ServedItems:
 
 @contextmanager
 def _served_items(url: str) -> Generator[_ServedItems]:
-
     with client.Client(url, key=os.environ.get(KEY), retries=client.Retries(deadline_s=DEADLINE_S)) as server:
         found = server.get_catalog()
         yield _ServedItems(server, found.columns, found.item_ids != "numbers")

@@ -62,7 +62,6 @@ class RequestOptions(ObjectiveOptions):
 
     def request(self, **fields: Any) -> "engine.Request":
         """Return the request of the options; `fields` are its ids."""
-
         shared = {name: getattr(self, name) for name in ("keep_history", "num_items", "num_beams", "scoring", "channel")}
         return engine.Request(
             rules=split_names(self.rules),

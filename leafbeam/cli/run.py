@@ -94,7 +94,6 @@ class Source:
         Raises:
             ArgumentError: If the log is split by time, and its times leave no cut.
         """
-
         return train.cut_in_time(log) if self.split == "time" else train.leave_one_out(log)
 
     def read_items(self) -> pa.Table:
@@ -102,7 +101,6 @@ class Source:
         return self.read().items if self.listed is None else self._read_listed()
 
     def _read_listed(self) -> pa.Table:
-
         assert self.listed is not None
         try:
             return tables.read_parquet(self.listed).table
@@ -110,7 +108,6 @@ class Source:
             raise DataError(f"{error}: import the run again") from error
 
     def _read_log(self) -> train.InteractionLog:
-
         if self.path is None:
             raise DataError("this run was imported without interactions: import it again, with their file as --data")
         if self.kind == "amazon":
@@ -213,19 +210,16 @@ class RunDirectory:
         Raises:
             ConflictError: If the changes belong to another build.
         """
-
         ingest.check_origin(self.live, self.trie)
         return self.live / ingest.INDEX if (self.live / ingest.INDEX / "manifest.json").exists() else self.trie
 
     @property
     def rule_files(self) -> list[Path]:
         """Return rules.toml, and the file of the rules made over HTTP."""
-
         return [path for path in (self.rules, self.live / ingest.RULES) if path.exists()]
 
     def load_encoder(self) -> semid.ItemEncoder | str:
         """Return the encoder that gives new items codes from their text, or a text that says why this run has none."""
-
         if not self.sids.exists() or not self.quantiser.exists():
             return f"{self.path} has no {self.quantiser.name}/: its Semantic IDs are from elsewhere, so give new items codes"
         try:
@@ -238,7 +232,6 @@ class RunDirectory:
 
     def catalog_files(self, *, verify: bool) -> engine.CatalogFiles:
         """Return the files to answer from, with the changes that clients have made since `build`."""
-
         return engine.CatalogFiles(
             index=self.index, catalog=self.catalog, rules=self.rule_files, verify=verify, memory=self.fitted_memory
         )

@@ -118,7 +118,6 @@ def serve(
 
 def _files(paths: RunDirectory, config: ServerConfig, rules: list[str]) -> "engine.CatalogFiles":
     """Return the files of a run's catalog. rules: those of the command line."""
-
     return engine.CatalogFiles(
         index=paths.trie,
         catalog=paths.catalog,

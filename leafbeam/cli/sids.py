@@ -237,7 +237,6 @@ def _show_log(console: Console, source: Source, log: "train.InteractionLog") -> 
 
 def _save(console: Console, fitted: "semid.SidFit", paths: RunDirectory, plot: Path | None) -> None:
     """Write the Semantic IDs and what gives new items theirs, and show the report."""
-
     fitted.table.save(paths.sids)
     fitted.quantiser.save(paths.quantiser)
     fitted.code_vectors.save(paths.quantiser, fitted.table)

@@ -52,7 +52,6 @@ class BudgetOptions:
 
     def budget(self) -> "training.Budget | None":
         """Return the limits; None for those of the preset."""
-
         if self.minutes is None and self.epochs is None and self.steps is None:
             return None
         return training.Budget(minutes=self.minutes, epochs=self.epochs, steps=self.steps)
@@ -97,7 +96,6 @@ class ModelOptions:
 
     def recipe(self, budget: "training.Budget | None") -> "training.Recipe":
         """Return the preset's recipe with the settings of a file, of words and of options."""
-
         start = training.preset(self.size)
         changes: dict[str, object] = {"budget": budget, "seed": self.seed, "architecture": self.architecture}
         changes["num_hidden_layers"] = self.layers

@@ -1,8 +1,7 @@
 """Availability rules that the columns of an item table support, and checks of answers by them in SQL."""
 
-# pyarrow carries no types.
-# pyright: reportUnknownParameterType=false
 # pyarrow and duckdb carry no types.
+# pyright: reportUnknownParameterType=false
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

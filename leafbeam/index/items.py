@@ -320,12 +320,17 @@ class ItemTable:
         return f"ItemTable({counted(self.num_items, 'item')}, ids: {'row numbers' if self.ids is None else self.ids.dtype})"
 
 
-def check_unique(ids_N: NDArray[np.generic], memory_limit: int = 1 << 30) -> None:
-    """Raise ItemIdError where an id occurs twice. Cost: one read for each `memory_limit` of 16 bytes an id, and the sorts."""
-    if _is_ascending(ids_N):
+def check_unique(
+    ids_N: NDArray[np.generic], memory_limit: int = 1 << 30, *, others: Sequence[NDArray[np.generic]] = ()
+) -> None:
+    """Raise ItemIdError where an id occurs twice. Cost: one read for each `memory_limit` of 16 bytes an id, and the sorts.
+
+    others: More ids of the same kind, which may be longer.
+    """
+    if not others and _is_ascending(ids_N):
         return
-    num_parts = -(-len(ids_N) * 16 // max(1, memory_limit))
-    slices = [ids_N[begin : begin + _SLICE] for begin in range(0, len(ids_N), _SLICE)]
+    num_parts = -(-(len(ids_N) + sum(map(len, others))) * 16 // max(1, memory_limit))
+    slices = [ids[begin : begin + _SLICE] for ids in (ids_N, *others) for begin in range(0, len(ids), _SLICE)]
     repeated: list[NDArray[np.uint64]] = []
     for part in range(num_parts):
         hashes = np.concatenate([_of_part(hash_ids(ids), part, num_parts) for ids in slices])

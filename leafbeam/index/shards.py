@@ -6,21 +6,20 @@ other, are those of one index of all items, so that a search over shards can be 
 Shapes: N items, n of a chunk, V first codes, S shards.
 """
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import ArgumentError, IndexFileError, counted
-from leafbeam.files import write_json
+from leafbeam.errors import ArgumentError, IndexFileError, ItemIdError, counted, short_repr
+from leafbeam.files import read_json, write_json
 from leafbeam.index.builder import TrieBuilder
-from leafbeam.index.items import ItemIds
+from leafbeam.index.items import ItemIds, check_unique
 from leafbeam.index.level import check_codes, check_sizes
 from leafbeam.index.saved_runs import SavedRuns
+from leafbeam.index.trie import Trie
 
 MANIFEST = "shards.json"
 _FORMAT = 1
@@ -39,6 +38,9 @@ class ShardFile:
         end: One more than its largest first code.
         num_items: The number of its items.
         version: The version of its index; "" until it is built.
+
+    Raises:
+        ValueError: If a field has an invalid value.
     """
 
     file: str
@@ -46,6 +48,14 @@ class ShardFile:
     end: int
     num_items: int
     version: str = ""
+
+    def __post_init__(self) -> None:
+        if Path(self.file).name != self.file or not 0 <= self.begin < self.end or self.num_items < 1:
+            raise ValueError(f"{self} is not a shard")
+
+    def saved_runs(self, directory: Path, key: str = "") -> SavedRuns:
+        """Return the sorted rows that a build of this shard leaves in the directory until it is done."""
+        return SavedRuns(directory / f".{self.file}.runs", [(key, self.num_items)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,32 +77,34 @@ class ShardManifest:
         Raises:
             IndexFileError: If there is none, it cannot be read, or a shard has not been built.
         """
-        found = cls.read(Path(directory))
-        if found is None:
+        manifest = cls.read(Path(directory))
+        if manifest is None:
             raise IndexFileError(
                 f"{directory} has no {MANIFEST}: expected a directory that `leafbeam build TABLE --shards N` has written"
             )
-        missing = [shard.file for shard in found.shards if not shard.version]
+        missing = [shard.file for shard in manifest.shards if not shard.version]
         if missing:
             raise IndexFileError(
-                f"{directory} lacks {missing[0]}, of {counted(len(found.shards), 'shard')}: its build was ended; the same "
-                "command goes on from there"
+                f"{directory} lacks {missing[0]}, of {counted(len(manifest.shards), 'shard')}: its build was interrupted; "
+                "run the same command again to finish it"
             )
-        return found
+        return manifest
 
     @classmethod
     def read(cls, directory: Path) -> "ShardManifest | None":
-        """Return the manifest of a directory, whether or not all its shards are built; None if it has none."""
+        """Return the manifest of a directory, even if some of its shards are not built yet; None if it has none."""
         path = directory / MANIFEST
         if not path.exists():
             return None
         try:
-            fields = json.loads(path.read_text(encoding="utf-8"))
-            if fields["format"] != _FORMAT:
-                raise IndexFileError(f"{path} has the format {fields['format']!r}: expected {_FORMAT}; upgrade leafbeam")
+            fields = read_json(path)
+            if fields["format"] != _FORMAT or not fields["shards"]:
+                shown = short_repr(fields.get("shards"))
+                raise ValueError(f"format {fields['format']!r} with the shards {shown}: expected format {_FORMAT} and a shard")
             return cls(key=fields["key"], shards=tuple(ShardFile(**shard) for shard in fields["shards"]))
-        except (ValueError, TypeError, LookupError, RecursionError) as error:
-            raise IndexFileError(f"{path} cannot be read ({error}): build the shards again") from error
+        except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
+            message = f"{path} cannot be read ({error}): build the shards again, or upgrade leafbeam if a newer one built them"
+            raise IndexFileError(message) from error
 
     @property
     def is_complete(self) -> bool:
@@ -100,10 +112,11 @@ class ShardManifest:
         return all(shard.version for shard in self.shards)
 
     def remove(self, directory: Path) -> None:
-        """Delete the manifest and the index files."""
+        """Delete the manifest, the index files and the sorted rows of a build that was interrupted."""
         (directory / MANIFEST).unlink(missing_ok=True)
         for shard in self.shards:
             (directory / shard.file).unlink(missing_ok=True)
+            shard.saved_runs(directory).remove()
 
     def write(self, directory: Path) -> None:
         """Write the manifest, which replaces an older one atomically."""
@@ -158,20 +171,20 @@ def build_shards(
 
     Args:
         chunks: Returns the rows from the first to the last, as (codes, item ids) of some at a time; ids are None for row
-            numbers. It is called several times.
+            numbers. It is called several times, and must return the same rows each time.
         codebook_sizes: The number of codes of each level.
         num_shards: The number of shards, at most one for each first code.
         directory: Where to write the index files and the manifest.
         packed: As for `Trie.build`.
         memory_limit: As for `TrieBuilder`.
-        key: A text that changes with the rows. With it, a build of the same rows that was ended goes on: shards that are
-            complete are kept, and so are the sorted rows of the next one. Without it, all shards are built anew.
+        key: A text that changes with the rows. With it, an interrupted build of the same rows is continued: its complete
+            shards and the sorted rows of the next one are used. Without it, all shards are built anew.
         progress: Called with the current step and the share of the work that is done.
 
     Raises:
-        ArgumentError: If there are fewer first codes than shards.
+        ArgumentError: If there are fewer first codes than shards, or `chunks` returns other rows when it is called again.
         CodesError: As for `TrieBuilder.add`.
-        ItemIdError: As for `TrieBuilder.add` and `TrieBuilder.finish`; an id in two shards is not noticed.
+        ItemIdError: As for `TrieBuilder.add` and `TrieBuilder.finish`.
     """
     folder, sizes, report = Path(directory), check_sizes(codebook_sizes), progress or (lambda step, share: None)
     folder.mkdir(parents=True, exist_ok=True)
@@ -187,12 +200,15 @@ def build_shards(
         if shard.version:
             continue
         share = (1 + number) / (1 + num_shards)
-        saved = SavedRuns(folder / f".{shard.file}.runs", [(settings, shard.num_items)]) if key else None
+        saved = shard.saved_runs(folder, settings) if key else None
         with TrieBuilder(sizes, packed=packed, memory_limit=memory_limit, folder=folder, saved=saved) as builder:
-            version = _build_shard(builder, chunks, shard, folder, partial(_report_shard, report, shard.file, share))
+            version = _build_shard(builder, chunks, shard, folder, report, share)
         shards = list(manifest.shards)
         shards[number] = replace(shard, version=version)
         manifest = replace(manifest, shards=tuple(shards))
+        if manifest.is_complete:
+            report("checking item ids", share)
+            _check_ids([folder / shard.file for shard in manifest.shards], memory_limit)
         manifest.write(folder)
         if saved is not None:
             saved.remove()
@@ -200,18 +216,27 @@ def build_shards(
     return manifest
 
 
-def _report_shard(report: Progress, file: str, share: float, step: str) -> None:
-    report(f"{file}: {step}", share)
-
-
-def _build_shard(builder: TrieBuilder, chunks: Chunks, shard: ShardFile, folder: Path, report: Callable[[str], None]) -> str:
+def _build_shard(builder: TrieBuilder, chunks: Chunks, shard: ShardFile, folder: Path, report: Progress, share: float) -> str:
     """Write the file of a shard, and return the version of its index."""
     for codes_nL, ids_n in _rows_of(chunks, shard, builder.num_items):
         builder.add(codes_nL, ids_n)
-        report("reading")
-    trie = builder.finish(lambda step, _: report(step))
+        report(f"{shard.file}: reading", share)
+    trie = builder.finish(lambda step, _: report(f"{shard.file}: {step}", share))
+    if len(trie) != shard.num_items:
+        raise ArgumentError(
+            f"chunks() returned {counted(len(trie), 'row')} of {shard.file}, and {shard.num_items:,} when they were counted: "
+            "expected the same rows at each call, such as a new generator"
+        )
     trie.save(folder / shard.file)
     return trie.version
+
+
+def _check_ids(files: Sequence[Path], memory_limit: int) -> None:
+    """Raise ItemIdError if an id is in two shards, or some ids are numbers and others text."""
+    first, *others = (ids for file in files if (ids := Trie.load(file, verify=False).items.ids) is not None)
+    if any(ids.dtype.kind != first.dtype.kind for ids in others):
+        raise ItemIdError("the item ids of some shards are integers and those of others are text: expected one kind")
+    check_unique(first, memory_limit, others=others)
 
 
 def _plan(chunks: Chunks, sizes: tuple[int, ...], num_shards: int, key: str) -> ShardManifest:
@@ -228,7 +253,7 @@ def _plan(chunks: Chunks, sizes: tuple[int, ...], num_shards: int, key: str) -> 
 
 
 def _rows_of(chunks: Chunks, shard: ShardFile, num_skipped: int) -> Iterator[tuple[NDArray[np.integer], ItemIds]]:
-    """Yield the rows of a shard behind the first `num_skipped`."""
+    """Yield the rows of a shard after the first `num_skipped`."""
     first = 0
     for codes, item_ids in chunks():
         codes_nL = np.asarray(codes)

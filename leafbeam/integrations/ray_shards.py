@@ -35,7 +35,7 @@ class _ShardActor:
             self._shard = ShardError(f"it cannot read {path}: {type(error).__name__}: {error}", may_pass=False)
 
     def is_ready(self) -> bool:
-        """Return once the file is read."""
+        """Return True, once the file is read."""
         return True
 
     def call(self, method: str, *values: Any) -> Any:
@@ -94,7 +94,7 @@ class RayShards:
                 return
             except RayError as error:
                 if time.monotonic() > end:
-                    reason = f"it has not started within {self._start_timeout_s:g} s: see its log in Ray"
+                    reason = f"it has not started within {self._start_timeout_s:g} s: look at its log in Ray"
                     raise self._error(number, f"{reason} ({type(error).__name__})") from error
                 time.sleep(0.2)  # Ray is about to start it
 

@@ -28,7 +28,7 @@ _MAX_SEARCHES = 1024  # of drivers that ended within a search
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ShardSummary:
-    """What a search knows of a shard. leaves_F: the first leaf below each first code."""
+    """The numbers and the first codes of a shard, which a search needs. leaves_F: the first leaf below each first code."""
 
     version: str
     codebook_sizes: tuple[int, ...]
@@ -57,7 +57,7 @@ class ShardBatch:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ShardRoots:
-    """What each request may reach in a shard.
+    """The first codes and leaves that each request may reach in a shard.
 
     is_legal_BF: whether an allowed item has the first code. num_leaves_B: the number of allowed leaves.
     maxima_BF: the largest number of the request's boost below each first code, not weighted; None without boosts.
@@ -123,7 +123,7 @@ class Shard:
         self.trie = Trie.load(path, verify=verify)
         self._version = Version.of(self.trie)
         self._bound = IndexBindings(self._version).on("cpu")
-        self._made: dict[str, Filter | ItemColumn] = {}
+        self._parts: dict[str, Filter | ItemColumn] = {}  # of filters and boosts, by name
         self._searches: OrderedDict[str, _Search] = OrderedDict()
         everything = check_batch(self._version, 1, None, None)
         _, self._codes_F, self._leaves_F = self._first_codes(everything, self._bind(everything, None))
@@ -131,10 +131,10 @@ class Shard:
     def warm_up(self) -> None:
         """Compile or load the code of a search, so that the first one does not wait for it."""
         batch = ShardBatch(filters=(None,), boosts=(None,), deny=(None,))
-        one, zero = np.ones(1, np.int64), np.zeros(1, np.int64)
+        zero = np.zeros(1, np.int64)
         for scoring in ("full", "allowed"):
             self.begin("", self.trie.version, batch)
-            lo, hi = zero, one * self.trie.num_leaves
+            lo, hi = zero, zero + self.trie.num_leaves
             for level, size in enumerate(self._version.codebook_sizes):
                 logits = np.zeros((1, size), np.float32)
                 rows = ShardRows(request_n=zero, lo_n=lo, hi_n=hi, scores_n=np.zeros(1, np.float32), logits_nV=logits)
@@ -160,19 +160,19 @@ class Shard:
 
     def make(self, name: str, make: MakeFilter | MakeBoost) -> int:
         """Make the shard's part of a filter or of a boost, and return the number of its items."""
-        made = make(self.trie)
-        if not isinstance(made, Filter | ItemColumn):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ArgumentError(f"the function returned {short_repr(made)}: expected a Filter, or an ItemColumn for a boost")
-        if isinstance(made, Filter):
-            check_batch(self._version, 1, made, None)
+        part = make(self.trie)
+        if not isinstance(part, Filter | ItemColumn):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ArgumentError(f"the function returned {short_repr(part)}: expected a Filter, or an ItemColumn for a boost")
+        if isinstance(part, Filter):
+            check_batch(self._version, 1, part, None)
         else:
-            check_boosts(self._version, 1, made)
-        self._made[name] = made
-        return len(made) if isinstance(made, Filter) else self.trie.num_items
+            check_boosts(self._version, 1, part)
+        self._parts[name] = part
+        return len(part) if isinstance(part, Filter) else self.trie.num_items
 
     def remove(self, name: str) -> None:
         """Forget a filter or a boost."""
-        self._made.pop(name, None)
+        self._parts.pop(name, None)
 
     def find(self, item_ids: ItemIds) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the positions of the ids that the shard has, and their codes (n, L)."""
@@ -190,12 +190,12 @@ class Shard:
         if version != self.trie.version:
             text = f"its index has version {self.trie.version}: expected {version}; load the shards again"
             raise ShardError(text, may_pass=False)
-        if missing := sorted(batch.names - self._made.keys()):
+        if missing := sorted(batch.names - self._parts.keys()):
             return missing
-        made: Any = self._made
-        filters = [None if name is None else made[name] for name in batch.filters]
+        parts: Any = self._parts
+        filters = [None if name is None else parts[name] for name in batch.filters]
         requests = check_batch(self._version, len(filters), filters, batch.deny)
-        columns = [None if name is None else made[name] for name in batch.boosts]
+        columns = [None if name is None else parts[name] for name in batch.boosts]
         boosts = check_boosts(self._version, len(filters), columns)
         bound = self._bind(requests, boosts)
         self._searches[search] = _Search(requests=requests, boosts=boosts, filters=bound)
@@ -214,13 +214,13 @@ class Shard:
         self._searches.pop(search, None)
 
     def step(self, search: str, level: int, rows: ShardRows, num_beams: int, scoring: Scoring) -> ShardBeams:
-        """Return the `num_beams` best continuations of the rows of each request, as one round over the shard's index.
+        """Run one round over the shard's index: return the `num_beams` best continuations of the rows of each request.
 
         Raises:
-            ShardError: If the search has not begun here, because the shard was started again since.
+            ShardError: If the search did not begin here, because the shard was restarted.
         """
-        filters = self._search(search).filters
-        batch_size = len(self._search(search).requests)
+        running = self._search(search)
+        batch_size = len(running.requests)
         count_B = np.bincount(rows.request_n, minlength=batch_size)
         begin_B = np.cumsum(count_B) - count_B
         slot_n = np.arange(len(rows.request_n)) - begin_B[rows.request_n]
@@ -236,7 +236,7 @@ class Shard:
         beams = Beams.start(padded(rows.lo_n)[None], padded(rows.hi_n)[None], padded(rows.scores_n, -np.inf))
         logits_BKV = padded(rows.logits_nV)
         ops: Any = self._bound.ops
-        best = ops.step(self._bound.arrays, level, beams, logits_BKV, filters, num_beams=num_beams, scoring=scoring)
+        best = ops.step(self._bound.arrays, level, beams, logits_BKV, running.filters, num_beams=num_beams, scoring=scoring)
         live = request_m, _ = np.nonzero(best.scores > -np.inf)
         return ShardBeams(
             request_m=request_m,
@@ -260,9 +260,9 @@ class Shard:
         Raises:
             ShardError: As for `step`.
         """
-        found = self._search(search)
-        requests = [found.requests[b] for b in request_n]
-        boosts = None if found.boosts is None else [found.boosts[b] for b in request_n]
+        running = self._search(search)
+        requests = [running.requests[b] for b in request_n]
+        boosts = None if running.boosts is None else [running.boosts[b] for b in request_n]
         ranges = leaf_n[None, :, None], leaf_n[None, :, None] + 1
         one_n = np.ones(len(leaf_n), np.int64)
         items = collect_items(self._version, requests, ranges, scores_n[:, None], one_n, num_items, boosts=boosts)
@@ -277,7 +277,7 @@ class Shard:
 
     def _search(self, search: str) -> _Search:
         if search not in self._searches:
-            raise ShardError("it does not know this search: it was started again since, or has begun too many others")
+            raise ShardError("it does not know this search: it was restarted, or has begun too many other searches since")
         return self._searches[search]
 
     def _bind(self, requests: Sequence[Filter], boosts: Boosts) -> Any:

@@ -27,7 +27,7 @@ from leafbeam.decode.constraint import TrieConstraint
 from leafbeam.decode.head_constraint import Head
 from leafbeam.decode.model_calls import MoreFn, StepFn
 from leafbeam.decode.results import DenyLists, SearchResult
-from leafbeam.errors import ArgumentError, ForeignFilterError, LogitsError, ShardError, short_repr
+from leafbeam.errors import ArgumentError, ForeignFilterError, LogitsError, ShardError, check_whole, short_repr
 from leafbeam.index import ItemColumn
 from leafbeam.index.items import ItemIds
 from leafbeam.integrations.shard import ShardBatch, ShardBeams, ShardItems, ShardRoots, ShardRows
@@ -64,7 +64,7 @@ class _Session:
     @classmethod
     @contextmanager
     def begin(cls, index: ShardedIndex, batch: ShardBatch) -> Generator["_Session"]:
-        """Begin a search in all shards, and end it behind the block."""
+        """Begin a search in all shards, and end it after the block."""
         name = uuid.uuid4().hex
         try:
             yield cls(index, name, index.begin(name, batch))
@@ -112,11 +112,11 @@ class _Session:
         """Return the items of the leaves that were found, as `collect_items` does for one index."""
         num_items_B = np.full(len(scores_BK), num_items, np.int64)
         request_n, slot_n = np.nonzero(np.arange(scores_BK.shape[1]) < num_valid_B[:, None])
-        leaf_n, most = ranges[0][0, request_n, slot_n], int(num_items_B.max())
+        leaf_n, max_items = ranges[0][0, request_n, slot_n], int(num_items_B.max())
         arguments, rows_of = dict[int, tuple[Any, ...]](), list[NDArray[np.int64]]()
         for shard, rows in self._by_shard(leaf_n):
             leaves, scores = leaf_n[rows] - self._index.offsets_S[shard], scores_BK[request_n[rows], slot_n[rows]]
-            arguments[shard] = self._name, request_n[rows], leaves, scores, most
+            arguments[shard] = self._name, request_n[rows], leaves, scores, max_items
             rows_of.append(rows)
         answers: list[ShardItems] = list(self._index.call("items", arguments).values()) if arguments else []
         codes_nL = np.zeros((len(leaf_n), self._index.num_levels), np.int64)
@@ -148,8 +148,7 @@ class ShardedSearch:
         scoring: As for `BeamSearch`.
         num_items: As for `BeamSearch`.
         max_rows: As for `BeamSearch`.
-        num_retries: How often a search begins again from the prompts after a shard did not answer. The search then waits
-            until the shard answers again.
+        num_retries: How often a search may begin again from the prompts, once a shard that did not answer answers again.
 
     Raises:
         ArgumentError: As for `BeamSearch`.
@@ -170,8 +169,7 @@ class ShardedSearch:
         max_rows: int = 512,
         num_retries: int = 0,
     ) -> None:
-        if num_retries < 0:
-            raise ArgumentError(f"num_retries is {num_retries!r}: expected 0 or more")
+        check_whole(0, num_retries=num_retries)
         self.index, self.num_retries = index, num_retries
         beams = beams_of_search(index.num_levels, num_beams, num_items, max_rows)
         self._num_items, self._max_rows = beams[-1], max_rows if num_beams is None else None
@@ -257,7 +255,7 @@ class ShardedSearch:
 
 
 class _SessionSearch(BeamSearch):
-    """A beam search whose rounds behind the first run in the shards; its version is that of the first codes."""
+    """A beam search whose rounds after the first run in the shards; its index has the first codes alone."""
 
     def __init__(
         self, index: ShardedIndex, config: SearchConfig, session: _Session, *, num_items: int, max_rows: int | None

@@ -29,7 +29,7 @@ class ShardLink(Protocol):
     """The way to the shards: in this process (`LocalShards`), or to actors on a Ray cluster (`ray_shards`)."""
 
     def call(self, method: str, arguments: Arguments) -> dict[int, Any]:
-        """Call a method of some shards at a time and return their answers, by the shards' numbers.
+        """Call a method of several shards at once, and return their answers by the shards' numbers.
 
         Raises:
             ShardError: If a shard does not answer; the message names it.
@@ -38,11 +38,11 @@ class ShardLink(Protocol):
         ...
 
     def wait(self, number: int) -> None:
-        """Wait until a shard answers that has ended. Raises ShardError if it does not in time."""
+        """Wait until a shard that has ended answers again. Raises ShardError if it does not in time."""
         ...
 
     def send(self, method: str, arguments: Arguments) -> None:
-        """Call a method of some shards without waiting for an answer; one that cannot answer is not noticed."""
+        """Call a method of several shards without waiting for their answers, or noticing that one cannot answer."""
         ...
 
     def close(self) -> None:
@@ -86,11 +86,11 @@ def named(error: ShardError, number: int, of: str = "") -> ShardError:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardTraffic:
-    """What a driver and its shards have sent to each other.
+    """The calls and bytes between a driver and its shards.
 
     Args:
-        hops: The calls, each to some shards at a time, for whose answers the driver waited.
-        messages: The calls of one shard each.
+        hops: How often the driver waited for answers; each time it called one shard or several at once.
+        messages: The number of calls, each of one shard.
         bytes_sent: The bytes of arrays in the calls.
         bytes_received: The bytes of arrays in the answers.
     """
@@ -110,6 +110,8 @@ class ShardTraffic:
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FilterHandle:
     """A filter of which each shard has its part; `ShardedIndex.filter` makes one. `&`, `|` and `-` combine two.
+
+    The shards keep it, and each combination, until `ShardedIndex.remove`.
 
     Args:
         name: The name under which the shards know it.
@@ -144,7 +146,7 @@ class FilterHandle:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BoostHandle:
-    """A boost of which each shard has its part; `ShardedIndex.boost` makes one.
+    """A boost of which each shard has its part; `ShardedIndex.boost` makes one. The shards keep it until `remove`.
 
     Args:
         name: The name under which the shards know it.
@@ -173,8 +175,9 @@ class ShardedIndex:
     def __init__(self, link: ShardLink, versions: Sequence[str]) -> None:
         self.link, self._lock = link, threading.Lock()
         self.traffic = ShardTraffic()
-        self._make: dict[str, MakeFilter | MakeBoost] = {}
-        summaries: list[ShardSummary] = list(self._call_all("summary", len(versions)).values())
+        self._makers: dict[str, MakeFilter | MakeBoost] = {}  # of filters and boosts, by name
+        self._is_closed, self.versions = False, tuple(versions)
+        summaries: list[ShardSummary] = list(self._call_all("summary").values())
         for number, (summary, version) in enumerate(zip(summaries, versions, strict=True)):
             if summary.version != version:
                 raise ShardError(
@@ -182,7 +185,6 @@ class ShardedIndex:
                     shard=number,
                     may_pass=False,
                 )
-        self.versions = tuple(versions)
         self.codebook_sizes, self.end_code = summaries[0].codebook_sizes, summaries[0].end_code
         self.num_items = sum(summary.num_items for summary in summaries)
         self.num_nodes = tuple(map(sum, zip(*(summary.num_nodes for summary in summaries), strict=True)))
@@ -237,9 +239,8 @@ class ShardedIndex:
             self.codes_of(item_ids)
             make = partial(_filter_of_ids, item_ids)
         assert make is not None
-        name = uuid.uuid4().hex
-        counts = self._made(name, make)
-        return FilterHandle(name=name, index=self, make=make, num_items=sum(counts.values()))
+        name, num_items = self._make(make)
+        return FilterHandle(name=name, index=self, make=make, num_items=num_items)
 
     def boost(self, make: MakeBoost) -> BoostHandle:
         """Return a boost, of which each shard makes its part.
@@ -250,14 +251,12 @@ class ShardedIndex:
         Raises:
             ShardError: If a shard does not answer.
         """
-        name = uuid.uuid4().hex
-        self._made(name, make)
-        return BoostHandle(name=name, index=self, make=make)
+        return BoostHandle(name=self._make(make)[0], index=self, make=make)
 
     def remove(self, made: FilterHandle | BoostHandle) -> None:
         """Free the memory of a filter or of a boost in all shards."""
-        self._make.pop(made.name, None)
-        self._call_all("remove", self.num_shards, made.name)
+        self._makers.pop(made.name, None)
+        self._call_all("remove", made.name)
 
     def codes_of(self, item_ids: ItemIds) -> NDArray[np.int64]:
         """Return the SID of each item, shape (n, L).
@@ -267,25 +266,30 @@ class ShardedIndex:
             ShardError: If a shard does not answer.
         """
         codes_nL, row_n = np.zeros((len(item_ids), self.num_levels), np.int64), np.full(len(item_ids), -1, np.int64)
-        for position_n, found_nL in self._call_all("find", self.num_shards, item_ids).values():
+        for position_n, found_nL in self._call_all("find", item_ids).values():
             codes_nL[position_n], row_n[position_n] = found_nL, 0
         check_known(item_ids, row_n, f"this index has {counted(self.num_items, 'item')} in {counted(self.num_shards, 'shard')}")
         return codes_nL
 
     def call(self, method: str, arguments: Arguments) -> dict[int, Any]:
-        """Call a method of some shards at a time, and count the traffic. As `ShardLink.call`."""
+        """Call a method of several shards at once as `ShardLink.call` does, and count the traffic.
+
+        Raises:
+            ArgumentError: If the index is closed.
+        """
+        if self._is_closed:
+            raise ArgumentError("this ShardedIndex is closed: load its shards again")
         answers = self.link.call(method, arguments)
         sent, received = _nbytes(tuple(arguments.values())), _nbytes(tuple(answers.values()))
         with self._lock:
-            more = ShardTraffic(hops=1, messages=len(arguments), bytes_sent=sent, bytes_received=received)
-            self.traffic = self.traffic + more
+            self.traffic += ShardTraffic(hops=1, messages=len(arguments), bytes_sent=sent, bytes_received=received)
         return answers
 
     def begin(self, search: str, batch: ShardBatch) -> list[ShardRoots]:
-        """Begin a search in all shards. A shard that was started again gets its filters and boosts again.
+        """Begin a search in all shards. A shard that was restarted gets its filters and boosts again.
 
         Args:
-            search: A name of its own.
+            search: A name that no other search has.
             batch: The requests.
         """
         arguments = {number: (search, version, batch) for number, version in enumerate(self.versions)}
@@ -293,16 +297,16 @@ class ShardedIndex:
         lacking = {number: missing for number, missing in answers.items() if isinstance(missing, list)}
         for number, missing in lacking.items():
             for name in cast("list[str]", missing):
-                if name not in self._make:
+                if name not in self._makers:
                     raise ForeignFilterError("a filter or a boost was removed: make it again")
-                self.call("make", {number: (name, self._make[name])})
+                self.call("make", {number: (name, self._makers[name])})
         if lacking:
             answers |= self.call("begin", {number: arguments[number] for number in lacking})
         return [answers[number] for number in range(self.num_shards)]
 
     def end(self, search: str) -> None:
-        """End a search in all shards, without waiting. One that does not answer has forgotten it, or soon will."""
-        self.link.send("end", dict.fromkeys(range(self.num_shards), (search,)))
+        """End a search in all shards, without waiting for them. A shard that has ended has forgotten it anyway."""
+        self._send("end", search)
 
     def wait(self, number: int) -> None:
         """Wait until a shard that has ended answers again. As `ShardLink.wait`."""
@@ -310,6 +314,7 @@ class ShardedIndex:
 
     def close(self) -> None:
         """End the shards that were started for this object."""
+        self._is_closed = True
         self.link.close()
 
     def __enter__(self) -> "ShardedIndex":
@@ -324,13 +329,23 @@ class ShardedIndex:
     def __repr__(self) -> str:
         return f"ShardedIndex({counted(self.num_items, 'item')} in {counted(self.num_shards, 'shard')})"
 
-    def _call_all(self, method: str, num_shards: int, *values: Any) -> dict[int, Any]:
-        return self.call(method, dict.fromkeys(range(num_shards), values))
+    def _call_all(self, method: str, *values: Any) -> dict[int, Any]:
+        return self.call(method, dict.fromkeys(range(self.num_shards), values))
 
-    def _made(self, name: str, make: MakeFilter | MakeBoost) -> dict[int, int]:
-        counts = self._call_all("make", self.num_shards, name, make)
-        self._make[name] = make
-        return counts
+    def _send(self, method: str, name: str) -> None:
+        if not self._is_closed:
+            self.link.send(method, dict.fromkeys(range(self.num_shards), (name,)))
+
+    def _make(self, make: MakeFilter | MakeBoost) -> tuple[str, int]:
+        """Make the parts of a filter or of a boost in all shards, or in none. Return its name, and the number of its items."""
+        name = uuid.uuid4().hex
+        try:
+            counts = self._call_all("make", name, make)
+        except BaseException:
+            self._send("remove", name)
+            raise
+        self._makers[name] = make
+        return name, sum(counts.values())
 
 
 def _filter_of_ids(item_ids: ItemIds, trie: Trie) -> Filter:

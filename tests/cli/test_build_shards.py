@@ -27,10 +27,15 @@ def test_a_table_becomes_shards_that_have_all_its_items(tmp_path: Path) -> None:
         (["--scratch", tmp_path, "--force"], "--scratch does not go with --shards"),
         (["--out", tmp_path / "x.parquet"], "is a file: name another --out"),
         (["--out", tmp_path / "y", "--shards", "31"], "expected 1 to 30"),
+        (["--out", tmp_path / "y", "--shards", "0"], "--shards must be an integer of at least 1, not 0"),
     ):
         result = call(*words, *more)
         assert result.exit_code == 2
         assert message in flat(result.stderr)
+    pq.write_table(pa.table({"item_id": ids, "title": ids}), tmp_path / "other.parquet")
+    other = call("build", tmp_path / "other.parquet", "--shards", "4", "--out", tmp_path / "x.shards", "--force")
+    assert other.exit_code == 2
+    assert ShardManifest.load(tmp_path / "x.shards") == manifest  # a table that cannot be built replaces nothing
     pq.write_table(
         pa.table({"item_id": ids[:400], **{name: column[:400] for name, column in columns.items()}}), tmp_path / "x.parquet"
     )

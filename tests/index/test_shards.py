@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from leafbeam import Trie
-from leafbeam.errors import ArgumentError, IndexFileError
+from leafbeam.errors import ArgumentError, IndexFileError, ItemIdError
 from leafbeam.index.shards import MANIFEST, ShardManifest, build_shards, split_first_codes
 
 SIZES = [40, 8, 8]
@@ -70,7 +70,7 @@ def test_a_build_that_was_ended_goes_on_and_keeps_what_is_there(tmp_path: Path) 
 
     with pytest.raises(KeyboardInterrupt):
         build(3)  # the first pass counts, the second builds shard 0, the third shard 1
-    with pytest.raises(IndexFileError, match=r"lacks shard-0001.leafbeam, of 3 shards: .*the same command goes on"):
+    with pytest.raises(IndexFileError, match=r"lacks shard-0001.leafbeam, of 3 shards: .*run the same command again"):
         ShardManifest.load(tmp_path)
     first = (tmp_path / "shard-0000.leafbeam").stat().st_mtime_ns
     assert (tmp_path / ".shard-0001.leafbeam.runs").exists()
@@ -85,6 +85,30 @@ def test_a_build_that_was_ended_goes_on_and_keeps_what_is_there(tmp_path: Path) 
     passes[0] = 0
     build(0, key="another table")
     assert passes[0] == 4
+    passes[0] = 0
+    with pytest.raises(KeyboardInterrupt):
+        build(4, key="a third table")
+    build_shards(lambda: [(codes, None)], SIZES, 2, tmp_path)  # no sorted rows of the third shard stay
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*(f"shard-000{n}.leafbeam" for n in range(2)), MANIFEST]
+
+
+@pytest.mark.parametrize("ids", [["a", "b", "c", "b"], ["a", "b", "a long id", "b"], [3, 9, 4, 9]])
+def test_an_id_in_two_shards_is_refused_and_the_index_stays_incomplete(ids: list[Any], tmp_path: Path) -> None:
+    chunks = [(np.array([[0, 0], [1, 1]]), ids[:2]), (np.array([[2, 0], [3, 0]]), ids[2:])]
+    for _ in range(2):  # a second build does not take the shards for complete either
+        with pytest.raises(ItemIdError, match=rf"1 item id occurs more than once, {ids[1]!r} among them"):
+            build_shards(lambda: chunks, [4, 2], 2, tmp_path, key="table")
+    with pytest.raises(IndexFileError, match=r"lacks shard-0001.leafbeam"):
+        ShardManifest.load(tmp_path)
+    mixed = [(np.array([[0, 0]]), ["7"]), (np.array([[3, 0]]), [7])]
+    with pytest.raises(ItemIdError, match="integers and those of others are text"):
+        build_shards(lambda: mixed, [4, 2], 2, tmp_path)
+
+
+def test_rows_that_change_between_the_passes_are_refused(tmp_path: Path) -> None:
+    rows = iter([(table(), None)])
+    with pytest.raises(ArgumentError, match=r"returned 0 rows of shard-0000.leafbeam, and [\d,]+ when they were counted"):
+        build_shards(lambda: rows, SIZES, 2, tmp_path)
 
 
 def test_a_directory_without_a_manifest_or_with_a_damaged_one_is_refused(tmp_path: Path) -> None:
@@ -94,6 +118,18 @@ def test_a_directory_without_a_manifest_or_with_a_damaged_one_is_refused(tmp_pat
         (tmp_path / MANIFEST).write_text(text)
         with pytest.raises(IndexFileError, match=r"shards.json cannot be read"):
             ShardManifest.load(tmp_path)
+    outside = tmp_path / "outside.leafbeam"
+    outside.write_text("kept")
+    directory = tmp_path / "shards"
+    directory.mkdir()
+    shard = '{"file": "../outside.leafbeam", "begin": 0, "end": 4, "num_items": 9, "version": "v"}'
+    (directory / MANIFEST).write_text(f'{{"format": 1, "key": "", "shards": [{shard}]}}')
+    with pytest.raises(IndexFileError, match="is not a shard"):
+        build_shards(lambda: [(table(), None)], SIZES, 2, directory)
+    assert outside.read_text() == "kept"
+    (tmp_path / MANIFEST).write_text('{"format": 1, "key": "", "shards": []}')
+    with pytest.raises(IndexFileError, match="expected format 1 and a shard"):
+        ShardManifest.load(tmp_path)
     (tmp_path / MANIFEST).write_text('{"format": 2}')
     with pytest.raises(IndexFileError, match="format 2"):
         ShardManifest.load(tmp_path)

@@ -97,7 +97,20 @@ def test_a_page_of_a_named_site_reads_every_error(
 
 @pytest.mark.parametrize(
     "origin",
-    ["*", "shop.example.com", "https://", "https://a/", "https://a/b", "ftp://a", "https://u@a", "https://a:x", "null"],
+    [
+        "*",
+        "shop.example.com",
+        "https://",
+        "https://a; script-src *",
+        "https://a,https://b",
+        "https://ä.example",
+        "https://a/",
+        "https://a/b",
+        "ftp://a",
+        "https://u@a",
+        "https://a:x",
+        "null",
+    ],
 )
 def test_what_is_no_origin_is_refused(origin: str) -> None:
     with pytest.raises(ArgumentError, match="is not the origin of a site"):

@@ -72,7 +72,7 @@ def read_flag(hf: Fields, name: str, *, default: bool) -> bool:
 
 
 def read_biases(hf: Fields) -> Values:
-    """Return the biases of attention, which all of its matrices have or none."""
+    """Return the biases of attention: all of its matrices have one, or none has."""
     bias = read_flag(hf, "attention_bias", default=False)
     return {"attention_bias": bias, "attention_output_bias": bias}
 
@@ -109,13 +109,13 @@ def read_layers(hf: Fields, values: Fields, *, pattern: tuple[int, ...]) -> Valu
 
 
 def every_layer(values: Fields) -> tuple[int, ...]:
-    """Return all layers, none where their number is no number."""
+    """Return all layers, none if their number is not an integer."""
     num_layers = values.get("num_hidden_layers")
     return tuple(range(num_layers)) if isinstance(num_layers, int) else ()
 
 
 def read_window(hf: Fields, values: Fields, local: tuple[int, ...]) -> Values:
-    """Return these layers as local ones with the file's window, none if it has no window."""
+    """Return these layers as local ones with the file's window; none are local if it has no window."""
     window = hf.get("sliding_window", values.get("sliding_window"))
     if not local or window is None:
         return {"sliding_window": 0, "local_layers": ()}

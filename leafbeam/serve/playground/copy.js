@@ -37,7 +37,7 @@ export async function copy(button, text) {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    throw new Error(`This browser lets the page copy nothing: ${text}`);
+    throw new Error(`This browser does not let the page copy. Copy this yourself: ${text}`);
   }
   button.textContent = "Copied";
   setTimeout(() => (button.textContent = button.dataset.label), 1500);

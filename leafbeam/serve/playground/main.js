@@ -35,7 +35,7 @@ class Page {
       this.state.history = [];
       return this.loadItems();
     });
-    items.catch(() => {}); // awaited below: until then, its failure is not one that nothing handles
+    items.catch(() => {}); // awaited below; without this, the browser would report a failure as unhandled until then
     const first = items.then(() => this.answers()); // on its way while the rest of the page is made
     first.catch(() => {});
     this.paths = (await api.get("/openapi.json")).paths;

@@ -4,6 +4,7 @@ import { $, el, titleColumn } from "./dom.js";
 
 const NAMED = /image|img|picture|photo|thumb|cover|poster/i;
 const FILE = /\.(avif|gif|jpe?g|png|svg|webp)(\?|#|$)/i;
+const ORIGIN = /^https?:\/\/[\w.-]+(:\d+)?(?=[/?#]|$)/; // a host of other characters could end the quotes of a shell
 const CATEGORY = /categor|department|genre|kind|type|cuisine/i;
 
 /** The address of an item's picture; null if no column has one. */
@@ -44,9 +45,9 @@ export function pictureOf(item) {
 /** Say once which site's pictures the browser may not load, and which setting allows it. */
 export function explainBlockedPictures() {
   addEventListener("securitypolicyviolation", ({ effectiveDirective, blockedURI }) => {
-    if (effectiveDirective !== "img-src" || !$("pictures").hidden) return;
-    const { origin } = new URL(blockedURI);
-    $("pictures").textContent = `Pictures of ${origin} are not loaded. To allow it, start the server with --set 'exposure.pictures=["${origin}"]'.`;
+    const origin = ORIGIN.exec(blockedURI)?.[0];
+    if (effectiveDirective !== "img-src" || !$("pictures").hidden || !origin) return;
+    $("pictures").textContent = `Pictures of ${origin} are not loaded. To allow them, start the server with --set 'exposure.pictures=["${origin}"]'.`;
     $("pictures").hidden = false;
   });
 }
