@@ -132,8 +132,8 @@ def _build_shards(
     if before is not None and before.is_complete and not force:
         raise ArgumentError(f"{target} has an index in shards: pass --force to replace it, or another --out")
     target.mkdir(parents=True, exist_ok=True)
-    on_disk = replace(estimate, index=estimate.index * num_shards + estimate.scratch, scratch=0)
-    show_needs(on_disk, source.num_rows, target / MANIFEST, target / MANIFEST)
+    needs = replace(estimate, index=estimate.index * num_shards + estimate.scratch, scratch=0)
+    show_needs(needs, source.num_rows, target / MANIFEST, target / MANIFEST)
     if before is not None and before.is_complete:
         before.remove(target)
     began = time.perf_counter()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leafbeam.engine.batcher import Capacity
-from leafbeam.errors import ArgumentError, RequestError, check_choice, counted, short_repr
+from leafbeam.errors import ArgumentError, RequestError, check_choice, check_whole, counted, short_repr
 from leafbeam.precision import Precision
 
 if TYPE_CHECKING:
@@ -161,10 +161,7 @@ class Limits:
     max_deadline_s: int = 60
 
     def __post_init__(self) -> None:
-        for limit in fields(self):
-            value = getattr(self, limit.name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ArgumentError(f"{limit.name} must be an integer of at least 1, not {value!r}")
+        check_whole(**{limit.name: getattr(self, limit.name) for limit in fields(self)})
         if self.max_items > self.max_beams:
             raise ArgumentError(
                 f"max_items={self.max_items} needs at least as many beams, but max_beams={self.max_beams}: raise max_beams"

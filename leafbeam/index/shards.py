@@ -99,12 +99,15 @@ class ShardManifest:
         try:
             fields = read_json(path)
             if fields["format"] != _FORMAT or not fields["shards"]:
-                shown = short_repr(fields.get("shards"))
-                raise ValueError(f"format {fields['format']!r} with the shards {shown}: expected format {_FORMAT} and a shard")
+                raise ValueError(
+                    f"format {fields['format']!r} with the shards {short_repr(fields.get('shards'))}: expected format "
+                    f"{_FORMAT} and a shard"
+                )
             return cls(key=fields["key"], shards=tuple(ShardFile(**shard) for shard in fields["shards"]))
         except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
-            message = f"{path} cannot be read ({error}): build the shards again, or upgrade leafbeam if a newer one built them"
-            raise IndexFileError(message) from error
+            raise IndexFileError(
+                f"{path} cannot be read ({error}): build the shards again, or upgrade leafbeam if a newer one built them"
+            ) from error
 
     @property
     def is_complete(self) -> bool:
@@ -203,9 +206,8 @@ def build_shards(
         saved = shard.saved_runs(folder, settings) if key else None
         with TrieBuilder(sizes, packed=packed, memory_limit=memory_limit, folder=folder, saved=saved) as builder:
             version = _build_shard(builder, chunks, shard, folder, report, share)
-        shards = list(manifest.shards)
-        shards[number] = replace(shard, version=version)
-        manifest = replace(manifest, shards=tuple(shards))
+        built = replace(shard, version=version)
+        manifest = replace(manifest, shards=(*manifest.shards[:number], built, *manifest.shards[number + 1 :]))
         if manifest.is_complete:
             report("checking item ids", share)
             _check_ids([folder / shard.file for shard in manifest.shards], memory_limit)

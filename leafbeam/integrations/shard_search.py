@@ -237,21 +237,21 @@ class ShardedSearch:
         filters: Any = session.filters
         return search.run(step_fn, batch_size, filters, boosts=session.boosts, **options)
 
-    def _names(self, name: str, given: Any, kind: type, batch_size: int) -> tuple[str | None, ...]:
+    def _names(self, name: str, handles: Any, kind: type, batch_size: int) -> tuple[str | None, ...]:
         """Return the names of the requests' filters or boosts."""
-        if not isinstance(given, Sequence):
-            given = [given] * batch_size
-        check_length(name, given, batch_size)
-        for number, made in enumerate(given):
-            if made is not None and not isinstance(made, kind):
+        if not isinstance(handles, Sequence):
+            handles = [handles] * batch_size
+        check_length(name, handles, batch_size)
+        for number, handle in enumerate(handles):
+            if handle is not None and not isinstance(handle, kind):
                 maker = "filter" if kind is FilterHandle else "boost"
                 raise ArgumentError(
-                    f"{name}[{number}] is {short_repr(made)}: expected a {kind.__name__}: make it with {maker}(...) of the "
+                    f"{name}[{number}] is {short_repr(handle)}: expected a {kind.__name__}: make it with {maker}(...) of the "
                     "ShardedIndex"
                 )
-            if made is not None and made.index is not self.index:
+            if handle is not None and handle.index is not self.index:
                 raise ForeignFilterError(f"{name}[{number}] belongs to another ShardedIndex: make it again with this one")
-        return tuple(None if made is None else made.name for made in given)
+        return tuple(None if handle is None else handle.name for handle in handles)
 
 
 class _SessionSearch(BeamSearch):

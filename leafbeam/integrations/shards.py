@@ -280,9 +280,13 @@ class ShardedIndex:
         if self._is_closed:
             raise ArgumentError("this ShardedIndex is closed: load its shards again")
         answers = self.link.call(method, arguments)
-        sent, received = _nbytes(tuple(arguments.values())), _nbytes(tuple(answers.values()))
         with self._lock:
-            self.traffic += ShardTraffic(hops=1, messages=len(arguments), bytes_sent=sent, bytes_received=received)
+            self.traffic += ShardTraffic(
+                hops=1,
+                messages=len(arguments),
+                bytes_sent=_nbytes(tuple(arguments.values())),
+                bytes_received=_nbytes(tuple(answers.values())),
+            )
         return answers
 
     def begin(self, search: str, batch: ShardBatch) -> list[ShardRoots]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import ArgumentError, counted
+from leafbeam.errors import ArgumentError, check_whole, counted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,10 +47,7 @@ class MemoryConfig:
     text_weight: float = 0.8
 
     def __post_init__(self) -> None:
-        for name in ("distances", "max_entries", "history"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ArgumentError(f"{name} must be an integer of at least 1, not {value!r}")
+        check_whole(distances=self.distances, max_entries=self.max_entries, history=self.history)
         for name in ("distance_decay", "reverse", "history_decay"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ArgumentError(f"{name} must be from 0 to 1, not {getattr(self, name)!r}")

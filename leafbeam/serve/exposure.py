@@ -39,8 +39,9 @@ class Exposure:
             try:
                 parts = urlsplit(origin)
                 is_origin = parts.scheme in ("http", "https") and origin == f"{parts.scheme}://{parts.netloc}"
-                is_host = parts.netloc.isascii() and not set(parts.netloc) & set(" ;,@'\"")  # of a header's syntax
-                is_origin = is_origin and is_host and bool(parts.hostname) and (parts.port or 0) >= 0
+                # No name of a host has the characters that end a part of a header, or the @ after a user's name.
+                is_origin = is_origin and parts.netloc.isascii() and not set(parts.netloc) & set(" ;,@'\"")
+                is_origin = is_origin and bool(parts.hostname) and (parts.port or 0) >= 0
             except ValueError:
                 is_origin = False
             if not is_origin:

@@ -94,7 +94,7 @@ def _read_model(place: Path) -> Transformer:
 class TextGenerator:
     """A causal language model and its tokenizer. Every text obeys its constraint, or can be completed if it was cut off.
 
-    Only the logits of legal tokens are computed where that is cheaper (`ops.head`), but all of those that have a soft cap.
+    Where that is cheaper, only the logits of legal tokens are computed (`ops.head`); of a model with a soft cap, always all.
     Tokens without an alternative are appended in one pass, even if other texts of the batch have a choice (jump-forward
     decoding, XGrammar, section 3.4, over tokens).
 

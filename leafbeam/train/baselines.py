@@ -142,14 +142,14 @@ class SidSet:
     """The existing SIDs, to check both searches: sorted, each as one value of 8 L bytes."""
 
     def __init__(self, codes_NL: NDArray[np.integer]) -> None:
-        self._sid_N = np.sort(_in_one(codes_NL))
+        self._sid_N = np.sort(_as_one_value(codes_NL))
 
     def contains(self, codes_ML: NDArray[np.integer]) -> NDArray[np.bool_]:
         """Return whether each SID exists. Each costs a binary search."""
-        sid_M = _in_one(codes_ML)
+        sid_M = _as_one_value(codes_ML)
         first_M = np.searchsorted(self._sid_N, sid_M)
         return first_M < np.searchsorted(self._sid_N, sid_M, side="right")
 
 
-def _in_one(codes_ML: NDArray[np.integer]) -> NDArray[np.void]:
+def _as_one_value(codes_ML: NDArray[np.integer]) -> NDArray[np.void]:
     return np.ascontiguousarray(codes_ML, np.int64).view(np.dtype((np.void, 8 * codes_ML.shape[1])))[:, 0]
