@@ -44,7 +44,7 @@ def demo(
         option("--data", "The directory of your own interactions.* and items.*, with the default columns.", default="a shop"),
     ] = None,
     minutes: Annotated[
-        float | None, option("--minutes", "The minutes of training.", default="0.5 for the shop, 6 for your data")
+        float | None, option("--minutes", "The minutes of training.", default="0.75 for the shop, 6 for your data")
     ] = None,
     runs: Annotated[Path, option("--runs", "The directory in which the run directory is made.")] = Path("runs"),
     items: Annotated[int, option("--items", "The number of items of the shop.")] = 5_000,

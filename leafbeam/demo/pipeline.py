@@ -32,7 +32,7 @@ class Demo:
     """`leafbeam demo`: every run starts anew in a directory of its own, so that two runs show the same.
 
     data: a directory with interactions.* and items.*; None generates a shop of `num_items` and `num_users`.
-    minutes: of training; None is half a minute for the shop and 6 for data.
+    minutes: of training; None is 0.75 for the shop and 6 for data.
     num_checked_users: users whose answers are checked in bulk.
     open_page: whether it ends with the server running and its page in a browser, until Ctrl-C.
     """
@@ -58,7 +58,7 @@ class Demo:
         start = time.perf_counter()
         run = self._clean_run()
         data = run if self.data is None else self.data
-        minutes = self.minutes or (0.5 if self.data is None else 6.0)
+        minutes = self.minutes or (0.75 if self.data is None else 6.0)
         options, seed = ["--run", str(run)], ["--seed", str(self.seed)]
         if self.data is None:
             self._heading("A shop", "Synthetic: items with attributes, and users whose next purchases can be learnt.")
