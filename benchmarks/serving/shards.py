@@ -130,7 +130,7 @@ def _measure(trie: Trie, index: Any, repeats: int, seed: int) -> dict[str, Any]:
 
 
 def _calculated(bytes_of_item: float) -> list[dict[str, float]]:
-    """What a search takes of more items: shards of `_MACHINE` bytes, and the most bytes that a round moves.
+    """Return the shards of `_MACHINE` bytes that more items need, and the most bytes that a round moves.
 
     Hops and sent bytes do not depend on the shards. Each shard returns K beams of each request at most.
     """

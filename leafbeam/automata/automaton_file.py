@@ -22,7 +22,7 @@ KIND = FileKind(key="leafbeam-automaton", noun="automaton", writer="Automaton.sa
 
 
 class SavedAutomaton(NamedTuple):
-    """What a file holds: `compressed` if forced chains have to be computed again, `lazy` if there are no rows and masks."""
+    """The content of a file: `compressed` if forced chains are computed again, `lazy` if there are no rows and masks."""
 
     arrays: AutomatonArrays
     compressed: bool

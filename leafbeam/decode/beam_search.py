@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.decode.boosts import check_boosts, root_boosts, with_more_leaves
+from leafbeam.decode.boosts import check_boosts, root_boosts, shared_leaves, with_more_leaves
 from leafbeam.decode.bound import Pass, search_until_proved
 from leafbeam.decode.config import (
     SearchConfig,
@@ -238,7 +238,7 @@ class BeamSearch(ItemSearch):
         beams = beams_of_search(version.num_levels, num_beams, num_items, max_rows)
         config = SearchConfig.of(version, beams, scoring)
         super().__init__(index, config, backend, device, num_items=beams[-1], proves=num_beams is None)
-        self._max_rows = max_rows
+        self._max_rows, self._num_shared = max_rows, shared_leaves(version)
 
     def __repr__(self) -> str:
         config = self.config
@@ -335,12 +335,8 @@ class BeamSearch(ItemSearch):
         if not can_restart:
             return search(self.config, None)
         options: Any = {"first": first, "on_pass": on_pass, "explain": explain, "has_spares": more_fn is not None}
-        limits = self.config if columns is None else self._limits_with_boosts()
+        limits = self.config if columns is None else with_more_leaves(self.config, self._num_shared, self._max_rows)
         return self._passes(requests, search, widths, limits=limits, **options)
-
-    def _limits_with_boosts(self) -> SearchConfig:
-        """Return the most beams of each level of a proof with boosts."""
-        return with_more_leaves(self.config, self.version, self._max_rows)
 
     def _constraint(
         self,

@@ -62,11 +62,21 @@ def largest_boost(column: ItemColumn, version: Version) -> float:
     return max((float(part.root) for part in maxima), default=0.0) * column.weight if column.weight else 0.0
 
 
-def with_more_leaves(config: SearchConfig, version: Version, max_rows: int) -> SearchConfig:
-    """Return the most beams of each level with boosts. A leaf may count more than its items do, whose boosts differ."""
+def shared_leaves(version: Version) -> int:
+    """Return the number of leaves if some may have several items, and 0 if each has one."""
     if len(version.segments) == 1 and version.segments[0].trie.items.leaf_indptr is None:
+        return 0
+    return version.num_nodes(version.num_levels - 1)
+
+
+def with_more_leaves(config: SearchConfig, num_shared: int, max_rows: int) -> SearchConfig:
+    """Return the most beams of each level with boosts. A leaf may count more than its items do, whose boosts differ.
+
+    num_shared: the `shared_leaves` of the version.
+    """
+    if not num_shared:
         return config
-    last = min(version.num_nodes(version.num_levels - 1), max(max_rows, config.num_beams[-1]))
+    last = min(num_shared, max(max_rows, config.num_beams[-1]))
     return replace(config, num_beams=(*config.num_beams[:-1], last))
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from leafbeam.decode.boosts import check_boosts, root_boosts, with_more_leaves
+from leafbeam.decode.boosts import check_boosts, root_boosts, shared_leaves, with_more_leaves
 from leafbeam.decode.bound import search_until_proved
 from leafbeam.decode.config import SearchConfig, beams_of_search, end_code_of, first_width
 from leafbeam.decode.constraint import BatchBoosts, Cut, TrieConstraint, decode, raise_first_bad
@@ -209,7 +209,9 @@ class JaxBeamSearch:
         if not self._proves:
             return search(self.config, None)
         widths_BL = np.tile(self.config.num_beams[:-1], (batch_size, 1))
-        limits = self._widest if batch.boosts is None else with_more_leaves(self._widest, self.version, self._max_rows)
+        limits = self._widest
+        if batch.boosts is not None:
+            limits = with_more_leaves(limits, shared_leaves(self.version), self._max_rows)
         return search_until_proved(limits, search, widths_BL, num_items=self.num_items)
 
     def prepare(

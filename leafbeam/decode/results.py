@@ -208,9 +208,7 @@ def collect_items(
 
     With boosts the score of a leaf counts the largest boost of its items; each item gets its own, and they are ranked again.
     """
-    batch_size = len(requests)
-    num_items_B = np.full(batch_size, num_items, np.int64)
-    width = int(num_items_B.max())
+    num_items_B = np.full(len(requests), num_items, np.int64)
     lo_SBK, hi_SBK = ranges
     live_BK = np.arange(lo_SBK.shape[2]) < num_valid_B[:, None]
     found = [
@@ -225,32 +223,60 @@ def collect_items(
         order_n = np.lexsort((-scores_n, row_n))
         row_n, slot_n, ordinal_n, segment_n = (array[order_n] for array in (row_n, slot_n, ordinal_n, segment_n))
         boosts_n, scores_n = boosts_n[order_n], scores_n[order_n]
-    num_valid = np.bincount(row_n, minlength=batch_size)
-    rank_n = np.arange(len(row_n)) - np.repeat(np.cumsum(num_valid) - num_valid, num_valid)
-    if (num_valid > num_items_B).any():
-        kept = rank_n < num_items_B[row_n]
+    rank_n = ranks_of(row_n)
+    kept = rank_n < num_items_B[row_n]
+    if not kept.all():
         row_n, slot_n, ordinal_n, segment_n, rank_n = (array[kept] for array in (row_n, slot_n, ordinal_n, segment_n, rank_n))
         boosts_n, scores_n = None if boosts_n is None else boosts_n[kept], scores_n[kept]
-    num_valid = np.minimum(num_valid, num_items_B).astype(np.int64)
-    scores = np.full((batch_size, width), -np.inf, np.float32)
-    codes = np.zeros((batch_size, width, version.num_levels), np.int64)
-    scores[row_n, rank_n] = scores_n
-    boosts_BK = None if boosts_n is None else np.zeros(scores.shape, np.float32)
-    if boosts_BK is not None:
-        boosts_BK[row_n, rank_n] = boosts_n
+    codes_nL = np.zeros((len(row_n), version.num_levels), np.int64)
     ids: list[NDArray[np.generic]] = []
     one = len(found) == 1
     of_segment = [np.arange(len(row_n))] if one else [np.flatnonzero(segment_n == s) for s in range(len(found))]
     for s, (segment, items) in enumerate(zip(version.segments, of_segment, strict=True)):
         if len(items) or s == 0:
-            rows = row_n[items]
-            codes[rows, rank_n[items]] = segment.trie.codes_at(lo_SBK[s, rows, slot_n[items]])
+            codes_nL[items] = segment.trie.codes_at(lo_SBK[s, row_n[items], slot_n[items]])
             ids.append(segment.trie.items.ids_of(segment.trie.items.order_N[ordinal_n[items]]))
     ids = [array for array in ids if len(array)] or ids[:1]
     item_ids = np.concatenate(ids)[np.argsort(np.concatenate(of_segment))] if len(ids) > 1 else ids[0]
-    lists = np.split(item_ids, np.cumsum(num_valid)[:-1]) if batch_size > 1 else [item_ids]
+    return ranked_items(
+        row_n,
+        rank_n,
+        num_items_B,
+        item_ids_n=item_ids,
+        codes_nL=codes_nL,
+        scores_n=scores_n,
+        boosts_n=boosts_n,
+        rounds_saved=rounds_saved,
+    )
+
+
+def ranks_of(row_n: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the position of each entry among those of its request, for ascending requests."""
+    return np.arange(len(row_n)) - np.searchsorted(row_n, row_n)
+
+
+def ranked_items(
+    row_n: NDArray[np.int64],
+    rank_n: NDArray[np.int64],
+    num_items_B: NDArray[np.int64],
+    *,
+    item_ids_n: NDArray[np.generic],
+    codes_nL: NDArray[np.int64],
+    scores_n: NDArray[np.floating],
+    boosts_n: NDArray[np.floating] | None,
+    rounds_saved: int = 0,
+) -> SearchResult:
+    """Return the items of all requests, by request and then by rank, as a result."""
+    batch_size = len(num_items_B)
+    num_valid = np.bincount(row_n, minlength=batch_size).astype(np.int64)
+    scores = np.full((batch_size, int(num_items_B.max())), -np.inf, np.float32)
+    codes = np.zeros((*scores.shape, codes_nL.shape[1]), np.int64)
+    scores[row_n, rank_n], codes[row_n, rank_n] = scores_n, codes_nL
+    boosts_BK = None if boosts_n is None else np.zeros(scores.shape, np.float32)
+    if boosts_BK is not None:
+        boosts_BK[row_n, rank_n] = boosts_n
     return SearchResult(
-        item_ids=lists,
+        item_ids=np.split(item_ids_n, np.cumsum(num_valid)[:-1]) if batch_size > 1 else [item_ids_n],
         scores=scores,
         codes=codes,
         num_items=num_items_B,

@@ -26,7 +26,7 @@ from leafbeam.decode.config import SearchConfig, beams_of_search, check_length, 
 from leafbeam.decode.constraint import TrieConstraint
 from leafbeam.decode.head_constraint import Head
 from leafbeam.decode.model_calls import MoreFn, StepFn
-from leafbeam.decode.results import DenyLists, SearchResult
+from leafbeam.decode.results import DenyLists, SearchResult, ranked_items, ranks_of
 from leafbeam.errors import ArgumentError, ForeignFilterError, LogitsError, ShardError, check_whole, short_repr
 from leafbeam.index import ItemColumn
 from leafbeam.index.items import ItemIds
@@ -123,15 +123,25 @@ class _Session:
         for rows, found in zip(rows_of, answers, strict=True):
             codes_nL[rows] = found.codes_nL
         row_i = _joined([np.repeat(rows, found.count_n) for rows, found in zip(rows_of, answers, strict=True)], np.int64)
-        items = ShardItems(
-            count_n=np.bincount(row_i, minlength=len(leaf_n)),
-            codes_nL=codes_nL,
-            item_ids_i=_joined([found.item_ids_i for found in answers], np.int64),
-            scores_i=_joined([found.scores_i for found in answers], np.float32),
-            boosts_i=None if boosts is None else _joined([found.boosts_i for found in answers], np.float32),
+        ids_i = _joined([found.item_ids_i for found in answers], np.int64)
+        scores_i = _joined([found.scores_i for found in answers], np.float32)
+        boosts_i = None if boosts is None else _joined([found.boosts_i for found in answers], np.float32)
+        # Best first; items of equal scores are in the order of their leaves.
+        order_i = np.lexsort((row_i,) if boosts_i is None else (row_i, -scores_i, request_n[row_i]))
+        request_i = request_n[row_i[order_i]]
+        rank_i = ranks_of(request_i)
+        kept_i = rank_i < num_items_B[request_i]
+        order_i = order_i[kept_i]
+        return ranked_items(
+            request_i[kept_i],
+            rank_i[kept_i],
+            num_items_B,
+            item_ids_n=ids_i[order_i],
+            codes_nL=codes_nL[row_i[order_i]],
+            scores_n=scores_i[order_i],
+            boosts_n=None if boosts_i is None else boosts_i[order_i],
+            rounds_saved=rounds_saved,
         )
-        result = _ranked_items(items, row_i, request_n, num_items_B)
-        return replace(result, rounds_saved=rounds_saved)
 
     def _by_shard(self, leaf_n: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64]]]:
         """Return the number of each shard that has some of these leaves, and their positions."""
@@ -262,7 +272,8 @@ class _SessionSearch(BeamSearch):
     ) -> None:
         proves = max_rows is not None
         ItemSearch.__init__(self, index.first_codes, config, "cpu", "cpu", num_items=num_items, proves=proves)
-        self._session, self._has_shared_sids, self._max_rows = session, index.has_shared_sids, max_rows or 0
+        self._session, self._max_rows = session, max_rows or 0
+        self._num_shared = index.num_nodes[-1] if index.has_shared_sids else 0
 
     def _constraint(
         self,
@@ -286,48 +297,6 @@ class _SessionSearch(BeamSearch):
     def _collector(self, requests: Requests) -> Collect:
         return self._session.collect
 
-    def _limits_with_boosts(self) -> SearchConfig:
-        config = self.config
-        if not self._has_shared_sids:
-            return config
-        last = min(config.num_nodes[-1], max(self._max_rows, config.num_beams[-1]))
-        return replace(config, num_beams=(*config.num_beams[:-1], last))
-
-
-def _ranked_items(
-    items: ShardItems, row_i: NDArray[np.int64], request_n: NDArray[np.int64], num_items_B: NDArray[np.int64]
-) -> SearchResult:
-    """Return the items of all requests, best first; those of equal scores in the order of their leaves.
-
-    Args:
-        items: The items of all shards.
-        row_i: The position of each item's leaf in `items`.
-        request_n: The request of each leaf.
-        num_items_B: The number of items that each request wants.
-    """
-    scores_i, boosts_i, codes_nL = items.scores_i, items.boosts_i, items.codes_nL
-    keys = (row_i,) if boosts_i is None else (row_i, -scores_i, request_n[row_i])
-    order_i = np.lexsort(keys)
-    request_i = request_n[row_i[order_i]]
-    rank_i = _ranks(request_i)
-    kept_i = rank_i < num_items_B[request_i]
-    order_i, request_i, rank_i = order_i[kept_i], request_i[kept_i], rank_i[kept_i]
-    shape = len(num_items_B), int(num_items_B.max())
-    scores, codes = np.full(shape, -np.inf, np.float32), np.zeros((*shape, codes_nL.shape[1]), np.int64)
-    scores[request_i, rank_i], codes[request_i, rank_i] = scores_i[order_i], codes_nL[row_i[order_i]]
-    boosts_BK = None if boosts_i is None else np.zeros(shape, np.float32)
-    if boosts_BK is not None and boosts_i is not None:
-        boosts_BK[request_i, rank_i] = boosts_i[order_i]
-    num_valid = np.bincount(request_i, minlength=len(num_items_B)).astype(np.int64)
-    return SearchResult(
-        item_ids=np.split(items.item_ids_i[order_i], np.cumsum(num_valid)[:-1]),
-        scores=scores,
-        codes=codes,
-        num_items=num_items_B,
-        num_valid=num_valid,
-        boosts=boosts_BK,
-    )
-
 
 def _best(
     answers: Mapping[int, ShardBeams],
@@ -344,7 +313,7 @@ def _best(
     lo_m = _joined([beams.lo_m + offsets_S[shard] for shard, beams in found], np.int64)
     hi_m = _joined([beams.hi_m + offsets_S[shard] for shard, beams in found], np.int64)
     order_m = np.lexsort((code_m, parent_m, -scores_m, request_m))
-    rank_m = _ranks(request_m[order_m])
+    rank_m = ranks_of(request_m[order_m])
     order_m, rank_m = order_m[rank_m < shape[1]], rank_m[rank_m < shape[1]]
     slots = request_m[order_m], rank_m
     scores = np.full(shape, -np.inf, np.float32)
@@ -353,11 +322,6 @@ def _best(
         array[slots] = values_m[order_m]
     num_valid_B = np.bincount(slots[0], minlength=shape[0]).astype(np.int64)
     return Beams(scores=scores, parent=parent, code=code, lo=lo[None], hi=hi[None], num_valid=num_valid_B)
-
-
-def _ranks(request_n: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the position of each entry among those of its request, for ascending requests."""
-    return np.arange(len(request_n)) - np.searchsorted(request_n, request_n)
 
 
 def _joined(parts: Sequence[Any], dtype: Any) -> NDArray[Any]:

@@ -4,14 +4,12 @@ import pytest
 
 from benchmarks.micro.step import B, K, L, V
 from benchmarks.serving import shards
+from tests.fixtures.ray_warnings import RAY_WARNINGS
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'leafbeam[ray]'", exc_type=ImportError)
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    *RAY_WARNINGS,
 ]
 
 

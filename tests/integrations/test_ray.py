@@ -15,16 +15,13 @@ import pytest
 from leafbeam.engine import CatalogFiles, Engine, Request, Settings
 from leafbeam.errors import ArgumentError, DataError, IndexFileError, RequestError, UnavailableError, UnknownRuleError
 from leafbeam.integrations.batch import PartitionResult, PartitionRunner
+from tests.fixtures.ray_warnings import RAY_WARNINGS
 from tests.integrations.batches import NUM_USERS, check_output, job_of, make_shop, make_users, model_of
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'leafbeam[ray]'", exc_type=ImportError)
-# What Ray, opencensus and pydantic warn of in their own code is theirs to mend.
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    *RAY_WARNINGS,
 ]
 
 

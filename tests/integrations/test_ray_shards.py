@@ -14,15 +14,13 @@ from leafbeam.errors import ArgumentError, IndexFileError, ItemIdError, ShardErr
 from leafbeam.index.shards import ShardManifest, build_shards
 from leafbeam.integrations.shard_search import ShardedSearch
 from tests.fixtures.grid import CASES, Recorder, TableModel
-from tests.integrations.test_shards import assert_equal
+from tests.fixtures.ray_warnings import RAY_WARNINGS
+from tests.fixtures.search_results import assert_equal
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'leafbeam[ray]'", exc_type=ImportError)
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    *RAY_WARNINGS,
 ]
 
 

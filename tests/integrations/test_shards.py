@@ -15,6 +15,7 @@ from leafbeam.integrations.shard import Shard
 from leafbeam.integrations.shard_search import ShardedSearch
 from leafbeam.integrations.shards import LocalShards, ShardedIndex
 from tests.fixtures.grid import CASES, SCORINGS, Recorder, TableModel, Truth
+from tests.fixtures.search_results import assert_equal
 
 
 def shards_of(trie: Trie, num_shards: int, directory: Path, *, packed: bool = False) -> ShardedIndex:
@@ -35,14 +36,6 @@ def of_ids(item_ids: list[str], trie: Trie) -> Filter:
 
 def of_numbers(numbers: dict[str, float], weight: float, trie: Trie) -> ItemColumn:
     return ItemColumn.of(trie, [numbers[str(item)] for item in trie.item_ids]).scaled(weight)
-
-
-def assert_equal(result: Any, expected: Any) -> None:
-    """Bit for bit: items, order, scores, proofs."""
-    assert [ids.tolist() for ids in result.item_ids] == [ids.tolist() for ids in expected.item_ids]
-    for name in ("scores", "codes", "num_valid", "num_items", "bound", "rows", "beams_needed", "boosts"):
-        np.testing.assert_array_equal(getattr(result, name), getattr(expected, name), err_msg=name)
-    assert result.passes == expected.passes
 
 
 @pytest.mark.parametrize("scoring", [*SCORINGS, "vocabulary"])

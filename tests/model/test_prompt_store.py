@@ -52,7 +52,7 @@ sequences = st.lists(st.integers(0, 2), min_size=1, max_size=9)
 
 @given(st.lists(sequences, max_size=60), st.lists(sequences, max_size=30))
 def test_the_longest_stored_prefix_is_that_of_a_search_of_all(prompts: list[list[int]], asked: list[list[int]]) -> None:
-    """Of ten prompts of one byte each, so that most are dropped again."""
+    """The store has room for ten prompts, so that most are dropped again."""
     store = PromptStore(10)
     for prompt in prompts:
         store.put(np.array(prompt), torch.zeros(1, dtype=torch.uint8))

@@ -45,7 +45,7 @@ def check_inputs(hidden_RD: Any, weight_VD: Any, legal_codes: LegalCodes[Any], n
 
 
 def check_path(path: str, normalize: Normalize, paths: Any) -> None:
-    """Raise ArgumentError for a path that is none of the literals `paths`, or that cannot normalise over all codes."""
+    """Raise ArgumentError for a path that is not among the literals `paths`, or that cannot normalise over all codes."""
     check_choice("path", path, paths)
     if normalize == "full" and path != "dense":
         raise ArgumentError(f"path is {path!r}: normalize='full' needs every code and is always 'dense'")
