@@ -57,8 +57,12 @@ class RequestLog(Closing):
             return cls(directory, _new_log(directory, 0, {"known": []}, sync))
         contents = LogContents.read(log_path(directory, max(numbers)))
         log = cls(directory, WriteAheadLog.resume(contents, sync=sync))
-        log._replay(contents)
-        log._remove_others()
+        try:
+            log._replay(contents)
+            log._remove_others()
+        except BaseException:
+            log._log.close(discard=True)
+            raise
         return log
 
     @property

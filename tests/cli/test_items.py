@@ -88,8 +88,8 @@ NEEDLESS = (
     "starlette",
     "leafbeam.serve.changes",
     "leafbeam.engine.engine",
-    "leafbeam.model",
-    "leafbeam.train",
+    "leafbeam.model.config",
+    "leafbeam.train.recipe",
     ENCODER,
 )
 LOADED = """

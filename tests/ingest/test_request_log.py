@@ -85,5 +85,6 @@ def test_a_crash_while_a_log_begins_anew_loses_nothing(tmp_path: Path, monkeypat
 def test_a_record_that_is_no_request_is_named(tmp_path: Path):
     with RequestLog.open(tmp_path) as log:
         log._log.append(b'{"change": 3}')
-    with pytest.raises(LogError, match=r"record 2 of .* cannot be read"):
-        RequestLog.open(tmp_path)
+    for _ in range(2):  # the first attempt leaves no lock behind
+        with pytest.raises(LogError, match=r"record 2 of .* cannot be read"):
+            RequestLog.open(tmp_path)
