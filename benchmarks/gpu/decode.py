@@ -25,9 +25,9 @@ from benchmarks.serving.torch_index import RunAgain, TorchIndex
 from benchmarks.workloads import random_codes
 from leafbeam.decode import BeamSearch, SearchResult
 from leafbeam.decode.beam_search import result_of
-from leafbeam.decode.results import check_batch, collect_items, root_ranges
+from leafbeam.decode.results import check_batch, collect_items
 from leafbeam.engine.graphs.graph import CudaCapturer
-from leafbeam.engine.graphs.static_decode import Bucket, DeviceIndex, StaticDecode
+from leafbeam.engine.graphs.static_decode import BatchInputs, Bucket, DeviceIndex, StaticDecode
 from leafbeam.index import Trie, Version
 from leafbeam.model import AnyModel, EncoderDecoder, EncoderDecoderConfig, ModelConfig, Transformer, Vocabulary
 from leafbeam.model.static_model import StaticModel
@@ -130,10 +130,10 @@ class Case:
         capturer = (CudaCapturer if on_gpu else RunAgain)(self.device)
         replay = capturer.capture(decode)
         requests = check_batch(self.version, sizes.requests, None, None)
-        hi_SB = root_ranges(self.version, requests)[1][:, :, 0]
 
         def run(tokens_BT: NDArray[np.int64], lengths_B: NDArray[np.int64]) -> SearchResult:
-            assert decode.load(tokens_BT, lengths_B, hi_SB, requests)
+            batch = BatchInputs(version=self.version, tokens_BT=tokens_BT, lengths_B=lengths_B, requests=requests)
+            assert decode.load(batch)
             replay()
             collect = partial(collect_items, self.version, requests)
             return result_of(decode.trace(len(requests), 1), collect, decode.config, sizes.beams)

@@ -5,7 +5,7 @@ Shapes: B requests, T tokens of the longest prompt, K beams, L levels.
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -14,15 +14,18 @@ import torch
 from numpy.typing import NDArray
 
 from leafbeam.decode import BeamSearch, SearchResult
-from leafbeam.decode.beam_search import result_of
 from leafbeam.decode.policy import fill_lists
-from leafbeam.decode.results import check_batch, collect_items
+from leafbeam.decode.results import DenyLists, check_batch
 from leafbeam.engine.graphs.graph import Graphs
+from leafbeam.engine.graphs.replays import Replayed, Replays, is_final
+from leafbeam.engine.graphs.static_decode import BatchInputs
 from leafbeam.engine.request import PendingRequest
 from leafbeam.engine.search_widths import SearchWidths
 from leafbeam.errors import ArgumentError
+from leafbeam.index import Filter
 from leafbeam.model import AnyVocabulary, PromptStore, Transformer, Workspace
-from leafbeam.ops.backend import IndexBindings, LatestBindings
+from leafbeam.ops.backend import LatestBindings
+from leafbeam.ops.constrain import Boosts
 
 Prompts = tuple[NDArray[np.int64], NDArray[np.int64]]
 _LARGE_HEAD = 1 << 18  # weights of a level; listing the legal codes of a smaller one takes longer than multiplying all
@@ -130,14 +133,16 @@ class Decoder:
 
         on_pass: called with the output of each pass but the last, so that final answers need not wait for the others.
         """
-        timer = _Timer(requests, self._clock)
-        prompts = self._prompts(requests)
-        replayed = self._replay(requests, prompts, timer, on_pass)
+        version, timer, prompts = requests[0].version, _Timer(requests, self._clock), self._prompts(requests)
+        policies = [pending.searched_policy for pending in requests if pending.searched_policy is not None]
+        batch = _Batch(requests=requests, prompts=prompts, timer=timer, on_pass=None if policies else on_pass)
+        filters, deny = [pending.item_filter for pending in requests], [pending.deny for pending in requests]
         unmet: Sequence[tuple[int, ...]] = ()
-        if replayed is not None and (_is_final(replayed.result, requests).all() or replayed.num_beams >= self._max_rows):
-            result = replayed.result
+        if policies:
+            base = check_batch(version, len(requests), filters, None)
+            result, unmet = fill_lists(version, policies, base, deny, partial(self._search, batch))
         else:
-            result, unmet = self._search(requests, prompts, timer, replayed, on_pass)
+            result = self._search(batch, filters, deny, [pending.num_ranked for pending in requests])
         for row, pending in enumerate(requests):
             if pending.kind is not None and result.beams_needed is not None:
                 self._widths.observe(pending.kind, result.beams_needed[row : row + 1])
@@ -150,142 +155,120 @@ class Decoder:
         return vocabulary.prompts([pending.codes for pending in requests], users)
 
     def _search(
+        self, batch: "_Batch", filters: Sequence[Filter | None], deny: DenyLists, num_items: Sequence[int]
+    ) -> SearchResult:
+        """Return the best items of each request: by the graphs, and then without them if these have not proved all."""
+        replayed = None
+        if self._graphs is not None:
+            replays = Replays(graphs=self._graphs, requests=batch.requests, timed=batch.timer.rounds, on_pass=batch.report)
+            replayed = replays.search(batch.inputs(filters, deny), num_items)
+        if replayed is not None and (is_final(replayed.result, batch.requests).all() or replayed.num_beams >= self._max_rows):
+            return replayed.result
+        return self._search_eagerly(batch, replayed, filters, deny, num_items)
+
+    def _search_eagerly(
         self,
-        requests: Sequence[PendingRequest],
-        prompts: Prompts,
-        timer: "_Timer",
-        replayed: "_Replayed | None",
-        on_pass: Callable[[BatchOutput], None] | None,
-    ) -> tuple[SearchResult, Sequence[tuple[int, ...]]]:
-        """Run the prompts, and search; wider than the graphs, if there are any. Return what quotas miss, too."""
+        batch: "_Batch",
+        replayed: Replayed | None,
+        filters: Sequence[Filter | None],
+        deny: DenyLists,
+        num_items: Sequence[int],
+    ) -> SearchResult:
+        """Search wider than the graphs, if there are any."""
+        requests, timer = batch.requests, batch.timer
         first, device = requests[0], self._model.device
-        start: Callable[..., ModelRounds] = self._model.start
-        buffers: dict[str, Any] = {} if self._workspace is None else {"workspace": self._workspace, "store": self._store}
-        heads = self._level_heads() if first.request.scoring == "allowed" else None
-        if heads is not None:
-            buffers["hidden"] = True
-        if first.request.scoring == "vocabulary":
-            buffers["other_tokens"] = True
-        with timer.prefill():
-            rounds = start(*(torch.from_numpy(array).to(device) for array in prompts), **buffers)
+        if batch.rounds is None:
+            batch.rounds = self._start(batch)
+        rounds = batch.rounds
         # Only a CPU can look at the beams between two calls without a wait.
         on_cpu = device.type == "cpu"
         suffix_fn = getattr(rounds, "suffix_fn", None) if on_cpu else None
         more_fn = getattr(rounds, "more_fn", None) if on_cpu else None
-        bindings, least = self._bindings.of(first.version), 1 if replayed is None else replayed.num_beams
+        least = 1 if replayed is None else replayed.num_beams
+        search, options = self._new_search(requests, max(num_items), least, has_spares=more_fn is not None)
+        return search.run(
+            timer.rounds(rounds.step_fn),
+            batch_size=len(requests),
+            filters=filters,
+            deny=deny,
+            suffix_fn=suffix_fn and timer.rounds(suffix_fn),
+            more_fn=more_fn and timer.rounds(more_fn),
+            explain=first.request.explain,
+            head=self._heads_for(first),
+            boosts=batch.boosts,
+            num_items=num_items,
+            first=None if replayed is None else replayed.result,
+            on_pass=batch.report,
+            **options,
+        )
 
-        def after(result: SearchResult) -> None:
-            if on_pass is not None and (final_B := _is_final(result, requests)).any():
-                on_pass(timer.output(result, final_B))
-
-        def run(filters: Any, deny: Any, num_items: Sequence[int], **more: Any) -> SearchResult:
-            search, options = self._new_search(bindings, requests, max(num_items), least, has_spares=more_fn is not None)
-            return search.run(
-                timer.rounds(rounds.step_fn),
-                batch_size=len(requests),
-                filters=filters,
-                deny=deny,
-                suffix_fn=suffix_fn and timer.rounds(suffix_fn),
-                more_fn=more_fn and timer.rounds(more_fn),
-                explain=first.request.explain,
-                head=heads,
-                boosts=[pending.objectives.boost for pending in requests],
-                num_items=num_items,
-                **options,
-                **more,
-            )
-
-        deny = [pending.deny for pending in requests]
-        if first.searched_policy is None:
-            filters, num_items = [pending.item_filter for pending in requests], [pending.num_ranked for pending in requests]
-            found = run(filters, deny, num_items, first=None if replayed is None else replayed.result, on_pass=after)
-            return found, ()
-        policies = [pending.searched_policy for pending in requests if pending.searched_policy is not None]
-        filters = check_batch(first.version, len(requests), [pending.item_filter for pending in requests], None)
-        return fill_lists(first.version, policies, filters, deny, run)
+    def _start(self, batch: "_Batch") -> ModelRounds:
+        """Run the prompts."""
+        first, device = batch.requests[0], self._model.device
+        buffers: dict[str, Any] = {} if self._workspace is None else {"workspace": self._workspace, "store": self._store}
+        if self._heads_for(first) is not None:
+            buffers["hidden"] = True
+        if first.request.scoring == "vocabulary":
+            buffers["other_tokens"] = True
+        start: Callable[..., ModelRounds] = self._model.start
+        with batch.timer.prefill():
+            return start(*(torch.from_numpy(array).to(device) for array in batch.prompts), **buffers)
 
     def _new_search(
-        self, bindings: IndexBindings, requests: Sequence[PendingRequest], num_items: int, least: int, *, has_spares: bool
+        self, requests: Sequence[PendingRequest], num_items: int, least: int, *, has_spares: bool
     ) -> tuple[BeamSearch, dict[str, Any]]:
         """Return the search of a batch, and the options by which its first pass suits each request.
 
         least: the beams that the first pass of a proof has at least.
         """
         first = requests[0]
-        scoring = first.request.scoring
+        scoring, bindings = first.request.scoring, self._bindings.of(first.version)
         widths_BL = np.array([pending.widths for pending in requests], np.int64)
         if first.kind is None:
-            return BeamSearch(bindings, num_beams=[*widths_BL[0].tolist(), num_items], scoring=scoring), {}
+            # With boosts the items of a leaf may score less than it does: as many leaves as beams are ranked, as by a graph.
+            leaves = max(num_items, first.size.num_beams) if first.request.boosts else num_items
+            return BeamSearch(bindings, num_beams=[*widths_BL[0].tolist(), leaves], scoring=scoring), {}
         search = BeamSearch(bindings, scoring=scoring, num_items=num_items, max_rows=self._max_rows)
         # Without spare prefixes, the lowest one that runs shows that the others are not needed.
         return search, {"widths": np.maximum(widths_BL if has_spares else widths_BL + 1, least)}
 
-    def _level_heads(self) -> list[torch.Tensor] | None:
+    def _heads_for(self, pending: PendingRequest) -> list[torch.Tensor] | None:
         """Return the levels' heads, which the search multiplies for legal codes alone; None if all codes are cheaper."""
+        if pending.request.scoring != "allowed":
+            return None
         if self._heads is None and self._has_workspace and isinstance(self._model, Transformer):
             largest = max(self._model.vocabulary.codebook_sizes) * self._model.config.hidden_size
             self._heads = self._model.level_heads() if largest >= _LARGE_HEAD and not self._model.logit_cap else None
         return self._heads
 
-    def _replay(
-        self,
-        requests: Sequence[PendingRequest],
-        prompts: Prompts,
-        timer: "_Timer",
-        on_pass: Callable[[BatchOutput], None] | None,
-    ) -> "_Replayed | None":
-        """Return the search as a graph, timed as rounds; None if no graph fits, or searches of this kind are not captured.
 
-        The requests that are not proved are searched again with a wider graph, as long as there is one. A graph computes all of
-        its beams whatever they score, so that a continuation with fewer live beams would take as long as a whole search.
-        """
-        request = requests[0].request
-        if self._graphs is not None and (request.explain or request.has_objectives or request.scoring == "vocabulary"):
-            self._graphs.skip()
-            return None
-        num_beams = max(pending.size.num_beams for pending in requests)
-        if requests[0].kind is not None:
-            num_beams = max(num_beams + 1, *(pending.num_ranked for pending in requests))
-        replayed = self._replay_once(requests, prompts, timer, num_beams)
-        while replayed is not None and not (final_B := _is_final(replayed.result, requests)).all():
-            rows_n = np.flatnonzero(~final_B)
-            open_requests, lengths_n = [requests[row] for row in rows_n.tolist()], prompts[1][rows_n]
-            open_prompts = prompts[0][rows_n, : lengths_n.max()], lengths_n
-            wider = self._replay_once(open_requests, open_prompts, timer, replayed.num_beams + 1)
-            if wider is None:
-                break
-            if on_pass is not None and final_B.any():
-                on_pass(timer.output(replayed.result, final_B))
-            replayed = _Replayed(result=_with_rows(replayed.result, wider.result, rows_n), num_beams=wider.num_beams)
-        return replayed
+@dataclass(kw_only=True, eq=False)
+class _Batch:
+    """A batch while it runs. rounds: of the model, once its prompts have run without a graph."""
 
-    def _replay_once(
-        self, requests: Sequence[PendingRequest], prompts: Prompts, timer: "_Timer", num_beams: int
-    ) -> "_Replayed | None":
-        """Return one search, with the beams of the graph that ran it; a proof takes any graph of at least num_beams."""
-        if self._graphs is None:
-            return None
-        first = requests[0]
-        version, scoring, num_items = first.version, first.request.scoring, [pending.num_ranked for pending in requests]
-        filters, deny = [pending.item_filter for pending in requests], [pending.deny for pending in requests]
-        batch = check_batch(version, len(requests), filters, deny)
-        replay = partial(self._graphs.search, num_beams=num_beams, scoring=scoring, is_proof=first.kind is not None)
-        found = timer.rounds(replay)(version, *prompts, batch)
-        if found is None:
-            return None
-        trace, config = found
-        rows_B = 1 + sum((scores_BK > -np.inf).sum(1) for scores_BK in trace.kept.values())
-        collect = partial(collect_items, version, batch)
-        result = replace(result_of(trace, collect, config, num_items), rows=np.full(len(requests), rows_B))
-        return _Replayed(result=result, num_beams=config.num_beams[-1])
+    requests: Sequence[PendingRequest]
+    prompts: Prompts
+    timer: "_Timer"
+    on_pass: Callable[[BatchOutput], None] | None
+    rounds: ModelRounds | None = None
 
+    @property
+    def boosts(self) -> Boosts:
+        """Return the boost of each request; None if no request has one."""
+        boosts = [pending.objectives.boost for pending in self.requests]
+        return boosts if any(boost is not None for boost in boosts) else None
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Replayed:
-    """The result of the graphs of a batch, and the number of beams of the widest one that ran."""
+    def inputs(self, filters: Sequence[Filter | None], deny: DenyLists) -> BatchInputs:
+        """Return what a graph reads of a search for items of these filters."""
+        version = self.requests[0].version
+        requests = check_batch(version, len(self.requests), filters, deny)
+        tokens_BT, lengths_B = self.prompts
+        return BatchInputs(version=version, tokens_BT=tokens_BT, lengths_B=lengths_B, requests=requests, boosts=self.boosts)
 
-    result: SearchResult
-    num_beams: int
+    def report(self, result: SearchResult) -> None:
+        """Hand over the answers of a pass that no later one changes."""
+        if self.on_pass is not None and (final_B := is_final(result, self.requests)).any():
+            self.on_pass(self.timer.output(result, final_B))
 
 
 class _Timer:
@@ -327,32 +310,6 @@ class _Timer:
             constrain_s=constrain_s,
             unmet=unmet,
         )
-
-
-def _is_final(result: SearchResult, requests: Sequence[PendingRequest]) -> NDArray[np.bool_]:
-    """Return which answers of a pass no later one would change: all of a search with fixed beams, and those that are proved."""
-    if requests[0].kind is None:
-        return np.ones(len(requests), np.bool_)
-    return result.is_proved
-
-
-def _with_rows(whole: SearchResult, part: SearchResult, rows_n: NDArray[np.int64]) -> SearchResult:
-    """Return the result of a batch in which some requests were searched again."""
-    changed: dict[str, Any] = {}
-    for name in ("scores", "codes", "num_valid", "bound", "beams_needed"):
-        after = getattr(part, name)
-        changed[name] = getattr(whole, name).copy()
-        if after.ndim > 1:  # as many columns as its longest answer has items
-            changed[name][rows_n, : after.shape[1]] = after
-        else:
-            changed[name][rows_n] = after
-    assert whole.rows is not None
-    assert part.rows is not None
-    rows, item_ids = whole.rows.copy(), list(whole.item_ids)
-    rows[rows_n] += part.rows
-    for row, ids in zip(rows_n.tolist(), part.item_ids, strict=True):
-        item_ids[row] = ids
-    return replace(whole, **changed, rows=rows, item_ids=item_ids, passes=whole.passes + part.passes)
 
 
 def _of_waiting(requests: Sequence[PendingRequest], arguments: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -1,6 +1,7 @@
 """Inputs of a batch that go to a device together: the host's buffer is pinned, and the copy is asynchronous."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,6 +34,12 @@ class PackedInputs:
     @property
     def nbytes(self) -> int:
         return self._buffer.nbytes
+
+    @staticmethod
+    def as_float32(integers_n: Any) -> Any:
+        """Return as many float32 numbers as an int64 tensor or array has entries, in its memory."""
+        dtype: Any = torch.float32 if isinstance(integers_n, torch.Tensor) else np.float32
+        return integers_n.view(dtype)[: len(integers_n)]
 
     def send(self) -> None:
         """Copy what was written to the device. Write again only after the device was waited for."""

@@ -6,7 +6,7 @@ The device is a stand-in: buffers, filters and versions are handled as on a GPU,
 import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,10 @@ from leafbeam import BeamSearch
 from leafbeam.catalog import Catalog
 from leafbeam.engine import Engine, Limits, Request, Result, Settings
 from leafbeam.engine.graphs.graph import Graphs, graphs_for
-from leafbeam.engine.graphs.static_decode import DeviceIndex, StaticDecode
+from leafbeam.engine.graphs.static_decode import BatchInputs, DeviceIndex, StaticDecode
 from leafbeam.engine.search_widths import SearchKind
 from leafbeam.errors import ArgumentError
+from leafbeam.index import ItemColumn
 from leafbeam.model import load_model
 from leafbeam.ops.attention import reference
 from leafbeam.ops.attention import triton as attention_kernels
@@ -59,7 +60,25 @@ TYPES: dict[str, dict[str, Any]] = {
     "explained": {"explain": True, "rules": ("cheap",)},
     "beams of its own": {"num_beams": 12},
     "many items": {"num_items": 40},
+    "boosts": {"boosts": {"margin": 0.7}, "rules": ("cheap",)},
+    "a negative weight": {"boosts": {"margin": -0.5, "few": 0.25}},
+    "beams of its own and boosts": {"num_beams": 12, "boosts": {"few": 1.0}},
 }
+LISTS: dict[str, dict[str, Any]] = {
+    "a cap": {"at_most": {"price": 1}},
+    "a cap and denied items": {"at_most": {"stock": 2}, "deny_item_ids": ("é7", "é8")},
+    "a quota": {"at_least": {"rare": 2}},
+    "boosts, a cap and a quota": {"boosts": {"margin": 1.0}, "at_most": {"price": 1}, "at_least": {"rare": 1}},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def boosts(catalog: Catalog) -> Generator[None]:
+    catalog.add_boost("margin", "price / 20")
+    catalog.add_boost("few", "CASE WHEN stock = 0 THEN 3 ELSE 0 END")
+    yield
+    catalog.remove_boost("margin")
+    catalog.remove_boost("few")
 
 
 @pytest.fixture(scope="module")
@@ -77,13 +96,31 @@ def test_captured_eager_and_cpu_give_equal_answers(
     requests = [Request(history=tuple(f"é{i}" for i in range(count)), **fields) for count in (0, 3, 9)]
     before = captured.counts.of("graphs")["replayed"]
     found = [future.result(PATIENCE) for future in [captured.submit(request) for request in requests]]
-    assert (captured.counts.of("graphs")["replayed"] > before) == (kind not in ("explained", "beams of its own"))
+    is_replayed = kind != "explained" and not kind.startswith("beams of its own")
+    assert (captured.counts.of("graphs")["replayed"] > before) == is_replayed
     on_cpu = Engine(shop.model, catalog, settings=settings()).recommend(requests)
     for request, result, expected in zip(requests, found, on_cpu, strict=True):
         same(result, expected)
         eager = eagerly(shop, catalog, request)
         assert result.item_ids == tuple(eager.item_ids[0].tolist())
         np.testing.assert_allclose(result.scores, eager.scores[0, : len(result.scores)], atol=5e-5)
+
+
+@pytest.mark.parametrize("kind", LISTS)
+def test_caps_and_quotas_are_filled_from_captured_searches_and_give_equal_answers(
+    shop: Any, catalog: Catalog, captured: Engine, kind: str
+) -> None:
+    requests = [Request(history=tuple(f"é{i}" for i in range(count)), num_items=5, **LISTS[kind]) for count in (0, 3, 9)]
+    before, model = captured.counts.of("graphs"), type(shop.model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, "start", None)  # the model never runs eagerly
+        found = [future.result(PATIENCE) for future in [captured.submit(request) for request in requests]]
+    after = captured.counts.of("graphs")
+    assert after["replayed"] > before["replayed"]
+    assert sum(after.values()) - after["replayed"] == sum(before.values()) - before["replayed"]
+    for result, expected in zip(found, Engine(shop.model, catalog, settings=settings()).recommend(requests), strict=True):
+        same(result, expected)
+        assert result.unmet == expected.unmet
 
 
 def eagerly(shop: Any, catalog: Catalog, request: Request) -> Any:
@@ -101,7 +138,9 @@ def eagerly(shop: Any, catalog: Catalog, request: Request) -> Any:
     )
     deny = [*request.deny_item_ids, *request.history]
     search = BeamSearch(version, scoring=request.scoring, backend="torch", **beams)
-    result = search.run(session.step_fn, filters=allowed, deny=[deny])
+    columns = [rules.boost(name).scaled(weight) for name, weight in request.boosts.items()]
+    boost = reduce(ItemColumn.plus, columns) if columns else None
+    result = search.run(session.step_fn, filters=allowed, deny=[deny], boosts=boost)
     kept = slice(0, request.num_items)
     result.item_ids[0] = result.item_ids[0][kept]
     return result
@@ -158,9 +197,9 @@ def test_only_requests_that_are_not_proved_go_on_with_a_wider_graph(
     ran: list[tuple[int, int, int]] = []
     search = Graphs.search
 
-    def noted(graphs: Graphs, version: Any, tokens_BT: Any, lengths_B: Any, requests: Any, **options: Any) -> Any:
-        ran.append((len(requests), tokens_BT.shape[1], options["num_beams"]))
-        return search(graphs, version, tokens_BT, lengths_B, requests, **options)
+    def noted(graphs: Graphs, batch: BatchInputs, **options: Any) -> Any:
+        ran.append((*batch.tokens_BT.shape, options["num_beams"]))
+        return search(graphs, batch, **options)
 
     monkeypatch.setattr(Graphs, "search", noted)
     # A rule that allows one item is proved by the first pass; the other request is not.
@@ -194,17 +233,58 @@ def test_where_no_graph_is_wide_enough_the_proof_goes_on_eagerly(
 
 
 def test_requests_that_are_not_captured_run_eagerly_and_are_counted(shop: Any, catalog: Catalog) -> None:
-    catalog.add_boost("margin", "price / 20")
-    objectives: list[dict[str, Any]] = [{"boosts": {"margin": 1.0}}, {"at_most": {"price": 1}}, {"scoring": "vocabulary"}]
-    requests = [Request(history=("é1",), num_items=3, **options) for options in objectives]
-    try:
-        expected = Engine(shop.model, catalog, settings=settings()).recommend(requests)
-        with Engine(shop.model, catalog, settings=settings(), new_graphs=graphs_with()) as captured:
-            for request, other in zip(requests, expected, strict=True):
-                same(captured.submit(request).result(PATIENCE), other)
-    finally:
-        catalog.remove_boost("margin")
-    assert captured.counts.of("graphs") == {**dict.fromkeys(captured.counts.of("graphs"), 0), "not_captured": 3}
+    kinds: list[dict[str, Any]] = [{"explain": True}, {"scoring": "vocabulary"}, {"num_beams": 12, "at_most": {"price": 1}}]
+    requests = [Request(history=("é1",), num_items=9, **options) for options in kinds]
+    expected = Engine(shop.model, catalog, settings=settings()).recommend(requests)
+    with Engine(shop.model, catalog, settings=settings(), new_graphs=graphs_with()) as captured:
+        for request, other in zip(requests, expected, strict=True):
+            same(captured.submit(request).result(PATIENCE), other)
+    counted = captured.counts.of("graphs")
+    assert counted["not_captured"] >= 3  # a list of nine with at most one of a price ranks 18 items, more than 12 beams
+    assert counted["replayed"] == 0
+
+
+def test_boosts_and_items_change_between_two_replays(shop: Any) -> None:
+    live = opened(shop)
+    live.add_boost("margin", "price / 20")
+    changes: list[Callable[[], Any]] = [
+        lambda: None,
+        lambda: live.update(["é7", "é30"], [{"price": 900.0, "stock": 2}, {"price": 400.0, "stock": 2}]),
+        lambda: live.delete(["é7"]),
+        lambda: live.add_boost("margin", "-price / 20"),
+    ]
+    plain = Engine(shop.model, live, settings=settings())
+    requests = [
+        Request(history=("é1",), num_items=4, boosts={"margin": 1.0}),
+        Request(history=("é1", "é2"), num_items=4, boosts={"margin": -0.3}, at_most={"price": 1}),
+        Request(history=("é2",), num_items=4),
+    ]
+    best: list[Any] = []
+    with Engine(shop.model, live, settings=settings(), new_graphs=graphs_with()) as captured:
+        for change in changes:
+            change()
+            for request in requests:
+                same(result := captured.submit(request).result(PATIENCE), plain.recommend(request))
+                best += [result.item_ids[0]] if request is requests[0] else []
+    assert best[1:3] == ["é7", "é30"]
+    assert captured.counts.of("graphs")["replayed"] >= len(changes) * len(requests)
+    assert captured.counts.of("graphs")["version"] == 0
+
+
+def test_fixed_beams_that_are_captured_take_boosts(shop: Any, catalog: Catalog) -> None:
+    requests = [
+        Request(history=("é1",), num_items=4, num_beams=12, boosts={"few": 1.0}, scoring=scoring)
+        for scoring in ("full", "allowed")
+    ]
+    chosen = settings(num_beams=12)
+    expected = Engine(shop.model, catalog, settings=chosen).recommend(requests)
+    with Engine(shop.model, catalog, settings=chosen, new_graphs=graphs_with()) as captured:
+        for request, other in zip(requests, expected, strict=True):
+            result = captured.submit(request).result(PATIENCE)
+            same(result, other)
+            np.testing.assert_allclose(result.boosts, other.boosts, atol=1e-5)
+            assert result.num_exact == other.num_exact
+    assert captured.counts.of("graphs")["replayed"] == 2
 
 
 def test_an_engine_on_a_device_captures_by_default_and_says_so(shop: Any, catalog: Catalog) -> None:
@@ -406,6 +486,7 @@ def test_two_workers_share_the_graphs_and_take_turns(shop: Any, catalog: Catalog
 def test_the_kernels_of_a_gpu_behind_an_engine_answer_as_the_cpu_does(shop: Any) -> None:
     """Index, filters, step and attention as on a GPU, under Triton's interpreter; rules and items change between replays."""
     live, limits = opened(shop), Limits(max_history=2)
+    live.add_boost("margin", "price / 20")
     new_graphs = partial(graphs_for, attention=attention_kernels.attention(), index=DeviceIndex, capturer=RunAgain)
     chosen = Settings(num_beams=6, max_batch=1)
     plain = Engine(shop.model, live, limits=limits, settings=chosen)
@@ -413,10 +494,14 @@ def test_the_kernels_of_a_gpu_behind_an_engine_answer_as_the_cpu_does(shop: Any)
         Request(history=("é1",), num_items=4),
         Request(history=("é1", "é2"), num_items=4, filter="cheap & in_stock", scoring="allowed"),
         Request(history=("é2",), num_items=4, rules=("cheap",), deny_item_ids=("é3", "é4")),
+        Request(history=("é1",), num_items=3, boosts={"margin": 0.5}, at_most={"price": 1}),
+        Request(history=("é2",), num_items=4, boosts={"margin": -0.5}, scoring="allowed"),
     ]
     with Engine(shop.model, live, limits=limits, settings=chosen, new_graphs=new_graphs) as captured:
         for change in (lambda: None, lambda: live.delete(["é5"]), lambda: live.update(["é7"], [{"price": 1.0, "stock": 2}])):
             change()
             for request in requests:
                 same(captured.submit(request).result(PATIENCE), plain.recommend(request))
-    assert captured.counts.of("graphs")["replayed"] == 9
+    counted = captured.counts.of("graphs")
+    assert counted == {**dict.fromkeys(counted, 0), "replayed": counted["replayed"]}
+    assert counted["replayed"] >= 15

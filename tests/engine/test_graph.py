@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 
 from benchmarks.serving.torch_index import TorchIndex
 from leafbeam.decode.beam_search import result_of
-from leafbeam.decode.results import check_batch, collect_items
+from leafbeam.decode.results import collect_items
 from leafbeam.engine import Counts, Engine, Request, Settings
 from leafbeam.engine.batcher import Capacity
 from leafbeam.engine.graphs.graph import CudaCapturer, Graphs, buckets_of, graphs_for
@@ -96,17 +96,17 @@ class Rack:
 
     def search(self, version: Version, asked: Asked, num_beams: int = 6, scoring: Any = "full") -> bool:
         """Whether a graph ran it; then it was right."""
-        requests = check_batch(version, len(asked.lengths_B), asked.filters, asked.deny)
-        given = version, asked.tokens_BT, asked.lengths_B, requests
-        found = self.graphs.search(*given, num_beams=num_beams, scoring=scoring)
+        inputs = asked.inputs(version)
+        found = self.graphs.search(inputs, num_beams=num_beams, scoring=scoring)
         if found is None:
             return False
-        result = result_of(found[0], partial(collect_items, version, requests), found[1], num_beams)
+        collect = partial(collect_items, version, inputs.requests)
+        result = result_of(found[0], collect, found[1], num_beams, boosts=asked.boosts)
         same(result, searched(self.model, version, asked, num_beams, scoring))
         return True
 
     def asked(self, version: Version, batch: int = 2, longest: int = 20, seed: int = 0) -> Asked:
-        return Asked.drawn(np.random.default_rng(seed), version, self.model.vocabulary, batch, longest)
+        return Asked.drawn(np.random.default_rng(seed), version, self.model.vocabulary, batch, longest, boosted=seed > 0)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from benchmarks.serving.torch_index import TorchIndex
 from leafbeam import Trie
 from leafbeam.decode import SearchResult
 from leafbeam.decode.beam_search import result_of
-from leafbeam.decode.results import check_batch, collect_items, root_ranges
+from leafbeam.decode.results import collect_items
 from leafbeam.engine.graphs.static_decode import Bucket, DeviceIndex, StaticDecode
 from leafbeam.errors import LogitsError
 from leafbeam.index import Version
@@ -31,16 +31,26 @@ from leafbeam.model.static_model import StaticModel
 from leafbeam.ops.attention import reference
 from leafbeam.ops.attention import triton as attention_kernels
 from leafbeam.ops.attention.types import Attention
-from tests.fixtures.static_runs import SIZES, Asked, new_encoder_decoder, new_model, new_version, same, searched, shifted
+from tests.fixtures.static_runs import (
+    SIZES,
+    Asked,
+    drawn_boost,
+    new_encoder_decoder,
+    new_model,
+    new_version,
+    same,
+    searched,
+    shifted,
+)
 
 
 def decoded(decode: StaticDecode, version: Version, asked: Asked, run: Callable[[], None] | None = None) -> SearchResult:
     """What a static decode finds."""
-    requests = check_batch(version, len(asked.lengths_B), asked.filters, asked.deny)
-    assert decode.load(asked.tokens_BT, asked.lengths_B, root_ranges(version, requests)[1][:, :, 0], requests)
+    inputs, num_beams = asked.inputs(version), decode.bucket.num_beams
+    assert decode.load(inputs)
     (run or decode.run)()
-    trace, num_beams = decode.trace(len(requests), len(version.segments)), decode.bucket.num_beams
-    return result_of(trace, partial(collect_items, version, requests), decode.config, num_beams)
+    trace = decode.trace(len(inputs.requests), len(version.segments))
+    return result_of(trace, partial(collect_items, version, inputs.requests), decode.config, num_beams, boosts=asked.boosts)
 
 
 def poison(tensors: Sequence[torch.Tensor]) -> None:
@@ -69,7 +79,7 @@ def test_it_finds_what_beam_search_finds_again_and_again(seed: int) -> None:
     bucket = Bucket(batch=4, length=32, num_beams=int(rng.choice([1, 7, 64])), scoring=scoring)
     decode = new_decode(model, version, bucket, delta_leaves=64 * (seed % 4 == 0))
     for batch in (4, 1, 3):
-        asked = Asked.drawn(rng, version, vocabulary, batch, int(rng.integers(1, 33)))
+        asked = Asked.drawn(rng, version, vocabulary, batch, int(rng.integers(1, 33)), boosted=batch > 1)
         poison((*decode.inputs, *decode.outputs))
         same(decoded(decode, version, asked), searched(model, version, asked, bucket.num_beams, scoring))
 
@@ -200,7 +210,9 @@ def test_what_a_gpu_runs_finds_the_same(scoring: Any) -> None:
     bucket = Bucket(batch=2, length=8, num_beams=4, scoring=scoring)
     decode = new_decode(model, version, bucket, DeviceIndex, attention_kernels.attention())
     poison((*decode.inputs, *decode.outputs))
-    asked = Asked.drawn(rng, version, vocabulary, 1, 8)
+    asked = dataclasses.replace(Asked.drawn(rng, version, vocabulary, 1, 8), boosts=[None])
+    while asked.boosts == [None]:
+        asked.boosts[:] = [drawn_boost(rng, version)]
     same(decoded(decode, version, asked), searched(model, version, asked, bucket.num_beams, scoring))
 
 
@@ -264,6 +276,6 @@ def test_more_denied_items_than_there_is_room_for_are_refused() -> None:
     vocabulary = Vocabulary(codebook_sizes=SIZES)
     version = new_version(rng, 2000)
     decode = new_decode(new_model(6, vocabulary), version, Bucket(batch=2, length=8, num_beams=5, scoring="full"))
-    requests = check_batch(version, 1, None, [np.arange(2000)])
     tokens_BT, lengths_B = vocabulary.prompts([[]])
-    assert not decode.load(tokens_BT, lengths_B, root_ranges(version, requests)[1][:, :, 0], requests)
+    asked = Asked(tokens_BT=tokens_BT, lengths_B=lengths_B, filters=[None], deny=[np.arange(2000)])
+    assert not decode.load(asked.inputs(version))

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from leafbeam import Trie
-from leafbeam.decode.results import root_ranges
 from leafbeam.engine.graphs.static_decode import Bucket, DeviceIndex, StaticDecode
-from leafbeam.index import Bitmap, Filter, Segment, Version
+from leafbeam.index import Bitmap, Filter, ItemColumn, Segment, Version
 from leafbeam.index.filters import ItemSet
 from leafbeam.model import Vocabulary
 from leafbeam.model.static_model import StaticModel
@@ -21,7 +20,7 @@ from leafbeam.ops.constrain.fixed_shape import stacks
 from leafbeam.ops.constrain.triton import step as triton
 from leafbeam.ops.constrain.triton.filters import BitmapMemory, to_device
 from leafbeam.ops.packed_inputs import PackedInputs
-from tests.fixtures.static_runs import new_model
+from tests.fixtures.static_runs import Asked, new_model
 
 SIZES = (6, 40, 5)
 
@@ -246,7 +245,7 @@ def test_threads_share_the_latest_version_and_what_it_has_of_the_one_before(back
     assert bindings.of(first).on(backend, "cpu").arrays is not bound
 
 
-def test_a_captured_batch_is_one_copy_and_after_the_first_no_bitmaps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_captured_batch_is_one_copy_and_after_the_first_no_bitmaps_and_no_boosts(monkeypatch: pytest.MonkeyPatch) -> None:
     rng, copy, sends = np.random.default_rng(9), CountingCopy(), list[int]()
     send = PackedInputs.send
     monkeypatch.setattr(PackedInputs, "send", lambda inputs: [sends.append(inputs.nbytes), send(inputs)][1])
@@ -256,11 +255,15 @@ def test_a_captured_batch_is_one_copy_and_after_the_first_no_bitmaps(monkeypatch
     decode = StaticDecode(model, index, Bucket(batch=2, length=8, num_beams=3, scoring="full"))
     rule = [segment.trie.filter(rng.random(segment.trie.num_items) < 0.3) for segment in first.segments]
 
-    def load(version: Version, deny: Sequence[Any] | None = None) -> int:
-        requests = request_filters(version, 2, [version.filter_of(rule), None], deny)
+    parts = tuple(np.float32(rng.random(segment.trie.num_items)) for segment in first.segments)
+    boost = ItemColumn(parts=parts, index=first)
+
+    def load(version: Version, deny: list[Any] | None = None, boosts: list[ItemColumn | None] | None = None) -> int:
         tokens_BT, lengths_B = Vocabulary(codebook_sizes=SIZES).prompts([np.array([[1, 2, 3]]), np.empty((0, 3), np.int64)])
+        filters: list[Any] = [version.filter_of(rule), None]
         before, sends[:] = len(copy.sent), []
-        assert decode.load(tokens_BT, lengths_B, root_ranges(version, requests)[1][:, :, 0], requests)
+        asked = Asked(tokens_BT=tokens_BT, lengths_B=lengths_B, filters=filters, deny=deny or [None, None], boosts=boosts)
+        assert decode.load(asked.inputs(version))
         assert sends == [decode.nbytes - sum(tensor.nbytes for tensor in decode.outputs)]
         return copy.since(before)
 
@@ -268,6 +271,9 @@ def test_a_captured_batch_is_one_copy_and_after_the_first_no_bitmaps(monkeypatch
     assert load(first) == load(first, [[3, 510], [7]]) == 0
     assert 0 < load(second) <= 2 * 16
     assert load(second) == load(first) == 0
+    tables = sum(4 + 4 * sum(level.num_codes for level in segment.trie.levels) for segment in first.segments)
+    assert load(first, boosts=[boost, None]) == tables
+    assert load(second, boosts=[None, boost.scaled(0.3)]) == load(first) == 0
 
 
 @pytest.mark.parametrize("way", ["upload", "patch", "combine"])

@@ -9,16 +9,13 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, get_args
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from leafbeam.decode.config import SearchConfig, end_code_of
 from leafbeam.decode.constraint import Trace
-from leafbeam.decode.results import root_ranges
 from leafbeam.engine.batcher import BatchSize, Capacity
 from leafbeam.engine.counts import Counts
-from leafbeam.engine.graphs.static_decode import Bucket, DeviceIndex, Requests, StaticDecode
+from leafbeam.engine.graphs.static_decode import BatchInputs, Bucket, DeviceIndex, StaticDecode
 from leafbeam.engine.settings import Settings
 from leafbeam.errors import LogitsError
 from leafbeam.index import Version
@@ -91,8 +88,7 @@ class Graphs:
         no_room       more denied items than a graph has space for
         version       another version of the index: it is being prepared, or it is an older one that a request still holds
         failed        the replay raised an error: the graph is not used again
-        not_captured  the requests explain themselves, have boosts, caps or quotas, or the scoring "vocabulary": no search of
-                      this kind is captured
+        not_captured  the requests explain themselves, or have the scoring "vocabulary": no search of this kind is captured
 
     Deletions change only filters, so the graphs stay as they are. Any other new version is copied over the old one between
     two batches if its sizes are the same. If they are not, its graphs are captured anew, in a thread; until then its batches
@@ -143,22 +139,15 @@ class Graphs:
         self._counts.add("graphs", "not_captured")
 
     def search(
-        self,
-        version: Version,
-        tokens_BT: NDArray[np.int64],
-        lengths_B: NDArray[np.int64],
-        requests: Requests,
-        *,
-        num_beams: int,
-        scoring: Scoring,
-        is_proof: bool = False,
+        self, batch: BatchInputs, *, num_beams: int, scoring: Scoring, is_proof: bool = False
     ) -> tuple[Trace, SearchConfig] | None:
         """Replay a batch, and return the search and its shapes; None where no graph can run it.
 
         num_beams, is_proof: the graph has exactly these beams or, for a pass of a proof, at least as many. Raises LogitsError.
         """
-        size = BatchSize(requests=len(requests), tokens=int(lengths_B.sum()), longest=int(lengths_B.max()), beam_rows=0)
-        with self._pinned(version) as captured:
+        requests, tokens, longest = len(batch.requests), int(batch.lengths_B.sum()), int(batch.lengths_B.max())
+        size = BatchSize(requests=requests, tokens=tokens, longest=longest, beam_rows=0)
+        with self._pinned(batch.version) as captured:
             reason, found = "version", None
             if captured is not None:
                 fitting = [
@@ -166,9 +155,8 @@ class Graphs:
                 ]
                 reason, found = "no_bucket", None
                 if fitting:
-                    inputs = tokens_BT, lengths_B, root_ranges(version, requests)[1][:, :, 0], requests
                     try:
-                        reason, found = _replayed(*fitting[0], inputs, len(version.segments))
+                        reason, found = _replayed(*fitting[0], batch)
                     except LogitsError:
                         raise
                     except Exception as error:
@@ -281,13 +269,13 @@ class Graphs:
 
 
 def _replayed(
-    decode: StaticDecode, replay: Callable[[], None], inputs: tuple[Any, Any, Any, Requests], num_segments: int
+    decode: StaticDecode, replay: Callable[[], None], batch: BatchInputs
 ) -> tuple[str, tuple[Trace, SearchConfig] | None]:
     """Replay a batch, and return "replayed" and the search, or why the graph cannot run it."""
-    if not decode.load(*inputs):
+    if not decode.load(batch):
         return "no_room", None
     replay()
-    return "replayed", (decode.trace(len(inputs[3]), num_segments), decode.config)
+    return "replayed", (decode.trace(len(batch.requests), len(batch.version.segments)), decode.config)
 
 
 def _priority(bucket: Bucket) -> tuple[int, bool, int, int]:

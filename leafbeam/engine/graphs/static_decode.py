@@ -1,6 +1,6 @@
 """A whole decode in fixed shapes: input buffers, one `run`, output buffers; the host reads no value in between.
 
-A version and the filters of a batch are in memory that captured graphs go on reading when the contents change.
+A version, and the filters and boosts of a batch, are in memory that captured graphs go on reading when the contents change.
 
 Shapes: S segments, B requests, T tokens of a prompt, K beams, V codes of a level, L levels, n requests of a batch.
 """
@@ -17,13 +17,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from leafbeam.decode.boosts import root_boosts
 from leafbeam.decode.config import SearchConfig
-from leafbeam.decode.constraint import Trace, TrieConstraint, decode, raise_first_bad
+from leafbeam.decode.constraint import BatchBoosts, Trace, TrieConstraint, decode, raise_first_bad
 from leafbeam.decode.model_calls import ModelCalls
+from leafbeam.decode.results import root_ranges
 from leafbeam.engine.batcher import BatchSize
 from leafbeam.index import Filter, Version
 from leafbeam.model.static_model import StaticModel
-from leafbeam.ops.constrain import Beams, Scoring
+from leafbeam.ops.constrain import Beams, Boosts, Scoring
 from leafbeam.ops.constrain.fixed_shape.capacity import bucket
 from leafbeam.ops.packed_inputs import PackedInputs
 
@@ -72,16 +74,17 @@ class DeviceIndex:
         self._arrays = replace(prepared, levels=self._arrays.levels)
 
     def filter_shapes(self, batch: int) -> list[tuple[int, ...]]:
-        """Return the shapes of the inputs that filters of this many requests need."""
-        return self._ops.FilterArrays.shapes(self.num_segments, batch, batch * MAX_DENIED)
+        """Return the shapes of the inputs that filters and boosts of this many requests need."""
+        num_levels = len(self._arrays.levels)
+        return self._ops.FilterArrays.shapes(self.num_segments, batch, batch * MAX_DENIED, num_levels)
 
     def filters(self, tensors: Sequence[Tensor], host: Sequence[NDArray[np.int64]]) -> DeviceFilters:
-        """Return filters in the memory of inputs of these shapes."""
+        """Return filters and boosts in the memory of inputs of these shapes."""
         return DeviceFilters(self._ops.FilterArrays.of(tensors, host, filtered=True))
 
-    def stage(self, filters: DeviceFilters, requests: Requests) -> bool:
-        """Write a batch's filters to the inputs; False where these need more space than there is."""
-        return self._ops.stage_filters(self._arrays, filters.arrays, requests)
+    def stage(self, filters: DeviceFilters, requests: Requests, boosts: Boosts) -> bool:
+        """Write a batch's filters and boosts to the inputs; False where these need more space than there is."""
+        return self._ops.stage_filters(self._arrays, filters.arrays, requests, boosts)
 
     def launch(
         self, level: int, beams: Beams[Tensor], logits_BKV: Tensor, filters: DeviceFilters, *, num_beams: int, scoring: Scoring
@@ -92,7 +95,7 @@ class DeviceIndex:
 
 @dataclass(frozen=True, eq=False)
 class DeviceFilters:
-    """The filters of a batch where a graph reads them. arrays: as the backend's `bind_filters` makes them."""
+    """The filters and boosts of a batch where a graph reads them. arrays: as the backend's `bind_filters` makes them."""
 
     arrays: Any
 
@@ -131,10 +134,46 @@ class Bucket:
         return size.requests <= self.batch and size.longest <= self.length and enough and scoring == self.scoring
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BatchInputs:
+    """What a batch brings to a captured search.
+
+    Args:
+        version: The version of the index.
+        tokens_BT: The prompts, padded on the right to lengths_B.
+        requests: The filter of each request, less its denied items.
+        boosts: The boost of each request; None if no request has one.
+    """
+
+    version: Version
+    tokens_BT: NDArray[np.int64]
+    lengths_B: NDArray[np.int64]
+    requests: Requests
+    boosts: Boosts = None
+
+    def of_rows(self, rows_n: NDArray[np.int64]) -> BatchInputs:
+        """Return the inputs of some requests."""
+        lengths_n, rows = self.lengths_B[rows_n], rows_n.tolist()
+        return BatchInputs(
+            version=self.version,
+            tokens_BT=self.tokens_BT[rows_n, : lengths_n.max()],
+            lengths_B=lengths_n,
+            requests=[self.requests[row] for row in rows],
+            boosts=None if self.boosts is None else [self.boosts[row] for row in rows],
+        )
+
+    def roots(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Return how many leaves of each segment a request starts from (S, B), and the largest boost of those (B,)."""
+        hi_SB = root_ranges(self.version, self.requests)[1][:, :, 0]
+        if self.boosts is None:
+            return hi_SB, np.zeros(len(self.requests), np.float32)
+        return hi_SB, root_boosts(self.version, self.boosts, hi_SB)[:, 0]
+
+
 class StaticDecode:
     """A search from prompts to last beams, for one bucket, in buffers that never move, so that a CUDA graph can capture it.
 
-        load(batch)   copies tokens, lengths, root ranges and filters into the input buffers, all at once
+        load(batch)   copies tokens, lengths, root ranges, filters and boosts into the input buffers, all at once
         run()         reads these and writes ranges, scores, counts and bad rows to the output buffers
         trace(n)      copies the output buffers to the host
 
@@ -149,10 +188,10 @@ class StaticDecode:
         self.bucket, self._model, self._index = bucket, model, index
         self.config = SearchConfig.fixed(model.codebook_sizes, end_code, bucket.num_beams, bucket.scoring)
         shape, device, whole = (bucket.batch, bucket.num_beams), model.device, torch.int64
-        shapes = [(bucket.batch, bucket.length), (bucket.batch,), (index.num_segments, bucket.batch)]
+        shapes = [(bucket.batch, bucket.length), (bucket.batch,), (bucket.batch,), (index.num_segments, bucket.batch)]
         self._packed = PackedInputs([*shapes, *index.filter_shapes(bucket.batch)], device)
-        self.tokens_BT, self.lengths_B, self.hi_SB, *filters = self._packed.tensors
-        self._filters = index.filters(filters, self._packed.host[3:])
+        self.tokens_BT, self.lengths_B, self._roots_B, self.hi_SB, *filters = self._packed.tensors
+        self._filters = index.filters(filters, self._packed.host[4:])
         self.lengths_B.fill_(1)
         self.scores_BK = torch.zeros(shape, device=device)
         self.ranges_2SBK = torch.zeros(2, index.num_segments, *shape, dtype=whole, device=device)
@@ -162,7 +201,7 @@ class StaticDecode:
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        return self.tokens_BT, self.lengths_B, self.hi_SB
+        return self.tokens_BT, self.lengths_B, self._roots_B, self.hi_SB
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
@@ -181,17 +220,17 @@ class StaticDecode:
         logits = 2 * 4 * bucket.batch * bucket.num_beams * max(self.config.code_sizes)
         return self._model.work_bytes(bucket.batch, bucket.length, bucket.num_beams) + logits
 
-    def load(
-        self, tokens_BT: NDArray[np.int64], lengths_B: NDArray[np.int64], hi_SB: NDArray[np.int64], requests: Requests
-    ) -> bool:
+    def load(self, inputs: BatchInputs) -> bool:
         """Copy a batch that the bucket holds to the input buffers; False where its filters need more space than there is."""
-        if not self._index.stage(self._filters, requests):
+        if not self._index.stage(self._filters, inputs.requests, inputs.boosts):
             return False
-        batch, longest = tokens_BT.shape
-        tokens, lengths, hi = self._packed.host[:3]
-        tokens[:], lengths[:], hi[:] = 0, 1, 0  # a padding request has a prompt of one token and may reach nothing
-        tokens[:batch, :longest] = tokens_BT
-        lengths[:batch] = lengths_B
+        batch, longest = inputs.tokens_BT.shape
+        hi_SB, roots_B = inputs.roots()
+        tokens, lengths, roots, hi = self._packed.host[:4]
+        tokens[:], lengths[:], roots[:], hi[:] = 0, 1, 0, 0  # a padding request has one token and may reach nothing
+        tokens[:batch, :longest] = inputs.tokens_BT
+        lengths[:batch] = inputs.lengths_B
+        PackedInputs.as_float32(roots)[:batch] = roots_B
         hi[: len(hi_SB), :batch] = hi_SB
         self._packed.send()
         return True
@@ -200,7 +239,8 @@ class StaticDecode:
     def run(self) -> None:
         """Compute the output buffers from the input buffers. This can be captured."""
         session = self._model.start(self.tokens_BT, self.lengths_B, self.bucket.num_beams)
-        constraint = TrieConstraint(self.config, self.hi_SB, self._launch)
+        boosts = BatchBoosts(columns=(), root_B1=PackedInputs.as_float32(self._roots_B)[:, None])
+        constraint = TrieConstraint(self.config, self.hi_SB, self._launch, boosts=boosts)
         trace = decode(constraint, ModelCalls(session.step_fn), watch=False)
         beams = trace.beams
         self.scores_BK.copy_(beams.scores)
@@ -223,13 +263,14 @@ class StaticDecode:
         nothing_BK = np.zeros(scores_BK.shape, np.int64)
         kept_LBK = _on_host(self.kept_LBK)[:, :batch]
         kept = {number: kept_LBK[number, :, :num_beams] for number, num_beams in enumerate(config.num_beams[:-1])}
+        of_rounds = {**kept, config.num_rounds - 1: scores_BK}
         return Trace(
             beams=Beams(scores=scores_BK, parent=nothing_BK, code=nothing_BK, lo=lo_SBK, hi=hi_SBK, num_valid=num_valid_B),
             rounds=[],
             calls=0,
             max_beams=None,
             kept=kept,
-            bounds={number: scores[:, -1] for number, scores in kept.items() if not config.keeps_all(number)},
+            bounds={number: scores[:, -1] for number, scores in of_rounds.items() if not config.keeps_all(number)},
         )
 
 

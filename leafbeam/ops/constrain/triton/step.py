@@ -15,8 +15,8 @@ P the power of two that holds K.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from leafbeam.index import Filter, ItemColumn, Trie, Version
 from leafbeam.index.level import Level
 from leafbeam.ops.constrain.filter_cache import MAX_FILTER_BYTES, FilterCache
 from leafbeam.ops.constrain.levels import LEAVES, LevelView
-from leafbeam.ops.constrain.triton.filters import BitmapMemory, BitmapTensors, Copy, MaximaMemory, to_device
+from leafbeam.ops.constrain.triton.filters import BitmapMemory, Copy, MaximaMemory, to_device
 from leafbeam.ops.constrain.triton.kernels import NO_KEY, ChildLists, children_kernel, request_kernel, row_kernel
 from leafbeam.ops.constrain.triton.ranges import Segment, SegmentBoosts, form_of
 from leafbeam.ops.constrain.triton.round import new_round
@@ -88,19 +88,21 @@ class SegmentBitmaps(NamedTuple):
     boosts: FilterCache
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class BatchBoosts:
-    """The boosts of a batch on the device.
+class BatchBoosts(NamedTuple):
+    """The boosts of a batch, on the device or on the host.
 
     Args:
         weight_B: float32, what the numbers of each request are multiplied with, 0 for one without a boost.
         tables_LSB: int64, for the root and then each level the addresses of each request's numbers in each segment.
-        held: Keeps the tensors to which the addresses point.
     """
 
-    weight_B: Tensor
-    tables_LSB: Tensor
-    held: tuple[tuple[Tensor, ...], ...]
+    weight_B: Any
+    tables_LSB: Any
+
+    @classmethod
+    def of(cls, inputs: Sequence[Any]) -> BatchBoosts | None:
+        """Return the boosts in the memory of inputs; None if there are no such inputs."""
+        return cls(PackedInputs.as_float32(inputs[0]), inputs[1]) if inputs else None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -135,27 +137,35 @@ class FilterArrays:
         host: The same for each segment on the host, to be written before they are sent.
         filtered: Whether any of it is looked at.
         min_key_B: int64, reset by every round.
-        held: Keeps the bitmaps to which the addresses point.
-        boosts: The boosts of the batch, if there are any.
+        held: Keeps the bitmaps and maxima to which the addresses point.
+        boosts, host_boosts: The boosts of the batch, on the device and on the host, if there is space for them.
     """
 
     segments: tuple[SegmentFilters, ...]
     host: tuple[tuple[NDArray[np.int64], ...], ...]
     filtered: bool
     min_key_B: Tensor
-    held: list[BitmapTensors | None]
+    held: list[Sequence[Tensor] | None]
     boosts: BatchBoosts | None = None
+    host_boosts: BatchBoosts | None = None
 
     @classmethod
-    def shapes(cls, num_segments: int, batch_size: int, max_denied: int) -> list[tuple[int, ...]]:
-        """Return the shapes of the inputs, for so many denied leaves of a batch and segment."""
-        return [(batch_size,), (batch_size,), (batch_size + 1,), (max(1, max_denied),)] * num_segments
+    def shapes(cls, num_segments: int, batch_size: int, max_denied: int, num_levels: int = 0) -> list[tuple[int, ...]]:
+        """Return the shapes of the inputs, for so many denied leaves of a batch and segment.
+
+        num_levels: of the index, if there is to be space for boosts.
+        """
+        boosts = [(batch_size,), (1 + num_levels, num_segments, batch_size)] if num_levels else []
+        return [*[(batch_size,), (batch_size,), (batch_size + 1,), (max(1, max_denied),)] * num_segments, *boosts]
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor], host: Sequence[NDArray[np.int64]], *, filtered: bool) -> FilterArrays:
         """Return filters in the memory of inputs of these shapes."""
-        parts = [slice(first, first + 4) for first in range(0, len(tensors), 4)]
+        num_segments = len(tensors) // 4
+        parts = [slice(4 * s, 4 * s + 4) for s in range(num_segments)]
         return cls(
+            boosts=BatchBoosts.of(tensors[4 * num_segments :]),
+            host_boosts=BatchBoosts.of(host[4 * num_segments :]),
             segments=tuple(SegmentFilters._make(tensors[part]) for part in parts),
             host=tuple(tuple(host[part]) for part in parts),
             filtered=filtered,
@@ -213,33 +223,18 @@ def bind_filters(arrays: VersionArrays, filters: Sequence[Filter], boosts: Boost
     parts = [part for request in filters for part in request.parts]
     capacity = len(filters) * max((len(part.denied_D) for part in parts), default=0)
     filtered = any(part.leaves is not None or len(part.denied_D) for part in parts)
-    inputs = PackedInputs(FilterArrays.shapes(arrays.num_segments, len(filters), capacity), arrays.device)
+    num_levels = 0 if boosts is None else len(arrays.levels)
+    inputs = PackedInputs(FilterArrays.shapes(arrays.num_segments, len(filters), capacity, num_levels), arrays.device)
     bound = FilterArrays.of(inputs.tensors, inputs.host, filtered=filtered)
-    stage_filters(arrays, bound, filters)
+    stage_filters(arrays, bound, filters, boosts)
     inputs.send()
-    return bound if boosts is None else replace(bound, boosts=_boosts(arrays, boosts))
+    return bound
 
 
-def _boosts(arrays: VersionArrays, boosts: Sequence[ItemColumn | None]) -> BatchBoosts:
-    weight_B = np.array([0 if column is None else column.weight for column in boosts], np.float32)
-    maxima = [None if column is None else column.bounds(arrays.tries) for column in boosts]
-    tables_LSB = np.zeros((1 + len(arrays.levels), arrays.num_segments, len(boosts)), np.int64)
-    held: list[tuple[Tensor, ...]] = []
-    for s, segment in enumerate(arrays.bitmaps):
-        with segment.boosts.rows_of([None if parts is None else parts[s] for parts in maxima]) as rows:
-            tables = [segment.maxima[row] for row in rows.tolist()]
-        for request, tensors in enumerate(tables):
-            if tensors:
-                tables_LSB[:, s, request] = [tensor.data_ptr() for tensor in tensors]
-        held += tables
-    copied = [arrays.copy(array, arrays.device) for array in (weight_B, tables_LSB)]
-    return BatchBoosts(weight_B=copied[0], tables_LSB=copied[1], held=tuple(held))
+def stage_filters(arrays: VersionArrays, bound: FilterArrays, filters: Sequence[Filter], boosts: Boosts = None) -> bool:
+    """Write a batch's filters and boosts where they can be sent to a captured graph; further requests of the graph get none.
 
-
-def stage_filters(arrays: VersionArrays, bound: FilterArrays, filters: Sequence[Filter]) -> bool:
-    """Write a batch's filters where they can be sent to a captured graph; further requests of the graph get none.
-
-    False if the batch denies more leaves than there is space for. Bitmaps that the device does not have are copied there.
+    False if the batch denies more leaves than there is space for. What the device does not have is copied there.
     """
     size = len(bound.min_key_B)
     denied_S = [[part.denied_D for part in parts] for parts in zip(*(request.parts for request in filters), strict=True)]
@@ -247,7 +242,7 @@ def stage_filters(arrays: VersionArrays, bound: FilterArrays, filters: Sequence[
         sum(map(len, denied_B)) > len(staged[3]) for denied_B, staged in zip(denied_S, bound.host, strict=False)
     ):
         return False
-    held: list[BitmapTensors | None] = []
+    held: list[Sequence[Tensor] | None] = []
     for number, (words_B, before_B, denied_indptr, denied) in enumerate(bound.host):
         parts, (memory, cache, *_) = [request.parts[number] for request in filters], arrays.bitmaps[number]
         words_B[:], before_B[:], denied_indptr[:] = 0, 0, 0
@@ -261,8 +256,26 @@ def stage_filters(arrays: VersionArrays, bound: FilterArrays, filters: Sequence[
         leaves = np.concatenate([part.denied_D for part in parts]) if parts else denied[:0]
         denied[: len(leaves)] = leaves
         held += bitmaps
+    if bound.host_boosts is not None:
+        held += _stage_boosts(arrays, bound.host_boosts, boosts or ())
     bound.held[:] = held
     return True
+
+
+def _stage_boosts(arrays: VersionArrays, host: BatchBoosts, boosts: Sequence[ItemColumn | None]) -> list[tuple[Tensor, ...]]:
+    """Write the weights of a batch and the addresses of its maxima; return the maxima."""
+    host.weight_B[:], host.tables_LSB[:] = 0, 0
+    host.weight_B[: len(boosts)] = [0 if column is None else column.weight for column in boosts]
+    maxima = [None if column is None else column.bounds(arrays.tries) for column in boosts]
+    held: list[tuple[Tensor, ...]] = []
+    for s, segment in enumerate(arrays.bitmaps):
+        with segment.boosts.rows_of([None if parts is None else parts[s] for parts in maxima]) as rows:
+            tables = [segment.maxima[row] for row in rows.tolist()]
+        for request, tensors in enumerate(tables):
+            if tensors:
+                host.tables_LSB[:, s, request] = [tensor.data_ptr() for tensor in tensors]
+        held += tables
+    return held
 
 
 def launch(
