@@ -138,7 +138,7 @@ def measure_caps(run: LoadRun, batches: int, most: int = 2, brands: ItemColumn |
             count += 1
             return twice.proof(prompt, wide, filters=filters, deny=deny, num_items=num_items)
 
-        result, _ = fill_lists(version, [policy], everything, [None], search)
+        result, _ = fill_lists(version, [policy], everything, search)
         searches.append(count)
         proved.append(bool(result.is_proved.all()))
 

@@ -96,7 +96,8 @@ class ItemSearch:
             last = self.config.num_beams[-1]
             return search_until_proved(limits or self.config, search, widths_BL, num_items=last, **options)
         widths_BL[:, :-1] = self.config.num_beams[:-2]
-        return search(self.config, Cut(widths_BL=widths_BL))
+        runs_all = bool((widths_BL >= self.config.num_beams[:-1]).all())
+        return search(self.config, None if runs_all else Cut(widths_BL=widths_BL))
 
     def _widths(self, requests: Requests, widths: Widths | None) -> list[tuple[int, ...]]:
         """Return the beams of the first pass, for each request and each level but the last."""

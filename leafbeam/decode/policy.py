@@ -24,7 +24,7 @@ from leafbeam.decode.results import SearchResult
 from leafbeam.errors import ArgumentError, check_whole, counted
 from leafbeam.index import Bitmap, Filter, ItemColumn, Version
 
-Search = Callable[[Sequence[Filter], Sequence[NDArray[Any] | None], Sequence[int]], SearchResult]
+Search = Callable[[Sequence[Filter], Sequence[list[Any] | None], Sequence[int]], SearchResult]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -167,7 +167,6 @@ def fill_lists(
     version: Version,
     policies: Sequence[Policy],
     filters: Sequence[Filter],
-    deny: Sequence[NDArray[Any] | None],
     search: Search,
 ) -> tuple[SearchResult, list[tuple[int, ...]]]:
     """Return the list of each request under its policy, and how many items each of its quotas misses.
@@ -176,9 +175,8 @@ def fill_lists(
         version: The index.
         policies: The policy of each request.
         filters: The items that each request allows.
-        deny: The ids that each request excludes, on top of that.
         search: `search(filters, deny, num_items)` returns the best items of each request, as many as its number says, with
-            scores of "full" scoring. Requests that are done get a filter of no items.
+            scores of "full" scoring and without the items that it took before. Requests that are done get a filter of no items.
 
     Returns:
         The result is proved where all searches proved their answers. If a list is short, no other allowed item fits into it.
@@ -189,7 +187,7 @@ def fill_lists(
     while not all(one.is_done for one in lists):
         num_items = [max(1, one.missing * (1 + bool(one.policy.caps))) for one in lists]
         asked = [nothing if one.is_done else one.acceptable(base, version) for one, base in zip(lists, filters, strict=True)]
-        found = search(asked, [_without(one, ids) for one, ids in zip(lists, deny, strict=True)], num_items)
+        found = search(asked, [[item.item_id for item in one.taken] or None for one in lists], num_items)
         searches.append(found)
         for request, one in enumerate(lists):
             if not one.is_done:
@@ -222,14 +220,6 @@ def pick(
                 missing -= 1
         unmet.append(max(0, missing))
     return sorted(taken), tuple(unmet[:-1])
-
-
-def _without(one: _List, denied: NDArray[Any] | None) -> NDArray[Any] | None:
-    """Return the ids that a search excludes: denied ones, and those that were taken."""
-    if not one.taken:
-        return denied
-    taken = np.array([item.item_id for item in one.taken])
-    return taken if denied is None else np.concatenate([denied, taken])
 
 
 def _extend(one: _List, version: Version, found: SearchResult, request: int, num_items: int) -> None:

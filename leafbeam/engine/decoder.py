@@ -133,16 +133,15 @@ class Decoder:
 
         on_pass: called with the output of each pass but the last, so that final answers need not wait for the others.
         """
-        version, timer, prompts = requests[0].version, _Timer(requests, self._clock), self._prompts(requests)
+        timer, prompts = _Timer(requests, self._clock), self._prompts(requests)
         policies = [pending.searched_policy for pending in requests if pending.searched_policy is not None]
         batch = _Batch(requests=requests, prompts=prompts, timer=timer, on_pass=None if policies else on_pass)
-        filters, deny = [pending.item_filter for pending in requests], [pending.deny for pending in requests]
+        filters = [pending.item_filter for pending in requests]
         unmet: Sequence[tuple[int, ...]] = ()
         if policies:
-            base = check_batch(version, len(requests), filters, None)
-            result, unmet = fill_lists(version, policies, base, deny, partial(self._search, batch))
+            result, unmet = fill_lists(requests[0].version, policies, filters, partial(self._search, batch))
         else:
-            result = self._search(batch, filters, deny, [pending.num_ranked for pending in requests])
+            result = self._search(batch, filters, None, [pending.num_ranked for pending in requests])
         for row, pending in enumerate(requests):
             if pending.kind is not None and result.beams_needed is not None:
                 self._widths.observe(pending.kind, result.beams_needed[row : row + 1])
@@ -155,7 +154,7 @@ class Decoder:
         return vocabulary.prompts([pending.codes for pending in requests], users)
 
     def _search(
-        self, batch: "_Batch", filters: Sequence[Filter | None], deny: DenyLists, num_items: Sequence[int]
+        self, batch: "_Batch", filters: Sequence[Filter], deny: DenyLists, num_items: Sequence[int]
     ) -> SearchResult:
         """Return the best items of each request: by the graphs, and then without them if these have not proved all."""
         replayed = None
@@ -170,7 +169,7 @@ class Decoder:
         self,
         batch: "_Batch",
         replayed: Replayed | None,
-        filters: Sequence[Filter | None],
+        filters: Sequence[Filter],
         deny: DenyLists,
         num_items: Sequence[int],
     ) -> SearchResult:
@@ -258,7 +257,7 @@ class _Batch:
         boosts = [pending.objectives.boost for pending in self.requests]
         return boosts if any(boost is not None for boost in boosts) else None
 
-    def inputs(self, filters: Sequence[Filter | None], deny: DenyLists) -> BatchInputs:
+    def inputs(self, filters: Sequence[Filter], deny: DenyLists) -> BatchInputs:
         """Return what a graph reads of a search for items of these filters."""
         version = self.requests[0].version
         requests = check_batch(version, len(self.requests), filters, deny)

@@ -151,9 +151,9 @@ class RequestPreparer:
         item_filter = None if rules is None else rules.filter(expression or ())
         objectives = self._objectives.read(request, rules)
         history, segment_n, row_n, ignored_history = _lookup("history", request.history, version, deleted=True)
-        deny, _, _, ignored_deny = _lookup("deny_item_ids", request.deny_item_ids, version)
+        deny, segment_d, row_d, ignored_deny = _lookup("deny_item_ids", request.deny_item_ids, version)
         left_out = () if request.keep_history else tuple(dict.fromkeys(history))
-        denied = [*deny, *left_out]
+        allowed = version.request_filter(item_filter).deny_located(segment_d, row_d)
         empty_rules = _empty_rules(version, item_filter, rules, expression, {"- deny_item_ids": deny, "- history": left_out})
         newest = slice(max(0, len(history) - self._max_items), None)
         codes = version.codes_at(segment_n[newest], row_n[newest]) if history else np.empty((0, self._num_levels), np.int64)
@@ -177,12 +177,11 @@ class RequestPreparer:
             version=version,
             decoders=self._decoders,
             reads_user=request.user is not None and self._vocabulary.num_users > 0,
-            item_filter=item_filter,
+            item_filter=allowed if request.keep_history else allowed.deny_located(segment_n, row_n),
             objectives=objectives,
             rules_generation=None if rules is None else rules.generation,
             empty_rules=empty_rules,
             codes=codes,
-            deny=np.array(denied) if denied else None,
             num_left_out=len(left_out),
             ignored_history=ignored_history,
             ignored_deny=ignored_deny,

@@ -208,10 +208,6 @@ class Result:
     channel: Channel
     reasons: tuple[Reason, ...]
     num_valid: int
-    num_beams: int
-    exact: bool
-    num_exact: int
-    rows: int
     num_history_used: int
     num_history_left_out: int
     read_user: bool
@@ -219,8 +215,12 @@ class Result:
     ignored_deny: tuple[ItemId, ...]
     index_version: str
     rules_generation: int | None
-    batch_size: int
     timings: Timings
+    batch_size: int = 1
+    num_beams: int = 0
+    exact: bool = False
+    num_exact: int = 0
+    rows: int = 0
     empty_rules: tuple[str, ...] = ()
     levels: tuple[BeamLevel, ...] = ()
     boosts: tuple[float, ...] = ()
@@ -245,9 +245,9 @@ class PendingRequest:
     channel: what ranks the items. history: the known ids of its history. size: with the key of its batch, its arrival and its
     deadline; its beams are those of the widest level. num_beams: the beams of the last level. kind: of the search, if it proves
     its answer. widths: the beams that its search is expected to need, of each level but the last.
-    codes: (n, L) int64, of the newest known items. deny: the known ids that must not be returned; num_left_out of them are
-    from the history. empty_rules: see `Result`. prepared: when it was ready to be queued. objectives: what it prefers.
-    decoders: those of its model, one for each worker. reads_user: whether the model reads its user.
+    item_filter: the items that may be returned; num_left_out of the others are from the history.
+    codes: (n, L) int64, of the newest known items. empty_rules: see `Result`. prepared: when it was ready to be queued.
+    objectives: what it prefers. decoders: its model's, one for each worker. reads_user: whether the model reads its user.
     future: completed with the result; cancelling it withdraws the request, queued or running.
     """
 
@@ -257,10 +257,9 @@ class PendingRequest:
     kind: SearchKind | None
     widths: tuple[int, ...]
     version: Version
-    item_filter: Filter | None
+    item_filter: Filter
     rules_generation: int | None
     codes: NDArray[np.int64]
-    deny: NDArray[Any] | None
     ignored_history: tuple[ItemId, ...]
     ignored_deny: tuple[ItemId, ...]
     prepared: float

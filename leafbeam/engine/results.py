@@ -7,8 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,9 +63,6 @@ class MemoryChannel:
         memory, bound = self.memory, self._bind(pending.version)
         allowed_N = bound.allowed(pending.item_filter)
         history_n = memory.rows_of(pending.history)
-        if pending.deny is not None:
-            deny_n = memory.rows_of(pending.deny)
-            allowed_N[deny_n[deny_n >= 0]] = False
         rows_h = memory.newest(history_n)
         parts = memory.scores(rows_h, allowed_N)
         features_FN, fusion = None, None
@@ -191,8 +187,12 @@ class ResultWriter:
             items = self._memory.rank(pending, (item_ids, search.model_scores[row, :num_valid]))
             codes_kL = pending.version.codes_of(items.item_ids)
         num_exact = 0 if search.num_exact is None else int(search.num_exact[row])
-        return replace(
-            self._write(pending, items, codes_kL, output.started, (output.prefill_s, output.rounds_s, output.constrain_s)),
+        return self._write(
+            pending,
+            items,
+            codes_kL,
+            output.started,
+            (output.prefill_s, output.rounds_s, output.constrain_s),
             num_beams=pending.num_beams if pending.kind is None else pending.size.num_beams,
             exact=bool(search.is_proved[row]),
             num_exact=num_exact,
@@ -215,8 +215,9 @@ class ResultWriter:
         codes_kL: NDArray[np.int64],
         started: float,
         stages: tuple[float, float, float],
+        **of_search: Any,
     ) -> Result:
-        """Return the result without what a search says of itself. stages: the seconds of prefill, rounds and constrain."""
+        """Return the result. stages: the seconds of prefill, rounds and constrain. of_search: what a search says of itself."""
         return Result(
             item_ids=tuple(items.item_ids),
             codes=tuple(tuple(codes) for codes in codes_kL.tolist()),
@@ -227,10 +228,6 @@ class ResultWriter:
             unmet=_unmet(pending, items.unmet),
             num_valid=len(items.item_ids),
             empty_rules=pending.empty_rules,
-            num_beams=0,
-            exact=False,
-            num_exact=0,
-            rows=0,
             num_history_used=len(pending.codes),
             num_history_left_out=pending.num_left_out,
             read_user=pending.reads_user,
@@ -238,7 +235,6 @@ class ResultWriter:
             ignored_deny=pending.ignored_deny,
             index_version=pending.version.name,
             rules_generation=pending.rules_generation,
-            batch_size=1,
             timings=Timings(
                 prepare=pending.prepared - pending.size.arrived,
                 queue=started - pending.prepared,
@@ -247,6 +243,7 @@ class ResultWriter:
                 constrain=stages[2],
                 postprocess=self._clock() - started - sum(stages),
             ),
+            **of_search,
         )
 
 

@@ -60,7 +60,11 @@ class ItemSet:
     def deny(self, item_ids: ItemIds) -> "ItemSet":
         """Return the set without some items; unknown ids are ignored. This costs a few searches for each id."""
         rows = self.items.rows_of(item_ids)
-        ordinals = np.unique(self.items.ordinal_N[rows[rows >= 0]].astype(np.int64))
+        return self.deny_rows(rows[rows >= 0])
+
+    def deny_rows(self, row_n: NDArray[np.int64]) -> "ItemSet":
+        """Return the set without the items at some rows of the table."""
+        ordinals = np.unique(self.items.ordinal_N[row_n].astype(np.int64))
         if self.bitmap is not None:
             ordinals = ordinals[self.bitmap.has(ordinals)]
         if not len(ordinals):
@@ -180,6 +184,12 @@ class Filter:
             item_ids: The ids to exclude; unknown ids are ignored.
         """
         return replace(self, parts=tuple(part.deny(item_ids) for part in self.parts))
+
+    def deny_located(self, segment_n: NDArray[np.int64], row_n: NDArray[np.int64]) -> "Filter":
+        """Return the filter without some items that `Version.locate` has found."""
+        if not len(row_n):
+            return self
+        return replace(self, parts=tuple(part.deny_rows(row_n[segment_n == s]) for s, part in enumerate(self.parts)))
 
     @property
     def ordinals(self) -> Bitmap:

@@ -79,6 +79,7 @@ def test_a_deny_list_equals_a_difference(num_items: int, duplicates: bool, seed:
     unknown = [int(ids.max()) + 1]
     for allowed in (a, trie.all_items):
         less = allowed.deny([*first.tolist(), *unknown]).deny(second)
+        assert allowed.deny_located(*Version.of(trie).locate(first)) == allowed.deny(first)
         expected = allowed - trie.filter(item_ids=first) - trie.filter(item_ids=second)
         assert less == expected
         assert hash(less) == hash(expected)
