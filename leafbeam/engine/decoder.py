@@ -153,9 +153,7 @@ class Decoder:
         users = [pending.request.user for pending in requests] if vocabulary.num_users else None
         return vocabulary.prompts([pending.codes for pending in requests], users)
 
-    def _search(
-        self, batch: "_Batch", filters: Sequence[Filter], deny: DenyLists, num_items: Sequence[int]
-    ) -> SearchResult:
+    def _search(self, batch: "_Batch", filters: Sequence[Filter], deny: DenyLists, num_items: Sequence[int]) -> SearchResult:
         """Return the best items of each request: by the graphs, and then without them if these have not proved all."""
         replayed = None
         if self._graphs is not None:
