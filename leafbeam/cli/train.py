@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 MODEL = "Model"
 PresetName = Literal["tiny", "small", "base"]
-Shape = Literal["decoder-only", "encoder-decoder"]
+Shape = Literal["decoder-only", "encoder-decoder", "item-history"]
 # Shares of a budget in minutes: for the settings of the item memory, before the training, and for its weight, after it.
 _MEMORY_SHARE, _FUSION_SHARE = 0.1, 0.05
 
@@ -69,7 +69,8 @@ class ModelOptions:
         Shape | None,
         option(
             "--architecture",
-            "The architecture: decoder-only (Qwen3's) or encoder-decoder (T5's, as in TIGER).",
+            "The architecture: decoder-only (Qwen3's), encoder-decoder (T5's, as in TIGER), or item-history (one vector for "
+            "each item of the history).",
             MODEL,
             metavar="NAME",
             default="decoder-only",

@@ -222,17 +222,19 @@ def _normed(norm: RMSNorm | LayerNorm | None, hidden_BTD: Tensor) -> Tensor:
     return hidden_BTD if norm is None else norm(hidden_BTD)
 
 
-class Decoder(nn.Module):
-    """Embedding, layers, final norm. Parameters are on the meta device; `Transformer` allocates them."""
+class Stack(nn.Module):
+    """Layers and a final norm, over vectors. Parameters are on the meta device; `Transformer` allocates them."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, num_layers: int, **before: nn.Module) -> None:
+        """before: modules by their names, whose parameters are drawn before those of the layers."""
         super().__init__()
         self.config = config
-        self.embed_tokens = _embedding(config.vocab_size, config.hidden_size)
+        for name, module in before.items():
+            self.add_module(name, module)
         self.embed_positions = None
         if config.learned_positions:
             self.embed_positions = _embedding(config.max_position_embeddings, config.hidden_size)
-        self.layers = nn.ModuleList(Layer(config, number) for number in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(Layer(config, number) for number in range(num_layers))
         self.norm = (RMSNorm if config.norm == "rms" else LayerNorm)(config.hidden_size, config.rms_norm_eps)
         self._frequencies: dict[tuple[bool, torch.device], Tensor] = {}  # made before a graph is captured, which copies nothing
 
@@ -248,11 +250,9 @@ class Decoder(nn.Module):
         scale = config.local_scale if is_local else config.rope_scale
         return Rotary(self._frequencies[is_local, device], scale, positions, dtype)
 
-    def forward(self, tokens_BT: Tensor, positions: Tensor, attend: Attend, dropout: Dropout = lambda x: x) -> Tensor:
-        """Hidden states (B, T, D) after the final norm, of tokens at `positions` (see `Rotary`)."""
-        config, hidden_BTD = self.config, self.embed_tokens(tokens_BT)
-        if config.embedding_scale != 1:
-            hidden_BTD = hidden_BTD * float(torch.tensor(config.embedding_scale, dtype=hidden_BTD.dtype))
+    def forward(self, hidden_BTD: Tensor, positions: Tensor, attend: Attend, dropout: Dropout = lambda x: x) -> Tensor:
+        """Hidden states (B, T, D) after the final norm, of vectors at `positions` (see `Rotary`)."""
+        config = self.config
         if self.embed_positions is not None:
             hidden_BTD = hidden_BTD + self.embed_positions(positions)
         hidden_BTD = dropout(hidden_BTD)
@@ -265,6 +265,21 @@ class Decoder(nn.Module):
             rotate = local if number in config.local_layers else rotary
             hidden_BTD = cast(Layer, layer)(hidden_BTD, number, rotate, attend, dropout)
         return self.norm(hidden_BTD)
+
+
+class Decoder(Stack):
+    """A stack with an embedding of the tokens."""
+
+    embed_tokens: nn.Embedding
+
+    def __init__(self, config: ModelConfig) -> None:
+        embedding = _embedding(config.vocab_size, config.hidden_size)
+        super().__init__(config, config.num_hidden_layers, embed_tokens=embedding)
+
+    def embed(self, tokens_BT: Tensor) -> Tensor:
+        """Return the vectors (B, T, D) of tokens, as they enter the first layer."""
+        hidden_BTD, scale = self.embed_tokens(tokens_BT), self.config.embedding_scale
+        return hidden_BTD if scale == 1 else hidden_BTD * float(torch.tensor(scale, dtype=hidden_BTD.dtype))
 
 
 def _embedding(count: int, size: int) -> nn.Embedding:

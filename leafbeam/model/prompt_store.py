@@ -53,7 +53,7 @@ class PromptStore:
         whole = np.ascontiguousarray(tokens_T, np.int64).tobytes()
         with self._lock:
             prefix = self._longest_prefix(whole)
-            known = min(len(prefix) // 8, len(tokens_T) - 1)
+            known = min(len(prefix) * len(tokens_T) // len(whole), len(tokens_T) - 1)
             if known < 1:
                 self.misses += 1
                 return None
@@ -74,7 +74,7 @@ class PromptStore:
         own = slots.clone(memory_format=torch.contiguous_format)
         with self._lock:
             if extends is not None:
-                self._drop(key[: 8 * extends.num_tokens])
+                self._drop(key[: len(key) * extends.num_tokens // len(tokens_T)])
             while self._slots and self.nbytes + own.nbytes > self.max_bytes:
                 self._drop(next(iter(self._slots)))
             if key not in self._slots:

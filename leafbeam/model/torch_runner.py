@@ -12,7 +12,7 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
-from leafbeam.model.decoder import Decoder, causal_attention
+from leafbeam.model.decoder import Attend, Decoder, Stack, causal_attention
 from leafbeam.model.kv_cache import CodeCache, PromptCache, TextCache
 from leafbeam.ops.attention import reference
 from leafbeam.ops.attention.reference import causal_suffix_attention, codes_of, merge
@@ -80,10 +80,16 @@ class TorchRunner(ABC):
         return [self._options.head(hidden_BKCD[:, :, code], level + 1 + code) for code in range(num_codes)]
 
 
-class DecoderRunner(TorchRunner):
-    """The runner of a decoder-only model, for codes and, as `TextRunner`, for texts."""
+def last_of_prompts(body: Stack, vectors_BTD: Tensor, lengths_B: Tensor, attend: Attend) -> Tensor:
+    """Return the hidden states (B, D) of each prompt's last position."""
+    hidden_BTD = body(vectors_BTD, torch.arange(vectors_BTD.shape[1], device=vectors_BTD.device), attend)
+    return hidden_BTD[torch.arange(len(lengths_B), device=lengths_B.device), lengths_B - 1]
 
-    def __init__(self, body: Decoder, tokens_BT: Tensor, lengths_B: Tensor, options: RunnerOptions) -> None:
+
+class DecoderRunner(TorchRunner):
+    """The runner of a decoder-only model, for codes and, as `TextRunner`, for texts. vectors_BTD: those of the prompts."""
+
+    def __init__(self, body: Decoder, vectors_BTD: Tensor, lengths_B: Tensor, options: RunnerOptions) -> None:
         super().__init__(lengths_B, len(body.layers), options.num_levels - 1, options)
         self._body, self._lengths_B = body, lengths_B
         attend = causal_attention(body.config)
@@ -92,8 +98,7 @@ class DecoderRunner(TorchRunner):
             self.prompt.append(key_BTGE, value_BTGE)
             return attend(layer, query_BTHE, key_BTGE, value_BTGE)
 
-        hidden_BTD = body(tokens_BT, torch.arange(tokens_BT.shape[1], device=tokens_BT.device), prefill)
-        self._last_BD = hidden_BTD[torch.arange(len(lengths_B), device=lengths_B.device), lengths_B - 1]
+        self._last_BD = last_of_prompts(body, vectors_BTD, lengths_B, prefill)
         self._texts = TextCache(self._num_layers)
 
     def root_logits(self) -> Tensor:
@@ -108,7 +113,7 @@ class DecoderRunner(TorchRunner):
         slot_BKC = first_BK[..., None] + torch.arange(count, device=device)
         self._texts.place(slot_BKC, max(levels) + count)
         self._positions_BN = positions_BN = self._lengths_B[:, None] + slot_BKC.flatten(1)
-        hidden_BND = self._body(padded_BKC.flatten(1), positions_BN, self._attend_texts)
+        hidden_BND = self._body(self._body.embed(padded_BKC.flatten(1)), positions_BN, self._attend_texts)
         last_R = torch.tensor([max(0, len(row) - 1) for row in tokens], device=device)
         return hidden_BND.unflatten(1, slot_BKC.shape[1:]).flatten(0, 1)[torch.arange(len(tokens), device=device), last_R]
 
@@ -118,7 +123,7 @@ class DecoderRunner(TorchRunner):
         if num_codes > 1:
             positions_BN = positions_BN + torch.arange(num_codes, device=tokens_BN.device).repeat(num_beams)
         self._positions_BN = positions_BN
-        return self._body(tokens_BN, positions_BN, self._attend)
+        return self._body(self._body.embed(tokens_BN), positions_BN, self._attend)
 
     def _attend_to_prompt(self, layer: int, query_BNHE: Tensor) -> tuple[Tensor, Tensor]:
         """Return the attention to the part of the prompt that a layer sees from the present positions."""

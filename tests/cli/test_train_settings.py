@@ -42,7 +42,7 @@ def test_every_setting_says_what_it_means() -> None:
     ("words", "message"),
     [
         (("--set", "num_experts=2"), "only the architecture 'encoder-decoder' has experts"),
-        (("--set", "architecture=rnn"), "architecture is 'rnn': expected decoder-only or encoder-decoder"),
+        (("--set", "architecture=rnn"), "architecture is 'rnn': expected decoder-only, encoder-decoder or item-history"),
         (("--set", "betas=[1, 2, 3]"), "betas must be two numbers"),
         (("--set", 'betas=["a", "b"]'), "betas is 'a': expected a number"),
         (("--set", "budget.steps=1", "--set", "budget.epochs=1"), "exactly one of steps, epochs and minutes"),

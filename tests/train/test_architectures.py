@@ -90,7 +90,7 @@ def test_bf16_trains_too():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"architecture": "encoder"}, "expected 'decoder-only' or 'encoder-decoder'"),
+        ({"architecture": "encoder"}, "expected 'decoder-only', 'encoder-decoder' or 'item-history'"),
         ({"architecture": "decoder-only", "num_experts": 4}, "only the architecture 'encoder-decoder' has experts"),
         ({"num_experts": 2, "num_experts_per_tok": 3}, "raise num_experts"),
         ({"num_experts": -1}, "at least 0"),

@@ -43,6 +43,7 @@ SHARDED = {
     "decoder": dataclasses.replace(PLAIN, clip_norm=0.1),
     "users": dataclasses.replace(PLAIN, num_users=7, user_dropout=0.0),
     "encoder-decoder": dataclasses.replace(PLAIN, architecture="encoder-decoder", tie_word_embeddings=False),
+    "item-history": dataclasses.replace(PLAIN, architecture="item-history"),
 }
 
 

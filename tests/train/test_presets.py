@@ -17,10 +17,13 @@ STEPS = 8
 GOLDEN: dict[tuple[str, str], list[float]] = {
     ("tiny", "decoder-only"): [3.737, 3.736, 3.96, 3.625, 3.612, 3.573, 3.554, 3.172],
     ("tiny", "encoder-decoder"): [5.125, 4.674, 4.518, 4.936, 3.782, 4.148, 3.365, 4.785],
+    ("tiny", "item-history"): [3.463, 3.371, 3.61, 3.211, 3.446, 3.188, 3.074, 2.939],
     ("small", "decoder-only"): [3.615, 3.714, 4.648, 3.519, 3.941, 3.808, 3.614, 3.552],
     ("small", "encoder-decoder"): [4.369, 5.519, 5.203, 5.682, 4.503, 3.341, 4.708, 5.53],
+    ("small", "item-history"): [3.53, 3.5, 4.005, 3.339, 4.028, 3.632, 3.606, 3.62],
     ("base", "decoder-only"): [3.876, 3.889, 5.489, 3.264, 4.444, 4.362, 3.609, 3.603],
     ("base", "encoder-decoder"): [6.245, 5.179, 6.291, 6.865, 5.18, 5.725, 3.41, 4.417],
+    ("base", "item-history"): [3.619, 3.549, 5.018, 3.109, 4.493, 4.51, 3.966, 3.852],
 }
 
 
@@ -35,7 +38,7 @@ def losses_of(recipe: Recipe) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("architecture", ["decoder-only", "encoder-decoder"])
+@pytest.mark.parametrize("architecture", ["decoder-only", "encoder-decoder", "item-history"])
 @pytest.mark.parametrize("name", ["tiny", "small", "base"])
 def test_the_first_losses_equal_the_recorded_ones(name: str, architecture: str):
     recipe = preset(name, budget=Budget(steps=STEPS), architecture=architecture)

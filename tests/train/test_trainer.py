@@ -24,9 +24,13 @@ from leafbeam.train import trainer as trainer_module
 from leafbeam.train.trainer import AVERAGE_POWER
 from tests.train.small_trainer import SIZES, TINY, all_codes, log_of, same, sids_of, trainer_of, walks, weights_of
 
+ARCHITECTURES = pytest.mark.parametrize("architecture", ["decoder-only", "item-history"])
 
-def test_a_log_that_can_be_learned_is_learned():
+
+@ARCHITECTURES
+def test_a_log_that_can_be_learned_is_learned(architecture: str):
     recipe = dataclasses.replace(TINY, budget=Budget(steps=150), hidden_size=32, dropout=0.0, label_smoothing=0.0)
+    recipe = dataclasses.replace(recipe, architecture=architecture)  # pyright: ignore[reportArgumentType]
     history: list[TrainStats] = []
     trainer = trainer_of(recipe)
     trainer.run(progress=history.append)
@@ -41,8 +45,9 @@ def test_a_log_that_can_be_learned_is_learned():
     assert not trainer.model.training
 
 
-def test_the_loss_is_each_levels_own_cross_entropy_given_what_came_before():
-    trainer = trainer_of(dataclasses.replace(TINY, dropout=0.0))
+@ARCHITECTURES
+def test_the_loss_is_each_levels_own_cross_entropy_given_what_came_before(architecture: str):
+    trainer = trainer_of(dataclasses.replace(TINY, dropout=0.0, architecture=architecture))
     items_BT = torch.tensor([[3, 17, 5], [0, 39, 21]])
     model, codes = trainer.model.eval(), all_codes()
     nats = []
@@ -60,12 +65,13 @@ def test_the_loss_is_each_levels_own_cross_entropy_given_what_came_before():
 
 ENCODER_DECODER = dataclasses.replace(TINY, architecture="encoder-decoder", max_items=4, num_key_value_heads=2)
 EXPERTS = dataclasses.replace(ENCODER_DECODER, num_experts=3, num_experts_per_tok=2)
+ITEM_HISTORY = dataclasses.replace(TINY, architecture="item-history")
 
 
 @pytest.mark.parametrize(
     ("recipe", "stop"),
-    [(TINY, 1), (TINY, 5), (TINY, 11), (ENCODER_DECODER, 4), (EXPERTS, 4)],
-    ids=["1", "5", "11", "encoder-decoder", "experts"],
+    [(TINY, 1), (TINY, 5), (TINY, 11), (ENCODER_DECODER, 4), (EXPERTS, 4), (ITEM_HISTORY, 4)],
+    ids=["1", "5", "11", "encoder-decoder", "experts", "item-history"],
 )
 def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, recipe: Recipe, stop: int):
     whole = trainer_of(recipe)

@@ -21,7 +21,8 @@ from tests.train.small_trainer import SIZES, TINY, all_codes, log_of, same, sids
 
 USERS = dataclasses.replace(TINY, num_users=16, user_dropout=0.0, dropout=0.0, label_smoothing=0.0)
 TWO_HALVES = dataclasses.replace(USERS, architecture="encoder-decoder")
-BOTH = pytest.mark.parametrize("recipe", [USERS, TWO_HALVES], ids=["decoder", "encoder-decoder"])
+ITEM_HISTORY = dataclasses.replace(USERS, architecture="item-history")
+EACH = pytest.mark.parametrize("recipe", [USERS, TWO_HALVES, ITEM_HISTORY], ids=["decoder", "encoder-decoder", "item-history"])
 VOCABULARY = Vocabulary(codebook_sizes=SIZES, num_users=16)
 
 
@@ -104,14 +105,14 @@ def test_every_window_has_its_user():
     assert sorted(user for number in range(len(epoch)) for user in epoch.users(number)) == [1, 4]
 
 
-@BOTH
+@EACH
 def test_the_loss_is_the_cross_entropy_given_the_user_token(recipe: Recipe):
     trainer = trainer_of(recipe)
     model, codes = trainer.model.eval(), all_codes()
     items_BT, users = torch.tensor([[3, 17], [0, 39]]), VOCABULARY.user_tokens(["ann", "bob"])
     nats: list[torch.Tensor] = []
     for user, items in zip(users.tolist(), items_BT.tolist(), strict=True):
-        for position in range(2) if recipe is USERS else [1]:
+        for position in [1] if recipe is TWO_HALVES else range(2):
             begin = [model.vocabulary.bos, user, *model.vocabulary.tokens(codes[items[:position]].reshape(-1, 3)).reshape(-1)]
             target = model.vocabulary.tokens(codes[items[position]]).tolist()
             for level in range(3):
@@ -124,7 +125,7 @@ def test_the_loss_is_the_cross_entropy_given_the_user_token(recipe: Recipe):
     assert trainer.loss(items_BT, torch.as_tensor(users)).item() == pytest.approx(by_hand, rel=1e-5)
 
 
-@BOTH
+@EACH
 def test_the_user_token_decides_where_histories_are_equal(recipe: Recipe):
     recipe = dataclasses.replace(recipe, num_users=2000, budget=Budget(steps=150), hidden_size=32)
     trainer = trainer_of(recipe, opposites(40))
@@ -176,7 +177,7 @@ def test_without_users_vocabulary_fingerprint_and_recipe_are_unchanged():
     assert Recipe.from_json(json.dumps(former)) == TINY
 
 
-@BOTH
+@EACH
 def test_train_saves_a_model_with_users_and_evaluate_passes_each_user(
     tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ):

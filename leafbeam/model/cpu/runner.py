@@ -30,7 +30,7 @@ from leafbeam.model.cpu import kernels, pointwise
 from leafbeam.model.cpu.layers import HeadsOfLayers, LayerParameters, Layers, Prompts, choose_layers, even_parts, parameters_of
 from leafbeam.model.cpu.rows import Rows, lay_out_codes, lay_out_prompts, segments_of
 from leafbeam.model.cpu.workspace import Chunk, Workspace
-from leafbeam.model.decoder import Decoder, Layer, LayerNorm
+from leafbeam.model.decoder import Decoder, Layer, LayerNorm, Stack
 from leafbeam.model.other_tokens import OtherTokens
 from leafbeam.model.prompt_store import CachedPrompt, PromptStore
 from leafbeam.model.vocabulary import AnyVocabulary
@@ -66,19 +66,26 @@ class CpuOptions:
 
 
 class CpuRunner:
-    """The `Runner` of float32 models on a CPU. head_weight: None returns hidden states (rows of D) in the place of logits."""
+    """The `Runner` of float32 models on a CPU. head_weight: None returns hidden states (rows of D) in the place of logits.
+
+    vectors_BTD: those of the prompts; None: their tokens' embeddings. The store then knows position t of a prompt by all of
+    tokens_BT[b, t], which may be several.
+    """
 
     def __init__(
         self,
-        body: Decoder,
+        body: Stack,
         head_weight: Tensor | None,
         vocabulary: AnyVocabulary,
         tokens_BT: Tensor,
         lengths_B: Tensor,
         options: CpuOptions,
+        vectors_BTD: Tensor | None = None,
     ) -> None:
         self._config: ModelConfig = body.config
-        self._embedding = body.embed_tokens.weight.detach().numpy()
+        self._vectors_ND = None if vectors_BTD is None else vectors_BTD.flatten(0, 1).numpy()
+        if isinstance(body, Decoder):
+            self._embedding = body.embed_tokens.weight.detach().numpy()
         norm, positions = body.norm, body.embed_positions
         self._norm = norm.weight.detach().numpy()
         self._norm_bias = norm.bias.detach().numpy() if isinstance(norm, LayerNorm) else self._norm[:0]
@@ -101,7 +108,7 @@ class CpuRunner:
         scores = self._space.buffer("scores", max(self._space.scores, torch.get_num_threads() * row_scores))
         positions = min(longest + max(64, vocabulary.num_levels), config.max_position_embeddings)
         width = config.num_key_value_heads * config.head_dim
-        self._slot_size = config.num_hidden_layers * width  # elements of the keys of a code in all layers, and of its values
+        self._slot_size = len(body.layers) * width  # elements of the keys of a code in all layers, and of its values
         heads, local = (self._heads_of(body, positions, is_local=is_local) for is_local in (False, True))
         activation = _ACTIVATIONS[config.hidden_act]
         self._heads = HeadsOfLayers(heads, local, config.local_layers, activation)
@@ -113,7 +120,7 @@ class CpuRunner:
             self._run_new_tokens(array_BT, options.store)
         self.restart()
 
-    def _heads_of(self, body: Decoder, positions: int, *, is_local: bool) -> kernels.Heads:
+    def _heads_of(self, body: Stack, positions: int, *, is_local: bool) -> kernels.Heads:
         """Return the heads of the layers that are local, or of the others, with rotations of so many positions."""
         config, half = self._config, self._config.head_dim // 2
 
@@ -132,10 +139,13 @@ class CpuRunner:
         places = config.head_dim, eps, table[:, :half], table[:, half:]
         return kernels.Heads(groups, ratio, *places, config.query_scale, scale, config.attention_cap, window)
 
-    def _load(self, chunk: Chunk, rows: Rows) -> None:
-        """Start a chunk with the embeddings of its tokens, and of their positions if those are learned."""
-        chunk.load(self._embedding, rows.tokens_N, rows.positions_N)
-        if self._config.embedding_scale != 1:
+    def _load(self, chunk: Chunk, rows: Rows, vectors_ND: Array | None = None) -> None:
+        """Start a chunk with the embeddings of its tokens, and of their positions if those are learned.
+
+        vectors_ND: those of the tokens, in the place of embeddings.
+        """
+        chunk.load(self._embedding if vectors_ND is None else vectors_ND, rows.tokens_N, rows.positions_N)
+        if vectors_ND is None and self._config.embedding_scale != 1:
             chunk.hidden.mul_(self._config.embedding_scale)
         if self._positions is not None:
             chunk.hidden.add_(self._positions[torch.from_numpy(chunk.positions_X[: chunk.rows])])
@@ -244,7 +254,7 @@ class CpuRunner:
         """Run every token that is not cached, chunk by chunk; the last layer for each prompt's last token alone."""
         config, requests = self._config, len(self._lengths_B)
         num_tokens, groups, size = int(self._begins_B1[-1]), config.num_key_value_heads, config.head_dim
-        self._slots, slots = self._space.buffer("prompts", config.num_hidden_layers, 2, groups, num_tokens, size)
+        self._slots, slots = self._space.buffer("prompts", self._slot_size // (groups * size), 2, groups, num_tokens, size)
         self._prompts = Prompts(self._slots, slots)
         self.prompt.nbytes = self._slots.nbytes
         self._last_BD, _ = self._space.buffer("last", requests, config.hidden_size)
@@ -253,12 +263,14 @@ class CpuRunner:
             if prompt is not None:
                 self.slots_of(request)[:, :, :, : prompt.num_tokens].copy_(prompt.slots[:, :, :, : prompt.num_tokens])
         rows, first_B1 = self._rows(num_tokens)
+        if self._vectors_ND is not None:
+            tokens_BT = np.arange(len(self._vectors_ND)).reshape(requests, -1)
         lay_out_prompts(tokens_BT, known_B, self._begins_B1, size, first_B1, rows)
         done = 0
         for begin, end in even_parts(int(first_B1[-1]), self._space.rows):
             part = rows.part(begin, end)
             chunk = self._space.chunk(config, end - begin, self._products)
-            self._load(chunk, part)
+            self._load(chunk, part, self._vectors_ND)
             before, done = done, int(np.searchsorted(first_B1[1:], end, side="right"))
             segments_Z4 = self._segments(first_B1, begin, end)
             chunk = self._layers.run_prompts(chunk, self._prompts, segments_Z4, part.slots_N, done - before)

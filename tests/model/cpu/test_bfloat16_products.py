@@ -48,7 +48,7 @@ def rounded_causal(layer: int, *heads: Tensor) -> Tensor:
 
 @torch.no_grad()  # with gradients, attention is in float32
 def root_logits(model: Transformer, tokens_BT: Tensor, lengths_B: Tensor, attend: Callable[..., Tensor] = causal) -> Tensor:
-    hidden_BTD = model.model(tokens_BT, torch.arange(tokens_BT.shape[1]), attend)
+    hidden_BTD = model.model(model.model.embed(tokens_BT), torch.arange(tokens_BT.shape[1]), attend)
     return model.head(hidden_BTD[torch.arange(len(lengths_B)), lengths_B - 1], 0)
 
 

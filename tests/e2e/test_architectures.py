@@ -1,33 +1,38 @@
-"""The whole path with an encoder-decoder with experts: trained, resumed, evaluated, inspected, asked, served."""
+"""The whole path with models of other architectures: trained, evaluated, inspected, asked, served."""
 
 from pathlib import Path
 
 import pytest
 
 from leafbeam.demo.processes import running_server
-from leafbeam.model import EncoderDecoder, load_model
+from leafbeam.model import EncoderDecoder, Transformer, load_model
 from tests.fixtures.command_line import call, succeed
 
 pytestmark = pytest.mark.slow
+KINDS = {"encoder-decoder": ("--set", "num_experts=4"), "item-history": ("--set", "num_users=20")}
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=KINDS)
+def run(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     run = tmp_path_factory.mktemp("run")
     succeed("make-shop", "--out", run, "--items", "120", "--users", "150")
     succeed("fit-sids", "--data", run, "--run", run, "--codebooks", "16,16")
-    words = ("--layers", "1", "--width", "32", "--architecture", "encoder-decoder", "--set", "num_experts=4")
+    words = ("--layers", "1", "--width", "32", "--architecture", request.param, *KINDS[request.param])
     succeed("train", "--run", run, "--steps", "25", *words)
     succeed("build", "--run", run)
     return run
 
 
-def test_it_is_an_encoder_decoder_with_experts(run: Path):
-    model = load_model(run / "model")
-    assert isinstance(model, EncoderDecoder)
-    assert model.config.num_experts == 4
-    shown = succeed("inspect", run)
-    assert all(words in shown for words in ("num_decoder_layers", "num_experts", "25 steps"))
+def test_it_is_of_its_architecture(run: Path):
+    model, shown = load_model(run / "model"), succeed("inspect", run)
+    assert "25 steps" in shown
+    if isinstance(model, EncoderDecoder):
+        assert model.config.num_experts == 4
+        assert all(words in shown for words in ("num_decoder_layers", "num_experts"))
+    else:
+        assert isinstance(model, Transformer)
+        assert (model.config.history_layers, model.vocabulary.num_users) == (1, 20)
+        assert "history_layers" in shown
 
 
 def test_evaluate_and_recommend_read_it(run: Path):
@@ -39,7 +44,7 @@ def test_evaluate_and_recommend_read_it(run: Path):
 
 def test_words_that_cannot_be_meant_are_refused(run: Path):
     refused = " ".join(call("train", "--run", run, "--architecture", "rnn").stderr.replace("│", " ").split())
-    assert "'rnn' is not one of 'decoder-only', 'encoder-decoder'" in refused
+    assert "'rnn' is not one of 'decoder-only', 'encoder-decoder', 'item-history'" in refused
     assert "only the architecture" in call("train", "--run", run, "--set", "num_experts=2").stderr
 
 
