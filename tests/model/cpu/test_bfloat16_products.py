@@ -140,7 +140,7 @@ def test_texts_are_multiplied_in_bfloat16_too(make_model: MakeModel):
     found_RD = rounded.start_texts(tokens_BT, num_texts=2, max_tokens=4).hidden_after(texts)
     for found_D, text in zip(found_RD, texts, strict=True):
         whole_BT = torch.cat([tokens_BT, torch.tensor([text])], 1)
-        expected_D = truth.model(whole_BT, torch.arange(whole_BT.shape[1]), attend)[0, -1]
+        expected_D = truth.model(truth.model.embed(whole_BT), torch.arange(whole_BT.shape[1]), attend)[0, -1]
         exact_D = model(whole_BT)[0, -1]
         assert (found_D - expected_D).abs().mean() < 0.6 * (exact_D - expected_D).abs().mean()
 
