@@ -692,6 +692,13 @@ export interface Usage {
   total_tokens: number;
 }
 
+/** The items that a user took, as the log of interactions has them. */
+export interface UserAnswer {
+  user: string;
+  /** Oldest first. Items that are no longer in the index too. */
+  history: Array<number | string>;
+}
+
 /** A failure: what the server answered, or that it did not answer. */
 export class LeafbeamError extends Error {
   /** status: 0 without an answer. code: the class of the server's error. lines: what is wrong with each line of a batch. */
@@ -764,6 +771,11 @@ export class LeafbeamClient {
   /** Remove the items that the lines name: DELETE /v1/items */
   deleteItems(body: ItemBody | Array<ItemBody>, query: { missing?: "error" | "ignore" } = {}, key: string = crypto.randomUUID()): Promise<ChangeAnswer> {
     return this.send("DELETE", "/v1/items", { body, query, key });
+  }
+
+  /** Return the items that a user took (with --set users): GET /v1/users/{user} */
+  getUser(user: string | number): Promise<UserAnswer> {
+    return this.send("GET", "/v1/users/" + part(user), {});
   }
 
   /** Return an item, its codes and its attributes: GET /v1/items/{item_id} */

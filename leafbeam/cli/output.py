@@ -4,13 +4,11 @@ import re
 import textwrap
 from typing import cast
 
-import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
 from leafbeam.catalog.items_table import title_column
-from leafbeam.cli.run import RunDirectory, Source
 from leafbeam.demo.display import item_facts, item_title
 from leafbeam.engine import Engine, ItemId, Request, Result
 from leafbeam.errors import ItemIdError, counted
@@ -61,22 +59,6 @@ def parse_ids(text: str, trie: Trie) -> list[ItemId]:
             raise ItemIdError(f"{word!r}: the item ids of this index are whole numbers{example}")
         ids.append(item_id)
     return ids
-
-
-def history_of(paths: RunDirectory, user: str) -> list[ItemId]:
-    """Return all items of a user of the log, oldest first.
-
-    Raises:
-        ItemIdError: If the user is not in the log.
-    """
-    log = Source.load(paths.source).read()
-    row = np.flatnonzero(log.user_ids.astype(np.str_) == user)
-    if len(row) == 0:
-        examples = ", ".join(str(name) for name in log.user_ids[:3])
-        raise ItemIdError(
-            f"the log has no user {user!r}; its {counted(log.num_users, 'user has', 'users have')} ids such as {examples}"
-        )
-    return log.item_ids[log.histories[int(row[0])]].tolist()
 
 
 def describe(row: dict[str, object], column: str | None) -> Text:

@@ -21,7 +21,7 @@ from leafbeam.cli.options import (
     split_names,
     with_options,
 )
-from leafbeam.cli.run import ENGINE_FILES, RunDirectory
+from leafbeam.cli.run import ENGINE_FILES, RunDirectory, Source
 from leafbeam.errors import ArgumentError, counted
 from leafbeam.extras import require, require_device
 
@@ -136,7 +136,8 @@ def recommend(
 
     files, settings = paths.catalog_files(verify=not no_verify), engine.Settings(precision=precision)
     with closing(engine.Engine.load(paths.model, files, device=device, settings=settings)) as loaded:
-        history = output.history_of(paths, wish.user) if wish.user else output.parse_ids(wish.history or "", loaded.trie)
+        log = Source.load(paths.source).read() if wish.user else None
+        history = output.parse_ids(wish.history or "", loaded.trie) if log is None else log.history_of(wish.user)
         deny = tuple(output.parse_ids(wish.deny, loaded.trie))
         request = wish.request(history=tuple(history), user=wish.user or None, deny_item_ids=deny)
         output.show(stdout(), loaded, request, loaded.recommend(request))

@@ -21,6 +21,7 @@ _OF_ITEMS = (
     "device",
     "verify",
     "learn",
+    "users",
     "changes",
     "refresh",
     "rule_timeout_s",

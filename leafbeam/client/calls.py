@@ -30,6 +30,7 @@ from leafbeam.serve.catalog_schema import (
     RulesAnswer,
     SnapshotAnswer,
     SnapshotBody,
+    UserAnswer,
 )
 from leafbeam.serve.operations import BY_NAME
 from leafbeam.serve.schema import (
@@ -192,6 +193,15 @@ def find_items(
     except UnicodeEncodeError:
         raise ArgumentError("query, ids, rules and filter must be valid Unicode") from None
     return _call("find_items", FoundItems, query=query)
+
+
+def get_user(user: str) -> Call[UserAnswer]:
+    """Get the items that a user took, on a server that has a log of interactions: `GET /v1/users/{user}`.
+
+    Raises:
+        NotFoundError: If the log has no such user.
+    """
+    return _call("get_user", UserAnswer, {"user": user})
 
 
 def get_item(item_id: ItemId) -> Call[ItemAnswer]:

@@ -73,6 +73,7 @@ class _Calls:
     delete_item = _Method(calls.delete_item)
     import_items = _Method(imports.import_items)
     find_items = _Method(calls.find_items)
+    get_user = _Method(calls.get_user)
     get_item = _Method(calls.get_item)
     get_catalog = _Method(calls.get_catalog)
     reload_catalog = _Method(calls.reload_catalog)

@@ -122,11 +122,12 @@ def running_server(run: Path) -> Generator[Server]:
 
     Raises DemoError, with the end of its log and the command that goes on, where it does not become ready.
     """
-    log = run / "server.log"
+    log, interactions = run / "server.log", run / "interactions.parquet"
+    command = [*COMMAND, "serve", "--run", str(run), "--port", "0"]
+    if interactions.exists():  # of the synthetic shop, which anyone may see
+        command += ["--set", f"users={interactions}"]
     with log.open("wb") as out:
-        child = subprocess.Popen(
-            [*COMMAND, "serve", "--run", str(run), "--port", "0"], stdout=out, stderr=subprocess.STDOUT, env=_environment()
-        )
+        child = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=_environment())
     try:
         server = Server(address=_wait_for_address(child, log, run), child=child, log=log)
         with closing(server.transport):

@@ -35,6 +35,7 @@ from leafbeam.serve.observation import Observation, ObservationMiddleware, Reque
 from leafbeam.serve.openapi import document_of, page_of
 from leafbeam.serve.operations import OPERATIONS
 from leafbeam.serve.schema import Health, LearntWidths, Readiness, SlowBatchesAnswer
+from leafbeam.serve.user_histories import user_handlers
 from leafbeam.text import TextService
 
 MAX_PENDING = {"changes": 16, "look-ups": 16, "interactions": 256}  # that wait for the disk; more get 429
@@ -64,8 +65,7 @@ def create_app(
     Args:
         engine: The engine.
         metrics: Its metrics, where the caller counts too.
-        config: Bounds of bodies and answers, seconds to stop, sites, and whether requests are logged. Its other settings are
-            not read.
+        config: Bounds of bodies and answers, seconds to stop, sites, users, and whether requests are logged; nothing else.
         text: The language model.
         writer: Changes the engine's catalog for clients, or the reason why it cannot be changed.
         access: Who may do what; by default, programs on this machine may change the catalog.
@@ -82,21 +82,21 @@ def create_app(
         BoundedExecutor(what, number, _READ_THREADS if what == "look-ups" else 1) for what, number in MAX_PENDING.items()
     )
     handlers = CompletionRoutes(engine, text, metrics, bounds).handlers
-    source = None if isinstance(writer, str) else writer.source
-    handlers |= _state_handlers(engine, text, metrics, access, source)
+    handlers |= _state_handlers(engine, text, metrics, access, None if isinstance(writer, str) else writer.source)
     if engine is not None:
         handlers |= item_handlers(engine, metrics, bounds, counting) | model_handlers(engine, metrics, bounds)
         handlers |= CatalogRoutes(engine, writer, metrics, batch_bounds, writes=writes, reads=reads).handlers
+        handlers |= user_handlers(config.users, reads)
     document = document_of(
         None if engine is None else engine.limits,
         has_text=text is not None,
         has_catalog=engine is not None and engine.catalog is not None,
         learns=engine is not None and engine.learns,
+        has_users="get_user" in handlers,
         has_keys=access.keys is not None,
     )
-    closes = [writes.close, reads.close, counting.close]
-    if observation.traces is not None:
-        closes.append(observation.traces.close)
+    traces = [] if observation.traces is None else [observation.traces.close]
+    closes = [writes.close, reads.close, counting.close, *traces]
     app = Starlette(
         routes=[
             *(

@@ -35,6 +35,13 @@ class ItemAnswer(Struct, frozen=True, kw_only=True):
     index_version: str
 
 
+class UserAnswer(Struct, frozen=True, kw_only=True):
+    """The items that a user took, as the log of interactions has them."""
+
+    user: str
+    history: Annotated[tuple[ItemId, ...], Meta(description="Oldest first. Items that are no longer in the index too.")]
+
+
 class FoundItem(Struct, frozen=True, kw_only=True):
     """An item, its attributes, and the rules that allow it."""
 
@@ -151,6 +158,7 @@ TYPES = [
     ChangeAnswer,
     ItemAnswer,
     FoundItems,
+    UserAnswer,
     CatalogAnswer,
     SnapshotBody,
     SnapshotAnswer,

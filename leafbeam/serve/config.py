@@ -33,6 +33,8 @@ class ServerConfig:
         device: The device of the model: cpu, cuda, cuda:1 and so on.
         verify: If false, the index is loaded without checks, and a damaged index gives wrong items or a crash.
         learn: If true, interactions sent to POST /v1/interactions are counted in the item memory.
+        users: A table of interactions with the columns user_id, item_id and timestamp. Clients may then look up what a user
+            took, and the page offers it.
         changes: Who may change the catalog of a server without keys: programs on this machine (auto), everyone (on), or
             no client (off).
         snapshot: The directory of another server's snapshot, from which a run without changes begins.
@@ -71,6 +73,7 @@ class ServerConfig:
     device: str = "cpu"
     verify: bool = True
     learn: bool = False
+    users: Path | None = None
     changes: Literal["auto", "on", "off"] = "auto"
     snapshot: Path | None = None
     refresh: str | None = None

@@ -63,7 +63,13 @@ _BEARER = {
 
 
 def document_of(
-    limits: Limits | None, *, has_text: bool = False, has_catalog: bool = True, learns: bool = True, has_keys: bool = False
+    limits: Limits | None,
+    *,
+    has_text: bool = False,
+    has_catalog: bool = True,
+    learns: bool = True,
+    has_users: bool = True,
+    has_keys: bool = False,
 ) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of the routes that this server answers.
 
@@ -72,10 +78,11 @@ def document_of(
         has_text: Whether there is a language model.
         has_catalog: Whether items have attributes and rules.
         learns: Whether interactions are counted.
+        has_users: Whether the histories of users can be looked up.
         has_keys: Whether clients need a key.
     """
     parts = {"items": limits is not None, "texts": has_text, "all": True}
-    parts |= {"catalog": parts["items"] and has_catalog, "learn": parts["items"] and learns}
+    parts |= {"catalog": parts["items"] and has_catalog, "learn": parts["items"] and learns, "users": has_users}
     bodies = {"CompletionBody": has_text, "ItemCompletionBody": parts["items"]}
     paths: dict[str, Any] = {}
     for operation in OPERATIONS:

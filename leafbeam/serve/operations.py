@@ -11,7 +11,7 @@ from leafbeam.serve.catalog_schema import MAX_CHARACTERS, MAX_ITEMS
 from leafbeam.serve.keys import Scope
 
 Need = Scope | Literal["learn"]
-Part = Literal["items", "catalog", "learn", "texts", "all"]
+Part = Literal["items", "catalog", "learn", "users", "texts", "all"]
 
 JSON = "application/json"
 _ITEM = {"$ref": "#/components/schemas/ItemBody"}
@@ -115,8 +115,8 @@ class Operation:
 
     @property
     def route_path(self) -> str:
-        """Return the path in the form that Starlette expects; the id of an item may contain slashes."""
-        return self.path.replace("{item_id}", "{item_id:path}")
+        """Return the path in the form that Starlette expects; the id of an item or of a user may contain slashes."""
+        return self.path.replace("{item_id}", "{item_id:path}").replace("{user}", "{user:path}")
 
 
 def _asked(name: str, path: str, summary: str, answer: str, body: tuple[str, ...], **more: Any) -> Operation:
@@ -184,6 +184,14 @@ OPERATIONS = (
         "ChangeAnswer",
         body=_ITEMS,
         parameters=(_KEY, _MISSING),
+    ),
+    _read(
+        "get_user",
+        "/v1/users/{user}",
+        "Return the items that a user took (with --set users)",
+        "UserAnswer",
+        part="users",
+        failures=_READ | {"404": "The log has no such user"},
     ),
     _catalog("get_item", "GET", "/v1/items/{item_id}", "read", "Return an item, its codes and its attributes", "ItemAnswer"),
     _catalog("delete_item", "DELETE", "/v1/items/{item_id}", "write", "Remove an item", "ChangeAnswer", parameters=(_KEY,)),

@@ -147,9 +147,6 @@ class Server:
         access = access or access_of("auto", host, config.key_file())
         observation = observation or Observation(log=config.log_requests)
         exposure.check(host, has_keys=access.keys is not None)
-        self._host, self._socket = host, _listen(host, config.port)
-        self.port: int = self._socket.getsockname()[1]
-        self.url = f"{exposure.scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
         app = create_app(
             engine,
             self.metrics,
@@ -159,6 +156,9 @@ class Server:
             access=access,
             observation=observation,
         )
+        self._host, self._socket = host, _listen(host, config.port)
+        self.port: int = self._socket.getsockname()[1]
+        self.url = f"{exposure.scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
         uvicorn_config = server_config(
             app,
             config.connections,

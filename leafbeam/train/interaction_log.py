@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from leafbeam.errors import ArgumentError, DataError, check_choice, counted
+from leafbeam.errors import ArgumentError, DataError, ItemIdError, check_choice, counted, short_repr
+from leafbeam.ids import parse_id
 from leafbeam.semid.table import numpy_ids
 from leafbeam.tables import (
     CsvFormat,
@@ -157,6 +158,15 @@ class InteractionLog:
     @property
     def num_users(self) -> int:
         return len(self.user_ids)
+
+    def history_of(self, user: str) -> list[int | str]:
+        """Return the items of a user, oldest first; this compares all users. Raises ItemIdError for a user without any."""
+        user_id = parse_id(user, "i" if self.user_ids.dtype.kind == "i" else "S")
+        row = np.flatnonzero(self.user_ids == user_id) if user_id is not None else np.empty(0, np.int64)
+        if not len(row):
+            examples, number = ", ".join(map(str, self.user_ids[:3])), counted(self.num_users, "user has", "users have")
+            raise ItemIdError(f"the log has no user {short_repr(user)}; its {number} ids such as {examples}")
+        return self.item_ids[self.histories[int(row[0])]].tolist()
 
     def __repr__(self) -> str:
         return (

@@ -16,6 +16,7 @@ import { DEFAULTS, fromHash, toHash } from "./state.js";
 import { drawTrie, showLevels, tableOf } from "./trie.js";
 
 const FIELDS = ["num_items", "num_beams", "scoring", "channel"];
+const NEWEST = 50; // items of a user's history that are shown
 
 class Page {
   constructor() {
@@ -41,6 +42,7 @@ class Page {
     this.paths = (await api.get("/openapi.json")).paths;
     showKey();
     $("ruled").hidden = !this.has("/v1/rules");
+    $("users").hidden = !this.has("/v1/users/{user}");
     const [catalog] = await Promise.all([this.has("/v1/catalog") ? api.get("/v1/catalog") : null, this.loadRules(), items]);
     this.columns = Object.keys(catalog?.columns ?? {});
     $("objectives").hidden = !this.has("/v1/rules");
@@ -109,6 +111,15 @@ class Page {
     });
   }
 
+  /** Take the newest items of a user in place of the history. */
+  async takeHistoryOf(user) {
+    const { history } = await api.get(`/v1/users/${encodeURIComponent(user)}`);
+    this.state.history = history.slice(-NEWEST);
+    await this.loadItems();
+    this.showHistory();
+    this.ask();
+  }
+
   addToHistory(item) {
     this.known.set(item.item_id, item);
     this.state.history = [...this.state.history, item.item_id];
@@ -150,8 +161,13 @@ class Page {
         this.readForm();
       },
     });
+    $("user").addEventListener("keydown", (event) => {
+      if (event.key !== "Enter") return;
+      event.preventDefault(); // no submission of the form
+      if (event.target.value.trim()) this.takeHistoryOf(event.target.value.trim()).catch((error) => this.showError(error));
+    });
     $("request").addEventListener("input", (event) => {
-      if (event.target.id !== "search" && event.target.closest("#rules, #sliders, #objectives") === null) this.readForm();
+      if (!["search", "user"].includes(event.target.id) && event.target.closest("#rules, #sliders, #objectives") === null) this.readForm();
     });
     $("request").addEventListener("submit", (event) => {
       event.preventDefault();

@@ -3,9 +3,12 @@
 import contextlib
 import io
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.serve.playground.seen import card_ids, check_accessible, tab_to, wait_for
+from tests.serve.running import thread
 
 pytestmark = pytest.mark.slow
 
@@ -18,6 +21,22 @@ def test_a_title_is_searched_and_joins_the_history(open_page):
     assert page.locator("#history li").all_inner_texts()[1].startswith("thing 1042")
     page.click("[aria-label='Take out thing 1000']")
     page.wait_for_function("() => location.hash === '#item=1042'")
+
+
+def test_the_history_of_a_user_is_taken_by_id(open_page, first_shop, tmp_path):
+    log = pa.table({"user_id": [7, 7, 8], "item_id": [1042, 1003, 1000], "timestamp": [1, 2, 3]})
+    pq.write_table(log, tmp_path / "log.parquet")
+    with thread(first_shop.engine(), users=tmp_path / "log.parquet") as server:
+        page = open_page("#item=1000", at=server.url)
+        page.get_by_label("or take the history of a user").fill("7")
+        page.keyboard.press("Enter")
+        page.wait_for_function("() => location.hash === '#item=1042&item=1003'")
+        assert page.locator("#history li").all_inner_texts()[0].startswith("thing 1042")
+        check_accessible(page)
+
+
+def test_without_a_log_no_user_is_asked_for(open_page):
+    assert open_page("#item=1000").is_hidden("#user")
 
 
 def test_a_rule_marks_what_it_forbids_and_its_answer_obeys_it(open_page, first_shop):
