@@ -164,8 +164,8 @@ class InteractionLog:
         user_id = parse_id(user, "i" if self.user_ids.dtype.kind == "i" else "S")
         row = np.flatnonzero(self.user_ids == user_id) if user_id is not None else np.empty(0, np.int64)
         if not len(row):
-            examples, users = ", ".join(map(str, self.user_ids[:3])), counted(self.num_users, "user has", "users have")
-            raise ItemIdError(f"the log has no user {short_repr(user)}; its {users} ids such as {examples}")
+            known = f"{counted(self.num_users, 'user has', 'users have')} ids such as {', '.join(map(str, self.user_ids[:3]))}"
+            raise ItemIdError(f"the log has no user {short_repr(user)}; its {known}")
         return self.item_ids[self.histories[int(row[0])]].tolist()
 
     def __repr__(self) -> str:
