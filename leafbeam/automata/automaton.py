@@ -19,11 +19,15 @@ from leafbeam.automata.append import append_sequences
 from leafbeam.automata.arrays import AutomatonArrays, AutomatonLimits, Limits, SizeLimits, TransitionTable
 from leafbeam.automata.byte_dfa import ByteDFA
 from leafbeam.automata.compose import compose, without_table
+from leafbeam.automata.determinize import NetworkArrays
 from leafbeam.automata.forced_chains import ForcedChains
 from leafbeam.automata.json_notes import SchemaNote
 from leafbeam.automata.json_schema import MAX_DEPTH, compile_schema
+from leafbeam.automata.lazy_dfa import LazyDFA
 from leafbeam.automata.lazy_table import LazyTable, max_legal
+from leafbeam.automata.network import Language, Network, determinized
 from leafbeam.automata.regex import compile_pattern
+from leafbeam.automata.set_masks import forced_bytes, states_after
 from leafbeam.automata.token_trie import TokenTrie
 from leafbeam.errors import AutomatonError, IndexFileError, counted
 from leafbeam.index.bitmap import Bitmap
@@ -31,6 +35,8 @@ from leafbeam.index.tensor_file import digest
 
 Vocabulary = Sequence[bytes | None] | TokenTrie
 _MAX_EAGER_TOKENS = 1 << 17  # in all states together: a few milliseconds
+_MAX_EAGER_STATES = 64  # of a network before it is determinised: less than a millisecond
+_MAX_FOUND_STATES = 1 << 18  # of an automaton that is determinised on demand
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -44,8 +50,9 @@ class Automaton:
     shares with the states that allow the same tokens; its next state is found by walking the byte automaton over the token's
     bytes (0.1 µs). `nbytes` is exact; `parts` splits it.
 
-    Rows and masks are computed at once if few tokens can be legal in all states together, and otherwise when a state is first
-    reached, which `is_lazy` says. `filled` returns the same automaton with all of them, which searches on devices use.
+    Rows and masks are computed at once if they are few, and otherwise when a state is first reached, which `is_lazy` says. The
+    states of a JSON Schema get their numbers then too, and `num_states` is only a bound. `filled` returns the same language
+    with all states, rows and masks, which searches on devices use.
 
     Args:
         arrays: The arrays of the automaton.
@@ -188,10 +195,14 @@ class Automaton:
 
     @classmethod
     def _over(
-        cls, language: ByteDFA, vocabulary: Vocabulary, limits: AutomatonLimits, source: str, compress: bool
+        cls, language: Language, vocabulary: Vocabulary, limits: AutomatonLimits, source: str, compress: bool
     ) -> Automaton:
-        """Return the automaton of a language over tokens; its masks come later if they would take long."""
+        """Return the automaton of a language over tokens; its states and masks come later if they would take long."""
         tokens = TokenTrie.of(vocabulary)
+        if isinstance(language, Network):
+            if language.size > _MAX_EAGER_STATES and tokens.has_bytes_of(network := language.arrays()):
+                return cls._on_demand(network, tokens, limits, compress)
+            language = determinized(language)
         if max_legal(language, tokens) <= _MAX_EAGER_TOKENS or not tokens.has_bytes_of(language):
             return cls._of(compose(language, tokens, limits, source), compress)
         arrays = without_table(language, tokens, limits)
@@ -199,21 +210,25 @@ class Automaton:
         return cls(arrays=arrays, chains=chains, lazy=LazyTable(language, tokens, limits))
 
     @classmethod
+    def _on_demand(cls, network: NetworkArrays, tokens: TokenTrie, limits: AutomatonLimits, compress: bool) -> Automaton:
+        """Return the automaton of a network whose states are found when a search reaches them."""
+        dfa = LazyDFA(network, min(limits.max_states, _MAX_FOUND_STATES), limits.max_bytes)
+        arrays = without_table(ByteDFA.from_strings([]), tokens, limits)
+        chains = ForcedChains.unknown(dfa.max_states) if compress else None
+        return cls(arrays=arrays, chains=chains, lazy=LazyTable(dfa, tokens, limits))
+
+    @classmethod
     def _of(cls, arrays: AutomatonArrays, compress: bool) -> Automaton:
         automaton = cls(arrays=arrays)
         return automaton.compress() if compress else automaton
 
     def compress(self) -> Automaton:
-        """Return the same automaton, with its forced chains computed: runs of states that allow exactly one token and
-        no end.
+        """Return the same automaton, with its forced chains: runs of states that allow exactly one token and no end.
 
         Taking a forced token without a call of the model is exact. Its log-probability is 0 where scores are normalised over
-        legal tokens; over the whole vocabulary the chain still has to be scored, in one forward pass. Sequences and choices are
-        compressed by default.
-
-        For text this is opt-in and rarely saves calls of the model: if single letters are tokens, several tokens are legal even
-        inside a fixed word. There the *text* is forced (`forced_bytes`), but no token is. Tokenising forced text again saves
-        calls but changes results, because the model continues from tokens that it might not have chosen.
+        legal tokens; over the whole vocabulary the chain still has to be scored. Sequences and choices are compressed by
+        default. For text this is opt-in: if letters are tokens, the *text* inside a word is forced (`forced_bytes`), but no
+        token is. Tokenising forced text again changes results.
         """
         if self.lazy is not None:
             return replace(self, chains=ForcedChains.unknown(self.num_states))
@@ -226,8 +241,6 @@ class Automaton:
 
     def then(self, sequences: Automaton, **limits: Unpack[SizeLimits]) -> Automaton:
         """Return the automaton of a sequence of this one followed by one of some sequences, with forced chains.
-
-        This costs a sort of the rows.
 
         Args:
             sequences: An automaton of `from_sequences`.
@@ -266,7 +279,9 @@ class Automaton:
     @cached_property
     def _filled(self) -> Automaton:
         assert self.lazy is not None
-        arrays = compose(self.arrays.dfa, self.lazy.tokens, self.lazy.limits, "the language")
+        limits, found = self.lazy.limits, self._dfa
+        dfa = self.arrays.dfa if found is None else LazyDFA(found.network, limits.max_states).language()
+        arrays = compose(dfa, self.lazy.tokens, limits, "the language")
         return replace(Automaton._of(arrays, self.chains is not None), notes=self.notes)
 
     def table(self, states_R: NDArray[np.integer]) -> TransitionTable:
@@ -278,9 +293,12 @@ class Automaton:
         return (self.arrays.table, self._count_M) if self.lazy is None else self.lazy.table(states_R)
 
     def has_token(self, token: int) -> bool:
-        """Return whether a token is legal in some state."""
+        """Return whether a token is legal in some state; it may not be if states are found on demand."""
         if not 0 <= token < self.vocabulary_size:
             return False
+        if (dfa := self._dfa) is not None:  # its bytes are used somewhere
+            text = self.arrays.bytes_T[self.arrays.token_indptr[token] : self.arrays.token_indptr[token + 1]]
+            return len(text) > 0 and bool(dfa.network.used_256[text].all())
         if self.lazy is not None:
             states = np.arange(self.num_states)
             return bool((self.step(states, np.full(self.num_states, token)) >= 0).any())
@@ -318,7 +336,8 @@ class Automaton:
 
     def accepts(self, state: int) -> bool:
         """Return whether a sequence may end in this state."""
-        return self._states(np.array([state]))[0] in self.accepting
+        (number,) = self._states(np.array([state])).tolist()
+        return number in self.accepting if self._dfa is None else number >= 0 and bool(self._dfa.sets.accepting_Y[number])
 
     def is_final(self, state: int) -> bool:
         """Return whether a sequence must end in this state, because it may end and no token is legal."""
@@ -365,15 +384,13 @@ class Automaton:
         Raises:
             AutomatonError: If a state or a token is out of range.
         """
-        states, codes = self._states(states_R), np.asarray(codes_R)
-        if codes.shape != states.shape or codes.dtype.kind not in "iu":
-            raise AutomatonError(f"codes are {codes.dtype} of shape {codes.shape}: expected integers, one for each state")
-        if codes.size and not 0 <= codes.min() <= codes.max() < self.vocabulary_size:
-            bad = codes[(codes < 0) | (codes >= self.vocabulary_size)][0]
-            raise AutomatonError(f"token {bad} is not in the vocabulary: expected 0 <= token < {self.vocabulary_size:,}")
+        states = self._states(states_R)
+        codes = kernels.checked_codes(codes_R, states, self.vocabulary_size)
         arrays, out_R = self.arrays, np.empty(len(states), np.int32)
+        if (dfa := self._dfa) is not None:
+            return states_after(dfa, states, codes, arrays.bytes_T, arrays.token_indptr)
         table, edges = tuple(arrays.table), tuple(arrays.dfa.edges)
-        kernels.step_states(states, codes.astype(np.int64), table, edges, arrays.bytes_T, arrays.token_indptr, out_R)
+        kernels.step_states(states, codes, table, edges, arrays.bytes_T, arrays.token_indptr, out_R)
         return out_R
 
     def forced_bytes(self, state: int) -> bytes:
@@ -381,11 +398,13 @@ class Automaton:
 
         It is empty for an automaton of sequences, which has no text.
         """
-        return self.arrays.dfa.forced_bytes(int(self._states(np.array([state]))[0]))
+        (number,) = self._states(np.array([state])).tolist()
+        return self.arrays.dfa.forced_bytes(number) if self._dfa is None else forced_bytes(self._dfa, number)
 
     @property
     def num_states(self) -> int:
-        return len(self.arrays.table.mask_S)
+        """Return the number of states; their largest number if they are found on demand."""
+        return len(self.arrays.table.mask_S) if self.lazy is None else self.lazy.num_states
 
     @property
     def vocabulary_size(self) -> int:
@@ -393,14 +412,12 @@ class Automaton:
 
     @property
     def accepting(self) -> Bitmap:
-        """Return the states in which a sequence may end."""
-        return self.arrays.accepting
+        """Return the states in which a sequence may end, those found so far."""
+        return self.arrays.accepting if self.lazy is None or self._dfa is None else self.lazy.accepting
 
     @property
     def parts(self) -> dict[str, int]:
-        """Return the bytes of each part: rows, masks, accepting, walk (the byte automaton and the tokens' bytes) and chains.
-
-        Of a lazy automaton the masks so far are counted."""
+        """Return the bytes of rows, masks so far, accepting, walk (the byte automaton and tokens' bytes) and chains."""
         parts = {**self.arrays.parts, "chains": self.chains.nbytes if self.chains else 0}
         if self.lazy is not None:
             parts["masks"] += self.lazy.nbytes
@@ -413,7 +430,7 @@ class Automaton:
     @cached_property
     def version(self) -> str:
         """Return sixteen hex digits that change with the automaton. The first use reads its arrays."""
-        return digest(self.arrays.tensors())
+        return digest(self._saved.tensors())
 
     @cached_property
     def _count_M(self) -> NDArray[np.int64]:
@@ -421,8 +438,18 @@ class Automaton:
 
     def save(self, path: str | Path) -> None:
         """Write the automaton into one safetensors file, which replaces an older one atomically."""
-        compressed = self.chains is not None
-        automaton_file.save(Path(path), automaton_file.SavedAutomaton(self.arrays, compressed, self.is_lazy, self.notes))
+        automaton_file.save(Path(path), self._saved)
+
+    @property
+    def _saved(self) -> automaton_file.SavedAutomaton:
+        network = None if self._dfa is None else self._dfa.network
+        kind = self.chains is not None, self.is_lazy
+        return automaton_file.SavedAutomaton(self.arrays, *kind, self.notes, self.num_states, network)
+
+    @property
+    def _dfa(self) -> LazyDFA | None:
+        """Return the automaton whose states are found on demand, None if they were found before."""
+        return None if self.lazy is None else self.lazy.dfa
 
     @classmethod
     def load(cls, path: str | Path, vocabulary: TokenTrie | None = None, **limits: Unpack[Limits]) -> Automaton:
@@ -437,13 +464,17 @@ class Automaton:
         Raises:
             IndexFileError: If the file is missing, damaged, of another kind or of a newer format.
         """
-        arrays, compressed, lazy, notes = automaton_file.load(Path(path))
+        arrays, compressed, lazy, notes, num_states, network = automaton_file.load(Path(path))
         try:
             if lazy:
                 tokens = vocabulary or TokenTrie.of(arrays.spellings())
                 if not np.array_equal(tokens.spelling.bytes_T, arrays.bytes_T):
                     raise IndexFileError(f"{path} is over another vocabulary: expected the one that it was built with")
-                table = LazyTable(arrays.dfa, tokens, AutomatonLimits(**limits))
+                bounds = AutomatonLimits(**limits)
+                if network is not None:
+                    bounds = replace(bounds, max_states=num_states)
+                    return replace(cls._on_demand(network, tokens, bounds, compressed), notes=notes)
+                table = LazyTable(arrays.dfa, tokens, bounds)
                 automaton = cls(arrays=arrays, lazy=table, notes=notes)
                 return automaton.compress() if compressed else automaton
             return replace(cls._of(arrays, compressed), notes=notes)
@@ -459,16 +490,11 @@ class Automaton:
         return state >= 0 and state in self.accepting
 
     def __repr__(self) -> str:
+        states = f"{'' if self._dfa is None else 'up to '}{counted(self.num_states, 'state')}"
         return (
-            f"Automaton({counted(self.num_states, 'state')} over {counted(self.vocabulary_size, 'token')}, "
+            f"Automaton({states} over {counted(self.vocabulary_size, 'token')}, "
             f"{counted(self.nbytes, 'byte')}{', legal tokens computed when a state is reached' if self.is_lazy else ''})"
         )
 
     def _states(self, states_R: NDArray[np.integer]) -> NDArray[np.int64]:
-        states = np.asarray(states_R)
-        if states.ndim != 1 or (states.dtype.kind not in "iu" and states.size):
-            raise AutomatonError(f"states are {states.dtype} of shape {states.shape}: expected a list of integers")
-        if states.size and not -1 <= states.min() <= states.max() < self.num_states:
-            bad = states[(states < -1) | (states >= self.num_states)][0]
-            raise AutomatonError(f"state {bad} is not in the automaton: expected -1 (dead) to {self.num_states - 1:,}")
-        return states.astype(np.int64)
+        return kernels.checked_states(states_R, self.num_states if self._dfa is None else self._dfa.num_states)

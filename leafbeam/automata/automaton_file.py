@@ -1,8 +1,8 @@
 """An automaton as one file, and the checks that make its arrays safe to walk.
 
 The metadata's `leafbeam-automaton` entry is a JSON header: format version, vocabulary size, number of states, `compressed`,
-`lazy` (format version 2: there are no rows and masks), `notes` of a JSON Schema where there are any, and the digest. Tensors:
-see `AutomatonArrays.tensors`.
+`lazy` (format version 2: there are no rows and masks; version 3: nor a byte automaton, but a network), `notes` of a JSON
+Schema where there are any, and the digest. Tensors: see `SavedAutomaton.tensors`.
 """
 
 from pathlib import Path
@@ -13,34 +13,52 @@ from numpy.typing import NDArray
 
 from leafbeam.automata.arrays import UNFILLED, AutomatonArrays, TransitionTable
 from leafbeam.automata.byte_dfa import ByteDFA, DfaEdges
+from leafbeam.automata.determinize import NetworkArrays
 from leafbeam.automata.json_notes import SchemaNote
 from leafbeam.errors import IndexFileError, counted
 from leafbeam.index.bitmap import Bitmap
 from leafbeam.index.tensor_file import FileKind, Tensors, expect, read, write
 
-KIND = FileKind(key="leafbeam-automaton", noun="automaton", writer="Automaton.save", newest=2, has_digest=True)
+KIND = FileKind(key="leafbeam-automaton", noun="automaton", writer="Automaton.save", newest=3, has_digest=True)
 
 
 class SavedAutomaton(NamedTuple):
-    """The content of a file: `compressed` if forced chains are computed again, `lazy` if there are no rows and masks."""
+    """The content of a file.
+
+    Args:
+        compressed: Whether forced chains are computed again.
+        lazy: Whether there are no rows and masks.
+        network: What the automaton's states are found in when they are reached; None if they are in `arrays`.
+    """
 
     arrays: AutomatonArrays
     compressed: bool
     lazy: bool
     notes: tuple[SchemaNote, ...]
+    num_states: int
+    network: NetworkArrays | None
+
+    def tensors(self) -> dict[str, NDArray[Any]]:
+        """Return all arrays by their names in the file."""
+        network = {} if self.network is None else self.network._asdict()
+        return {**self.arrays.tensors(), **{f"network.{name}": _viewed(array) for name, array in network.items()}}
+
+
+def _viewed(array: NDArray[Any]) -> NDArray[Any]:
+    return array.view(np.uint8) if array.dtype == np.bool_ else array
 
 
 def save(path: Path, saved: SavedAutomaton) -> None:
     """Write an automaton; forced chains are computed again at loading if there were any."""
     header = {
-        "format_version": 2 if saved.lazy else 1,
+        "format_version": 3 if saved.network is not None else 2 if saved.lazy else 1,
         **({"lazy": True} if saved.lazy else {}),
         "vocabulary_size": saved.arrays.vocabulary_size,
-        "num_states": len(saved.arrays.table.mask_S),
+        "num_states": saved.num_states,
         "compressed": saved.compressed,
         **({"notes": [note.as_json() for note in saved.notes]} if saved.notes else {}),
     }
-    write(path, KIND, header, saved.arrays.tensors())
+    write(path, KIND, header, saved.tensors())
 
 
 def load(path: Path) -> SavedAutomaton:
@@ -48,15 +66,17 @@ def load(path: Path) -> SavedAutomaton:
     header, tensors = read(path, KIND)
     try:
         lazy = bool(header.get("lazy", False))
-        arrays = _arrays_of(tensors, int(header["vocabulary_size"]), int(header["num_states"]), lazy)
+        num_states = int(header["num_states"])
+        network = _network_of(tensors) if "network.class_256" in tensors else None
+        arrays = _arrays_of(tensors, int(header["vocabulary_size"]), 0 if network is not None else num_states, lazy)
         notes = tuple(SchemaNote.from_json(note) for note in header.get("notes", ()))
-        return SavedAutomaton(arrays, bool(header["compressed"]), lazy, notes)
+        return SavedAutomaton(arrays, bool(header["compressed"]), lazy, notes, num_states, network)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise IndexFileError(f"{path} is damaged ({type(error).__name__}: {error}): build and save it again") from error
 
 
 def _arrays_of(tensors: Tensors, vocabulary_size: int, num_states: int, lazy: bool) -> AutomatonArrays:
-    if not 1 <= vocabulary_size < 2**31 or not 1 <= num_states < 2**31:
+    if not 1 <= vocabulary_size < 2**31 or not 0 <= num_states < 2**31:
         raise ValueError(f"{counted(num_states, 'state')} over {counted(vocabulary_size, 'token')}")
     mask_MW = tensors["masks"]
     if mask_MW.dtype != np.uint64 or mask_MW.ndim != 2 or mask_MW.shape[1] != vocabulary_size // 64 + 1:
@@ -98,6 +118,42 @@ def _arrays_of(tensors: Tensors, vocabulary_size: int, num_states: int, lazy: bo
         dfa=ByteDFA(edges=edges, accepting_X=accepting_X),
         bytes_T=bytes_T,
         token_indptr=_indptr(tensors, "token.start", np.int32, vocabulary_size if lazy or len(mask_MW) else 0, len(bytes_T)),
+    )
+
+
+def _network_of(tensors: Tensors) -> NetworkArrays:
+    """Return a network all of whose states, edges and skips lead to states that it has."""
+    copies, num_edges = len(tensors["network.copy_C6"]), len(tensors["network.label_E"])
+    num_states, num_parts = len(tensors["network.accepting_X"]), len(tensors["network.part_indptr"]) - 1
+    class_256 = expect(tensors, "network.class_256", np.uint8, 256)
+    part_indptr = _indptr(tensors, "network.part_indptr", np.int64, num_parts, num_states)
+    num_nodes = int(part_indptr[1])
+    copy_C6 = tensors["network.copy_C6"]
+    if copy_C6.dtype != np.int64 or copy_C6.shape != (copies, 6) or not 0 <= copy_C6.min() <= copy_C6.max() < 2**48:
+        raise ValueError(f"the copies are {copy_C6.dtype} {copy_C6.shape}")
+    first, part, count, _, _, to = copy_C6.T
+    if part.max() >= num_parts or to.max() >= num_nodes or count.min() < 1 or count.max() >= 2**31 or num_nodes < 2:
+        raise ValueError("a copy has a part, a node or a number that there is not")
+    edge_indptr = _indptr(tensors, "network.edge_indptr", np.int64, num_states, num_edges)
+    sizes = np.diff(part_indptr)
+    ends = np.cumsum(count.astype(np.float64) * sizes[part])
+    if sizes.min() < 1 or ends[-1] >= 2.0**62 or (first[1:] != ends[:-1]).any() or first[0] or part[0] or count[0] != 1:
+        raise ValueError("the copies do not follow one another")
+    next_E = _bounded(tensors, "network.next_E", np.int32, num_edges, 0, int(sizes.max()))
+    size_X = np.repeat(sizes, sizes)
+    if (next_E >= np.repeat(size_X, np.diff(edge_indptr))).any():
+        raise ValueError("an edge leads out of its part")
+    skip_F = _bounded(tensors, "network.skip_F", np.int64, len(tensors["network.skip_F"]), 0, int(ends[-1]))
+    return NetworkArrays(
+        class_256,
+        copy_C6,
+        part_indptr,
+        edge_indptr,
+        _bounded(tensors, "network.label_E", np.uint8, num_edges, 0, int(class_256.max()) + 1),
+        next_E,
+        _bounded(tensors, "network.accepting_X", np.uint8, num_states, 0, 2).view(np.bool_),
+        _indptr(tensors, "network.skip_indptr", np.int64, num_nodes, len(skip_F)),
+        skip_F,
     )
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from leafbeam.automata.determinize import used_bytes
 from leafbeam.automata.minimize import Edges, minimize
 from leafbeam.jit import njit
 
@@ -91,6 +92,11 @@ class ByteDFA:
         return len(self.accepting_X)
 
     @property
+    def size(self) -> int:
+        """Return the number of states, as of a network that is not yet determinised."""
+        return self.num_states
+
+    @property
     def is_empty(self) -> bool:
         return not len(self.accepting_X)
 
@@ -101,7 +107,7 @@ class ByteDFA:
     @property
     def used_256(self) -> NDArray[np.bool_]:
         """Return the bytes that appear in some string of the language, as a mask."""
-        return np.isin(self.edges.class_256, self.edges.label_E)
+        return used_bytes(self.edges.class_256, self.edges.label_E)
 
     def accepts(self, text: bytes) -> bool:
         """Return whether the whole text is a string of the language."""

@@ -1,201 +1,379 @@
-"""The determinisation of a network: from edges between states, some of them without a byte, to a deterministic automaton.
+"""The determinisation of a network (Rabin and Scott, 1959), state by state: what a byte leads to is found when it is asked for.
 
-Shapes: X states of the network, E edges, F edges without a byte, J classes of bytes, Z members of all sets, Y sets of states.
+A network is copies of parts. Copy 0 is the network's own nodes, with edges that take no byte (skips). Another copy repeats a
+byte automaton: turn t of it is states first + t * size to first + (t + 1) * size - 1. Its edges are not written out, so a
+repetition costs nothing until one of its states is reached.
+
+    first   low   and what is behind an accepting state of turn t:
+    part    more    the start of turn t + 1, if t + 1 < count
+    count   to      the start of turn t again, if t + 1 == count and `more`
+                    the node `to`, if t + 1 >= low
+
+Kernels do not allocate. They return 0 when they are done, or what is too small (`SETS` and following); `LazyDFA` makes it
+larger and calls again.
+
+Shapes: C copies, P parts, X states of all parts, E their edges, F skips, J classes of bytes, Y sets, Z members of all sets,
+R edges of all sets, D sets with a table row, H slots.
 """
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
 from leafbeam.jit import njit
 
-END = 1  # the state of a network in which strings end
-_MAX_MEMBERS = 1 << 26
+START, END = 0, 1  # the nodes of a network between which its strings are
+SETS, MEMBERS, EDGES, ROWS, SCRATCH = range(1, 6)  # what is too small
+NUM_SETS, NUM_EDGES, NUM_ROWS, STAMP = range(4)  # the indices of counts
+_WIDE = 12  # a set with more edges has a table row
 
 
-@njit(cache=True)
-def _doubled(array):
-    return np.concatenate((array, np.empty_like(array)))
+def used_bytes(class_256: NDArray[np.uint8], label_E: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Return the bytes whose classes label an edge, as a mask."""
+    used_J = np.zeros(256, np.bool_)
+    used_J[label_E] = True
+    return used_J[class_256]
+
+
+class NetworkArrays(NamedTuple):
+    """A network as kernels read it.
+
+    Args:
+        class_256: The class of each byte.
+        copy_C6: first, part, count, low, more and to of each copy, ascending by first.
+        part_indptr: The first state of each part, of all parts' states.
+        edge_indptr: The edges of state x, ascending by label, are edge_indptr[x] to edge_indptr[x + 1] - 1.
+        next_E: Counted from the first state of the part.
+        skip_indptr, skip_F: Where the nodes lead without a byte: states of the network.
+    """
+
+    class_256: NDArray[np.uint8]
+    copy_C6: NDArray[np.int64]
+    part_indptr: NDArray[np.int64]
+    edge_indptr: NDArray[np.int64]
+    label_E: NDArray[np.uint8]
+    next_E: NDArray[np.int32]
+    accepting_X: NDArray[np.bool_]
+    skip_indptr: NDArray[np.int64]
+    skip_F: NDArray[np.int64]
+
+    @property
+    def used_256(self) -> NDArray[np.bool_]:
+        """Return the bytes that appear in some string of the language, and perhaps others of the parts."""
+        return used_bytes(self.class_256, self.label_E)
+
+
+class Sets(NamedTuple):
+    """The sets of states so far: set 0 is the start. The edges of a set that were not asked for begin at -1.
+
+    Args:
+        slot_H: A hash table of the sets.
+        row_Y: The row of a set in `table_DJ`, -1 if it has few edges.
+    """
+
+    member_Z: NDArray[np.int64]
+    member_indptr: NDArray[np.int64]
+    hash_Y: NDArray[np.uint64]
+    accepting_Y: NDArray[np.bool_]
+    slot_H: NDArray[np.int32]
+    edge_begin_Y: NDArray[np.int64]
+    edge_end_Y: NDArray[np.int64]
+    row_Y: NDArray[np.int32]
+    label_R: NDArray[np.uint8]
+    to_R: NDArray[np.int32]
+    table_DJ: NDArray[np.int32]
+
+
+class Scratch(NamedTuple):
+    """Buffers of one expansion: the targets of a set by label, and the states that some of them reach without a byte."""
+
+    bucket_J: NDArray[np.int64]
+    target_e: NDArray[np.int64]
+    key_H: NDArray[np.int64]
+    stamp_H: NDArray[np.int64]
+    stack_n: NDArray[np.int64]
+    closed_n: NDArray[np.int64]
 
 
 @njit(cache=True, nogil=True, _nrt=False)
-def _sorted_hash(member_X, size):
+def _position(state, net):
+    """Return (copy, turn, state of all parts' states) of a state of the network."""
+    low, high = 0, len(net.copy_C6)
+    while high - low > 1:
+        middle = (low + high) >> 1
+        if net.copy_C6[middle, 0] <= state:
+            low = middle
+        else:
+            high = middle
+    part, offset = net.copy_C6[low, 1], state - net.copy_C6[low, 0]
+    size = net.part_indptr[part + 1] - net.part_indptr[part]
+    turn = offset // size
+    return low, turn, net.part_indptr[part] + offset - turn * size
+
+
+@njit(cache=True, nogil=True, _nrt=False)
+def _sorted_hash(member_n, size):
     """Sort the first `size` members (Shell, 1959: most sets have few) and return a hash of them."""
     state, gap = np.uint64(size), size
     while gap > 1:
         gap >>= 1
         for index in range(gap, size):
-            member, at = member_X[index], index
-            while at >= gap and member_X[at - gap] > member:
-                member_X[at] = member_X[at - gap]
+            member, at = member_n[index], index
+            while at >= gap and member_n[at - gap] > member:
+                member_n[at] = member_n[at - gap]
                 at -= gap
-            member_X[at] = member
+            member_n[at] = member
     for index in range(size):
-        state = (state ^ np.uint64(member_X[index])) * np.uint64(0x9E3779B97F4A7C15)
+        state = (state ^ np.uint64(member_n[index])) * np.uint64(0x9E3779B97F4A7C15)
         state ^= state >> np.uint64(29)
     return state
 
 
 @njit(cache=True, nogil=True, _nrt=False)
-def _equal(first_Z, begin, second_X, size):
-    """Return whether `size` members are the same."""
-    index = 0
-    while index < size and first_Z[begin + index] == second_X[index]:
-        index += 1
-    return index == size
-
-
-@njit(cache=True, nogil=True, _nrt=False)
-def _gather(members, indptr, label_E, to_E, bucket_J, target_e):
-    """Write the targets of all members by label: those of label j are target_e[bucket_J[j] : bucket_J[j + 1]].
-
-    members: (member_Z, begin, end). Returns False, with nothing written, if `target_e` is too small.
-    """
-    member_Z, begin, end = members
+def _gather(number, net, sets, scratch):
+    """Write the targets of a set's members by label: those of j are target_e[bucket_J[j] : bucket_J[j + 1]]."""
+    bucket_J, target_e = scratch.bucket_J, scratch.target_e
     num_labels = len(bucket_J) - 1
     bucket_J[:] = 0
-    for index in range(begin, end):
-        for edge in range(indptr[member_Z[index]], indptr[member_Z[index] + 1]):
-            bucket_J[label_E[edge] + 1] += 1
-    for label in range(num_labels):
-        bucket_J[label + 1] += bucket_J[label]
-    if bucket_J[num_labels] > len(target_e):
-        return False
-    for index in range(begin, end):
-        for edge in range(indptr[member_Z[index]], indptr[member_Z[index] + 1]):
-            target_e[bucket_J[label_E[edge]]] = to_E[edge]
-            bucket_J[label_E[edge]] += 1
+    for is_count in (True, False):
+        for index in range(sets.member_indptr[number], sets.member_indptr[number + 1]):
+            state = sets.member_Z[index]
+            copy, _, at = _position(state, net)
+            part = net.copy_C6[copy, 1]
+            base = state - (at - net.part_indptr[part])
+            for edge in range(net.edge_indptr[at], net.edge_indptr[at + 1]):
+                label = net.label_E[edge]
+                if is_count:
+                    bucket_J[label + 1] += 1
+                else:
+                    target_e[bucket_J[label]] = base + net.next_E[edge]
+                    bucket_J[label] += 1
+        if is_count:
+            for label in range(num_labels):
+                bucket_J[label + 1] += bucket_J[label]
+            if bucket_J[num_labels] > len(target_e):
+                return SCRATCH
     for label in range(num_labels, 0, -1):  # back to where each label begins
         bucket_J[label] = bucket_J[label - 1]
     bucket_J[0] = 0
-    return True
+    return 0
 
 
 @njit(cache=True, nogil=True, _nrt=False)
-def _close(targets, skips, indptr, stamps, stack_X, closed_X):
-    """Write the states that have edges, and END, among the targets and what they reach without a byte; returns how many.
+def _push(state, stamp, depth, scratch):
+    """Put a state on the stack unless it was there under this stamp; returns the depth of the stack."""
+    mask = len(scratch.key_H) - 1
+    slot = np.int64((np.uint64(state) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(20)) & mask
+    while scratch.stamp_H[slot] == stamp:
+        if scratch.key_H[slot] == state:
+            return depth
+        slot = (slot + 1) & mask
+    scratch.key_H[slot], scratch.stamp_H[slot] = state, stamp
+    scratch.stack_n[depth] = state
+    return depth + 1
 
-    targets: (target_e, begin, end). stamps: (stamp_X, the stamp of this call).
+
+@njit(cache=True, nogil=True, _nrt=False)
+def _close(begin, end, net, stamp, scratch):
+    """Write the states that have edges, and END, among some targets and what they reach without a byte.
+
+    Returns how many; -1 if there is no space.
     """
-    (target_e, begin, end), (skip_indptr, skip_F), (stamp_X, stamp) = targets, skips, stamps
-    size, depth = 0, 0
+    size, depth, limit = 0, 0, len(scratch.key_H) // 2
+    pushed = 0
     for index in range(begin, end):
-        target = target_e[index]
-        if stamp_X[target] != stamp:
-            stamp_X[target], stack_X[depth] = stamp, target
-            depth += 1
+        if pushed + 1 > limit:
+            return -1
+        before = depth
+        depth = _push(scratch.target_e[index], stamp, depth, scratch)
+        pushed += depth - before
     while depth:
         depth -= 1
-        state = stack_X[depth]
-        if indptr[state + 1] > indptr[state] or state == END:
-            closed_X[size] = state
+        state = scratch.stack_n[depth]
+        copy, turn, at = _position(state, net)
+        if net.edge_indptr[at + 1] > net.edge_indptr[at] or state == END:
+            scratch.closed_n[size] = state
             size += 1
-        for index in range(skip_indptr[state], skip_indptr[state + 1]):
-            other = skip_F[index]
-            if stamp_X[other] != stamp:
-                stamp_X[other], stack_X[depth] = stamp, other
-                depth += 1
+        before = depth
+        if copy == 0:
+            if pushed + net.skip_indptr[at + 1] - net.skip_indptr[at] > limit:
+                return -1
+            for index in range(net.skip_indptr[at], net.skip_indptr[at + 1]):
+                depth = _push(net.skip_F[index], stamp, depth, scratch)
+        elif net.accepting_X[at]:
+            if pushed + 2 > limit:
+                return -1
+            part = net.copy_C6[copy, 1]
+            length = net.part_indptr[part + 1] - net.part_indptr[part]
+            count, low, more = net.copy_C6[copy, 2], net.copy_C6[copy, 3], net.copy_C6[copy, 4]
+            if turn + 1 < count or more:
+                following = min(turn + 1, count - 1)
+                depth = _push(net.copy_C6[copy, 0] + following * length, stamp, depth, scratch)
+            if turn + 1 >= low:
+                depth = _push(net.copy_C6[copy, 5], stamp, depth, scratch)
+        pushed += depth - before
     return size
 
 
 @njit(cache=True, nogil=True, _nrt=False)
-def _slot_of(closed_X, size, hashed, slot_H, hash_Y, begin_Y, member_Z):
-    """Return the slot of a set, or the free slot for it."""
-    slot = np.int64(hashed & np.uint64(len(slot_H) - 1))
-    while slot_H[slot] >= 0:
-        other = slot_H[slot]
-        begins = begin_Y[other]
-        if hash_Y[other] == hashed and begin_Y[other + 1] - begins == size and _equal(member_Z, begins, closed_X, size):
-            break
-        slot = (slot + 1) & (len(slot_H) - 1)
-    return slot
+def _number_of(size, sets, counts, scratch):
+    """Return the number of the set that `closed_n` begins with, a new one if need be; -1 minus what is too small."""
+    closed_n = scratch.closed_n
+    hashed = _sorted_hash(closed_n, size)
+    mask = len(sets.slot_H) - 1
+    slot = np.int64(hashed & np.uint64(mask))
+    while sets.slot_H[slot] >= 0:
+        other = sets.slot_H[slot]
+        begin = sets.member_indptr[other]
+        if sets.hash_Y[other] == hashed and sets.member_indptr[other + 1] - begin == size:
+            index = 0
+            while index < size and sets.member_Z[begin + index] == closed_n[index]:
+                index += 1
+            if index == size:
+                return other
+        slot = (slot + 1) & mask
+    number = counts[NUM_SETS]
+    begin = sets.member_indptr[number]
+    if begin + size > len(sets.member_Z):
+        return -1 - MEMBERS
+    sets.slot_H[slot], sets.hash_Y[number] = number, hashed
+    sets.edge_begin_Y[number], sets.row_Y[number] = -1, -1
+    ends = False
+    for index in range(size):
+        sets.member_Z[begin + index] = closed_n[index]
+        ends |= closed_n[index] == END
+    sets.accepting_Y[number] = ends
+    sets.member_indptr[number + 1] = begin + size
+    counts[NUM_SETS] += 1
+    return number
 
 
 @njit(cache=True, nogil=True, _nrt=False)
-def _follow(source, label, counts, gathered, skips, indptr, sets, stacks, edges):
-    """Add the edges of a set from a label on, and the sets that they lead to; returns the first label that is not done.
+def begin(net, sets, counts, scratch):
+    """Find set 0, the states of START."""
+    scratch.target_e[0] = START
+    counts[STAMP] += 1
+    size = _close(0, 1, net, counts[STAMP], scratch)
+    if size < 0:
+        return SCRATCH
+    number = _number_of(size, sets, counts, scratch)
+    return 0 if number >= 0 else -1 - number
 
-    counts: the numbers of sets, edges and stamps. It stops where the members of one more set do not fit.
-    """
-    (bucket_J, target_e), (from_e, label_e, to_e) = gathered, edges
-    set_X, member_Z, begin_Y, slot_H, hash_Y = sets
-    stamp_X, stack_X, closed_X = stacks
-    num_labels = len(bucket_J) - 1
-    while label < num_labels:
-        begin, end = bucket_J[label], bucket_J[label + 1]
-        known = np.int32(-2)
-        if end > begin:
-            known = set_X[target_e[begin]] if end - begin == 1 else np.int32(-1)
-        if known == -1:
-            counts[2] += 1
-            size = _close((target_e, begin, end), skips, indptr, (stamp_X, counts[2]), stack_X, closed_X)
-            known = np.int32(-2)
+
+@njit(cache=True, nogil=True, _nrt=False)
+def expand(number, has_rows, net, sets, counts, scratch):
+    """Find the edges of a set, and the sets that they lead to."""
+    num_labels = len(scratch.bucket_J) - 1
+    if counts[NUM_SETS] + num_labels + 2 > len(sets.hash_Y) or 2 * (counts[NUM_SETS] + num_labels) > len(sets.slot_H):
+        return SETS
+    if counts[NUM_EDGES] + num_labels > len(sets.to_R):
+        return EDGES
+    if has_rows and counts[NUM_ROWS] == len(sets.table_DJ):
+        return ROWS
+    code = _gather(number, net, sets, scratch)
+    if code:
+        return code
+    edge, target, known = counts[NUM_EDGES], np.int64(-1), np.int64(-1)
+    for label in range(num_labels):
+        first, end = scratch.bucket_J[label], scratch.bucket_J[label + 1]
+        if end == first:
+            continue
+        if end - first > 1 or scratch.target_e[first] != target:
+            counts[STAMP] += 1
+            size = _close(first, end, net, counts[STAMP], scratch)
+            if size < 0:
+                return SCRATCH
+            known = np.int64(-1)
             if size:
-                hashed = _sorted_hash(closed_X, size)
-                slot = _slot_of(closed_X, size, hashed, slot_H, hash_Y, begin_Y, member_Z)
-                known = slot_H[slot]
-                if known < 0:
-                    count = counts[0]
-                    if begin_Y[count] + size > len(member_Z):
-                        return label
-                    known = np.int32(count)
-                    slot_H[slot], hash_Y[count] = known, hashed
-                    for index in range(size):
-                        member_Z[begin_Y[count] + index] = closed_X[index]
-                    begin_Y[count + 1] = begin_Y[count] + size
-                    counts[0] += 1
-            if end - begin == 1:
-                set_X[target_e[begin]] = known
-        if known >= 0 and source >= 0:
-            from_e[counts[1]], label_e[counts[1]], to_e[counts[1]] = source, label, known
-            counts[1] += 1
-        label += 1
-    return label
+                known = np.int64(_number_of(size, sets, counts, scratch))
+            if known < -1:
+                return -1 - known
+            target = scratch.target_e[first] if end - first == 1 else np.int64(-1)
+        if known >= 0:
+            sets.label_R[edge], sets.to_R[edge] = label, known
+            edge += 1
+    if has_rows and edge - counts[NUM_EDGES] > _WIDE:
+        row = counts[NUM_ROWS]
+        sets.table_DJ[row, :] = -1
+        for index in range(counts[NUM_EDGES], edge):
+            sets.table_DJ[row, sets.label_R[index]] = sets.to_R[index]
+        sets.row_Y[number] = row
+        counts[NUM_ROWS] += 1
+    sets.edge_begin_Y[number], sets.edge_end_Y[number] = counts[NUM_EDGES], edge
+    counts[NUM_EDGES] = edge
+    return 0
 
 
-@njit(cache=True)
-def determinize(indptr, label_E, to_E, skip_indptr, skip_F, num_labels, max_sets):
-    """Return (from, label, to, accepting): the sets of states that strings from START reach, edges ascending by (from, label).
-
-    Sets contain only states that have an edge, and END. The search stops above `max_sets`, or when sets have too many members.
-    """
-    num_states = len(indptr) - 1
-    set_X = np.full(num_states, -1, np.int32)  # the set of a single state and the states it reaches without a byte; -2: no set
-    stacks = np.zeros(num_states, np.int64), np.empty(num_states, np.int32), np.empty(num_states, np.int32)
-    member_Z, begin_Y = np.empty(1024, np.int32), np.zeros(1024, np.int64)
-    slot_H, hash_Y = np.full(1 << 12, -1, np.int32), np.empty(1024, np.uint64)
-    from_e, label_e, to_e = np.empty(4096, np.int32), np.empty(4096, np.int32), np.empty(4096, np.int32)
-    bucket_J, target_e = np.ones(num_labels + 1, np.int64), np.zeros(1024, np.int32)
-    bucket_J[0] = 0  # one target, START, before the first source
-    counts, source = np.zeros(3, np.int64), -1
-    while True:
-        while counts[0] + num_labels + 2 > len(begin_Y):
-            begin_Y, hash_Y = _doubled(begin_Y), _doubled(hash_Y)
-        while counts[1] + num_labels > len(from_e):
-            from_e, label_e, to_e = _doubled(from_e), _doubled(label_e), _doubled(to_e)
-        if 2 * (counts[0] + num_labels) > len(slot_H):
-            slot_H = np.full(4 * len(slot_H), -1, np.int32)
-            for other in range(counts[0]):
-                slot = np.int64(hash_Y[other] & np.uint64(len(slot_H) - 1))
-                while slot_H[slot] >= 0:
-                    slot = (slot + 1) & (len(slot_H) - 1)
-                slot_H[slot] = other
-        label = 0
-        while label < num_labels:
-            sets = set_X, member_Z, begin_Y, slot_H, hash_Y
-            edges = from_e, label_e, to_e
-            label = _follow(source, label, counts, (bucket_J, target_e), (skip_indptr, skip_F), indptr, sets, stacks, edges)
-            if label < num_labels:
-                member_Z = _doubled(member_Z)
-        source += 1
-        if source >= counts[0] or counts[0] > max_sets or begin_Y[counts[0]] > _MAX_MEMBERS:
-            break
-        while not _gather((member_Z, begin_Y[source], begin_Y[source + 1]), indptr, label_E, to_E, bucket_J, target_e):
-            target_e = _doubled(target_e)
-    count, num_edges = counts[0], counts[1]
-    accepting_Y = np.zeros(max(count, max_sets + 1 if begin_Y[count] > _MAX_MEMBERS else 0), np.bool_)
+@njit(cache=True, nogil=True, _nrt=False)
+def fill_slots(hash_Y, count, slot_H):
+    """Put some sets into an empty hash table."""
+    mask = len(slot_H) - 1
     for number in range(count):
-        for index in range(begin_Y[number], begin_Y[number + 1]):
-            accepting_Y[number] |= member_Z[index] == END
-    return from_e[:num_edges].copy(), label_e[:num_edges].copy(), to_e[:num_edges].copy(), accepting_Y
+        slot = np.int64(hash_Y[number] & np.uint64(mask))
+        while slot_H[slot] >= 0:
+            slot = (slot + 1) & mask
+        slot_H[slot] = number
+
+
+@njit(cache=True, nogil=True, _nrt=False)
+def expand_all(number, max_sets, net, sets, counts, scratch):
+    """Expand sets from a number on, those among them that it finds; returns (the next number, what is too small)."""
+    while number < counts[NUM_SETS] <= max_sets:
+        code = expand(number, False, net, sets, counts, scratch)
+        if code:
+            return number, code
+        number += 1
+    return number, 0
+
+
+@njit(cache=True, nogil=True, _nrt=False)
+def following(number, label, sets):
+    """Return the set after a byte's class, -1 if there is none; the set's edges are known."""
+    row = sets.row_Y[number]
+    if row >= 0:
+        return np.int64(sets.table_DJ[row, label])
+    for edge in range(sets.edge_begin_Y[number], sets.edge_end_Y[number]):
+        if sets.label_R[edge] == label:
+            return np.int64(sets.to_R[edge])
+    return np.int64(-1)
+
+
+@njit(cache=True, nogil=True, _nrt=False)
+def _shape(member, height, net):
+    """Return (state, turns to go until it may end, turns left), with no more turns than `height` bytes can take."""
+    copy, turn, _ = _position(member, net)
+    count, low = net.copy_C6[copy, 2], net.copy_C6[copy, 3]
+    if count == 1:
+        return member, np.int64(0), np.int64(0)
+    size = net.part_indptr[net.copy_C6[copy, 1] + 1] - net.part_indptr[net.copy_C6[copy, 1]]
+    return member - turn * size, min(max(low - 1 - turn, 0), height + 1), min(count - 1 - turn, height + 1)
+
+
+@njit(cache=True, nogil=True, _nrt=False)
+def alike(first, second, height, net, sets):
+    """Return whether two sets differ at most in turns so far from the ends of repetitions that `height` bytes cannot tell."""
+    begin, other = sets.member_indptr[first], sets.member_indptr[second]
+    size = sets.member_indptr[first + 1] - begin
+    if sets.member_indptr[second + 1] - other != size:
+        return False
+    for index in range(size):
+        one, two = sets.member_Z[begin + index], sets.member_Z[other + index]
+        if one != two and _shape(one, height, net) != _shape(two, height, net):
+            return False
+    return True
+
+
+@njit(cache=True, nogil=True, _nrt=False)
+def shape_hashes(begin, end, member_Z, net, heights_n, hash_n):
+    """Write hashes of the members of a set, which sets that are `alike` at these heights share."""
+    for number in range(len(heights_n)):
+        state = np.uint64(heights_n[number] + 1)
+        for index in range(begin, end):
+            for value in _shape(member_Z[index], heights_n[number], net):
+                state = (state ^ np.uint64(value)) * np.uint64(0x9E3779B97F4A7C15)
+                state ^= state >> np.uint64(29)
+        hash_n[number] = state

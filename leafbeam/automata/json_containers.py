@@ -13,12 +13,13 @@ from leafbeam.automata.json_objects import Members, add_object
 from leafbeam.automata.json_presence import all_present
 from leafbeam.automata.json_scalars import Scalars, bytes_of
 from leafbeam.automata.json_scope import CLAUSES, CONTAINS, Schema, Scope, list_of, mapping_of, names_of, span
-from leafbeam.automata.json_values import add_counted_list, add_list, unique_list
+from leafbeam.automata.json_values import add_counted_list, add_list, counted_list, unique_list
 from leafbeam.automata.network import Language, Network, determinized
 from leafbeam.errors import counted, short_repr
 
 _MAX_TEXTS = 1_000  # of the values of a list without repetitions
 _MAX_GROUPS = 32
+_MAX_WRITTEN_ITEMS = 4  # of a list; more are counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +60,8 @@ class Containers:
             if low > high:
                 raise scope.nothing(f" allows nothing: it allows {counted(high, 'item')} and requires {low}: add items")
         network = self.network(scope)
+        if rest is not None and max(low, high or 0) > len(parts) + _MAX_WRITTEN_ITEMS:
+            return counted_list(network, parts, rest, low, high)
 
         def add(number: int, node: int, to: int) -> None:
             part = parts[number] if number < len(parts) else rest

@@ -58,9 +58,10 @@ class References:
         self._anchors: dict[tuple[str, str], Location] = {}
         self._reached_from: dict[int, dict[int, Location]] = {}
         self._circles: dict[int, set[int]] = {}
+        self._loops = set[int]()  # the schemas known to lead back to themselves
         self._resolved: dict[tuple[str, str], Location] = {}
         self._bases: dict[int, str] = {}  # of schemas with an $id, by their Python id
-        self.root = Location(schema=root, path="#", base=self._collect(root, "#", ""))
+        self.root = Location(schema=root, path="#", base=self._collect(root))
 
     def inside(self, schema: Mapping[str, object], path: str, base: str) -> str:
         """Return the base URI inside a schema, from the base URI around it."""
@@ -100,6 +101,7 @@ class References:
 
     def open_within(self, schema: Any, base: str, open_refs: Sequence[int]) -> tuple[tuple[int, int], ...]:
         """Return how often a part is inside each circle of references that it leads to, by the circle's smallest Python id."""
+        open_refs = [schema for schema in open_refs if schema in self._loops or schema not in self._circles]
         if not open_refs:
             return ()
         times: dict[int, int] = {}
@@ -120,6 +122,8 @@ class References:
         if own not in self._circles:
             reached = self._reached(location)
             self._circles[own] = {own, *(other for other, target in reached.items() if own in self._reached(target))}
+            if own in reached:
+                self._loops.add(own)
         return self._circles[own]
 
     def _reached(self, location: Location) -> dict[int, Location]:
@@ -142,7 +146,7 @@ class References:
         waiting = [schema]
         while waiting:
             part = waiting.pop()
-            if isinstance(part, Mapping):
+            if isinstance(part, dict):
                 if isinstance(part.get("$ref"), str):
                     with suppress(AutomatonError):
                         found.append(self.resolved(part["$ref"], "#", base))
@@ -158,10 +162,26 @@ class References:
             pointer=path,
         )
 
-    def _collect(self, schema: Any, path: str, base: str) -> str:
-        """Record the names of a schema and of the schemas in it; return its base URI."""
-        if not isinstance(schema, Mapping):
-            return base
+    def _collect(self, root: Any) -> str:
+        """Record the names of all schemas of a document; return the base URI of the root."""
+        waiting: list[tuple[Any, str, tuple[object, ...]]] = [(root, "", ())]
+        while waiting:
+            schema, base, names = waiting.pop()
+            if not isinstance(schema, dict):
+                continue
+            if "$id" in schema or "$anchor" in schema or "$dynamicAnchor" in schema:
+                base = self._record(schema, below("#", *names), base)
+            for key in _MAPPINGS:
+                if isinstance(parts := schema.get(key), dict):
+                    waiting += [(part, base, (*names, key, name)) for name, part in parts.items()]
+            for key in _LISTS:
+                if isinstance(parts := schema.get(key), list):
+                    waiting += [(part, base, (*names, key, number)) for number, part in enumerate(parts)]
+            waiting += [(schema[key], base, (*names, key)) for key in _SCHEMAS if key in schema]
+        return self._bases.get(id(root), "")
+
+    def _record(self, schema: Mapping[str, Any], path: str, base: str) -> str:
+        """Record the names of a schema; return its base URI."""
         outer = base
         if _is_resource(schema):
             base = _joined(base, urldefrag(schema["$id"])[0])
@@ -173,16 +193,6 @@ class References:
         for anchor in names:
             if isinstance(anchor, str) and anchor:
                 self._note(self._anchors, (base, anchor), Location(schema=schema, path=path, base=outer))
-        for key in _MAPPINGS:
-            if isinstance(parts := schema.get(key), Mapping):
-                for name, part in parts.items():
-                    self._collect(part, below(path, key, name), base)
-        for key in _LISTS:
-            if isinstance(parts := schema.get(key), list):
-                for number, part in enumerate(parts):
-                    self._collect(part, below(path, key, number), base)
-        for key in _SCHEMAS:
-            self._collect(schema.get(key), below(path, key), base)
         return base
 
     def _note(self, names: dict[Any, Location], name: Any, location: Location) -> None:

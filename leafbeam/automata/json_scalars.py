@@ -49,7 +49,7 @@ class Scalars:
         network = Network(self.max_states, scope.path, pointer=scope.path)
         between = network.node(), network.node()
         network.add_text(START, b'"', between[0])
-        network.add(between[0], self.strings.repeated(CHARACTER, low, high), between[1])
+        network.add_repeated(between[0], self.strings.compiled(CHARACTER), between[1], low, high)
         network.add_text(between[1], b'"', END)
         return network
 

@@ -54,15 +54,15 @@ _ENOUGH_STATES = 4_000  # of a schema that is inside itself: once more could tak
 class CompiledSchema:
     """The language of the texts of a schema's instances, and what it does not hold to."""
 
-    language: ByteDFA
+    language: Language
     notes: tuple[SchemaNote, ...]
 
 
 def schema_language(
     schema: Schema | bool | str, max_states: int, *, max_depth: int = MAX_DEPTH, strict: bool = False
 ) -> ByteDFA:
-    """Return the language of `compile_schema`."""
-    return compile_schema(schema, max_states, max_depth=max_depth, strict=strict).language
+    """Return the language of `compile_schema` as a byte automaton."""
+    return determinized(compile_schema(schema, max_states, max_depth=max_depth, strict=strict).language)
 
 
 def compile_schema(
@@ -90,7 +90,7 @@ def compile_schema(
     try:
         if isinstance(schema, str):
             schema = _parsed(schema)
-        _check_keys(schema)
+        schema = _plain(schema)
         references = References(schema)
         scalars = Scalars(strings=Strings(max_states=max_states), max_states=max_states, notes=Notes(strict=strict))
         return _deepest(_Compiler(references=references, max_states=max_states, max_depth=max_depth, scalars=scalars), schema)
@@ -113,23 +113,35 @@ def _deepest(compiler: "_Compiler", schema: Any) -> CompiledSchema:
                 raise
             continue
         deepest = CompiledSchema(language=language, notes=tuple(notes.kept))
-        if not notes.has_bounded_reference or language.num_states > _ENOUGH_STATES:
+        if not notes.has_bounded_reference or language.size > _ENOUGH_STATES:
             return deepest
     assert deepest is not None
     return deepest
 
 
-def _check_keys(schema: Any) -> None:
-    """Raise AutomatonError for keys that begin with NUL, which keywords of this compiler do, and which no text has."""
+def _plain(schema: Any) -> Any:
+    """Return a schema whose mappings are dictionaries.
+
+    Raises AutomatonError for keys that begin with NUL, which keywords of this compiler do, and which no text has.
+    """
     waiting = [schema]
     while waiting:
         part = waiting.pop()
-        if isinstance(part, Mapping):
+        if isinstance(part, dict):
             if names := [name for name in part if isinstance(name, str) and name.startswith("\0")]:
                 raise AutomatonError(f"the schema has the key {names[0]!r}: expected keys without NUL")
             waiting += part.values()
         elif isinstance(part, list):
             waiting += part
+        elif isinstance(part, Mapping):
+            return _plain(_with_dictionaries(schema))
+    return schema
+
+
+def _with_dictionaries(part: Any) -> Any:
+    if isinstance(part, Mapping):
+        return {name: _with_dictionaries(value) for name, value in part.items()}
+    return [_with_dictionaries(value) for value in part] if isinstance(part, list) else part
 
 
 def _parsed(text: str) -> Any:
@@ -169,9 +181,9 @@ class _Compiler:
             language=self.language, inner=self._inner, network=self._network, normaliser=self.normaliser, scalars=self.scalars
         )
 
-    def whole(self, schema: object) -> ByteDFA:
+    def whole(self, schema: object) -> Language:
         """Return the language of the schema of the document. Raises AutomatonError if it allows nothing."""
-        language = determinized(self.language(schema, Scope()))
+        language = self.language(schema, Scope())
         if language.is_empty:
             raise self.nothing[-1] if self.nothing else AutomatonError("the schema allows nothing")
         return language
@@ -201,10 +213,10 @@ class _Compiler:
     def _key(self, schema: Schema, scope: Scope) -> tuple[object, ...] | None:
         """Return what the language of a part depends on: its text, its base, and how often it is inside what it refers to."""
         try:
-            text = json.dumps(schema)
-        except (TypeError, ValueError):  # values that JSON does not have: the part that holds them is refused later
+            text = repr(schema)
+        except ValueError:  # an integer with thousands of digits: the part that holds it is refused later
             return None
-        return "schema", scope.base, text, self.references.open_within(schema, scope.base, scope.open_refs)
+        return scope.base, text, self.references.open_within(schema, scope.base, scope.open_refs)
 
     def _language(self, schema: Schema, scope: Scope) -> Language:
         if next(self.parts) > _MAX_PARTS:

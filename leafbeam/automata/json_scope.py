@@ -117,7 +117,7 @@ def check_keywords(schema: Schema, scope: Scope) -> None:
 
 
 def mapping_of(value: object, scope: Scope) -> Schema:
-    if not isinstance(value, Mapping):
+    if not isinstance(value, dict):
         raise scope.error(f" is {short_repr(value)}: expected a schema object")
     return value
 

@@ -58,7 +58,14 @@ class Strings:
         """Return the strings of `low` to `high` characters."""
         key = "length", low, high
         if key not in self.built:
-            self.built[key] = self.repeated(_WRITABLE, low, high).language()
+            part, count, network = self.compiled(_WRITABLE), low if high is None else high, self._network()
+            if (part.num_states - 1) * count > self.max_states:  # the end of one is the start of the next
+                raise AutomatonError(
+                    f"strings of up to {counted(count, 'character')} unroll to more than max_states="
+                    f"{counted(self.max_states, 'state')}: bound them more tightly"
+                )
+            network.add_repeated(START, part, END, low, high)
+            self.built[key] = network.language()
         return self.built[key]
 
     def format(self, name: str) -> ByteDFA:
@@ -90,26 +97,6 @@ class Strings:
         if key not in self.built:
             self.built[key] = self.without(self.all(), ByteDFA.from_strings(texts))
         return self.built[key]
-
-    def repeated(self, pattern: str, low: int, high: int | None) -> Network:
-        """Return `low` to `high` texts of a pattern, one after another."""
-        part, network, node = self.compiled(pattern), self._network(), START
-        count = low if high is None else high
-        if (part.num_states - 1) * count > self.max_states:  # the end of one is the start of the next
-            raise AutomatonError(
-                f"strings of up to {counted(count, 'character')} unroll to more than max_states="
-                f"{counted(self.max_states, 'state')}: bound them more tightly"
-            )
-        for number in range(count):
-            if number >= low:
-                network.skip(node, END)
-            after = network.node()
-            network.add(node, part, after)
-            node = after
-        if high is None:
-            network.add(node, part, node)
-        network.skip(node, END)
-        return network
 
     def quoted(self, strings: ByteDFA) -> ByteDFA:
         """Return the JSON texts of strings, with the short escapes where JSON needs them."""

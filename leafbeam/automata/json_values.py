@@ -41,6 +41,31 @@ def add_list(
             add_texts(network, done, COMMA, before)
 
 
+def counted_list(network: Network, first: Sequence[Language], rest: Language, low: int, high: int | None) -> Network:
+    """Return the network, which is new, with the lists of `low` to `high` items; behind the first ones they are counted."""
+    node, parts = network.node(), [*first] or [rest]
+    network.add_text(START, b"[", node)
+    if low == 0:
+        network.add_text(START, b"[]", END)
+    for number, part in enumerate(parts, 1):
+        done = network.node()
+        network.add(node, part, done)
+        if low <= number:
+            network.add_text(done, b"]", END)
+        if number == len(parts):
+            more, comma = network.like(), network.node()
+            before = more.node()
+            add_texts(more, START, COMMA, before)
+            more.add(before, rest, END)
+            least, most = max(low - number, 1), None if high is None else high - number
+            network.add_repeated(done, more, comma, least, most)
+            network.add_text(comma, b"]", END)
+        else:
+            node = network.node()
+            add_texts(network, done, COMMA, node)
+    return network
+
+
 def add_counted_list(
     network: Network,
     item: Callable[[int, bool], Language],

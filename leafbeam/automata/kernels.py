@@ -8,11 +8,35 @@ of all of them.
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
 import numpy as np
+from numpy.typing import NDArray
 
 from leafbeam.automata.arrays import TransitionTable
 from leafbeam.automata.byte_dfa import DfaEdges, run
+from leafbeam.errors import AutomatonError
 from leafbeam.index.bit_kernels import trailing_zeros
 from leafbeam.jit import njit
+
+
+def checked_states(states_R: NDArray[np.integer], num_states: int) -> NDArray[np.int64]:
+    """Return numbers of states as int64. Raises AutomatonError for those that are not -1 (dead) to num_states - 1."""
+    states = np.asarray(states_R)
+    if states.ndim != 1 or (states.dtype.kind not in "iu" and states.size):
+        raise AutomatonError(f"states are {states.dtype} of shape {states.shape}: expected a list of integers")
+    if states.size and not -1 <= states.min() <= states.max() < num_states:
+        bad = states[(states < -1) | (states >= num_states)][0]
+        raise AutomatonError(f"state {bad} is not in the automaton: expected -1 (dead) to {num_states - 1:,}")
+    return states.astype(np.int64)
+
+
+def checked_codes(codes_R: NDArray[np.integer], states_R: NDArray[np.int64], vocabulary_size: int) -> NDArray[np.int64]:
+    """Return tokens as int64, one for each state. Raises AutomatonError for those that are not in the vocabulary."""
+    codes = np.asarray(codes_R)
+    if codes.shape != states_R.shape or codes.dtype.kind not in "iu":
+        raise AutomatonError(f"codes are {codes.dtype} of shape {codes.shape}: expected integers, one for each state")
+    if codes.size and not 0 <= codes.min() <= codes.max() < vocabulary_size:
+        bad = codes[(codes < 0) | (codes >= vocabulary_size)][0]
+        raise AutomatonError(f"token {bad} is not in the vocabulary: expected 0 <= token < {vocabulary_size:,}")
+    return codes.astype(np.int64)
 
 
 @njit(cache=True, nogil=True)

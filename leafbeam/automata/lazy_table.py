@@ -10,10 +10,13 @@ import threading
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.automata.arrays import UNFILLED, AutomatonLimits, TransitionTable
+from leafbeam.automata.arrays import AutomatonLimits, TransitionTable
 from leafbeam.automata.byte_dfa import ByteDFA
+from leafbeam.automata.lazy_dfa import LazyDFA
+from leafbeam.automata.set_masks import SetMasks
 from leafbeam.automata.token_masks import RankedMasks
 from leafbeam.automata.token_trie import TokenTrie
+from leafbeam.index.bitmap import Bitmap
 
 _MAX_BYTES = 1 << 24  # of the masks of one table, over ranks and over tokens
 
@@ -34,15 +37,17 @@ class LazyTable:
     are forgotten and begin anew.
 
     Args:
-        dfa: The byte automaton, each byte of which is a token, so that tokens may end in all its states.
+        dfa: The byte automaton, each byte of which is a token, so that tokens may end in all its states. `dfa` of this table is
+            None unless its states are found on demand.
         tokens: The vocabulary.
         limits: The limits of the automaton; `max_bytes` bounds the masks.
     """
 
-    def __init__(self, dfa: ByteDFA, tokens: TokenTrie, limits: AutomatonLimits) -> None:
-        self.tokens, self.limits = tokens, limits
-        self._num_states, self._lock = dfa.num_states, threading.Lock()
-        self._ranked = RankedMasks(dfa.num_states, dfa, tokens)
+    def __init__(self, dfa: ByteDFA | LazyDFA, tokens: TokenTrie, limits: AutomatonLimits) -> None:
+        self.tokens, self.limits, self._lock = tokens, limits, threading.Lock()
+        self.dfa = dfa if isinstance(dfa, LazyDFA) else None
+        self.num_states = dfa.max_states if isinstance(dfa, LazyDFA) else dfa.num_states
+        self._ranked = SetMasks(dfa, tokens) if isinstance(dfa, LazyDFA) else RankedMasks(dfa.num_states, dfa, tokens)
         self._num_words = tokens.vocabulary_size // 64 + 1
         self._max_masks = max(1, min(limits.max_bytes, _MAX_BYTES) // (16 * self._num_words))
         self._clear()
@@ -52,11 +57,19 @@ class LazyTable:
         """Return the bytes of the masks so far, and of what they are computed with."""
         return 16 * self._num_words * self._ranked.count + self._ranked.nbytes
 
+    @property
+    def accepting(self) -> Bitmap:
+        """Return the states found so far in which a string may end."""
+        assert self.dfa is not None
+        words_W, count = np.zeros(self.num_states // 64 + 1, np.uint64), self.dfa.num_states
+        words_W.view(np.uint8)[: -(-count // 8)] = np.packbits(self.dfa.sets.accepting_Y[:count], bitorder="little")
+        return Bitmap.from_words(words_W, self.num_states)
+
     def table(self, states_R: NDArray[np.int64]) -> tuple[TransitionTable, NDArray[np.int64]]:
         """Return a table with the masks of these states, and the number of tokens of each mask. -1 is no state."""
         with self._lock:
             states = np.unique(states_R[states_R >= 0])
-            missing = states[self._mask_S[states] == UNFILLED]
+            missing = states[~self._has_mask_S[states]]
             if len(missing):
                 self._fill(missing)
                 if self._ranked.count > self._max_masks:  # tables that were handed out keep their arrays
@@ -75,10 +88,10 @@ class LazyTable:
             self._count_M = np.concatenate([self._count_M, np.empty(grown - len(self._count_M), np.int64)])
         self._mask_MW[before:count] = self._ranked.by_token(before)
         self._count_M[before:count] = np.bitwise_count(self._mask_MW[before:count]).sum(axis=1, dtype=np.int64)
-        self._mask_S[states] = mask_D
+        self._mask_S[states], self._has_mask_S[states] = mask_D, True
 
     def _clear(self) -> None:
         self._ranked.clear()
-        self._mask_S = np.full(self._num_states, UNFILLED, np.int32)
+        self._mask_S, self._has_mask_S = np.zeros(self.num_states, np.int32), np.zeros(self.num_states, np.bool_)
         self._mask_MW, self._count_M = np.empty((16, self._num_words), np.uint64), np.empty(16, np.int64)
-        self._no_rows = np.zeros(self._num_states + 1, np.int64)
+        self._no_rows = np.zeros(self.num_states + 1, np.int64)

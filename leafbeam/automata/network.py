@@ -20,20 +20,21 @@ them, N texts.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.automata.byte_dfa import ByteDFA, indptr_of
-from leafbeam.automata.determinize import END, determinize
-from leafbeam.automata.minimize import Edges
+from leafbeam.automata.determinize import END, START, NetworkArrays
+from leafbeam.automata.lazy_dfa import LazyDFA
+from leafbeam.automata.minimize import Edges, useful_states
 from leafbeam.errors import AutomatonError, counted
 from leafbeam.jit import njit
 
 __all__ = ["END", "START", "Language", "Network", "common_classes", "determinized", "relabel"]
 
-START = 0
 _SPARE = 4  # before minimisation there may be this many times more states than the limit
 
 
@@ -54,11 +55,17 @@ class Network:
 
     def __init__(self, max_states: int, what: str = "the language", *, pointer: str | None = None) -> None:
         self._max_states, self._what, self._pointer = max_states, what, pointer
-        self._num_states = 2
-        self._parts: list[tuple[Language, int, int, int]] = []  # (part, the number of its first state, node, node)
+        self._num_nodes = 2  # and the states within texts
+        self.size = 2  # the number of states, a repetition written out
+        self._num_written = 2
+        self._parts: list[tuple[Language, int, int, int, int, int]] = []  # (part, node, node, count, low, more)
         self._texts: list[tuple[bytes, int, int, int]] = []  # (text, the number of its first inner state, node, node)
         self._skips: list[tuple[int, int]] = []
         self._is_empty: bool | None = None
+
+    def like(self) -> Network:
+        """Return a new network with the same limit and the same name in errors."""
+        return Network(self._max_states, self._what, pointer=self._pointer)
 
     def node(self) -> int:
         """Return a new node."""
@@ -67,8 +74,34 @@ class Network:
     def add(self, node: int, language: Language, to: int) -> None:
         """Join two nodes by the strings of a language; an empty language joins nothing. An added network may not change."""
         if not language.is_empty:
-            count = language.num_states if isinstance(language, ByteDFA) else language._num_states
-            self._parts.append((language, self._numbered(count), node, to))
+            self._grow(language.size if isinstance(language, ByteDFA) else language._num_written, language.size)
+            self._parts.append((language, node, to, 1, 1, 0))
+
+    def add_repeated(self, node: int, language: Language, to: int, low: int, high: int | None) -> None:
+        """Join two nodes by `low` to `high` strings of a language, one after another; without a bound if `high` is None.
+
+        The repetitions are counted, and not written out, unless the language has the empty string.
+        """
+        part = determinized(language)
+        if low == 0 or part.is_empty:
+            if low == 0:
+                self.skip(node, to)
+            if part.is_empty or high == 0:
+                return
+        if not part.accepting_X[0]:
+            count = max(low, 1) if high is None else high
+            self._grow(part.num_states, count * part.num_states)
+            self._parts.append((part, node, to, count, max(low, 1), int(high is None)))
+            return
+        for number in range(low if high is None else high):
+            if number >= low:
+                self.skip(node, to)
+            after = self.node()
+            self.add(node, part, after)
+            node = after
+        if high is None:
+            self.add(node, part, node)
+        self.skip(node, to)
 
     def add_text(self, node: int, text: bytes, to: int) -> None:
         """Join two nodes by one string."""
@@ -86,7 +119,9 @@ class Network:
         """Return whether no path leads from START to END. No path may be added after this call."""
         if self._is_empty is None:
             following: dict[int, list[int]] = {}
-            for *_, node, to in (*self._parts, *self._texts, *self._skips):
+            for _, node, to, *_ in self._parts:
+                following.setdefault(node, []).append(to)
+            for *_, node, to in (*self._texts, *self._skips):
                 following.setdefault(node, []).append(to)
             seen, waiting = {START}, [START]
             while waiting and END not in seen:
@@ -101,27 +136,33 @@ class Network:
 
         Cost: linear in the copies if a string can be in only a few of them at a time; exponential at worst, up to the limit.
         """
-        flat = self._flat()
-        used_256 = np.zeros(256, np.int64)
-        used = np.unique(flat.bytes_T)
-        used_256[used] = np.arange(1, len(used) + 1)
-        class_256, first_J = common_classes([used_256, *(part.edges.class_256 for part in flat.parts)])
-        moves = _assemble(self._num_states, first_J, class_256, _part_arrays(flat.parts), flat[1:])
-        from_e, label_e, to_e, accepting_Y = determinize(*moves, len(first_J), _SPARE * self._max_states)
-        if len(accepting_Y) > _SPARE * self._max_states:
-            raise self._too_large()
-        if not len(accepting_Y):
+        if self.is_empty:
             return ByteDFA.from_strings([])
-        dfa = ByteDFA.of_classes(class_256, Edges(from_e, label_e, to_e), accepting_Y, 0)
+        try:
+            dfa = LazyDFA(self.arrays(), _SPARE * self._max_states).language()
+        except AutomatonError as error:
+            raise self._too_large() from error
         if dfa.num_states > self._max_states:
             raise self._too_large()
         return dfa
 
+    def arrays(self) -> NetworkArrays:
+        """Return this network as kernels read it, without what does not lead to END. It may not be empty."""
+        flat = self._flat()
+        text_256 = np.zeros(256, np.int16)
+        text_256[flat.bytes_T] = flat.bytes_T.astype(np.int16) + 1
+        class_256, first_J = common_classes([text_256, *(part.edges.class_256 for part in flat.parts)])
+        return NetworkArrays(class_256, *_assemble(flat.num_nodes, first_J, class_256, _part_arrays(flat.parts), flat[2:]))
+
     def _numbered(self, count: int) -> int:
-        first, self._num_states = self._num_states, self._num_states + count
-        if self._num_states > 2 * _SPARE * self._max_states:
-            raise self._too_large()
+        first, self._num_nodes = self._num_nodes, self._num_nodes + count
+        self._grow(count, count)
         return first
+
+    def _grow(self, num_written: int, size: int) -> None:
+        self._num_written, self.size = self._num_written + num_written, self.size + size
+        if self._num_written > 2 * _SPARE * self._max_states:
+            raise self._too_large()
 
     def _too_large(self) -> AutomatonError:
         return AutomatonError(
@@ -134,31 +175,39 @@ class Network:
         """Return this network with those inside it written out."""
         number_of: dict[int, int] = {}
         parts: list[ByteDFA] = []
-        copies: list[tuple[int, int, int, int]] = []
+        copies: list[tuple[int, int, int, int, int, int]] = []
         texts: list[tuple[bytes, int, int, int]] = []
         skips: list[tuple[int, int]] = []
-        waiting: list[tuple[Network, int]] = [(self, 0)]
+        waiting, num_nodes = [(self, 0)], self._num_nodes
         while waiting:
             network, base = waiting.pop()
             skips += [(base + node, base + to) for node, to in network._skips]
             texts += [(text, base + first, base + node, base + to) for text, first, node, to in network._texts]
-            for part, first, node, to in network._parts:
+            for part, node, to, count, low, more in network._parts:
                 if isinstance(part, Network):
-                    skips += [(base + node, base + first), (base + first + END, base + to)]
-                    waiting.append((part, base + first))
+                    skips += [(base + node, num_nodes + START), (num_nodes + END, base + to)]
+                    waiting.append((part, num_nodes))
+                    num_nodes += part._num_nodes
                     continue
                 number = number_of.setdefault(id(part), len(parts))
                 if number == len(parts):
                     parts.append(part)
-                copies.append((number, base + first, base + node, base + to))
+                copies.append((number, base + node, base + to, count, low, more))
+        joined = _columns([(node, to) for _, node, to, *_ in copies] + [pair[2:] for pair in texts] + skips, 2)
+        is_end = np.zeros(num_nodes, np.bool_)
+        is_end[END] = True
+        useful = useful_states(joined[:, 0].astype(np.int32), joined[:, 1].astype(np.int32), is_end, START)[joined].all(axis=1)
+        is_copy, is_text, is_skip = np.split(useful, [len(copies), len(copies) + len(texts)])
+        texts = list(compress(texts, is_text.tolist()))
         strings = [text for text, *_ in texts]
         return _Flat(
             parts,
-            _columns(copies, 4),
+            num_nodes,
+            _columns(copies, 6)[is_copy],
             np.frombuffer(b"".join(strings), np.uint8),
             indptr_of(strings),
             _columns([text[1:] for text in texts], 3),
-            _columns(skips, 2),
+            _columns(skips, 2)[is_skip],
         )
 
 
@@ -174,13 +223,15 @@ class _Flat(NamedTuple):
     """A network without networks in it.
 
     Args:
-        copy_C4: The number of the byte automaton, its first state, and the nodes that it joins.
+        num_nodes: The number of its nodes and of the states within its texts.
+        copy_C6: The number of the byte automaton, the nodes that it joins, and how it is repeated (`determinize`).
         bytes_T, text_indptr, text_N3: The texts; of each its first inner state, and the nodes that it joins.
         skip_F2: The nodes that no byte joins.
     """
 
     parts: list[ByteDFA]
-    copy_C4: NDArray[np.int64]
+    num_nodes: int
+    copy_C6: NDArray[np.int64]
     bytes_T: NDArray[np.uint8]
     text_indptr: NDArray[np.int64]
     text_N3: NDArray[np.int64]
@@ -264,54 +315,54 @@ def _finer(part, class_P256, first_J):
 
 
 @njit(cache=True)
-def _assemble(num_states, first_J, class_256, parts, flat):
-    """Return (indptr, label_E, to_E, skip_indptr, skip_F): the edges of all copies and texts, ascending by state."""
-    part_indptr, class_P256, edge_indptr, label_P, next_P, accepting_P = parts
-    copy_C4, bytes_T, text_indptr, text_N3, skip_F2 = flat
-    indptr, skip_indptr = np.zeros(num_states + 2, np.int64), np.zeros(num_states + 2, np.int64)
-    label_E, to_E, skip_F = np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.int32)
+def _assemble(num_nodes, first_J, class_256, parts, flat):
+    """Return the arrays of a network, those of `NetworkArrays` behind the classes."""
+    own_indptr, class_P256, own_edge_indptr, own_label_E, own_next_E, own_accepting_X = parts
+    join_C6, bytes_T, text_indptr, text_N3, skip_F2 = flat
+    num_parts, num_states = len(own_indptr) - 1, num_nodes + own_indptr[-1]
+    part_indptr, edge_indptr = np.zeros(num_parts + 2, np.int64), np.zeros(num_states + 2, np.int64)
+    part_indptr[1:] = num_nodes + own_indptr
+    label_E, next_E = np.empty(0, np.uint8), np.empty(0, np.int32)
     for is_count in (True, False):  # first the number of edges of each state, then the edges
-        part = -1
-        fine_indptr, fine_J = indptr, skip_indptr
-        for copy in range(len(copy_C4)):
-            if copy_C4[copy, 0] != part:
-                part = copy_C4[copy, 0]
-                fine_indptr, fine_J = _finer(part, class_P256, first_J)
-            first, to = copy_C4[copy, 1], copy_C4[copy, 3]
-            for state in range(part_indptr[part], part_indptr[part + 1]):
-                own = first + state - part_indptr[part]
-                for edge in range(edge_indptr[state + part], edge_indptr[state + part + 1]):
-                    label = label_P[edge]
+        _add_texts(is_count, bytes_T, text_indptr, text_N3, class_256, edge_indptr, label_E, next_E)
+        for part in range(num_parts):
+            fine_indptr, fine_J = _finer(part, class_P256, first_J)
+            for state in range(own_indptr[part], own_indptr[part + 1]):
+                for edge in range(own_edge_indptr[state + part], own_edge_indptr[state + part + 1]):
+                    label, own = own_label_E[edge], num_nodes + state
                     if is_count:
-                        indptr[own + 2] += fine_indptr[label + 1] - fine_indptr[label]
+                        edge_indptr[own + 2] += fine_indptr[label + 1] - fine_indptr[label]
                         continue
                     for index in range(fine_indptr[label], fine_indptr[label + 1]):
-                        at = indptr[own + 1]
-                        label_E[at], to_E[at] = fine_J[index], first + next_P[edge]
-                        indptr[own + 1] += 1
-                if accepting_P[state]:
-                    if is_count:
-                        skip_indptr[own + 2] += 1
-                    else:
-                        skip_F[skip_indptr[own + 1]] = to
-                        skip_indptr[own + 1] += 1
-        _add_texts(is_count, bytes_T, text_indptr, text_N3, class_256, indptr, label_E, to_E)
-        for kind in range(2):  # into the copies, and the skips of the network
-            pairs = copy_C4[:, 1:3] if kind == 0 else skip_F2
-            node, to = (1, 0) if kind == 0 else (0, 1)
-            for number in range(len(pairs)):
-                if is_count:
-                    skip_indptr[pairs[number, node] + 2] += 1
-                else:
-                    skip_F[skip_indptr[pairs[number, node] + 1]] = pairs[number, to]
-                    skip_indptr[pairs[number, node] + 1] += 1
+                        at = edge_indptr[own + 1]
+                        label_E[at], next_E[at] = fine_J[index], own_next_E[edge]
+                        edge_indptr[own + 1] += 1
         if is_count:
             for state in range(num_states):
-                indptr[state + 2] += indptr[state + 1]
-                skip_indptr[state + 2] += skip_indptr[state + 1]
-            label_E, to_E = np.empty(indptr[num_states + 1], np.int32), np.empty(indptr[num_states + 1], np.int32)
-            skip_F = np.empty(skip_indptr[num_states + 1], np.int32)
-    return indptr[:-1].copy(), label_E, to_E, skip_indptr[:-1].copy(), skip_F
+                edge_indptr[state + 2] += edge_indptr[state + 1]
+            label_E, next_E = np.empty(edge_indptr[-1], np.uint8), np.empty(edge_indptr[-1], np.int32)
+    accepting_X = np.zeros(num_states, np.bool_)
+    accepting_X[num_nodes:] = own_accepting_X
+    copy_C6, skip_indptr = np.zeros((len(join_C6) + 1, 6), np.int64), np.zeros(num_nodes + 2, np.int64)
+    copy_C6[0, 2] = 1
+    first = np.int64(num_nodes)
+    for copy in range(len(join_C6)):
+        part = join_C6[copy, 0]
+        copy_C6[copy + 1, 0], copy_C6[copy + 1, 1], copy_C6[copy + 1, 5] = first, part + 1, join_C6[copy, 2]
+        copy_C6[copy + 1, 2:5] = join_C6[copy, 3:]
+        skip_indptr[join_C6[copy, 1] + 2] += 1
+        first += join_C6[copy, 3] * (own_indptr[part + 1] - own_indptr[part])
+    for number in range(len(skip_F2)):
+        skip_indptr[skip_F2[number, 0] + 2] += 1
+    for node in range(num_nodes):
+        skip_indptr[node + 2] += skip_indptr[node + 1]
+    skip_F = np.empty(skip_indptr[-1], np.int64)
+    for number in range(len(join_C6) + len(skip_F2)):
+        skip = number - len(join_C6)
+        node, to = (join_C6[number, 1], copy_C6[number + 1, 0]) if skip < 0 else (skip_F2[skip, 0], skip_F2[skip, 1])
+        skip_F[skip_indptr[node + 1]] = to
+        skip_indptr[node + 1] += 1
+    return copy_C6, part_indptr, edge_indptr[:-1].copy(), label_E, next_E, accepting_X, skip_indptr[:-1].copy(), skip_F
 
 
 @njit(cache=True)

@@ -70,9 +70,14 @@ class RankedMasks:
 
     def by_token(self, first: int) -> NDArray[np.uint64]:
         """Return the masks from number `first` on over tokens: bit v % 64 of word v // 64 is token v."""
-        mask_MW = np.zeros((self.count - first, self._ranked_MW.shape[1]), np.uint64)
-        _by_token(self._ranked_MW[first : self.count], self._tokens.spelling.id_R, mask_MW)
-        return mask_MW
+        return masks_by_token(self._ranked_MW[first : self.count], self._tokens)
+
+
+def masks_by_token(ranked_MW: NDArray[np.uint64], tokens: TokenTrie) -> NDArray[np.uint64]:
+    """Return masks over ranks as masks over tokens: bit v % 64 of word v // 64 is token v."""
+    mask_MW = np.zeros(ranked_MW.shape, np.uint64)
+    _by_token(ranked_MW, tokens.spelling.id_R, mask_MW)
+    return mask_MW
 
 
 def dense_masks(
@@ -147,7 +152,7 @@ def _depth_classes(num_states, edges, max_depth):
 
 
 @njit(cache=True, inline="always")
-def _clear_bits(mask_W, low, high):
+def clear_bits(mask_W, low, high):
     """Clear the bits low to high - 1, of which there is at least one."""
     first, last = low >> 6, (high - 1) >> 6
     head = ~np.uint64(0) << np.uint64(low & 63)
@@ -182,7 +187,7 @@ def _walk(origin, similar, num_states, moves, nodes, depth_HX, state_H, similar_
             node = end_P[node]
             continue
         if target < 0:
-            _clear_bits(mask_W, lo_P[node], lo_P[end_P[node]])
+            clear_bits(mask_W, lo_P[node], lo_P[end_P[node]])
             node = end_P[node]
             continue
         state_H[depth], similar_H[depth] = target, other

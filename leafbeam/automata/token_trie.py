@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.automata.byte_dfa import ByteDFA
+from leafbeam.automata.determinize import NetworkArrays
 from leafbeam.errors import AutomatonError, counted
 from leafbeam.jit import njit
 
@@ -148,9 +149,9 @@ class TokenTrie:
         single_256[self.nodes.byte_P[children]] = self.nodes.own_end_P[children] > self.nodes.lo_P[children]
         return single_256
 
-    def has_bytes_of(self, dfa: ByteDFA) -> bool:
+    def has_bytes_of(self, language: ByteDFA | NetworkArrays) -> bool:
         """Return whether each byte of a language is a token, so that tokens may end anywhere in its strings."""
-        return not (dfa.used_256 & ~self.single_bytes).any()
+        return not (language.used_256 & ~self.single_bytes).any()
 
     @property
     def nbytes(self) -> int:

@@ -100,6 +100,9 @@ class SequenceSearch:
         if backend == "auto":
             backend = "triton" if DeviceAutomata.supports(batch, device) else "cpu"
         self.backend = backend
+        if backend == "triton":  # the device and the host number states alike
+            self._automata = tuple(automaton.filled() for automaton in self._automata)
+            batch = automata.bind(self._automata, end_code=end_code, num_codes=num_codes)
         self._device = DeviceAutomata(batch, device) if backend == "triton" else None
         self.end_code, self.num_codes = end_code, num_codes
 

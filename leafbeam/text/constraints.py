@@ -10,6 +10,7 @@ from leafbeam.automata.byte_dfa import ByteDFA
 from leafbeam.automata.json_notes import SchemaNote
 from leafbeam.automata.json_schema import MAX_DEPTH, compile_schema
 from leafbeam.automata.languages import concatenate, free_text
+from leafbeam.automata.network import determinized
 from leafbeam.automata.regex import compile_pattern
 from leafbeam.automata.sources import choice_bytes
 from leafbeam.errors import AutomatonError, counted, short_repr
@@ -167,7 +168,7 @@ def _language(part: object, notes: dict[SchemaNote, None], **limits: Unpack[Limi
         case JsonSchema(schema=schema, max_depth=depth, strict=strict):
             compiled_schema = compile_schema(schema, max_states, max_depth=depth, strict=strict)
             notes.update(dict.fromkeys(compiled_schema.notes))
-            return compiled_schema.language
+            return determinized(compiled_schema.language)
         case Choices(texts=texts):
             return ByteDFA.from_strings(choice_bytes(texts))
         case FreeText(stop=stop, max_length=max_length):

@@ -122,7 +122,10 @@ POINTERS: list[tuple[dict[str, Any], str]] = [
     ({"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"type": "array", "items": 3}}}, "#/$defs/a~1b/items"),
     ({"type": "array", "prefixItems": [{"type": "null"}, {"not": {"format": "date"}}]}, "#/prefixItems/1/not"),
     ({"type": "array", "items": {"type": "null"}, "minItems": 10**6}, "#"),
-    ({"type": "object", "additionalProperties": {"type": "string", "maxLength": 10**7}}, "#/additionalProperties"),
+    (
+        {"type": "object", "additionalProperties": {"type": "string", "maxLength": 10**7, "pattern": "a"}},
+        "#/additionalProperties",
+    ),
 ]
 
 

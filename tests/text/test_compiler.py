@@ -61,7 +61,7 @@ def test_automata_are_those_of_this_process(compiler: ConstraintCompiler, genera
         ({"json_schema": {"required": ["a"], "type": "object", "properties": {"a": {"$ref": "#"}}}}, "requires 'a'"),
         ({"json_schema": "[" * 100_000}, "nests too deeply"),
         ({"json_schema": '{"type": "integer", "minimum": ' + "9" * 5000 + "}"}, "not JSON"),
-        ({"json_schema": {"type": "string", "maxLength": 10**9}}, "max_states"),
+        ({"json_schema": {"type": "string", "maxLength": 10**9, "pattern": "a"}}, "max_states"),
         ({"json_schema": {"type": "integer", "minimum": 10**400}}, "expected a number between"),
         ({"choices": []}, "at least one text"),
         ({"choices": "abc"}, "expected a list of texts"),
