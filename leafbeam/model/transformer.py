@@ -325,7 +325,7 @@ class Transformer(SidModel[ModelConfig]):
             vectors_BTD = self._positions.grouped(vectors_BTD).sum(2)
             counts_B = self._positions.count(lengths_B)
             last_BD = last_of_prompts(self.history, vectors_BTD, counts_B, causal_attention(self.config))
-            vectors_BTD, lengths_B, options = last_BD[:, None], torch.ones_like(lengths_B), replace(options, is_padded=False)
+            vectors_BTD, lengths_B = last_BD[:, None], torch.ones_like(lengths_B)
         return DecoderRunner(self.model, vectors_BTD, lengths_B, options)
 
     def _run_history(

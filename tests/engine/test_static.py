@@ -191,7 +191,7 @@ def without_contents(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("scoring", ["full", "allowed"])
-@pytest.mark.parametrize("kind", [new_model, new_encoder_decoder])
+@pytest.mark.parametrize("kind", [new_model, new_encoder_decoder, partial(new_model, history_layers=1)])
 def test_nothing_comes_from_the_host(scoring: Any, kind: Callable[[int, Any], AnyModel]) -> None:
     """Copies from the host's memory could not be captured: of all operations of a run none has a tensor there."""
     rng = np.random.default_rng(4)
@@ -219,11 +219,14 @@ def test_what_a_gpu_runs_finds_the_same(scoring: Any) -> None:
     same(decoded(decode, version, asked), searched(model, version, asked, bucket.num_beams, scoring))
 
 
-def test_what_a_gpu_runs_of_an_encoder_decoder_finds_the_same() -> None:
-    """The Triton kernels of attention over the prompt alone and over the codes alone, under the interpreter."""
+@pytest.mark.parametrize(
+    "kind", [partial(new_encoder_decoder, num_decoder_layers=1), partial(new_model, history_layers=1, num_hidden_layers=1)]
+)
+def test_what_a_gpu_runs_of_other_architectures_finds_the_same(kind: Callable[[int, Any], AnyModel]) -> None:
+    """The Triton kernels of attention over the prompt and the codes alone, and over one vector, under the interpreter."""
     rng = np.random.default_rng(13)
     vocabulary = Vocabulary(codebook_sizes=SIZES)
-    model, version = new_encoder_decoder(5, vocabulary, num_decoder_layers=1), new_version(rng, 40)
+    model, version = kind(5, vocabulary), new_version(rng, 40)
     decode = new_decode(
         model, version, Bucket(batch=1, length=4, num_beams=3, scoring="full"), TorchIndex, attention_kernels.attention()
     )
