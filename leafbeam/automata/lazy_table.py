@@ -68,7 +68,8 @@ class LazyTable:
     def table(self, states_R: NDArray[np.int64]) -> tuple[TransitionTable, NDArray[np.int64]]:
         """Return a table with the masks of these states, and the number of tokens of each mask. -1 is no state."""
         with self._lock:
-            states = np.unique(states_R[states_R >= 0])
+            states = states_R[states_R >= 0]
+            states = np.unique(states) if len(states) > 1 else states
             missing = states[~self._has_mask_S[states]]
             if len(missing):
                 self._fill(missing)
