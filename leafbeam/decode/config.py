@@ -86,7 +86,9 @@ def beams_of_levels(num_beams: int | Sequence[int], num_levels: int, name: str =
     except TypeError:  # a part of a beam, or a text
         beams = ()
     if len(beams) != num_levels or min(beams, default=1) < 1:
-        raise ArgumentError(f"{name} is {num_beams!r}: expected a positive integer, or {num_levels} of them, one a level")
+        raise ArgumentError(
+            f"{name} is {num_beams!r}: expected a positive integer, or {num_levels} of them, one for each level"
+        )
     return beams
 
 
@@ -97,7 +99,7 @@ def counts_of_batch(counts: int | Sequence[int] | NDArray[np.int64], batch_size:
     except TypeError:  # a part of a number, or a text
         found = ()
     if len(found) != batch_size or min(found, default=1) < 1:
-        expected = f"a positive integer, or {batch_size} of them, one a request"
+        expected = f"a positive integer, or {batch_size} of them, one for each request"
         raise ArgumentError(f"{name} is {short_repr(counts)}: expected {expected}")
     return found
 

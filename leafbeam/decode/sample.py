@@ -56,7 +56,7 @@ class Sampler(ItemSearch):
         self.sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
         name, ops = load(backend)
         if not hasattr(ops, "children"):
-            raise ArgumentError(f"backend {name!r} lists no ragged children: use backend='cpu', 'reference' or 'triton'")
+            raise ArgumentError(f"backend {name!r} cannot draw samples: use backend='cpu', 'reference' or 'triton'")
         config = SearchConfig.of(Version.of(index), num_samples, "allowed")
         super().__init__(index, config, name, "auto", num_items=num_samples)
         self.num_samples = num_samples

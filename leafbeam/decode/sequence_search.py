@@ -96,7 +96,9 @@ class SequenceSearch:
         if backend not in ("auto", "cpu", "triton"):
             raise ArgumentError(f"backend is {backend!r}: expected 'auto', 'cpu' or 'triton' for automata")
         if (backend, device is None) in (("triton", True), ("cpu", False)):
-            raise ArgumentError(f"backend is {backend!r}, device {device!r}: expected a device ('cuda') for 'triton' alone")
+            raise ArgumentError(
+                f"backend is {backend!r}, device {device!r}: expected a device ('cuda') for 'triton', and none for 'cpu'"
+            )
         if backend == "auto":
             backend = "triton" if DeviceAutomata.supports(batch, device) else "cpu"
         self.backend = backend

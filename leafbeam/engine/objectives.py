@@ -77,8 +77,8 @@ class ObjectivesReader:
         if boost is not None and (largest := largest_boost(boost, rules.version)) > MOST_NATS:
             names = ", ".join(request.boosts)
             raise RequestError(
-                f"the boosts of an item add up to {largest:g} ({names}): expected at most {MOST_NATS:,.0f} nats; a few "
-                "prefer an item, and 100 put it first: lower the weights"
+                f"the boosts of an item add up to {largest:g} ({names}): expected at most {MOST_NATS:,.0f} nats. "
+                "Lower the weights: a few nats prefer an item, and 100 put it first"
             )
         return Objectives(
             boost=boost,

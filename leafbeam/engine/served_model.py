@@ -193,7 +193,7 @@ def _check(model: Model, version: Version, settings: Settings, limits: Limits, *
         model.check_precision(settings.precision)
     elif settings.precision != "float32":
         raise ArgumentError(
-            f"precision={settings.precision!r} is of leafbeam's own models, and this is a {type(model).__name__}: "
+            f"precision={settings.precision!r} needs one of leafbeam's own models, and this is a {type(model).__name__}: "
             "set precision to 'float32'"
         )
     path, device = settings.attention_costs, model.device

@@ -186,7 +186,7 @@ class Limits:
         counts = ("num_items", request.num_items, self.max_items), ("num_beams", request.num_beams or 1, self.max_beams)
         for name, value, limit in counts:
             if value > limit:
-                hint = f"the server's limits.max_{name.removeprefix('num_')} allows more"
+                hint = f"raise the server's limits.max_{name.removeprefix('num_')} to allow more"
                 raise RequestError(f"{name} must be from 1 to {limit:,}, not {short_repr(value)}: {hint}")
         for name, values, limit in (
             ("history", request.history, self.max_history),

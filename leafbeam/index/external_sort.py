@@ -130,8 +130,8 @@ class SpillFile:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise
             raise IndexFileError(
-                f"the disk of {self.folder} is full: this build needs {needed / 1e6:,.1f} MB there for a while, and more; "
-                f"free some, name another folder, or raise the memory limit"
+                f"the disk of {self.folder} is full: this build needs {needed / 1e6:,.1f} MB there for a while, or more; "
+                f"free some space, name another folder, or raise the memory limit"
             ) from error
 
 

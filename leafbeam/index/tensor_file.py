@@ -91,7 +91,7 @@ def read(path: Path, kind: FileKind, *, mapped: bool = False) -> tuple[dict[str,
                 )
             size -= length
             if size > max((entry["data_offsets"][1] for entry in table.values()), default=0):  # before all of it is read
-                raise IndexFileError(f"{path} is damaged: there are bytes behind its arrays; copy or save it again")
+                raise IndexFileError(f"{path} is damaged: there are bytes after its arrays; copy or save it again")
             is_mapped = mapped and size > 0
             body = np.memmap(file, np.uint8, "c", 8 + length) if is_mapped else _body(file, size, kind.noun)
     except OSError as error:

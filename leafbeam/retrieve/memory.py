@@ -121,7 +121,8 @@ class ItemMemory:
         check_unique(ids)
         if texts is not None and len(texts) != len(ids):
             raise ArgumentError(
-                f"{counted(len(texts), 'text')} for {counted(len(ids), 'item')}: expected one an item, '' where there is none"
+                f"{counted(len(texts), 'text')} for {counted(len(ids), 'item')}: expected one for each item, "
+                "'' for an item without text"
             )
         encoder = TextEncoder.fit(texts) if texts is not None and any(texts) else None
         transitions = count_transitions(indptr_U1, items_E, len(ids), config, times_E)
@@ -322,7 +323,9 @@ class ItemMemory:
         ids_n = check_item_ids(as_id_array(item_ids), len(item_ids))
         check_unique(ids_n)
         if len(vectors) != len(ids_n):
-            raise ArgumentError(f"{counted(len(vectors), 'text')} for {counted(len(ids_n), 'item')}: expected one an item")
+            raise ArgumentError(
+                f"{counted(len(vectors), 'text')} for {counted(len(ids_n), 'item')}: expected one for each item"
+            )
         try:
             vectors.check(0 if self.encoder is None else len(self.encoder.hashes_T))
         except ValueError as error:
@@ -364,7 +367,7 @@ class ItemMemory:
         rows_h = self.newest(self.rows_of(history))
         allowed_N = np.ones(self.num_items, np.bool_) if allowed_N is None else allowed_N.copy()
         if allowed_N.shape != (self.num_items,):
-            raise ArgumentError(f"allowed_N has shape {allowed_N.shape}: expected ({self.num_items:,},), one an item")
+            raise ArgumentError(f"allowed_N has shape {allowed_N.shape}: expected ({self.num_items:,},), one for each item")
         deny_ids = as_id_array(deny)
         self._state.items.check_kind("deny", deny_ids)
         denied = self.rows_of(deny_ids)

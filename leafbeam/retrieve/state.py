@@ -149,7 +149,7 @@ class MemoryFile:
         header, tensors = tensor_file.read(Path(path), KIND, mapped=not verify)
         try:
             if header["format_version"] < 2:
-                raise ValueError("its texts are in a form of before the first release")
+                raise ValueError("its texts have a format from before the first release")
             found = cls(
                 state=_state_of(tensors, float(header["step"]), verify=verify),
                 encoder=_encoder_of(tensors),

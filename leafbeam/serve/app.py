@@ -179,7 +179,7 @@ def _document_routes(document: dict[str, object]) -> list[Route]:
 def _readiness(engine: Engine | None, text: TextService | None, http_workers: int, source: Source | None) -> Readiness:
     reason = None if engine is None else engine.unhealthy_reason
     if reason is None and text is not None and not text.worker.is_alive:
-        reason = "the worker of texts does not run"
+        reason = "the text worker has ended"
     if reason is None and source is not None:
         reason = source.unready_reason
     tuning = {} if engine is None else engine.choices

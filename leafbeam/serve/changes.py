@@ -93,7 +93,7 @@ def _open_directory(
 ) -> tuple[CatalogFiles, LiveDirectory | str]:
     """Return the files with the changes so far, and the directory to be closed by `opened`, or why it takes none."""
     if not isinstance(files.index, str | os.PathLike):
-        raise ArgumentError("changes are those of an index file: pass its path as index=")
+        raise ArgumentError("changes need the file of the index: pass its path as index=")
     if files.catalog is None:
         raise ArgumentError("changes need a catalog: pass its DuckDB file as catalog=")
     rules, index = directory / RULES, directory / INDEX

@@ -124,17 +124,19 @@ class TextOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         """Raise BodyError for fields that contradict each other, or that would change nothing."""
         for name, neutral in _NEUTRAL.items():
             if (value := getattr(self, name)) not in neutral:
-                raise BodyError(f"{name}: not supported, leave it out (it is {short_repr(value)})", param=name)
+                raise BodyError(f"{name}: not supported: leave it out (it is {short_repr(value)})", param=name)
         if self.beam_width is not None:
             for name in ("temperature", "top_p", "top_k", "seed"):
                 if getattr(self, name) not in (None, 0):
-                    raise BodyError(f"{name}: goes with drawing, but beam_width asks for a search", param=name)
+                    raise BodyError(
+                        f"{name}: is for sampling, but beam_width asks for a beam search: leave one of them out", param=name
+                    )
             if self.stream:
-                raise BodyError("stream: the texts of beams are known at their end, leave it out", param="stream")
+                raise BodyError("stream: a beam search knows its texts only at the end: leave stream out", param="stream")
             if self.num_texts > self.beam_width:
                 raise BodyError(f"n: at most beam_width, {self.beam_width}, not {self.num_texts}", param="n")
         elif self.temperature == 0 and self.num_texts > 1:
-            raise BodyError("n: temperature 0 has one text; raise it, or set beam_width", param="n")
+            raise BodyError("n: temperature 0 gives only one text: raise the temperature, or set beam_width", param="n")
         if self.num_texts < 1:
             raise BodyError(f"n: expected at least 1, not {self.num_texts}", param="n")
         if len(self.stops) > 4:
@@ -166,8 +168,8 @@ class TextOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         found = self._constraints
         if len(found) > 1:
             raise BodyError(
-                "name one of response_format, guided_json, guided_regex, guided_choice, guided_template and a field of "
-                "structured_outputs"
+                "a text has one constraint: name one of response_format, guided_json, guided_regex, guided_choice, "
+                "guided_template and the fields of structured_outputs"
             )
         return json.dumps(next(iter(found.values()), {"free_text": {}}))
 
@@ -245,7 +247,7 @@ class ChatBody(TextOptions, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """Raise BodyError as `TextOptions.check` does, and for two limits of one text."""
         super().check()
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
-            message = "max_completion_tokens: max_tokens is another limit of the same text, leave one out"
+            message = "max_completion_tokens: max_tokens limits the same text: leave one of them out"
             raise BodyError(message, param="max_completion_tokens")
 
 
@@ -263,9 +265,9 @@ class ItemCompletionBody(RequestFields, frozen=True, kw_only=True, forbid_unknow
     def to_recommend(self) -> RecommendBody:
         """Return the same request for `/v1/recommend`. Raises BodyError."""
         if self.stream:
-            raise BodyError("stream: items are known at the end of the search, leave it out", param="stream")
+            raise BodyError("stream: items are known only at the end of the search: leave stream out", param="stream")
         if self.temperature:
-            raise BodyError("temperature: items are ranked, not drawn, leave it out", param="temperature")
+            raise BodyError("temperature: items are ranked, not drawn: leave it out", param="temperature")
         if isinstance(self.prompt, str) and self.prompt:
             raise BodyError("prompt: expected a list of item ids, the history", param="prompt")
         return RecommendBody(

@@ -91,14 +91,17 @@ class CompletionRoutes:
         options.check()
         prompts, num_rows = options.prompts, text.worker.settings.max_rows
         if len(prompts) * options.num_texts > num_rows:
-            raise BodyError(f"prompt: at most {counted(num_rows, 'text')} of all prompts together", param="prompt")
+            raise BodyError(
+                f"prompt: all prompts together may ask for at most {counted(num_rows, 'text')} (prompts times n)",
+                param="prompt",
+            )
         plan = _Plan(name=text.name, options=options, max_tokens=options.max_tokens, is_chat=False)
         return await self._generate(http, text, plan, lambda: [text.tokenize(prompt) for prompt in prompts])
 
     async def _chat(self, http: HttpRequest) -> Response:
         body, kind = await read_body(http, self._bounds), http.headers.get("content-type", "")
         if (text := self._service(body, kind)) is None:
-            raise BodyError(f"model: {ITEMS!r} recommends items, ask /v1/completions or /v1/recommend for them", param="model")
+            raise BodyError(f"model: {ITEMS!r} recommends items: ask /v1/completions or /v1/recommend for them", param="model")
         options = decode_body(body, kind, _CHAT)
         options.check()
         messages = [message.to_dict() for message in options.messages]

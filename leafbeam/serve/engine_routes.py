@@ -200,7 +200,7 @@ def reload_changed_model(engine: Engine, metrics: Metrics) -> None:
         if source is not None and source.is_outdated:
             load_model(engine, metrics)
     except Exception:  # of any kind: the reload of the rules goes on
-        log.exception("the model could not be loaded again: the one before is served on")
+        log.exception("the model could not be loaded again: the server keeps the former one")
 
 
 def model_handlers(engine: Engine, metrics: Metrics, bounds: Bounds) -> dict[str, Handler]:
@@ -211,6 +211,6 @@ def model_handlers(engine: Engine, metrics: Metrics, bounds: Bounds) -> dict[str
         try:
             return json_response(await in_own_thread(partial(load_model, engine, metrics, body.directory)))
         except (CheckpointError, LogitsError) as error:
-            raise BodyError(f"{error}; the model before is served on", status=HTTPStatus.UNPROCESSABLE_ENTITY) from error
+            raise BodyError(f"{error}; the server keeps the former model", status=HTTPStatus.UNPROCESSABLE_ENTITY) from error
 
     return {"load_model": answering(route)}

@@ -143,7 +143,7 @@ def decode_body(body: bytes, content_type: str, decoder: "msgspec.json.Decoder[S
         raise BodyError(message, param=None if param == "the body" else param) from None
     except (ValueError, RecursionError) as error:  # a DecodeError and a UnicodeDecodeError are ValueErrors
         reason = str(error) if isinstance(error, msgspec.DecodeError) else "it cannot be parsed"
-        raise BodyError(f"the body must be JSON, but: {reason}", status=HTTPStatus.BAD_REQUEST) from None
+        raise BodyError(f"the body is not valid JSON: {reason}", status=HTTPStatus.BAD_REQUEST) from None
 
 
 def decode_recommend(body: bytes, content_type: str, max_values: int) -> RecommendBody:

@@ -54,7 +54,7 @@ class FeedConfig:
         if len(named) > 1:
             raise ArgumentError(f"the items of a server follow one source, not {' and '.join(named)}: keep one of them")
         if self.max_lag_s is not None and not named:
-            raise ArgumentError("max_lag_s is the lag behind a source: name one too (kafka, delta or iceberg)")
+            raise ArgumentError("max_lag_s limits the lag behind a source: name a source too (kafka, delta or iceberg)")
         for name in ("every_s", "max_lag_s"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):

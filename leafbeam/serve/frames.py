@@ -213,7 +213,7 @@ class FrameReader(Generic[F]):
             begin = start + _LENGTH_BYTES
             length = int.from_bytes(buffer[start:begin], "big")
             if length > self._max_bytes:
-                raise FrameError(f"a frame of {counted(length, 'byte')} came, and {self._max_bytes:,} are the most")
+                raise FrameError(f"a frame has {counted(length, 'byte')}: expected at most {self._max_bytes:,}")
             if len(buffer) < begin + length:
                 break
             start = begin + length

@@ -150,7 +150,7 @@ def read_keys(path: Path) -> tuple[Key, ...]:
         raise DataError(f"{path} holds no keys ({str(error)[:200]}): make it with `leafbeam keys add`") from None
     names = [key.name for key in keys]
     if len(set(names)) < len(names):
-        raise DataError(f"{path} has two keys of one name")
+        raise DataError(f"{path} has two keys of the same name: rename or remove one of them")
     names_by_hash: dict[str, str] = {}
     for key in keys:
         if (other := names_by_hash.setdefault(key.sha256, key.name)) != key.name:

@@ -338,7 +338,7 @@ def serve(
     if (model is None) != (catalog is None):
         raise ArgumentError("model and catalog go together: pass both, or None for both to serve texts alone")
     if changes is not None and not isinstance(catalog, CatalogFiles):
-        raise ArgumentError("changes are those of files: pass the catalog as CatalogFiles")
+        raise ArgumentError("changes need the catalog's files: pass the catalog as CatalogFiles")
     config = config or ServerConfig()
     if (source is not None or config.snapshot is not None) and changes is None:
         raise ArgumentError("a source and a snapshot change the catalog: pass the directory of its changes too")

@@ -260,7 +260,7 @@ def test_a_number_has_its_noun_in_the_singular_for_one(number: int, noun: str, p
 def test_a_request_over_a_limit_is_told_the_option(name: str) -> None:
     """A14"""
     with pytest.raises(
-        RequestError, match=rf"{name} must be from 1 to \d+, not 600: the server's limits.max_{name[4:]} allows more"
+        RequestError, match=rf"{name} must be from 1 to \d+, not 600: raise the server's limits.max_{name[4:]} to allow more"
     ):
         Limits().check(Request(**{name: 600}))
 

@@ -105,7 +105,7 @@ def test_what_a_server_says_of_itself(kind, url):
         assert client.reload_catalog().rules[0].error is None
         loaded = client.load_model()
         assert loaded.model_version == loaded.previous_version == ready.model_version
-        with pytest.raises(InvalidRequestError, match="the model before is served on"):
+        with pytest.raises(InvalidRequestError, match="the server keeps the former model"):
             client.load_model("/no such directory")
         with pytest.raises(InvalidRequestError, match="without a place to keep changes"):
             client.put_items([{"item_id": 1}])

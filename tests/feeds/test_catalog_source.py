@@ -262,7 +262,7 @@ def test_an_offset_that_the_topic_does_not_have_is_named(broker: Broker) -> None
 def test_settings_of_a_source_are_checked(shop: Any) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"kafka": "t", "delta": "d"}, "follow one source, not kafka and delta"),
-        ({"max_lag_s": 5.0}, "max_lag_s is the lag behind a source"),
+        ({"max_lag_s": 5.0}, "max_lag_s limits the lag behind a source"),
         ({"kafka": "t", "max_lag_s": 0.0}, "max_lag_s must be a number of seconds above 0, not 0.0"),
         ({"kafka": "t", "every_s": float("nan")}, "every_s must be a number of seconds above 0, not nan"),
     ]

@@ -150,7 +150,7 @@ def test_a_file_that_was_made_longer_is_refused_before_all_of_it_is_read(tmp_pat
     if not keeps:
         path.write_bytes(b"")
     os.truncate(path, 1 << 40)  # sparse
-    with pytest.raises(IndexFileError, match="bytes behind its arrays" if keeps else "is not a leafbeam index"):
+    with pytest.raises(IndexFileError, match="bytes after its arrays" if keeps else "is not a leafbeam index"):
         read(path, KIND, mapped=mapped)
 
 

@@ -55,7 +55,7 @@ def test_a_body_is_parsed_once(saturated, monkeypatch, is_saturated):
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [
-        (b"{", 400, "must be JSON"),
+        (b"{", 400, "is not valid JSON"),
         (b'{"colour": 1}', 422, "no such field"),
         (b'{"num_items": 1000000}', 422, "num_items must be from 1 to"),
         (b'{"scoring": "fulll"}', 422, "scoring must be"),

@@ -129,7 +129,7 @@ def test_a_model_that_cannot_be_served_changes_nothing(shop: Shop, other: Path, 
         answer = client.post(URL, json={"directory": str(other)})
         assert answer.status_code == 422, answer.text
         assert message in answer.json()["error"]["message"]
-        assert answer.json()["error"]["message"].endswith("the model before is served on")
+        assert answer.json()["error"]["message"].endswith("the server keeps the former model")
         assert (ask(client), engine.model_version) == (before, version)
         assert metric(client, 'leafbeam_model_loads_total{outcome="failed"}') == 1
         monkeypatch.undo()
@@ -173,7 +173,7 @@ def test_sighup_loads_a_model_whose_files_have_changed(shop: Shop, other: Path, 
         second = engine.model_version
         assert server.reload() is not None, "the rules are evaluated all the same"
         assert engine.model_version == second
-        assert "the model could not be loaded again: the one before is served on" in caplog.text
+        assert "the model could not be loaded again: the server keeps the former one" in caplog.text
     server._socket.close()
 
 
