@@ -323,11 +323,11 @@ export interface ItemCompletionBody {
   filter?: string | null;
   /** Who ranks: `model`, the search; `memory`, the item memory without a search; `fused`, both. Default: `fused` if the server has an item memory, else `model`. */
   channel?: "model" | "memory" | "fused" | null;
-  /** The boosts that join the score, by name, each with its weight: an item's score is the channel's plus the weighted sum of its boosts. */
+  /** The boosts that are added to the score, by name, each with its weight: an item's score is the channel's plus the weighted sum of its boosts. */
   boosts?: Record<string, number>;
-  /** The most items of one value of a column of the catalog, by column. Items without a value are not limited. */
+  /** For each column of the catalog, the most items with the same value. Items without a value are not limited. */
   at_most?: Record<string, number>;
-  /** The least items of a rule, by rule, if so many are allowed; see `Result.unmet`. They are taken first, each rule's best ones; then the other places are filled, best first. */
+  /** For each rule, the least items of it, if so many are allowed; see `Result.unmet`. Each rule's best items are taken first; the rest of the list is filled best first. */
   at_least?: Record<string, number>;
   /** Whether items of the history may be returned too. */
   keep_history?: boolean;
@@ -507,7 +507,7 @@ export interface RecommendAnswer {
   levels?: Array<LevelAnswer>;
   /** The weighted sum of each item's boosts, which `scores` includes; empty without boosts. */
   boosts?: Array<number>;
-  /** For each rule of `at_least` that is not met, the number of items that were not there. */
+  /** For each rule of `at_least` that is not met, the number of items that are missing. */
   unmet?: Record<string, number>;
   /** Denied ids that the index does not have. */
   ignored_deny_item_ids: Array<number | string>;
@@ -536,11 +536,11 @@ export interface RecommendBody {
   filter?: string | null;
   /** Who ranks: `model`, the search; `memory`, the item memory without a search; `fused`, both. Default: `fused` if the server has an item memory, else `model`. */
   channel?: "model" | "memory" | "fused" | null;
-  /** The boosts that join the score, by name, each with its weight: an item's score is the channel's plus the weighted sum of its boosts. */
+  /** The boosts that are added to the score, by name, each with its weight: an item's score is the channel's plus the weighted sum of its boosts. */
   boosts?: Record<string, number>;
-  /** The most items of one value of a column of the catalog, by column. Items without a value are not limited. */
+  /** For each column of the catalog, the most items with the same value. Items without a value are not limited. */
   at_most?: Record<string, number>;
-  /** The least items of a rule, by rule, if so many are allowed; see `Result.unmet`. They are taken first, each rule's best ones; then the other places are filled, best first. */
+  /** For each rule, the least items of it, if so many are allowed; see `Result.unmet`. Each rule's best items are taken first; the rest of the list is filled best first. */
   at_least?: Record<string, number>;
   /** Whether items of the history may be returned too. */
   keep_history?: boolean;

@@ -56,8 +56,8 @@ class Policy:
 
     Args:
         num_items: The number of items of the answer.
-        caps: The most items of each group, for several columns of groups.
-        quotas: The least items of several filters. An item counts for each filter that it is in.
+        caps: The largest number of items of one group, for each column of groups.
+        quotas: The smallest number of items of each filter. An item counts for every filter that it is in.
     """
 
     num_items: int

@@ -188,7 +188,7 @@ class SequenceRun:
     """A search of sequences in progress. Iterate over `rounds` once: it yields the state after each call of the model.
 
     Args:
-        constraint: What decides the rounds.
+        constraint: The codes that beams may take.
         model: The functions of the model.
     """
 

@@ -44,11 +44,11 @@ class Request:
             the server has an item memory, else `model`.
         deadline_s: The number of seconds from submission within which an answer is useful. Default: the engine's. A request
             that cannot meet its deadline is rejected, as early as that is clear.
-        boosts: The boosts that join the score, by name, each with its weight: an item's score is the channel's plus the
+        boosts: The boosts that are added to the score, by name, each with its weight: an item's score is the channel's plus the
             weighted sum of its boosts.
-        at_most: The most items of one value of a column of the catalog, by column. Items without a value are not limited.
-        at_least: The least items of a rule, by rule, if so many are allowed; see `Result.unmet`. They are taken first, each
-            rule's best ones; then the other places are filled, best first.
+        at_most: For each column of the catalog, the most items with the same value. Items without a value are not limited.
+        at_least: For each rule, the least items of it, if so many are allowed; see `Result.unmet`. Each rule's best items are
+            taken first; the rest of the list is filled best first.
         keep_history: Whether items of the history may be returned too.
         explain: Whether the answer has `levels`. Such requests form batches of their own, and take longer.
 
@@ -199,7 +199,7 @@ class Result:
         levels: With `explain`: the beams of each level; empty if no search ran. Their scores include the largest boost below
             each beam.
         boosts: The weighted sum of each item's boosts, which `scores` includes; empty without boosts.
-        unmet: For each rule of `at_least` that is not met, the number of items that were not there.
+        unmet: For each rule of `at_least` that is not met, the number of items that are missing.
     """
 
     item_ids: tuple[ItemId, ...]

@@ -44,7 +44,7 @@ class EngineParts:
         bindings: The index on the device.
         has_memory: Whether the engine has an item memory.
         new_graphs: Captures graphs, with the arguments of `graphs_for`.
-        can_capture: Whether it can, on the models' device.
+        can_capture: Whether searches can be captured on the models' device.
     """
 
     index: Catalog | Version

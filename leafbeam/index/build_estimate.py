@@ -15,10 +15,10 @@ class BuildEstimate:
     """Bytes of a build. Those of the levels are of uniform codes; real Semantic IDs share prefixes and take less.
 
     Args:
-        memory: The most that rows and index take at a time. Python and its libraries are not counted, nor is an index that is
-            mapped from the scratch file, whose pages the system can take back.
-        scratch: The file of sorted rows, which is there until the index is saved; 0 if all rows fit into memory.
-        index: The file of the index.
+        memory: The most bytes that rows and index take at a time. Python and its libraries are not counted, nor is an index
+            that is mapped from the scratch file, whose pages the system can take back.
+        scratch: The bytes of the file of sorted rows, which is there until the index is saved; 0 if all rows fit into memory.
+        index: The bytes of the index file.
 
     Examples:
         >>> estimate = BuildEstimate.of(1_000_000_000, [2048] * 8, memory_limit=4 << 30, packed=True)

@@ -36,8 +36,8 @@ class TrieBuilder:
         folder: The folder of the temporary file; by default that of the system.
         num_threads: As for `Trie.build`.
         saved: A file for the rows in place of the temporary one, which the builder leaves behind however it ends, until
-            `SavedRuns.remove`. If it has rows of a build that was ended, `num_items` is the number of rows that are there
-            already: `add` the rows behind them. After `finish` the builder uses temporary files.
+            `SavedRuns.remove`. If it has rows of an interrupted build, `num_items` is the number of rows that are there
+            already: `add` the rows after them. After `finish` the builder uses temporary files.
 
     Examples:
         >>> with TrieBuilder([256] * 4, memory_limit=1 << 30) as builder:
@@ -120,7 +120,7 @@ class TrieBuilder:
             progress: Called with the progress; see `Progress`.
 
         Raises:
-            ItemIdError: If an id is there twice.
+            ItemIdError: If an id occurs twice.
         """
         report = progress or (lambda step, share: None)
         threads = threads_for(self.num_items, self._num_threads)

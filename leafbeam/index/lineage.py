@@ -29,10 +29,10 @@ class Lineage:
     """The origin of a bitmap: a key, and what it was made of.
 
     Args:
-        key: Two bitmaps have the same key only if they are equal; those that were made alike from the same ones have it.
+        key: The same for bitmaps that were made in the same way from the same bitmaps; bitmaps that differ have other keys.
         parts: An operator and the lineages of its operands, if that is how the bitmap was made.
-        chains: Earlier bitmaps that differ in some words, the latest first. The words of all steps of a chain up to one
-            are those in which the bitmap may differ from that one.
+        chains: Earlier bitmaps that differ in some words, the latest first. A bitmap may differ from an earlier one
+            only in the words of the steps up to that one.
         depth: The number of operators within each other.
     """
 

@@ -21,8 +21,8 @@ class NodeMaxima:
     Memory: 4 bytes for each leaf and level; levels with few nodes take less.
 
     Args:
-        levels: For each level float32, with an entry for each code of `Level.codes`: the nodes of a listing, or the leaves of a
-            column, of which the first one of each node counts.
+        levels: For each level float32, with an entry for each entry of `Level.codes`. Those are the nodes of a listing, or the
+            leaves of a column, where only the first leaf of each node counts.
         root: The largest number of all.
         lineage: A key by which devices know the maxima that they have.
     """

@@ -78,7 +78,7 @@ class Trie:
 
         Raises:
             CodesError: If the table has the wrong width or dtype, or a code is outside its codebook.
-            ItemIdError: If the ids have the wrong number or types, or an id is there twice.
+            ItemIdError: If the ids have the wrong number or types, or an id occurs twice.
         """
         table_NL, sizes = check_codes(codes, codebook_sizes)
         if end_code is not None:

@@ -53,7 +53,7 @@ class Fusion:
     weights of three public logs; `seen` is 0, so that repeated items are neither preferred nor avoided.
 
     Args:
-        transition: The weight of the transitions in its memory score.
+        transition: The weight of the transitions in an item's memory score.
         text: The weight of the texts in its memory score.
         log_prob: The weight of its log probability minus that of the last beam, plus 1. A quarter of it counts for a new item.
         found: The weight of being found by the beams. A quarter of it counts for a new item.
@@ -133,8 +133,8 @@ class Fusions:
     Users who buy things again affect the first set; that does not apply to the second.
 
     Args:
-        kept: The weights of lists that keep them.
-        removed: The weights of lists without them.
+        kept: The weights for lists that may hold items of the history.
+        removed: The weights for lists without items of the history.
     """
 
     kept: Fusion = field(default_factory=Fusion)

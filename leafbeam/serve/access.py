@@ -153,7 +153,7 @@ def cors_head(origin: str | None, origins: Sequence[str]) -> bytes:
 
     Args:
         origin: The header `Origin` of the request, or None if it has not been read: a server for a single site then
-            means that one.
+            names that site.
         origins: The sites whose pages may read answers.
     """
     site = origins[0] if origin is None and len(origins) == 1 else origin

@@ -65,7 +65,7 @@ def create_app(
     Args:
         engine: The engine.
         metrics: Its metrics, where the caller counts too.
-        config: Bounds of bodies and answers, seconds to stop, sites, users, and whether requests are logged; nothing else.
+        config: Only the bounds of bodies and answers, the seconds to stop, sites, users and the log of requests are read.
         text: The language model.
         writer: Changes the engine's catalog for clients, or the reason why it cannot be changed.
         access: Who may do what; by default, programs on this machine may change the catalog.

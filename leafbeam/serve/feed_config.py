@@ -22,7 +22,7 @@ class FeedConfig:
         item_id: The column of the item ids.
         columns: The other columns to take; by default all.
         skip_bad: If true, changes that cannot be made are skipped and logged; if false, following stops at one.
-        from_now: If true, a server without changes takes only changes from now on, not the whole source.
+        from_now: If true, a server that has no changes yet takes only those from now on, not the whole source.
         batch: The largest number of changes that are made at once.
         every_s: The number of seconds between two checks of a table.
         max_lag_s: The lag, in seconds, above which the server is not ready. By default only the start waits, until the lag is

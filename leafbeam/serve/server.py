@@ -330,7 +330,7 @@ def serve(
         encoder: Gives new items codes; or says why there is none.
         source: Makes the source that the items follow, such as `partial(CatalogSource, config.feed)` (leafbeam.feeds); it goes
             with changes.
-        on_ready: As of `Server`.
+        on_ready: As for `Server`.
 
     Raises:
         LeafbeamError: What Engine.load, LiveDirectory.open and Server raise.

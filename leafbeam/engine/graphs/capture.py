@@ -19,7 +19,7 @@ class Capture:
 
     Args:
         graphs: The graphs.
-        why_none: The reason; None if there are graphs, or if the engine does not need any.
+        why_none: Why there are no graphs; None if there are, or if the engine does not need any.
     """
 
     graphs: Graphs | None = None

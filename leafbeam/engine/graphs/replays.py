@@ -41,7 +41,7 @@ class Replays:
     Args:
         graphs: The graphs.
         requests: The requests of the batch.
-        timed: Makes a function whose seconds count as those of rounds, and which raises if nobody waits for the batch.
+        timed: Makes a function whose seconds count as those of rounds, and which raises if no request waits for the batch.
         on_pass: Called with the result of each pass but the last.
     """
 
