@@ -159,6 +159,9 @@ def test_a_drawn_config_has_the_log_probabilities_of_transformers(
     assert isinstance(model, Transformer)
     by_suffix = bool(number % 2)
     torch.testing.assert_close(by_modules(model, PROMPTS, CODES, by_suffix=by_suffix), expected, atol=1e-4, rtol=1e-4)
+    # The engine adds up in another order. Beside float64 it is off by less than transformers in float32 is.
+    if name != "qwen3_moe":  # whose products of experts torch has in single precision alone
+        expected = truth(theirs.double(), PROMPTS, CODES).float()
     for is_fused in (True, False):
         if not is_fused:
             monkeypatch.setattr("leafbeam.model.cpu.layers.are_fused", lambda *_: False)
