@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from leafbeam.engine import CatalogFiles, Engine, Request, Settings
@@ -69,6 +71,29 @@ def test_a_batch_job_on_ray_writes_what_one_process_writes(cluster: Any, files: 
             call()
 
 
+OBJECTIVES: dict[str, Any] = {"num_items": 5, "boosts": {"late": 2.0}, "at_most": {"new": 3}, "at_least": {"fresh": 3}}
+
+
+def check_lists(lists: list[list[Any]]) -> None:
+    """Every list has three items of the rule "fresh", and with them as many of that group as may be."""
+    assert {len(items) for items in lists} == {5}
+    assert {sum(int(item[4:]) % 3 == 0 for item in items) for items in lists} == {3}
+
+
+def test_a_batch_job_on_ray_takes_boosts_caps_and_quotas(cluster: Any, files: CatalogFiles, tmp_path: Path) -> None:
+    from leafbeam.integrations.ray_batch import recommend_users_on_ray
+
+    histories = make_users(tmp_path / "users.parquet")
+    job = job_of(files, tmp_path, request=Request(**OBJECTIVES), partition_rows=20)
+    recommend_users_on_ray(job, workers=2, cpus_per_worker=0.5)
+    check_output(job, histories, rule=None)
+    lists = pq.read_table(job.out).column("item_ids").to_pylist()
+    check_lists(lists)
+    plain = dataclasses.replace(job, out=str(tmp_path / "plain"), request=Request(num_items=5))
+    recommend_users_on_ray(plain, workers=2, cpus_per_worker=0.5)
+    assert pq.read_table(plain.out).column("item_ids").to_pylist() != lists
+
+
 def ask(url: str, body: Any = None) -> tuple[int, Any, dict[str, str]]:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data=data, headers={"content-type": "application/json"})
@@ -103,6 +128,18 @@ def test_an_application_answers_rejects_and_rolls_a_catalog_out(cluster: Any, fi
     assert answer["item_ids"] == list(alone.item_ids)
     assert handle.recommend.remote(body).result()["item_ids"] == list(alone.item_ids)
     assert ask(f"{url}/readyz")[1]["ready"]
+
+    wished = {"history": ["item001", "item002"], **OBJECTIVES}
+    (listed,) = engine.recommend([Request(history=("item001", "item002"), **OBJECTIVES)])
+    for answer in (ask(f"{url}/v1/recommend", wished)[1], handle.recommend.remote(wished).result()):
+        assert answer["item_ids"] == list(listed.item_ids)
+        np.testing.assert_allclose(answer["boosts"], listed.boosts, atol=1e-5)
+        np.testing.assert_allclose(answer["model_scores"], listed.model_scores, atol=1e-4)
+        assert answer["exact"] is listed.exact
+        check_lists([list(answer["item_ids"])])
+    unmet = handle.recommend.remote(wished | {"at_most": {"new": 2}}).result()
+    assert dict(unmet["unmet"]) == {"fresh": 1}
+    assert ask(f"{url}/v1/recommend", wished | {"boosts": {"early": 1.0}})[0] == 422
 
     status, answer, _ = ask(f"{url}/v1/recommend", body | {"rules": ["stale"]})
     assert (status, answer["error"]["type"]) == (422, "UnknownRuleError")

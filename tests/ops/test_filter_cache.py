@@ -1,5 +1,6 @@
 """Filters on a device: sent once, changed and combined there, dropped by bytes; always the bits that the host has."""
 
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from leafbeam.ops.backend import LatestBindings
 from leafbeam.ops.constrain import request_filters
 from leafbeam.ops.constrain.filter_cache import FilterCache
 from leafbeam.ops.constrain.fixed_shape import stacks
+from leafbeam.ops.constrain.fixed_shape.filter_layout import filter_words
 from leafbeam.ops.constrain.triton import step as triton
 from leafbeam.ops.constrain.triton.filters import BitmapMemory, to_device
 from leafbeam.ops.packed_inputs import PackedInputs
@@ -204,8 +206,6 @@ def test_requests_after_the_first_send_no_bitmaps_to_a_gpu() -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 def test_requests_after_the_first_make_no_words_for_fixed_shapes(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import importlib
-
     pytest.importorskip(backend)
     ops: Any = importlib.import_module(f"leafbeam.ops.constrain.fixed_shape.{backend}")
     made: list[Bitmap | None] = []
@@ -216,8 +216,8 @@ def test_requests_after_the_first_make_no_words_for_fixed_shapes(backend: str, m
     rng = np.random.default_rng(7)
     first, second = versions(rng)
     arrays = ops.bind(first)
-    rule = first.filter_of([segment.trie.filter(rng.random(segment.trie.num_items) < 0.3) for segment in first.segments])
-    requests = request_filters(first, 2, [rule, rule], [[1], None])
+    parts = [segment.trie.filter(rng.random(segment.trie.num_items) < 0.3) for segment in first.segments]
+    requests = request_filters(first, 2, [first.filter_of(parts)] * 2, [[1], None])
     made.clear()
     ops.bind_filters(arrays, requests)
     assert len(made) == 2
@@ -226,6 +226,50 @@ def test_requests_after_the_first_make_no_words_for_fixed_shapes(backend: str, m
     again = ops.bind(second, like=arrays)
     ops.bind_filters(again, requests)
     assert len(made) == 2
+    ops.bind_filters(again, request_filters(second, 2, [second.filter_of(parts)] * 2, None))
+    assert len(made) == 2  # a few words of the base's filter are sent
+
+
+@pytest.mark.parametrize("backend", ["torch", pytest.param("jax", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sizes", [(3, 1000, 4), (40, 3, 9, 9), (60, 60)])
+def test_a_changed_filter_of_fixed_shapes_sends_the_words_that_changed(
+    backend: str, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layouts with masks, with listed and short ranges, and with shared leaves: each row is that of a new filter."""
+    pytest.importorskip(backend)
+    ops: Any = importlib.import_module(f"leafbeam.ops.constrain.fixed_shape.{backend}")
+    rng = np.random.default_rng(len(sizes))
+    trie = Trie.build(np.stack([rng.integers(0, size, 20_000) for size in sizes], axis=1), sizes)
+    arrays, live = ops.bind(trie, num_filters=4), trie.all_items.ordinals
+    rules = [trie.filter(rng.random(20_000) < share) for share in (0.3, 0.02)]
+    filters, sent = arrays.stacks[0].filters, list[int]()
+
+    def requests() -> list[Filter]:
+        return request_filters(trie, 2, [rule & trie.filter_of(live) for rule in rules], None)
+
+    ops.bind_filters(arrays, requests())
+    asarray = type(arrays.xp).asarray
+    monkeypatch.setattr(
+        type(arrays.xp), "asarray", lambda xp, array, device: [sent.append(array.nbytes), asarray(xp, array, device)][1]
+    )
+    ops.bind_filters(arrays, requests())
+    nothing_changed, made = sum(sent), list[Any]()
+    monkeypatch.setattr(filters, "_row_of", made.append)
+    for number in range(6):
+        live = live.without(rng.choice(20_000, 2))
+        sent.clear()
+        ops.bind_filters(arrays, requests())
+        changed, now = sum(sent), filters.stacks
+        sent.clear()
+        rows = ops.bind_filters(arrays, requests()).levels[0][0].slot_B
+        assert sum(sent) == nothing_changed
+        assert filters.stacks is now
+        assert nothing_changed < changed < nothing_changed + filters.row_nbytes / 2  # of two filters
+        for row, request in zip(np.asarray(rows).tolist(), requests(), strict=True):
+            expected = filter_words(arrays.layouts[0], request.parts[0].leaves, arrays.capacity.segments[0])
+            for name, words in expected.items():
+                assert np.array_equal(np.asarray(now[name][row]).view(np.uint32), words), (name, number)
+    assert not made
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])

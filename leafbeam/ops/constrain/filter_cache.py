@@ -46,12 +46,17 @@ class DeviceRows(Protocol):
 
 
 @runtime_checkable
-class DerivingRows(DeviceRows, Protocol):
-    """Rows of bitmaps that the device can also make from others."""
+class PatchingRows(DeviceRows, Protocol):
+    """Rows of bitmaps that the device can also make from others that differ in some words."""
 
     def patch(self, row: int, source: int, words_n: NDArray[np.int64], bitmap: Bitmap) -> None:
         """Make a row that differs from another one in some words."""
         ...
+
+
+@runtime_checkable
+class CombiningRows(PatchingRows, Protocol):
+    """Rows of bitmaps that the device can also combine."""
 
     def combine(self, row: int, operator: Operator, left: int, right: int) -> None:
         """Make a row from two others."""
@@ -72,7 +77,8 @@ class FilterCache:
 
     def __init__(self, rows: DeviceRows, *, num_rows: int = 2, max_bytes: int) -> None:
         self._rows, self.max_bytes = rows, max_bytes
-        self._deriving = rows if isinstance(rows, DerivingRows) else None
+        self._patching = rows if isinstance(rows, PatchingRows) else None
+        self._combining = rows if isinstance(rows, CombiningRows) else None
         self._max_rows = max(2, num_rows, 1 + max_bytes // rows.row_nbytes)
         self._num_rows = num_rows
         self._row_of: OrderedDict[bytes, int] = OrderedDict()  # by key; the one used longest ago first
@@ -114,9 +120,9 @@ class FilterCache:
         uploaded: list[RequestData] = []
         derived: list[tuple[Bitmap, Step | None]] = []
         for of_request in data:
-            bitmap = of_request if self._deriving is not None and isinstance(of_request, Bitmap) else None
+            bitmap = of_request if self._patching is not None and isinstance(of_request, Bitmap) else None
             change = None if bitmap is None else _change_of(bitmap, self._row_of)
-            operands = None if change or bitmap is None else _operands(bitmap.lineage, known)
+            operands = None if change or bitmap is None or self._combining is None else _operands(bitmap.lineage, known)
             if bitmap is None or (change is None and operands is None):
                 uploaded.append(of_request)
             else:
@@ -124,24 +130,23 @@ class FilterCache:
                 in_use = in_use | (operands or set()) | ({change.key} if change else set())
         if uploaded:
             self._rows.upload([self._take(of_request.lineage.key, in_use) for of_request in uploaded], uploaded)
-        if self._deriving is not None:
-            for bitmap, change in sorted(derived, key=lambda pair: pair[0].lineage.depth):
-                if change is None:
-                    self._combine(self._deriving, bitmap.lineage, in_use)
-                else:
-                    row = self._take(bitmap.lineage.key, in_use)
-                    self._deriving.patch(row, self._row_of[change.key], change.words_n, bitmap)
+        for bitmap, change in sorted(derived, key=lambda pair: pair[0].lineage.depth):
+            if change is None and self._combining is not None:
+                self._combine(self._combining, bitmap.lineage, in_use)
+            elif change is not None and self._patching is not None:
+                row = self._take(bitmap.lineage.key, in_use)
+                self._patching.patch(row, self._row_of[change.key], change.words_n, bitmap)
 
-    def _combine(self, deriving: DerivingRows, lineage: Lineage, in_use: set[bytes]) -> int:
+    def _combine(self, combining: CombiningRows, lineage: Lineage, in_use: set[bytes]) -> int:
         """Return the row of an expression, after its operands were made."""
         if (row := self._row_of.get(lineage.key)) is not None:
             return row
         assert lineage.parts is not None
         operator, left, right = lineage.parts
         kept = in_use | {left.key, right.key}
-        rows = [self._combine(deriving, operand, kept) for operand in (left, right)]
+        rows = [self._combine(combining, operand, kept) for operand in (left, right)]
         row = self._take(lineage.key, kept)
-        deriving.combine(row, operator, rows[0], rows[1])
+        combining.combine(row, operator, rows[0], rows[1])
         return row
 
     def _take(self, key: bytes, in_use: set[bytes]) -> int:

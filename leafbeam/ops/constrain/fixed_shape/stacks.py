@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from leafbeam.index import Bitmap
 from leafbeam.ops.constrain.filter_cache import FilterCache
 from leafbeam.ops.constrain.fixed_shape.boost_layout import boost_values
 from leafbeam.ops.constrain.fixed_shape.capacity import SegmentCapacity, bucket
-from leafbeam.ops.constrain.fixed_shape.filter_layout import filter_words
+from leafbeam.ops.constrain.fixed_shape.filter_layout import changed_words, filter_words
 from leafbeam.ops.constrain.fixed_shape.layout import SegmentLayout
 from leafbeam.ops.constrain.namespaces import ArrayNamespace
 
@@ -24,7 +25,8 @@ class SegmentStacks:
     """The filters, or the boosts, of one segment: a cache, and stacks of arrays whose rows the cache numbers.
 
     What was read before stays valid: new rows make new stacks. Rows are computed on the host, because a level's list of
-    children has an entry for each child, so no filter is derived on the device.
+    children has an entry for each child, so the device combines no filters. A filter that differs from another one in some
+    words is a copy of its row, with the words that changed.
 
     Args:
         lay_out: Makes the arrays of a row. Row 0 is that of a request without.
@@ -43,6 +45,7 @@ class SegmentStacks:
         num_rows: int,
         max_bytes: int,
     ) -> None:
+        self._layout, self._capacity = layout, capacity
         self._row_of = lambda of_request: lay_out(layout, of_request, capacity)
         self._xp, self._device, self.num_rows = xp, device, num_rows
         first = self._row_of(None)  # row 0; the others may hold any finite number
@@ -57,6 +60,14 @@ class SegmentStacks:
         self.stacks = {name: self._xp.concat([stack] * copies, 0)[:num_rows] for name, stack in self.stacks.items()}
         self.num_rows = num_rows
 
+    def patch(self, row: int, source: int, words_n: NDArray[np.int64], bitmap: Bitmap) -> None:
+        """Copy a filter's row on the device, with the words from the host that differ."""
+        changed = changed_words(self._layout, bitmap, words_n, self._capacity)
+        sent = {
+            name: tuple(self._xp.asarray(_to_bucket(array), self._device) for array in words) for name, words in changed.items()
+        }
+        self.stacks = self._xp.copy_row(self.stacks, row, source, sent)
+
     def upload(self, rows: Sequence[int], data: Sequence[Any]) -> None:
         """Lay out filters or boosts, and copy them to the device."""
         padding = bucket(len(rows)) - len(rows)  # the last is repeated, so that few sizes are compiled
@@ -65,6 +76,11 @@ class SegmentStacks:
         rows_n = np.array([*rows, *[rows[-1]] * padding], np.int32)
         fresh = {name: self._xp.asarray(np.stack([arrays[name] for arrays in made]), self._device) for name in made[0]}
         self.stacks = self._xp.set_rows(self.stacks, self._xp.asarray(rows_n, self._device), fresh)
+
+
+def _to_bucket(array_n: NDArray[Any]) -> NDArray[Any]:
+    """Repeat the last entry up to a power of two, so that few sizes are compiled."""
+    return np.concatenate([array_n, np.repeat(array_n[-1:], bucket(len(array_n)) - len(array_n))])
 
 
 class RequestStacks:

@@ -188,6 +188,12 @@ class ArrayNamespace(ABC):
     def set_rows(self, stacks: dict[str, Array], rows_n: Array, fresh: dict[str, Array]) -> dict[str, Array]:
         """Return copies of the stacks in which the same rows of each are replaced."""
 
+    @abstractmethod
+    def copy_row(
+        self, stacks: dict[str, Array], row: int, source: int, changed: dict[str, tuple[Array, ...]]
+    ) -> dict[str, Array]:
+        """Return copies of the stacks in which a row is that of `source` with other elements: (positions, elements) of each."""
+
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return `function` with this namespace as its first argument, compiled where that pays.
 

@@ -102,6 +102,11 @@ class JaxNamespace(ArrayNamespace):
     def set_rows(self, stacks: dict[str, Array], rows_n: Array, fresh: dict[str, Array]) -> dict[str, Array]:
         return _set_rows(stacks, rows_n, fresh)
 
+    def copy_row(
+        self, stacks: dict[str, Array], row: int, source: int, changed: dict[str, tuple[Array, ...]]
+    ) -> dict[str, Array]:
+        return _copy_row(stacks, np.int32(row), np.int32(source), changed)
+
     @cache  # noqa: B019  the namespace has no state
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return jax.jit(partial(function, self), static_argnames=("num_beams", "scoring"))
@@ -133,6 +138,16 @@ def _ordered(bits: Array) -> Array:
 @jax.jit
 def _set_rows(stacks: dict[str, Array], rows_n: Array, fresh: dict[str, Array]) -> dict[str, Array]:
     return {name: stack.at[rows_n].set(fresh[name]) for name, stack in stacks.items()}
+
+
+@jax.jit
+def _copy_row(stacks: dict[str, Array], row: Array, source: Array, changed: dict[str, tuple[Array, ...]]) -> dict[str, Array]:
+    copies: dict[str, Array] = {}
+    for name, stack in stacks.items():
+        positions_n, elements_n = changed[name]
+        flat = stack[source].reshape(-1).at[positions_n].set(elements_n)
+        copies[name] = stack.at[row].set(flat.reshape(stack.shape[1:]))
+    return copies
 
 
 def register(kind: type, static: Sequence[str] = ()) -> None:

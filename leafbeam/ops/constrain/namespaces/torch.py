@@ -97,3 +97,13 @@ class TorchNamespace(ArrayNamespace):
 
     def set_rows(self, stacks: dict[str, Tensor], rows_n: Tensor, fresh: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: stack.index_copy(0, rows_n.long(), fresh[name]) for name, stack in stacks.items()}
+
+    def copy_row(
+        self, stacks: dict[str, Tensor], row: int, source: int, changed: dict[str, tuple[Tensor, ...]]
+    ) -> dict[str, Tensor]:
+        copies = {name: stack.clone() for name, stack in stacks.items()}
+        for name, stack in copies.items():
+            positions_n, elements_n = changed[name]
+            stack[row] = stack[source]
+            stack[row].view(-1)[positions_n.long()] = elements_n
+        return copies
