@@ -57,7 +57,10 @@ PARTS = {
     "attention": Part(
         seconds=40, about="attention of many beams: parity, then beside cascades and trees that torch can express"
     ),
-    "splits": Part(seconds=35, about="in how many parts a prompt is read; fits the costs of attention"),
+    "splits": Part(
+        seconds=35,
+        about="in how many parts and launches a prompt is read; fits the costs of attention",
+    ),
     "head": Part(seconds=50, about="logits of legal codes alone: parity, then beside a library's product"),
     "language": Part(seconds=25, about="rounds over automata: parity, then times"),
     "decode": Part(seconds=60, about="whole decodes captured as graphs: parity, then beside launches; two workers"),

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ from leafbeam.ops.attention import triton
 from leafbeam.ops.attention.costs import AttentionCosts, AttentionWork
 
 __all__ = ["COSTS", "REAL", "runs"]
+
+_TRIED = 3  # calls that are also timed in one launch, and with descriptors
 
 COSTS = RESULTS / "attention-costs.json"
 
@@ -45,7 +49,8 @@ def runs(device: torch.device, seconds: float, works: Sequence[AttentionWork] = 
     yield attempt({"what": "attention costs", "calls": len({one.work for one in found})}, partial(_fit, device, found, path))
 
 
-def _time(device: torch.device, work: AttentionWork, found: list[AttentionTime]) -> dict[str, Any]:
+def _inputs(device: torch.device, work: AttentionWork) -> list[Tensor]:
+    """Random arguments of `attend`."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
 
     def draw(*sizes: int) -> Tensor:
@@ -56,14 +61,35 @@ def _time(device: torch.device, work: AttentionWork, found: list[AttentionTime])
     value = draw(work.requests, work.groups, work.tokens, work.size)
     lengths = torch.full((work.requests,), work.tokens, device=device)
     slots = [draw(work.requests, work.beams, 1, work.groups, work.size) for _ in range(2)]
+    return [query, key, value, lengths, *slots]
+
+
+def _time(device: torch.device, work: AttentionWork, found: list[AttentionTime]) -> dict[str, Any]:
+    given = _inputs(device, work)
     microseconds: dict[int, float] = {}
     for splits in work.splits():
         if splits not in (1, 2, 3, 4, 6, 8, 12, 16):  # each number is compiled
             continue
-        run = partial(triton.attend, query, key, value, lengths, *slots, splits=splits)
+        run = partial(triton.attend, *given, splits=splits)
         microseconds[splits] = times([run] * 2, device, samples=7)["p50"]
         found.append(AttentionTime(work=work, splits=splits, nanoseconds=1e3 * microseconds[splits]))
     return {"us_by_splits": microseconds}
+
+
+def _quickest_way(
+    device: torch.device, costs: AttentionCosts, works: Sequence[AttentionWork]
+) -> tuple[AttentionCosts, dict[str, list[float]]]:
+    """Time some calls in two launches or one, with and without descriptors; return the costs with the quickest way."""
+    ways = [replace(costs, one_launch=one, descriptors=described) for one, described in product((False, True), repeat=2)]
+    names = [f"{1 if way.one_launch else 2}, {'with' if way.descriptors else 'without'}" for way in ways]
+    microseconds: dict[str, list[float]] = {name: [] for name in names}
+    for work in works:
+        given = _inputs(device, work)
+        for name, way in zip(names, ways, strict=True):
+            run = partial(triton.attend, *given, splits=way)
+            microseconds[name].append(times([run] * 2, device, samples=7)["p50"])
+    best = min(range(len(ways)), key=lambda number: float(np.prod(microseconds[names[number]])))
+    return ways[best], microseconds
 
 
 def _fit(device: torch.device, found: Sequence[AttentionTime], path: Path) -> dict[str, Any]:
@@ -75,13 +101,14 @@ def _fit(device: torch.device, found: Sequence[AttentionTime], path: Path) -> di
     held_out = set(works[1::2])
     half = fit([one for one in found if one.work not in held_out])
     tried = [one for one in found if one.work in held_out]
-    costs = fit(found)
+    costs, us_by_way = _quickest_way(device, fit(found), works[:_TRIED])
     costs.save(path)
     return {
         "programs": costs.programs,
         "wave_ns": costs.wave,
         "block_ns": costs.block,
         "merge_ns": costs.merge,
+        "us_by_launches_and_descriptors": us_by_way,
         "time_of_pick_over_best": {
             "fitted, of calls it has not seen": _over_best(half, tried),
             "fitted, of all": _over_best(costs, found),

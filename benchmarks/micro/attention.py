@@ -76,6 +76,19 @@ def bytes_of(shape: Shape, itemsize: int) -> dict[str, int]:
     }
 
 
+def launch_bytes(shape: Shape, itemsize: int, splits: int) -> dict[str, int]:
+    """Bytes of all tensors that one layer's attention on a GPU reads and writes, each read of a launch counted once.
+
+    "two launches": parts of prompts are written in float32 and read again, and queries are read by each part and by the merge.
+    "one launch": for prompts in one part. What a launch reads twice is expected in the cache.
+    """
+    heads = shape.requests * shape.beams * shape.heads
+    query, part = heads * shape.size * itemsize, 4 * heads * (shape.size + 1)
+    ancestors = 8 * shape.requests * shape.beams * shape.codes
+    needed = bytes_of(shape, itemsize)["shared"] + ancestors + 2 * query  # with the answer
+    return {"two launches": needed + splits * (query + 2 * part), "one launch": needed}
+
+
 def drawn(shape: Shape, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]:
     """Random float32 queries, the prompts' keys and values, and [keys, values] of the codes so far."""
     generator = torch.Generator().manual_seed(seed)

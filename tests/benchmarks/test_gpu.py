@@ -62,6 +62,8 @@ def test_splits_are_timed_fitted_and_written(tmp_path: Path, monkeypatch: pytest
         """The kernel runs; its time is one of 5 us a block and 1 us a part, whatever this machine does meanwhile."""
         runs[0]()
         splits, tokens = runs[0].keywords["splits"], runs[0].args[1].shape[3]
+        if isinstance(splits, AttentionCosts):
+            return {"p50": 100.0 - 5 * splits.descriptors + 3 * splits.one_launch}
         return {"p50": 100.0 + 5 * -(-tokens // (64 * splits)) + splits}
 
     monkeypatch.setattr(gpu_splits, "times", timed)
@@ -74,6 +76,8 @@ def test_splits_are_timed_fitted_and_written(tmp_path: Path, monkeypatch: pytest
     assert fitted["time_of_pick_over_best"]["one part, of all"]["max"] > 1
     costs = AttentionCosts.load(tmp_path / "costs.json")
     assert (costs.programs, costs.block) == (fitted["programs"], fitted["block_ns"])
+    assert (costs.one_launch, costs.descriptors) == (False, True)  # the quickest of those above
+    assert fitted["us_by_launches_and_descriptors"]["1, without"] == [103.0, 103.0]
 
 
 def test_head_parity_and_times_run() -> None:

@@ -117,6 +117,7 @@ def attention() -> None:
     from benchmarks.peers import in_place_kernel, paged_attention
     from benchmarks.peers.paged_beams import PagedBeams
     from leafbeam.ops.attention import triton
+    from leafbeam.ops.attention.costs import AttentionCosts
 
     kernels_of(triton)
     kernels_of(paged_attention)
@@ -128,7 +129,8 @@ def attention() -> None:
         slots = torch.zeros(requests, beams, codes, groups, size, dtype=dtype)
         ancestors = torch.zeros(requests, beams, codes, dtype=torch.int64)
         lengths = torch.full((requests,), tokens)
-        triton.attend(query, key, key.transpose(2, 3).contiguous(), lengths, slots, slots, ancestors)
+        for splits in (None, AttentionCosts(merge=1e6, one_launch=True, descriptors=True)):
+            triton.attend(query, key, key.transpose(2, 3).contiguous(), lengths, slots, slots, ancestors, splits=splits)
         if codes == 3:  # an encoder-decoder's two kinds
             triton.attend_prompt(query, key, key.transpose(2, 3).contiguous(), lengths)
             triton.attend_codes(query, slots, slots, ancestors, torch.zeros(groups * per, codes, dtype=dtype))

@@ -1,11 +1,15 @@
 """Attention over prompt and codes: Triton kernels against torch, and the table of ancestors against moved slots."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from leafbeam.errors import ArgumentError
 from leafbeam.ops.attention import reference, triton
+from leafbeam.ops.attention.costs import AttentionCosts
 from leafbeam.ops.attention.reference import extend_ancestors
 
 pytestmark = pytest.mark.usefixtures("poison")
@@ -23,13 +27,19 @@ def draw(seed: int, *shapes: tuple[int, ...]) -> list[Tensor]:
     return [torch.randn(shape, generator=generator) for shape in shapes]
 
 
-SHAPES = [(1, 1, 1, 1, 8, 3), (2, 5, 2, 2, 16, 70), (2, 3, 1, 4, 20, 130), (1, 33, 2, 1, 16, 65)]
+# A prompt in one part, in one launch with the codes; and its keys and values read through descriptors, if they can be.
+WAYS = [
+    AttentionCosts(merge=1e6, one_launch=True),
+    AttentionCosts(merge=1e6, one_launch=True, descriptors=True),
+    AttentionCosts(merge=1e6, descriptors=True),
+]
+SHAPES = [(1, 1, 1, 1, 8, 3), (2, 5, 2, 2, 16, 70), (2, 3, 1, 4, 20, 132), (1, 33, 2, 1, 16, 65)]
 
 
 @pytest.mark.parametrize(("requests", "beams", "groups", "per", "size", "tokens"), SHAPES)
-@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("splits", [1, 3, *WAYS])
 def test_prompts_of_any_length_and_shape_equal_the_reference(
-    requests: int, beams: int, groups: int, per: int, size: int, tokens: int, splits: int
+    requests: int, beams: int, groups: int, per: int, size: int, tokens: int, splits: Any
 ) -> None:
     shapes = (requests, beams, groups * per, size), (requests, groups, size, tokens), (requests, groups, tokens, size)
     query, key, value, *slots = draw(tokens, *shapes, *[(requests, beams, 1, groups, size)] * 2)
@@ -38,25 +48,51 @@ def test_prompts_of_any_length_and_shape_equal_the_reference(
     torch.testing.assert_close(found, reference.attend(query, key, value, lengths, *slots), rtol=1e-4, atol=1e-5)
 
 
-def test_keys_beyond_a_prompts_end_are_never_read() -> None:
-    query, key, value, *slots = draw(1, (2, 3, 2, 16), (2, 1, 16, 90), (2, 1, 90, 16), *[(2, 3, 1, 1, 16)] * 2)
+def test_descriptors_are_for_tensors_at_addresses_that_16_bytes_divide_and_for_gpus_that_have_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    described: list[tuple[int, ...]] = []
+    make = triton.TensorDescriptor.from_tensor
+    monkeypatch.setattr(
+        triton.TensorDescriptor,
+        "from_tensor",
+        lambda tensor, block: [described.append(tuple(tensor.shape)), make(tensor, block)][1],
+    )
+    for tokens in (88, 90):
+        query, key, value = draw(1, (1, 3, 2, 16), (1, 1, 16, tokens), (1, 1, tokens, 16))
+        triton.attend_prompt(query, key, value, torch.tensor([tokens]), splits=WAYS[2])
+    assert described == [(1, 1, 16, 88), (1, 1, 88, 16)]
+    on_gpu: Any = SimpleNamespace(
+        device=torch.device("cuda"), data_ptr=lambda: 64, stride=lambda *axis: 1 if axis else (64, 64, 8, 1), itemsize=2
+    )
+    for capability, has_them in (((8, 9), False), ((9, 0), True), ((10, 0), True)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        assert triton._can_describe(on_gpu) is has_them
+
+
+@pytest.mark.parametrize("splits", [2, *WAYS])
+def test_keys_beyond_a_prompts_end_are_never_read(splits: Any) -> None:
+    query, key, value, *slots = draw(1, (2, 3, 2, 16), (2, 1, 16, 88), (2, 1, 88, 16), *[(2, 3, 1, 1, 16)] * 2)
     lengths = torch.tensor([5, 66])
-    before = triton.attend(query, key, value, lengths, *slots, splits=2)
+    before = triton.attend(query, key, value, lengths, *slots, splits=splits)
     for request, length in enumerate(lengths.tolist()):
         key[request, :, :, length:], value[request, :, length:] = torch.nan, torch.nan
-    after = triton.attend(query, key, value, lengths, *slots, splits=2)
+    after = triton.attend(query, key, value, lengths, *slots, splits=splits)
     assert torch.equal(before, after)
 
 
+@pytest.mark.parametrize("splits", [None, WAYS[0]])
 @pytest.mark.parametrize("table", [False, True])
 @pytest.mark.parametrize(("groups", "per", "size", "codes"), [(1, 1, 8, 1), (2, 3, 12, 4)])
-def test_codes_of_own_and_of_other_slots_equal_the_reference(table: bool, groups: int, per: int, size: int, codes: int) -> None:
+def test_codes_of_own_and_of_other_slots_equal_the_reference(
+    table: bool, groups: int, per: int, size: int, codes: int, splits: Any
+) -> None:
     query, slots_key, slots_value = draw(
         codes, (2, 3, groups * per, size), (2, 5, codes, groups, size), (2, 5, codes, groups, size)
     )
     prompt = (*draw(7, (2, groups, size, 2), (2, groups, 2, size)), torch.tensor([1, 2]))
     ancestors = torch.randint(0, 5, (2, 3, codes), generator=torch.Generator().manual_seed(2)) if table else None
-    found = triton.attend(query, *prompt, slots_key, slots_value, ancestors)
+    found = triton.attend(query, *prompt, slots_key, slots_value, ancestors, splits=splits)
     slots = (slots_key, slots_value) if table else (slots_key[:, :3], slots_value[:, :3])
     expected = reference.attend(query, *prompt, *slots, ancestors)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
@@ -67,7 +103,9 @@ def test_prompt_alone_and_codes_alone_with_a_bias_equal_the_reference() -> None:
         9, (2, 3, 2, 8), (2, 2, 8, 66), (2, 2, 66, 8), (2, 4, 2, 2, 8), (2, 4, 2, 2, 8), (2, 2)
     )
     prompt = query, key, value, torch.tensor([65, 3])
-    torch.testing.assert_close(triton.attend_prompt(*prompt), reference.attend_prompt(*prompt), rtol=1e-4, atol=1e-5)
+    for costs in (None, *WAYS):
+        found = triton.attend_prompt(*prompt, splits=costs)
+        torch.testing.assert_close(found, reference.attend_prompt(*prompt), rtol=1e-4, atol=1e-5)
     codes = query, slots_key, slots_value, torch.tensor([[[0, 1], [3, 3], [2, 0]]] * 2), bias
     found = triton.attend_codes(*codes)
     torch.testing.assert_close(found, reference.attend_codes(*codes), rtol=1e-4, atol=1e-5)

@@ -51,7 +51,8 @@ def test_a_file_is_read_as_it_was_written_and_any_other_is_refused(tmp_path: Pat
     assert AttentionCosts.load(path) == costs
     good = json.loads(path.read_text())
     for bad in ([], 3, {**good, "format": "other"}, {**good, "wave": -1.0}, {**good, "block": True}, {**good, "programs": 0},
-                {**good, "more": 1}, {**good, "merge": "1"}, {**good, "device": 5}, {**good, "wave": 10**400}):  # fmt: skip
+                {**good, "more": 1}, {**good, "one_launch": 1}, {**good, "merge": "1"},
+                {**good, "device": 5}, {**good, "wave": 10**400}):  # fmt: skip
         path.write_text(json.dumps(bad))
         with pytest.raises(DataError, match=r"holds no costs of attention .*make gpu"):
             AttentionCosts.load(path)

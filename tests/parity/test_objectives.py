@@ -1,6 +1,7 @@
 """Boosts, caps and quotas on JAX and Triton, beside scoring every allowed item: random cases by their seeds.
 
-`make check-full` runs 1,000 cases of each backend, in ten pieces that can be run one by one; quick tests run a few.
+`make check-full` runs 1,000 cases of each backend, in ten pieces that can be run one by one (those of JAX in one process, which
+compiles once); quick tests run a few.
 """
 
 from collections import Counter
@@ -12,9 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leafbeam import BeamSearch
+from leafbeam import BeamSearch, Trie
 from leafbeam.decode import SearchResult
 from leafbeam.decode.policy import Cap, Policy, Quota, fill_lists
+from leafbeam.decode.results import check_batch
 from leafbeam.index import ItemColumn
 from tests.fixtures.tiny import Tiny, check
 
@@ -85,7 +87,8 @@ def check_case(seed: int, tiny: Tiny, search: Search, num_items: Sequence[int]) 
         return
     boosts, wishes = with_distinct_boosts(tiny), [Wish.drawn(tiny, count) for _ in range(tiny.batch)]
     run = search(tiny, boosts, scoring, 2 * count)
-    result, unmet = fill_lists(tiny.version, [wish.policy for wish in wishes], tiny.filters(), tiny.denied, run)
+    filters = check_batch(tiny.version, tiny.batch, tiny.filters(), tiny.denied)
+    result, unmet = fill_lists(tiny.version, [wish.policy for wish in wishes], filters, run)
     assert result.is_proved.all()
     for request, wish in enumerate(wishes):
         scores = tiny.scores(request, scoring)
@@ -124,7 +127,7 @@ def jax_step() -> Callable[..., Any]:
 
 @cache
 def jax_searches() -> dict[tuple[str, int], Any]:
-    """Return the last search of each kind: its sizes only grow, so that few are compiled."""
+    """Return a search of each kind over all codes: other versions run what is compiled for its sizes."""
     return {}
 
 
@@ -132,11 +135,10 @@ def on_jax(tiny: Tiny, boosts: Sequence[ItemColumn | None], scoring: Any, num_it
     jax_search: Any = pytest.importorskip("leafbeam.decode.jax_search")
     options: Any = {"max_rows": 10_000, "delta_leaves": 128, "max_filters": 3}
     searches, key = jax_searches(), (scoring, num_items)
-    if key in searches:
-        search = searches[key].for_version(tiny.version)
-    else:
-        search = jax_search.JaxBeamSearch(tiny.version, num_items=num_items, scoring=scoring, **options)
-    searches[key] = search
+    if key not in searches:
+        every = Trie.build(np.indices(_JAX_SIZES).reshape(len(_JAX_SIZES), -1).T, _JAX_SIZES)
+        searches[key] = jax_search.JaxBeamSearch(every, num_items=num_items, scoring=scoring, **options)
+    search = searches[key].for_version(tiny.version)
 
     def run(filters: Any, deny: Any, counts: Sequence[int] | None) -> SearchResult:
         carry = tiny.tables(), np.zeros((tiny.batch, 1), np.int32)

@@ -78,6 +78,8 @@ class AttentionCosts:
         wave: The time to begin a program.
         block: The time of a block of 64 tokens.
         merge: The time to merge one value of one part.
+        one_launch: Whether a prompt in one part is read by the launch that also reads the codes and writes the answer.
+        descriptors: Whether keys and values of prompts are read through tensor descriptors, on GPUs that have them.
         device: The name of the GPU; None if the costs are estimates.
 
     >>> call = AttentionWork(requests=1, tokens=1000, beams=512, heads=16, groups=8, size=128)
@@ -89,6 +91,8 @@ class AttentionCosts:
     wave: float = 2_000.0
     block: float = 1_000.0
     merge: float = 0.0024
+    one_launch: bool = False
+    descriptors: bool = False
     device: str | None = None
 
     def __post_init__(self) -> None:
@@ -96,6 +100,10 @@ class AttentionCosts:
         costs = [getattr(self, name) for name in COST_NAMES]
         if not all(type(cost) in (int, float) and 0 <= cost <= _MAX_COST for cost in costs) or not any(costs):
             raise ArgumentError(f"wave, block and merge must be nanoseconds from 0 to {_MAX_COST:g}, not all 0: not {costs}")
+        if not (type(self.one_launch) is type(self.descriptors) is bool):
+            raise ArgumentError(
+                f"one_launch and descriptors must be true or false, not {self.one_launch!r} and {self.descriptors!r}"
+            )
         if not isinstance(self.device, str | None):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ArgumentError(f"device must be the name of a GPU, or None, not {self.device!r}")
 

@@ -1,4 +1,7 @@
-"""Attention on a GPU: the prompt's keys are read once for all beams; `attend` and `attend_prompt` take two launches each.
+"""Attention on a GPU: the prompt's keys are read once for all beams; `attend` and `attend_prompt` take one or two launches.
+
+    two launches  each part of a prompt alone, for tiles of beams; then each beam's codes, merged with all parts
+    one launch    a tile of beams reads the whole prompt and then its codes (`AttentionCosts.one_launch`)
 
 Prompt lengths are read on the device. Exponentials over the prompt use base 2, the hardware's. Without a GPU it runs under
 Triton's interpreter (TRITON_INTERPRET=1 before the first import), in float32 only, slowly.
@@ -16,6 +19,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from leafbeam.errors import ArgumentError, counted
 from leafbeam.ops.attention.costs import BLOCK, AttentionCosts, AttentionWork
@@ -26,7 +30,8 @@ _LN_2 = tl.constexpr(0.6931471805599453)
 
 
 def attention(costs: AttentionCosts | None = None) -> Attention:
-    """Return these functions, as a captured decode takes them. costs: as for the `splits` of `attend`."""
+    """Return these functions, as a captured decode takes them. costs: as for the `splits` of `attend`; launches and
+    descriptors are chosen by them, for each shape, when the decode is captured."""
     return Attention(
         over_both=partial(attend, splits=costs), over_prompt=partial(attend_prompt, splits=costs), over_codes=attend_codes
     )
@@ -51,9 +56,8 @@ def attend(
     """
     _check_prefix(query_BKHE, key_BGET, value_BGTE, lengths_B)
     _check_suffix(query_BKHE, suffix_key_BKSGE, suffix_value_BKSGE, ancestors_BKS)
-    parts = _over_parts(query_BKHE, key_BGET, value_BGTE, lengths_B, splits)
     codes = _Codes(suffix_key_BKSGE, suffix_value_BKSGE, ancestors_BKS, None)
-    return _over_codes(query_BKHE, key_BGET.shape[1], codes, parts)
+    return _over_prompt(query_BKHE, _Prompts(key_BGET, value_BGTE, lengths_B), codes, splits)
 
 
 def attend_prompt(
@@ -61,8 +65,7 @@ def attend_prompt(
 ) -> Tensor:
     """Return the attention over the prompt alone, (B, K, H, E). The arguments are those of `attend`."""
     _check_prefix(query_BKHE, key_BGET, value_BGTE, lengths_B)
-    parts = _over_parts(query_BKHE, key_BGET, value_BGTE, lengths_B, splits)
-    return _over_codes(query_BKHE, key_BGET.shape[1], None, parts)
+    return _over_prompt(query_BKHE, _Prompts(key_BGET, value_BGTE, lengths_B), None, splits)
 
 
 def attend_codes(query_BKHE: Tensor, key_BKSGE: Tensor, value_BKSGE: Tensor, ancestors_BKS: Tensor, bias_HS: Tensor) -> Tensor:
@@ -72,6 +75,14 @@ def attend_codes(query_BKHE: Tensor, key_BKSGE: Tensor, value_BKSGE: Tensor, anc
     if bias_HS.shape != expected or not bias_HS.is_contiguous():
         raise ArgumentError(f"the bias is {tuple(bias_HS.shape)}: expected contiguous {expected}")
     return _over_codes(query_BKHE, key_BKSGE.shape[3], _Codes(key_BKSGE, value_BKSGE, ancestors_BKS, bias_HS), None)
+
+
+class _Prompts(NamedTuple):
+    """Keys and values of the prompts, and their lengths."""
+
+    key_BGET: Tensor
+    value_BGTE: Tensor
+    lengths_B: Tensor
 
 
 class _Parts(NamedTuple):
@@ -90,45 +101,65 @@ class _Codes(NamedTuple):
     bias_HS: Tensor | None
 
 
-def _over_parts(
-    query_BKHE: Tensor,
-    key_BGET: Tensor,
-    value_BGTE: Tensor,
-    lengths_B: Tensor,
-    splits: int | AttentionCosts | None,
-) -> _Parts:
-    requests, beams, heads, size = query_BKHE.shape
-    groups, tokens = key_BGET.shape[1], key_BGET.shape[3]
+def _over_prompt(query_BKHE: Tensor, prompts: _Prompts, codes: _Codes | None, splits: int | AttentionCosts | None) -> Tensor:
+    """Return the attention over the prompts and the codes, in one launch or two."""
+    (requests, beams, heads, size), (_, groups, _, tokens) = query_BKHE.shape, prompts.key_BGET.shape
     rows, device = beams * heads // groups, query_BKHE.device
     work = AttentionWork(requests=requests, tokens=tokens, beams=beams, heads=heads, groups=groups, size=size)
-    num_parts = splits if isinstance(splits, int) else (splits or AttentionCosts()).splits(work)
-    tile, split = work.tile, work.blocks_of_part(num_parts) * BLOCK
+    costs = AttentionCosts() if splits is None or isinstance(splits, int) else splits
+    num_parts = splits if isinstance(splits, int) else costs.splits(work)
+    split = work.blocks_of_part(num_parts) * BLOCK
     num_splits = triton.cdiv(tokens, split)
-    values_ZBGME = torch.empty(num_splits, requests, groups, rows, size, device=device)
-    lse_ZBGM = torch.empty(num_splits, requests, groups, rows, device=device)
-    prefix_kernel[(triton.cdiv(rows, tile), requests * groups, num_splits)](
+    is_whole = costs.one_launch and num_splits == 1
+    padded = max(16, triton.next_power_of_2(size))
+    if is_whole:
+        values_ZBGME = lse_ZBGM = torch.empty(query_BKHE.shape, dtype=query_BKHE.dtype, device=device)
+    else:
+        values_ZBGME = torch.empty(num_splits, requests, groups, rows, size, device=device)
+        lse_ZBGM = torch.empty(num_splits, requests, groups, rows, device=device)
+    with_codes = codes if is_whole else None
+    code_key, code_value, ancestors, _ = with_codes or (query_BKHE, query_BKHE, None, None)  # read with codes alone
+    keys, values = prompts.key_BGET, prompts.value_BGTE
+    has_descriptors = costs.descriptors and _can_describe(keys) and _can_describe(values)
+    prefix_kernel[(triton.cdiv(rows, work.tile), requests * groups, num_splits)](
         query_BKHE,
-        key_BGET,
-        value_BGTE,
-        lengths_B,
+        TensorDescriptor.from_tensor(keys, [1, 1, padded, BLOCK]) if has_descriptors else keys,
+        TensorDescriptor.from_tensor(values, [1, 1, BLOCK, padded]) if has_descriptors else values,
+        prompts.lengths_B,
         values_ZBGME,
         lse_ZBGM,
+        code_key,
+        code_value,
+        query_BKHE if ancestors is None else ancestors,
         *query_BKHE.stride()[:3],
-        *key_BGET.stride()[:3],
-        *value_BGTE.stride()[:3],
+        *keys.stride()[:3],
+        *values.stride()[:3],
+        *code_key.stride()[:4],
         rows,
         size**-0.5,
         GROUPS=groups,
         R=heads // groups,
         E=size,
-        E_PADDED=max(16, triton.next_power_of_2(size)),
+        E_PADDED=padded,
         SPLIT=split,
-        ROWS=tile,
+        ROWS=work.tile,
         TOKENS=BLOCK,
+        WHOLE=is_whole,
+        CODES=0 if with_codes is None else code_key.shape[2],
+        TABLE=ancestors is not None,
+        DESCRIPTORS=has_descriptors,
         num_warps=4,
         num_stages=3,
     )
-    return _Parts(values_ZBGME, lse_ZBGM)
+    return values_ZBGME if is_whole else _over_codes(query_BKHE, groups, codes, _Parts(values_ZBGME, lse_ZBGM))
+
+
+def _can_describe(tensor: Tensor) -> bool:
+    """Return whether a tensor can be read through a descriptor: on Hopper and later, at addresses that 16 bytes divide."""
+    if tensor.device.type == "cuda" and torch.cuda.get_device_capability(tensor.device) < (9, 0):
+        return False
+    offsets = [tensor.data_ptr(), *(stride * tensor.itemsize for stride in tensor.stride()[:-1])]
+    return tensor.stride(-1) == 1 and all(offset % 16 == 0 for offset in offsets)
 
 
 def _over_codes(query_BKHE: Tensor, groups: int, codes: _Codes | None, parts: _Parts | None) -> Tensor:
@@ -209,6 +240,9 @@ def prefix_kernel(
     lengths_B,
     values_ZBGME,
     lse_ZBGM,
+    code_key_BKSGE,
+    code_value_BKSGE,
+    ancestors_BKS,
     query_b,
     query_k,
     query_h,
@@ -218,6 +252,10 @@ def prefix_kernel(
     value_b,
     value_g,
     value_t,
+    slot_b,
+    slot_k,
+    slot_s,
+    slot_g,
     num_rows,
     scale,
     GROUPS: tl.constexpr,
@@ -227,11 +265,17 @@ def prefix_kernel(
     SPLIT: tl.constexpr,
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    CODES: tl.constexpr,
+    TABLE: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
 ):
     """t = tokens z x SPLIT to min((z + 1) x SPLIT, length[b]); scores = query[b, m, g] @ key[b, g, :, t] x scale
     values[z, b, g, m], lse[z, b, g, m] = softmax(scores) @ value[b, g, t], logsumexp(scores)
 
     Program (i, b x G + g, z): rows m = i x ROWS and following. A split beyond the prompt's end has lse -inf and no values.
+    WHOLE: there is one split, and the codes join the same softmax, whose result [b, k, h] is written in place of `values`.
+    DESCRIPTORS: keys and values are tensor descriptors.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     request = (tl.program_id(1) // GROUPS).to(tl.int64)
@@ -252,28 +296,50 @@ def prefix_kernel(
     for start in range(0, SPLIT, TOKENS):
         token = first + start + tl.arange(0, TOKENS).to(tl.int64)
         inside = token < length
-        key = tl.load(
-            key_BGET + request * key_b + group * key_g + e[:, None] * key_e + token[None, :],
-            mask=(e < E)[:, None] & inside[None, :],
-            other=0.0,
-        )
+        if DESCRIPTORS:
+            key = key_BGET.load([request.to(tl.int32), group.to(tl.int32), 0, first + start]).reshape(E_PADDED, TOKENS)
+        else:
+            key = tl.load(
+                key_BGET + request * key_b + group * key_g + e[:, None] * key_e + token[None, :],
+                mask=(e < E)[:, None] & inside[None, :],
+                other=0.0,
+            )
         score = tl.dot(query, key, input_precision="ieee") * (scale * _LOG2_E)
         score = tl.where(inside[None, :], score, float("-inf"))
         highest = tl.maximum(top, tl.max(score, 1))  # finite: the first token of the split counts
         weight = tl.exp2(score - highest[:, None])
         shrink = tl.exp2(top - highest)
-        value = tl.load(
-            value_BGTE + request * value_b + group * value_g + token[:, None] * value_t + e[None, :],
-            mask=inside[:, None] & (e < E)[None, :],
-            other=0.0,
-        )
+        if DESCRIPTORS:
+            value = value_BGTE.load([request.to(tl.int32), group.to(tl.int32), first + start, 0]).reshape(TOKENS, E_PADDED)
+            value = tl.where(inside[:, None], value, 0.0)  # it may be NaN behind a prompt's end
+        else:
+            value = tl.load(
+                value_BGTE + request * value_b + group * value_g + token[:, None] * value_t + e[None, :],
+                mask=inside[:, None] & (e < E)[None, :],
+                other=0.0,
+            )
         values = tl.dot(weight.to(value.dtype), value, values * shrink[:, None], input_precision="ieee")
         total = total * shrink + tl.sum(weight, 1)
         top = highest
-    tl.store(lse_ZBGM + out, (top + tl.log2(total)) * _LN_2, mask=row < num_rows)
-    tl.store(
-        values_ZBGME + out[:, None] * E + e[None, :], values / total[:, None], mask=(row < num_rows)[:, None] & (e < E)[None, :]
-    )
+    within = (row < num_rows)[:, None] & (e < E)[None, :]
+    if WHOLE:
+        for code in tl.static_range(CODES):
+            owner = beam
+            if TABLE:
+                owner = tl.load(ancestors_BKS + (request * (num_rows // R) + beam) * CODES + code, mask=row < num_rows, other=0)
+            slot = request * slot_b + owner * slot_k + code * slot_s + group * slot_g
+            code_key = tl.load(code_key_BKSGE + slot[:, None] + e[None, :], mask=within, other=0.0).to(tl.float32)
+            code_value = tl.load(code_value_BKSGE + slot[:, None] + e[None, :], mask=within, other=0.0).to(tl.float32)
+            score = tl.sum(query.to(tl.float32) * code_key, 1) * (scale * _LOG2_E)
+            highest = tl.maximum(top, score)
+            weight, shrink = tl.exp2(score - highest), tl.exp2(top - highest)
+            values = values * shrink[:, None] + weight[:, None] * code_value
+            total = total * shrink + weight
+            top = highest
+        out = (request * (num_rows // R) + beam) * GROUPS * R + head
+    else:
+        tl.store(lse_ZBGM + out, (top + tl.log2(total)) * _LN_2, mask=row < num_rows)
+    tl.store(values_ZBGME + out[:, None] * E + e[None, :], values / total[:, None], mask=within)
 
 
 @triton.jit
