@@ -211,7 +211,9 @@ class JaxBeamSearch:
         widths_BL = np.tile(self.config.num_beams[:-1], (batch_size, 1))
         limits = self._widest
         if batch.boosts is not None:
-            limits = with_more_leaves(limits, shared_leaves(self.version), self._max_rows)
+            # The number of leaves would be another one for each version, and compiled anew.
+            most = max(self._max_rows, self.num_items) if shared_leaves(self.version) else 0
+            limits = with_more_leaves(limits, most, self._max_rows)
         return search_until_proved(limits, search, widths_BL, num_items=self.num_items)
 
     def prepare(
