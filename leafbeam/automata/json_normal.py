@@ -13,6 +13,7 @@ from leafbeam.automata.json_scope import (
     CLAUSES,
     CONDITIONS,
     CONTAINS,
+    DYNAMIC,
     KNOWN,
     NOTES,
     NOTS,
@@ -48,6 +49,11 @@ class Normaliser:
         for name in sorted(set(schema) - KNOWN):
             self.notes.ignored(name, scope, "which JSON Schema does not define")
         result = without_draft_4({name: value for name, value in schema.items() if name in KNOWN - NOTES})
+        for name, anchor in DYNAMIC.items():
+            if name in result and self.references.is_static(anchor, result[name]):
+                reference = {"$ref": result.pop(name)}
+                whole = [*result.get("allOf", ()), reference] if "$ref" in result else None
+                result |= reference if whole is None else {"allOf": whole}
         if "not" in result:
             result[NOTS] = [*result.get(NOTS, ()), result.pop("not")]
         bounds = {name: result.pop(name) for name in ("minContains", "maxContains") if name in result}

@@ -16,6 +16,7 @@ _SCHEMAS = (
     *("items", "additionalProperties", "additionalItems", "contains", "propertyNames", "not", "if", "then", "else"),
     *("unevaluatedItems", "unevaluatedProperties"),
 )
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _ESCAPED = re.compile(r"~(?![01])")
 _PLAIN = re.compile(r"[A-Za-z0-9_.$-]*")
 
@@ -59,6 +60,7 @@ class References:
         self._reached_from: dict[int, dict[int, Location]] = {}
         self._circles: dict[int, set[int]] = {}
         self._loops = set[int]()  # the schemas known to lead back to themselves
+        self._dynamic: dict[tuple[str, object], set[int]] = {}  # the schemas with an anchor of that keyword and name
         self._resolved: dict[tuple[str, str], Location] = {}
         self._bases: dict[int, str] = {}  # of schemas with an $id, by their Python id
         self.root = Location(schema=root, path="#", base=self._collect(root))
@@ -76,6 +78,11 @@ class References:
         if (reference, base) not in self._resolved:
             self._resolved[reference, base] = self._resolve(reference, path, base)
         return self._resolved[reference, base]
+
+    def is_static(self, anchor: str, reference: object) -> bool:
+        """Return whether a dynamic reference is an ordinary one, because at most one schema has an anchor of its name."""
+        name = urldefrag(reference)[1] if anchor == "$dynamicAnchor" and isinstance(reference, str) else True
+        return len(self._dynamic.get((anchor, name), ())) < 2
 
     def _resolve(self, reference: str, path: str, base: str) -> Location:
         uri, fragment = urldefrag(reference)
@@ -147,9 +154,9 @@ class References:
         while waiting:
             part = waiting.pop()
             if isinstance(part, dict):
-                if isinstance(part.get("$ref"), str):
+                for reference in [part[key] for key in _REFERENCES if isinstance(part.get(key), str)]:
                     with suppress(AutomatonError):
-                        found.append(self.resolved(part["$ref"], "#", base))
+                        found.append(self.resolved(reference, "#", base))
                 waiting += part.values()
             elif isinstance(part, list):
                 waiting += part
@@ -169,6 +176,9 @@ class References:
             schema, base, names = waiting.pop()
             if not isinstance(schema, dict):
                 continue
+            for key in ("$dynamicAnchor", "$recursiveAnchor"):
+                if isinstance(schema.get(key), str | bool):
+                    self._dynamic.setdefault((key, schema[key]), set()).add(id(schema))
             if "$id" in schema or "$anchor" in schema or "$dynamicAnchor" in schema:
                 base = self._record(schema, below("#", *names), base)
             for key in _MAPPINGS:

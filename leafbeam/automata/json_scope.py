@@ -24,7 +24,9 @@ KEYWORDS = {
     },
 }
 # Keywords that restrict instances, and are refused.
-REFUSED = {"$dynamicRef", "$recursiveRef", "disallow", "extends"}
+REFUSED = {"disallow", "extends"}
+# References that mean different schemas from different places, unless one schema has the anchor. The others are refused.
+DYNAMIC = {"$dynamicRef": "$dynamicAnchor", "$recursiveRef": "$recursiveAnchor"}
 COMBINING = {"$ref", "allOf", "anyOf", "oneOf", "enum", "const", "type", "not", "if", "then", "else"}
 # Keywords that say nothing about instances: notes, and names of schemas.
 NOTES = {
@@ -38,7 +40,7 @@ NOTS, CONDITIONS, CLAUSES, CONTAINS, NOT_VALUES, PATTERNS, NOT_PATTERNS = (
     f"\0{name}" for name in ("nots", "conditions", "clauses", "contains", "not values", "patterns", "not patterns")
 )
 INTERNAL = {NOTS, CONDITIONS, CLAUSES, CONTAINS, NOT_VALUES, PATTERNS, NOT_PATTERNS}
-KNOWN = NOTES | COMBINING | REFUSED | INTERNAL | set[str]().union(*KEYWORDS.values())
+KNOWN = NOTES | COMBINING | REFUSED | {*DYNAMIC} | INTERNAL | set[str]().union(*KEYWORDS.values())
 
 Schema = Mapping[str, Any]
 
@@ -110,6 +112,8 @@ def type_of(value: Any) -> str:
 
 def check_keywords(schema: Schema, scope: Scope) -> None:
     """Raise AutomatonError for a keyword that restricts instances in a way that is not supported."""
+    if several := next((name for name in DYNAMIC if name in schema), None):
+        raise scope.error(f" is {short_repr(schema[several])}: expected one schema with this {DYNAMIC[several]}", several)
     if unknown := sorted(REFUSED & set(schema)):
         raise AutomatonError(
             f"{scope.path} has {', '.join(unknown)}, which is not supported", pointer=below(scope.path, unknown[0])

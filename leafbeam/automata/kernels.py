@@ -21,7 +21,7 @@ def checked_states(states_R: NDArray[np.integer], num_states: int) -> NDArray[np
     """Return numbers of states as int64. Raises AutomatonError for those that are not -1 (dead) to num_states - 1."""
     states = np.asarray(states_R)
     if states.shape == (1,) and states.dtype == np.int64 and -1 <= states[0] < num_states:  # one beam is the most common
-        return states.copy()
+        return states.astype(np.int64)
     if states.ndim != 1 or (states.dtype.kind not in "iu" and states.size):
         raise AutomatonError(f"states are {states.dtype} of shape {states.shape}: expected a list of integers")
     if states.size and not -1 <= states.min() <= states.max() < num_states:

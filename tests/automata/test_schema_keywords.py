@@ -114,6 +114,15 @@ KEYWORDS: list[dict[str, Any]] = [
     {"type": "string", "format": "date", "pattern": "^2024"},
     {"$ref": "#/$defs/node", "$defs": {"node": NODE}},
     {
+        "$dynamicRef": "#node",
+        "$defs": {"node": {**NODE, "$dynamicAnchor": "node", "properties": {"v": {}, "next": {"$dynamicRef": "#node"}}}},
+    },
+    {
+        "$ref": "#/$defs/node",
+        "$dynamicRef": "#/$defs/small",
+        "$defs": {"node": NODE, "small": {"maxProperties": 1, "properties": {"v": True}}},
+    },
+    {
         "$ref": "#/$defs/tree",
         "$defs": {"tree": {"type": "array", "items": {"anyOf": [{"$ref": "#/$defs/tree"}, {"type": "null"}]}}},
     },
@@ -260,5 +269,5 @@ def test_the_page_lists_every_keyword_as_the_compiler_treats_it() -> None:
     assert set(re.findall(r"`(.*?)`", formats)) == set(FORMATS)
     used = json.dumps(KEYWORDS)
     kept = {name for name, treatment in treated if treatment in ("supported", "bounded")}
-    old = {"divisibleBy", "additionalItems", "dependencies", "exclusiveMinimum", "exclusiveMaximum"}
+    old = {"$recursiveRef", "divisibleBy", "additionalItems", "dependencies", "exclusiveMinimum", "exclusiveMaximum"}
     assert {name for name in kept - old if f'"{name}":' not in used} <= {"prefixItems"}

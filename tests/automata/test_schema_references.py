@@ -111,6 +111,43 @@ def test_the_pointer_of_an_error_leads_to_the_keyword(name: str) -> None:
     assert schema_language(outer, 10_000).accepts(b"null")
 
 
+RECURSIVE: list[tuple[dict[str, Any], bool]] = [
+    ({"$recursiveAnchor": True, "type": "object", "properties": {"a": {"$recursiveRef": "#"}}}, True),
+    ({"type": "object", "properties": {"a": {"$recursiveRef": "#"}}}, True),
+    ({"type": "object", "properties": {"a": {"$dynamicRef": "#"}}}, True),
+    (
+        {
+            "$id": "https://example.com/strict",
+            "$dynamicAnchor": "node",
+            "$ref": "tree",
+            "unevaluatedProperties": False,
+            "$defs": {
+                "tree": {
+                    "$id": "https://example.com/tree",
+                    "$dynamicAnchor": "node",
+                    "type": "object",
+                    "properties": {"a": {"$dynamicRef": "#node"}},
+                }
+            },
+        },
+        False,
+    ),
+]
+
+
+@pytest.mark.parametrize(("schema", "is_static"), RECURSIVE, ids=["anchor", "no anchor", "pointer", "two anchors"])
+def test_a_dynamic_reference_that_can_lead_to_one_schema_only_is_an_ordinary_one(
+    schema: dict[str, Any], is_static: bool
+) -> None:
+    if not is_static:
+        with pytest.raises(AutomatonError):
+            schema_language(schema, 10_000)
+        return
+    language = schema_language(schema, 10_000)
+    for text, accepted in {"{}": True, '{"a":{"a":{}}}': True, '{"a":{"a":[]}}': False, '{"a":1}': False}.items():
+        assert language.accepts(text.encode()) == accepted
+
+
 POINTERS: list[tuple[dict[str, Any], str]] = [
     ({"type": "object", "properties": {"a/b": {"type": "thing"}}}, "#/properties/a~1b/type"),
     ({"type": "object", "properties": {"a": {"type": "string", "format": 6}}}, "#/properties/a/format"),
