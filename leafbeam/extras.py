@@ -6,7 +6,6 @@ import importlib.util
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any
 
 from leafbeam.errors import ArgumentError, MissingExtraError
 
@@ -104,7 +103,7 @@ def lazy_exports(package: str) -> tuple[Callable[[str], object], Callable[[], li
     exports = {alias.name: str(node.module) for node in imports for alias in node.names}
     assert all(origin != f"{package}.{name}" for name, origin in exports.items()), "a public name is also its module's"
 
-    def getattribute(name: str) -> Any:
+    def getattribute(name: str) -> object:
         if name not in exports:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         with optional_imports(f"{package}.{name}"):

@@ -1,11 +1,12 @@
 """JSON read strictly: an object that has a key twice is refused, where other readers keep its last value."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 from leafbeam.errors import short_repr
 
+Json = Mapping[str, Any]  # an object of JSON, whose values are checked where they are used
 _MAX_SHOWN = 80  # characters of a path
 
 

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from leafbeam.automata.byte_dfa import ByteDFA
 from leafbeam.automata.json_merge import merged, same
@@ -37,7 +36,7 @@ class Containers:
     normaliser: Normaliser
     scalars: Scalars
 
-    def array(self, schema: Schema, scope: Scope) -> Language:
+    def arrays(self, schema: Schema, scope: Scope) -> Language:
         low, high = span(schema, "minItems", "maxItems", scope)
         first, first_name, items = self._items_of(schema, scope)
         if counts := self._counts(schema, scope):
@@ -71,7 +70,7 @@ class Containers:
         add_list(network, b"[]", add, low, high, max(len(parts) + 1, low))
         return network
 
-    def _items_of(self, schema: Schema, scope: Scope) -> tuple[list[Any], str, Any]:
+    def _items_of(self, schema: Schema, scope: Scope) -> tuple[list[object], str, object]:
         """Return (the schemas of the first items, the keyword that has them, the schema of others; None if nothing is said)."""
         given, name = schema.get("items"), "prefixItems"
         first = schema.get("prefixItems", [])
@@ -85,9 +84,9 @@ class Containers:
             given = False  # more items would be valid, and are not written
         return first, name, given
 
-    def _counts(self, schema: Schema, scope: Scope) -> tuple[Any, int, int | None] | None:
+    def _counts(self, schema: Schema, scope: Scope) -> tuple[object, int, int | None] | None:
         """Return what some items have to match, and how many of them must and may; None if there is no such bound."""
-        counts: list[tuple[Any, int, int | None]] = []
+        counts: list[tuple[object, int, int | None]] = []
         for part, low, high in schema.get(CONTAINS, ()):
             if (low or high is not None) and (part, low, high) not in counts:
                 counts.append((part, low, high))
@@ -99,11 +98,11 @@ class Containers:
 
     def _counted(
         self,
-        first: Sequence[Any],
+        first: Sequence[object],
         first_name: str,
-        items: Any,
+        items: object,
         bounds: tuple[int, int | None],
-        counts: tuple[Any, int, int | None],
+        counts: tuple[object, int, int | None],
         scope: Scope,
     ) -> Language:
         """Return the arrays of which a number of items matches a schema."""
@@ -134,13 +133,13 @@ class Containers:
             raise scope.nothing(" allows nothing: no list has as many items that match contains as it requires")
         return network
 
-    def _unique(self, parts: Sequence[Language], items: Any, low: int, high: int | None, scope: Scope) -> Language:
+    def _unique(self, parts: Sequence[Language], items: object, low: int, high: int | None, scope: Scope) -> Language:
         """Return the lists of different values of a finite language, in the order of their texts."""
         values = None if parts or items is None or items is False else determinized(self.language(items, scope.below("items")))
         texts = None if values is None else values.strings(_MAX_TEXTS)
         if texts is None:
             raise scope.error(" is true, and the items are not of a few values: expected items with an enum", "uniqueItems")
-        distinct: list[tuple[Any, list[bytes]]] = []
+        distinct: list[tuple[object, list[bytes]]] = []
         for text in texts:
             value = json.loads(text)
             known = next((texts for other, texts in distinct if same(value, other)), None)
@@ -154,7 +153,7 @@ class Containers:
             raise scope.nothing(f" allows nothing: it requires {low} of {counted(len(languages), 'value')}")
         return language
 
-    def object(self, schema: Schema, scope: Scope) -> Language:
+    def objects(self, schema: Schema, scope: Scope) -> Language:
         properties = dict(mapping_of(schema.get("properties", {}), scope.below("properties")))
         required = names_of(schema.get("required", []), scope.below("required"))
         low, high = span(schema, "minProperties", "maxProperties", scope)
@@ -196,12 +195,12 @@ class Containers:
             raise scope.nothing(" allows nothing: no object has what it requires")
         return language
 
-    def _joined(self, parts: Sequence[Any], scope: Scope) -> Language:
+    def _joined(self, parts: Sequence[object], scope: Scope) -> Language:
         """Return what several schemas allow together."""
         parts = [part for part in parts if part is not True]
         return self.language(parts[0] if len(parts) == 1 else {"allOf": parts} if parts else True, scope)
 
-    def _name_patterns(self, schema: Schema, scope: Scope) -> list[tuple[ByteDFA, Any]]:
+    def _name_patterns(self, schema: Schema, scope: Scope) -> list[tuple[ByteDFA, object]]:
         """Return the names that each of patternProperties matches, and the schema of their values."""
         scope = scope.below("patternProperties")
         patterns = mapping_of(schema.get("patternProperties", {}), scope)
@@ -226,10 +225,10 @@ class Containers:
         return self.scalars.string_values(part, scope)
 
     def _others(
-        self, strings: ByteDFA, patterns: Sequence[tuple[ByteDFA, Any]], others: Any, scope: Scope
+        self, strings: ByteDFA, patterns: Sequence[tuple[ByteDFA, object]], others: object, scope: Scope
     ) -> list[tuple[ByteDFA, Language]]:
         """Return the names and values of members that are not listed, one pair for all names that match the same patterns."""
-        groups: list[tuple[ByteDFA, list[Any]]] = [(strings, [])]
+        groups: list[tuple[ByteDFA, list[object]]] = [(strings, [])]
         for names, part in patterns:
             groups = [
                 (rest, parts)

@@ -122,7 +122,7 @@ def _join_properties(result: dict[str, Any], first: Schema, second: Schema, scop
         return
     parts = [mapping_of(schema.get("properties", {}), scope.below("properties")) for schema in (first, second)]
     others = [schema.get("additionalProperties", True) for schema in (first, second)]
-    properties: dict[str, Any] = {}
+    properties: dict[str, object] = {}
     for name in dict.fromkeys([*parts[0], *parts[1]]):
         schemas = [part.get(name, other) for part, other in zip(parts, others, strict=True)]
         schemas = [schema for schema in schemas if schema is not True]
@@ -137,13 +137,13 @@ def _join_properties(result: dict[str, Any], first: Schema, second: Schema, scop
         result["additionalProperties"] = False if False in limits else limits[0]
 
 
-def _values(schema: Schema, scope: Scope) -> list[Any] | None:
+def _values(schema: Schema, scope: Scope) -> list[object] | None:
     if "enum" in schema:
         return list_of(schema["enum"], scope.below("enum"))
     return [schema["const"]] if "const" in schema else None
 
 
-def same(one: Any, two: Any) -> bool:
+def same(one: object, two: object) -> bool:
     """Return whether two JSON values are equal: true is not 1, and 1.0 is."""
     if isinstance(one, bool) or isinstance(two, bool):
         return one is two
@@ -154,7 +154,7 @@ def same(one: Any, two: Any) -> bool:
     return one == two
 
 
-def _both(one: Any, two: Any) -> Any:
+def _both(one: object, two: object) -> object:
     return {"allOf": [one, two]}
 
 
@@ -166,7 +166,7 @@ def _joined_parts(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[s
     }
 
 
-def _common_multiple(first: Any, second: Any) -> Any:
+def _common_multiple(first: object, second: object) -> object:
     one, two = (Decimal(repr(value)) for value in (first, second))
     scale = Decimal(10) ** max(0, *(-int(value.as_tuple().exponent) for value in (one, two)))
     multiple = Decimal(math.lcm(int(one * scale), int(two * scale))) / scale

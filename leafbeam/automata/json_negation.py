@@ -43,9 +43,9 @@ _BOUNDS = {
 }
 
 
-def negated(schema: Schema, scope: Scope) -> list[Any]:
+def negated(schema: Schema, scope: Scope) -> list[object]:
     """Return schemas, one of which allows each instance that `schema` does not: some, if not all, of them."""
-    alternatives: list[Any] = []
+    alternatives: list[object] = []
     for name, value in schema.items():
         if name == "items" and "prefixItems" in schema:  # it is about the items behind those
             continue
@@ -60,33 +60,33 @@ def negated(schema: Schema, scope: Scope) -> list[Any]:
     return alternatives
 
 
-def negation(part: Any) -> Any:
+def negation(part: object) -> object:
     """Return the schema `not part`, simplified for booleans."""
     return (not part) if isinstance(part, bool) else {"not": part}
 
 
-def _type(value: Any, scope: Scope) -> list[Any]:
+def _type(value: object, scope: Scope) -> list[object]:
     types = types_of({"type": value}, scope)
     left = [name for name in _TYPES if name not in types and not (name == "number" and "integer" in types)]
     return [{"type": left}] if left else []
 
 
-def _values(values: list[Any]) -> list[Any]:
+def _values(values: list[object]) -> list[object]:
     return [{NOT_VALUES: values}]
 
 
-def _required(value: Any, scope: Scope) -> list[Any]:
+def _required(value: object, scope: Scope) -> list[object]:
     return [{"type": "object", "properties": {name: False}} for name in names_of(value, scope)]
 
 
-def _properties(value: Any, scope: Scope) -> list[Any]:
+def _properties(value: object, scope: Scope) -> list[object]:
     return [
         {"type": "object", "required": [name], "properties": {name: negation(part)}}
         for name, part in mapping_of(value, scope).items()
     ]
 
 
-def _items(value: Any, scope: Scope) -> list[Any]:
+def _items(value: object, scope: Scope) -> list[object]:
     """The first item that violates the schema of all, or an item at its own position."""
     parts = value if isinstance(value, list) else [value]
     return [
@@ -122,7 +122,7 @@ def _conditions(value: Any, scope: Scope) -> list[Any]:
     ]
 
 
-def _dependent(value: Any, scope: Scope) -> list[Any]:
+def _dependent(value: object, scope: Scope) -> list[object]:
     return [
         {"allOf": [{"type": "object", "required": [name]}, negation(part)]} for name, part in mapping_of(value, scope).items()
     ]

@@ -90,7 +90,7 @@ class Normaliser:
             if name in result and (more := presence({name: result[name]})) is not None:
                 del result[name]
                 clauses |= more
-        left: list[Any] = []
+        left: list[object] = []
         for part in result.pop(NOTS, ()):
             more = presence(part, holds=False)
             left += [part] if more is None else []
@@ -123,7 +123,7 @@ class Normaliser:
             return {"allOf": [rest, *parts], **outer}
         return None
 
-    def _negated(self, part: Any, scope: Scope) -> Any:
+    def _negated(self, part: object, scope: Scope) -> object:
         """Return a schema of instances that `part` does not allow."""
         if isinstance(part, bool):
             return not part
@@ -139,7 +139,7 @@ class Normaliser:
             raise scope.error(f" has {', '.join(map(repr, sorted(schema)))}: expected keywords whose violation can be written")
         return {"anyOf": parts} if parts else False
 
-    def referred(self, reference: Any, scope: Scope) -> tuple[Location, tuple[int, ...]]:
+    def referred(self, reference: object, scope: Scope) -> tuple[Location, tuple[int, ...]]:
         """Return the schema that a `$ref` leads to, and all that are open then."""
         location = self.references.resolved(reference, below(scope.path, "$ref"), scope.base)
         times = self.references.times_inside(location, scope.open_refs)
@@ -153,7 +153,7 @@ class Normaliser:
         """Return the schemas that hold together: what `$ref` and `allOf` lead to, and the keywords beside them."""
         parts: list[Schema] = []
         own = {name: value for name, value in schema.items() if name not in ("$ref", "allOf")}
-        waiting: list[tuple[Any, Scope]] = []
+        waiting: list[tuple[object, Scope]] = []
         if "$ref" in schema:
             location, open_refs = self.referred(schema["$ref"], scope)
             waiting.append((location.schema, Scope(path=location.path, base=location.base, open_refs=open_refs)))

@@ -7,7 +7,6 @@ clauses too, so that an automaton of objects decides them while it writes one pr
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
-from typing import Any
 
 Literal = tuple[str, bool]
 Clause = frozenset[Literal]
@@ -18,7 +17,7 @@ _MAX_CLAUSES = 200
 _NAMED = {"required", "properties", "not", "allOf", "anyOf", "oneOf", "type"}
 
 
-def presence(schema: Any, *, holds: bool = True) -> Clauses | None:
+def presence(schema: object, *, holds: bool = True) -> Clauses | None:
     """Return what a schema says about the names of an object, or its negation; None if it says more."""
     if isinstance(schema, bool):
         return frozenset() if schema is holds else FALSE
@@ -28,7 +27,7 @@ def presence(schema: Any, *, holds: bool = True) -> Clauses | None:
     return _conjunction(parts) if holds else _disjunction(parts)
 
 
-def _keyword(name: str, value: Any, holds: bool) -> Clauses | None:
+def _keyword(name: str, value: object, holds: bool) -> Clauses | None:
     if name == "type":
         return (frozenset() if holds else FALSE) if value == "object" else None
     if name == "not":
@@ -52,7 +51,7 @@ def _keyword(name: str, value: Any, holds: bool) -> Clauses | None:
     return _conjunction([_disjunction(parts), *(_disjunction(pair) for pair in combinations(negated, 2))])
 
 
-def _properties(value: Any, holds: bool) -> Clauses | None:
+def _properties(value: object, holds: bool) -> Clauses | None:
     if not isinstance(value, Mapping) or not all(isinstance(part, bool) or part == {} for part in value.values()):
         return None
     absent = [name for name, part in value.items() if part is False]

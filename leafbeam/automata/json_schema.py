@@ -253,8 +253,8 @@ class _Compiler:
             "string": self.scalars.string,
             "integer": lambda schema, scope: self.scalars.number(schema, scope, is_integer=True),
             "number": lambda schema, scope: self.scalars.number(schema, scope, is_integer=False),
-            "array": self.containers.array,
-            "object": self.containers.object,
+            "array": self.containers.arrays,
+            "object": self.containers.objects,
         }
         network = self._network(scope)
         reasons: list[NothingError] = []

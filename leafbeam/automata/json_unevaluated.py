@@ -7,20 +7,18 @@ first, and each is joined with what is beside it. Then all that is left are keyw
 Where several alternatives hold, each is written with the properties of that alternative alone.
 """
 
-from typing import Any
-
 from leafbeam.automata.json_scope import CONDITIONS, Schema, Scope
 
 _NAMES = ("unevaluatedProperties", "unevaluatedItems")
 _BRANCHES = ("anyOf", "oneOf", "dependentSchemas", CONDITIONS)
 
 
-def unevaluated(schema: Schema) -> dict[str, Any]:
+def unevaluated(schema: Schema) -> dict[str, object]:
     """Return the two keywords of a schema, if it has them."""
     return {name: schema[name] for name in _NAMES if name in schema}
 
 
-def closed(schema: Schema, scope: Scope) -> dict[str, Any]:
+def closed(schema: Schema, scope: Scope) -> dict[str, object]:
     """Return a schema without the two keywords. Raises AutomatonError if it has alternatives left."""
     if branches := [name for name in _BRANCHES if name in schema]:
         raise scope.error(

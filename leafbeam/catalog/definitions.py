@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -197,7 +197,7 @@ class GroupColumn(Definition):
     name: str
     refresh: float | None = None
     _numbers: dict[str, int] = field(default_factory=dict[str, int], repr=False, compare=False)
-    _lock: Any = field(default_factory=threading.Lock, repr=False, compare=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     @property
     def column_name(self) -> str:
@@ -221,7 +221,7 @@ class GroupColumn(Definition):
         pass
 
     def values(self, column: "pa.ChunkedArray") -> NDArray[np.generic]:
-        encoded: Any = column.dictionary_encode().unify_dictionaries().combine_chunks()
+        encoded = column.dictionary_encode().unify_dictionaries().combine_chunks()
         with self._lock:
             new = [value for value in encoded.dictionary.to_pylist() if value not in self._numbers]
             if (num_groups := len(self._numbers) + len(new)) > MAX_GROUPS:

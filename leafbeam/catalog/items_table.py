@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 import duckdb
 import pyarrow as pa
@@ -28,9 +28,13 @@ from leafbeam.tables import CsvFormat
 
 _CLOSE_S = 5.0
 _ONE_THREAD = "SET threads = 1"  # for a few rows, to wake others takes longer than the work
-_SETTINGS: dict[str, Any] = {"TimeZone": "UTC", "autoinstall_known_extensions": "false"}  # a rule must not download code
+_Settings = dict[str, str | bool | int | float | list[str]]
+_SETTINGS: _Settings = {
+    "TimeZone": "UTC",
+    "autoinstall_known_extensions": "false",
+}  # a rule must not download code
 # A rule reads no other file, and no statement turns this off.
-_TABLE_ALONE: dict[str, object] = {**_SETTINGS, "enable_external_access": "false"}
+_TABLE_ALONE: _Settings = {**_SETTINGS, "enable_external_access": "false"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,7 +336,7 @@ class ItemsTable:
             may_pass = isinstance(error, duckdb.OperationalError | duckdb.InterruptException)
             raise DataError(f"cannot use {self.name}: {error}", may_pass=may_pass) from error
 
-    def _connect(self, settings: dict[str, Any], *, read_only: bool) -> duckdb.DuckDBPyConnection:
+    def _connect(self, settings: _Settings, *, read_only: bool) -> duckdb.DuckDBPyConnection:
         assert self.path is not None
         if not self.path.is_file():
             raise DataError(f"there is no file {self.path}: make it with Catalog.create", may_pass=True)

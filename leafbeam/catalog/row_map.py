@@ -8,7 +8,6 @@ Shapes: M rows of the table, R mapped row numbers, N items of the trie, D items 
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +47,7 @@ class RowMap:
     change_counter: int | None
     unindexed_ids: NDArray[np.generic]
     unindexed_rows: NDArray[np.int64]
-    appended: tuple[dict[Any, int], ...] = ()
+    appended: tuple[dict[int | str, int], ...] = ()
 
     @classmethod
     def read(cls, session: ReadSession, trie: Trie, *, check: bool = True) -> "RowMap":

@@ -317,7 +317,7 @@ class ReadSession:
                 return tuple(names) in (_SCAN, _SCAN[1:]) and not node["children"]
             node = node["children"][0]
 
-    def _plan(self, query: str, kind: str) -> list[Any]:
+    def _plan(self, query: str, kind: str) -> list[dict[str, Any]]:
         """Return the nodes of a query's plan. The setting is not reset, because a transaction takes no statement after
         an error.
         """

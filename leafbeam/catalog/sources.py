@@ -192,7 +192,7 @@ def _copy_batches(
 
     mistakes: list[DataError] = []  # DuckDB would put them into a text of its own
 
-    def checked() -> Generator[object]:
+    def checked() -> Generator[pa.RecordBatch]:
         begin = 0
         try:
             for batch in batches:

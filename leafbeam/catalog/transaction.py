@@ -3,7 +3,6 @@
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +14,7 @@ from leafbeam.live import Transaction
 from leafbeam.live.transaction import Codes, WriteSet
 
 # One row for each item of the call, in its order; missing columns are NULL in new rows and unchanged in existing ones.
-Attributes = pa.Table | Sequence[Mapping[str, Any]]
+Attributes = pa.Table | Sequence[Mapping[str, object]]
 
 
 class CatalogTransaction:
@@ -27,9 +26,9 @@ class CatalogTransaction:
 
     def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction
-        self._tables: list[tuple[list[Any], pa.Table]] = []
-        self._table_of: dict[Any, int | None] = {}  # the table of each changed id, if it has one
-        self._removed: dict[Any, None] = {}  # ids whose rows go
+        self._tables: list[tuple[list[int | str], pa.Table]] = []
+        self._table_of: dict[int | str, int | None] = {}  # the table of each changed id, if it has one
+        self._removed: dict[int | str, None] = {}  # ids whose rows go
 
     def insert(self, codes: Codes, item_ids: ItemIds, attributes: Attributes | None = None) -> None:
         """Add items (see Catalog.insert).
@@ -143,6 +142,6 @@ def _checked(item_ids: ItemIds, attributes: Attributes | None) -> tuple[NDArray[
     return ids_n, table.add_column(0, "item_id", ids) if table.num_columns else pa.table({"item_id": ids})
 
 
-def _table_of_mappings(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+def _table_of_mappings(rows: Sequence[Mapping[str, object]]) -> pa.Table:
     names = list(dict.fromkeys(name for row in rows for name in row))
     return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})

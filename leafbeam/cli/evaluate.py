@@ -6,7 +6,7 @@ import time
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from leafbeam import engine, semid, train
 from leafbeam.cli.console import Bar, done, next_step, stdout
@@ -23,6 +23,7 @@ from leafbeam.cli.options import (
 from leafbeam.cli.run import ENGINE_FILES, RunDirectory, Source
 from leafbeam.errors import ArgumentError, counted
 from leafbeam.extras import require
+from leafbeam.json_reader import Json
 from leafbeam.precision import Precision
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def _split_of(paths: RunDirectory, source: Source, log: "train.InteractionLog") 
 
 
 def _evaluate_policy(
-    paths: RunDirectory, objectives: dict[str, Any], sample: SampleOptions, precision: Precision, plot: Path | None
+    paths: RunDirectory, objectives: Json, sample: SampleOptions, precision: Precision, plot: Path | None
 ) -> None:
     """Print what a policy costs and brings, plot it, and add it to the report."""
     if plot is not None:

@@ -137,7 +137,7 @@ def read_sids(
 
 def _joined(
     path: Path,
-    batches: Sequence[tuple[Any, Any]],
+    batches: Sequence[tuple[NDArray[np.integer], NDArray[np.generic]]],
     *,
     is_text_file: bool = False,
     codebook_sizes: tuple[int, ...] = (),
@@ -156,7 +156,7 @@ def _joined(
     )
 
 
-def _of_matrix(path: Path, array: object, transposed: bool) -> ForeignSids:
+def _of_matrix(path: Path, array: NDArray[np.generic], transposed: bool) -> ForeignSids:
     """Return the codes of the items 0, 1, ...: (N, L), or transposed (L, N), as GRID's TIGER reads them."""
     if array.ndim != 2 or array.dtype.kind not in "iu":
         raise DataError(f"{path} holds {array.dtype} of shape {array.shape}: expected whole numbers (items, levels)")
@@ -316,7 +316,7 @@ def _of_lists(path: Path, by_id: Mapping[Any, Any], *, is_text_file: bool = Fals
     return ForeignSids(source=str(path), item_ids=ids, is_text_file=is_text_file, numbers_NL=numbers_NL, names=tuple(named))
 
 
-def _checked_ids(path: Path, item_ids: list[Any], is_text_file: bool) -> NDArray[Any]:
+def _checked_ids(path: Path, item_ids: list[object], is_text_file: bool) -> NDArray[Any]:
     """Return ids of one kind as an array. Raises DataError as `read_ids` does, and for an id that is there twice."""
     try:
         table = pa.table({"item_id": pa.array(item_ids)})

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import typer
 
@@ -19,6 +19,7 @@ from leafbeam.cli.options import DEADLINE_S, DEFAULT_RUN, KEY, RunOption, delimi
 from leafbeam.cli.run import RunDirectory
 from leafbeam.errors import ArgumentError, BatchError, InvalidRequestError, LockedError, counted
 from leafbeam.extras import require
+from leafbeam.json_reader import Json
 
 Operation = Literal["put", "delete"]
 _HOLD_S = 3.0  # how long the catalog's file stays open for the next batch, because opening it takes longer than a change
@@ -30,9 +31,7 @@ class ItemWriter(Protocol):
     columns: Mapping[str, str]
     text_ids: bool
 
-    def send(
-        self, operation: Operation, rows: Sequence[Mapping[str, object]], *, missing_ok: bool = False
-    ) -> "ingest.ChangeAnswer":
+    def send(self, operation: Operation, rows: Sequence[Json], *, missing_ok: bool = False) -> "ingest.ChangeAnswer":
         """Make one change of all rows or of none.
 
         Raises:
@@ -53,9 +52,7 @@ class _RunItems:
     def __init__(self, writer: "ingest.CatalogWriter", columns: Mapping[str, str], text_ids: bool) -> None:
         self._writer, self.columns, self.text_ids = writer, columns, text_ids
 
-    def send(
-        self, operation: Operation, rows: Sequence[Mapping[str, object]], *, missing_ok: bool = False
-    ) -> "ingest.ChangeAnswer":
+    def send(self, operation: Operation, rows: Sequence[Json], *, missing_ok: bool = False) -> "ingest.ChangeAnswer":
         lines = ingest.Lines.of_rows(rows)
         return self._writer.put(lines) if operation == "put" else self._writer.delete(lines, missing_ok=missing_ok)
 
@@ -91,9 +88,7 @@ class _ServedItems:
     def __init__(self, server: "client.Client", columns: Mapping[str, str], text_ids: bool) -> None:
         self._server, self.columns, self.text_ids = server, columns, text_ids
 
-    def send(
-        self, operation: Operation, rows: Sequence[Mapping[str, Any]], *, missing_ok: bool = False
-    ) -> "ingest.ChangeAnswer":
+    def send(self, operation: Operation, rows: Sequence[Json], *, missing_ok: bool = False) -> "ingest.ChangeAnswer":
         try:
             if operation == "put":
                 return self._server.put_items(rows)

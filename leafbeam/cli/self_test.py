@@ -87,7 +87,7 @@ class _Model:
 
             self._convert = lambda array: torch.as_tensor(array, device=device)  # pyright: ignore[reportUnknownLambdaType]
 
-    def __call__(self, codes_BK: Any, parents_BK: Any) -> Any:
+    def __call__(self, codes_BK: object, parents_BK: object) -> object:
         from leafbeam.ops.backend import to_numpy
 
         table = self._tables[self._level].astype(np.float32)

@@ -27,6 +27,7 @@ from leafbeam.cli.run import RunDirectory, Source
 from leafbeam.config_file import load_config, to_toml
 from leafbeam.errors import ArgumentError, counted
 from leafbeam.extras import require, require_device
+from leafbeam.json_reader import Json
 
 if TYPE_CHECKING:
     from leafbeam.model import AnyModel
@@ -301,7 +302,7 @@ class _Shown:
         return figures | {"steps": last["step"], "valid_recall_10": last["recall"], "baselines": self.recalls}
 
 
-def _training_in_words(figures: Mapping[str, Any], interactions: int) -> str:
+def _training_in_words(figures: Json, interactions: int) -> str:
     return (
         f"{counted(figures['parameters'], 'parameter')}, {counted(figures['steps'], 'step')}, {figures['epochs']:.1f} passes "
         f"over {counted(interactions, 'interaction')}, loss {figures['loss']:.2f}"

@@ -5,12 +5,13 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
-from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from leafbeam.json_reader import Json
 
 TITLE_LINES = 2
 MIN_WIDTH = 34
@@ -23,7 +24,7 @@ class ItemList:
 
     heading: str
     note: str
-    rows: Sequence[dict[str, Any]]
+    rows: Sequence[Json]
     marked: int | None = None
 
 
@@ -48,7 +49,7 @@ def item_title(row: Mapping[str, object]) -> str:
     return title if brand.lower() in UNKNOWN_BRANDS or brand.lower() in title.lower() else f"{brand} {title}"
 
 
-def item_facts(row: dict[str, Any]) -> str:
+def item_facts(row: Json) -> str:
     """Return price, stock and first day, as far as the table has them."""
     facts: list[str] = []
     if "price" in row:

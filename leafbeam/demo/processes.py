@@ -21,6 +21,7 @@ from leafbeam.client.calls import Call
 from leafbeam.client.retries import Retries
 from leafbeam.client.transport import BlockingTransport
 from leafbeam.errors import DemoError, NoAnswerError, ServerError
+from leafbeam.json_reader import Json
 
 COMMAND = (sys.executable, "-m", "leafbeam")
 ADDRESS = re.compile(r"http://[^\s;]+:\d+")
@@ -51,7 +52,7 @@ class Response:
     """The status and the JSON body of an answer, and the latency seen by the client in milliseconds."""
 
     status: int
-    body: dict[str, Any]
+    body: Json
     milliseconds: float
 
     @property
@@ -81,15 +82,15 @@ class Server:
         transport = BlockingTransport(httpx.Client(), self.address, headers={}, retries=Retries(attempts=2))
         object.__setattr__(self, "transport", transport)
 
-    def request(self, path: str, body: dict[str, Any] | None = None) -> Response:
+    def request(self, path: str, body: Json | None = None) -> Response:
         """GET `path`, or POST `body` to it. Raises DemoError if the server does not answer; a failure is an answer."""
         call = Call(
             method="GET" if body is None else "POST",
             target=path,
-            answer=dict[str, Any],
+            answer=dict[str, object],
             body=None if body is None else json.dumps(body).encode(),
         )
-        start, status, content = time.perf_counter(), 200, dict[str, Any]()
+        start, status, content = time.perf_counter(), 200, dict[str, object]()
         try:
             content = self.transport.run(call)
         except NoAnswerError as error:

@@ -5,7 +5,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -89,7 +88,7 @@ class SqlChecker:
         self._connection.execute("CREATE TABLE items AS SELECT * FROM source").fetchall()
         self._connection.unregister("source")
 
-    def rows(self, item_ids: Sequence[object]) -> list[dict[str, Any]]:
+    def rows(self, item_ids: Sequence[object]) -> list[dict[str, object]]:
         """Return the rows of some items, in the given order. Raises KeyError where an item does not exist."""
         found = {row["item_id"]: row for row in self._select("TRUE", item_ids)}
         return [found[item_id] for item_id in item_ids]

@@ -4,7 +4,7 @@ Shapes: n items of a history, L levels.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +45,7 @@ class RequestPreparer:
         *,
         widths: SearchWidths,
         has_memory: bool,
-        decoders: Sequence[Any],
+        decoders: Sequence[object],
     ) -> None:
         self._decoders = decoders
         self.scorings: tuple[Scoring, ...] = get_args(Scoring) if isinstance(model, AnyModel) else ("full", "allowed")

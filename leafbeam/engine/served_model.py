@@ -164,7 +164,7 @@ class ServedModel:
     def make_decoders(self, counts: Counts) -> None:
         """Capture graphs, and make a decoder for each worker."""
         longest = self.preparer.num_tokens(self.preparer.max_history)
-        sizes: dict[str, Any] = {"longest": longest, "counts": counts}
+        sizes: dict[str, object] = {"longest": longest, "counts": counts}
         new_graphs = partial(self._parts.new_graphs, version=self.preparer.version, settings=self._settings, **sizes)
         self.capture = capture(self._settings, self.model, new_graphs, is_on_gpu=self._parts.can_capture)
         self.decoders += [self._decoder(self.model, graphs=self.capture.graphs) for _ in range(self._settings.workers)]

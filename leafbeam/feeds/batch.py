@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from leafbeam.errors import ArgumentError, DataError, short_repr
 from leafbeam.extras import require
 from leafbeam.ids import is_id
+from leafbeam.json_reader import Json
 from leafbeam.serve.feed_config import FeedConfig
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class ItemChange:
     """
 
     operation: Operation
-    row: Mapping[str, Any] = field(repr=False)
+    row: Json = field(repr=False)
     place: str
 
 
@@ -54,8 +55,8 @@ class Batch:
     changes: tuple[ItemChange, ...] = field(repr=False)
     bad: Mapping[str, str]
     key: str
-    end: Mapping[str, Any]
-    position: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
+    end: Mapping[str, int]
+    position: Mapping[str, object] = field(default_factory=dict[str, object], repr=False)
 
 
 class Feed(Protocol):
@@ -85,7 +86,7 @@ class CatalogFeed(Feed, Protocol):
     """A feed whose position the catalog keeps: it is on disk with the changes, and goes along with a snapshot of them."""
 
     @property
-    def position(self) -> Mapping[str, Any]:
+    def position(self) -> Mapping[str, object]:
         """Return the place in the source up to which changes are committed."""
         ...
 
@@ -134,7 +135,7 @@ class SourceColumns:
             raise DataError(f"{what}: expected a whole number or text as item id")
         return item_id
 
-    def row(self, found: Mapping[str, object], *, partial: bool = False) -> dict[str, Any]:
+    def row(self, found: Mapping[str, object], *, partial: bool = False) -> dict[str, object]:
         """Return a row of the source as an item; with `partial`, columns may be missing.
 
         Raises:
@@ -162,7 +163,7 @@ def require_library(config: FeedConfig, purpose: str, *modules: str) -> None:
         require(purpose, *_MODULES[config.kind], *modules, extra=config.kind)
 
 
-def open_feed(config: FeedConfig, position: Mapping[str, Any] | Path | str) -> CatalogFeed:
+def open_feed(config: FeedConfig, position: Mapping[str, object] | Path | str) -> CatalogFeed:
     """Return the feed that settings name.
 
     Args:

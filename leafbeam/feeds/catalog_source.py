@@ -5,12 +5,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from typing import Any
 
 from leafbeam.errors import ArgumentError, LeafbeamError
 from leafbeam.feeds.batch import Batch, CatalogFeed, Operation, open_feed, require_library
 from leafbeam.feeds.follower import Followed, make
 from leafbeam.ingest import CatalogWriter, ChangeAnswer, FeedStatus, Lines
+from leafbeam.json_reader import Json
 from leafbeam.serve.feed_config import FeedConfig
 
 log = logging.getLogger("leafbeam.feeds")
@@ -31,7 +31,7 @@ class WriterTarget:
         self._writer = writer
         self.has_text_ids = writer.catalog.index.version().id_kind not in (None, "i")
 
-    def send(self, operation: Operation, rows: Sequence[Mapping[str, Any]], batch: Batch, *, is_last: bool) -> ChangeAnswer:
+    def send(self, operation: Operation, rows: Sequence[Json], batch: Batch, *, is_last: bool) -> ChangeAnswer:
         """Make changes (see Target)."""
         return self._writer.follow(operation, Lines.of_rows(rows), batch.position if is_last else None)
 
@@ -59,7 +59,7 @@ class CatalogSource:
         writer: CatalogWriter,
         *,
         clock: Callable[[], float] = time.time,
-        open_feed: Callable[[FeedConfig, Mapping[str, Any]], CatalogFeed] = open_feed,
+        open_feed: Callable[[FeedConfig, Mapping[str, object]], CatalogFeed] = open_feed,
     ) -> None:
         if not config.name:
             raise ArgumentError("there is nothing to follow: name a source in the settings (kafka, delta or iceberg)")

@@ -14,7 +14,7 @@ import msgspec
 
 from leafbeam.errors import DataError, short_repr
 from leafbeam.feeds.batch import Operation, SourceColumns
-from leafbeam.json_reader import check_keys
+from leafbeam.json_reader import Json, check_keys
 
 _UNAVAILABLE = "__debezium_unavailable_value"  # a large column of PostgreSQL that the change left as it was
 _UNAVAILABLE_BYTES = base64.b64encode(_UNAVAILABLE.encode()).decode()
@@ -22,7 +22,7 @@ _MAX_DIGITS_BYTES, _MAX_SCALE = 128, 512
 _ERRORS = (ValueError, TypeError, KeyError, AttributeError, OverflowError, DecimalException, binascii.Error)
 
 
-def read_envelope(value: bytes, key: bytes | None, columns: SourceColumns) -> tuple[Operation, dict[str, Any]]:
+def read_envelope(value: bytes, key: bytes | None, columns: SourceColumns) -> tuple[Operation, dict[str, object]]:
     """Return the change in a message's value.
 
     A row that was created, read or updated is put; where the database left out a large column that did not change, the others
@@ -53,7 +53,7 @@ def read_envelope(value: bytes, key: bytes | None, columns: SourceColumns) -> tu
     return ("put" if is_whole else "patch"), columns.row(found, partial=not is_whole)
 
 
-def _payload_of(content: bytes, what: str) -> tuple[Any, Mapping[str, Any]]:
+def _payload_of(content: bytes, what: str) -> tuple[Json | None, Json]:
     """Return (schema or None, payload) of a message's part, which may be the payload alone."""
     try:
         found = msgspec.json.decode(content)
@@ -69,7 +69,7 @@ def _payload_of(content: bytes, what: str) -> tuple[Any, Mapping[str, Any]]:
     return schema, found
 
 
-def _kinds_of(schema: Any) -> dict[str, tuple[str, Mapping[str, Any]]]:
+def _kinds_of(schema: Json | None) -> dict[str, tuple[str, Json]]:
     """Return (type's name, its parameters) of the columns of the row after that have a type with a name."""
     if schema is None:
         return {}
@@ -81,7 +81,7 @@ def _kinds_of(schema: Any) -> dict[str, tuple[str, Mapping[str, Any]]]:
         raise DataError(f"its schema cannot be read ({type(error).__name__}: {str(error)[:100]})") from None
 
 
-def _converted(name: str, content: Any, kind: tuple[str, Mapping[str, Any]] | None) -> Any:
+def _converted(name: str, content: object, kind: tuple[str, Json] | None) -> object:
     """Return a value as the server reads it: times as ISO 8601, exact numbers as text."""
     converter = None if kind is None or content is None else _CONVERTERS.get(kind[0])
     if converter is None or kind is None:
@@ -100,16 +100,16 @@ def _decimal(unscaled: str, scale: int) -> str:
     return f"{Decimal((int(number < 0), tuple(map(int, digits)), -scale)):f}"
 
 
-def _moment(units_per_s: int) -> Callable[[Any, Mapping[str, Any]], str]:
-    def convert(value: Any, parameters: Mapping[str, Any]) -> str:
+def _moment(units_per_s: int) -> Callable[[object, Json], str]:
+    def convert(value: object, parameters: Json) -> str:
         seconds, rest = divmod(_whole(value), units_per_s)
         return (datetime(1970, 1, 1) + timedelta(seconds=seconds)).isoformat() + _fraction(rest * 10**9 // units_per_s)
 
     return convert
 
 
-def _time_of_day(units_per_s: int) -> Callable[[Any, Mapping[str, Any]], str]:
-    def convert(value: Any, parameters: Mapping[str, Any]) -> str:
+def _time_of_day(units_per_s: int) -> Callable[[object, Json], str]:
+    def convert(value: object, parameters: Json) -> str:
         seconds, rest = divmod(_whole(value), units_per_s)
         minutes, second = divmod(seconds, 60)
         return time(minutes // 60, minutes % 60, second).isoformat() + _fraction(rest * 10**9 // units_per_s)
@@ -123,17 +123,17 @@ def _fraction(nanoseconds: int) -> str:
     return digits if nanoseconds % 1000 else digits[:-3]
 
 
-def _day(value: Any, parameters: Mapping[str, Any]) -> str:
+def _day(value: object, parameters: Json) -> str:
     return (date(1970, 1, 1) + timedelta(days=_whole(value))).isoformat()
 
 
-def _whole(value: Any) -> int:
+def _whole(value: object) -> int:
     if type(value) is not int:
         raise TypeError("expected a whole number")
     return value
 
 
-_CONVERTERS: Mapping[str, Callable[[Any, Mapping[str, Any]], Any]] = {
+_CONVERTERS: Mapping[str, Callable[[Any, Json], object]] = {
     "io.debezium.time.Date": _day,
     "io.debezium.time.Timestamp": _moment(1_000),
     "io.debezium.time.MicroTimestamp": _moment(1_000_000),

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Protocol
 
 from msgspec import structs
 
@@ -12,6 +12,7 @@ from leafbeam.client import ChangeAnswer, Client
 from leafbeam.client.calls import encode_lines
 from leafbeam.errors import BatchError, FeedError, InvalidRequestError
 from leafbeam.feeds.batch import Batch, Feed, ItemChange, Operation
+from leafbeam.json_reader import Json
 
 log = logging.getLogger("leafbeam.feeds")
 
@@ -29,7 +30,7 @@ class Followed(ChangeAnswer, frozen=True, kw_only=True):
 
     skipped: int = 0
     batches: int = 0
-    end: Mapping[str, Any] = {}
+    end: Mapping[str, int] = {}
 
 
 class Target(Protocol):
@@ -40,7 +41,7 @@ class Target(Protocol):
         """Return whether its item ids are text."""
         ...
 
-    def send(self, operation: Operation, rows: Sequence[Mapping[str, Any]], batch: Batch, *, is_last: bool) -> ChangeAnswer:
+    def send(self, operation: Operation, rows: Sequence[Json], batch: Batch, *, is_last: bool) -> ChangeAnswer:
         """Make changes of one kind. is_last: whether no other change of the batch comes after them.
 
         Raises InvalidRequestError or BatchError, which names the bad rows by their numbers from 1.
@@ -55,7 +56,7 @@ class ServerTarget:
         self._client = client
         self.has_text_ids = client.get_catalog().item_ids == "text"
 
-    def send(self, operation: Operation, rows: Sequence[Mapping[str, Any]], batch: Batch, *, is_last: bool) -> ChangeAnswer:
+    def send(self, operation: Operation, rows: Sequence[Json], batch: Batch, *, is_last: bool) -> ChangeAnswer:
         """Make changes (see Target). Their key has a digest of the content, which is another once bad changes are left out."""
         key = f"{batch.key}-{operation}-{blake2b(encode_lines(rows), digest_size=8).hexdigest()}"
         if operation == "put":

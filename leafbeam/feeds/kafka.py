@@ -43,7 +43,7 @@ class KafkaFeed:
         self,
         servers: str,
         topic: str,
-        position: str | Mapping[str, Any],
+        position: str | Mapping[str, object],
         *,
         columns: SourceColumns | None = None,
         start: Start = "beginning",
@@ -157,7 +157,7 @@ class KafkaFeed:
         self._assign(positions)
         return positions
 
-    def _open_at(self, position: Mapping[str, Any]) -> dict[int, int]:
+    def _open_at(self, position: Mapping[str, object]) -> dict[int, int]:
         """Return where each partition goes on after a position."""
         positions: dict[int, int] = {}
         for partition in sorted(self._partitions()):
@@ -280,7 +280,7 @@ class KafkaFeed:
         if error is not None:
             raise self._failure(error)
 
-    def _failure(self, error: Any) -> FeedError:
+    def _failure(self, error: object) -> FeedError:
         text = error.str() if isinstance(error, KafkaError) else str(error)
         return FeedError(
             f"{self.name}: {text}. Are the brokers at {self._servers} up, and may group {self._group!r} read the "

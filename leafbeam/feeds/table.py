@@ -16,6 +16,7 @@ from leafbeam.errors import DataError, FeedError, short_repr
 from leafbeam.extras import optional_imports
 from leafbeam.feeds.batch import Batch, ItemChange, SourceColumns, Start, check_max_changes
 from leafbeam.files import read_json, write_json
+from leafbeam.json_reader import Json
 from leafbeam.tables.as_json import rows_of
 
 with optional_imports("leafbeam.feeds.TableFeed", "catalog"):
@@ -95,7 +96,7 @@ class Position:
         return cls.of(content, str(path))
 
     @classmethod
-    def of(cls, content: Mapping[str, Any], where: str) -> "Position":
+    def of(cls, content: Json, where: str) -> "Position":
         """Return what `asdict` made, read from JSON. where: for messages. Raises FeedError."""
         try:
             for name, value in content.items():
@@ -137,7 +138,7 @@ class TableFeed:
     def __init__(
         self,
         table: VersionedTable,
-        position: Path | Mapping[str, Any],
+        position: Path | Mapping[str, object],
         *,
         columns: SourceColumns | None = None,
         start: Start = "beginning",
@@ -165,7 +166,7 @@ class TableFeed:
         self._position = found
 
     @property
-    def position(self) -> dict[str, Any]:
+    def position(self) -> dict[str, object]:
         """Return how far the table is followed."""
         return asdict(replace(self._position, key=None, until=None))
 
@@ -245,8 +246,7 @@ class TableFeed:
                     made.append(ItemChange(operation="delete", row={"item_id": self._columns.id_of(row)}, place=place))
             except DataError as error:
                 bad[place] = str(error)
-        end = {"version": self._position.to, "row": until}
-        return Batch(changes=tuple(made), bad=bad, key=key, end=end, position=asdict(self._after(until)))
+        return Batch(changes=tuple(made), bad=bad, key=key, end={"row": until}, position=asdict(self._after(until)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -259,7 +259,7 @@ class _Differences:
     def __len__(self) -> int:
         return len(self.put) + len(self.delete)
 
-    def rows(self, begin: int, until: int) -> list[tuple[dict[str, Any], str]]:
+    def rows(self, begin: int, until: int) -> list[tuple[dict[str, object], str]]:
         """Return changes `begin` up to `until` (excluded) as JSON values, each with its problem, or ""."""
         begin, until, first = min(begin, len(self)), min(until, len(self)), len(self.put)
         put = self.put.slice(min(begin, first), max(0, min(until, first) - begin))

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from math import isfinite
-from typing import Any, cast
+from typing import cast
 
 import pyarrow as pa
 
@@ -77,7 +77,7 @@ def _problem(value: object, kind: pa.DataType) -> str:
     return f"{short_repr(value)} is not {expected}"
 
 
-def _fitting(value: object, kind: pa.DataType) -> Any:
+def _fitting(value: object, kind: pa.DataType) -> object:
     """Return a value that pyarrow converts without loss. Raises one of `_ERRORS` if it does not fit."""
     types = pa.types
     if types.is_dictionary(kind):
@@ -107,7 +107,7 @@ def _fitting(value: object, kind: pa.DataType) -> Any:
     return value
 
 
-def _fitting_parts(value: object, kind: pa.DataType) -> Any:
+def _fitting_parts(value: object, kind: pa.DataType) -> object:
     """Return a list, a map as pairs or an object, with parts that fit. A null as a key would end the process in pyarrow."""
     types = pa.types
     if types.is_struct(kind):
@@ -132,7 +132,7 @@ def _fitting_parts(value: object, kind: pa.DataType) -> Any:
     return [_fitting_part(part, kind.value_type, "part", number) for number, part in enumerate(parts, 1)]
 
 
-def _fitting_part(value: object, kind: pa.DataType, role: str, name: object) -> Any:
+def _fitting_part(value: object, kind: pa.DataType, role: str, name: object) -> object:
     """Return a part of a value as `_fitting` does. Raises _MisfitError with the name of the part."""
     try:
         return None if value is None else _fitting(value, kind)
@@ -158,7 +158,7 @@ def _exact(value: float | str, kind: pa.DataType) -> Decimal:
     return exact
 
 
-def _moment(text: str, kind: pa.DataType) -> Any:
+def _moment(text: str, kind: pa.DataType) -> object:
     """Return a date, or a time as a number in the column's unit, since 1970 or midnight. Raises ValueError if it is finer."""
     pattern = _DAY if pa.types.is_date(kind) else _CLOCK if pa.types.is_time(kind) else _TIME
     if not pattern.fullmatch(text):  # Python also reads 20261122 and the week 2026-W47-7

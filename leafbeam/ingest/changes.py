@@ -5,7 +5,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,7 @@ from leafbeam.index import Version
 from leafbeam.ingest.answers import ChangeAnswer
 from leafbeam.ingest.attributes import table_of
 from leafbeam.ingest.lines import ItemLine, Lines, problem_of_new_id
+from leafbeam.json_reader import Json
 from leafbeam.retrieve import ItemMemory
 
 Operation = Literal["put", "patch", "delete"]
@@ -45,11 +46,11 @@ class Change:
     operation: Operation
     item_ids: list[int | str]
     codes: list[list[int] | None]
-    attributes: list[Mapping[str, Any]]
+    attributes: list[Mapping[str, object]]
     groups: tuple[AttributeGroup, ...]
 
     @classmethod
-    def of_record(cls, record: Mapping[str, Any], schema: pa.Schema) -> "Change":
+    def of_record(cls, record: Json, schema: pa.Schema) -> "Change":
         """Return the change of a log's record. Raises DataError if it cannot be read or no longer fits the table."""
         try:
             operation, ids, codes, rows = (record[name] for name in _FIELDS)
@@ -65,7 +66,7 @@ class Change:
             raise DataError(f"item {short_repr(ids[row])}: {problem}")
         return cls(operation=operation, item_ids=ids, codes=codes, attributes=rows, groups=groups)
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """Return the change as `of_record` reads it, with values that JSON has or that are written as text."""
         return {name: getattr(self, name) for name in _FIELDS}
 
@@ -102,7 +103,7 @@ class Change:
                 elif table is not None:
                     transaction.update(self._ids(rows), table)
 
-    def _ids(self, rows: NDArray[np.int64]) -> list[Any]:
+    def _ids(self, rows: NDArray[np.int64]) -> list[int | str]:
         return [self.item_ids[row] for row in rows.tolist()]
 
     def _new_codes(self, version: Version, live_n: NDArray[np.bool_]) -> list[list[int] | None]:
@@ -246,7 +247,7 @@ def _problem_of_columns(item: ItemLine, known: set[str]) -> str | None:
 
 
 def _groups_of(
-    operation: Operation, attributes: Sequence[Mapping[str, Any]], schema: pa.Schema
+    operation: Operation, attributes: Sequence[Mapping[str, object]], schema: pa.Schema
 ) -> tuple[tuple[AttributeGroup, ...], dict[int, str]]:
     """Return the items with the same columns, and what is wrong with items, by row.
 

@@ -31,7 +31,7 @@ class ItemLine:
     item_id: int | str
     codes: list[int] | None = None
     vector: list[float] | None = None
-    attributes: Mapping[str, Any] = field(default_factory=dict[str, object])
+    attributes: Mapping[str, object] = field(default_factory=dict[str, object])
 
 
 class JsonError(DataError):
@@ -54,7 +54,7 @@ class Lines:
         ({'price': 3}, {2: 'it has no item_id'})
     """
 
-    def __init__(self, contents: Iterable[tuple[int, Any]]) -> None:
+    def __init__(self, contents: Iterable[tuple[int, object]]) -> None:
         self.items: list[ItemLine] = []
         self.problems: dict[int, str] = {}
         self.num_lines = 0

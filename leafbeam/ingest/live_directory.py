@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import asdict
 
@@ -106,7 +105,7 @@ class LiveDirectory(Closing):
             self.requests = requests
         return self.requests
 
-    def save_rules(self, rules: Mapping[str, dict[str, Any]]) -> None:
+    def save_rules(self, rules: Mapping[str, Mapping[str, object]]) -> None:
         """Replace the rules, on disk first. Raises OSError."""
         write_json(self.rules_file, {"rules": rules}, durable=True)
         self.rules = dict(rules)
@@ -156,7 +155,7 @@ def _version_of(trie: Path) -> str:
     return Trie.load(trie, verify=False).version
 
 
-def _read_rules(path: Path) -> dict[str, dict[str, object]]:
+def _read_rules(path: Path) -> dict[str, Mapping[str, object]]:
     with suppress(FileNotFoundError):
         try:
             rules = read_json(path)["rules"]
@@ -188,7 +187,7 @@ class Snapshots:
         paths = [path for path in self._directory.iterdir() if not path.name.endswith(_PART)]
         return sorted((self._read(path) for path in paths), key=lambda info: (info.created, info.name))
 
-    def make(self, name: str, catalog: Catalog, feed: Mapping[str, Any]) -> SnapshotAnswer:
+    def make(self, name: str, catalog: Catalog, feed: Mapping[str, object]) -> SnapshotAnswer:
         """Save a catalog, with the position in the source that it follows.
 
         Raises ArgumentError for a bad name, ConflictError for one that is taken, LogError.
@@ -233,7 +232,7 @@ class Snapshots:
                 raise LogError(f"cannot copy the snapshot {source}: {error}") from error
         return name
 
-    def load(self, name: str) -> tuple[Trie, Path, Mapping[str, Any]]:
+    def load(self, name: str) -> tuple[Trie, Path, Mapping[str, object]]:
         """Return the index, the Parquet file of attributes, and the position in the followed source.
 
         Raises ArgumentError if there is no such snapshot, IndexFileError, LogError.

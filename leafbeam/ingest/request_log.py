@@ -11,14 +11,14 @@
 A change is decided once its record is on disk. It is made after that; if a crash comes first, it is made at the next start.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from leafbeam.errors import LogError
 from leafbeam.files import Closing
+from leafbeam.json_reader import Json
 from leafbeam.live import disk
 from leafbeam.live.journal import Commit, CommitReader, KnownRequests, RequestKey, encoded_commit, log_numbers, log_path
 from leafbeam.live.transaction import WriteSet
@@ -26,8 +26,6 @@ from leafbeam.live.write_ahead_log import LogContents, WriteAheadLog
 
 _MAX_BYTES = 16 << 20  # of a file; after that the next one begins
 _NO_BASE = "0" * 16
-
-Json = Mapping[str, Any]
 
 
 class RequestLog(Closing):
@@ -167,7 +165,7 @@ class RequestLog(Closing):
     def _replay(self, contents: LogContents) -> None:
         for record in contents.records:
             try:
-                content: dict[str, Any] = msgspec.json.decode(record.payload)
+                content: Json = msgspec.json.decode(record.payload)
                 for known in content.get("known", ()):
                     self._known.load(known)
                 self.texts.update(dict.fromkeys(content.get("texts", ())))

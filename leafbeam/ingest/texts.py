@@ -4,11 +4,11 @@
 # pyright: reportUnknownParameterType=false
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from leafbeam.catalog import Catalog
 from leafbeam.index.items import decode_ids
 from leafbeam.ingest.changes import Change
+from leafbeam.json_reader import Json
 from leafbeam.retrieve import ItemMemory, LiveMemory
 from leafbeam.semid.texts import texts
 
@@ -32,7 +32,7 @@ class MemoryTexts:
         ids = version.all_items.item_ids()
         self._look_up(catalog, decode_ids(ids[self.memory.rows_of(ids) < 0]).tolist() if len(ids) else [])
 
-    def ids_of(self, record: Mapping[str, Any]) -> list[int | str]:
+    def ids_of(self, record: Json) -> list[int | str]:
         """Return the items whose text a change in the log has written."""
         if record["operation"] == "put":
             return list(record["item_ids"])

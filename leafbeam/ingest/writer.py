@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import asdict
 
@@ -88,20 +87,20 @@ class CatalogWriter:
         self._check_source()
         return self._change("delete", lines, request, missing_ok=missing_ok)
 
-    def follow(self, operation: Operation, lines: Lines, position: Mapping[str, Any] | None) -> ChangeAnswer:
+    def follow(self, operation: Operation, lines: Lines, position: Mapping[str, object] | None) -> ChangeAnswer:
         """Make a change that comes from the source; an item to delete that is not there is ignored. Raises as `put`.
 
         position: how far the source is followed with this change, on disk with it; None leaves it as it is.
         """
         return self._change(operation, lines, None, missing_ok=True, position=position)
 
-    def move(self, position: Mapping[str, Any]) -> None:
+    def move(self, position: Mapping[str, object]) -> None:
         """Record how far the source is followed, where no change comes with it. Raises LogError."""
         with self._writing() as requests:
             requests.follow(position)
 
     @property
-    def position(self) -> Mapping[str, Any]:
+    def position(self) -> Mapping[str, object]:
         """Return how far the source is followed; empty before its first change."""
         return {} if self._live.requests is None else self._live.requests.feed
 
@@ -217,7 +216,7 @@ class CatalogWriter:
         request: RequestKey | None,
         *,
         missing_ok: bool = False,
-        position: Mapping[str, Any] | None = None,
+        position: Mapping[str, object] | None = None,
     ) -> ChangeAnswer:
         with self._writing() as requests:
             if (answer := requests.find(request)) is not None:

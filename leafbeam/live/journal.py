@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from leafbeam.errors import ConflictError, LogError
+from leafbeam.json_reader import Json
 from leafbeam.live import disk
 from leafbeam.live.transaction import WriteSet
 from leafbeam.live.write_ahead_log import LogContents
@@ -77,7 +78,7 @@ class KnownRequests:
         """Return the requests, oldest first, as `load` reads them."""
         return [{"key": key, "digest": digest, "answer": answer} for key, (digest, answer) in self._answers.items()]
 
-    def load(self, content: Mapping[str, Any]) -> None:
+    def load(self, content: Mapping[str, object]) -> None:
         """Keep the request of one entry of `to_json`, or of another record with its fields.
 
         Raises:
@@ -123,7 +124,7 @@ class CommitReader:
         self.made: list[Commit] = []
         self.pending: list[Commit] = []
 
-    def read(self, content: Mapping[str, Any]) -> None:
+    def read(self, content: Json) -> None:
         """Add the commits of the next record. Raises TypeError, ValueError or AttributeError if it cannot be read."""
         commits = [(operator.index(number), str(encoded)) for number, encoded in content.get("commits", ())]
         if "applied" in content:

@@ -5,18 +5,18 @@ Shapes: D hidden, V codes of a level.
 
 import logging
 from abc import abstractmethod
-from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Self
+from typing import ClassVar, Generic, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leafbeam.errors import ArgumentError, CheckpointError, counted
+from leafbeam.json_reader import Json
 from leafbeam.model.decoder import LayerNorm, Linear, RMSNorm, capped
 from leafbeam.model.experts import Experts
 from leafbeam.model.other_tokens import OtherTokens
@@ -179,7 +179,7 @@ class SidModel(nn.Module, Generic[Config]):
         return model.eval()
 
     @classmethod
-    def names_in(cls, hf: Mapping[str, Any], config: Any) -> TensorNames:
+    def names_in(cls, hf: Json, config: object) -> TensorNames:
         """Return how the files of a checkpoint hold the tensors. hf: its config.json."""
         del hf, config
         return cls.tensor_names

@@ -6,6 +6,7 @@ from sys import float_info
 from typing import Any, Literal, TypeVar
 
 from leafbeam.errors import ArgumentError, CheckpointError, check_choice, counted
+from leafbeam.json_reader import Json
 from leafbeam.model.architectures import architecture_of
 from leafbeam.model.architectures.fields import NEITHER, check_implemented
 
@@ -187,7 +188,7 @@ class ModelConfig:
         """Return how many tokens a token of a layer sees, itself included; 0: all before it."""
         return self.sliding_window if layer in self.local_layers else 0
 
-    def to_hf(self) -> dict[str, Any]:
+    def to_hf(self) -> Json:
         """Return the fields of config.json.
 
         transformers 4.51 and later reads a Qwen3 (rope_theta is written in both of its forms); other architectures are written
@@ -209,7 +210,7 @@ class ModelConfig:
         }
 
     @classmethod
-    def from_hf(cls, hf: Mapping[str, Any], *, dropout: float = 0.0) -> "ModelConfig":
+    def from_hf(cls, hf: Json, *, dropout: float = 0.0) -> "ModelConfig":
         """Return the config of a parsed config.json of a decoder.
 
         Raises:
@@ -296,7 +297,7 @@ class EncoderDecoderConfig:
         """Return whether one projection of the feed-forward network gates the other."""
         return self.feed_forward_proj.startswith("gated-")
 
-    def to_hf(self) -> dict[str, Any]:
+    def to_hf(self) -> Json:
         """Return the fields of config.json; without experts and mlp_layers, transformers reads them as a T5, mT5 or UMT5."""
         named = {field.name: getattr(self, field.name) for field in fields(self)}
         named |= {"n_positions": named.pop("max_position_embeddings"), "dropout_rate": named.pop("dropout")}
@@ -314,7 +315,7 @@ class EncoderDecoderConfig:
         return named | {"architectures": [model], "model_type": kind}
 
     @classmethod
-    def from_hf(cls, hf: Mapping[str, Any], *, dropout: float | None = None) -> "EncoderDecoderConfig":
+    def from_hf(cls, hf: Json, *, dropout: float | None = None) -> "EncoderDecoderConfig":
         """Return the config of a parsed config.json.
 
         Args:
@@ -335,7 +336,7 @@ class EncoderDecoderConfig:
         for name, t5_name in _T5_ALIASES.items():
             if name in hf and hf[name] != hf.get(t5_name):
                 raise CheckpointError(f"config.json has {name}={hf[name]!r}, T5's {t5_name}={hf.get(t5_name)!r}: remove {name}")
-        values: dict[str, Any] = {field.name: hf[field.name] for field in fields(cls) if hf.get(field.name) is not None}
+        values: dict[str, object] = {field.name: hf[field.name] for field in fields(cls) if hf.get(field.name) is not None}
         model_type = hf["model_type"]
         if model_type in T5_FAMILY:
             for name in _NOT_OF_T5:
@@ -381,7 +382,7 @@ def _check_fields(config: Any, may_be_zero: Collection[str]) -> None:
         raise ArgumentError(f"dropout must be below 1, not {config.dropout}")
 
 
-def _check_activation(hf: Mapping[str, Any], kind: object) -> None:
+def _check_activation(hf: Json, kind: object) -> None:
     """Raise CheckpointError if T5's derived fields, which transformers reads after feed_forward_proj, disagree with it."""
     derived = {"relu": ("relu",), "gated-gelu": ("gelu_new",), "gated-silu": ("silu", "swish")}
     if isinstance(kind, str) and kind in derived:
@@ -391,7 +392,7 @@ def _check_activation(hf: Mapping[str, Any], kind: object) -> None:
 
 
 def _config_from(
-    kind: type[Config], values: Mapping[str, Any], required: Collection[str], renamed: Mapping[str, str] | None = None
+    kind: type[Config], values: Json, required: Collection[str], renamed: Mapping[str, str] | None = None
 ) -> Config:
     """Return the config with these values of a config.json; CheckpointError for missing or impossible ones.
 
@@ -410,7 +411,7 @@ def _config_from(
         raise CheckpointError(f"config.json cannot be used: {message}") from error
 
 
-def _first_token(hf: Mapping[str, Any]) -> int:
+def _first_token(hf: Json) -> int:
     """Return the decoder's first token, as `generate` of transformers takes it; else the padding, with which T5 is trained."""
     names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
     name = next((name for name in names if hf.get(name) is not None), "")

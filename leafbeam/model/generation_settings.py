@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from leafbeam.json_reader import Json
 from leafbeam.model.code_tokens import CodeTokens
 from leafbeam.model.vocabulary import AnyVocabulary, TextTokens
 from leafbeam.model.weights import read_generation_config
@@ -29,7 +30,9 @@ _ALWAYS: dict[str, object] = {
     "assistant_ensemble_weight": None,
     "do_sample": False,
 }
-_TOKENS: dict[str, Any] = dict.fromkeys(("bad_words_ids", "sequence_bias", "suppress_tokens", "begin_suppress_tokens"))
+_TOKENS: dict[str, object] = {
+    name: None for name in ("bad_words_ids", "sequence_bias", "suppress_tokens", "begin_suppress_tokens")
+}
 _ENDS: dict[str, object] = {"min_length": 0, "min_new_tokens": None, "exponential_decay_length_penalty": None}
 _SAMPLING: dict[str, object] = {
     "temperature": 1.0,
@@ -46,9 +49,7 @@ _BEAMS_OF_TEXTS: dict[str, object] = {"early_stopping": False}
 _FORCED: dict[str, object] = {"forced_bos_token_id": None, "forced_eos_token_id": None}
 
 
-def changing_settings(
-    settings: Mapping[str, Any], is_code: Callable[[int], bool], *, same_length: bool, applied: bool = True
-) -> dict[str, object]:
+def changing_settings(settings: Json, is_code: Callable[[int], bool], *, same_length: bool, applied: bool = True) -> Json:
     """Return the settings under which `generate` returns other items or scores than a plain search, with their "off" values.
 
     settings: as in a generation config. is_code: whether a token may be generated. same_length: whether all sequences have one
@@ -70,7 +71,7 @@ def changing_settings(
     return {name: off for name, off in found.items() if name not in _TOKENS or _reaches(settings[name], is_code)}
 
 
-def shown(settings: Mapping[str, object], names: Iterable[str]) -> str:
+def shown(settings: Json, names: Iterable[str]) -> str:
     """Return these settings as a caller would write them, long values cut."""
     return ", ".join(f"{name}={settings[name]!s:.60}" for name in names)
 

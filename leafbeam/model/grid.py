@@ -55,7 +55,7 @@ class _TensorsOnly:
     """The part of the module pickle that `torch.load` uses, without any call but those that make tensors."""
 
     class Unpickler(pickle.Unpickler):
-        def find_class(self, module: str, name: str, /) -> Any:
+        def find_class(self, module: str, name: str, /) -> object:
             return _SAFE.get((module, name), _Ignored)
 
 
@@ -148,12 +148,12 @@ def _read_state(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise CheckpointError(f"{path} is not a file: give the .ckpt that GRID's training has written (checkpoints/)")
     try:
-        content: Any = torch.load(path, map_location="cpu", weights_only=False, pickle_module=_TensorsOnly)
+        content: object = torch.load(path, map_location="cpu", weights_only=False, pickle_module=_TensorsOnly)
     except Exception as error:  # an unpickler raises any
         raise CheckpointError(
             f"{path} is damaged, or not a checkpoint of Lightning ({type(error).__name__}): copy it"
         ) from error
-    state: Any = content.get("state_dict", content) if isinstance(content, dict) else None
+    state: object = content.get("state_dict", content) if isinstance(content, dict) else None
     tensors = {name: value for name, value in cast("dict[Any, Any]", state or {}).items() if isinstance(value, Tensor)}
     if not tensors:
         raise CheckpointError(f"{path} holds no tensors by name: give the .ckpt that GRID's training has written")

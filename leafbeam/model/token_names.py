@@ -16,6 +16,7 @@ import numpy.typing as npt
 from leafbeam.errors import ArgumentError, CheckpointError, counted, short_repr
 from leafbeam.extras import require
 from leafbeam.files import read_text
+from leafbeam.json_reader import Json
 from leafbeam.model.config import T5_FAMILY
 from leafbeam.model.vocabulary import PromptTokens, TokenTable
 from leafbeam.model.weights import read_hf
@@ -111,11 +112,11 @@ def offset_vocabulary(directory: Path, first: int, codebook_sizes: Sequence[int]
     return _table(directory, [list(range(ends[level], ends[level + 1])) for level in range(len(codebook_sizes))], None)
 
 
-def _tokens_of(file: str, content: Any) -> dict[str, Any]:
+def _tokens_of(file: str, content: Json) -> Json:
     if file == "added_tokens.json":
         return dict(content)
     if file == "tokenizer_config.json":
-        added: dict[str, dict[str, Any]] = content.get("added_tokens_decoder") or {}
+        added: Mapping[str, Json] = content.get("added_tokens_decoder") or {}
         return {fields["content"]: int(token) for token, fields in added.items()}
     vocab: Any = content["model"].get("vocab") or {}
     if isinstance(vocab, list):  # Unigram: texts with their scores, in order

@@ -6,16 +6,16 @@ Shapes: B requests, T tokens of each, K beams, C new codes of each beam, N = K x
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
 from os import PathLike
-from typing import Any, Self, cast, get_args
+from typing import Self, cast, get_args
 
 import torch
 from torch import Tensor, nn
 
 from leafbeam.errors import ArgumentError
+from leafbeam.json_reader import Json
 from leafbeam.model.architectures import architecture_of
 from leafbeam.model.base import SidModel
 from leafbeam.model.config import ModelConfig
@@ -81,7 +81,7 @@ class Transformer(SidModel[ModelConfig]):
         self._finish(generator, device)
 
     @classmethod
-    def names_in(cls, hf: Mapping[str, Any], config: Any) -> TensorNames:
+    def names_in(cls, hf: Json, config: object) -> TensorNames:
         architecture, fields = architecture_of(hf), vars(config)
         return replace(
             cls.tensor_names,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from leafbeam.errors import ArgumentError, CheckpointError, CodesError, check_whole, counted
 from leafbeam.ids import is_id
+from leafbeam.json_reader import Json
 
 if TYPE_CHECKING:  # the process that compiles constraints does without torch, which takes a second to load
     from torch import Tensor
@@ -52,13 +53,13 @@ class PromptTokens:
         if not self.before and not self.after:
             raise ArgumentError("no token stands before or after the history, so a prompt without one is empty: give one")
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """Return the JSON object that `from_dict` reads."""
         shown = {} if self.levels is None else {"levels": self.levels}
         return {"before": list(self.before), "between": list(self.between), "after": list(self.after)} | shown
 
     @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> PromptTokens:
+    def from_dict(cls, fields: Json) -> PromptTokens:
         """Return the tokens that `to_dict` wrote. Raises ArgumentError, TypeError."""
         parts: dict[str, Any] = {name: part if name == "levels" else tuple(part) for name, part in fields.items()}
         return cls(**parts)
@@ -294,7 +295,7 @@ class Vocabulary(_SidTokens):
     def _levels(self) -> tuple[Int64Array, ...]:
         return tuple(np.arange(first, first + size) for first, size in zip(self.offsets, self.codebook_sizes, strict=True))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """Return the JSON object that `vocabulary_from_dict` reads."""
         users = {"num_users": self.num_users} if self.num_users else {}
         return {"kind": "ranges", "codebook_sizes": list(self.codebook_sizes), "num_specials": self.num_specials} | users
@@ -368,7 +369,7 @@ class TokenTable(_SidTokens):
     def _levels(self) -> tuple[Int64Array, ...]:
         return tuple(np.array(level, np.int64) for level in self.tokens_per_level)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """Return the JSON object that `vocabulary_from_dict` reads."""
         levels = [list(level) for level in self.tokens_per_level]
         specials = {"pad": self.pad, "bos": self.bos, "eos": self.eos}
@@ -402,7 +403,7 @@ class TextTokens(_SidTokens):
     def _slices(self) -> tuple[slice | None, ...]:
         return (slice(0, self.size),) * self.num_tokens
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """The JSON object that `vocabulary_from_dict` reads."""
         return {"kind": "text", "size": self.size, "num_tokens": self.num_tokens}
 
@@ -410,7 +411,7 @@ class TextTokens(_SidTokens):
 AnyVocabulary = Vocabulary | TokenTable | TextTokens
 
 
-def vocabulary_from_dict(fields: Mapping[str, Any]) -> AnyVocabulary:
+def vocabulary_from_dict(fields: Json) -> AnyVocabulary:
     """Return the vocabulary that `to_dict` wrote. Raises CheckpointError for anything else."""
     kinds = {"ranges": Vocabulary, "table": TokenTable, "text": TextTokens}
     kind = str(fields.get("kind"))

@@ -7,7 +7,7 @@ from functools import reduce
 from hashlib import blake2b
 from math import prod
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from leafbeam.errors import CheckpointError, counted
 from leafbeam.files import CHECKSUMS, check_checksums, read_json, write_checksums, write_json, write_tensors
+from leafbeam.json_reader import Json
 from leafbeam.machine import Machine
 from leafbeam.model.config import EncoderDecoderConfig, ModelConfig
 from leafbeam.model.vocabulary import AnyVocabulary, vocabulary_from_dict
@@ -101,7 +102,7 @@ def read_config(directory: Path, vocabulary: AnyVocabulary | None, kind: type[Co
     if vocabulary is None:
         raise CheckpointError(f"{path} is missing: pass vocabulary=Vocabulary(...) or TokenTable(...), which names SID tokens")
     if kind is EncoderDecoderConfig and (directory / _GENERATION).is_file():  # then `generate` reads no config.json
-        hf |= _first_token(read_generation_config(directory))
+        hf = {**hf, **_first_token(read_generation_config(directory))}
     try:
         config = kind.from_hf(hf, dropout=own.get("dropout", 0.0))
     except CheckpointError as error:
@@ -112,7 +113,7 @@ def read_config(directory: Path, vocabulary: AnyVocabulary | None, kind: type[Co
     return config, vocabulary
 
 
-def _first_token(generation: Mapping[str, Any]) -> dict[str, Any]:
+def _first_token(generation: Json) -> Json:
     """Return the fields of a generation_config.json that name the decoder's first token for `generate` of transformers.
 
     Without any, `generate` refuses the model, and config.json decides here.
@@ -258,19 +259,19 @@ def write_checkpoint(
     (directory / _INDEX).unlink(missing_ok=True)
     if isinstance(config, EncoderDecoderConfig):  # which names the decoder's first token
         (directory / _GENERATION).unlink(missing_ok=True)
-    write_json(directory / "config.json", config.to_hf() | specials | {"torch_dtype": dtype})
+    write_json(directory / "config.json", {**config.to_hf(), **specials, "torch_dtype": dtype})
     write_json(directory / "leafbeam.json", own)
     write_checksums(directory, ("config.json", "leafbeam.json", _SINGLE))
 
 
-def read_hf(directory: Path) -> dict[str, Any]:
+def read_hf(directory: Path) -> Json:
     """The fields of config.json."""
     if not directory.is_dir():
         raise CheckpointError(f"{directory} is not a directory: give the one that holds config.json and {_SINGLE}")
     return _read_json(directory / "config.json")
 
 
-def read_generation_config(directory: Path) -> dict[str, Any]:
+def read_generation_config(directory: Path) -> Json:
     """Read generation_config.json; where there is none, config.json, which holds such fields in older checkpoints."""
     path = directory / _GENERATION
     return _read_json(path) if path.is_file() else read_hf(directory)
@@ -340,7 +341,7 @@ def _other_weights(directory: Path) -> str:
     return ""
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> Json:
     try:
         content = read_json(path)
     except FileNotFoundError as error:

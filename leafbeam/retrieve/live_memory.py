@@ -6,13 +6,13 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from leafbeam.errors import LeafbeamError, LogError
 from leafbeam.files import Closing, replacing, set_aside
 from leafbeam.index.items import ItemIds
+from leafbeam.json_reader import Json
 from leafbeam.live import KnownRequests, RequestKey, disk
 from leafbeam.live.write_ahead_log import LogContents, LogRecord, WriteAheadLog
 from leafbeam.retrieve.memory import ItemMemory
@@ -252,7 +252,7 @@ def _named(log: WriteAheadLog, path: Path) -> WriteAheadLog:
 def _repeat(memory: ItemMemory | None, known: KnownRequests, record: LogRecord) -> None:
     """Apply a record of a log to the memory and the known requests. With None as the memory, only the requests are updated."""
     try:
-        content: dict[str, Any] = json.loads(record.payload)
+        content: Json = json.loads(record.payload)
         for answer in content.get("known", ()):
             known.load(answer)
         if memory is not None and "new" in content:

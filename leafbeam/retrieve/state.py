@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from leafbeam.errors import IndexFileError, ItemIdError
 from leafbeam.index import tensor_file
 from leafbeam.index.items import ItemTable, check_utf8
+from leafbeam.json_reader import Json
 from leafbeam.retrieve.fusion import Fusion, Fusions
 from leafbeam.retrieve.text import TextEncoder, TextVectors
 from leafbeam.retrieve.transitions import MAX_STEP, MemoryConfig, Transitions, item_dtype
@@ -163,7 +164,7 @@ class MemoryFile:
             raise IndexFileError(f"{path} does not hold a complete item memory ({error}): fit and save it again") from error
 
 
-def _fusions_of(header: Mapping[str, Any]) -> Fusions:
+def _fusions_of(header: Json) -> Fusions:
     """Return the weights in a file; older files have only one set."""
     kept = header["fusion"]
     return Fusions(kept=Fusion(**kept), removed=Fusion(**header.get("fusion_removed", kept)))

@@ -21,6 +21,7 @@ from leafbeam.errors import CheckpointError, DataError, check_choice, counted
 from leafbeam.files import read_json, read_tensors, write_tensors
 from leafbeam.index import Trie, Version
 from leafbeam.index.tensor_file import digest
+from leafbeam.json_reader import Json
 from leafbeam.semid.config import CollisionStrategy
 from leafbeam.semid.embedder import ItemEmbedder
 from leafbeam.semid.quantiser import Quantiser
@@ -272,7 +273,7 @@ def _load_quantiser(directory: Path) -> Quantiser:
 _TYPES = {"columns": list, "model": str, "neighbours": int, "behaviour_weight": float, "behaviour_dims": int}
 
 
-def _embedder_of(fields: dict[str, Any] | None, tensors: dict[str, NDArray[Any]]) -> ItemEmbedder | None:
+def _embedder_of(fields: Json | None, tensors: dict[str, NDArray[Any]]) -> ItemEmbedder | None:
     """Return the embedder of a file. Raises LookupError, ValueError, TypeError."""
     if fields is None:
         return None

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import httptools
 import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from leafbeam.errors import counted
@@ -297,7 +298,7 @@ class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright
         body = json.dumps({"error": {"type": "RequestError", "message": message, "reason": reason}}).encode()
         head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n" % len(body)
         head += cors_head(self._origin, self._origins) + b"\r\n"
-        cycle: object = self.cycle
+        cycle: Any = self.cycle
         between = self._is_idle and not self._in_body  # an answered request may still send its body
         if between or not (cycle.response_started or self.pipeline):
             self.transport.write(STATUS_LINE[status] + head + body)
@@ -305,7 +306,7 @@ class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright
 
 
 def server_config(
-    app: Any,
+    app: ASGIApp,
     limits: ConnectionLimits,
     refused: Callable[[str], None],
     *,

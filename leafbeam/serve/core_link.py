@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Scope
 
 from leafbeam.engine import Engine, Request
 from leafbeam.errors import OverloadedError, RequestError, UnavailableError
@@ -179,14 +179,14 @@ class _Exchange:
     def __init__(self, opened: Open, send: Callable[[FromCore], None]) -> None:
         loop = asyncio.get_running_loop()
         self.id, self._send_frame = opened.id, send
-        self.scope: dict[str, Any] = opened.head.scope()
+        self.scope: Scope = opened.head.scope()
         self.is_complete = False
         self._gone: asyncio.Future[None] = loop.create_future()
         self._parts: deque[Part] = deque()  # one, but for a worker that does not wait for `Pull`
         self._wake = asyncio.Event()  # a part came, the client took a part, or left
         self._has_left = False
         self._sent = True
-        self._start: Any = None
+        self._start: Message | None = None
         if opened.arrived is not None:
             refusal = None if opened.refusal is None else opened.refusal.error()
             self.scope[EARLY] = EarlyBody(body=opened.body, refusal=refusal, arrived=opened.arrived, gone=self._gone)
@@ -210,7 +210,7 @@ class _Exchange:
             self._gone.set_result(None)
         self._wake.set()
 
-    async def receive(self) -> dict[str, Any]:
+    async def receive(self) -> Message:
         while not (self._parts or self._is_over):
             await self._awake()
         if self._is_over:
@@ -220,7 +220,7 @@ class _Exchange:
             self._send_frame(Pull(self.id))
         return {"type": "http.request", "body": part.body, "more_body": part.more}
 
-    async def send(self, message: Any) -> None:
+    async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._start = message
             return

@@ -14,10 +14,11 @@ Of each request at most one part is under way in either direction, so that a slo
 version of this file.
 """
 
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 from msgspec import Struct
+from starlette.types import Scope
 
 from leafbeam.errors import LeafbeamError, OverloadedError, counted
 from leafbeam.serve.errors import BodyError, encodable
@@ -51,10 +52,10 @@ class Head(Struct, frozen=True, array_like=True):
     server: tuple[str, int | None] | None
 
     @classmethod
-    def of(cls, scope: Any) -> "Head":
+    def of(cls, scope: Scope) -> "Head":
         return cls(*(scope[name] for name in cls.__struct_fields__))
 
-    def scope(self) -> dict[str, Any]:
+    def scope(self) -> dict[str, object]:
         """Return a scope of ASGI."""
         fields = {name: getattr(self, name) for name in self.__struct_fields__}
         return {**fields, "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "root_path": "", "state": {}}
@@ -200,7 +201,7 @@ class FrameReader(Generic[F]):
     [Gone(id=7)]
     """
 
-    def __init__(self, kind: Any, max_bytes: int) -> None:
+    def __init__(self, kind: object, max_bytes: int) -> None:
         self._decoder: msgspec.msgpack.Decoder[F] = msgspec.msgpack.Decoder(kind)
         self._max_bytes = max_bytes
         self._buffer = bytearray()

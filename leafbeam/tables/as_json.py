@@ -3,14 +3,14 @@
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
 
-from typing import Any
-
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from leafbeam.tables.plain_types import Column
 
-def rows_of(table: pa.Table | pa.RecordBatch, *, exact: bool = True) -> list[dict[str, Any]]:
+
+def rows_of(table: pa.Table | pa.RecordBatch, *, exact: bool = True) -> list[dict[str, object]]:
     """Return the rows as JSON values. Exact numbers and times become text, times with all their digits.
 
     exact: raise OverflowError for times beyond the years 1 to 9999; without it, such a time becomes a text that says so.
@@ -32,14 +32,14 @@ def rows_of(table: pa.Table | pa.RecordBatch, *, exact: bool = True) -> list[dic
     return msgspec.to_builtins(rows, enc_hook=str)
 
 
-def _value_of(scalar: object) -> Any:
+def _value_of(scalar: pa.Scalar) -> object:
     try:
         return scalar.as_py()
     except OverflowError:  # such as DuckDB's infinity
         return "a time beyond the years 1 to 9999"
 
 
-def _of_nanoseconds(times: object) -> Any:
+def _of_nanoseconds(times: Column) -> Column:
     """Return times as microseconds if none is finer, else as text: pyarrow would turn nanoseconds into pandas objects."""
     kind = times.type
     try:

@@ -21,13 +21,14 @@ import ast
 import re
 import sys
 from contextlib import suppress
-from typing import Any, cast
+from typing import NoReturn, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from leafbeam.ids import WHOLE_NUMBER
 from leafbeam.json_reader import parse_json
+from leafbeam.tables.plain_types import Column
 
 _BOOLS = r"^(true|True|TRUE|false|False|FALSE)$"
 _WHOLE = rf"^({WHOLE_NUMBER})$"
@@ -69,7 +70,7 @@ def typed(values: pa.ChunkedArray, *, times_alone: bool = False) -> pa.ChunkedAr
     return values
 
 
-def parse_cell(text: str, kind: str) -> Any:
+def parse_cell(text: str, kind: str) -> object:
     """Return the value of a cell for a column whose type is known, as JSON has it; text that does not fit stays text.
 
     Text of exact numbers and of times stays text too, as JSON has no other form that keeps their digits.
@@ -164,7 +165,7 @@ def _as_bools(values: pa.ChunkedArray) -> pa.ChunkedArray | None:
     return pc.equal(pc.utf8_lower(values), "true") if are_written(values, _BOOLS) else None
 
 
-def as_whole_numbers(values: object) -> Any:
+def as_whole_numbers(values: Column) -> Column | None:
     """Return a column or array of text as int64 if all values are plain whole numbers of 64 bits; else None."""
     if are_written(values, _WHOLE):
         with suppress(pa.ArrowInvalid):  # 19 digits beyond 64 bits
@@ -217,6 +218,6 @@ def _as_lists(values: pa.ChunkedArray) -> pa.ChunkedArray | None:
     return None
 
 
-def no_constant(name: str) -> Any:
+def no_constant(name: str) -> NoReturn:
     """Raise ValueError for NaN and infinities, which Python's reader takes for JSON."""
     raise ValueError(f"{name} is not a value of JSON: write null for a missing number")

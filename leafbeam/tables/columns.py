@@ -6,7 +6,7 @@
 import re
 from contextlib import suppress
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -165,7 +165,7 @@ def _are_short_dates(numbers: NDArray[np.integer | np.floating]) -> bool:
     return any(bool(order.all()) for order in orders)
 
 
-def _are_days(years: NDArray[Any], months: NDArray[Any], days: NDArray[Any]) -> NDArray[np.bool_]:
+def _are_days(years: NDArray[np.number], months: NDArray[np.number], days: NDArray[np.number]) -> NDArray[np.bool_]:
     return (years >= 1900) & (years < 2100) & (months >= 1) & (months <= 12) & (days >= 1) & (days <= 31)
 
 
@@ -234,7 +234,7 @@ def _parsed(source: SourceTable, name: str, values: pa.ChunkedArray) -> pa.Chunk
     raise DataError(f"{source.source}, column {name!r} mixes {shown}: write all of them one way")
 
 
-def _as_timestamps(values: object) -> Any:
+def _as_timestamps(values: pa.ChunkedArray | pa.Scalar) -> pa.ChunkedArray | pa.Scalar | None:
     """Return text as datetimes, without or with an offset from UTC; None if not all of it is one of the two."""
     for dtype in (pa.timestamp("ns"), pa.timestamp("ns", tz="UTC")):
         with suppress(pa.ArrowInvalid):

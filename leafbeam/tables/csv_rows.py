@@ -101,7 +101,7 @@ def read_csv(
     header = _check(path, form)
     names = header.names
     columns = names if only is None else [name for name in names if name in only]
-    kinds: dict[str, Any] = {name: _IDS if name in ids else pa.string() for name in columns}
+    kinds: dict[str, pa.DataType] = {name: _IDS if name in ids else pa.string() for name in columns}
     table = pa.table({})
     if columns and header.has_rows:
         with _reading(path, form, names):
@@ -162,10 +162,10 @@ def _line_without_quotes(path: Path, form: CsvFormat, sought: int) -> int:
     return 0
 
 
-def _options(form: CsvFormat, header: _Header, kinds: dict[str, Any], columns: list[str]) -> dict[str, Any]:
+def _options(form: CsvFormat, header: _Header, kinds: dict[str, pa.DataType], columns: list[str]) -> dict[str, object]:
     """Return pyarrow's options to read `columns` of a file, with the types that `kinds` has for some of them."""
     encoding = "utf8" if form.is_utf8 else form.encoding
-    quote: Any = '"' if form.quotes else False
+    quote = '"' if form.quotes else False
     return {
         "read_options": pacsv.ReadOptions(
             block_size=_CHUNK, encoding=encoding, column_names=header.names, skip_rows_after_names=header.rows

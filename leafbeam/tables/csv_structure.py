@@ -1,7 +1,7 @@
 """Structure of CSV bytes: lines, records and quotes, in one pass that names the first mistake by its line."""
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,7 +67,7 @@ def read_structure(chunks: Iterable[bytes], *, delimiter: str, num_columns: int,
 
 
 @njit(cache=True, nogil=True)
-def _scan(data: NDArray[np.uint8], delimiter: int, num_columns: int, state: Any) -> None:
+def _scan(data: NDArray[np.uint8], delimiter: int, num_columns: int, state: NDArray[np.int64]) -> None:
     """Go on with `state` over the bytes of one chunk."""
     for byte in data:
         if byte == _LINE_FEED and state[_AFTER_RETURN]:
@@ -114,7 +114,7 @@ def _scan(data: NDArray[np.uint8], delimiter: int, num_columns: int, state: Any)
 
 
 @njit(cache=True, nogil=True)
-def _end_field(state: Any, line: int) -> None:
+def _end_field(state: NDArray[np.int64], line: int) -> None:
     """Note a cell whose quotes stand after blanks, so that they are a part of its text."""
     if state[_SPACED] == 2 and state[_BEFORE] == _QUOTE and not state[_SPACED_LINE]:
         state[_SPACED_LINE] = line
@@ -122,7 +122,7 @@ def _end_field(state: Any, line: int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _end_record(num_columns: int, state: Any) -> None:
+def _end_record(num_columns: int, state: NDArray[np.int64]) -> None:
     """Count the record that ends with this line."""
     if state[_RECORDS] == state[_SOUGHT]:
         state[_SOUGHT_LINE] = state[_RECORD_LINE]

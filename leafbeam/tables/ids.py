@@ -4,7 +4,6 @@
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +14,7 @@ from leafbeam.errors import DataError
 from leafbeam.ids import BLANKS, WRONG_IN_IDS
 from leafbeam.tables.cells import as_whole_numbers
 from leafbeam.tables.columns import column
+from leafbeam.tables.plain_types import Column
 from leafbeam.tables.table import SourceTable, nth_row, type_name
 
 
@@ -140,7 +140,7 @@ def same_type(taken: Ids, listed: Ids, interactions: SourceTable, items: SourceT
     return taken, listed
 
 
-def _checked(source: SourceTable, name: str, values: object, codes_E: NDArray[np.int32] | None, *, as_text: bool) -> Any:
+def _checked(source: SourceTable, name: str, values: Column, codes_E: NDArray[np.int32] | None, *, as_text: bool) -> Column:
     """Return ids as int64 or large_string. codes_E: as in `Ids`; None if `values` has a value for each row."""
 
     def refuse(problem: str, wrong: object, fix: str) -> None:

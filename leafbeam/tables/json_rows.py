@@ -33,7 +33,7 @@ Where = Callable[[int], str]
 class Content(NamedTuple):
     """The content of a file, and the line or row of its n-th part."""
 
-    value: Any
+    value: object
     where: Where
 
 
@@ -81,7 +81,7 @@ def read_lines(file: BinaryIO, source: str) -> Generator[tuple[int, object]]:
 class Objects(NamedTuple):
     """The rows of a file as objects, whether their ids were keys, and a function that names the line or row of each."""
 
-    rows: list[dict[str, Any]]
+    rows: list[dict[str, object]]
     has_keys_as_ids: bool
     where: Where
 
@@ -157,7 +157,7 @@ def _rows_by_key(content: dict[str, Any], id_name: str, lists: str | None, path:
     return [{id_name: key, **row} for key, row in objects.items()], True
 
 
-def _column(values: list[Any], source: str, where: Where) -> pa.ChunkedArray:
+def _column(values: list[object], source: str, where: Where) -> pa.ChunkedArray:
     """Return values of one type as a column; whole numbers beyond 64 bits make all of them text."""
     for path, rows in _rows_by_kind(values).items():
         within = " within its lists or objects" if path else ""
@@ -190,7 +190,7 @@ def _column(values: list[Any], source: str, where: Where) -> pa.ChunkedArray:
     return pa.chunked_array([array.cast(pa.string()) if pa.types.is_null(array.type) else array])
 
 
-def _rows_by_kind(values: list[Any]) -> dict[tuple[str, ...], dict[type | str, int]]:
+def _rows_by_kind(values: list[object]) -> dict[tuple[str, ...], dict[type | str, int]]:
     """Return the first row of each type of value, for the values themselves (an empty path) and each path within them.
 
     Items of a list have the path "[]". Whole numbers that a float64 or 64 bits cannot hold are kinds of their own too.
@@ -225,7 +225,7 @@ def _float(text: str) -> float:
     return number
 
 
-def _parsed(data: bytes, source: str) -> Any:
+def _parsed(data: bytes, source: str) -> object:
     if is_utf_16(data[:1000]):
         raise DataError(f"{source} is not UTF-8: it looks like UTF-16: write JSON in UTF-8")
     try:

@@ -3,12 +3,13 @@
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
 
-from typing import Any
+from typing import TypeAlias
 
 import pyarrow as pa
 
 from leafbeam.errors import DataError
 
+Column: TypeAlias = pa.Array | pa.ChunkedArray
 _MAX_DIGITS = 38  # of a decimal128, and of a decimal of DuckDB
 
 
@@ -26,7 +27,7 @@ def plain_schema(schema: pa.Schema, source: str) -> pa.Schema:
     return pa.schema([field.with_type(_plain(field.type)) for field in schema])
 
 
-def as_plain(rows: object, source: str) -> Any:
+def as_plain(rows: pa.Table | pa.RecordBatch, source: str) -> pa.Table | pa.RecordBatch:
     """Return a table or batch with the types of `plain_schema`, in which the values of each dictionary are distinct.
 
     Raises DataError if a value would change.
@@ -34,7 +35,7 @@ def as_plain(rows: object, source: str) -> Any:
     schema = plain_schema(rows.schema, source)
     if schema.equals(rows.schema) and all(map(_is_distinct, rows.columns)):
         return rows.replace_schema_metadata(None)
-    columns: list[object] = []
+    columns: list[Column] = []
     for name, kind, column in zip(schema.names, schema.types, rows.columns, strict=True):
         try:
             if pa.types.is_dictionary(column.type):
@@ -49,11 +50,11 @@ def as_plain(rows: object, source: str) -> Any:
     return type(rows).from_arrays(columns, schema=schema)
 
 
-def _chunks(column: object) -> list[object]:
+def _chunks(column: Column) -> list[pa.DictionaryArray]:
     return column.chunks if isinstance(column, pa.ChunkedArray) else [column]
 
 
-def _is_distinct(column: object) -> bool:
+def _is_distinct(column: Column) -> bool:
     """Return whether no dictionary of a column has nulls or a value twice."""
     if not pa.types.is_dictionary(column.type):
         return True
@@ -61,9 +62,9 @@ def _is_distinct(column: object) -> bool:
     return all(not values.null_count and len(values.unique()) == len(values) for values in dictionaries)
 
 
-def _converted(column: object, kind: pa.DataType) -> Any:
+def _converted(column: Column, kind: pa.DataType) -> Column:
     """Return a column of a dictionary as another type, or as a dictionary of distinct values."""
-    parts: list[object] = []
+    parts: list[pa.Array] = []
     for chunk in _chunks(column):
         if pa.types.is_dictionary(kind):
             encoded = chunk.dictionary.take(chunk.indices).dictionary_encode()

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import islice
 from operator import add
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import BinaryIO, NamedTuple, cast
 
 import pyarrow as pa
 
@@ -117,7 +117,7 @@ def find_table(directory: Path, stem: str) -> Path | None:
 class Rows(NamedTuple):
     """Some rows of a file, and the line of each in the file (its row, in a format without lines), counted from 1."""
 
-    rows: Sequence[Mapping[str, Any]]
+    rows: Sequence[Mapping[str, object]]
     line_of: Callable[[int], int]
 
 
@@ -160,24 +160,26 @@ def read_rows(
         objects = read_objects(path, ids or ("item_id",))
         if objects.has_keys_as_ids:
             for row in objects.rows:
-                row[ids[0]] = parse_cell(row[ids[0]], types.get(ids[0], "string"))
+                row[ids[0]] = parse_cell(str(row[ids[0]]), types.get(ids[0], "string"))
         yield from _batches(enumerate(objects.rows, 1), str(path), size, types)
     else:
         yield from _batches(lines_of(path), str(path), size, types)
 
 
-def _batches(contents: Iterable[tuple[int, Any]], source: str, size: int, types: Mapping[str, str]) -> Generator[Rows]:
+def _batches(contents: Iterable[tuple[int, object]], source: str, size: int, types: Mapping[str, str]) -> Generator[Rows]:
     """Yield the objects of a file in batches, with the number of each."""
     names: dict[str, None] = {}
     contents = iter(contents)
     while batch := list(islice(contents, size)):
-        for number, row in batch:
-            if not isinstance(row, dict):
-                raise DataError(f"{source}, line {number:,}: expected a row as a JSON object, not {short_repr(row)}")
-            if not names.keys() >= (row := cast("dict[str, object]", row)).keys():
+        rows: list[Mapping[str, object]] = []
+        for number, content in batch:
+            if not isinstance(content, dict):
+                raise DataError(f"{source}, line {number:,}: expected a row as a JSON object, not {short_repr(content)}")
+            if not names.keys() >= (row := cast("dict[str, object]", content)).keys():
                 names |= dict.fromkeys(row)
                 check_names(list(names), source)
-        yield Rows([_plain(row, types) for _, row in batch], [number for number, _ in batch].__getitem__)
+            rows.append(_plain(row, types))
+        yield Rows(rows, [number for number, _ in batch].__getitem__)
 
 
 def _parquet_rows(path: Path, size: int, types: Mapping[str, str], ids: Sequence[str]) -> Generator[Rows]:
@@ -193,14 +195,14 @@ def _parquet_rows(path: Path, size: int, types: Mapping[str, str], ids: Sequence
         try:
             rows = [_plain(row, types) for row in rows_of(batch)]
             for name in numbers:  # they are text in JSON, which is exact, and are read like a cell of CSV
-                rows = [{**row, name: parse_cell(row[name], types[name])} if name in row else row for row in rows]
+                rows = [{**row, name: parse_cell(str(row[name]), types[name])} if name in row else row for row in rows]
         except (ValueError, OverflowError) as error:
             raise DataError(f"{path}, rows {begin:,} to {begin + len(batch) - 1:,} cannot be sent as JSON: {error}") from error
         yield Rows(rows, partial(add, begin))
         begin += len(rows)
 
 
-def _plain(row: Mapping[str, Any], types: Mapping[str, str]) -> Mapping[str, Any]:
+def _plain(row: Mapping[str, object], types: Mapping[str, str]) -> Mapping[str, object]:
     """Return a row without nulls, in which whole numbers of text columns are text, as in CSV."""
     return {
         name: str(value) if type(value) is int and types.get(name) in _TEXT else value

@@ -13,10 +13,10 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from leafbeam.automata import Automaton, TokenTrie
 from leafbeam.errors import ArgumentError, AutomatonError, UnavailableError, counted
+from leafbeam.json_reader import Json
 
 _ENTRY_BYTES = 1000  # of an entry besides its text and arrays, about
 _GRACE_S = 10.0  # beyond the child's own alarm, which comes first unless the child gets less than a third of a processor
@@ -194,7 +194,7 @@ class ConstraintCompiler:
             raise UnavailableError(f"the compiler of constraints did not start {why}", reason="compiler")
         return child
 
-    def _ask(self, child: "subprocess.Popen[str]", line: Mapping[str, object]) -> dict[str, Any] | None:
+    def _ask(self, child: "subprocess.Popen[str]", line: Mapping[str, object]) -> Json | None:
         """Return the child's answer, or None if the child has died."""
         assert child.stdin is not None
         assert child.stdout is not None

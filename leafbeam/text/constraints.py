@@ -41,7 +41,7 @@ class JsonSchema:
         strict: Whether keywords that JSON Schema does not define are refused.
     """
 
-    schema: Mapping[str, Any] | bool | str
+    schema: Mapping[str, object] | bool | str
     max_depth: int = MAX_DEPTH
     strict: bool = False
 
@@ -83,7 +83,7 @@ class Template:
 
     parts: "Sequence[str | Regex | JsonSchema | Choices | FreeText | Items | Template]"
 
-    def flat(self) -> list[Any]:
+    def flat(self) -> list[object]:
         """Return the parts, with each template replaced by its own parts.
 
         Raises:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -310,7 +310,7 @@ class _Evaluator:
         self._trie, self._invalid_U = trie, np.zeros(users)
         self._seconds: dict[str, float] = {}
         self._unconstrained_first = False
-        options: dict[str, Any] = {"other_tokens": True} if search.config.scoring == "vocabulary" else {}
+        options: dict[str, object] = {"other_tokens": True} if search.config.scoring == "vocabulary" else {}
         if isinstance(model, Transformer) and model.takes_workspace:
             options["workspace"] = Workspace()
         self._start: Callable[..., DecodeSession] = partial(model.start, **options)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -259,8 +258,14 @@ class Trainer:
         for name, weight in self.model.named_parameters():
             kinds = {"weights": weight.detach(), **self._optimizer.state.get(weight, {})}
             tensors |= {f"{kind}/{name}": full_tensor(tensor).clone() for kind, tensor in kinds.items()}
-        origin: Any = {"recipe": self.recipe, "vocabulary": self.model.vocabulary, "data": self._data}
-        return Checkpoint(state=self.state, bf16=self.bf16, tensors=tensors, **origin)
+        return Checkpoint(
+            state=self.state,
+            bf16=self.bf16,
+            tensors=tensors,
+            recipe=self.recipe,
+            vocabulary=self.model.vocabulary,
+            data=self._data,
+        )
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint, perhaps with a larger budget: the learning rate is then that of the new budget's share.

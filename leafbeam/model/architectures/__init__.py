@@ -4,9 +4,9 @@ docs/how-to/add-an-architecture.md says how to add one.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from leafbeam.errors import CheckpointError, short_repr
+from leafbeam.json_reader import Json
 from leafbeam.model.architectures.gemma import GEMMA, GEMMA2, GEMMA3_TEXT
 from leafbeam.model.architectures.gpt2 import GPT2
 from leafbeam.model.architectures.llama import LLAMA, MISTRAL
@@ -34,7 +34,7 @@ DECODERS: Mapping[str, Architecture] = {
 }
 
 
-def architecture_of(hf: Mapping[str, Any]) -> Architecture:
+def architecture_of(hf: Json) -> Architecture:
     """Return the architecture of a parsed config.json. Raises CheckpointError for one that is not a decoder's, or unknown."""
     name = hf.get("model_type")
     if not isinstance(name, str) or name not in DECODERS:

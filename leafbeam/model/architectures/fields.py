@@ -2,15 +2,15 @@
 
 from collections.abc import Mapping
 from sys import float_info
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from leafbeam.errors import CheckpointError
 from leafbeam.model.architectures.types import Fields, Values
 
 # Fields of any config.json that change a model's weights or its code, and that leafbeam implements with no value.
-NEITHER: dict[str, tuple[Any, ...]] = dict.fromkeys(
+NEITHER: dict[str, tuple[object, ...]] = dict.fromkeys(
     ("auto_map", "fusion_config", "per_layer_config", "quantization_config", "transformers_weights"), ()
 )
 _ACTIVATIONS = {
@@ -26,7 +26,7 @@ _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
 _OTHERS = ("head_dim", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings", "initializer_range")
 
 
-def check_implemented(hf: Fields, implemented: Mapping[str, tuple[Any, ...]], *, where: str = "config.json") -> None:
+def check_implemented(hf: Fields, implemented: Mapping[str, tuple[object, ...]], *, where: str = "config.json") -> None:
     """Raise CheckpointError unless these fields of config.json are missing, null, or have one of these values."""
     for name, values in implemented.items():
         if hf.get(name) not in (None, *values):
@@ -147,14 +147,14 @@ def read_theta(hf: Fields, parameters: Fields, where: str, *, name: str = "rope_
 
 def check_rope(hf: Fields, name: str) -> Fields:
     """Return the parameters of the rotations, which are not an object for each kind of layer."""
-    parameters: Any = hf.get(name) or {}
+    parameters: object = hf.get(name) or {}
     if not isinstance(parameters, dict) or any(isinstance(value, dict) for value in parameters.values()):
         raise CheckpointError(f"config.json has {name}={parameters!r}: expected an object of rope_type and its parameters")
     return parameters
 
 
 def rotations(
-    parameters: Fields, name: str, theta: float, values: Fields, original: Any = None, *, is_plain_named: bool = False
+    parameters: Fields, name: str, theta: float, values: Fields, original: object = None, *, is_plain_named: bool = False
 ) -> tuple[tuple[float, ...], float]:
     """Return the radians per position of each pair of values of a head, and the scale of rotated values.
 
@@ -201,7 +201,9 @@ def rotations(
     )
 
 
-def _yarn(parameters: Fields, plain_E: Any, theta: float, size: int, before: float, factor: float) -> Any:
+def _yarn(
+    parameters: Fields, plain_E: NDArray[np.floating], theta: float, size: int, before: float, factor: float
+) -> NDArray[np.floating]:
     """Return YaRN's frequencies: those that turn often stay, those that turn seldom are divided by the factor."""
 
     def pair_of(turns: float) -> float:
@@ -228,11 +230,11 @@ def _yarn_scale(parameters: Fields, factor: float, where: str) -> float:
     return scale(1.0)
 
 
-def _float32(values: Any) -> tuple[float, ...]:
+def _float32(values: ArrayLike) -> tuple[float, ...]:
     return tuple(np.asarray(values, np.float32).tolist())
 
 
-def _quotient(size: Any, heads: Any) -> int:
+def _quotient(size: object, heads: object) -> int:
     if not isinstance(size, int) or not isinstance(heads, int) or heads < 1:
         raise CheckpointError(f"config.json has hidden_size={size!r} and num_attention_heads={heads!r}: expected integers")
     return size // heads

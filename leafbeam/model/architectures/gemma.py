@@ -1,7 +1,5 @@
 """Gemma, Gemma 2 and the text models of Gemma 3: norms of 1 + w, scaled embeddings, soft caps, local layers."""
 
-from typing import Any
-
 from leafbeam.errors import CheckpointError
 from leafbeam.model.architectures.fields import (
     check_implemented,
@@ -83,7 +81,7 @@ def read_gemma3(hf: Fields) -> Values:
 def _read_ropes(hf: Fields, values: Fields) -> Values:
     """Return the rotations of both kinds of layers: nested in transformers 5, in fields of their own before."""
     check_implemented(hf, {"partial_rotary_factor": (1.0,)})
-    nested: Any = hf.get("rope_parameters") or {}
+    nested: object = hf.get("rope_parameters") or {}
     if not isinstance(nested, dict) or not nested.keys() <= {"full_attention", "sliding_attention"}:
         raise CheckpointError(f"config.json has rope_parameters={nested!r}: expected full_attention and sliding_attention")
     result: Values = {}

@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-Fields = Mapping[str, Any]  # of a config.json
+from leafbeam.json_reader import Json
+
+Fields = Json  # of a config.json
 Values = dict[str, Any]  # fields of a `ModelConfig`
 Tensors = Iterator[tuple[str, Any]]
 
