@@ -30,9 +30,7 @@ _ALWAYS: dict[str, object] = {
     "assistant_ensemble_weight": None,
     "do_sample": False,
 }
-_TOKENS: dict[str, object] = {
-    name: None for name in ("bad_words_ids", "sequence_bias", "suppress_tokens", "begin_suppress_tokens")
-}
+_TOKENS: dict[str, Any] = dict.fromkeys(("bad_words_ids", "sequence_bias", "suppress_tokens", "begin_suppress_tokens"))
 _ENDS: dict[str, object] = {"min_length": 0, "min_new_tokens": None, "exponential_decay_length_penalty": None}
 _SAMPLING: dict[str, object] = {
     "temperature": 1.0,
