@@ -28,6 +28,7 @@ from leafbeam.ops import backend as backends
 from leafbeam.ops.backend import to_kind_of, to_numpy
 from leafbeam.ops.constrain import Beams
 from leafbeam.ops.constrain.cpu import automaton as automata
+from leafbeam.ops.constrain.types import AnyArray
 from leafbeam.ops.head import HeadCosts, HeadLogits, cpu
 
 
@@ -66,7 +67,7 @@ class AutomatonConstraint:
         """Return beams in these states with these scores, where the constraint reads them."""
         return Beams.start(*(to_kind_of(part, self._final_B1) for part in (states_SBK, states_SBK + 1, scores_BK)))
 
-    def step(self, number: int, beams: Beams[Any], logits: Any) -> Beams[Any]:
+    def step(self, number: int, beams: Beams[Any], logits: AnyArray) -> Beams[Any]:
         num_beams, scoring = self.config.num_beams[number], self.config.scoring
         if self._head is not None:
             hidden_BKD = self._hidden(number, beams, logits)
@@ -81,7 +82,7 @@ class AutomatonConstraint:
         self.bad_T += [bad * 0] * (number - len(self.bad_T)) + [bad]  # nothing was read in rounds that were jumped over
         return best
 
-    def _step_through_head(self, number: int, beams: Beams[Any], hidden_BKD: Any) -> Beams[Any]:
+    def _step_through_head(self, number: int, beams: Beams[AnyArray], hidden_BKD: AnyArray) -> Beams[Any]:
         logits = self._head_logits(beams, hidden_BKD)
         best = automata.extend(
             self.batch,
@@ -94,19 +95,19 @@ class AutomatonConstraint:
         )
         return Beams(**{name: to_kind_of(array, self._final_B1) for name, array in vars(best).items()})
 
-    def _hidden(self, number: int, beams: Beams[Any], hidden: Any) -> Any:
+    def _hidden(self, number: int, beams: Beams[AnyArray], hidden: AnyArray) -> Any:
         """The model's hidden states (B, K, D), checked, where the beams are."""
         shape = *beams.scores.shape, self._head.shape[1]
         return check_logits(hidden, number, shape, beams.scores, "hidden states")
 
-    def _head_logits(self, beams: Beams[Any], hidden_BKD: Any) -> HeadLogits[Any]:
+    def _head_logits(self, beams: Beams[AnyArray], hidden_BKD: AnyArray) -> HeadLogits[Any]:
         """Return the logits of every beam's legal codes, from the model's hidden states."""
         codes = automata.legal(self.batch, to_numpy(beams.lo), to_numpy(beams.hi))
         codes = codes.map(lambda array: to_kind_of(array, self._final_B1))
         hidden_RD = hidden_BKD.reshape(-1, hidden_BKD.shape[2])
         return self._ops.head(hidden_RD, self._head, codes, self.config.scoring, costs=self._costs)
 
-    def _pays(self, beams: Beams[Any]) -> bool:
+    def _pays(self, beams: Beams[AnyArray]) -> bool:
         """Return whether multiplying only legal codes is expected to be faster; with scoring "full" all codes are needed."""
 
         def num_legal() -> int:
@@ -118,10 +119,10 @@ class AutomatonConstraint:
         rows = prod(beams.scores.shape)
         return self.config.scoring == "allowed" and listing_pays(self._costs, "allowed", rows, self._head, num_legal)
 
-    def finished(self, beams: Beams[Any]) -> Any:
+    def finished(self, beams: Beams[AnyArray]) -> Any:
         return beams.lo[0] == self._final_B1
 
-    def suffix(self, number: int, beams: Beams[Any]) -> JumpForward | None:
+    def suffix(self, number: int, beams: Beams[AnyArray]) -> JumpForward | None:
         return _forced_chain(self.batch, beams, self.config.num_rounds - number)
 
 
@@ -154,7 +155,7 @@ class DeviceAutomata:
         return replace(arrays, requests_B5=arrays.requests_B5.repeat(copies, 1), min_key_B=arrays.min_key_B.repeat(copies))
 
 
-def _forced_chain(batch: automata.AutomatonBatch, beams: Beams[Any], max_codes: int) -> JumpForward | None:
+def _forced_chain(batch: automata.AutomatonBatch, beams: Beams[AnyArray], max_codes: int) -> JumpForward | None:
     """Return the codes that every live beam is forced to take; None if a beam has a choice, or its automaton has no chains.
 
     A beam is on a chain while its state has one legal token and no sequence may end there (`Automaton.chains`). A beam whose

@@ -39,6 +39,7 @@ from leafbeam.errors import ArgumentError, counted
 from leafbeam.index import Filter, ItemColumn, Trie, Version
 from leafbeam.ops.backend import BoundIndex, IndexBindings, to_numpy
 from leafbeam.ops.constrain import Beams, Boosts, Scoring
+from leafbeam.ops.constrain.types import AnyArray
 from leafbeam.ops.head import HeadCosts
 
 Widths = Sequence[int] | Sequence[Sequence[int]] | NDArray[np.int64]
@@ -351,7 +352,7 @@ class BeamSearch(ItemSearch):
         ops: Any = bound.ops
         filters, scoring = ops.bind_filters(bound.arrays, requests, *(() if columns is None else (columns,))), config.scoring
 
-        def launch(level: int, beams: Beams[Any], logits_BKV: Any, num_beams: int) -> tuple[Beams[Any], Any]:
+        def launch(level: int, beams: Beams[AnyArray], logits_BKV: AnyArray, num_beams: int) -> tuple[Beams[Any], Any]:
             arguments = (bound.arrays, level, beams, logits_BKV, filters)
             if bound.waits:
                 return ops.step(*arguments, num_beams=num_beams, scoring=scoring), None
@@ -376,7 +377,7 @@ def _are_certain(requests: Requests, lo_SBK: NDArray[np.int64], hi_SBK: NDArray[
     return num_BK <= 1
 
 
-def _forced_suffix(version: Version, requests: Requests, level: int, beams: Beams[Any]) -> JumpForward | None:
+def _forced_suffix(version: Version, requests: Requests, level: int, beams: Beams[AnyArray]) -> JumpForward | None:
     """The codes from `level` on, until the longest sequence has ended: exact, because the search would have taken them too.
 
     None unless every live beam has one allowed SID left, which may stand in both segments. Cost: two ranks a beam.

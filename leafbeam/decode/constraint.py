@@ -21,6 +21,7 @@ from leafbeam.errors import LogitsError
 from leafbeam.index import ItemColumn
 from leafbeam.ops.backend import is_jax, namespace_of, to_kind_of, to_numpy
 from leafbeam.ops.constrain import Beams
+from leafbeam.ops.constrain.types import AnyArray
 
 _OTHER_TOKENS = ", of {:,} codes and, last, the log-sum-exp of the logits of all other tokens, for scoring 'vocabulary'"
 Launch = Callable[[int, Beams[Any], Any, int], tuple[Beams[Any], Any]]
@@ -41,15 +42,15 @@ class Constraint(Protocol):
         """Return the beams before the first round: one for each request."""
         ...
 
-    def step(self, number: int, beams: Beams[Any], logits: Any) -> Beams[Any]:
+    def step(self, number: int, beams: Beams[AnyArray], logits: AnyArray) -> Beams[Any]:
         """Extend every live beam by every legal code and keep the best; waits for no device. Raises LogitsError."""
         ...
 
-    def finished(self, beams: Beams[Any]) -> Any:
+    def finished(self, beams: Beams[AnyArray]) -> Any:
         """Return which beams can take only the end code from here on, bool [B, K]; None if there is no end code."""
         ...
 
-    def suffix(self, number: int, beams: Beams[Any]) -> JumpForward | None:
+    def suffix(self, number: int, beams: Beams[AnyArray]) -> JumpForward | None:
         """Return the codes that all beams must take from round `number` on, None if one has a choice. Waits for a device."""
         ...
 
@@ -206,7 +207,7 @@ class BatchBoosts(NamedTuple):
     """
 
     columns: Sequence[ItemColumn | None]
-    root_B1: Any
+    root_B1: AnyArray
 
 
 class TrieConstraint:
@@ -220,9 +221,9 @@ class TrieConstraint:
     def __init__(
         self,
         config: SearchConfig,
-        hi_SB: Any,
+        hi_SB: AnyArray,
         launch: Launch,
-        suffix: Callable[[int, Beams[Any]], JumpForward | None] | None = None,
+        suffix: Callable[[int, Beams[AnyArray]], JumpForward | None] | None = None,
         boosts: BatchBoosts | None = None,
     ) -> None:
         self.config, self.bad_T, self.rows_T, self.boosts = config, [], [], boosts
@@ -233,7 +234,7 @@ class TrieConstraint:
         root_B1 = xp.zeros_like(hi_SB1[0], dtype=xp.float32) if self.boosts is None else self.boosts.root_B1
         return Beams.start(hi_SB1 * 0, hi_SB1, root_B1)
 
-    def step(self, number: int, beams: Beams[Any], logits: Any) -> Beams[Any]:
+    def step(self, number: int, beams: Beams[AnyArray], logits: AnyArray) -> Beams[Any]:
         num_rows = beams.scores.shape[1]
         beams, bad = self._launch(number, beams, self.read(number, beams, logits), self.config.num_beams[number])
         if bad is not None:
@@ -242,7 +243,7 @@ class TrieConstraint:
             self.rows_T += [1] * missing + [num_rows]
         return beams
 
-    def read(self, number: int, beams: Beams[Any], logits: Any) -> Any:
+    def read(self, number: int, beams: Beams[AnyArray], logits: AnyArray) -> Any:
         """Return the model's logits, checked and on the beams' device; a finished beam can take only the end code."""
         config, end_code = self.config, self.config.end_code
         hint = _OTHER_TOKENS.format(config.code_sizes[number]) if config.scoring == "vocabulary" else ""
@@ -252,11 +253,13 @@ class TrieConstraint:
     def finished(self, beams: Beams[Any]) -> Any:
         return None if self.config.end_code is None else beams.code == self.config.end_code
 
-    def suffix(self, number: int, beams: Beams[Any]) -> JumpForward | None:
+    def suffix(self, number: int, beams: Beams[AnyArray]) -> JumpForward | None:
         return None if self._suffix is None else self._suffix(number, beams)
 
 
-def check_logits(logits: Any, number: int, shape: tuple[int, ...], like: Any, what: str = "logits", *, hint: str = "") -> Any:
+def check_logits(
+    logits: AnyArray, number: int, shape: tuple[int, ...], like: AnyArray, what: str = "logits", *, hint: str = ""
+) -> Any:
     """Return the model's logits (or hidden states: `what`) as [B, K, V], with the library and the device of `like`.
 
     Round 0 may leave out K. hint: what follows the expected shape in the error.
@@ -286,7 +289,7 @@ def check_logits(logits: Any, number: int, shape: tuple[int, ...], like: Any, wh
     return array
 
 
-def _certain(logits_BKV: Any, finished_BK: Any, end_code: int) -> Any:
+def _certain(logits_BKV: AnyArray, finished_BK: Any, end_code: int) -> Any:
     """Logits of which finished beams have 0 for the end code and -inf elsewhere: log p = 0 in every scoring."""
     if isinstance(logits_BKV, np.ndarray):
         if finished_BK.any():

@@ -22,6 +22,7 @@ from leafbeam.errors import ArgumentError
 from leafbeam.ops.backend import BoundIndex, to_kind_of, to_numpy
 from leafbeam.ops.constrain import Beams, Scoring
 from leafbeam.ops.constrain.cpu.ragged import extend_ragged
+from leafbeam.ops.constrain.types import AnyArray
 from leafbeam.ops.head import HeadCosts, Workload
 
 # Nanoseconds of a round over listed children beyond their products: once, and for each child.
@@ -45,9 +46,9 @@ class HeadConstraint(TrieConstraint):
     def __init__(
         self,
         config: SearchConfig,
-        hi_SB: Any,
+        hi_SB: AnyArray,
         launch: Launch,
-        suffix: Callable[[int, Beams[Any]], JumpForward | None],
+        suffix: Callable[[int, Beams[AnyArray]], JumpForward | None],
         boosts: BatchBoosts | None = None,
         *,
         bound: BoundIndex,
@@ -63,7 +64,7 @@ class HeadConstraint(TrieConstraint):
         self._ops: Any = importlib.import_module(f"leafbeam.ops.head.{bound.name}")
         self._costs = head.costs or (HeadCosts() if bound.name == "cpu" else self._ops.DEVICE_COSTS)
 
-    def step(self, number: int, beams: Beams[Any], logits: Any) -> Beams[Any]:
+    def step(self, number: int, beams: Beams[AnyArray], logits: Any) -> Beams[Any]:
         weight_VD = self._head[number]
         shape = *beams.scores.shape, weight_VD.shape[1]
         hidden_BKD = check_logits(logits, number, shape, beams.scores, "hidden states")
@@ -85,7 +86,7 @@ class HeadConstraint(TrieConstraint):
         best = children.beams_at(slots_BK, best_BK)
         return Beams(**{name: to_kind_of(array, beams.lo) for name, array in vars(best).items()})
 
-    def _pays(self, beams: Beams[Any], weight_VD: Any) -> bool:
+    def _pays(self, beams: Beams[AnyArray], weight_VD: AnyArray) -> bool:
         """Return whether multiplying only legal codes is expected to be faster; a beam's leaves stand for its legal codes."""
 
         def num_legal() -> int:
@@ -95,7 +96,7 @@ class HeadConstraint(TrieConstraint):
         return listing_pays(self._costs, self.config.scoring, prod(beams.scores.shape), weight_VD, num_legal)
 
 
-def dense_logits(hidden_BKD: Any, weight_VD: Any) -> Any:
+def dense_logits(hidden_BKD: AnyArray, weight_VD: Any) -> Any:
     """Return the logits (B, K, V) of all codes, on the weight's device. Raises ArgumentError for dtypes that do not fit."""
     hidden_BKD = to_kind_of(hidden_BKD, weight_VD)
     if hasattr(weight_VD, "detach") and hidden_BKD.dtype != weight_VD.dtype:
@@ -103,7 +104,7 @@ def dense_logits(hidden_BKD: Any, weight_VD: Any) -> Any:
     return hidden_BKD @ weight_VD.T
 
 
-def listing_pays(costs: HeadCosts, scoring: Scoring, rows: int, weight_VD: Any, num_legal: Callable[[], int]) -> bool:
+def listing_pays(costs: HeadCosts, scoring: Scoring, rows: int, weight_VD: AnyArray, num_legal: Callable[[], int]) -> bool:
     """Return whether listing the legal codes and multiplying only these is expected to be faster than multiplying all codes.
 
     num_legal: returns the number of legal codes; called only if it may matter, because it may wait for a device.

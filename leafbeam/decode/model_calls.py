@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from leafbeam.errors import LogitsError, counted
 from leafbeam.ops.backend import to_kind_of, to_numpy
 from leafbeam.ops.constrain import Beams
+from leafbeam.ops.constrain.types import AnyArray
 
 StepFn = Callable[[Any, Any], Any]
 SuffixFn = Callable[[Any, Any], Sequence[Any]]
@@ -44,11 +45,11 @@ class JumpForward:
         parents_BK = np.tile(np.arange(self.codes_BKT.shape[1]), (len(self.codes_BKT), 1))
         return [(self.codes_BKT[:, :, t], parents_BK) for t in range(self.codes_BKT.shape[2])]
 
-    def after(self, beams: Beams[Any]) -> Beams[Any]:
+    def after(self, beams: Beams[AnyArray]) -> Beams[Any]:
         """Return the beams after the jump. Their scores have not changed; code and parent remain those of the last call."""
         return replace(beams, lo=to_kind_of(self.lo_SBK, beams.lo), hi=to_kind_of(self.hi_SBK, beams.hi))
 
-    def inputs(self, codes_BK: Any) -> NDArray[np.int64]:
+    def inputs(self, codes_BK: AnyArray) -> NDArray[np.int64]:
         """Return the codes that the model reads in that call: those just taken, and all forced ones but the last."""
         return np.concatenate([to_numpy(codes_BK)[..., None], self.codes_BKT[..., : self.num_rounds - 1]], 2)
 
@@ -105,7 +106,7 @@ class ModelCalls:
         """Return how many beams of round `number` the model has run for each request."""
         return self._num_beams[number] if number < len(self._num_beams) else 0
 
-    def more_logits(self, number: int, beams: Beams[Any]) -> Any:
+    def more_logits(self, number: int, beams: Beams[AnyArray]) -> Any:
         """Return the logits after more beams of round `number`, whose parents are numbered as `origins` does."""
         assert self._more_fn is not None
         self.rows = self.rows + beams.num_valid
@@ -114,7 +115,7 @@ class ModelCalls:
         self._num_beams[number] += beams.scores.shape[1]
         return self._more_fn(*self._continued(beams, beams.parent), number)
 
-    def logits(self, number: int, beams: Beams[Any], jump: JumpForward | None = None) -> Any:
+    def logits(self, number: int, beams: Beams[AnyArray], jump: JumpForward | None = None) -> Any:
         """Return the logits of round `number`; given a jump, one call brings those of all its rounds."""
         if number == 0:
             return self.first_logits
@@ -134,11 +135,11 @@ class ModelCalls:
         self._replayed, self._round, self._origin_BK = (), 0, None
         return self._step_fn(*continued)
 
-    def logits_after(self, jump: JumpForward, beams: Beams[Any]) -> Any:
+    def logits_after(self, jump: JumpForward, beams: Beams[AnyArray]) -> Any:
         """Return the logits of the round after a jump whose own rounds are certain: every beam is still its own parent."""
         return self._score(jump, beams)[-1]
 
-    def _score(self, jump: JumpForward, beams: Beams[Any]) -> Sequence[Any]:
+    def _score(self, jump: JumpForward, beams: Beams[AnyArray]) -> Sequence[Any]:
         assert self._suffix_fn is not None
         self.calls += 1
         self.rows = self.rows + beams.num_valid * jump.num_rounds
@@ -150,7 +151,7 @@ class ModelCalls:
             raise LogitsError(f"suffix_fn returned the logits of {counted(len(logits_T), 'level')}: expected {jump.num_rounds}")
         return logits_T
 
-    def _continued(self, beams: Beams[Any], parents_BK: Any) -> tuple[Any, Any]:
+    def _continued(self, beams: Beams[Any], parents_BK: AnyArray) -> tuple[Any, Any]:
         """Return the codes that these beams just took, and their parents, as the model gets them."""
         codes_BK = beams.code
         if self._are_certain is not None and isinstance(codes_BK, np.ndarray):
@@ -162,12 +163,12 @@ class ModelCalls:
                 codes_BK, parents_BK = of_beams(codes_BK, beams_BK), of_beams(parents_BK, beams_BK)
         return to_kind_of(codes_BK, self._first), to_kind_of(parents_BK, self._first)
 
-    def origins(self, beams: Beams[Any]) -> Any:
+    def origins(self, beams: Beams[AnyArray]) -> Any:
         """Return the parents of beams of the last round, as the model counts its beams: those of its last call."""
         return beams.parent if self._origin_BK is None else of_beams(self._origin_BK, beams.parent)
 
 
-def of_beams(array_BK: Any, beams_BK: Any) -> Any:
+def of_beams(array_BK: Any, beams_BK: AnyArray) -> Any:
     """Return array_BK[b, beams_BK[b, k]] for every b and k."""
     array_BK = array_BK if hasattr(array_BK, "dtype") else np.asarray(array_BK)
     beams_BK = to_kind_of(beams_BK, array_BK)

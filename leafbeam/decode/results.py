@@ -19,6 +19,7 @@ from leafbeam.index.filters import ItemSet
 from leafbeam.index.items import ItemIds
 from leafbeam.ops.backend import to_numpy
 from leafbeam.ops.constrain import Beams, Boosts, request_filters
+from leafbeam.ops.constrain.types import AnyArray
 
 # One filter for all requests, or one for each; the denied item ids of each request.
 BatchFilters = Filter | Sequence[Filter | None] | None
@@ -49,7 +50,7 @@ class BeamLevel:
     passes: NDArray[np.int64]
 
     @classmethod
-    def of(cls, beams: Beams[Any]) -> "BeamLevel":
+    def of(cls, beams: Beams[AnyArray]) -> "BeamLevel":
         """Return the beams after a round. On a device this waits."""
         lo_SBK, hi_SBK = to_numpy(beams.lo), to_numpy(beams.hi)
         codes, parents, scores = to_numpy(beams.code), to_numpy(beams.parent), to_numpy(beams.scores)

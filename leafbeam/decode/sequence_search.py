@@ -20,6 +20,7 @@ from leafbeam.errors import ArgumentError, check_whole, counted
 from leafbeam.ops.backend import to_numpy
 from leafbeam.ops.constrain import Scoring
 from leafbeam.ops.constrain.cpu import automaton as automata
+from leafbeam.ops.constrain.types import AnyArray
 from leafbeam.ops.head import HeadCosts
 
 
@@ -118,7 +119,7 @@ class SequenceSearch:
         step_fn: StepFn,
         batch_size: int = 1,
         *,
-        head: NDArray[np.float32] | Any | None = None,
+        head: AnyArray | None = None,
         costs: HeadCosts | None = None,
         suffix_fn: SuffixFn | None = None,
     ) -> SequenceResult:
@@ -155,7 +156,7 @@ class SequenceSearch:
         step_fn: StepFn,
         batch_size: int = 1,
         *,
-        head: NDArray[np.float32] | Any | None = None,
+        head: AnyArray | None = None,
         costs: HeadCosts | None = None,
         suffix_fn: SuffixFn | None = None,
     ) -> "SequenceRun":
@@ -167,7 +168,7 @@ class SequenceSearch:
         return SequenceRun(constraint, ModelCalls(step_fn, suffix_fn))
 
     def constraint(
-        self, batch_size: int = 1, *, head: NDArray[np.float32] | Any | None = None, costs: HeadCosts | None = None
+        self, batch_size: int = 1, *, head: AnyArray | None = None, costs: HeadCosts | None = None
     ) -> AutomatonConstraint:
         """Return the object that decides the rounds of a batch, for callers that run the model themselves.
 
@@ -180,7 +181,9 @@ class SequenceSearch:
             raise ArgumentError(f"the head has {counted(len(head), 'code')}: expected num_codes, {self.num_codes:,}")
         return self._constraint(automata.bind(requests, end_code=self.end_code, num_codes=self.num_codes), head, costs)
 
-    def _constraint(self, batch: automata.AutomatonBatch, head: Any, costs: HeadCosts | None) -> AutomatonConstraint:
+    def _constraint(
+        self, batch: automata.AutomatonBatch, head: AnyArray | None, costs: HeadCosts | None
+    ) -> AutomatonConstraint:
         return AutomatonConstraint(self.config, batch, head=head, costs=costs, device=self._device)
 
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from leafbeam.decode.model_calls import ModelCalls, of_beams
 from leafbeam.ops.backend import namespace_of, to_kind_of
 from leafbeam.ops.constrain import Beams
+from leafbeam.ops.constrain.types import AnyArray, HostBeams
 
 if TYPE_CHECKING:
     from leafbeam.decode.constraint import Constraint, Trace
@@ -35,11 +36,11 @@ class Spares:
     bound_B: a score that no other prefix of the level exceeds which was neither run nor is spare.
     """
 
-    beams: Beams[NDArray[Any]]
+    beams: HostBeams
     bound_B: NDArray[np.float32]
 
     @classmethod
-    def of(cls, beams: Beams[NDArray[Any]], num_run_B: Any, parents_BK: Any, bound_B: Any) -> Spares:
+    def of(cls, beams: HostBeams, num_run_B: AnyArray, parents_BK: AnyArray, bound_B: Any) -> Spares:
         """Return the beams of a round but those that run first, `num_run_B` of each request."""
         is_spare_BK = np.arange(beams.scores.shape[1]) >= num_run_B[:, None]
         scores_BK = np.where(is_spare_BK, beams.scores, np.float32(-np.inf))
@@ -64,15 +65,15 @@ class Wanted:
     most: tuple[int, ...]
     takes_ties: bool = False
 
-    def any(self, beams: Beams[NDArray[Any]]) -> bool:
+    def any(self, beams: HostBeams) -> bool:
         """Return whether a level has a spare prefix to run."""
         return bool(self._are_better(beams).any())
 
-    def count(self, number: int, beams: Beams[NDArray[Any]], num_run_B: NDArray[np.int64]) -> NDArray[np.int64]:
+    def count(self, number: int, beams: HostBeams, num_run_B: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return how many of a level's spare prefixes to run, (B,); they are best first."""
         return np.clip(self.most[number] - num_run_B, 0, self._are_better(beams).sum(1))
 
-    def _are_better(self, beams: Beams[NDArray[Any]]) -> NDArray[np.bool_]:
+    def _are_better(self, beams: HostBeams) -> NDArray[np.bool_]:
         scores_BJ, least_B1 = beams.scores, self.least_B[:, None]
         is_better_BJ = scores_BJ >= least_B1 if self.takes_ties else scores_BJ > least_B1
         return is_better_BJ & (scores_BJ > -np.inf)
@@ -122,7 +123,7 @@ def _together(first: Spares | None, second: Spares | None) -> Spares | None:
     return Spares(beams=joined(first.beams, second.beams), bound_B=np.maximum(first.bound_B, second.bound_B))
 
 
-def first_beams(beams: Beams[Any], count_B: NDArray[np.int64]) -> Beams[Any]:
+def first_beams(beams: Beams[AnyArray], count_B: NDArray[np.int64]) -> Beams[Any]:
     """Return the first beams of each request, as many as its count says; the shorter ones are filled with dead beams."""
     width = max(1, int(count_B.max()))
     live_BK = to_kind_of(np.arange(width) < count_B[:, None], beams.scores)
@@ -133,13 +134,13 @@ def first_beams(beams: Beams[Any], count_B: NDArray[np.int64]) -> Beams[Any]:
     return Beams(scores=scores_BK, parent=parent, code=code, lo=lo, hi=hi, num_valid=num_valid_B)
 
 
-def joined(first: Beams[NDArray[Any]], second: Beams[NDArray[Any]]) -> Beams[NDArray[Any]]:
+def joined(first: HostBeams, second: HostBeams) -> HostBeams:
     """Return the beams of both, for each request, in this order."""
     both = {name: np.concatenate([getattr(first, name), getattr(second, name)], -1) for name in _NUMBERS}
     return Beams(**both, num_valid=first.num_valid + second.num_valid)
 
 
-def ranked(beams: Beams[NDArray[Any]]) -> Beams[NDArray[Any]]:
+def ranked(beams: HostBeams) -> HostBeams:
     """Return the beams best first; those of equal scores stay in their order, and dead ones are last."""
     order_BK = np.argsort(-beams.scores, axis=1, kind="stable")
     scores, parent, code = (of_beams(array_BK, order_BK) for array_BK in (beams.scores, beams.parent, beams.code))
@@ -147,7 +148,7 @@ def ranked(beams: Beams[NDArray[Any]]) -> Beams[NDArray[Any]]:
     return Beams(scores=scores, parent=parent, code=code, lo=lo, hi=hi, num_valid=(scores > -np.inf).sum(1))
 
 
-def _score_at(beams: Beams[NDArray[Any]], slot_B: NDArray[np.int64]) -> NDArray[np.float32]:
+def _score_at(beams: HostBeams, slot_B: NDArray[np.int64]) -> NDArray[np.float32]:
     """Return the score of one beam of each request, -inf behind the last one."""
     last = beams.scores.shape[1] - 1
     return np.where(slot_B <= last, of_beams(beams.scores, np.minimum(slot_B, last)[:, None])[:, 0], np.float32(-np.inf))

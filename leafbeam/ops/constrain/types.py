@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from leafbeam.errors import LogitsError
 from leafbeam.index import Filter, ItemColumn, Trie, Version
@@ -20,9 +21,29 @@ Scoring = Literal["full", "allowed", "vocabulary"]
 # A score that would be lower is this one: masks of a dtype's lowest number at two levels would add up to -inf, which means that
 # the model excludes a code.
 LOWEST = float(np.finfo(np.float32).min)
-Array = TypeVar("Array")
+Array = TypeVar("Array", covariant=True)
 # The boost of each request, None for one that has none; None without any.
 Boosts = Sequence[ItemColumn | None] | None
+
+
+class AnyArray(Protocol):
+    """An array of numpy, torch or JAX, with what all three have."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def ndim(self) -> int: ...
+    @property
+    def dtype(self) -> Any: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: Any, /) -> Any: ...
+    def __add__(self, other: Any, /) -> Any: ...
+    def __mul__(self, other: Any, /) -> Any: ...
+    def __gt__(self, other: Any, /) -> Any: ...
+    def __ge__(self, other: Any, /) -> Any: ...
+    def any(self, axis: int, /) -> Any: ...
+    def sum(self, axis: int, /) -> Any: ...
+    def reshape(self, *shape: int) -> Any: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +66,14 @@ class Beams(Generic[Array]):
     num_valid: Array
 
     @classmethod
-    def start(cls, lo: Any, hi: Any, scores: Any) -> Beams[Any]:
+    def start(cls, lo: AnyArray, hi: AnyArray, scores: AnyArray) -> Beams[Any]:
         """Return beams that start from leaf ranges; their parents and codes are 0."""
         zeros_BK = lo[0] * 0
         num_valid_B = (hi > lo).any(0).sum(1)
-        return cls(scores=scores, parent=zeros_BK, code=zeros_BK, lo=lo, hi=hi, num_valid=num_valid_B)
+        return Beams(scores=scores, parent=zeros_BK, code=zeros_BK, lo=lo, hi=hi, num_valid=num_valid_B)
+
+
+HostBeams = Beams[NDArray[Any]]  # columns of two dtypes, see there
 
 
 def num_columns(size: int, scoring: Scoring) -> int:
@@ -61,12 +85,19 @@ def num_columns(size: int, scoring: Scoring) -> int:
     return size + (scoring == "vocabulary")
 
 
-def waiting(launch: Callable[..., tuple[Beams[Any], Any]], where: str = "at level") -> Callable[..., Beams[Any]]:
+def waiting(launch: Callable[..., tuple[Beams[Array], Any]], where: str = "at level") -> Callable[..., Beams[Array]]:
     """Return the `step` that calls `launch`, waits for the device, and raises LogitsError if a row held NaN or +inf."""
 
     def step(
-        arrays: Any, level: int, beams: Beams[Any], logits_BKV: Any, filters: Any, *, num_beams: int, scoring: Scoring
-    ) -> Beams[Any]:
+        arrays: object,
+        level: int,
+        beams: Beams[AnyArray],
+        logits_BKV: AnyArray,
+        filters: object,
+        *,
+        num_beams: int,
+        scoring: Scoring,
+    ) -> Beams[Array]:
         best, bad_row = launch(arrays, level, beams, logits_BKV, filters, num_beams=num_beams, scoring=scoring)
         if number := bad_row.item():  # not int(): it costs 8 µs more in JAX
             request, beam = divmod(number - 1, beams.scores.shape[1])

@@ -41,7 +41,7 @@ from leafbeam.ops.constrain.cpu.topk import (
     sort_best,
 )
 from leafbeam.ops.constrain.legal_codes import LegalCodes
-from leafbeam.ops.constrain.types import Beams, Scoring
+from leafbeam.ops.constrain.types import Beams, HostBeams, Scoring
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -142,7 +142,7 @@ def step(
     *,
     num_beams: int,
     scoring: Scoring,
-) -> Beams[NDArray[Any]]:
+) -> HostBeams:
     """Run one round of constrained beam search, as `leafbeam.ops.constrain.reference.step` does, over the children of an
     automaton.
 
@@ -230,7 +230,7 @@ def extend(
     *,
     num_beams: int,
     where: str = "",
-) -> Beams[NDArray[Any]]:
+) -> HostBeams:
     """Run a round where only the logits of legal codes were computed (`ops.head`): `codes` is what `legal` returned.
 
     lse_R decides the scoring: over all codes ("full") or over the legal ones ("allowed"). Raises LogitsError for NaN and +inf.
@@ -248,7 +248,7 @@ def beams_at(
     codes: HostCodes,
     slots_BK: NDArray[np.int64],
     scores_BK: NDArray[np.floating[Any]],
-) -> Beams[NDArray[Any]]:
+) -> HostBeams:
     """Return the legal codes at these positions of C as beams in their next states; -1 is a dead beam."""
     parent_BK, code_BK = parents_at(codes, slots_BK, lo_SBK.shape[2]), take(codes.code_C, slots_BK)
     num_valid_B = (slots_BK >= 0).sum(axis=1)

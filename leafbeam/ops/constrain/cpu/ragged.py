@@ -30,7 +30,7 @@ from leafbeam.ops.constrain.cpu.topk import (
     sort_best,
 )
 from leafbeam.ops.constrain.legal_codes import LegalCodes
-from leafbeam.ops.constrain.types import Beams
+from leafbeam.ops.constrain.types import Beams, HostBeams
 
 HostCodes = LegalCodes[NDArray[np.int64]]
 
@@ -51,7 +51,7 @@ class TrieChildren:
     hi_SC: NDArray[np.int64]
     num_rows: int
 
-    def beams_at(self, slots_BK: NDArray[np.int64], scores_BK: NDArray[np.floating[Any]]) -> Beams[NDArray[Any]]:
+    def beams_at(self, slots_BK: NDArray[np.int64], scores_BK: NDArray[np.floating[Any]]) -> HostBeams:
         """Return the children at these positions of C as beams; -1 is a dead beam."""
         return Beams(
             scores=scores_BK,

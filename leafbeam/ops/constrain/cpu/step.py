@@ -21,7 +21,7 @@ from leafbeam.ops.constrain.cpu.kernels import children_of_rows, step_of_rows
 from leafbeam.ops.constrain.cpu.logsumexp import CHUNK
 from leafbeam.ops.constrain.cpu.topk import Scratch, candidate_buffers
 from leafbeam.ops.constrain.levels import LevelView
-from leafbeam.ops.constrain.types import Beams, Boosts, Scoring
+from leafbeam.ops.constrain.types import Beams, Boosts, HostBeams, Scoring
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -114,7 +114,7 @@ def step(
     *,
     num_beams: int,
     scoring: Scoring,
-) -> Beams[NDArray[Any]]:
+) -> HostBeams:
     """Run one round of constrained beam search. The result equals that of `leafbeam.ops.constrain.reference.step`.
 
     Cost: one read of the logits unless the scoring is "allowed", plus a few reads for each child that beats the worst beam kept
