@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,7 +118,7 @@ class AutomatonArrays:
         text, ends = self.bytes_T.tobytes(), self.token_indptr.tolist()
         return [text[begin:end] or None for begin, end in pairwise(ends)]
 
-    def tensors(self) -> dict[str, NDArray[Any]]:
+    def tensors(self) -> dict[str, NDArray[np.generic]]:
         """Return all arrays by their names in a file."""
         return {
             **dict(zip(("row_ptr", "code", "next", "mask_of", "masks"), self.table, strict=True)),

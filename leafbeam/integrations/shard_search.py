@@ -34,7 +34,6 @@ from leafbeam.integrations.shard import ShardBatch, ShardBeams, ShardItems, Shar
 from leafbeam.integrations.shards import BoostHandle, FilterHandle, ShardedIndex
 from leafbeam.ops.backend import BoundIndex
 from leafbeam.ops.constrain import Beams, Boosts, Scoring
-from leafbeam.ops.constrain.types import AnyArray
 
 
 class _Session:
@@ -72,14 +71,14 @@ class _Session:
         finally:
             index.end(name)
 
-    def after_first_codes(self, beams: Beams[AnyArray]) -> Beams[Any]:
+    def after_first_codes(self, beams: Beams[Any]) -> Beams[Any]:
         """Return beams over the first codes as beams over the leaves of all shards."""
         live_BK, leaves_F1 = beams.scores > -np.inf, self._index.leaves_F1
         lo, hi = (np.where(live_BK, leaves_F1[array], 0) for array in (beams.lo, beams.hi))
         return replace(beams, lo=lo, hi=hi)
 
     def step(
-        self, level: int, beams: Beams[AnyArray], logits_BKV: NDArray[np.float32], num_beams: int, scoring: Scoring
+        self, level: int, beams: Beams[Any], logits_BKV: NDArray[np.float32], num_beams: int, scoring: Scoring
     ) -> Beams[Any]:
         """Run a round in the shards that have beams, and return the best beams of all."""
         request_n, beam_n = np.nonzero(beams.scores > -np.inf)
@@ -289,7 +288,7 @@ class _SessionSearch(BeamSearch):
         return TrieConstraint(config, hi_SB, partial(self._launch, first), None, first.boosts)
 
     def _launch(
-        self, first: TrieConstraint, number: int, beams: Beams[AnyArray], logits_BKV: AnyArray, num_beams: int
+        self, first: TrieConstraint, number: int, beams: Beams[Any], logits_BKV: Any, num_beams: int
     ) -> tuple[Beams[Any], None]:
         if number == 0:
             return self._session.after_first_codes(first.step(0, beams, logits_BKV)), None

@@ -181,7 +181,7 @@ class _SidTokens(ABC):
         return _like(tokens_NL, codes)
 
     def prompts(
-        self, histories: Sequence[npt.ArrayLike], users: Sequence[UserId] | npt.NDArray[Any] | None = None
+        self, histories: Sequence[npt.ArrayLike], users: Sequence[UserId] | npt.NDArray[np.generic] | None = None
     ) -> tuple[Int64Array, Int64Array]:
         """The SIDs of each history (n, L), oldest first, in `prompt_tokens` -> tokens_BT padded on the right, lengths_B.
 
@@ -216,7 +216,7 @@ class _SidTokens(ABC):
         others = np.broadcast_to(np.array(between, np.int64), (len(tokens_nL), len(between)))
         return np.concatenate([tokens_nL, others], axis=1).reshape(-1)[: -len(between)]
 
-    def user_tokens(self, users: Sequence[UserId] | npt.NDArray[Any]) -> Int64Array:
+    def user_tokens(self, users: Sequence[UserId] | npt.NDArray[np.generic]) -> Int64Array:
         """The token of each user id; ArgumentError without user tokens."""
         raise ArgumentError("this vocabulary has no user tokens: leave the users out, or train with num_users above 0")
 
@@ -275,7 +275,7 @@ class Vocabulary(_SidTokens):
             super().user_tokens([])
         return self.num_specials + sum(self.codebook_sizes)
 
-    def user_tokens(self, users: Sequence[UserId] | npt.NDArray[Any]) -> Int64Array:
+    def user_tokens(self, users: Sequence[UserId] | npt.NDArray[np.generic]) -> Int64Array:
         """Return the int64 token of each user id; None is `no_user`.
 
         An id is hashed (BLAKE2b of its text, so that 7 and "7" are one user), so several users share a token, and a user that

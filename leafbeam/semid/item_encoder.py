@@ -292,6 +292,6 @@ def _embedder_of(fields: Json | None, tensors: dict[str, NDArray[Any]]) -> ItemE
     return ItemEmbedder(**{name: fields[name] for name in _TYPES if name != "columns"}, columns=columns, vectorizer=vectorizer)
 
 
-def _words_of(text: NDArray[np.generic], idf: NDArray[Any]) -> ColumnWords:
+def _words_of(text: NDArray[np.generic], idf: NDArray[np.float32]) -> ColumnWords:
     words = bytes(text.astype(np.uint8, casting="no")).decode()
     return ColumnWords(words=tuple(words.split("\n")) if words else (), idf=idf)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,7 +63,7 @@ class Items:
             raise AutomatonError("no item is allowed: expected an index, and a filter, with at least one item")
         return found
 
-    def item_ids(self, tokens: Sequence[int]) -> NDArray[Any]:
+    def item_ids(self, tokens: Sequence[int]) -> NDArray[np.generic]:
         """Return the allowed items with which a text of these tokens ends.
 
         Several items can share a SID. For an unfinished text the result is empty. In an index of sequences, the result
