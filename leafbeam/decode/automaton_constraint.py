@@ -26,9 +26,8 @@ from leafbeam.decode.model_calls import JumpForward
 from leafbeam.errors import ArgumentError
 from leafbeam.ops import backend as backends
 from leafbeam.ops.backend import to_kind_of, to_numpy
-from leafbeam.ops.constrain import Beams
+from leafbeam.ops.constrain import AnyArray, Beams
 from leafbeam.ops.constrain.cpu import automaton as automata
-from leafbeam.ops.constrain.types import AnyArray
 from leafbeam.ops.head import HeadCosts, HeadLogits, cpu
 
 

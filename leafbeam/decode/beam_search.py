@@ -38,8 +38,7 @@ from leafbeam.decode.spares import Wanted, run_spares
 from leafbeam.errors import ArgumentError, counted
 from leafbeam.index import Filter, ItemColumn, Trie, Version
 from leafbeam.ops.backend import BoundIndex, IndexBindings, to_numpy
-from leafbeam.ops.constrain import Beams, Boosts, Scoring
-from leafbeam.ops.constrain.types import AnyArray
+from leafbeam.ops.constrain import AnyArray, Beams, Boosts, Scoring
 from leafbeam.ops.head import HeadCosts
 
 Widths = Sequence[int] | Sequence[Sequence[int]] | NDArray[np.int64]

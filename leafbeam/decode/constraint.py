@@ -20,8 +20,7 @@ from leafbeam.decode.spares import Spares, first_beams
 from leafbeam.errors import LogitsError
 from leafbeam.index import ItemColumn
 from leafbeam.ops.backend import is_jax, namespace_of, to_kind_of, to_numpy
-from leafbeam.ops.constrain import Beams
-from leafbeam.ops.constrain.types import AnyArray
+from leafbeam.ops.constrain import AnyArray, Beams
 
 _OTHER_TOKENS = ", of {:,} codes and, last, the log-sum-exp of the logits of all other tokens, for scoring 'vocabulary'"
 Launch = Callable[[int, Beams[Any], Any, int], tuple[Beams[Any], Any]]

@@ -20,9 +20,8 @@ from leafbeam.decode.constraint import BatchBoosts, Launch, TrieConstraint, chec
 from leafbeam.decode.model_calls import JumpForward
 from leafbeam.errors import ArgumentError
 from leafbeam.ops.backend import BoundIndex, to_kind_of, to_numpy
-from leafbeam.ops.constrain import Beams, Scoring
+from leafbeam.ops.constrain import AnyArray, Beams, Scoring
 from leafbeam.ops.constrain.cpu.ragged import extend_ragged
-from leafbeam.ops.constrain.types import AnyArray
 from leafbeam.ops.head import HeadCosts, Workload
 
 # Nanoseconds of a round over listed children beyond their products: once, and for each child.

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from leafbeam.errors import LogitsError, counted
 from leafbeam.ops.backend import to_kind_of, to_numpy
-from leafbeam.ops.constrain import Beams
-from leafbeam.ops.constrain.types import AnyArray
+from leafbeam.ops.constrain import AnyArray, Beams
 
 StepFn = Callable[[Any, Any], Any]
 SuffixFn = Callable[[Any, Any], Sequence[Any]]

@@ -18,8 +18,7 @@ from leafbeam.index import Filter, Trie, Version
 from leafbeam.index.filters import ItemSet
 from leafbeam.index.items import ItemIds
 from leafbeam.ops.backend import to_numpy
-from leafbeam.ops.constrain import Beams, Boosts, request_filters
-from leafbeam.ops.constrain.types import AnyArray
+from leafbeam.ops.constrain import AnyArray, Beams, Boosts, request_filters
 
 # One filter for all requests, or one for each; the denied item ids of each request.
 BatchFilters = Filter | Sequence[Filter | None] | None

@@ -18,9 +18,8 @@ from leafbeam.decode.constraint import Trace, raise_if_bad, rounds
 from leafbeam.decode.model_calls import ModelCalls, StepFn, SuffixFn
 from leafbeam.errors import ArgumentError, check_whole, counted
 from leafbeam.ops.backend import to_numpy
-from leafbeam.ops.constrain import Scoring
+from leafbeam.ops.constrain import AnyArray, Scoring
 from leafbeam.ops.constrain.cpu import automaton as automata
-from leafbeam.ops.constrain.types import AnyArray
 from leafbeam.ops.head import HeadCosts
 
 

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from leafbeam.decode.model_calls import ModelCalls, of_beams
 from leafbeam.ops.backend import namespace_of, to_kind_of
-from leafbeam.ops.constrain import Beams
-from leafbeam.ops.constrain.types import AnyArray, HostBeams
+from leafbeam.ops.constrain import AnyArray, Beams, HostBeams
 
 if TYPE_CHECKING:
     from leafbeam.decode.constraint import Constraint, Trace
