@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
 _BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.Match)
 # Files of one noun without a package of their own.
-_FLAT = {"errors", "extras", "files", "html_table", "ids", "jit", "machine", "precision", "__main__"}
+_FLAT = {path.stem for path in (ROOT / "leafbeam").glob("*.py")}
 
 
 def sections(name: str) -> str:
