@@ -156,7 +156,7 @@ def _joined(
     )
 
 
-def _of_matrix(path: Path, array: NDArray[np.integer], transposed: bool) -> ForeignSids:
+def _of_matrix(path: Path, array: Any, transposed: bool) -> ForeignSids:
     """Return the codes of the items 0, 1, ...: (N, L), or transposed (L, N), as GRID's TIGER reads them."""
     if array.ndim != 2 or array.dtype.kind not in "iu":
         raise DataError(f"{path} holds {array.dtype} of shape {array.shape}: expected whole numbers (items, levels)")
