@@ -248,7 +248,7 @@ BAD_BODIES: list[tuple[dict[str, Any], str]] = [
     ({**BASE, "guided_template": [[]]}, "a constraint is"),
     ({**BASE, "response_format": under({"$ref": "#"})}, "back to itself"),
     ({**BASE, "response_format": under(7)}, "expected a schema object"),
-    ({**BASE, "response_format": under({"type": "string", "maxLength": 10**8})}, "bound them more tightly"),
+    ({**BASE, "response_format": under({"type": "string", "maxLength": 10**8, "pattern": "a"})}, "bound them more tightly"),
     ({**ITEMS, "prompt": "P1"}, "prompt: expected a list of item ids"),
     ({**ITEMS, "prompt": ["P1"]}, "ids"),
     ({**ITEMS, "n": 0}, "num_items"),
@@ -272,8 +272,9 @@ def test_a_wrong_body_gets_400_in_the_shape_of_openai(text_http: httpx.Client, b
 
 
 PLACES: list[tuple[dict[str, Any], str, str]] = [
-    ({"response_format": under({"type": "object", "properties": {"a/b": {"$dynamicRef": "#x"}}})},
-     "response_format.json_schema.schema#/properties/a~1b/$dynamicRef", "#/properties/a~1b has $dynamicRef"),
+    ({"response_format": under({"type": "object", "properties": {"a/b": {"$recursiveRef": "#"}}, "$recursiveAnchor": True,
+                                "$defs": {"q": {"$recursiveAnchor": True}}})},
+     "response_format.json_schema.schema#/properties/a~1b/$recursiveRef", "expected one schema with this $recursiveAnchor"),
     ({"response_format": under({"type": "array", "items": {"type": "string", "pattern": "^(?i)a$"}})},
      "response_format.json_schema.schema#/items/pattern", "#/items/pattern: "),
     ({"response_format": under({"$ref": "#/$defs/x"})}, "response_format.json_schema.schema#/$ref", "points to nothing"),
