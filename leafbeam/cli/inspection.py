@@ -123,10 +123,11 @@ def _show_model(console: Console, path: Path) -> None:
     parameters = sum(weight.numel() for weight in model.parameters())
     title = f"{path}  ·  {counted(parameters, 'parameter')}"
     table = Table("setting", Column(justify="right"), title=title, title_justify="left", show_header=False)
-    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "history_layers")
-    names += ("num_attention_heads", "num_key_value_heads")
+    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
     if isinstance(model.config, EncoderDecoderConfig):
         names = ("d_model", "d_ff", "num_layers", "num_decoder_layers", "num_heads", "num_experts")
+    elif model.config.item_history:
+        table.add_row("architecture", "item-history")
     for name in names:
         table.add_row(name, f"{getattr(model.config, name):,}")
     table.add_row("vocabulary", counted(model.vocabulary.size, "token"))

@@ -20,7 +20,7 @@ T5_FAMILY = "t5", "mt5", "umt5"  # of transformers, by the model_type in config.
 ENCODER_DECODERS = (*T5_FAMILY, "leafbeam_t5_moe", "leafbeam_t5_mlp")
 
 # Beyond these, a config is damaged: building its modules would take minutes, and its tensors no memory has.
-_LAYERS = ("num_hidden_layers", "history_layers", "num_layers", "num_decoder_layers")
+_LAYERS = ("num_hidden_layers", "num_layers", "num_decoder_layers")
 _MAX_LAYERS, _MAX_EXPERTS, _MAX_DECODER_EXPERTS, _MAX_SIZE = 1024, 4096, 2**16, 2**31 - 1
 
 _NOT_OF_T5 = (
@@ -39,7 +39,7 @@ _OF_OTHERS = frozenset(
         *("hidden_act", "is_gated", "embedding_scale", "learned_positions", "attention_scale", "attention_cap", "logit_cap"),
         *("rope_frequencies", "rope_scale", "sliding_window", "local_layers", "local_frequencies", "local_scale"),
         *("num_experts", "num_experts_per_tok", "norm_topk_prob", "moe_intermediate_size", "expert_layers"),
-        "history_layers",
+        "item_history",
     }
 )
 
@@ -83,8 +83,7 @@ class ModelConfig:
         local_scale: As rope_scale, of the local layers.
         expert_layers: The layers whose feed-forward block is a mixture of num_experts experts, of which the router picks
             num_experts_per_tok; norm_topk_prob says whether their weights are normalised to sum to 1.
-        history_layers: The layers that read the history, one vector an item; the num_hidden_layers then read the last of
-            these vectors and an item's codes. 0: the num_hidden_layers read all codes one by one.
+        item_history: Whether an item of the history is one position, whose vector is the sum of its codes' embeddings.
         dropout: The share of values that are dropped in training after the embedding and after every block.
 
     Examples:
@@ -129,10 +128,10 @@ class ModelConfig:
     norm_topk_prob: bool = False
     moe_intermediate_size: int = 0
     expert_layers: tuple[int, ...] = ()
-    history_layers: int = 0
+    item_history: bool = False
 
     def __post_init__(self) -> None:
-        zero = {"dropout", "attention_scale", "attention_cap", "logit_cap", "sliding_window", "history_layers"}
+        zero = {"dropout", "attention_scale", "attention_cap", "logit_cap", "sliding_window"}
         _check_fields(self, may_be_zero=zero | {"num_experts", "num_experts_per_tok", "moe_intermediate_size"})
         for name, kind in (
             ("norm", Norm),
@@ -155,8 +154,8 @@ class ModelConfig:
         for name in ("local_layers", "expert_layers"):
             if any(not 0 <= layer < self.num_hidden_layers for layer in getattr(self, name)):
                 raise ArgumentError(f"{name} must be layers of 0 to {self.num_hidden_layers - 1}, not {getattr(self, name)}")
-        if self.history_layers and (self.local_layers or self.expert_layers):
-            raise ArgumentError("history_layers goes without local_layers and expert_layers, which number the other layers")
+        if self.item_history and (self.local_layers or self.attention_cap):
+            raise ArgumentError("item_history is implemented without local_layers and attention_cap: leave them out")
         if self.local_layers and not self.sliding_window:
             raise ArgumentError("sliding_window must be above 0 if there are local_layers")
         if self.expert_layers:

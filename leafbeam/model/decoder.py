@@ -44,10 +44,15 @@ def make_dropout(rate: float, generator: torch.Generator | None) -> Dropout:
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
-def causal(layer: int, query_BTHE: Tensor, key_BTGE: Tensor, value_BTGE: Tensor) -> Tensor:
-    """Causal attention; padding on the right is seen by padding only."""
+def causal(layer: int, query_BTHE: Tensor, key_BTGE: Tensor, value_BTGE: Tensor, visible_TT: Tensor | None = None) -> Tensor:
+    """Causal attention, or attention to what is visible; padding on the right is seen by padding only."""
     query_BHTE, key_BGTE, value_BGTE = (x.transpose(1, 2) for x in (query_BTHE, key_BTGE, value_BTGE))
-    attend = partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=key_BGTE.shape[1] != query_BHTE.shape[1])
+    attend = partial(
+        F.scaled_dot_product_attention,
+        attn_mask=visible_TT,
+        is_causal=visible_TT is None,
+        enable_gqa=key_BGTE.shape[1] != query_BHTE.shape[1],
+    )
     if value_BTGE.dtype == torch.bfloat16 and value_BTGE.requires_grad and value_BTGE.device.type == "cpu":
         with torch.autocast("cpu", enabled=False):  # torch's gradients in bfloat16 take up to five times as long there
             return attend(query_BHTE.float(), key_BGTE.float(), value_BGTE.float()).transpose(1, 2).to(torch.bfloat16)
@@ -222,19 +227,17 @@ def _normed(norm: RMSNorm | LayerNorm | None, hidden_BTD: Tensor) -> Tensor:
     return hidden_BTD if norm is None else norm(hidden_BTD)
 
 
-class Stack(nn.Module):
-    """Layers and a final norm, over vectors. Parameters are on the meta device; `Transformer` allocates them."""
+class Decoder(nn.Module):
+    """Embedding, layers, final norm. Parameters are on the meta device; `Transformer` allocates them."""
 
-    def __init__(self, config: ModelConfig, num_layers: int, **before: nn.Module) -> None:
-        """before: modules by their names, whose parameters are drawn before those of the layers."""
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        for name, module in before.items():
-            self.add_module(name, module)
+        self.embed_tokens = _embedding(config.vocab_size, config.hidden_size)
         self.embed_positions = None
         if config.learned_positions:
             self.embed_positions = _embedding(config.max_position_embeddings, config.hidden_size)
-        self.layers = nn.ModuleList(Layer(config, number) for number in range(num_layers))
+        self.layers = nn.ModuleList(Layer(config, number) for number in range(config.num_hidden_layers))
         self.norm = (RMSNorm if config.norm == "rms" else LayerNorm)(config.hidden_size, config.rms_norm_eps)
         self._frequencies: dict[tuple[bool, torch.device], Tensor] = {}  # made before a graph is captured, which copies nothing
 
@@ -249,6 +252,11 @@ class Stack(nn.Module):
             self._frequencies[is_local, device] = frequencies
         scale = config.local_scale if is_local else config.rope_scale
         return Rotary(self._frequencies[is_local, device], scale, positions, dtype)
+
+    def embed(self, tokens_BT: Tensor) -> Tensor:
+        """Return the vectors (B, T, D) of tokens, as they enter the first layer."""
+        hidden_BTD, scale = self.embed_tokens(tokens_BT), self.config.embedding_scale
+        return hidden_BTD if scale == 1 else hidden_BTD * float(torch.tensor(scale, dtype=hidden_BTD.dtype))
 
     def forward(self, hidden_BTD: Tensor, positions: Tensor, attend: Attend, dropout: Dropout = lambda x: x) -> Tensor:
         """Hidden states (B, T, D) after the final norm, of vectors at `positions` (see `Rotary`)."""
@@ -265,21 +273,6 @@ class Stack(nn.Module):
             rotate = local if number in config.local_layers else rotary
             hidden_BTD = cast(Layer, layer)(hidden_BTD, number, rotate, attend, dropout)
         return self.norm(hidden_BTD)
-
-
-class Decoder(Stack):
-    """A stack with an embedding of the tokens."""
-
-    embed_tokens: nn.Embedding
-
-    def __init__(self, config: ModelConfig) -> None:
-        embedding = _embedding(config.vocab_size, config.hidden_size)
-        super().__init__(config, config.num_hidden_layers, embed_tokens=embedding)
-
-    def embed(self, tokens_BT: Tensor) -> Tensor:
-        """Return the vectors (B, T, D) of tokens, as they enter the first layer."""
-        hidden_BTD, scale = self.embed_tokens(tokens_BT), self.config.embedding_scale
-        return hidden_BTD if scale == 1 else hidden_BTD * float(torch.tensor(scale, dtype=hidden_BTD.dtype))
 
 
 def _embedding(count: int, size: int) -> nn.Embedding:

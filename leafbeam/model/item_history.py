@@ -1,22 +1,27 @@
-"""Histories of one vector an item, for a model that writes the codes of the next item by depth.
+"""Histories of one vector an item, in one stack of layers with the codes of the next item.
 
-    position 0       the sum of the vectors of the tokens before the history
-    position i       the sum of the vectors of item i's codes
-    hidden state i   stands before the codes of item i + 1, which the decoder reads and writes after it
+    position 0              the sum of the vectors of the tokens before the history
+    position i              the sum of the vectors of item i's codes, which sees the items before it
+    position i + 1 + level  a code of item i + 1, which sees items 0 to i and the codes before it
+
+The hidden state of item i predicts the first code of item i + 1, that of a code the next code. Training runs the codes of all
+items in one pass, behind the items, which do not see them.
 
 Sources: Lee et al., 2022 (RQ-Transformer); MARIUS (arXiv 2508.14910).
 
-Shapes: B requests, T tokens of a prompt, N positions, L levels, P predicted items, D hidden.
+Shapes: B requests, T tokens of a prompt, N positions of items, L levels, P predicted items, M = L - 1 codes that are read of
+each, R = N + P x M rows, D hidden.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from leafbeam.errors import ArgumentError, counted
-from leafbeam.model.decoder import Attend, Decoder, Dropout, Stack
+from leafbeam.model.decoder import Decoder, Dropout, causal
 from leafbeam.model.vocabulary import AnyVocabulary
 
 
@@ -37,7 +42,7 @@ class ItemPositions:
         """Return the positions of a vocabulary's prompts; ArgumentError if they are not items alone after the first tokens."""
         tokens = vocabulary.prompt_tokens
         if tokens.between or tokens.after or vocabulary.item_length != vocabulary.num_levels:
-            raise ArgumentError("history_layers reads prompts of whole items: leave out what stands between and after them")
+            raise ArgumentError("item_history reads prompts of whole items: leave out what stands between and after them")
         return cls(num_before=vocabulary.prompt_length(0), num_levels=vocabulary.num_levels)
 
     @property
@@ -67,13 +72,26 @@ class ItemPositions:
         around = (*[0] * (2 * parts_BT.ndim - 4), self.padding, right)
         return F.pad(parts_BT, around).unflatten(1, (-1, self.num_levels))
 
-    def run(self, history: Stack, decoder: Decoder, vectors_BTD: Tensor, attend: Attend, dropout: Dropout) -> Tensor:
+    def vectors(self, vectors_BTD: Tensor) -> Tensor:
+        """Return the vectors (B, N, D) of the complete positions of prompts."""
+        return self.grouped(vectors_BTD)[:, :-1].sum(2)
+
+    def run(self, body: Decoder, vectors_BTD: Tensor, dropout: Dropout) -> Tensor:
         """Return the hidden states (B, T, D) after each token from which the next one is predicted; zeros before these."""
-        vectors_BNLD = self.grouped(vectors_BTD)
-        (batch, count, levels, _), device = vectors_BNLD.shape, vectors_BTD.device
-        read_BND = history(vectors_BNLD[:, :-1].sum(2), torch.arange(count - 1, device=device), attend, dropout)
-        first = (self.num_before + self.padding) // levels - 1
-        inputs_BPLD = torch.cat((read_BND[:, first:, None], vectors_BNLD[:, first + 1 :, :-1]), 2)
-        hidden = decoder(inputs_BPLD.flatten(0, 1), torch.arange(levels, device=device), attend, dropout)
-        predicted_BTD = hidden.unflatten(0, (batch, -1)).flatten(1, 2)[:, : vectors_BTD.shape[1] - self.num_before + 1]
+        vectors_BNLD, device = self.grouped(vectors_BTD), vectors_BTD.device
+        first = (self.num_before + self.padding) // self.num_levels - 1
+        items_BND, codes_BPMD = vectors_BNLD[:, :-1].sum(2), vectors_BNLD[:, first + 1 :, :-1]
+        num_items, (num_predicted, num_codes) = items_BND.shape[1], codes_BPMD.shape[1:3]
+        # The newest item that a row sees; and its level, -1 of an item.
+        newest_P, level_M = torch.arange(first, num_items, device=device), torch.arange(num_codes, device=device)
+        newest_R = torch.cat((torch.arange(num_items, device=device), newest_P.repeat_interleave(num_codes)))
+        level_R = torch.cat((newest_R.new_full((num_items,), -1), level_M.repeat(num_predicted)))
+        is_newer_RR, is_same_RR = newest_R[:, None] >= newest_R, newest_R[:, None] == newest_R
+        visible_RR = torch.where(level_R < 0, is_newer_RR, is_same_RR & (level_R[:, None] >= level_R))
+        attend = partial(causal, visible_TT=visible_RR)
+        rows_BRD = torch.cat((items_BND, codes_BPMD.flatten(1, 2)), 1)
+        hidden_BRD = body(rows_BRD, newest_R + 1 + level_R, attend, dropout)
+        codes_BPMD = hidden_BRD[:, num_items:].unflatten(1, (num_predicted, num_codes))
+        predicted_BPLD = torch.cat((hidden_BRD[:, first:num_items, None], codes_BPMD), 2)
+        predicted_BTD = predicted_BPLD.flatten(1, 2)[:, : vectors_BTD.shape[1] - self.num_before + 1]
         return F.pad(predicted_BTD, (0, 0, self.num_before - 1, 0))

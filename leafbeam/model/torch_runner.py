@@ -12,7 +12,7 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
-from leafbeam.model.decoder import Attend, Decoder, Stack, causal_attention
+from leafbeam.model.decoder import Decoder, causal_attention
 from leafbeam.model.kv_cache import CodeCache, PromptCache, TextCache
 from leafbeam.ops.attention import reference
 from leafbeam.ops.attention.reference import causal_suffix_attention, codes_of, merge
@@ -80,12 +80,6 @@ class TorchRunner(ABC):
         return [self._options.head(hidden_BKCD[:, :, code], level + 1 + code) for code in range(num_codes)]
 
 
-def last_of_prompts(body: Stack, vectors_BTD: Tensor, lengths_B: Tensor, attend: Attend) -> Tensor:
-    """Return the hidden states (B, D) of each prompt's last position."""
-    hidden_BTD = body(vectors_BTD, torch.arange(vectors_BTD.shape[1], device=vectors_BTD.device), attend)
-    return hidden_BTD[torch.arange(len(lengths_B), device=lengths_B.device), lengths_B - 1]
-
-
 class DecoderRunner(TorchRunner):
     """The runner of a decoder-only model, for codes and, as `TextRunner`, for texts. vectors_BTD: those of the prompts."""
 
@@ -98,7 +92,8 @@ class DecoderRunner(TorchRunner):
             self.prompt.append(key_BTGE, value_BTGE)
             return attend(layer, query_BTHE, key_BTGE, value_BTGE)
 
-        self._last_BD = last_of_prompts(body, vectors_BTD, lengths_B, prefill)
+        hidden_BTD = body(vectors_BTD, torch.arange(vectors_BTD.shape[1], device=vectors_BTD.device), prefill)
+        self._last_BD = hidden_BTD[torch.arange(len(lengths_B), device=lengths_B.device), lengths_B - 1]
         self._texts = TextCache(self._num_layers)
 
     def root_logits(self) -> Tensor:

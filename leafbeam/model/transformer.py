@@ -23,12 +23,12 @@ from leafbeam.model.cpu.layers import parameters_of
 from leafbeam.model.cpu.products import ProductTuning, tune_products
 from leafbeam.model.cpu.runner import CpuOptions, CpuRunner
 from leafbeam.model.cpu.workspace import Workspace
-from leafbeam.model.decoder import Decoder, Layer, Linear, Stack, causal_attention, make_dropout
+from leafbeam.model.decoder import Decoder, Layer, Linear, causal_attention, make_dropout
 from leafbeam.model.item_history import ItemPositions
 from leafbeam.model.prompt_store import PromptStore
 from leafbeam.model.session import DecodeSession, Runner, check_prompts, checked_lengths
 from leafbeam.model.text_session import TextRunner, TextSession
-from leafbeam.model.torch_runner import DecoderRunner, RunnerOptions, last_of_prompts
+from leafbeam.model.torch_runner import DecoderRunner, RunnerOptions
 from leafbeam.model.vocabulary import AnyVocabulary, TextTokens
 from leafbeam.model.weights import TensorNames
 from leafbeam.ops.linear import onednn
@@ -75,9 +75,7 @@ class Transformer(SidModel[ModelConfig]):
         self._products = torch.float32  # what `CpuRunner` multiplies the layers' matrices in
         self._num_packed = 0
         self.model = Decoder(config)
-        self.history: Stack | None = None
-        if config.history_layers:
-            self.history, self._positions = Stack(config, config.history_layers), ItemPositions.of(vocabulary)
+        self._items = ItemPositions.of(vocabulary) if config.item_history else None
         self._finish(generator, device)
 
     @classmethod
@@ -112,11 +110,11 @@ class Transformer(SidModel[ModelConfig]):
         check_prompts(tokens_BT, lengths_B, self.config)
         positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
         drop = make_dropout(self.config.dropout if self.training else 0.0, dropout)
-        attend, vectors_BTD = causal_attention(self.config), self.model.embed(tokens_BT)
-        if self.history is None:
-            hidden_BTD = self.model(vectors_BTD, positions_T, attend, drop)
+        vectors_BTD = self.model.embed(tokens_BT)
+        if self._items is None:
+            hidden_BTD = self.model(vectors_BTD, positions_T, causal_attention(self.config), drop)
         else:
-            hidden_BTD = self._positions.run(self.history, self.model, vectors_BTD, attend, drop)
+            hidden_BTD = self._items.run(self.model, vectors_BTD, drop)
         if lengths_B is None:
             return hidden_BTD
         return hidden_BTD.masked_fill((positions_T >= lengths_B.to(tokens_BT.device)[:, None])[..., None], 0)
@@ -202,7 +200,8 @@ class Transformer(SidModel[ModelConfig]):
         """
         if not self.takes_workspace:
             return None
-        return tune_products([parameters_of(layer).matrices for layer in self.all_layers], self._products)
+        layers = [parameters_of(cast(Layer, layer)).matrices for layer in self.model.layers]
+        return tune_products(layers, self._products)
 
     def _is_faster_packed(self, weight: Tensor) -> bool:
         is_plain = not weight.is_mkldnn and weight.dtype == self._products
@@ -230,14 +229,8 @@ class Transformer(SidModel[ModelConfig]):
 
     def _attention_inputs(self) -> list[tuple[Linear, Linear, Linear]]:
         """The modules of each layer's queries, keys and values."""
-        attentions = [layer.self_attn for layer in self.all_layers]
+        attentions = [cast(Layer, layer).self_attn for layer in self.model.layers]
         return [(attention.q_proj, attention.k_proj, attention.v_proj) for attention in attentions]
-
-    @property
-    def all_layers(self) -> list[Layer]:
-        """Return the layers of the history, if it has its own, and of the decoder."""
-        history = () if self.history is None else self.history.layers
-        return [cast(Layer, layer) for layer in (*history, *self.model.layers)]
 
     @property
     def logit_cap(self) -> float:
@@ -296,18 +289,19 @@ class Transformer(SidModel[ModelConfig]):
             self._check_reads_texts()
         vocabulary = vocabulary or self.vocabulary
         lengths_B = checked_lengths(tokens_BT, lengths_B, self.config, vocabulary.num_levels)
-        if self.history is not None:
-            self._positions.check(lengths_B)
+        if self._items is not None:
+            self._items.check(lengths_B)
         weight = self.head_weight
         if self.takes_workspace:
             head = None if hidden else weight
             on_cpu = CpuOptions(
                 workspace=workspace, store=store, beams=beams, products=self._products, other_tokens=other_tokens
             )
-            if self.history is None:
-                runner: Runner = CpuRunner(self.model, head, vocabulary, tokens_BT, lengths_B, on_cpu)
-            else:
-                runner = self._run_history(self.history, head, tokens_BT, lengths_B, on_cpu)
+            vectors_BND = None
+            if self._items is not None:
+                vectors_BND, counts_B = self._items.vectors(self.model.embed(tokens_BT)), self._items.count(lengths_B)
+                tokens_BT, lengths_B = self._items.grouped(tokens_BT), counts_B
+            runner: Runner = CpuRunner(self.model, head, vocabulary, tokens_BT, lengths_B, on_cpu, vectors_BND)
         elif workspace is not None or store is not None:
             raise ArgumentError(
                 f"workspace and store need a model in float32 on a CPU; this model is {weight.dtype} on {weight.device}: "
@@ -321,27 +315,13 @@ class Transformer(SidModel[ModelConfig]):
     def run_prompts(self, tokens_BT: Tensor, lengths_B: Tensor, options: RunnerOptions) -> DecoderRunner:
         """Prefill prompts with the torch modules; arguments are not checked."""
         vectors_BTD = self.model.embed(tokens_BT)
-        if self.history is not None:
-            vectors_BTD = self._positions.grouped(vectors_BTD).sum(2)
-            counts_B = self._positions.count(lengths_B)
-            last_BD = last_of_prompts(self.history, vectors_BTD, counts_B, causal_attention(self.config))
-            vectors_BTD, lengths_B = last_BD[:, None], torch.ones_like(lengths_B)
+        if self._items is not None:
+            vectors_BTD, lengths_B = self._items.vectors(vectors_BTD), self._items.count(lengths_B)
         return DecoderRunner(self.model, vectors_BTD, lengths_B, options)
 
-    def _run_history(
-        self, history: Stack, head: Tensor | None, tokens_BT: Tensor, lengths_B: Tensor, options: CpuOptions
-    ) -> CpuRunner:
-        """Prefill histories of one vector an item on a CPU, then the decoder with their last hidden states as its prompts."""
-        items, vocabulary = self._positions, self.vocabulary
-        vectors_BND = items.grouped(self.model.embed(tokens_BT)).sum(2)
-        reader = replace(options, beams=0, other_tokens=False)
-        prompts = CpuRunner(history, None, vocabulary, items.grouped(tokens_BT), items.count(lengths_B), reader, vectors_BND)
-        last_B1D, one_B = prompts.root_logits()[:, None], torch.ones_like(lengths_B)
-        return CpuRunner(self.model, head, vocabulary, one_B[:, None], one_B, replace(options, store=None), last_B1D)
-
     def _check_reads_texts(self) -> None:
-        if self.history is not None:
-            raise ArgumentError("this model reads one vector an item, so it writes no texts: use one without history_layers")
+        if self._items is not None:
+            raise ArgumentError("this model reads one vector an item, so it writes no texts: use one without item_history")
 
     @torch.inference_mode()
     def start_texts(

@@ -57,7 +57,7 @@ class DataParallel:
         from torch.distributed.fsdp import fully_shard  # takes a second to import
 
         mesh = init_device_mesh(model.device.type, (self.size,))
-        for layer in model.all_layers if isinstance(model, Transformer) else ():
+        for layer in model.model.layers if isinstance(model, Transformer) else ():
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
 

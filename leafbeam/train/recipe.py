@@ -73,12 +73,11 @@ class Recipe:
         budget: When training ends.
         seed: The seed of the initial weights, the order of the data and dropout.
         architecture: The architecture of the model: decoder-only is Qwen3's; encoder-decoder is T5's, with as many encoder
-            layers as decoder layers (num_key_value_heads does not apply to it); item-history reads one vector an item with
-            layers as Qwen3's, and writes the next item's codes with depth_layers more.
+            layers as decoder layers (num_key_value_heads does not apply to it); item-history has the layers of
+            decoder-only, and reads one vector an item of the history: the sum of its codes' embeddings.
         hidden_size: The width of the model.
         intermediate_size: The width inside the feed-forward layers.
         num_hidden_layers: The number of layers; an encoder-decoder has this many in each half.
-        depth_layers: The number of layers that write the codes of an item, in an item-history.
         num_attention_heads: The number of query heads.
         num_key_value_heads: The number of key and value heads; num_attention_heads must be a multiple of it.
         head_dim: The width of an attention head.
@@ -122,7 +121,6 @@ class Recipe:
     hidden_size: int = 128
     intermediate_size: int = 384
     num_hidden_layers: int = 2
-    depth_layers: int = 1
     num_attention_heads: int = 4
     num_key_value_heads: int = 4
     head_dim: int = 32
@@ -196,8 +194,7 @@ class Recipe:
                 num_experts_per_tok=self.num_experts_per_tok,
             )
         shared = {field.name: getattr(self, field.name) for field in fields(ModelConfig) if hasattr(self, field.name)}
-        if self.architecture == "item-history":
-            shared |= {"history_layers": self.num_hidden_layers, "num_hidden_layers": self.depth_layers}
+        shared["item_history"] = self.architecture == "item-history"
         return ModelConfig(vocab_size=vocabulary.size, max_position_embeddings=positions, **shared)
 
     def learning_rate_at(self, share: float) -> float:

@@ -31,8 +31,8 @@ def test_it_is_of_its_architecture(run: Path):
         assert all(words in shown for words in ("num_decoder_layers", "num_experts"))
     else:
         assert isinstance(model, Transformer)
-        assert (model.config.history_layers, model.vocabulary.num_users) == (1, 20)
-        assert "history_layers" in shown
+        assert (model.config.item_history, model.vocabulary.num_users) == (True, 20)
+        assert "item-history" in shown
 
 
 def test_evaluate_and_recommend_read_it(run: Path):

@@ -75,7 +75,7 @@ def test_it_finds_what_beam_search_finds_again_and_again(seed: int) -> None:
         vocabulary = TokenTable(tokens_per_level=levels, size=100, pad=0, bos=1, eos=2)
     model: Any = new_encoder_decoder(seed, vocabulary) if seed in (6, 7) else new_model(seed, vocabulary)
     if seed > 7:
-        model = new_model(seed, vocabulary, history_layers=1, num_hidden_layers=seed - 7)
+        model = new_model(seed, vocabulary, item_history=True, num_hidden_layers=seed - 7)
     version = new_version(rng, num_delta=40 * (seed % 2))
     scoring: Any = ("full", "allowed")[seed % 2 if seed > 5 else seed // 2 % 2]
     bucket = Bucket(batch=4, length=32, num_beams=int(rng.choice([1, 7, 64])), scoring=scoring)
@@ -124,7 +124,7 @@ def test_nobody_waits_for_a_value(scoring: Any, num_delta: int) -> None:
     rng = np.random.default_rng(4)
     vocabulary = Vocabulary(codebook_sizes=SIZES)
     model, version = new_model(3, vocabulary, num_hidden_layers=1), new_version(rng, num_delta=num_delta)
-    others = new_encoder_decoder(3, vocabulary), new_model(3, vocabulary, history_layers=1)
+    others = new_encoder_decoder(3, vocabulary), new_model(3, vocabulary, item_history=True)
     bucket = Bucket(batch=2, length=12, num_beams=8, scoring=scoring)
     with FakeTensorMode(allow_non_fake_inputs=True):
         new_decode(model, version, bucket).run()
@@ -191,7 +191,7 @@ def without_contents(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("scoring", ["full", "allowed"])
-@pytest.mark.parametrize("kind", [new_model, new_encoder_decoder, partial(new_model, history_layers=1)])
+@pytest.mark.parametrize("kind", [new_model, new_encoder_decoder, partial(new_model, item_history=True)])
 def test_nothing_comes_from_the_host(scoring: Any, kind: Callable[[int, Any], AnyModel]) -> None:
     """Copies from the host's memory could not be captured: of all operations of a run none has a tensor there."""
     rng = np.random.default_rng(4)
@@ -220,10 +220,10 @@ def test_what_a_gpu_runs_finds_the_same(scoring: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [partial(new_encoder_decoder, num_decoder_layers=1), partial(new_model, history_layers=1, num_hidden_layers=1)]
+    "kind", [partial(new_encoder_decoder, num_decoder_layers=1), partial(new_model, item_history=True, num_hidden_layers=1)]
 )
 def test_what_a_gpu_runs_of_other_architectures_finds_the_same(kind: Callable[[int, Any], AnyModel]) -> None:
-    """The Triton kernels of attention over the prompt and the codes alone, and over one vector, under the interpreter."""
+    """The Triton kernels of attention over the prompt and the codes alone, and over items, under the interpreter."""
     rng = np.random.default_rng(13)
     vocabulary = Vocabulary(codebook_sizes=SIZES)
     model, version = kind(5, vocabulary), new_version(rng, 40)

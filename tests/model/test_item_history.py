@@ -14,7 +14,7 @@ from leafbeam.decode import BeamSearch
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie
 from leafbeam.model import AnyVocabulary, PromptStore, TokenTable, Transformer, Vocabulary, Workspace, load_model
-from leafbeam.model.decoder import Layer, Stack, causal
+from leafbeam.model.decoder import Layer, causal
 from leafbeam.model.vocabulary import PromptTokens
 from tests.fixtures.sessions import check_a_search
 
@@ -22,10 +22,11 @@ MakeModel = Callable[..., Transformer]
 SIZES = (16, 12, 9, 5)
 USERS = Vocabulary(codebook_sizes=SIZES, num_users=7)
 CASES = [
-    {"history_layers": 2, "num_hidden_layers": 1},
-    {"history_layers": 1, "num_hidden_layers": 2, "tie_word_embeddings": True, "attention_bias": True},
-    {"history_layers": 1, "num_hidden_layers": 1, "learned_positions": True, "embedding_scale": 3.0, "logit_cap": 2.0},
-    {"history_layers": 2, "num_hidden_layers": 1, "norm": "layer", "is_gated": False, "query_key_norm": "none"},
+    {"item_history": True},
+    {"item_history": True, "tie_word_embeddings": True, "attention_bias": True},
+    {"item_history": True, "num_hidden_layers": 1, "learned_positions": True, "embedding_scale": 3.0, "logit_cap": 2.0},
+    {"item_history": True, "norm": "layer", "is_gated": False, "query_key_norm": "none"},
+    {"item_history": True, "expert_layers": (1,), "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
 ]
 
 
@@ -37,31 +38,27 @@ def drawn(vocabulary: AnyVocabulary, rng: np.random.Generator, *counts: int) -> 
 
 
 def log_probabilities(model: Transformer, prompt: Tensor, codes: list[int]) -> list[Tensor]:
-    """The next item's codes by the formulas alone: one vector an item, then its codes one after the other."""
+    """The next item's codes by the formulas alone: one causal pass over a vector an item and the codes before each."""
     before, levels = model.vocabulary.prompt_length(0), model.vocabulary.num_levels
     tokens = torch.tensor([int(model.vocabulary.tokens_at(torch.tensor(code), level)) for level, code in enumerate(codes)])
     embedded = model.embedding.weight * model.config.embedding_scale
-    items = [embedded[prompt[:before]].sum(0)]
-    items += [embedded[item].sum(0) for item in prompt[before:].view(-1, levels)]
+    rows = [embedded[prompt[:before]].sum(0), *(embedded[item].sum(0) for item in prompt[before:].view(-1, levels))]
 
-    def run(stack: Stack, rows: list[Tensor]) -> Tensor:
-        positions, hidden = torch.arange(len(rows)), torch.stack(rows)[None]
-        if stack.embed_positions is not None:
-            hidden = hidden + stack.embed_positions.weight[: len(rows)]
-        rotary = stack.rotary(positions, torch.float32) if model.config.is_rotary else None
-        for number, layer in enumerate(stack.layers):
+    def run() -> Tensor:
+        body, positions, hidden = model.model, torch.arange(len(rows)), torch.stack(rows)[None]
+        if body.embed_positions is not None:
+            hidden = hidden + body.embed_positions.weight[: len(rows)]
+        rotary = body.rotary(positions, torch.float32) if model.config.is_rotary else None
+        for number, layer in enumerate(body.layers):
             assert isinstance(layer, Layer)
             hidden = layer(hidden, number, rotary, causal, lambda x: x)
-        return cast(Tensor, stack.norm(hidden))[0, -1]
+        return cast(Tensor, body.norm(hidden))[0, -1]
 
-    assert model.history is not None
     with torch.no_grad():
-        rows = [run(model.history, items)]
         found: list[Tensor] = []
         for level in range(levels):
-            found.append(model.head(run(model.model, rows), level).log_softmax(-1))
-            if level < levels - 1:
-                rows.append(embedded[tokens[level]])
+            found.append(model.head(run(), level).log_softmax(-1))
+            rows.append(embedded[tokens[level]])
     return found
 
 
@@ -125,10 +122,9 @@ def test_a_search_with_dropped_prefixes_finds_the_exact_best(make_model: MakeMod
     assert result.is_proved.all()
     for request in range(2):
         prompt = tokens[request, : lengths[request]]
-        leaves = sorted({tuple(row) for row in codes.tolist()})
         scores = [
-            sum(float(log_p[code]) for log_p, code in zip(log_probabilities(model, prompt, list(leaf)), leaf, strict=True))
-            for leaf in leaves
+            sum(float(log_p[code]) for log_p, code in zip(log_probabilities(model, prompt, item), item, strict=True))
+            for item in codes.tolist()
         ]
         best = np.sort(scores)[::-1][:10]
         np.testing.assert_allclose(result.scores[request], best, atol=1e-4)
@@ -175,7 +171,7 @@ def test_what_does_not_fit_is_refused(make_model: MakeModel):
         model.start(tokens[:, :-1])
     with pytest.raises(ArgumentError, match="writes no texts"):
         model.start_texts(tokens)
-    with pytest.raises(ArgumentError, match="history_layers goes without"):
+    with pytest.raises(ArgumentError, match="item_history is implemented without"):
         dataclasses.replace(model.config, local_layers=(0,), sliding_window=3)
     levels = tuple(tuple(range(begin, begin + size)) for begin, size in zip((10, 30, 50, 70), SIZES, strict=True))
     table = TokenTable(tokens_per_level=levels, size=100, pad=0, bos=1, eos=2, prompt=PromptTokens(before=(1,), after=(2,)))

@@ -30,7 +30,7 @@ from leafbeam.model.cpu import kernels, pointwise
 from leafbeam.model.cpu.layers import HeadsOfLayers, LayerParameters, Layers, Prompts, choose_layers, even_parts, parameters_of
 from leafbeam.model.cpu.rows import Rows, lay_out_codes, lay_out_prompts, segments_of
 from leafbeam.model.cpu.workspace import Chunk, Workspace
-from leafbeam.model.decoder import Decoder, Layer, LayerNorm, Stack
+from leafbeam.model.decoder import Decoder, Layer, LayerNorm
 from leafbeam.model.other_tokens import OtherTokens
 from leafbeam.model.prompt_store import CachedPrompt, PromptStore
 from leafbeam.model.vocabulary import AnyVocabulary
@@ -74,7 +74,7 @@ class CpuRunner:
 
     def __init__(
         self,
-        body: Stack,
+        body: Decoder,
         head_weight: Tensor | None,
         vocabulary: AnyVocabulary,
         tokens_BT: Tensor,
@@ -84,8 +84,7 @@ class CpuRunner:
     ) -> None:
         self._config: ModelConfig = body.config
         self._vectors_ND = None if vectors_BTD is None else vectors_BTD.flatten(0, 1).numpy()
-        if isinstance(body, Decoder):
-            self._embedding = body.embed_tokens.weight.detach().numpy()
+        self._embedding = body.embed_tokens.weight.detach().numpy()
         norm, positions = body.norm, body.embed_positions
         self._norm = norm.weight.detach().numpy()
         self._norm_bias = norm.bias.detach().numpy() if isinstance(norm, LayerNorm) else self._norm[:0]
@@ -108,7 +107,7 @@ class CpuRunner:
         scores = self._space.buffer("scores", max(self._space.scores, torch.get_num_threads() * row_scores))
         positions = min(longest + max(64, vocabulary.num_levels), config.max_position_embeddings)
         width = config.num_key_value_heads * config.head_dim
-        self._slot_size = len(body.layers) * width  # elements of the keys of a code in all layers, and of its values
+        self._slot_size = config.num_hidden_layers * width  # elements of the keys of a code in all layers, and of its values
         heads, local = (self._heads_of(body, positions, is_local=is_local) for is_local in (False, True))
         activation = _ACTIVATIONS[config.hidden_act]
         self._heads = HeadsOfLayers(heads, local, config.local_layers, activation)
@@ -120,7 +119,7 @@ class CpuRunner:
             self._run_new_tokens(array_BT, options.store)
         self.restart()
 
-    def _heads_of(self, body: Stack, positions: int, *, is_local: bool) -> kernels.Heads:
+    def _heads_of(self, body: Decoder, positions: int, *, is_local: bool) -> kernels.Heads:
         """Return the heads of the layers that are local, or of the others, with rotations of so many positions."""
         config, half = self._config, self._config.head_dim // 2
 
@@ -254,7 +253,7 @@ class CpuRunner:
         """Run every token that is not cached, chunk by chunk; the last layer for each prompt's last token alone."""
         config, requests = self._config, len(self._lengths_B)
         num_tokens, groups, size = int(self._begins_B1[-1]), config.num_key_value_heads, config.head_dim
-        self._slots, slots = self._space.buffer("prompts", self._slot_size // (groups * size), 2, groups, num_tokens, size)
+        self._slots, slots = self._space.buffer("prompts", config.num_hidden_layers, 2, groups, num_tokens, size)
         self._prompts = Prompts(self._slots, slots)
         self.prompt.nbytes = self._slots.nbytes
         self._last_BD, _ = self._space.buffer("last", requests, config.hidden_size)
