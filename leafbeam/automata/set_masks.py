@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from leafbeam.automata.determinize import alike, expand, following, shape_hashes
 from leafbeam.automata.lazy_dfa import LazyDFA
-from leafbeam.automata.token_masks import clear_bits, masks_by_token
+from leafbeam.automata.token_masks import clear_bits, masks_by_token, set_bits
 from leafbeam.automata.token_trie import TokenTrie
 from leafbeam.jit import njit
 
@@ -170,7 +170,6 @@ def _walk(node, net, sets, counts, scratch, nodes, state_H, similar_H, mask_W):
             node = end_P[node]
             continue
         state_H[depth], similar_H[depth] = target, other
-        for rank in range(lo_P[node], own_end_P[node]):
-            mask_W[rank >> 6] |= np.uint64(1) << np.uint64(rank & 63)
+        set_bits(mask_W, lo_P[node], own_end_P[node])
         node += 1
     return node, 0

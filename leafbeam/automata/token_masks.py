@@ -166,6 +166,13 @@ def clear_bits(mask_W, low, high):
     mask_W[last] &= ~tail
 
 
+@njit(cache=True, inline="always")
+def set_bits(mask_W, low, high):
+    """Set the bits low to high - 1."""
+    for rank in range(low, high):
+        mask_W[rank >> 6] |= np.uint64(1) << np.uint64(rank & 63)
+
+
 @njit(cache=True, nogil=True, _nrt=False)
 def _walk(origin, similar, num_states, moves, nodes, depth_HX, state_H, similar_H, mask_W):
     """Turn the mask of a similar state (-1: an empty mask) into that of `origin`. The buffers are for a state each byte."""
@@ -191,12 +198,10 @@ def _walk(origin, similar, num_states, moves, nodes, depth_HX, state_H, similar_
             node = end_P[node]
             continue
         state_H[depth], similar_H[depth] = target, other
-        for rank in range(lo_P[node], own_end_P[node]):
-            bit = np.uint64(1) << np.uint64(rank & 63)
-            if target < num_states:
-                mask_W[rank >> 6] |= bit
-            else:
-                mask_W[rank >> 6] &= ~bit
+        if target < num_states:
+            set_bits(mask_W, lo_P[node], own_end_P[node])
+        elif lo_P[node] < own_end_P[node]:
+            clear_bits(mask_W, lo_P[node], own_end_P[node])
         node += 1
 
 

@@ -96,7 +96,7 @@ class ItemSearch:
             last = self.config.num_beams[-1]
             return search_until_proved(limits or self.config, search, widths_BL, num_items=last, **options)
         widths_BL[:, :-1] = self.config.num_beams[:-2]
-        runs_all = bool((widths_BL >= self.config.num_beams[:-1]).all())
+        runs_all = bool((widths_BL >= self.config.num_beams[:-1]).all())  # the first pass leaves no beam for a second one
         return search(self.config, None if runs_all else Cut(widths_BL=widths_BL))
 
     def _widths(self, requests: Requests, widths: Widths | None) -> list[tuple[int, ...]]:

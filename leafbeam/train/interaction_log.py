@@ -161,7 +161,7 @@ class InteractionLog:
 
     def history_of(self, user: str) -> list[int | str]:
         """Return the items of a user, oldest first; this compares all users. Raises ItemIdError for a user without any."""
-        user_id = parse_id(user, "i" if self.user_ids.dtype.kind == "i" else "S")
+        user_id = parse_id(user, self.user_ids.dtype.kind)
         row = np.flatnonzero(self.user_ids == user_id) if user_id is not None else np.empty(0, np.int64)
         if not len(row):
             known = f"{counted(self.num_users, 'user has', 'users have')} ids such as {', '.join(map(str, self.user_ids[:3]))}"

@@ -1,4 +1,4 @@
-"""An engine on a device captures by default and answers as the eager path and the CPU do; what its device does wrong is named.
+"""An engine on a device captures by default and answers as the eager path and the CPU do.
 
 The device is a stand-in: buffers, filters and versions are handled as on a GPU, and a replay runs the decode again.
 """
@@ -15,7 +15,7 @@ import pytest
 import torch
 from starlette.testclient import TestClient
 
-from benchmarks.serving.torch_index import RunAgain, TorchIndex
+from benchmarks.serving.torch_index import RunAgain
 from leafbeam import BeamSearch
 from leafbeam.catalog import Catalog
 from leafbeam.engine import Engine, Limits, Request, Result, Settings
@@ -25,31 +25,13 @@ from leafbeam.engine.search_widths import SearchKind
 from leafbeam.errors import ArgumentError
 from leafbeam.index import ItemColumn
 from leafbeam.model import load_model
-from leafbeam.ops.attention import reference
 from leafbeam.ops.attention import triton as attention_kernels
 from leafbeam.serve import create_app
+from tests.fixtures.captured import PATIENCE, graphs_with, same, settings
 from tests.fixtures.live_catalog import opened
 from tests.fixtures.shops import small_model
 from tests.fixtures.static_runs import new_encoder_decoder
-from tests.waiting import busy, interrupted
-
-PATIENCE = 60
-LOST = "CUDA error: an illegal memory access was encountered"
-
-
-def graphs_with(capturer: Any = RunAgain, index: Any = TorchIndex) -> Callable[..., Graphs]:
-    return partial(graphs_for, attention=reference.attention(), index=index, capturer=capturer)
-
-
-def same(result: Result, expected: Result) -> None:
-    assert result.item_ids == expected.item_ids
-    np.testing.assert_allclose(result.scores, expected.scores, atol=5e-5)
-    assert result.exact == expected.exact
-
-
-def settings(**changes: Any) -> Settings:
-    return Settings(**({"max_batch": 2, "max_rows": 128} | changes))
-
+from tests.waiting import busy
 
 TYPES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -324,99 +306,6 @@ def test_what_cannot_be_captured_runs_eagerly_and_the_log_and_readyz_say_why(
         Engine(shop.model, catalog, settings=settings(graphs=True), new_graphs=broken).start()
     with pytest.raises(ArgumentError, match="load it with device='cuda', or leave graphs out"):
         Engine(shop.model, catalog, settings=settings(graphs=True))
-
-
-class Failing(RunAgain):
-    """Replays that raise an error, as often as it says."""
-
-    def __init__(self, device: torch.device, errors: list[Exception]) -> None:
-        super().__init__(device)
-        self.errors = errors
-
-    def capture(self, decode: StaticDecode) -> Callable[[], None]:
-        replay = super().capture(decode)
-
-        def run() -> None:
-            if self.errors:
-                raise self.errors.pop()
-            replay()
-
-        return run
-
-
-@pytest.mark.parametrize(
-    "error", [torch.OutOfMemoryError("out of memory"), RuntimeError("an error of cuBLAS")], ids=["memory", "other"]
-)
-def test_a_replay_that_fails_is_answered_eagerly_and_its_graph_is_not_used_again(
-    shop: Any, catalog: Catalog, error: Exception, caplog: pytest.LogCaptureFixture
-) -> None:
-    errors: list[Exception] = []
-    request = Request(history=("é1",), rules=("cheap",), num_items=4)
-    expected = Engine(shop.model, catalog, settings=settings()).recommend(request)
-    with Engine(shop.model, catalog, settings=settings(), new_graphs=graphs_with(partial(Failing, errors=errors))) as captured:
-        assert captured.graphs is not None
-        before = captured.graphs.captured
-        errors.append(error)
-        for _ in range(2):
-            same(captured.submit(request).result(PATIENCE), expected)
-        assert captured.graphs.captured == before - 1
-        assert captured.unhealthy_reason is None
-    counted = captured.counts.of("graphs")
-    assert (counted["failed"], counted["replayed"] > 0) == (1, True)
-    assert "failed and is not used again" in caplog.text
-    assert captured.counts.of("failed") == dict.fromkeys(captured.counts.of("failed"), 0)
-
-
-def test_a_lost_device_is_named_and_the_server_stays_up(shop: Any, catalog: Catalog, caplog: pytest.LogCaptureFixture) -> None:
-    def lost(requests: int) -> None:
-        raise RuntimeError(f"{LOST}\nCUDA kernel errors might be asynchronously reported at some other API call")
-
-    errors: list[Exception] = []
-    engine = Engine(shop.model, catalog, settings=settings(), new_graphs=graphs_with(partial(Failing, errors=errors)))
-    body = {"history": ["é1"], "num_items": 3}
-    with TestClient(create_app(engine)) as client:
-        errors += [RuntimeError(LOST)] * 99
-        with interrupted(shop.model, lost):
-            answers = [client.post("/v1/recommend", json=body) for _ in range(2)]
-        for answer in answers:
-            assert answer.status_code == 503
-            assert answer.json()["error"]["reason"] == "device_lost"
-            assert answer.json()["error"]["message"] == f"the device is lost: {LOST}; try another server"
-        readiness = client.get("/readyz")
-        assert readiness.status_code == 503
-        assert readiness.json()["reason"] == f"the device is lost, restart the server: {LOST}"
-        assert client.get("/healthz").status_code == 200
-        page = client.get("/metrics").text
-    assert 'leafbeam_failed_total{reason="device_lost"} 1.0' in page
-    assert 'leafbeam_refused_total{reason="device_lost"} 1.0' in page
-    assert 'leafbeam_batch_faults_total{kind="device_lost"} 1.0' in page
-    assert caplog.text.count("the device is lost, and requests get 503 until the server is restarted") == 1
-
-
-def test_a_copy_of_a_version_that_fails_leaves_the_batches_to_the_eager_path(
-    shop: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Torn(TorchIndex):
-        def fits(self, arrays: Any) -> bool:
-            return True
-
-        def replace(self, arrays: Any) -> None:
-            raise torch.OutOfMemoryError("in the middle of a copy")
-
-    live = opened(shop)
-    with Engine(shop.model, live, settings=settings(), new_graphs=graphs_with(index=Torn)) as captured:
-        live.insert([[1, 2, 3]], ["new"], [{"price": 1.0, "stock": 1}])
-        plain = Engine(shop.model, live, settings=settings())
-        request = Request(history=("é1",), rules=("cheap",), num_items=4)
-        for _ in range(3):
-            same(captured.submit(request).result(PATIENCE), plain.recommend(request))
-            assert captured.graphs is not None
-            with captured.graphs._lock:
-                assert captured.graphs._lock.wait_for(
-                    lambda: captured.graphs._preparing is None or captured.graphs._prepared, PATIENCE
-                )
-        assert captured.graphs.captured == 0
-    assert caplog.text.count("cannot be copied to the graphs: batches run eagerly") == 1
 
 
 def test_a_rule_added_or_an_item_deleted_while_a_batch_runs_changes_nothing_in_that_batch(shop: Any) -> None:

@@ -136,7 +136,7 @@ class Bucket:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BatchInputs:
-    """What a batch brings to a captured search.
+    """The inputs of a batch for a captured search.
 
     Args:
         version: The version of the index.
