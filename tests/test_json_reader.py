@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from leafbeam.automata import Automaton
 from leafbeam.catalog.rule_config import read_rules
+from leafbeam.cli.generate import constraint_of, prompts_and_constraints
 from leafbeam.cli.run import Source
-from leafbeam.cli.text_constraints import constraint_of, prompts_and_constraints
 from leafbeam.errors import LeafbeamError
 from leafbeam.feeds.batch import SourceColumns
 from leafbeam.feeds.debezium import read_envelope

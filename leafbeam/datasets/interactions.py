@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.datasets.assortment import Department
-from leafbeam.datasets.items import NUM_TIERS, ShopItems
+from leafbeam.datasets.items import NUM_TIERS, Department, ShopItems
 
 RELATED, SAME, FAVOURITE = 0.58, 0.12, 0.24  # shares of moves; the others pick from the whole shop
 NEXT_SHARES = np.array([0.66, 0.24, 0.10])

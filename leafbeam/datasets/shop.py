@@ -8,9 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from leafbeam.datasets.assortment import read_assortment
 from leafbeam.datasets.interactions import generate_interactions
-from leafbeam.datasets.items import generate_items
+from leafbeam.datasets.items import generate_items, read_assortment
 from leafbeam.errors import ArgumentError, counted
 
 TODAY = date(2026, 3, 1)

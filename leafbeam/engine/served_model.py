@@ -12,8 +12,7 @@ import torch
 from leafbeam.catalog import Catalog
 from leafbeam.engine.counts import Counts
 from leafbeam.engine.decoder import BatchOutput, Decoder, Model
-from leafbeam.engine.graphs.capture import Capture, capture, check_can_be_captured
-from leafbeam.engine.graphs.graph import Graphs
+from leafbeam.engine.graphs.graph import Capture, Graphs, capture, check_can_be_captured
 from leafbeam.engine.prepare import RequestPreparer
 from leafbeam.engine.request import PendingRequest
 from leafbeam.engine.search_widths import SearchWidths

@@ -6,8 +6,7 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
     from leafbeam.ingest.answers import ChangeAnswer, FeedStatus, SnapshotAnswer
     from leafbeam.ingest.lines import MAX_LINES, ItemLine, Lines
     from leafbeam.ingest.live_directory import INDEX, RULES, LiveDirectory, check_origin, origin_of, set_aside
-    from leafbeam.ingest.source import Source
-    from leafbeam.ingest.writer import CatalogWriter
+    from leafbeam.ingest.writer import CatalogWriter, Source
 
 __all__ = [
     "INDEX",

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from msgspec.structs import asdict
 
@@ -13,16 +14,35 @@ from leafbeam import semid
 from leafbeam.catalog import Boost, Catalog, Rule, RuleStatus
 from leafbeam.errors import ConflictError, DataError, LeafbeamError, LogError, UnknownBoostError, UnknownRuleError
 from leafbeam.index import Trie, Version
-from leafbeam.ingest.answers import ChangeAnswer, SnapshotAnswer
+from leafbeam.ingest.answers import ChangeAnswer, FeedStatus, SnapshotAnswer
 from leafbeam.ingest.changes import Change, ChangePlanner, Operation
 from leafbeam.ingest.lines import Lines
 from leafbeam.ingest.live_directory import LiveDirectory, Snapshots
 from leafbeam.ingest.request_log import RequestLog
-from leafbeam.ingest.source import Source
 from leafbeam.ingest.texts import MemoryTexts
 from leafbeam.live import RequestKey, disk
 from leafbeam.live.transaction import WriteSet
 from leafbeam.retrieve import ItemMemory, LiveMemory
+
+
+class Source(Protocol):
+    """Makes the changes of another system in a catalog, in a thread of its own. name: for messages."""
+
+    name: str
+
+    def start(self) -> None:
+        """Begin to follow the source."""
+
+    def stop(self) -> None:
+        """Follow it no longer; return once no change is being made."""
+
+    @property
+    def status(self) -> FeedStatus: ...
+
+    @property
+    def unready_reason(self) -> str | None:
+        """Return why the items are too old to be recommended; None if they are not."""
+
 
 log = logging.getLogger("leafbeam.ingest")
 

@@ -4,10 +4,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from leafbeam.integrations.batch import BatchJob, UserColumns, recommend_users
-    from leafbeam.integrations.completions import OpenAIServer
     from leafbeam.integrations.constraint_processor import ConstraintLogitsProcessor, ItemConstraint
     from leafbeam.integrations.custom_generate import CUSTOM_GENERATE
-    from leafbeam.integrations.http_logprobs import HttpOptions
+    from leafbeam.integrations.http_logprobs import HttpOptions, OpenAIServer
     from leafbeam.integrations.logprob_search import LogprobBeamSearch, LogprobSearchResult
     from leafbeam.integrations.logprobs import LogprobModel, TokenQuery
     from leafbeam.integrations.ray_batch import recommend_users_on_ray

@@ -13,8 +13,7 @@ from functools import partial
 from typing import Any
 
 from leafbeam.errors import ArgumentError, InferenceError, counted
-from leafbeam.integrations.completions import OpenAIServer
-from leafbeam.integrations.http_logprobs import HttpOptions
+from leafbeam.integrations.http_logprobs import HttpOptions, OpenAIServer
 from leafbeam.integrations.logprobs import Answers, Logprobs, TokenQuery, answer_to, in_slices
 
 # vLLM's MAX_LOGPROB_TOKEN_IDS.

@@ -36,7 +36,7 @@ _MODULES = {
     "jax": "fixed_shape.jax",
     "triton": "triton.step",
     "torch": "fixed_shape.torch",
-    "static": "static.torch",
+    "static": "static.step",
     "reference": "reference",
 }
 # The package that each needs beyond the core, which is also its extra.

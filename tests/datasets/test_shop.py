@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from leafbeam.datasets import Shop, make_shop
-from leafbeam.datasets.assortment import read_assortment
+from leafbeam.datasets.items import read_assortment
 from leafbeam.datasets.shop import TODAY
 from leafbeam.errors import ArgumentError
 

@@ -15,8 +15,7 @@ import pytest
 
 from leafbeam.errors import ArgumentError, InferenceError
 from leafbeam.integrations import sglang as sglang_module
-from leafbeam.integrations.completions import OpenAIServer
-from leafbeam.integrations.http_logprobs import HttpLogprobs, HttpOptions
+from leafbeam.integrations.http_logprobs import HttpLogprobs, HttpOptions, OpenAIServer
 from leafbeam.integrations.logprob_search import LogprobBeamSearch
 from leafbeam.integrations.logprobs import TokenQuery
 from leafbeam.integrations.sglang import SglangServer

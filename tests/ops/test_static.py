@@ -12,7 +12,7 @@ from leafbeam import BeamSearch, Trie
 from leafbeam.errors import ArgumentError, LogitsError
 from leafbeam.index import Segment, Version
 from leafbeam.ops.constrain import Beams, request_filters
-from leafbeam.ops.constrain.static import torch as static_torch
+from leafbeam.ops.constrain.static import step as static_torch
 from tests.fixtures import grid
 from tests.ops import rounds
 

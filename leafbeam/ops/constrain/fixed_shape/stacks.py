@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.index import Bitmap
+from leafbeam.index.node_maxima import NodeMaxima
 from leafbeam.ops.constrain.filter_cache import FilterCache
-from leafbeam.ops.constrain.fixed_shape.boost_layout import boost_values
-from leafbeam.ops.constrain.fixed_shape.capacity import SegmentCapacity, bucket
+from leafbeam.ops.constrain.fixed_shape.capacity import SHORT, SegmentCapacity, bucket
 from leafbeam.ops.constrain.fixed_shape.filter_layout import changed_words, filter_words
 from leafbeam.ops.constrain.fixed_shape.layout import SegmentLayout
 from leafbeam.ops.constrain.namespaces import ArrayNamespace
@@ -118,3 +118,28 @@ class RequestStacks:
         """Return the arguments for the stacks of another segment in place of this one: no size becomes smaller."""
         num_boosts = self.boosts.num_rows if "boosts" in vars(self) else self._num_boosts
         return {"num_filters": self.filters.num_rows, "num_boosts": num_boosts, "max_bytes": self.filters.cache.max_bytes}
+
+
+def boost_values(
+    segment: SegmentLayout, maxima: NodeMaxima | None, capacity: SegmentCapacity
+) -> dict[str, NDArray[np.float32]]:
+    """Return a boost's numbers, padded to `capacity` with 0; None is 0 everywhere.
+
+    leaves_M{t}, entries_E{t}, ranges_G{t}: float32, for each level t that has such ranges. Cost: a pass over the leaves for
+    each level.
+    """
+    arrays: dict[str, NDArray[np.float32]] = {}
+    for t, (level, sizes) in enumerate(zip(segment.levels, capacity.levels, strict=True)):
+        if sizes.short:
+            leaves_M = arrays[f"leaves_M{t}"] = np.zeros(capacity.leaves + SHORT, np.float32)
+            if maxima is not None and level.num_leaves:
+                firsts = level.source.firsts
+                leaves_M[slice(level.num_leaves) if firsts is None else firsts] = maxima.levels[t]
+        if sizes.ranges:
+            entries_E = arrays[f"entries_E{t}"] = np.zeros(sizes.entries + sizes.width, np.float32)
+            ranges_G = arrays[f"ranges_G{t}"] = np.zeros(sizes.ranges, np.float32)
+            if maxima is not None and len(level.lo_G):
+                of_children = maxima.at(segment.trie, t, level.firsts_E.astype(np.int64))
+                entries_E[: len(of_children)] = of_children
+                ranges_G[: len(level.lo_G)] = np.maximum.reduceat(of_children, level.indptr_G1[:-1])
+    return arrays

@@ -1,4 +1,4 @@
-"""STATIC's decoding step (Algorithms 1 and 2, Appendix E) over an array namespace, run by `static.torch`.
+"""STATIC's decoding step (Algorithms 1 and 2, Appendix E) in torch, on any device: `BeamSearch(index, backend="static")`.
 
     while depth < d: a mask over the codes is read by prefix              (`dense_lookup`)
     then:            a slice of the level's largest branch factor is read from each node's first edge, whatever its number of
@@ -21,6 +21,7 @@ from leafbeam.index import Filter, Trie, Version
 from leafbeam.index.level import code_dtype
 from leafbeam.ops.constrain.fixed_shape.step import add_log_probs, first_bad_row, is_bad, launcher, padded_beams
 from leafbeam.ops.constrain.namespaces import NEG_INF, Array, ArrayNamespace
+from leafbeam.ops.constrain.namespaces.torch import TorchNamespace
 from leafbeam.ops.constrain.static.matrix import TransitionMatrix, prefix_numbers
 from leafbeam.ops.constrain.types import Beams, Boosts, Scoring, num_columns, waiting
 
@@ -82,8 +83,8 @@ class Transitions(NamedTuple):
     legal_RF: Array
 
 
-def bind(xp: ArrayNamespace, index: Trie | Version, device: object = None, *, dense_levels: int = 2) -> StaticArrays:
-    """Build STATIC's matrix of an index and copy it to a device (None: the default of the library).
+def bind(index: Trie | Version, device: object = None, *, dense_levels: int = 2) -> StaticArrays:
+    """Build STATIC's matrix of an index and copy it to a device (None: the CPU).
 
     dense_levels: d, the levels with a mask over all prefixes; V^d bits and 4 V^d bytes. Cost: a few passes over the codes.
     Raises ArgumentError for a version with a delta segment or deleted items, and where the dense levels need 2^31 entries.
@@ -95,6 +96,7 @@ def bind(xp: ArrayNamespace, index: Trie | Version, device: object = None, *, de
             "the index has a delta segment or deleted items: backend 'static' takes one trie without them; compact the index, "
             "or use another backend"
         )
+    xp = TorchNamespace()
     trie, device = segment.trie, xp.device(device)
     codes_LM = np.stack([level.codes_at(np.arange(trie.num_leaves)).astype(code_dtype(level.size)) for level in trie.levels])
     matrix = TransitionMatrix.of_sorted(codes_LM, version.codebook_sizes, dense_levels)
