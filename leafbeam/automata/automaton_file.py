@@ -123,15 +123,15 @@ def _arrays_of(tensors: Tensors, vocabulary_size: int, num_states: int, lazy: bo
 
 def _network_of(tensors: Tensors) -> NetworkArrays:
     """Return a network all of whose states, edges and skips lead to states that it has."""
-    copies, num_edges = len(tensors["network.copy_C6"]), len(tensors["network.label_E"])
+    copies, num_edges = len(tensors["network.copy_C7"]), len(tensors["network.label_E"])
     num_states, num_parts = len(tensors["network.accepting_X"]), len(tensors["network.part_indptr"]) - 1
     class_256 = expect(tensors, "network.class_256", np.uint8, 256)
     part_indptr = _indptr(tensors, "network.part_indptr", np.int64, num_parts, num_states)
     num_nodes = int(part_indptr[1])
-    copy_C6 = tensors["network.copy_C6"]
-    if copy_C6.dtype != np.int64 or copy_C6.shape != (copies, 6) or not 0 <= copy_C6.min() <= copy_C6.max() < 2**48:
-        raise ValueError(f"the copies are {copy_C6.dtype} {copy_C6.shape}")
-    first, part, count, _, _, to = copy_C6.T
+    copy_C7 = tensors["network.copy_C7"]
+    if copy_C7.dtype != np.int64 or copy_C7.shape != (copies, 7) or not 0 <= copy_C7.min() <= copy_C7.max() < 2**48:
+        raise ValueError(f"the copies are {copy_C7.dtype} {copy_C7.shape}")
+    first, part, count, _, _, to, _ = copy_C7.T
     if part.max() >= num_parts or to.max() >= num_nodes or count.min() < 1 or count.max() >= 2**31 or num_nodes < 2:
         raise ValueError("a copy has a part, a node or a number that there is not")
     edge_indptr = _indptr(tensors, "network.edge_indptr", np.int64, num_states, num_edges)
@@ -146,12 +146,15 @@ def _network_of(tensors: Tensors) -> NetworkArrays:
     skip_F = _bounded(tensors, "network.skip_F", np.int64, len(tensors["network.skip_F"]), 0, int(ends[-1]))
     return NetworkArrays(
         class_256,
-        copy_C6,
+        copy_C7,
         part_indptr,
         edge_indptr,
         _bounded(tensors, "network.label_E", np.uint8, num_edges, 0, int(class_256.max()) + 1),
         next_E,
+        _bounded(tensors, "network.begins_E", np.uint8, num_edges, 0, 2).view(np.bool_),
         _bounded(tensors, "network.accepting_X", np.uint8, num_states, 0, 2).view(np.bool_),
+        _bounded(tensors, "network.shortest_X", np.int32, num_states, 0, 2**31),
+        _bounded(tensors, "network.longest_X", np.int32, num_states, 0, 2**31),
         _indptr(tensors, "network.skip_indptr", np.int64, num_nodes, len(skip_F)),
         skip_F,
     )

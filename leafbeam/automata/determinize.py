@@ -4,10 +4,14 @@ A network is copies of parts. Copy 0 is the network's own nodes, with edges that
 byte automaton: turn t of it is states first + t * size to first + (t + 1) * size - 1. Its edges are not written out, so a
 repetition costs nothing until one of its states is reached.
 
-    first   low   and what is behind an accepting state of turn t:
-    part    more    the start of turn t + 1, if t + 1 < count
-    count   to      the start of turn t again, if t + 1 == count and `more`
-                    the node `to`, if t + 1 >= low
+    first   low     and what is behind an accepting state of turn t:
+    part    more      the start of turn t + 1, if t + 1 < count
+    count   to        the start of turn t again, if t + 1 == count and `more`
+            margin    the node `to`, if t + 1 >= low
+
+Or the turns of a copy are the characters so far of one string of its part (`more` is CHARACTERS, or CHARACTERS + 1): an edge
+that begins a character leads to the next turn, and what is behind an accepting state is only the node `to`. Edges to states
+whose shortest string is too long or whose longest is too short are left out.
 
 Kernels do not allocate. They return 0 when they are done, or what is too small (`SETS` and following); `LazyDFA` makes it
 larger and calls again.
@@ -27,6 +31,7 @@ from numpy.typing import NDArray
 from leafbeam.jit import njit
 
 START, END = 0, 1  # the nodes of a network between which its strings are
+CHARACTERS = 2  # the value of `more` if turns are characters; one more if their number has no bound
 SETS, MEMBERS, EDGES, ROWS, SCRATCH = range(1, 6)  # what is too small
 NUM_SETS, NUM_EDGES, NUM_ROWS, STAMP = range(4)  # the indices of counts
 _WIDE = 12  # a set with more edges has a table row
@@ -44,20 +49,26 @@ class NetworkArrays(NamedTuple):
 
     Args:
         class_256: The class of each byte.
-        copy_C6: first, part, count, low, more and to of each copy, ascending by first.
+        copy_C7: first, part, count, low, more, to and margin of each copy, ascending by first. The margin is how many
+            characters before the ends of its turns states are told apart.
         part_indptr: The first state of each part, of all parts' states.
         edge_indptr: The edges of state x, ascending by label, are edge_indptr[x] to edge_indptr[x + 1] - 1.
         next_E: Counted from the first state of the part.
+        begins_E: Whether an edge begins a character, in parts whose characters are counted.
+        shortest_X, longest_X: The numbers of characters of a state's shortest and longest string, in these parts.
         skip_indptr, skip_F: Where the nodes lead without a byte: states of the network.
     """
 
     class_256: NDArray[np.uint8]
-    copy_C6: NDArray[np.int64]
+    copy_C7: NDArray[np.int64]
     part_indptr: NDArray[np.int64]
     edge_indptr: NDArray[np.int64]
     label_E: NDArray[np.uint8]
     next_E: NDArray[np.int32]
+    begins_E: NDArray[np.bool_]
     accepting_X: NDArray[np.bool_]
+    shortest_X: NDArray[np.int32]
+    longest_X: NDArray[np.int32]
     skip_indptr: NDArray[np.int64]
     skip_F: NDArray[np.int64]
 
@@ -102,14 +113,14 @@ class Scratch(NamedTuple):
 @njit(cache=True, nogil=True, _nrt=False)
 def _position(state, net):
     """Return (copy, turn, state of all parts' states) of a state of the network."""
-    low, high = 0, len(net.copy_C6)
+    low, high = 0, len(net.copy_C7)
     while high - low > 1:
         middle = (low + high) >> 1
-        if net.copy_C6[middle, 0] <= state:
+        if net.copy_C7[middle, 0] <= state:
             low = middle
         else:
             high = middle
-    part, offset = net.copy_C6[low, 1], state - net.copy_C6[low, 0]
+    part, offset = net.copy_C7[low, 1], state - net.copy_C7[low, 0]
     size = net.part_indptr[part + 1] - net.part_indptr[part]
     turn = offset // size
     return low, turn, net.part_indptr[part] + offset - turn * size
@@ -134,6 +145,21 @@ def _sorted_hash(member_n, size):
 
 
 @njit(cache=True, nogil=True, _nrt=False)
+def _counted(copy, turn, edge, net):
+    """Return where an edge of a copy that counts characters leads from a turn; -1 if no string with such a length follows."""
+    first, part, count = net.copy_C7[copy, 0], net.copy_C7[copy, 1], net.copy_C7[copy, 2]
+    low, has_bound = net.copy_C7[copy, 3], net.copy_C7[copy, 4] == CHARACTERS
+    if net.begins_E[edge]:
+        turn += 1
+    begin, following = net.part_indptr[part], np.int64(net.next_E[edge])
+    if turn + net.longest_X[begin + following] + 1 < low:
+        return np.int64(-1)
+    if has_bound and turn + net.shortest_X[begin + following] >= count:
+        return np.int64(-1)
+    return first + min(turn, count - 1) * (net.part_indptr[part + 1] - begin) + following
+
+
+@njit(cache=True, nogil=True, _nrt=False)
 def _gather(number, net, sets, scratch):
     """Write the targets of a set's members by label: those of j are target_e[bucket_J[j] : bucket_J[j + 1]]."""
     bucket_J, target_e = scratch.bucket_J, scratch.target_e
@@ -142,15 +168,20 @@ def _gather(number, net, sets, scratch):
     for is_count in (True, False):
         for index in range(sets.member_indptr[number], sets.member_indptr[number + 1]):
             state = sets.member_Z[index]
-            copy, _, at = _position(state, net)
-            part = net.copy_C6[copy, 1]
+            copy, turn, at = _position(state, net)
+            part = net.copy_C7[copy, 1]
             base = state - (at - net.part_indptr[part])
+            counts = net.copy_C7[copy, 4] >= CHARACTERS
             for edge in range(net.edge_indptr[at], net.edge_indptr[at + 1]):
-                label = net.label_E[edge]
+                label, target = net.label_E[edge], base + net.next_E[edge]
+                if counts:
+                    target = _counted(copy, turn, edge, net)
+                    if target < 0:
+                        continue
                 if is_count:
                     bucket_J[label + 1] += 1
                 else:
-                    target_e[bucket_J[label]] = base + net.next_E[edge]
+                    target_e[bucket_J[label]] = target
                     bucket_J[label] += 1
         if is_count:
             for label in range(num_labels):
@@ -207,14 +238,14 @@ def _close(begin, end, net, stamp, scratch):
         elif net.accepting_X[at]:
             if pushed + 2 > limit:
                 return -1
-            part = net.copy_C6[copy, 1]
+            part = net.copy_C7[copy, 1]
             length = net.part_indptr[part + 1] - net.part_indptr[part]
-            count, low, more = net.copy_C6[copy, 2], net.copy_C6[copy, 3], net.copy_C6[copy, 4]
-            if turn + 1 < count or more:
+            count, low, more = net.copy_C7[copy, 2], net.copy_C7[copy, 3], net.copy_C7[copy, 4]
+            if more < CHARACTERS and (turn + 1 < count or more):
                 following = min(turn + 1, count - 1)
-                depth = _push(net.copy_C6[copy, 0] + following * length, stamp, depth, scratch)
+                depth = _push(net.copy_C7[copy, 0] + following * length, stamp, depth, scratch)
             if turn + 1 >= low:
-                depth = _push(net.copy_C6[copy, 5], stamp, depth, scratch)
+                depth = _push(net.copy_C7[copy, 5], stamp, depth, scratch)
         pushed += depth - before
     return size
 
@@ -346,10 +377,10 @@ def following(number, label, sets):
 def _shape(member, height, net):
     """Return (state, turns to go until it may end, turns left), with no more turns than `height` bytes can take."""
     copy, turn, _ = _position(member, net)
-    count, low = net.copy_C6[copy, 2], net.copy_C6[copy, 3]
+    count, low, height = net.copy_C7[copy, 2], net.copy_C7[copy, 3], height + net.copy_C7[copy, 6]
     if count == 1:
         return member, np.int64(0), np.int64(0)
-    size = net.part_indptr[net.copy_C6[copy, 1] + 1] - net.part_indptr[net.copy_C6[copy, 1]]
+    size = net.part_indptr[net.copy_C7[copy, 1] + 1] - net.part_indptr[net.copy_C7[copy, 1]]
     return member - turn * size, min(max(low - 1 - turn, 0), height + 1), min(count - 1 - turn, height + 1)
 
 

@@ -36,6 +36,22 @@ def rust_pattern(pattern: str) -> str:
     return _Reader(pattern).translated()
 
 
+def anchored_pattern(pattern: str) -> tuple[bool, str, bool] | None:
+    """Return (whether it begins with `^`, the rest in Rust's syntax, whether it ends with `$`), if `^` and `$` are nowhere else
+    and no alternative stands outside of brackets; otherwise None.
+
+    >>> anchored_pattern("^[0-9]+")
+    (True, '[[0-9]&&[^\\x02\\x03]]+', False)
+    """
+    reader = _Reader(pattern)
+    parts = reader.parts()
+    begins, ends = parts[:1] == [_MARKS_OF["^"]], parts[-1:] == [_MARKS_OF["$"]]
+    inside = parts[begins : len(parts) - ends]
+    if reader.has_alternatives or not inside or any(part in _MARKS_OF.values() for part in inside):
+        return None
+    return begins, "".join(inside), ends
+
+
 def leading_conditions(pattern: str) -> tuple[list[str], list[str], str]:
     """Return (required, excluded, rest): the patterns that the looking ahead at the beginning requires and excludes.
 
@@ -70,8 +86,12 @@ def _end_of_group(pattern: str, begin: int) -> int:
 class _Reader:
     def __init__(self, pattern: str) -> None:
         self._pattern, self._at = pattern, 0
+        self.has_alternatives = False  # outside of brackets
 
     def translated(self) -> str:
+        return "".join(self.parts())
+
+    def parts(self) -> list[str]:
         parts, may_repeat, depth = list[str](), False, 0
         while self._at < len(self._pattern):
             sign = self._pattern[self._at]
@@ -86,6 +106,7 @@ class _Reader:
                 depth += {"(": 1, ")": -1}.get(sign, 0)
                 if depth < 0:
                     raise self._refused(sign, "it closes a bracket that was not opened")
+                self.has_alternatives |= sign == "|" and not depth
                 parts.append(self._group() if sign == "(" else sign)
                 self._at += sign != "("
                 may_repeat = sign == ")"
@@ -94,7 +115,7 @@ class _Reader:
                 may_repeat = True
         if depth:
             raise self._refused("(", f"{depth} of its brackets are not closed")
-        return "".join(parts)
+        return parts
 
     def _group(self) -> str:
         opening = re.compile(r"\((?:\?:|\?<[A-Za-z_$][\w$]*>|(?!\?))").match(self._pattern, self._at)

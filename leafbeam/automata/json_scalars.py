@@ -38,26 +38,37 @@ class Scalars:
         low, high = span(schema, "minLength", "maxLength", scope)
         if set(schema) <= {"type", "format"} and schema.get("format") in (*FORMATS,):
             return quoted_format(schema["format"], self.max_states)
+        network = Network(self.max_states, scope.path, pointer=scope.path)
+        begin, end = network.node(), network.node()
+        network.add_text(START, b'"', begin)
+        network.add_text(end, b'"', END)
         if {"pattern", "format", NOT_PATTERNS, NOT_VALUES} & set(schema):
-            language = self.strings.quoted(self.string_values(schema, scope))
-            if not language.num_states:
+            values, text = self._values(schema, scope), None
+            if low or high is not None:
+                text = self.strings.counted(values, low, high)
+                values = values if text is not None else self.strings.both(values, self.strings.of_length(low, high))
+            if values.is_empty or (text is not None and text.is_empty):
                 said = ", ".join(name for name in ("pattern", "format", "minLength", "maxLength", "not") if name in schema)
                 raise scope.nothing(f" allows nothing: no text fits its {said or 'not'}")
-            return language
-        if not low and high is None:
+            if text is None:
+                network.add(begin, self.strings.escaped(values)[0], end)
+            else:
+                network.add_counted(begin, text, end)
+        elif not low and high is None:
             return self.pattern(STRING, scope)
-        network = Network(self.max_states, scope.path, pointer=scope.path)
-        between = network.node(), network.node()
-        network.add_text(START, b'"', between[0])
-        network.add_repeated(between[0], self.strings.compiled(CHARACTER), between[1], low, high)
-        network.add_text(between[1], b'"', END)
+        else:
+            network.add_repeated(begin, self.strings.compiled(CHARACTER), end, low, high)
         return network
 
     def string_values(self, schema: Schema, scope: Scope) -> ByteDFA:
         """Return the strings, not their texts, that the keywords of strings allow together."""
         low, high = span(schema, "minLength", "maxLength", scope)
-        strings = self.strings
-        parts = [strings.of_length(low, high)] if low or high is not None else []
+        values = self._values(schema, scope)
+        return self.strings.both(values, self.strings.of_length(low, high)) if low or high is not None else values
+
+    def _values(self, schema: Schema, scope: Scope) -> ByteDFA:
+        """Return the strings that all keywords but those of lengths allow."""
+        strings, parts = self.strings, list[ByteDFA]()
         if "format" in schema:
             name = schema["format"]
             if not isinstance(name, str):
@@ -77,7 +88,7 @@ class Scalars:
             language = strings.without(language, self.matching(pattern, scope.below("not", "pattern")))
         if texts := [value for value in schema.get(NOT_VALUES, ()) if isinstance(value, str)]:
             language = strings.without(language, ByteDFA.from_strings([bytes_of(text, scope) for text in texts]))
-        return language
+        return strings.writable(language)
 
     def matching(self, pattern: object, scope: Scope) -> ByteDFA:
         if not isinstance(pattern, str):

@@ -13,8 +13,9 @@ from functools import lru_cache
 import numpy as np
 
 from leafbeam.automata.boolean import difference, intersection
-from leafbeam.automata.byte_dfa import ByteDFA, run
-from leafbeam.automata.ecma_pattern import MARKS, leading_conditions, rust_pattern
+from leafbeam.automata.byte_dfa import ByteDFA, DfaEdges, run
+from leafbeam.automata.counted_text import CountedText
+from leafbeam.automata.ecma_pattern import MARKS, anchored_pattern, leading_conditions, rust_pattern
 from leafbeam.automata.json_text import CHARACTER, FORMATS, NUMBER, STRING, integers
 from leafbeam.automata.minimize import Edges
 from leafbeam.automata.network import END, START, Network, common_classes, relabel
@@ -27,6 +28,7 @@ _FIXED = {
     *(f"[^{MARKS}]*", f"{MARKS[:4]}[^{MARKS}]*{MARKS[4:]}"),
     *(f"(?:{pattern})" for pattern in FORMATS.values()),
 }
+_ALWAYS_WRITABLE = np.array([32 <= byte < 127 for byte in range(256)])
 _ESCAPES = {ord('"'): b'"', ord("\\"): b"\\", 8: b"b", 9: b"t", 10: b"n", 12: b"f", 13: b"r"}
 
 
@@ -85,6 +87,10 @@ class Strings:
             self.built[key] = language
         return self.built[key]
 
+    def writable(self, strings: ByteDFA) -> ByteDFA:
+        """Return the strings that can be written."""
+        return strings if not (strings.used_256 & ~_ALWAYS_WRITABLE).any() else self.both(strings, self.all())
+
     def both(self, first: ByteDFA, second: ByteDFA) -> ByteDFA:
         return intersection(first, second, self.max_states)
 
@@ -100,9 +106,24 @@ class Strings:
 
     def quoted(self, strings: ByteDFA) -> ByteDFA:
         """Return the JSON texts of strings, with the short escapes where JSON needs them."""
-        strings = self.both(strings, self.all())
+        inside, _ = self.escaped(strings)
+        if inside.is_empty:
+            return inside
+        network = self._network()
+        begin, end = network.node(), network.node()
+        network.add_text(START, b'"', begin)
+        network.add(begin, inside, end)
+        network.add_text(end, b'"', END)
+        return network.language()
+
+    def escaped(self, strings: ByteDFA) -> tuple[ByteDFA, int]:
+        """Return the texts of strings without their quotes, and how many of their states are not behind a backslash.
+
+        The states behind a backslash follow the others.
+        """
+        strings = self.writable(strings)
         if not strings.num_states:
-            return strings
+            return strings, 0
         special_256 = np.zeros(256, np.int64)
         special = sorted({*_ESCAPES, *b"".join(_ESCAPES.values())})
         special_256[special] = np.arange(1, len(special) + 1)
@@ -112,26 +133,42 @@ class Strings:
         is_escaped_E = letter_J[edges.label_E] >= 0
         plain, escaped = edges.take(~is_escaped_E), edges.take(is_escaped_E)
         origins, escape_e = np.unique(escaped.from_E, return_inverse=True)
-        num_states = strings.num_states
-        escape_e = escape_e.reshape(-1) + num_states  # the states behind a backslash
-        opening, closed = num_states + len(origins), num_states + len(origins) + 1
-        ends = np.flatnonzero(strings.accepting_X)
-        quote, backslash = int(class_256[ord('"')]), int(class_256[ord("\\")])
+        num_plain, backslash = strings.num_states, int(class_256[ord("\\")])
         columns = (
             (plain.from_E, plain.label_E, plain.to_E),
-            (origins, np.full(len(origins), backslash), num_states + np.arange(len(origins))),
-            (escape_e, letter_J[escaped.label_E], escaped.to_E),
-            (ends, np.full(len(ends), quote), np.full(len(ends), closed)),
-            ([opening], [quote], [0]),
+            (origins, np.full(len(origins), backslash), num_plain + np.arange(len(origins))),
+            (num_plain + escape_e.reshape(-1), letter_J[escaped.label_E], escaped.to_E),
         )
-        from_e, label_e, to_e = (np.concatenate(part).astype(np.int32) for part in zip(*columns, strict=True))
+        from_e, label_e, to_e = (np.concatenate(part) for part in zip(*columns, strict=True))
         order = np.lexsort((label_e, from_e))
-        accepting_X = np.zeros(closed + 1, np.bool_)
-        accepting_X[closed] = True
-        return ByteDFA.of_classes(class_256, Edges(from_e[order], label_e[order], to_e[order]), accepting_X, opening)
+        indptr = np.searchsorted(from_e[order], np.arange(num_plain + len(origins) + 1)).astype(np.int32)
+        edges = DfaEdges(class_256, indptr, label_e[order].astype(np.uint8), to_e[order].astype(np.int32))
+        accepting_X = np.concatenate([strings.accepting_X, np.zeros(len(origins), np.bool_)])
+        return ByteDFA(edges=edges, accepting_X=accepting_X), num_plain
+
+    def counted(self, strings: ByteDFA, low: int, high: int | None) -> CountedText | None:
+        """Return the texts, without quotes, of the strings of `low` to `high` characters; None if bounds may leave dead ends."""
+        return CountedText.of(*self.escaped(strings), low, high)
 
     def _search(self, pattern: str) -> ByteDFA:
-        """Return the strings in which a pattern matches somewhere, with marks for the ends of the string in its language."""
+        """Return the strings in which a pattern matches somewhere."""
+        if (parts := anchored_pattern(pattern)) is None:
+            return self._search_with_marks(pattern)
+        begins, inside, ends = parts
+        language = self.compiled(inside)
+        if begins and ends:
+            return language
+        network = self._network()
+        before, behind = START if begins else network.node(), END if ends else network.node()
+        if not begins:
+            network.add(START, self.all(), before)
+        network.add(before, language, behind)
+        if not ends:
+            network.add(behind, self.all(), END)
+        return network.language()
+
+    def _search_with_marks(self, pattern: str) -> ByteDFA:
+        """Return the strings in which a pattern matches somewhere, by marks around each string."""
         part, anything = self.compiled(rust_pattern(pattern)), self.compiled(f"[^{MARKS}]*")
         network = self._network()
         inside, matched, after = network.node(), network.node(), network.node()

@@ -27,7 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.automata.byte_dfa import ByteDFA, indptr_of
-from leafbeam.automata.determinize import END, START, NetworkArrays
+from leafbeam.automata.counted_text import CountedText
+from leafbeam.automata.determinize import CHARACTERS, END, START, NetworkArrays
 from leafbeam.automata.lazy_dfa import LazyDFA
 from leafbeam.automata.minimize import Edges, useful_states
 from leafbeam.errors import AutomatonError, counted
@@ -58,7 +59,7 @@ class Network:
         self._num_nodes = 2  # and the states within texts
         self.size = 2  # the number of states, a repetition written out
         self._num_written = 2
-        self._parts: list[tuple[Language, int, int, int, int, int]] = []  # (part, node, node, count, low, more)
+        self._parts: list[tuple[_Part, int, int, int, int, int]] = []  # (part, node, node, count, low, more)
         self._texts: list[tuple[bytes, int, int, int]] = []  # (text, the number of its first inner state, node, node)
         self._skips: list[tuple[int, int]] = []
         self._is_empty: bool | None = None
@@ -102,6 +103,12 @@ class Network:
         if high is None:
             self.add(node, part, node)
         self.skip(node, to)
+
+    def add_counted(self, node: int, text: CountedText, to: int) -> None:
+        """Join two nodes by the texts between bounds of their lengths. Their characters are counted, and not written out."""
+        if not text.is_empty:
+            self._grow(text.dfa.num_states, text.num_turns * text.dfa.num_states)
+            self._parts.append((text, node, to, text.num_turns, text.low + 1, CHARACTERS + (text.high is None)))
 
     def add_text(self, node: int, text: bytes, to: int) -> None:
         """Join two nodes by one string."""
@@ -151,8 +158,11 @@ class Network:
         flat = self._flat()
         text_256 = np.zeros(256, np.int16)
         text_256[flat.bytes_T] = flat.bytes_T.astype(np.int16) + 1
-        class_256, first_J = common_classes([text_256, *(part.edges.class_256 for part in flat.parts)])
-        return NetworkArrays(class_256, *_assemble(flat.num_nodes, first_J, class_256, _part_arrays(flat.parts), flat[2:]))
+        class_256, first_J = common_classes([text_256, *(_dfa_of(part).edges.class_256 for part in flat.parts)])
+        *parts, accepting_X, shortest_X, longest_X = _part_arrays(flat.parts)
+        assembled = _assemble(flat.num_nodes, first_J, class_256, tuple(parts), flat[2:])
+        states = (np.concatenate([np.zeros(flat.num_nodes, part.dtype), part]) for part in (accepting_X, shortest_X, longest_X))
+        return NetworkArrays(class_256, *assembled[:6], *states, *assembled[6:])
 
     def _numbered(self, count: int) -> int:
         first, self._num_nodes = self._num_nodes, self._num_nodes + count
@@ -174,8 +184,8 @@ class Network:
     def _flat(self) -> _Flat:
         """Return this network with those inside it written out."""
         number_of: dict[int, int] = {}
-        parts: list[ByteDFA] = []
-        copies: list[tuple[int, int, int, int, int, int]] = []
+        parts: list[ByteDFA | CountedText] = []
+        copies: list[tuple[int, int, int, int, int, int, int]] = []
         texts: list[tuple[bytes, int, int, int]] = []
         skips: list[tuple[int, int]] = []
         waiting, num_nodes = [(self, 0)], self._num_nodes
@@ -192,7 +202,8 @@ class Network:
                 number = number_of.setdefault(id(part), len(parts))
                 if number == len(parts):
                     parts.append(part)
-                copies.append((number, base + node, base + to, count, low, more))
+                margin = part.margin if isinstance(part, CountedText) else 0
+                copies.append((number, base + node, base + to, count, low, more, margin))
         joined = _columns([(node, to) for _, node, to, *_ in copies] + [pair[2:] for pair in texts] + skips, 2)
         is_end = np.zeros(num_nodes, np.bool_)
         is_end[END] = True
@@ -203,7 +214,7 @@ class Network:
         return _Flat(
             parts,
             num_nodes,
-            _columns(copies, 6)[is_copy],
+            _columns(copies, 7)[is_copy],
             np.frombuffer(b"".join(strings), np.uint8),
             indptr_of(strings),
             _columns([text[1:] for text in texts], 3),
@@ -212,6 +223,11 @@ class Network:
 
 
 Language = ByteDFA | Network
+_Part = Language | CountedText
+
+
+def _dfa_of(part: ByteDFA | CountedText) -> ByteDFA:
+    return part if isinstance(part, ByteDFA) else part.dfa
 
 
 def determinized(language: Language) -> ByteDFA:
@@ -224,14 +240,14 @@ class _Flat(NamedTuple):
 
     Args:
         num_nodes: The number of its nodes and of the states within its texts.
-        copy_C6: The number of the byte automaton, the nodes that it joins, and how it is repeated (`determinize`).
+        join_C7: The number of the byte automaton, the nodes that it joins, and how it is repeated (`determinize`).
         bytes_T, text_indptr, text_N3: The texts; of each its first inner state, and the nodes that it joins.
         skip_F2: The nodes that no byte joins.
     """
 
-    parts: list[ByteDFA]
+    parts: list[ByteDFA | CountedText]
     num_nodes: int
-    copy_C6: NDArray[np.int64]
+    join_C7: NDArray[np.int64]
     bytes_T: NDArray[np.uint8]
     text_indptr: NDArray[np.int64]
     text_N3: NDArray[np.int64]
@@ -242,21 +258,34 @@ def _columns(rows: Sequence[tuple[int, ...]], count: int) -> NDArray[np.int64]:
     return np.array(rows, np.int64).reshape(-1, count)
 
 
-def _part_arrays(parts: Sequence[ByteDFA]) -> tuple[NDArray[Any], ...]:
-    """Return (part_indptr, class_P256, edge_indptr, label_E, next_E, accepting_X) of several byte automata one after another.
+def _part_arrays(parts: Sequence[ByteDFA | CountedText]) -> tuple[NDArray[Any], ...]:
+    """Return (part_indptr, class_P256, edge_indptr, label_E, next_E, begins_E, accepting_X, shortest_X, longest_X) of several
+    byte automata one after another.
 
     Those of part p begin at state part_indptr[p], and edge_indptr has one more entry for each part.
     """
     parts = parts or [ByteDFA.from_strings([])]
-    edges = [part.edges for part in parts]
-    begins = np.cumsum([0, *(len(part.label_E) for part in edges)]).tolist()
+    dfas = [_dfa_of(part) for part in parts]
+    edges = [dfa.edges for dfa in dfas]
+    num_edges = [len(part.label_E) for part in edges]
+    begins = np.cumsum([0, *num_edges]).tolist()
+    counted_texts = [part if isinstance(part, CountedText) else None for part in parts]
+    sizes = [dfa.num_states for dfa in dfas]
+
+    def of_texts(name: str, dtype: type, sizes: Sequence[int]) -> NDArray[Any]:
+        texts = zip(counted_texts, sizes, strict=True)
+        return np.concatenate([np.zeros(size, dtype) if text is None else getattr(text, name) for text, size in texts])
+
     return (
-        np.cumsum([0, *(part.num_states for part in parts)]),
+        np.cumsum([0, *sizes]),
         np.stack([part.class_256 for part in edges]),
         np.concatenate([part.edge_indptr + begin for part, begin in zip(edges, begins[:-1], strict=True)]),
         np.concatenate([part.label_E for part in edges]),
         np.concatenate([part.next_E for part in edges]),
-        np.concatenate([part.accepting_X for part in parts]),
+        of_texts("begins_E", np.bool_, num_edges),
+        np.concatenate([dfa.accepting_X for dfa in dfas]),
+        of_texts("shortest_X", np.int32, sizes),
+        of_texts("longest_X", np.int32, sizes),
     )
 
 
@@ -316,13 +345,13 @@ def _finer(part, class_P256, first_J):
 
 @njit(cache=True)
 def _assemble(num_nodes, first_J, class_256, parts, flat):
-    """Return the arrays of a network, those of `NetworkArrays` behind the classes."""
-    own_indptr, class_P256, own_edge_indptr, own_label_E, own_next_E, own_accepting_X = parts
-    join_C6, bytes_T, text_indptr, text_N3, skip_F2 = flat
+    """Return the arrays of a network's edges, copies and skips."""
+    own_indptr, class_P256, own_edge_indptr, own_label_E, own_next_E, own_begins_E = parts
+    join_C7, bytes_T, text_indptr, text_N3, skip_F2 = flat
     num_parts, num_states = len(own_indptr) - 1, num_nodes + own_indptr[-1]
     part_indptr, edge_indptr = np.zeros(num_parts + 2, np.int64), np.zeros(num_states + 2, np.int64)
     part_indptr[1:] = num_nodes + own_indptr
-    label_E, next_E = np.empty(0, np.uint8), np.empty(0, np.int32)
+    label_E, next_E, begins_E = np.empty(0, np.uint8), np.empty(0, np.int32), np.empty(0, np.bool_)
     for is_count in (True, False):  # first the number of edges of each state, then the edges
         _add_texts(is_count, bytes_T, text_indptr, text_N3, class_256, edge_indptr, label_E, next_E)
         for part in range(num_parts):
@@ -335,34 +364,33 @@ def _assemble(num_nodes, first_J, class_256, parts, flat):
                         continue
                     for index in range(fine_indptr[label], fine_indptr[label + 1]):
                         at = edge_indptr[own + 1]
-                        label_E[at], next_E[at] = fine_J[index], own_next_E[edge]
+                        label_E[at], next_E[at], begins_E[at] = fine_J[index], own_next_E[edge], own_begins_E[edge]
                         edge_indptr[own + 1] += 1
         if is_count:
             for state in range(num_states):
                 edge_indptr[state + 2] += edge_indptr[state + 1]
             label_E, next_E = np.empty(edge_indptr[-1], np.uint8), np.empty(edge_indptr[-1], np.int32)
-    accepting_X = np.zeros(num_states, np.bool_)
-    accepting_X[num_nodes:] = own_accepting_X
-    copy_C6, skip_indptr = np.zeros((len(join_C6) + 1, 6), np.int64), np.zeros(num_nodes + 2, np.int64)
-    copy_C6[0, 2] = 1
+            begins_E = np.zeros(edge_indptr[-1], np.bool_)
+    copy_C7, skip_indptr = np.zeros((len(join_C7) + 1, 7), np.int64), np.zeros(num_nodes + 2, np.int64)
+    copy_C7[0, 2] = 1
     first = np.int64(num_nodes)
-    for copy in range(len(join_C6)):
-        part = join_C6[copy, 0]
-        copy_C6[copy + 1, 0], copy_C6[copy + 1, 1], copy_C6[copy + 1, 5] = first, part + 1, join_C6[copy, 2]
-        copy_C6[copy + 1, 2:5] = join_C6[copy, 3:]
-        skip_indptr[join_C6[copy, 1] + 2] += 1
-        first += join_C6[copy, 3] * (own_indptr[part + 1] - own_indptr[part])
+    for copy in range(len(join_C7)):
+        part = join_C7[copy, 0]
+        copy_C7[copy + 1, 0], copy_C7[copy + 1, 1], copy_C7[copy + 1, 5] = first, part + 1, join_C7[copy, 2]
+        copy_C7[copy + 1, 2:5], copy_C7[copy + 1, 6] = join_C7[copy, 3:6], join_C7[copy, 6]
+        skip_indptr[join_C7[copy, 1] + 2] += 1
+        first += join_C7[copy, 3] * (own_indptr[part + 1] - own_indptr[part])
     for number in range(len(skip_F2)):
         skip_indptr[skip_F2[number, 0] + 2] += 1
     for node in range(num_nodes):
         skip_indptr[node + 2] += skip_indptr[node + 1]
     skip_F = np.empty(skip_indptr[-1], np.int64)
-    for number in range(len(join_C6) + len(skip_F2)):
-        skip = number - len(join_C6)
-        node, to = (join_C6[number, 1], copy_C6[number + 1, 0]) if skip < 0 else (skip_F2[skip, 0], skip_F2[skip, 1])
+    for number in range(len(join_C7) + len(skip_F2)):
+        skip = number - len(join_C7)
+        node, to = (join_C7[number, 1], copy_C7[number + 1, 0]) if skip < 0 else (skip_F2[skip, 0], skip_F2[skip, 1])
         skip_F[skip_indptr[node + 1]] = to
         skip_indptr[node + 1] += 1
-    return copy_C6, part_indptr, edge_indptr[:-1].copy(), label_E, next_E, accepting_X, skip_indptr[:-1].copy(), skip_F
+    return copy_C7, part_indptr, edge_indptr[:-1].copy(), label_E, next_E, begins_E, skip_indptr[:-1].copy(), skip_F
 
 
 @njit(cache=True)

@@ -1,0 +1,107 @@
+"""Texts whose characters are counted while they are read, so that `minLength` and `maxLength` beside a pattern cost nothing.
+
+The product of a pattern's automaton with that of a length has a state for each pair. Here the automaton of the pattern stays
+as it is, and a network's copy of it counts characters (`determinize`). What a state must know, so that no text comes to a dead
+end, is how many characters its strings have: at least `shortest_X`, at most `longest_X`, and at most `max_gap` between one
+length and the next. If the bounds leave out fewer lengths than that, there is always a string that fits between them.
+
+Shapes: X states, E edges.
+"""
+
+# pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leafbeam.automata.byte_dfa import ByteDFA
+from leafbeam.jit import njit
+
+_ENDLESS = 2**30  # the length of the longest string where there is none
+_MAX_WORK = 1 << 26  # edges that are followed to find the lengths of all strings
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CountedText:
+    """A byte automaton whose characters are counted.
+
+    Args:
+        dfa: The automaton. A byte that is not the first of a character in UTF-8 does not begin a character.
+        num_plain: The states from this number on are behind a backslash: none of their edges begins a character.
+        begins_E: Whether an edge begins a character.
+        shortest_X, longest_X: The numbers of characters of the shortest and the longest string of a state.
+        low, high: The smallest and largest number of characters; None for no bound.
+    """
+
+    dfa: ByteDFA
+    begins_E: NDArray[np.bool_]
+    shortest_X: NDArray[np.int32]
+    longest_X: NDArray[np.int32]
+    low: int
+    high: int | None
+
+    @classmethod
+    def of(cls, dfa: ByteDFA, num_plain: int, low: int, high: int | None) -> CountedText | None:
+        """Return the strings of `low` to `high` characters; None if these bounds might leave dead ends."""
+        class_256, edge_indptr, label_E, next_E = dfa.edges
+        byte_J = np.zeros(256, np.int64)
+        byte_J[class_256[::-1]] = np.arange(255, -1, -1)
+        from_E = np.repeat(np.arange(dfa.num_states), np.diff(edge_indptr))
+        begins_E = (byte_J[label_E] & 0xC0 != 0x80) & (from_E < num_plain)
+        last = max(low if high is None else high, dfa.num_states) + 1
+        if last * (len(next_E) + dfa.num_states) > _MAX_WORK:
+            return None
+        shortest_X, longest_X, max_gap = _lengths(from_E, begins_E, next_E, dfa.accepting_X, last, dfa.num_states)
+        if high is not None and max_gap > high - low + 1:
+            return None
+        return cls(dfa=dfa, begins_E=begins_E, shortest_X=shortest_X, longest_X=longest_X, low=low, high=high)
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether no string has so many characters."""
+        shortest, longest = (int(array[0]) if len(array) else -1 for array in (self.shortest_X, self.longest_X))
+        return longest < self.low or (self.high is not None and shortest > self.high)
+
+    @property
+    def num_turns(self) -> int:
+        """Return how many numbers of characters are told apart."""
+        return 1 + (self.low if self.high is None else self.high)
+
+    @property
+    def margin(self) -> int:
+        """Return how far before the ends of the bounds states are told apart: as many characters as a string may still need."""
+        return int(max(self.shortest_X.max(), self.longest_X[self.longest_X < _ENDLESS].max(initial=0)))
+
+
+@njit(cache=True)
+def _lengths(from_E, begins_E, next_E, accepting_X, last, num_states):
+    """Return (shortest, longest, the largest gap) of the lengths of the strings from each state, looking at most at `last`."""
+    shortest_X, longest_X = np.full(num_states, -1, np.int32), np.full(num_states, -1, np.int32)
+    has_X, before_X, gap = accepting_X.copy(), np.zeros(num_states, np.bool_), 0
+    for number in range(last + 1):
+        if number:
+            has_X, before_X = np.zeros(num_states, np.bool_), has_X
+            for edge in range(len(from_E)):
+                if begins_E[edge] and before_X[next_E[edge]]:
+                    has_X[from_E[edge]] = True
+        changed = True
+        while changed:  # the other bytes of a character, and letters behind a backslash
+            changed = False
+            for edge in range(len(from_E)):
+                if not begins_E[edge] and has_X[next_E[edge]] and not has_X[from_E[edge]]:
+                    has_X[from_E[edge]] = changed = True
+        for state in range(num_states):
+            if has_X[state]:
+                if shortest_X[state] < 0:
+                    shortest_X[state] = number
+                else:
+                    gap = max(gap, number - longest_X[state])
+                longest_X[state] = number
+        if number and np.array_equal(has_X, before_X):
+            break
+    for state in range(num_states):
+        if has_X[state] and number and before_X[state] or longest_X[state] > num_states:
+            longest_X[state] = _ENDLESS
+    return shortest_X, longest_X, gap
