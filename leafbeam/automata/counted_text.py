@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.automata.byte_dfa import ByteDFA
+from leafbeam.automata.minimize import adjacent
 from leafbeam.jit import njit
 
-_ENDLESS = 2**30  # the length of the longest string where there is none
+ENDLESS = 2**30  # the length of the longest string where there is none
 _MAX_WORK = 1 << 26  # edges that are followed to find the lengths of all strings
 
 
@@ -29,7 +30,6 @@ class CountedText:
 
     Args:
         dfa: The automaton. A byte that is not the first of a character in UTF-8 does not begin a character.
-        num_plain: The states from this number on are behind a backslash: none of their edges begins a character.
         begins_E: Whether an edge begins a character.
         shortest_X, longest_X: The numbers of characters of the shortest and the longest string of a state.
         low, high: The smallest and largest number of characters; None for no bound.
@@ -44,7 +44,10 @@ class CountedText:
 
     @classmethod
     def of(cls, dfa: ByteDFA, num_plain: int, low: int, high: int | None) -> CountedText | None:
-        """Return the strings of `low` to `high` characters; None if these bounds might leave dead ends."""
+        """Return the strings of `low` to `high` characters; None if these bounds might leave dead ends.
+
+        The states from `num_plain` on are behind a backslash: none of their edges begins a character.
+        """
         class_256, edge_indptr, label_E, next_E = dfa.edges
         byte_J = np.zeros(256, np.int64)
         byte_J[class_256[::-1]] = np.arange(255, -1, -1)
@@ -53,7 +56,7 @@ class CountedText:
         last = max(low if high is None else high, dfa.num_states) + 1
         if last * (len(next_E) + dfa.num_states) > _MAX_WORK:
             return None
-        shortest_X, longest_X, max_gap = _lengths(from_E, begins_E, next_E, dfa.accepting_X, last, dfa.num_states)
+        shortest_X, longest_X, max_gap = _lengths(from_E, begins_E, next_E, dfa.accepting_X, last)
         if high is not None and max_gap > high - low + 1:
             return None
         return cls(dfa=dfa, begins_E=begins_E, shortest_X=shortest_X, longest_X=longest_X, low=low, high=high)
@@ -72,36 +75,59 @@ class CountedText:
     @property
     def margin(self) -> int:
         """Return how far before the ends of the bounds states are told apart: as many characters as a string may still need."""
-        return int(max(self.shortest_X.max(), self.longest_X[self.longest_X < _ENDLESS].max(initial=0)))
+        return int(max(self.shortest_X.max(), self.longest_X[self.longest_X < ENDLESS].max(initial=0)))
 
 
 @njit(cache=True)
-def _lengths(from_E, begins_E, next_E, accepting_X, last, num_states):
-    """Return (shortest, longest, the largest gap) of the lengths of the strings from each state, looking at most at `last`."""
+def _lengths(from_E, begins_E, next_E, accepting_X, last):
+    """Return (shortest, longest, the largest gap) of the lengths of the strings from each state, looking at most at `last`.
+
+    Length after length, it finds the states that have strings of this length, from those with one character less.
+    """
+    num_states = len(accepting_X)
+    into_indptr, into_E = adjacent(next_E, num_states)
     shortest_X, longest_X = np.full(num_states, -1, np.int32), np.full(num_states, -1, np.int32)
-    has_X, before_X, gap = accepting_X.copy(), np.zeros(num_states, np.bool_), 0
+    state_n, before_n, gap, count = np.empty(num_states, np.int32), np.empty(num_states, np.int32), 0, 0
     for number in range(last + 1):
-        if number:
-            has_X, before_X = np.zeros(num_states, np.bool_), has_X
-            for edge in range(len(from_E)):
-                if begins_E[edge] and before_X[next_E[edge]]:
-                    has_X[from_E[edge]] = True
-        changed = True
-        while changed:  # the other bytes of a character, and letters behind a backslash
-            changed = False
-            for edge in range(len(from_E)):
-                if not begins_E[edge] and has_X[next_E[edge]] and not has_X[from_E[edge]]:
-                    has_X[from_E[edge]] = changed = True
-        for state in range(num_states):
-            if has_X[state]:
-                if shortest_X[state] < 0:
-                    shortest_X[state] = number
-                else:
-                    gap = max(gap, number - longest_X[state])
-                longest_X[state] = number
-        if number and np.array_equal(has_X, before_X):
+        before_n, state_n, num_before, count, num_kept = state_n, before_n, count, 0, 0
+        for index in range(max(num_before, num_states if number == 0 else 0)):
+            state = index if number == 0 else before_n[index]
+            if number == 0 and accepting_X[state]:
+                state_n[count], shortest_X[state], longest_X[state] = state, 0, 0
+                count += 1
+            for into in range(into_indptr[state], into_indptr[state + 1] if number else into_indptr[state]):
+                other = from_E[into_E[into]]
+                if begins_E[into_E[into]] and longest_X[other] < number:
+                    gap = _reach(other, number, gap, shortest_X, longest_X)
+                    state_n[count] = other
+                    count += 1
+        index = 0
+        while index < count:  # the other bytes of a character, and letters behind a backslash
+            for into in range(into_indptr[state_n[index]], into_indptr[state_n[index] + 1]):
+                other = from_E[into_E[into]]
+                if not begins_E[into_E[into]] and longest_X[other] < number:
+                    gap = _reach(other, number, gap, shortest_X, longest_X)
+                    state_n[count] = other
+                    count += 1
+            index += 1
+        for index in range(num_before):
+            num_kept += longest_X[before_n[index]] == number
+        if number and num_kept == num_before == count:  # each further length has the same states
+            for index in range(count):
+                longest_X[state_n[index]] = ENDLESS
             break
     for state in range(num_states):
-        if has_X[state] and number and before_X[state] or longest_X[state] > num_states:
-            longest_X[state] = _ENDLESS
+        if longest_X[state] > num_states:
+            longest_X[state] = ENDLESS
     return shortest_X, longest_X, gap
+
+
+@njit(cache=True, nogil=True, _nrt=False)
+def _reach(state, number, gap, shortest_X, longest_X):
+    """Note that a state has a string of a length; returns the largest gap so far."""
+    if shortest_X[state] < 0:
+        shortest_X[state] = number
+    else:
+        gap = max(gap, number - longest_X[state])
+    longest_X[state] = number
+    return gap

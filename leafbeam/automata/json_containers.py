@@ -219,7 +219,8 @@ class Containers:
             part = merged(parts, scope)
         if "enum" in part or "const" in part:
             values = list_of(part["enum"], scope) if "enum" in part else [part["const"]]
-            return ByteDFA.from_strings([bytes_of(value, scope) for value in values if isinstance(value, str)])
+            texts = [bytes_of(value, scope) for value in values if isinstance(value, str)]
+            return self.scalars.strings.writable(ByteDFA.from_strings(texts))
         if unknown := sorted(set(part) - {"pattern", "minLength", "maxLength", "format", "type"}):
             raise scope.error(f" has {unknown[0]}: expected pattern, minLength, maxLength, enum or const")
         return self.scalars.string_values(part, scope)

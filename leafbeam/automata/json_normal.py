@@ -1,7 +1,7 @@
 """Schemas in the form that is compiled: keywords that hold together in one schema, and `anyOf` in place of other logic."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from leafbeam.automata.json_merge import merged
@@ -15,8 +15,8 @@ from leafbeam.automata.json_scope import (
     CONTAINS,
     DYNAMIC,
     KNOWN,
-    NOTES,
     NOTS,
+    RESTRICTING,
     Schema,
     Scope,
     list_of,
@@ -46,11 +46,12 @@ class Normaliser:
 
         Those of older drafts become those of 2020-12, and those of which several may hold together become lists.
         """
-        for name in sorted(set(schema) - KNOWN):
+        for name in sorted(schema.keys() - KNOWN):
             self.notes.ignored(name, scope, "which JSON Schema does not define")
-        result = without_draft_4({name: value for name, value in schema.items() if name in KNOWN - NOTES})
+        result = without_draft_4({name: value for name, value in schema.items() if name in RESTRICTING})
         for name, anchor in DYNAMIC.items():
             if name in result and self.references.is_static(anchor, result[name]):
+                self.references.resolved(result[name], below(scope.path, name), scope.base)  # an error names this keyword
                 reference = {"$ref": result.pop(name)}
                 whole = [*result.get("allOf", ()), reference] if "$ref" in result else None
                 result |= reference if whole is None else {"allOf": whole}
@@ -132,7 +133,7 @@ class Normaliser:
             location = self.references.resolved(schema["$ref"], below(scope.path, "$ref"), scope.base)
             if location.base != scope.base or id(location.schema) in scope.open_refs:
                 raise scope.error(" leads to a schema that it is part of, or to one with an $id of its own")
-            inner = Scope(path=location.path, base=location.base, open_refs=(*scope.open_refs, id(location.schema)))
+            inner = Scope(start=location.path, base=location.base, open_refs=(*scope.open_refs, id(location.schema)))
             return self._negated(location.schema, inner)
         parts = negated(schema, scope)
         if schema and not parts:
@@ -156,8 +157,8 @@ class Normaliser:
         waiting: list[tuple[object, Scope]] = []
         if "$ref" in schema:
             location, open_refs = self.referred(schema["$ref"], scope)
-            waiting.append((location.schema, Scope(path=location.path, base=location.base, open_refs=open_refs)))
-            scope = Scope(path=scope.path, base=scope.base, open_refs=open_refs)
+            waiting.append((location.schema, Scope(start=location.path, base=location.base, open_refs=open_refs)))
+            scope = replace(scope, open_refs=open_refs)
         if "allOf" in schema:
             inner = scope.below("allOf")
             waiting += [(part, inner.below(number)) for number, part in enumerate(list_of(schema["allOf"], inner))]
@@ -167,7 +168,7 @@ class Normaliser:
             if part is False:
                 raise at.nothing(" is false and allows nothing")
             part = mapping_of(part, at)
-            if self.references.inside(part, at.path, at.base) != scope.base:
+            if self.references.inside(part, at.base, lambda at=at: at.path) != scope.base:
                 raise at.error(" has an $id of its own and is joined with other schemas: leave out the $id")
             part, outer = self.plain(part, at), at
             more = [part]
@@ -177,7 +178,7 @@ class Normaliser:
                 more = [closed(self.with_clauses(merged(more, at), at), at)]
             parts += more
             open_refs = (*scope.open_refs, *outer.open_refs[len(at.open_refs) :])
-            scope = Scope(path=scope.path, base=scope.base, open_refs=open_refs)
+            scope = replace(scope, open_refs=open_refs)
         return [own, *parts], scope
 
 

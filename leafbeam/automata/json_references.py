@@ -1,7 +1,7 @@
 """The schemas of one document by their names: JSON pointers, anchors and URIs (JSON Schema 2020-12, 8.2; RFC 6901)."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -57,6 +57,7 @@ class References:
     def __init__(self, root: Any) -> None:
         self._resources: dict[str, Location] = {"": Location(schema=root, path="#", base="")}
         self._anchors: dict[tuple[str, str], Location] = {}
+        self._next: dict[int, list[Location]] = {}  # what the references anywhere in a schema of the document lead to
         self._reached_from: dict[int, dict[int, Location]] = {}
         self._circles: dict[int, set[int]] = {}
         self._loops = set[int]()  # the schemas known to lead back to themselves
@@ -65,10 +66,10 @@ class References:
         self._bases: dict[int, str] = {}  # of schemas with an $id, by their Python id
         self.root = Location(schema=root, path="#", base=self._collect(root))
 
-    def inside(self, schema: Mapping[str, object], path: str, base: str) -> str:
-        """Return the base URI inside a schema, from the base URI around it."""
-        if _is_resource(schema) and id(schema) not in self._bases:
-            raise AutomatonError(f"{path} has an $id where no schema is expected: move it to $defs", pointer=path)
+    def inside(self, schema: Mapping[str, object], base: str, path: Callable[[], str]) -> str:
+        """Return the base URI inside a schema, from the base URI around it; `path` returns its pointer, for an error."""
+        if "$id" in schema and _is_resource(schema) and id(schema) not in self._bases:
+            raise AutomatonError(f"{path()} has an $id where no schema is expected: move it to $defs", pointer=path())
         return self._bases.get(id(schema), base)
 
     def resolved(self, reference: object, path: str, base: str) -> Location:
@@ -140,7 +141,9 @@ class References:
             reached, waiting = dict[int, Location](), [location]
             while waiting:
                 part = waiting.pop()
-                for target in self._targets(part.schema, part.base):
+                if id(part.schema) not in self._next:
+                    self._next[id(part.schema)] = self._targets(part.schema, part.base)
+                for target in self._next[id(part.schema)]:
                     if id(target.schema) not in reached:
                         reached[id(target.schema)] = target
                         waiting.append(target)

@@ -38,7 +38,7 @@ class Scalars:
         low, high = span(schema, "minLength", "maxLength", scope)
         if set(schema) <= {"type", "format"} and schema.get("format") in (*FORMATS,):
             return quoted_format(schema["format"], self.max_states)
-        network = Network(self.max_states, scope.path, pointer=scope.path)
+        network = Network(self.max_states, pointer=lambda: scope.path)
         begin, end = network.node(), network.node()
         network.add_text(START, b'"', begin)
         network.add_text(end, b'"', END)

@@ -40,7 +40,8 @@ NOTS, CONDITIONS, CLAUSES, CONTAINS, NOT_VALUES, PATTERNS, NOT_PATTERNS = (
     f"\0{name}" for name in ("nots", "conditions", "clauses", "contains", "not values", "patterns", "not patterns")
 )
 INTERNAL = {NOTS, CONDITIONS, CLAUSES, CONTAINS, NOT_VALUES, PATTERNS, NOT_PATTERNS}
-KNOWN = NOTES | COMBINING | REFUSED | {*DYNAMIC} | INTERNAL | set[str]().union(*KEYWORDS.values())
+RESTRICTING = (COMBINING | REFUSED | {*DYNAMIC} | INTERNAL | set[str]().union(*KEYWORDS.values())) - NOTES
+KNOWN = NOTES | RESTRICTING
 
 Schema = Mapping[str, Any]
 
@@ -49,22 +50,29 @@ class NothingError(AutomatonError):
     """A part of a schema allows no instances; what may do without that part is compiled without it."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Scope:
     """The position of a schema.
 
     Args:
-        path: The JSON pointer of the schema.
+        start: The JSON pointer of a schema around it.
+        names: The keywords, names and numbers that lead from there to it.
         base: The base URI of its references.
         open_refs: The schemas whose `$ref` led to it.
     """
 
-    path: str = "#"
+    start: str = "#"
+    names: tuple[object, ...] = ()
     base: str = ""
     open_refs: tuple[int, ...] = ()
 
+    @property
+    def path(self) -> str:
+        """Return the JSON pointer of the schema, which few schemas need."""
+        return below(self.start, *self.names)
+
     def below(self, *names: object) -> "Scope":
-        return Scope(path=below(self.path, *names), base=self.base, open_refs=self.open_refs)
+        return Scope(start=self.start, names=(*self.names, *names), base=self.base, open_refs=self.open_refs)
 
     def error(self, message: str, *names: object) -> AutomatonError:
         """Return an error about a part of the schema; its pointer comes before the message."""

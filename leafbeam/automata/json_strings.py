@@ -105,23 +105,28 @@ class Strings:
         return self.built[key]
 
     def quoted(self, strings: ByteDFA) -> ByteDFA:
-        """Return the JSON texts of strings, with the short escapes where JSON needs them."""
+        """Return the JSON texts of strings that can be written, with the short escapes where JSON needs them."""
         inside, _ = self.escaped(strings)
         if inside.is_empty:
             return inside
-        network = self._network()
-        begin, end = network.node(), network.node()
-        network.add_text(START, b'"', begin)
-        network.add(begin, inside, end)
-        network.add_text(end, b'"', END)
-        return network.language()
+        class_256, indptr, label_E, next_E = inside.edges
+        quote, closed = class_256[ord('"')], inside.num_states + 1
+        num_lower = np.concatenate([[0], np.cumsum(label_E < quote)])
+        at_E = (indptr[:-1] + num_lower[indptr[1:]] - num_lower[indptr[:-1]])[inside.accepting_X]  # where edges ascend
+        behind = 1 + indptr + np.concatenate([[0], np.cumsum(inside.accepting_X)])
+        edges = DfaEdges(
+            class_256,
+            np.concatenate([[0], behind, behind[-1:]]).astype(np.int32),
+            np.concatenate([[quote], np.insert(label_E, at_E, quote)]).astype(np.uint8),
+            np.concatenate([[1], np.insert(next_E + 1, at_E, closed)]).astype(np.int32),
+        )
+        return ByteDFA(edges=edges, accepting_X=np.arange(closed + 1) == closed)
 
     def escaped(self, strings: ByteDFA) -> tuple[ByteDFA, int]:
-        """Return the texts of strings without their quotes, and how many of their states are not behind a backslash.
+        """Return the texts without quotes of strings that can be written, and how many states are not behind a backslash.
 
         The states behind a backslash follow the others.
         """
-        strings = self.writable(strings)
         if not strings.num_states:
             return strings, 0
         special_256 = np.zeros(256, np.int64)
@@ -147,7 +152,7 @@ class Strings:
         return ByteDFA(edges=edges, accepting_X=accepting_X), num_plain
 
     def counted(self, strings: ByteDFA, low: int, high: int | None) -> CountedText | None:
-        """Return the texts, without quotes, of the strings of `low` to `high` characters; None if bounds may leave dead ends."""
+        """Return the texts, without quotes, of strings of `low` to `high` characters; None if these may leave dead ends."""
         return CountedText.of(*self.escaped(strings), low, high)
 
     def _search(self, pattern: str) -> ByteDFA:
@@ -192,7 +197,7 @@ class Strings:
 def quoted_format(name: str, max_states: int) -> ByteDFA:
     """Return the JSON texts of a format of `FORMATS`, which are built once. Raises AutomatonError above the limit of states."""
     strings = Strings(max_states=max_states)
-    return strings.quoted(strings.format(name))
+    return strings.quoted(strings.writable(strings.format(name)))
 
 
 def _between_marks(language: ByteDFA, begin: bytes, end: bytes) -> ByteDFA:

@@ -71,7 +71,7 @@ def _merged(from_E, label_E, to_E, block_X, start):
     The edges ascend by label.
     """
     num_blocks = block_X.max() + 1
-    indptr, edge_E = _adjacent(from_E, len(block_X))
+    indptr, edge_E = adjacent(from_E, len(block_X))
     number_Y, state_Y = np.full(num_blocks, -1, np.int32), np.empty(num_blocks, np.int32)
     number_Y[block_X[start]], state_Y[0] = 0, start  # a state of each block, by the block's number
     from_e, label_e, to_e = np.empty(len(from_E), np.int32), np.empty(len(from_E), np.int32), np.empty(len(from_E), np.int32)
@@ -93,7 +93,7 @@ def _merged(from_E, label_E, to_E, block_X, start):
 
 
 @njit(cache=True)
-def _adjacent(state_E, num_states):
+def adjacent(state_E, num_states):
     """Return (indptr, edge_E): for each state the edges that have it at this end."""
     indptr = np.zeros(num_states + 1, np.int64)
     for edge in range(len(state_E)):
@@ -112,7 +112,7 @@ def _adjacent(state_E, num_states):
 @njit(cache=True)
 def _number(from_E, to_E, number_X, queue_X, count):
     """Number the states that edges reach from the `count` states of the queue, breadth first, from `count` on."""
-    indptr, edge_E = _adjacent(from_E, len(number_X))
+    indptr, edge_E = adjacent(from_E, len(number_X))
     head = 0
     while head < count:
         state = queue_X[head]
@@ -225,7 +225,7 @@ def _refine(from_E, label_E, to_E, accepting_X, useful_X):
             num_cords += 1
         cords.element_n[edge], cords.position_n[edge], cords.set_n[edge] = edge, edge, num_cords - 1
         cords.end_s[num_cords - 1] = edge + 1
-    into_indptr, into_E = _adjacent(to_E, num_states)
+    into_indptr, into_E = adjacent(to_E, num_states)
     block, cord = 1, 0
     while cord < num_cords:
         num_touched = 0

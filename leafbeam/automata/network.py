@@ -19,7 +19,7 @@ them, N texts.
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import Any, NamedTuple
 
@@ -44,7 +44,7 @@ class Network:
 
     Args:
         what: The name of what is built, for errors.
-        pointer: The JSON pointer of what is built, for errors.
+        pointer: Returns the JSON pointer of what is built, for errors.
 
     Examples:
         >>> network = Network(100)
@@ -54,15 +54,19 @@ class Network:
         [True, True, False]
     """
 
-    def __init__(self, max_states: int, what: str = "the language", *, pointer: str | None = None) -> None:
+    def __init__(self, max_states: int, what: str = "the language", *, pointer: Callable[[], str] | None = None) -> None:
         self._max_states, self._what, self._pointer = max_states, what, pointer
         self._num_nodes = 2  # and the states within texts
-        self.size = 2  # the number of states, a repetition written out
-        self._num_written = 2
+        self._size = self._num_written = 0  # the number of states of its parts; and with repetitions counted once
         self._parts: list[tuple[_Part, int, int, int, int, int]] = []  # (part, node, node, count, low, more)
         self._texts: list[tuple[bytes, int, int, int]] = []  # (text, the number of its first inner state, node, node)
         self._skips: list[tuple[int, int]] = []
         self._is_empty: bool | None = None
+
+    @property
+    def size(self) -> int:
+        """Return the number of states, as if repetitions were written out."""
+        return self._num_nodes + self._size
 
     def like(self) -> Network:
         """Return a new network with the same limit and the same name in errors."""
@@ -70,12 +74,14 @@ class Network:
 
     def node(self) -> int:
         """Return a new node."""
-        return self._numbered(1)
+        self._num_nodes += 1
+        return self._num_nodes - 1
 
     def add(self, node: int, language: Language, to: int) -> None:
         """Join two nodes by the strings of a language; an empty language joins nothing. An added network may not change."""
         if not language.is_empty:
-            self._grow(language.size if isinstance(language, ByteDFA) else language._num_written, language.size)
+            written = language.num_states if isinstance(language, ByteDFA) else language._num_nodes + language._num_written
+            self._grow(written, language.size)
             self._parts.append((language, node, to, 1, 1, 0))
 
     def add_repeated(self, node: int, language: Language, to: int, low: int, high: int | None) -> None:
@@ -115,7 +121,8 @@ class Network:
         if not text:
             self._skips.append((node, to))
             return
-        self._texts.append((text, self._numbered(len(text) - 1), node, to))
+        self._texts.append((text, self._num_nodes, node, to))
+        self._num_nodes += len(text) - 1
 
     def skip(self, node: int, to: int) -> None:
         """Let paths go from one node to another without a byte."""
@@ -155,6 +162,7 @@ class Network:
 
     def arrays(self) -> NetworkArrays:
         """Return this network as kernels read it, without what does not lead to END. It may not be empty."""
+        self._grow(0, 0)
         flat = self._flat()
         text_256 = np.zeros(256, np.int16)
         text_256[flat.bytes_T] = flat.bytes_T.astype(np.int16) + 1
@@ -164,21 +172,17 @@ class Network:
         states = (np.concatenate([np.zeros(flat.num_nodes, part.dtype), part]) for part in (accepting_X, shortest_X, longest_X))
         return NetworkArrays(class_256, *assembled[:6], *states, *assembled[6:])
 
-    def _numbered(self, count: int) -> int:
-        first, self._num_nodes = self._num_nodes, self._num_nodes + count
-        self._grow(count, count)
-        return first
-
     def _grow(self, num_written: int, size: int) -> None:
-        self._num_written, self.size = self._num_written + num_written, self.size + size
-        if self._num_written > 2 * _SPARE * self._max_states:
+        self._num_written, self._size = self._num_written + num_written, self._size + size
+        if self._num_nodes + self._num_written > 2 * _SPARE * self._max_states:
             raise self._too_large()
 
     def _too_large(self) -> AutomatonError:
+        pointer = None if self._pointer is None else self._pointer()
         return AutomatonError(
-            f"{self._what} unrolls to more than max_states={counted(self._max_states, 'state')}: simplify it, "
+            f"{pointer or self._what} unrolls to more than max_states={counted(self._max_states, 'state')}: simplify it, "
             "bound repetitions more tightly, or raise the limit",
-            pointer=self._pointer,
+            pointer=pointer,
         )
 
     def _flat(self) -> _Flat:

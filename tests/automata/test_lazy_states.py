@@ -44,6 +44,8 @@ SCHEMAS: list[dict[str, Any]] = [
     },
     {"type": "array", "items": {"anyOf": [{"type": "integer"}, {"type": "string", "minLength": 70}]}, "minItems": 20},
     {"type": "object", "additionalProperties": {"type": "string", "pattern": "^(ab|a{3,90})+$"}, "maxProperties": 3},
+    {"type": "string", "pattern": r"^(?:\S+\s+){0,9}\S+$", "minLength": 50, "maxLength": 130},
+    {"type": "array", "items": {"type": "string", "pattern": "^a{90}b*$|^é+$", "maxLength": 200}, "maxItems": 2},
     {
         "$ref": "#/$defs/tree",
         "$defs": {"tree": {"properties": {"a": {"$ref": "#/$defs/tree"}, "b": {"type": ["string", "null"]}}}},
