@@ -1,5 +1,5 @@
-"""The precisions of the matrix products of a model's layers on a CPU (`SidModel.with_precision`)."""
+"""The precisions of the matrix products of a model's layers (`SidModel.with_precision`)."""
 
 from typing import Literal
 
-Precision = Literal["float32", "bfloat16", "int8"]
+Precision = Literal["float32", "bfloat16", "int8", "fp8"]

@@ -36,7 +36,7 @@ from leafbeam.ops.backend import IndexBindings
 from leafbeam.ops.constrain import Scoring
 from leafbeam.ops.head.types import Normalize
 
-__all__ = ["Case", "Sizes", "measure", "measured_case", "parity", "runs", "streams"]
+__all__ = ["Case", "Sizes", "measure", "measured_case", "milliseconds", "parity", "runs", "streams"]
 
 Kind = Literal["decoder", "encoder-decoder"]
 
@@ -183,12 +183,12 @@ def measured_case(case: Case, prompts: tuple[NDArray[np.int64], NDArray[np.int64
     captured = case.captured()
     found, expected = captured(*prompts), case.searched(*prompts)
     np.testing.assert_allclose(found.scores, expected.scores, rtol=2e-2, atol=2e-2 if case.device.type == "cuda" else 1e-3)
-    milliseconds = {
-        "graph": _milliseconds(partial(captured, *prompts)),
-        "launches": _milliseconds(partial(case.searched, *prompts)),
+    ms = {
+        "graph": milliseconds(partial(captured, *prompts)),
+        "launches": milliseconds(partial(case.searched, *prompts)),
     }
-    over = round(milliseconds["launches"]["p50"] / milliseconds["graph"]["p50"], 3)
-    return {"ms": milliseconds, "launches_over_graph": over}
+    over = round(ms["launches"]["p50"] / ms["graph"]["p50"], 3)
+    return {"ms": ms, "launches_over_graph": over}
 
 
 def streams(device: torch.device, sizes: Sizes, batches: int = 8) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def _dtype(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
-def _milliseconds(run: Callable[[], object], samples: int = 9) -> dict[str, float]:
+def milliseconds(run: Callable[[], object], samples: int = 9) -> dict[str, float]:
     """p20, p50 and p80 by the clock; each run ends with its result on the host."""
     run()
     taken = list(_taken(run, samples))

@@ -74,6 +74,7 @@ PARTS = {
     "sweeps": Part(seconds=300, about="the round by codes of a level (256 to 65,536) and by requests (1 to 256)"),
     "experts": Part(seconds=120, about="OneRec's shape, an encoder-decoder with experts, captured"),
     "shapes": Part(seconds=460, about="whole decodes without HTTP at Qwen3-0.6B, 1.7B, 4B and OneRec-1.7B: times, memory"),
+    "fp8": Part(seconds=460, about="products of float8: parity, Recall@10 of the demo's model, whole decodes beside bfloat16"),
     "server-0.6B": Part(seconds=460, about=_SERVER.format("Qwen3-0.6B")),
     "server-1.7B": Part(seconds=460, about=_SERVER.format("Qwen3-1.7B")),
     "server-4B": Part(seconds=460, about=_SERVER.format("Qwen3-4B")),

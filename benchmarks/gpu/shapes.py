@@ -20,7 +20,7 @@ from leafbeam.index import Trie, Version
 from leafbeam.model import AnyModel, Transformer
 from leafbeam.ops.backend import IndexBindings
 
-__all__ = ["experts", "runs"]
+__all__ = ["case_of", "experts", "runs"]
 
 _ITEMS = 1_000_000
 
@@ -47,7 +47,7 @@ def runs(
                     continue
                 if case is None:
                     model = Transformer(config, vocabulary, torch.Generator(device).manual_seed(0), device=device)
-                    case = _case(device, model, items)
+                    case = case_of(device, model, items)
                 yield attempt(parameters, partial(_measure, case, beams, tokens))
         del case
         if device.type == "cuda":
@@ -58,7 +58,7 @@ def experts(device: torch.device, seconds: float, codes: int = 2048, items: int 
     """Rows of OneRec's shape, an encoder-decoder with experts."""
     until = time.monotonic() + seconds
     model: AnyModel = onerec([codes] * 3, small=small).to(device)
-    case = _case(device, model, items)
+    case = case_of(device, model, items)
     for beams in (8,) if small else (128, 256, 512):
         parameters = {"what": "experts", "model": "OneRec, 0.1B", "beams": beams, "tokens": 500, "codes": codes}
         if time.monotonic() > until:
@@ -67,7 +67,7 @@ def experts(device: torch.device, seconds: float, codes: int = 2048, items: int 
         yield attempt(parameters, partial(_measure, case, beams, 20 if small else 500))
 
 
-def _case(device: torch.device, model: AnyModel, items: int) -> Case:
+def case_of(device: torch.device, model: AnyModel, items: int) -> Case:
     """A search over drawn codes."""
     sizes = model.vocabulary.codebook_sizes
     codes = np.stack([np.random.default_rng(level).integers(0, size, items) for level, size in enumerate(sizes)], axis=1)

@@ -261,8 +261,9 @@ PrecisionOption = Annotated[
     Precision,
     option(
         "--precision",
-        "The precision of the layers' matrix products on a CPU. bfloat16 and int8 answer requests only where they are faster.",
-        metavar="float32|bfloat16|int8",
+        "The precision of the layers' matrix products. bfloat16 and int8 are of a CPU, and answer requests only where they are "
+        "faster; fp8 is of a GPU.",
+        metavar="float32|bfloat16|int8|fp8",
     ),
 ]
 NoVerifyOption = Annotated[

@@ -113,16 +113,17 @@ class ServedModel:
             return self.offline_decoder.run(batch)
 
     def _choose_precision(self) -> None:
-        """Take the products that the settings ask for where they are faster than float32's; nothing on a second call."""
+        """Compare the products that the settings ask for with the model's, and take them or not; nothing on a second call."""
         precision = self._settings.precision
         if precision == "float32" or self.tuning.precision_report or not isinstance(self.model, AnyModel):
             return
         rounded = self.model.with_precision(precision)
         decoders = self._decoder(self.model, stores=False), self._decoder(rounded, stores=False)
+        baseline = str(self.model.head_weight.dtype).removeprefix("torch.")
         with torch_threads(self._settings.threads or self._most_threads):
-            report = measure_precision(self.preparer, self._settings, *decoders, self._clock)
-        self.tuning = replace(self.tuning, precision_report=report, precision=precision if report.is_faster else "float32")
-        if report.is_faster:
+            report = measure_precision(self.preparer, self._settings, *decoders, self._clock, baseline)
+        self.tuning = replace(self.tuning, precision_report=report, precision=precision if report.is_taken else "float32")
+        if report.is_taken:
             self._round(rounded)
         else:
             log.warning("matrix products stay in float32, because %s is no faster here: %s", precision, report)

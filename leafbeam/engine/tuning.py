@@ -24,42 +24,54 @@ _Search = Callable[[], SearchResult]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrecisionReport:
-    """Products in another precision beside those in float32, on the same requests.
+    """Products in another precision beside those of the model, on the same requests, without graphs.
 
-    precision: the other. speedups: with one request, and with several unless a batch takes seconds. same_items: the share of
-    float32's answers that the other gives too. score_difference: the largest difference of an item's log-probability, among
-    those answers.
+    precision: the other. baseline: the model's. speedups: with one request, and with several unless a batch takes seconds.
+    same_items: the share of the model's answers that the other gives too. score_difference: the largest difference of an item's
+    log-probability, among those answers.
     """
 
     precision: Precision
     speedups: tuple[float, ...]
     same_items: float
     score_difference: float
+    baseline: str = "float32"
 
     @property
     def is_faster(self) -> bool:
         """Return whether the other precision is faster by a tenth or more, by the geometric mean of the batches."""
         return statistics.geometric_mean(self.speedups) >= _GAIN
 
+    @property
+    def is_taken(self) -> bool:
+        """Return whether an engine takes the other precision: where it is faster, and fp8 always, which is for memory too and
+        whose time without graphs says little about that of graphs.
+        """
+        return self.is_faster or self.precision == "fp8"
+
     def __str__(self) -> str:
         speedups = " and ".join(f"{speedup:.2f}" for speedup in self.speedups)
         batches = "with one request" if len(self.speedups) == 1 else "with one request and with several"
         same = f"{self.same_items:.1%} of the items the same"
-        return f"{speedups} times as fast as float32 {batches}, {same}, log-probabilities within {self.score_difference:.2g}"
+        close = f"log-probabilities within {self.score_difference:.2g}"
+        return f"{speedups} times as fast as {self.baseline} {batches}, {same}, {close}"
 
 
 def compare_precisions(
-    precision: Precision, batches: Sequence[tuple[_Search, _Search]], clock: Callable[[], float]
+    precision: Precision,
+    batches: Sequence[tuple[_Search, _Search]],
+    clock: Callable[[], float],
+    baseline: str = "float32",
 ) -> PrecisionReport:
-    """Time each batch in float32 and in another precision by turns, and compare the answers of all.
+    """Time each batch in the model's precision and in another by turns, and compare the answers of all.
 
     Cost: three runs of each batch and precision, the fastest of which counts; no further batch after five seconds.
     """
     speedups: list[float] = []
     answers: list[tuple[SearchResult, SearchResult]] = []
     stops = clock() + _MAX_PRECISION_S
-    for float32, rounded in batches:
-        runs = [(_timed(float32, clock), _timed(rounded, clock)) for _ in range(_PRECISION_RUNS)]
+    for exact, rounded in batches:
+        runs = [(_timed(exact, clock), _timed(rounded, clock)) for _ in range(_PRECISION_RUNS)]
         seconds = [min(each) for each in zip(*((one.seconds, other.seconds) for one, other in runs), strict=True)]
         speedups.append(seconds[0] / seconds[1])
         answers.append((runs[-1][0].answer, runs[-1][1].answer))
@@ -72,6 +84,7 @@ def compare_precisions(
         speedups=tuple(speedups),
         same_items=len(shared) / max(1, sum(len(one) for one, _ in pairs)),
         score_difference=max((abs(one[item] - other[item]) for item, one, other in shared), default=0.0),
+        baseline=baseline,
     )
 
 

@@ -70,9 +70,9 @@ def choose_threads(
 
 
 def measure_precision(
-    preparer: RequestPreparer, settings: Settings, float32: Decoder, rounded: Decoder, clock: Callable[[], float]
+    preparer: RequestPreparer, settings: Settings, exact: Decoder, rounded: Decoder, clock: Callable[[], float], baseline: str
 ) -> PrecisionReport:
-    """Compare the settings' precision with float32, on a batch of one request and on one of several.
+    """Compare the settings' precision with the model's, on a batch of one request and on one of several.
 
     Histories are drawn from the index.
     """
@@ -89,8 +89,8 @@ def measure_precision(
     several = min(_COMPARED_REQUESTS, settings.capacity.max_requests(first.size.tokens, settings.beams))
     drawn = [first, *(pending() for _ in range(several - 1))]
     batches = [drawn[:requests] for requests in sorted({1, several})]
-    searches = [(partial(_search, float32, one), partial(_search, rounded, one)) for one in batches]
-    return compare_precisions(settings.precision, searches, clock)
+    searches = [(partial(_search, exact, one), partial(_search, rounded, one)) for one in batches]
+    return compare_precisions(settings.precision, searches, clock, baseline)
 
 
 def _search(decoder: Decoder, batch: Sequence[PendingRequest]) -> SearchResult:

@@ -33,10 +33,14 @@ from leafbeam.model.weights import (
     read_tensors,
     write_checkpoint,
 )
-from leafbeam.ops.linear import int8, onednn
+from leafbeam.ops.linear import onednn
+from leafbeam.ops.linear.fp8 import Fp8Matrix
+from leafbeam.ops.linear.int8 import Int8Matrix
+from leafbeam.ops.linear.rounded import RoundedMatrix
 from leafbeam.precision import Precision
 
 log = logging.getLogger("leafbeam.model")
+_ROUNDED: dict[Precision, type[RoundedMatrix]] = {"int8": Int8Matrix, "fp8": Fp8Matrix}
 
 
 class SidModel(nn.Module, Generic[Config]):
@@ -44,7 +48,7 @@ class SidModel(nn.Module, Generic[Config]):
 
     config_type: ClassVar[type]
     tensor_names: ClassVar[TensorNames]
-    precisions: ClassVar[tuple[Precision, ...]] = ("float32", "int8")  # of matrix products
+    precisions: ClassVar[tuple[Precision, ...]] = ("float32", "int8", "fp8")  # of matrix products
     config: Config
     vocabulary: AnyVocabulary
     lm_head: nn.Linear | None
@@ -189,9 +193,10 @@ class SidModel(nn.Module, Generic[Config]):
         return [module for module in self.modules() if isinstance(module, Linear)]
 
     @property
-    def is_int8(self) -> bool:
-        """Return whether the layers' matrices are of int8."""
-        return any(module.int8 is not None for module in self.layer_matrices())
+    def rounded_to(self) -> Precision | None:
+        """Return the precision of 8 bits that the layers' matrices are rounded to; None if they are not."""
+        kinds = {type(module.rounded) for module in self.layer_matrices()}
+        return next((precision for precision, kind in _ROUNDED.items() if kind in kinds), None)
 
     def check_precision(self, precision: Precision) -> None:
         """Raise ArgumentError unless `with_precision` can make a copy of this model here."""
@@ -199,45 +204,66 @@ class SidModel(nn.Module, Generic[Config]):
             return
         if precision not in self.precisions:
             raise ArgumentError(
-                f"precision={precision!r} is of a decoder, and this is an encoder-decoder: choose int8 or float32"
+                f"precision={precision!r} is of a decoder, and this is an encoder-decoder: choose int8, fp8 or float32"
             )
-        if self.device.type != "cpu" or self.head_weight.dtype != torch.float32 or self.is_int8:
-            place = "int8" if self.is_int8 else f"{self.head_weight.dtype} on {self.device}"
-            raise ArgumentError(f"precision={precision!r} is of a model in float32 on a CPU, and this one is in {place}")
-        if precision == "int8" and (reason := int8.unavailable_reason()):
-            raise ArgumentError(f"precision='int8': {reason}; leave it out")
+        if self.rounded_to is not None:
+            raise ArgumentError(f"precision={precision!r}: this model is in {self.rounded_to} already; load it again")
+        if precision in _ROUNDED and (reason := _ROUNDED[precision].unavailable_reason(self.device)):
+            raise ArgumentError(f"precision={precision!r}: {reason}")
+        if precision == "fp8":
+            self._check_fp8()
+        elif self.device.type != "cpu" or self.head_weight.dtype != torch.float32:
+            dtype = str(self.head_weight.dtype).removeprefix("torch.")
+            raise ArgumentError(
+                f"precision={precision!r} is of a model in float32 on a CPU, and this one is in {dtype} on {self.device}"
+            )
+
+    def _check_fp8(self) -> None:
+        """Raise ArgumentError for layers that cannot be multiplied in float8."""
+        if any(isinstance(module, Experts) for module in self.modules()):
+            raise ArgumentError("precision='fp8': this model has experts, whose products have no float8; leave it out")
+        for name, module in self.named_modules():
+            if isinstance(module, Linear) and any(size % Fp8Matrix.multiple for size in module.weight.shape):
+                outputs, inputs = module.weight.shape
+                raise ArgumentError(
+                    f"precision='fp8': {name} is {outputs:,} x {inputs:,}, and products of float8 need multiples of "
+                    f"{Fp8Matrix.multiple}; leave it out"
+                )
 
     @torch.no_grad()
     def with_precision(self, precision: Precision) -> Self:
-        """Return a copy for decoding on a CPU whose layers multiply their matrices in another precision; the head's stay in
-        float32.
+        """Return a copy for decoding whose layers multiply their matrices in another precision; the head's stay as they are.
 
-        bfloat16 (of a `Transformer`): matrices, the rows that they multiply and the products are rounded to 8 bits of
+        bfloat16 (of a `Transformer` on a CPU): matrices, the rows that they multiply and the products are rounded to 8 bits of
         precision, and so are queries, keys and values where prompts attend to themselves; softmax, norms, sums and the beams'
         attention are in float32. A large model is several times as fast if the processor has such products (AMX, AVX-512 BF16),
         and slower elsewhere. The copy's matrices are packed (`Transformer.pack`).
 
-        int8: each output of a matrix, and each row, is rounded to integers from -127 to 127 with a scale of its own; integers
-        are summed exactly, and all else is in float32. Matrices take a quarter of their memory, and large models are faster
-        than in bfloat16. The processor must have AVX-512 VNNI.
+        int8 (on a CPU): each output of a matrix, and each row, is rounded to integers from -127 to 127 with a scale of its own;
+        integers are summed exactly, and all else is in float32. Matrices take a quarter of their memory, and large models are
+        faster than in bfloat16. The processor must have AVX-512 VNNI.
 
-        `Settings.precision` measures either. The copy costs two passes over the matrices; the rest is shared with this model.
+        fp8 (on a GPU): the same with float8 numbers of 4 bits of precision up to 448, whose products are summed in float32 and
+        rounded to bfloat16. Matrices take half of the memory of bfloat16. The GPU must have compute capability 8.9. It has not
+        been measured on one.
+
+        `Settings.precision` measures each. The copy costs two passes over the matrices; the rest is shared with this model.
 
         Raises:
-            ArgumentError: If the model is not in float32 on a CPU, or cannot have this precision.
+            ArgumentError: If the model is not on such a device, or cannot have this precision.
         """
         self.check_precision(precision)
         if precision == "float32":
             return self
         other = deepcopy(self, {id(tensor): tensor for tensor in (*self.parameters(), *self.buffers())})
-        other.store_int8()
+        other.store_rounded(_ROUNDED[precision])
         return other
 
-    def store_int8(self) -> None:
-        """Store the layers' matrices as int8, in the place of the weights."""
+    def store_rounded(self, kind: type[RoundedMatrix]) -> None:
+        """Store the layers' matrices in 8 bits, in the place of the weights."""
         for module in self.layer_matrices():
             if module.weight.shape[0]:
-                module.store_int8(onednn.unpack(module.weight))
+                module.store(kind.of(onednn.unpack(module.weight)))
         for module in self.modules():
             if isinstance(module, Experts):
                 module.store_int8()
@@ -246,10 +272,10 @@ class SidModel(nn.Module, Generic[Config]):
         """Write config.json and model.safetensors as transformers reads them (except experts), and leafbeam.json.
 
         Raises:
-            ArgumentError: If the layers' matrices are of int8.
+            ArgumentError: If the layers' matrices are rounded to 8 bits.
         """
-        if self.is_int8:
-            raise ArgumentError("this model's matrices are of int8: save the model that it was made from")
+        if self.rounded_to is not None:
+            raise ArgumentError(f"this model's matrices are of {self.rounded_to}: save the model that it was made from")
         dtype = self.head_weight.dtype
         tensors = {name: weight.to(dtype) for name, weight in self.named_parameters()}
         write_checkpoint(Path(directory), self.config, self.vocabulary, tensors)

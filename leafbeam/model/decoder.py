@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from leafbeam.errors import ArgumentError
 from leafbeam.model.config import Activation, ModelConfig
 from leafbeam.model.experts import Experts, activate
-from leafbeam.ops.linear.int8 import Int8Matrix, Matrix, multiply
+from leafbeam.ops.linear.rounded import Matrix, RoundedMatrix, multiply
 
 Dropout = Callable[[Tensor], Tensor]
 
@@ -281,21 +281,21 @@ def _embedding(count: int, size: int) -> nn.Embedding:
 
 
 class Linear(nn.Linear):
-    """A product with a matrix, which may be stored in a narrower dtype than that of the computation, or in int8.
+    """A product with a matrix, which may be stored in a narrower dtype than that of the computation, or rounded to 8 bits.
 
-    int8: the matrix, in the place of the weight, which has no rows then.
+    rounded: the matrix, in the place of the weight, which has no rows then.
     """
 
-    int8: Int8Matrix | None = None
+    rounded: RoundedMatrix | None = None
 
     @property
     def matrix(self) -> Matrix:
         """Return the matrix as it is stored."""
-        return self.weight if self.int8 is None else self.int8
+        return self.weight if self.rounded is None else self.rounded
 
-    def store_int8(self, weight_VD: Tensor) -> None:
-        """Store a matrix, rounded to int8, in the place of the weight."""
-        self.int8 = Int8Matrix.of(weight_VD)
+    def store(self, matrix: RoundedMatrix) -> None:
+        """Store a rounded matrix in the place of the weight."""
+        self.rounded = matrix
         self.clear()
 
     def clear(self) -> None:
@@ -303,9 +303,9 @@ class Linear(nn.Linear):
         self.weight = nn.Parameter(self.weight.new_empty(0, self.in_features), requires_grad=False)
 
     def forward(self, input: Tensor) -> Tensor:
-        if self.int8 is None:
+        if self.rounded is None:
             return F.linear(input, self.weight.to(input.dtype), self.bias)
-        product, bias = multiply(input, self.int8), cast(Tensor | None, self.bias)
+        product, bias = multiply(input, self.rounded), cast(Tensor | None, self.bias)
         return product if bias is None else product.add_(bias)
 
 

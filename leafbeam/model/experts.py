@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leafbeam.model.config import Activation
-from leafbeam.ops.linear.int8 import Int8Matrix, Matrix, multiply
+from leafbeam.ops.linear.int8 import Int8Matrix
+from leafbeam.ops.linear.rounded import Matrix, multiply
 
 _BLOCK = 32  # tokens of one expert that run together in a captured decode
 _BLOCKS = 16  # whose matrices are copied at once

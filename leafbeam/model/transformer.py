@@ -32,6 +32,8 @@ from leafbeam.model.torch_runner import DecoderRunner, RunnerOptions
 from leafbeam.model.vocabulary import AnyVocabulary, TextTokens
 from leafbeam.model.weights import TensorNames
 from leafbeam.ops.linear import onednn
+from leafbeam.ops.linear.int8 import Int8Matrix
+from leafbeam.ops.linear.rounded import RoundedMatrix
 from leafbeam.precision import Precision
 
 log = logging.getLogger("leafbeam.model")
@@ -155,14 +157,16 @@ class Transformer(SidModel[ModelConfig]):
         other._products = torch.bfloat16
         return other.pack()
 
-    def store_int8(self) -> None:
-        """Store the layers' matrices as int8, in the place of the weights; those of queries, keys and values become one."""
-        for inputs in self._attention_inputs():
-            inputs[0].store_int8(torch.cat([onednn.unpack(module.weight) for module in inputs]))
+    def store_rounded(self, kind: type[RoundedMatrix]) -> None:
+        """Store the layers' matrices in 8 bits, in the place of the weights; of int8, those of queries, keys and values become
+        one, which `CpuRunner` multiplies at once.
+        """
+        for inputs in self._attention_inputs() if kind is Int8Matrix else ():
+            inputs[0].store(kind.of(torch.cat([onednn.unpack(module.weight) for module in inputs])))
             for module in inputs[1:]:
                 module.clear()
-        super().store_int8()
-        self._num_packed = sum(module.int8 is not None for module in self.layer_matrices())
+        super().store_rounded(kind)
+        self._num_packed = sum(module.rounded is not None for module in self.layer_matrices())
 
     @torch.no_grad()
     def pack(self) -> Self:
@@ -225,7 +229,9 @@ class Transformer(SidModel[ModelConfig]):
         return other
 
     def save_pretrained(self, directory: str | PathLike[str]) -> None:
-        super(Transformer, self._unpacked() if self._num_packed and not self.is_int8 else self).save_pretrained(directory)
+        super(Transformer, self._unpacked() if self._num_packed and self.rounded_to is None else self).save_pretrained(
+            directory
+        )
 
     def _attention_inputs(self) -> list[tuple[Linear, Linear, Linear]]:
         """The modules of each layer's queries, keys and values."""

@@ -13,6 +13,7 @@ import torch
 
 from benchmarks.gpu import attention as gpu_attention
 from benchmarks.gpu import decode as gpu_decode
+from benchmarks.gpu import fp8 as gpu_fp8
 from benchmarks.gpu import head as gpu_head
 from benchmarks.gpu import language as gpu_language
 from benchmarks.gpu import parts
@@ -24,8 +25,11 @@ from benchmarks.gpu import step as gpu_step
 from benchmarks.gpu.timing import attempt, ceilings, poisoned, relative_error, times
 from benchmarks.micro.attention import Shape
 from benchmarks.peers import peer
+from benchmarks.serving.load_run import LoadRun
 from leafbeam.ops.attention import triton as attention_kernels
 from leafbeam.ops.attention.costs import AttentionCosts, AttentionWork
+from leafbeam.ops.linear.fp8 import Fp8Matrix
+from leafbeam.ops.linear.rounded import round_rows
 
 pytestmark = pytest.mark.slow
 
@@ -177,6 +181,23 @@ def test_whole_decodes_of_real_shapes_run_as_graphs_and_without() -> None:
     rows = list(gpu_shapes.runs(CPU, 100.0, (TINY,), items=500))
     assert [set(measured["ms"]) for _, measured in rows] == [{"graph", "launches"}]
     assert rows[0][0] == {"what": "whole decode", "model": "tiny", "beams": 12, "tokens": 16, "codes": 16}
+
+
+def test_fp8_products_recall_and_decodes_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LoadRun, "demo", lambda quick: LoadRun.make(tmp_path, items=100, users=40))
+    monkeypatch.setattr(Fp8Matrix, "unavailable_reason", staticmethod(lambda device: None))
+    monkeypatch.setattr(gpu_fp8, "_ROWS", (3,))
+    shape = replace(TINY, sizes=TINY.sizes | {"num_key_value_heads": 2})
+    rows = list(gpu_fp8.runs(CPU, 100.0, (shape,), [(32, 16)], items=500, quick=True))
+    assert [measured.get("failed") for _, measured in rows] == [None] * 3
+    product, recall, decode = (measured for _, measured in rows)
+    assert product["parity"] == "ok"
+    assert 0.01 < product["error_of_rounding"] < 0.06
+    assert set(recall["recall_10"]) == set(decode["ms"]) == {"bfloat16", "fp8"}
+    assert 0.3 < decode["share_of_same_items"] <= 1
+    monkeypatch.setattr(gpu_fp8.triton, "round_rows", lambda rows_ND: round_rows(rows_ND * 1.1, torch.float8_e4m3fn))
+    (row, *_) = gpu_fp8.runs(CPU, 0.0, (), [(32, 16)])
+    assert "relative errors" in row[1]["failed"]
 
 
 def test_the_server_is_measured_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

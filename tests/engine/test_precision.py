@@ -10,21 +10,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from leafbeam.decode import SearchResult
 from leafbeam.engine import Engine, Precision, Request, Settings, tuning
 from leafbeam.engine.tuning import PrecisionReport, compare_precisions
 from leafbeam.errors import ArgumentError
 from leafbeam.model import EncoderDecoder, EncoderDecoderConfig, Vocabulary
-from leafbeam.ops.linear import int8
+from leafbeam.ops.linear.int8 import Int8Matrix
 from tests.engine.conftest import Shop
 from tests.fixtures.clocks import Clock
 
+REASON = Int8Matrix.unavailable_reason(torch.device("cpu"))
 ROUNDED: list[Any] = [
     "bfloat16",
-    pytest.param(
-        "int8", marks=pytest.mark.skipif(int8.unavailable_reason() is not None, reason=str(int8.unavailable_reason()))
-    ),
+    pytest.param("int8", marks=pytest.mark.skipif(REASON is not None, reason=str(REASON))),
 ]
 
 
@@ -136,7 +136,7 @@ def test_an_engine_that_was_not_started_measures_once(shop: Shop, monkeypatch: p
 
 
 def test_a_precision_that_there_is_not():
-    with pytest.raises(ArgumentError, match="precision is 'float16': expected 'float32', 'bfloat16' or 'int8'"):
+    with pytest.raises(ArgumentError, match="precision is 'float16': expected 'float32', 'bfloat16', 'int8' or 'fp8'"):
         Settings(precision="float16")  # type: ignore[arg-type]
 
 

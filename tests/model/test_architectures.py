@@ -9,7 +9,7 @@ import transformers
 from torch import Tensor
 
 from leafbeam.model import Transformer, load_model
-from leafbeam.ops.linear import int8
+from leafbeam.ops.linear.int8 import Int8Matrix
 from leafbeam.precision import Precision
 from tests.model.architectures import BASES, VOCABULARY, by_modules, decoded, make, padded, truth
 
@@ -110,7 +110,7 @@ def test_a_saved_model_is_read_again(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
 @pytest.mark.parametrize("name", BASES)
 def test_rounded_products_have_about_the_same_scores(tmp_path: Path, name: str, precision: Precision) -> None:
-    if precision == "int8" and (reason := int8.unavailable_reason()):
+    if precision == "int8" and (reason := Int8Matrix.unavailable_reason(torch.device("cpu"))):
         pytest.skip(reason)
     theirs = make(tmp_path, name, {})
     expected = truth(theirs, PROMPTS, CODES)

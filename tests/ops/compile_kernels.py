@@ -3,7 +3,7 @@
 The interpreter accepts much that the compiler refuses. A stand-in for the driver names the target; kernels are specialised and
 compiled exactly as a launch would, and not launched. A process of its own, because the interpreter is chosen at import.
 
-    python tests/ops/compile_kernels.py constrain automata head attention
+    python tests/ops/compile_kernels.py constrain automata head attention linear
 """
 
 import sys
@@ -111,6 +111,14 @@ def head() -> None:
             triton.head(hidden_RD, weight_VD, states, "full")
         for level in ("block", "column"):
             masked_head.masked_logits(hidden_RD, weight_VD, torch.ones(1, codes, dtype=torch.bool), level=level)  # type: ignore[arg-type]
+
+
+def linear() -> None:
+    from leafbeam.ops.linear import triton
+
+    kernels_of(triton)
+    for dtype in (torch.bfloat16, torch.float32):
+        triton.round_rows(torch.zeros(4, 1024, dtype=dtype))
 
 
 def attention() -> None:

@@ -198,8 +198,9 @@ def test_the_kernels_compile_for_a_gpu_without_one() -> None:
     script = Path(__file__).parent.parent / "ops" / "compile_kernels.py"
     cache = Path(__file__).parents[2] / ".pytest_cache" / "triton"
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache)}
-    command = [sys.executable, str(script), "constrain", "automata", "head", "attention"]
+    command = [sys.executable, str(script), "constrain", "automata", "head", "attention", "linear"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "automaton_request_kernel" in done.stdout
     assert "suffix_kernel" in done.stdout
+    assert "round_kernel" in done.stdout

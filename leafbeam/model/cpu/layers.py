@@ -22,7 +22,7 @@ from leafbeam.model.cpu.workspace import Chunk, Workspace
 from leafbeam.model.decoder import FeedForward, Layer, LayerNorm, Linear
 from leafbeam.model.experts import Experts
 from leafbeam.ops import openmp
-from leafbeam.ops.linear.int8 import Matrix
+from leafbeam.ops.linear.rounded import Matrix
 
 Array = NDArray[Any]
 _MIN_PRODUCTS = 1 << 21  # of rows and weights: with fewer, one thread is as fast

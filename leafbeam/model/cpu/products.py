@@ -1,7 +1,7 @@
 """Products of a layer's matrices on a CPU: how each matrix is multiplied is chosen here, and nowhere else.
 
     small matrices of float32          all layers in one call (`are_fused`)
-    matrices of int8                   `ops.linear.int8`
+    rounded matrices (int8)            `ops.linear.rounded`
     packed for oneDNN                  `ops.linear.onednn`, in float32 or bfloat16
     others, in bfloat16                torch
     others, in float32, of a few rows  `ops.linear.cpu` where it was measured to be faster, else torch
@@ -21,9 +21,9 @@ from torch import Tensor
 
 from leafbeam.errors import counted
 from leafbeam.model.cpu.workspace import Workspace, array_of
-from leafbeam.ops.linear import blas, int8, onednn
+from leafbeam.ops.linear import blas, onednn
 from leafbeam.ops.linear import cpu as linear
-from leafbeam.ops.linear.int8 import Int8Matrix, Matrix
+from leafbeam.ops.linear.rounded import Matrix, RoundedMatrix
 
 
 class Products:
@@ -34,7 +34,7 @@ class Products:
 
     def of(self, rows_ND: Tensor, weight: Matrix, buffer: tuple[Tensor, NDArray[Any]]) -> tuple[Tensor, NDArray[Any]]:
         """A product (N, V), as tensor and array: in the buffer, or in what oneDNN allocates for a packed matrix."""
-        if isinstance(weight, Int8Matrix) or weight.is_mkldnn:
+        if isinstance(weight, RoundedMatrix) or weight.is_mkldnn:
             product_NV = _multiply_packed(rows_ND, weight)
             return product_NV, array_of(product_NV)
         self._multiply(rows_ND, weight, buffer[0], add=False)
@@ -42,7 +42,7 @@ class Products:
 
     def add(self, rows_ND: Tensor, weight: Matrix, out_NV: Tensor) -> None:
         """Add a product to `out_NV`, float32."""
-        if isinstance(weight, Int8Matrix) or weight.is_mkldnn:
+        if isinstance(weight, RoundedMatrix) or weight.is_mkldnn:
             out_NV.add_(_multiply_packed(rows_ND, weight))
         else:
             self._multiply(rows_ND, weight, out_NV, add=True)
@@ -68,12 +68,12 @@ class Products:
 
 
 def _multiply_packed(rows_ND: Tensor, weight: Matrix) -> Tensor:
-    return int8.linear(rows_ND, weight) if isinstance(weight, Int8Matrix) else onednn.linear(rows_ND, weight)
+    return weight.multiply(rows_ND) if isinstance(weight, RoundedMatrix) else onednn.linear(rows_ND, weight)
 
 
 def transposed(weight: Matrix) -> Matrix | None:
     """Return a matrix (V, D) for `Products`: transposed, unless it is packed; None for one without rows."""
-    if isinstance(weight, Int8Matrix) or weight.is_mkldnn:
+    if isinstance(weight, RoundedMatrix) or weight.is_mkldnn:
         return weight
     return weight.t() if len(weight) else None
 

@@ -15,31 +15,19 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from leafbeam.index.bit_kernels import bits_float, float_bits
 from leafbeam.jit import njit
 from leafbeam.ops import openmp
+from leafbeam.ops.linear.rounded import RoundedMatrix, round_rows
 
 _FUNCTIONS = "qlinear_prepack", "qlinear_pointwise"
 _TINY = np.float32(1e-30)  # a row of smaller magnitudes is zeros
 _ZERO = 128  # what a row's zeros are stored as: VNNI multiplies unsigned rows with signed weights
 
 
-def unavailable_reason() -> str | None:
-    """Return why int8 matrices cannot be multiplied here; None where they can.
-
-    Processors without AVX-512 VNNI are refused: their sums of 16 bits may overflow.
-    """
-    if not torch.backends.mkldnn.is_available() or not all(hasattr(torch.ops.onednn, name) for name in _FUNCTIONS):
-        return "this build of torch lacks oneDNN's int8 products"
-    if not torch.cpu._is_vnni_supported():
-        return "this processor lacks AVX-512 VNNI"
-    return None
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Int8Matrix:
+class Int8Matrix(RoundedMatrix):
     """A matrix (V, D) of int8 in oneDNN's layout, and the scale of each output.
 
     packed: the matrix. scale_V: float32. zero_V: zeros, which oneDNN asks for.
@@ -49,44 +37,35 @@ class Int8Matrix:
     scale_V: Tensor
     zero_V: Tensor
 
+    @staticmethod
+    def unavailable_reason(device: torch.device) -> str | None:
+        """Processors without AVX-512 VNNI are refused: their sums of 16 bits may overflow."""
+        if device.type != "cpu":
+            return f"products of int8 need a CPU, and this model is on {device}: use fp8"
+        if not torch.backends.mkldnn.is_available() or not all(hasattr(torch.ops.onednn, name) for name in _FUNCTIONS):
+            return "this build of torch lacks oneDNN's int8 products"
+        if not torch.cpu._is_vnni_supported():
+            return "this processor lacks AVX-512 VNNI"
+        return None
+
     @classmethod
     def of(cls, weight_VD: Tensor) -> Int8Matrix:
-        """Return a matrix rounded to int8. Needs `unavailable_reason() is None`."""
-        rounded_VD, scale_V = round_outputs(weight_VD)
+        rounded_VD, scale_V = round_rows(weight_VD, torch.int8)
         packed = torch.ops.onednn.qlinear_prepack(rounded_VD, None)
         return cls(packed=packed, scale_V=scale_V, zero_V=torch.zeros(len(scale_V), dtype=torch.int32))
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Return the numbers of outputs and of inputs."""
         return len(self.scale_V), self.packed.shape[0]
 
-
-Matrix = Tensor | Int8Matrix
-
-
-def multiply(rows: Tensor, matrix: Matrix) -> Tensor:
-    """Return rows (..., D) @ matrix.T, by torch for a plain matrix."""
-    if isinstance(matrix, Tensor):
-        return functional.linear(rows, matrix)
-    return linear(rows.reshape(-1, rows.shape[-1]), matrix).view(*rows.shape[:-1], -1)
-
-
-def round_outputs(weight_VD: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a matrix as int8 from -127 to 127, and the scale of each output, so that their product is about the matrix."""
-    weight_VD = weight_VD.detach().float()
-    scale_V = (weight_VD.abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
-    return (weight_VD / scale_V[:, None]).round_().to(torch.int8).contiguous(), scale_V
-
-
-def linear(rows_ND: Tensor, matrix: Int8Matrix) -> Tensor:
-    """Return rows @ matrix.T (N, V), newly allocated. rows_ND: float32, contiguous. A row that is not finite gives NaN."""
-    rounded_ND, scale_N1 = torch.empty(rows_ND.shape, dtype=torch.uint8), torch.empty(len(rows_ND), 1)
-    threads = openmp.num_threads(rows_ND.numel())
-    _round_rows(rows_ND.numpy(), rounded_ND.numpy(), scale_N1.numpy(), threads)
-    weight = matrix.packed, matrix.scale_V, matrix.zero_V, None
-    product_NV = torch.ops.onednn.qlinear_pointwise(rounded_ND, 1.0, _ZERO, *weight, 1.0, 0, torch.float32, "none", [], "")
-    return product_NV.mul_(scale_N1)
+    def multiply(self, rows_ND: Tensor) -> Tensor:
+        """Return the product of contiguous float32 rows."""
+        rounded_ND, scale_N1 = torch.empty(rows_ND.shape, dtype=torch.uint8), torch.empty(len(rows_ND), 1)
+        threads = openmp.num_threads(rows_ND.numel())
+        _round_rows(rows_ND.numpy(), rounded_ND.numpy(), scale_N1.numpy(), threads)
+        weight = self.packed, self.scale_V, self.zero_V, None
+        product_NV = torch.ops.onednn.qlinear_pointwise(rounded_ND, 1.0, _ZERO, *weight, 1.0, 0, torch.float32, "none", [], "")
+        return product_NV.mul_(scale_N1)
 
 
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy")

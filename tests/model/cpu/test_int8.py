@@ -10,10 +10,11 @@ from leafbeam.errors import ArgumentError
 from leafbeam.model import EncoderDecoder, EncoderDecoderConfig, ModelConfig, PromptStore, Transformer, Vocabulary, Workspace
 from leafbeam.model.decoder import Linear
 from leafbeam.model.experts import Experts
-from leafbeam.ops.linear import int8
 from leafbeam.ops.linear.int8 import Int8Matrix
+from leafbeam.ops.linear.rounded import round_rows
 
-pytestmark = pytest.mark.skipif(int8.unavailable_reason() is not None, reason=str(int8.unavailable_reason()))
+REASON = Int8Matrix.unavailable_reason(torch.device("cpu"))
+pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
 VOCABULARY = Vocabulary(codebook_sizes=(6, 5, 4))
 PROMPTS = torch.randint(0, VOCABULARY.size, (3, 9), generator=torch.Generator().manual_seed(0))
@@ -33,20 +34,20 @@ def test_products_are_those_of_the_rounded_numbers(rows: int, outputs: int, inpu
     generator = torch.Generator().manual_seed(rows * outputs * inputs)
     rows_ND, weight_VD = torch.randn(rows, inputs, generator=generator), torch.randn(outputs, inputs, generator=generator)
     rows_ND[0] *= 1e4
-    rounded_VD, scale_V = int8.round_outputs(weight_VD)
+    rounded_VD, scale_V = round_rows(weight_VD, torch.int8)
     matrix = Int8Matrix.of(weight_VD.t().contiguous().t() if is_transposed else weight_VD)
     assert matrix.shape == (outputs, inputs)
     expected = rounded_rows(rows_ND) @ (rounded_VD.double() * scale_V[:, None]).T
-    torch.testing.assert_close(int8.linear(rows_ND, matrix), expected.float(), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(matrix.multiply(rows_ND), expected.float(), rtol=1e-5, atol=1e-4)
     assert (weight_VD - rounded_VD * scale_V[:, None]).abs().max() <= 0.5001 * scale_V.max()
 
 
 def test_a_row_has_the_same_product_alone_and_among_others() -> None:
     rows_ND = torch.randn(64, 96, generator=torch.Generator().manual_seed(0))
     matrix = Int8Matrix.of(torch.randn(80, 96, generator=torch.Generator().manual_seed(1)))
-    together = int8.linear(rows_ND, matrix)
+    together = matrix.multiply(rows_ND)
     for row in (0, 31, 63):
-        assert torch.equal(int8.linear(rows_ND[row : row + 1].clone(), matrix)[0], together[row])
+        assert torch.equal(matrix.multiply(rows_ND[row : row + 1].clone())[0], together[row])
 
 
 def test_zeros_give_zeros_and_what_is_not_finite_gives_nan() -> None:
@@ -54,12 +55,12 @@ def test_zeros_give_zeros_and_what_is_not_finite_gives_nan() -> None:
     weight_VD[2] = 0
     rows_ND = torch.ones(4, 8)
     rows_ND[0], rows_ND[1, 3], rows_ND[2, 7] = 0, torch.nan, torch.inf
-    product_NV = int8.linear(rows_ND, Int8Matrix.of(weight_VD))
+    product_NV = Int8Matrix.of(weight_VD).multiply(rows_ND)
     assert not product_NV[0].any()
     assert product_NV[1:3].isnan().all()
     assert product_NV[3, 2] == 0
     assert product_NV[3].isfinite().all()
-    assert int8.linear(rows_ND[:0], Int8Matrix.of(weight_VD)).shape == (0, 5)
+    assert Int8Matrix.of(weight_VD).multiply(rows_ND[:0]).shape == (0, 5)
 
 
 CONFIGS = {
@@ -105,7 +106,7 @@ class Rounded(torch.nn.Linear):
     """The truth: a product of rounded rows and weights in float64."""
 
     def forward(self, input: Tensor) -> Tensor:
-        rounded_VD, scale_V = int8.round_outputs(self.weight)
+        rounded_VD, scale_V = round_rows(self.weight, torch.int8)
         rows_ND = rounded_rows(input.reshape(-1, input.shape[-1]))
         product = (rows_ND @ (rounded_VD.double() * scale_V[:, None]).T).float().view(*input.shape[:-1], -1)
         return product if self.bias is None else product + self.bias  # pyright: ignore[reportUnnecessaryComparison]
@@ -130,7 +131,7 @@ def check(model: Transformer | EncoderDecoder, monkeypatch: pytest.MonkeyPatch) 
     found = logits_of(rounded)
     for one, other in zip(exact, logits_of(model), strict=True):
         assert torch.equal(one, other)
-    assert all(module.int8 is not None or not len(module.weight) for module in rounded.layer_matrices())
+    assert all(module.rounded is not None or not len(module.weight) for module in rounded.layer_matrices())
     monkeypatch.setattr(Linear, "forward", Rounded.forward)
     if not any(isinstance(module, Experts) for module in model.modules()):
         # The modules run in float32 here: a rounding that falls to the other side moves a logit a little.
@@ -171,7 +172,7 @@ def test_a_copy_is_not_saved_nor_rounded_again_nor_called(tmp_path: Path) -> Non
     copy = decoder().with_precision("int8")
     with pytest.raises(ArgumentError, match="of int8: save the model that it was made from"):
         copy.save_pretrained(tmp_path)
-    with pytest.raises(ArgumentError, match="this one is in int8"):
+    with pytest.raises(ArgumentError, match="this model is in int8 already; load it again"):
         copy.with_precision("int8")
     with pytest.raises(ArgumentError, match="read it with load_model"):
         copy(PROMPTS)
