@@ -94,11 +94,14 @@ def child_range(level, index):
 
 @njit(nogil=True, _nrt=False)
 def first_at_least(values, begin, end, value):
-    """Return the first index of ascending values[begin:end] that is at least `value`, without branches to mispredict."""
+    """Return the first index of ascending int64 values[begin:end] that is at least `value`, without branches to mispredict.
+
+    The sign of a difference says which half it is: LLVM compiles a choice between the two to a branch.
+    """
     size = end - begin
     while size > 1:
         half = size >> 1
-        begin = begin + half if values[begin + half - 1] < value else begin
+        begin += half & ((values[begin + half - 1] - value) >> np.int64(63))
         size -= half
     return begin + 1 if size == 1 and values[begin] < value else begin
 
@@ -109,10 +112,30 @@ def find_code(level, begin, end, code):
     stop, size = end, end - begin
     while size > 1:
         half = size >> 1
-        begin = begin + half if code_at(level, begin + half - 1) < code else begin
+        begin += half & ((code_at(level, begin + half - 1) - code) >> np.int64(63))
         size -= half
     begin = begin + 1 if size == 1 and code_at(level, begin) < code else begin
     return begin if begin < stop and code_at(level, begin) == code else np.int64(-1)
+
+
+@njit(nogil=True, _nrt=False)
+def find_codes(level, begin, end, codes, out_indices):
+    """Write what `find_code` returns for each code. Sixteen searches take turns, so that none waits for another's memory."""
+    for first in range(0, codes.size, 16):
+        last = min(first + 16, codes.size)
+        for number in range(first, last):
+            out_indices[number] = begin
+        size = end - begin
+        while size > 1:
+            half = size >> 1
+            for number in range(first, last):
+                is_below = (code_at(level, out_indices[number] + half - 1) - codes[number]) >> np.int64(63)
+                out_indices[number] += half & is_below
+            size -= half
+        for number in range(first, last):
+            index = out_indices[number]
+            index = index + 1 if size == 1 and code_at(level, index) < codes[number] else index
+            out_indices[number] = index if index < end and code_at(level, index) == codes[number] else np.int64(-1)
 
 
 @njit(nogil=True, _nrt=False)

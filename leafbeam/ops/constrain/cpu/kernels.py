@@ -6,7 +6,7 @@
 
 A row takes the cheaper of two ways to its children:
     collect: walk the children of the range; through a filter, one visit for each child that it leaves alive
-    scan: walk the chunks of logits that beat the threshold and search each survivor among the children (for wide ranges);
+    scan: walk the chunks of logits that beat the threshold and search the survivors among the children (for wide ranges);
         without a threshold yet, a guess that K children will most likely beat, and collecting if they do not
 A beam over two segments is one row: a child of either is offered once, by its *index*: i of the base, or -1 - i of the delta
 where the base does not have it; the range in the delta of a survivor that both have is found at the end.
@@ -36,6 +36,7 @@ from leafbeam.ops.constrain.cpu.children import (
     code_at,
     collect,
     find_code,
+    find_codes,
     has_every_code,
 )
 from leafbeam.ops.constrain.cpu.logsumexp import CHUNK, codes_above, log_sum_exp
@@ -54,22 +55,20 @@ from leafbeam.ops.constrain.cpu.topk import (
 from leafbeam.ops.constrain.levels import COLUMN, LISTING, LevelView
 from leafbeam.ops.constrain.types import LOWEST
 
-_NO_CHILD = -(1 << 62)
-
 
 @njit(nogil=True, _nrt=False)
 def _scan_pays(row, chunks, min_logit, children, alive, leaves):
     """Return whether walking the chunks above the threshold is cheaper than collecting (at most `children` of) a range's
     children.
 
-    A chunk costs about as much as 50 collected children; with a filter that leaves a share of 1/s, s times the survivors fail.
+    A chunk costs about as much as 35 collected children; with a filter that leaves a share of 1/s, s times the survivors fail.
     """
     if alive * 4 < leaves or children * 16 < row.size:
         return False
     hot = 0
     for chunk in range((row.size + CHUNK - 1) // CHUNK):
         hot += chunks[chunk] >= min_logit
-    return hot * 50 < min(children, row.size) + leaves // 64
+    return hot * 35 < min(children, row.size) + leaves // 64
 
 
 @njit(nogil=True, _nrt=False)
@@ -129,50 +128,41 @@ def _score(beam, logit, threshold):
 
 
 @njit(nogil=True, _nrt=False)
-def _legal_index(search, ranges, bounds, code):
-    """Return the index of the child with this code, or -1 - its index in the delta; -2^62 if there is no such child."""
-    begin, end, begin_1, end_1 = bounds
-    index = find_code(search.levels[0], begin, end, code)
-    if index >= 0:
-        if ranges.alive == ranges.hi - ranges.lo:
-            return index
-        child_lo, child_hi = child_range(search.levels[0], index)
-        if alive_in(search.allowed[0], child_lo, child_hi) > 0:
-            return index
-    if begin_1 < end_1:
-        index = find_code(search.levels[1], begin_1, end_1, code)
-        if index >= 0:
-            child_lo, child_hi = child_range(search.levels[1], index)
-            if alive_in(search.allowed[1], child_lo, child_hi) > 0:
-                return -1 - index
-    return np.int64(_NO_CHILD)
-
-
-@njit(nogil=True, _nrt=False)
-def _scan(search, ranges, row, beam, chunks, min_logit, count, threshold):
-    """Offer every code of the row that beats the threshold and is a legal child; returns (count, threshold)."""
+def _collect_above(search, ranges, row, chunks, min_logit, space):
+    """Write (codes, indices) of the legal children with a logit of at least `min_logit` to space[0]; returns how many."""
     begin, end = children_bounds(search.levels[0], ranges.lo, ranges.hi)
     begin_1, end_1 = np.int64(0), np.int64(0)
     if ranges.lo_1 < ranges.hi_1:
         begin_1, end_1 = children_bounds(search.levels[1], ranges.lo_1, ranges.hi_1)
-    bounds = begin, end, begin_1, end_1
+    codes, indices, size = space[0, 0], space[0, 1], 0
     for chunk in range((row.size + CHUNK - 1) // CHUNK):
         if chunks[chunk] < min_logit:
             continue
         above = codes_above(row, chunk * CHUNK, min_logit)
         while above != np.uint64(0):
-            code = chunk * CHUNK + np.int64(trailing_zeros(above))
+            codes[size] = chunk * CHUNK + np.int64(trailing_zeros(above))
             above &= above - np.uint64(1)
-            score = _score(beam, row[code], threshold)
-            if score == np.float32(-np.inf):
+            size += 1
+    find_codes(search.levels[0], begin, end, codes[:size], indices)
+    every, kept = ranges.alive == ranges.hi - ranges.lo, 0
+    for child in range(size):
+        code, index = codes[child], indices[child]
+        if index >= 0 and not every:
+            child_lo, child_hi = child_range(search.levels[0], index)
+            index = index if alive_in(search.allowed[0], child_lo, child_hi) > 0 else np.int64(-1)
+        if index < 0:
+            if begin_1 == end_1:
                 continue
-            index = _legal_index(search, ranges, bounds, code)
-            if index != _NO_CHILD:
-                score = with_boost(search, ranges, beam, code, index, score, threshold)
-                if score == np.float32(-np.inf):
-                    continue
-                count, threshold = push(search.candidates, count, threshold, search.num_beams, score, beam.number, code, index)
-    return count, threshold
+            index = find_code(search.levels[1], begin_1, end_1, code)
+            if index < 0:
+                continue
+            child_lo, child_hi = child_range(search.levels[1], index)
+            if alive_in(search.allowed[1], child_lo, child_hi) <= 0:
+                continue
+            index = -1 - index
+        codes[kept], indices[kept] = code, index
+        kept += 1
+    return kept
 
 
 @njit(nogil=True, _nrt=False)
@@ -196,7 +186,7 @@ def _offer_column(search, ranges, row, beam, min_logit, count, threshold):
 
 
 @njit(nogil=True, _nrt=False)
-def _scan_row(search, ranges, row, beam, chunks, scratch, count, threshold):
+def _scan_row(search, ranges, row, beam, chunks, scratch, space, count, threshold):
     """Offer a row's children without collecting them first, if that pays; returns (whether it did, count, threshold)."""
     neg_inf, level = np.float32(-np.inf), search.levels[0]
     lo, hi, alive, num_beams = ranges.lo, ranges.hi, ranges.alive, search.num_beams
@@ -207,7 +197,8 @@ def _scan_row(search, ranges, row, beam, chunks, scratch, count, threshold):
         min_logit = _guess(row, chunks, end - begin, alive, hi - lo, num_beams, scratch)
         if min_logit > neg_inf:
             guess = beam.score + (min_logit - beam.lse)
-            count, threshold = _scan(search, ranges, row, beam, chunks, min_logit, count, guess)
+            size = _collect_above(search, ranges, row, chunks, min_logit, space)
+            count, threshold = offer_children(search, ranges, row, beam, space[0, :, :size], count, guess)
             if count >= num_beams:  # K children beat the guess: no other can be among the best
                 return True, count, threshold
         return False, 0, neg_inf
@@ -215,7 +206,8 @@ def _scan_row(search, ranges, row, beam, chunks, scratch, count, threshold):
     min_logit = threshold - beam.score + beam.lse
     min_logit -= np.float32(1e-5) * (abs(threshold) + abs(beam.score) + abs(beam.lse))
     if _scan_pays(row, chunks, min_logit, end - begin, alive, hi - lo):
-        count, threshold = _scan(search, ranges, row, beam, chunks, min_logit, count, threshold)
+        size = _collect_above(search, ranges, row, chunks, min_logit, space)
+        count, threshold = offer_children(search, ranges, row, beam, space[0, :, :size], count, threshold)
         return True, count, threshold
     if level.layout == COLUMN and alive == hi - lo and not search.allowed[0].has_filter and ranges.lo_1 >= ranges.hi_1:
         count, threshold = _offer_column(search, ranges, row, beam, min_logit, count, threshold)
@@ -411,7 +403,7 @@ def step_of_rows(levels, lo_SBK, hi_SBK, scores_BK, logits_BKV, filters, boosts,
         search = Search(levels, _allowed_in(levels, filters, b), candidates, num_beams, boost_of(boosts, levels, b))
         count, threshold = 0, neg_inf
         for k in range(num_rows):
-            if count >= 2 * num_beams or (threshold == neg_inf and count >= num_beams):
+            if 2 * count >= 3 * num_beams or (threshold == neg_inf and count >= num_beams):
                 threshold = compact(candidates, count, num_beams)
                 count = num_beams
             base = scores_BK[b, k]
@@ -451,7 +443,7 @@ def step_of_rows(levels, lo_SBK, hi_SBK, scores_BK, logits_BKV, filters, boosts,
                     count, threshold = push(candidates, count, threshold, num_beams, score, k, code, ranges.lo)
                 continue
             if reads_row:
-                is_done, count, threshold = _scan_row(search, ranges, row, beam, chunks, child_logits, count, threshold)
+                is_done, count, threshold = _scan_row(search, ranges, row, beam, chunks, child_logits, space, count, threshold)
                 if is_done:
                     continue
                 size = _collect_row(levels, search.allowed, ranges, space)
