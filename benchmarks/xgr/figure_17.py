@@ -1,8 +1,8 @@
 """Figure 17 of xGR: the attention of one layer of a decode round: latency, arithmetic a second, and how much memory it reads.
 
-Ours and copies in torch, PagedAttention in numba, on one CPU thread, the same answers (asserted). The paper's third panel is
-how busy the memory pipeline is; a CPU tells no such thing, so here it is the bytes that each way has to read, over the
-seconds, beside what a sum reaches.
+Ours as the engine runs it, copies in torch, PagedAttention in numba, on one CPU thread, the same answers (asserted). Heads as
+in Qwen3-0.6B. The paper's third panel is how busy the memory pipeline is; a CPU tells no such thing, so here it is the bytes
+that each way has to read, over the seconds, beside what a sum reaches.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from benchmarks.peers.failure import failures_of
 from benchmarks.peers.paged_beams import PagedBeams
 from benchmarks.peers.per_beam_attention import BeamCopies
 from benchmarks.rows import interleaved
+from benchmarks.xgr.served_attention import ServedAttention
 from benchmarks.xgr.serving_figure import LABELS, Row, RunOptions, ServingFigure, paper_says, style, table, tidy
 from leafbeam.model.cpu.threads import torch_threads
-from leafbeam.ops.attention.reference import merge, prefix_attention, suffix_attention
+from leafbeam.ops.attention.reference import attend
 
 __all__ = ["FIGURE_17", "bandwidth"]
 
@@ -34,25 +35,27 @@ Points = Iterator[tuple[dict[str, Any], dict[str, Any]]]
 def _points(options: RunOptions) -> Points:
     beams_of = (16, 64) if options.quick else (128, 256, 512)
     cases = ((1, 128),) if options.quick else ((1, 512), (1, 1024), (2, 512))
+    heads = {"heads": 4, "groups": 2, "size": 16} if options.quick else {"heads": 16, "groups": 8, "size": 128}
     with torch_threads(1):
         speed = bandwidth()
         for requests, tokens in cases:
             for beams in beams_of:
-                shape = Shape(requests=requests, beams=beams, tokens=tokens, codes=3, heads=4, groups=4, size=32)
+                shape = Shape(requests=requests, beams=beams, tokens=tokens, codes=3, **heads)
                 yield asdict(shape), _measured(shape, speed, repeats=2 if options.quick else 8)
 
 
 @torch.inference_mode()
 def _measured(shape: Shape, speed: float, repeats: int) -> dict[str, Any]:
     query, key, value, slots = drawn(shape)
+    served = ServedAttention.of(query, key, value, *slots)
     copies, pages = BeamCopies.of(key, value, *slots), PagedBeams.of(key, value, *slots)
     key_pages = pages.transposed()
     ways = {
-        "leafbeam": lambda: merge(*prefix_attention(query, key, value), *suffix_attention(query, *slots)),
+        "leafbeam": lambda: served.attend().view_as(query),
         "paged_attention": lambda: pages.attend(query, key_pages),
         "per_beam_copies": lambda: copies.attend(query),
     }
-    expected = ways["leafbeam"]()
+    expected = attend(query, key, value, None, *slots)
     failed = failures_of(ways, lambda found: torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4))
     answering = {name: way for name, way in ways.items() if name not in failed}
     seconds = {name: float(np.median(one)) for name, one in interleaved(answering, repeats).items()}

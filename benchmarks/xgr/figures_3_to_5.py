@@ -30,10 +30,11 @@ from benchmarks.peers.per_beam_attention import TreeBeams
 from benchmarks.rows import interleaved, spread
 from benchmarks.serving.load_run import LoadRun
 from benchmarks.xgr.figure_17 import bandwidth
+from benchmarks.xgr.served_attention import ServedAttention
 from benchmarks.xgr.serving_figure import LABELS, Row, RunOptions, ServingFigure, distinct, paper_says, style, table, tidy
 from leafbeam.decode import BeamSearch
 from leafbeam.model.cpu.threads import torch_threads
-from leafbeam.ops.attention.reference import merge, prefix_attention, suffix_attention
+from leafbeam.ops.attention.reference import attend
 from leafbeam.train.baselines import unconstrained_search
 
 __all__ = ["FIGURE_3", "FIGURE_4", "FIGURE_5"]
@@ -57,6 +58,7 @@ def _points_3(options: RunOptions) -> Points:
 
 def _layer(shape: Shape, machine: dict[str, float], repeats: int) -> dict[str, Any]:
     query, key, value, slots = drawn(shape)
+    served = ServedAttention.of(query, key, value, *slots)
     pages = PagedBeams.of(key, value, *slots)
     key_pages, tree = pages.transposed(), TreeBeams.of(key, value, *slots)
     parents_SK = torch.arange(shape.beams).expand(shape.codes, -1)
@@ -65,11 +67,11 @@ def _layer(shape: Shape, machine: dict[str, float], repeats: int) -> dict[str, A
         return tree.masked(parents_SK, shape.tokens).attend(query)
 
     ways: dict[str, Callable[[], torch.Tensor]] = {
-        "leafbeam": lambda: merge(*prefix_attention(query, key, value), *suffix_attention(query, *slots)),
+        "leafbeam": lambda: served.attend().view_as(query),
         "paged_attention": lambda: pages.attend(query, key_pages),
         "tree_attention": in_a_tree,
     }
-    expected = ways["leafbeam"]()
+    expected = attend(query, key, value, None, *slots)
     failed = failures_of(ways, lambda found: torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4))
     answering = {name: way for name, way in ways.items() if name not in failed}
     times = {name: {"ms": spread(seconds, 1e-3)["p50"]} for name, seconds in interleaved(answering, repeats).items()}
