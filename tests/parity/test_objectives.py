@@ -159,12 +159,8 @@ def check_triton(seed: int) -> None:
 
 
 def check_jax(seed: int) -> None:
-    import jax
-
-    # A search is compiled for its scoring and widths, and XLA crashes once a process has mapped too many.
+    # A search is compiled for its scoring and widths: one piece has one scoring and one number of items.
     scoring, count = tuple(product(("full", "allowed", "vocabulary"), (9, 2)))[seed // CASES_OF_PIECE % 6]
-    if seed % CASES_OF_PIECE == 0:
-        jax.clear_caches()
     check_case(seed, Tiny(seed, _JAX_SIZES), on_jax, [count], [scoring])
 
 
