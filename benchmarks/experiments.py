@@ -26,7 +26,7 @@ def serving_figure(name: str) -> ServingFigure | None:
     """The figure of the xGR paper of this name, or None. They need what serving needs (`leafbeam[serve]`) beside `[bench]`."""
     if not name.startswith("xgr-"):
         return None
-    from benchmarks.xgr import figure_17, figure_18, figure_19, figures_3_to_5, figures_13_14, figures_15_16
+    from benchmarks.xgr import figure_17, figure_18, figure_19, figures_3_to_5, figures_13_14, figures_15_16, sorting
 
     figures = (
         figures_3_to_5.FIGURE_3,
@@ -39,6 +39,7 @@ def serving_figure(name: str) -> ServingFigure | None:
         figure_17.FIGURE_17,
         figure_18.FIGURE_18,
         figure_19.FIGURE_19,
+        sorting.SORTING,
     )
     return {figure.name: figure for figure in figures}.get(name)
 

@@ -66,6 +66,7 @@ def parts_of(data: Sequence[Path] = ()) -> list[Part]:
         *((minutes, (f"xgr-figure-{number}", *shop)) for number, minutes in ((13, 34), (14, 20), (18, 18))),
         *((minutes, (f"xgr-figure-{number}",)) for number, minutes in ((3, 2), (4, 1), (5, 4), (15, 2), (16, 3), (17, 1))),
         (15, ("xgr-figure-19",)),
+        (1, ("xgr-sorting",)),
         (50, ("production", "--part", "large")),
         (30, ("production", "--part", "large-http")),
         (6, ("production", "--part", "prefill")),

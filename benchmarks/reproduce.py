@@ -42,6 +42,7 @@ _XGR = {
     "xgr-figure-17": "xGR, Figure 17: attention of one layer of a decode step.",
     "xgr-figure-18": "xGR, Figure 18: what each part of the scheduling is worth.",
     "xgr-figure-19": "xGR, Figure 19: latency as beams and model grow.",
+    "xgr-sorting": "xGR, Section 6.2: the best codes of a round by sorting, heaps, an early end and a threshold.",
 }
 _DATES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%SZ"]
 

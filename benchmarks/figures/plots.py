@@ -310,4 +310,5 @@ PLOTS = (
     _serving("xgr-figure-17", "requests", "tokens", "beams"),
     _serving("xgr-figure-18", "variant", "rate"),
     _serving("xgr-figure-19", "layers", "hidden", "beams", "system"),
+    _serving("xgr-sorting", "logits", "beams"),
 )

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.serving import load
-from benchmarks.xgr import figure_17, figure_18, figure_19, figures_3_to_5, figures_13_14, figures_15_16
+from benchmarks.xgr import figure_17, figure_18, figure_19, figures_3_to_5, figures_13_14, figures_15_16, sorting
 from benchmarks.xgr import serving_figure as figure_module
 from benchmarks.xgr.serving_figure import RunOptions
 
@@ -54,6 +54,7 @@ FIGURES = [
     figure_19.FIGURE_19,
     figures_3_to_5.FIGURE_3,
     figures_3_to_5.FIGURE_4,
+    sorting.SORTING,
     pytest.param(figures_3_to_5.FIGURE_5, marks=pytest.mark.slow),
     *(
         pytest.param(one, marks=pytest.mark.full)
