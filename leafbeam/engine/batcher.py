@@ -71,7 +71,10 @@ _order = attrgetter("order")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestSize:
-    """All that the queue knows of a request. Requests with equal keys may share a batch. Times in seconds of one clock."""
+    """All that the queue knows of a request. Requests with equal keys may share a batch. Times in seconds of one clock.
+
+    tokens: those of the prompt, or its items for a model that reads one vector an item (`SidModel.prompt_positions`).
+    """
 
     key: Hashable
     tokens: int = 1

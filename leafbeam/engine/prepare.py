@@ -53,6 +53,7 @@ class RequestPreparer:
         self._objectives = ObjectivesReader()
         self._index, self._settings, self._clock = index, settings, clock
         self._num_levels, self._vocabulary = self.version.num_levels, model.vocabulary
+        self._positions: Callable[[int], int] = model.prompt_positions if isinstance(model, AnyModel) else lambda tokens: tokens
         max_positions = model.config.max_position_embeddings
         self._max_items = model.vocabulary.max_history(max_positions)
         self.max_history = min(limits.max_history, self._max_items)
@@ -70,6 +71,10 @@ class RequestPreparer:
     def num_tokens(self, num_items: int) -> int:
         """Return the number of tokens of a prompt with a history of `num_items` items."""
         return self._vocabulary.prompt_length(num_items)
+
+    def num_positions(self, num_items: int) -> int:
+        """Return the number of positions that the model computes for that prompt, which the queue counts."""
+        return self._positions(self.num_tokens(num_items))
 
     def num_beams(self, request: Request) -> int:
         """Return the number of items that the model may rank: a beam finds one item."""
@@ -130,7 +135,7 @@ class RequestPreparer:
                 id(version),
                 id(self._decoders),
             ),
-            tokens=self.num_tokens(num_items),
+            tokens=self.num_positions(num_items),
             num_beams=max(widths, default=1),
             arrived=arrived,
             deadline=arrived + deadline_s,
@@ -162,7 +167,7 @@ class RequestPreparer:
         size = self.size(request, arrived, len(codes), version, widths)
         if size.tokens > self._settings.max_batch_tokens:
             raise RequestError(
-                f"the known items of the history, {len(codes):,}, take {counted(size.tokens, 'token')}, and a batch holds "
+                f"the known items of the history, {len(codes):,}, take {counted(size.tokens, 'position')}, and a batch holds "
                 f"up to {self._settings.max_batch_tokens:,}: send fewer",
                 reason="over_capacity",
             )

@@ -36,7 +36,7 @@ class Settings:
             memory of a bfloat16 model's layers. /readyz says how far answers differ.
         max_batch: The largest number of requests in one batch.
         max_batch_tokens: The largest number of prompt tokens in one batch, where each prompt counts as long as the longest; a
-            prompt that is longer than this gets 422.
+            prompt that is longer than this gets 422. Of a model with item_history, each item counts, not its tokens.
         max_beam_rows: The largest product of requests and beams in one batch; it must be at least limits.max_beams.
         max_queue: The number of requests that may wait; further requests get 429.
         slo_s: The latency objective: the seconds from arrival to answer. It is the deadline of requests without one, and

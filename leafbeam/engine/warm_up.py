@@ -1,5 +1,6 @@
 """What an engine runs before its first request: every kind of search once, and batches that the latency model learns from."""
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -106,8 +107,8 @@ def calibrate(
 ) -> None:
     """Time small and large batches for about a second, and pass their seconds to `observe`."""
     item, num_beams, capacity = _live_item(preparer.version), settings.beams, settings.capacity
-    fits = (settings.max_batch_tokens - preparer.num_tokens(0)) // preparer.version.num_levels
-    max_history = max(1, min(preparer.max_history, fits))
+    lengths = range(preparer.max_history + 1)
+    max_history = max(1, bisect_right(lengths, settings.max_batch_tokens, key=preparer.num_positions) - 1)
     stops = clock() + _MAX_CALIBRATION_S
     shapes = ((1, 1), (1, max_history), (4, 1), (4, max_history), (capacity.requests, 1), (2, max_history // 2))
     for max_requests, items in shapes:

@@ -117,6 +117,10 @@ class SidModel(nn.Module, Generic[Config]):
         """Return the soft cap of the logits, 0 if there is none."""
         return 0.0
 
+    def prompt_positions(self, num_tokens: int) -> int:
+        """Return the number of positions that the model computes for a prompt of so many tokens: all of them, or its items."""
+        return num_tokens
+
     @abstractmethod
     def run_prompts(self, tokens_BT: Tensor, lengths_B: Tensor, options: RunnerOptions) -> TorchRunner:
         """Run checked prompts (B, T), padded on the right to lengths_B, by the torch modules."""

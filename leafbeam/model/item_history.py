@@ -15,6 +15,7 @@ each, R = N + P x M rows, D hidden.
 
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,8 @@ from torch import Tensor
 from leafbeam.errors import ArgumentError, counted
 from leafbeam.model.decoder import Decoder, Dropout, causal
 from leafbeam.model.vocabulary import AnyVocabulary
+
+Lengths = TypeVar("Lengths", Tensor, int)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,8 +53,8 @@ class ItemPositions:
         """Return the number of empty places before a prompt's first token."""
         return -self.num_before % self.num_levels
 
-    def count(self, lengths_B: Tensor) -> Tensor:
-        """Return the number of positions of prompts."""
+    def count(self, lengths_B: Lengths) -> Lengths:
+        """Return the number of positions of prompts, or of one."""
         return (lengths_B + self.padding + self.num_levels - 1) // self.num_levels
 
     def check(self, lengths_B: Tensor) -> None:

@@ -49,6 +49,7 @@ class StaticModel:
 
     def work_bytes(self, requests: int, tokens: int, num_beams: int) -> int:
         """Return about what a search needs but for logits: keys and values, and activations of the prompts or beams."""
+        tokens = self._model.prompt_positions(tokens)
         rows, itemsize = max(tokens, num_beams), self.dtype.itemsize
         if isinstance(self._model, EncoderDecoder):
             config = self._model.config

@@ -318,6 +318,9 @@ class Transformer(SidModel[ModelConfig]):
             runner = self.run_prompts(tokens_BT, lengths_B, options)
         return DecodeSession(runner, vocabulary, lengths_B)
 
+    def prompt_positions(self, num_tokens: int) -> int:
+        return num_tokens if self._items is None else self._items.count(num_tokens)
+
     def run_prompts(self, tokens_BT: Tensor, lengths_B: Tensor, options: RunnerOptions) -> DecoderRunner:
         """Prefill prompts with the torch modules; arguments are not checked."""
         vectors_BTD = self.model.embed(tokens_BT)

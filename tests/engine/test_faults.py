@@ -14,7 +14,9 @@ from leafbeam.engine.batcher import RequestSize
 from leafbeam.engine.latency_model import LatencyModel
 from leafbeam.engine.request import PendingRequest
 from leafbeam.errors import ArgumentError, OverloadedError, RequestError, UnavailableError
+from leafbeam.model import Vocabulary
 from leafbeam.model.cpu.workspace import Chunk
+from tests.fixtures.static_runs import new_model
 from tests.waiting import busy, interrupted
 
 PATIENCE = 60
@@ -233,7 +235,7 @@ def test_more_tokens_or_beams_than_a_batch_holds_are_refused(shop):
     with engine:
         assert engine.submit(Request(history=("é1",) * 5)).result(PATIENCE).num_history_used == 5
         with pytest.raises(
-            RequestError, match="the known items of the history, 6, take 19 tokens, and a batch holds up to 16"
+            RequestError, match="the known items of the history, 6, take 19 positions, and a batch holds up to 16"
         ) as refusal:
             engine.submit(Request(history=("é1",) * 6))
         assert refusal.value.reason == "over_capacity"
@@ -242,6 +244,18 @@ def test_more_tokens_or_beams_than_a_batch_holds_are_refused(shop):
     assert engine.counts.of("refused")["over_capacity"] == engine.counts.of("refused")["over_a_limit"] == 1
     with pytest.raises(ArgumentError, match="max_beam_rows=100 cannot hold a request of max_beams=512"):
         Engine(shop.model, shop.trie, settings=Settings(max_beam_rows=100))
+
+
+def test_a_batch_counts_the_items_of_a_model_that_reads_items(shop):
+    vocabulary = Vocabulary(codebook_sizes=shop.trie.codebook_sizes)
+    model = new_model(1, vocabulary, item_history=True, max_position_embeddings=256)
+    settings, limits = Settings(max_batch_tokens=16, max_beam_rows=64, max_rows=64), Limits(max_beams=64, max_items=64)
+    with Engine(model, shop.trie, settings=settings, limits=limits) as engine:
+        assert engine.submit(Request(history=("é1",) * 15)).result(PATIENCE).num_history_used == 15
+        message = "the known items of the history, 16, take 17 positions, and a batch holds up to 16"
+        with pytest.raises(RequestError, match=message) as refusal:
+            engine.submit(Request(history=("é1",) * 16))
+        assert refusal.value.reason == "over_capacity"
 
 
 def test_a_hung_device_is_detected_its_requests_fail_and_it_may_recover(shop, catalog, caplog):

@@ -123,6 +123,10 @@ def test_buckets_are_what_a_batch_may_hold() -> None:
         *((4, length) for length in (32, 64)),
     }
     assert all((one.num_beams, one.scoring) == (10, "allowed") for one in found)
+    by_item = buckets_of(capacity, longest=200, num_beams=10, scoring="allowed", positions=lambda tokens: tokens // 4)
+    assert {(one.batch, one.length) for one in by_item} == {
+        (size, length) for size in (1, 2, 4) for length in (32, 64, 128, 200)
+    }
 
 
 def test_a_batch_takes_the_cheapest_graph_that_holds_it_and_others_run_eagerly(version) -> None:

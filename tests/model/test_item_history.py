@@ -103,10 +103,20 @@ def test_steps_equal_each_beam_run_alone(
     check_a_search(model, *drawn(model.vocabulary, np.random.default_rng(2), 3, 0, 6, 1), widths, generator)
 
 
+@pytest.mark.parametrize("count", [0, 1, 7])
+def test_the_positions_of_a_prompt_are_its_items_and_what_is_before(make_model: MakeModel, count: int):
+    for vocabulary in (Vocabulary(codebook_sizes=SIZES), USERS):
+        model = make_model(vocabulary, **CASES[0])
+        assert model.prompt_positions(vocabulary.prompt_length(count)) == 1 + count
+        plain = make_model(vocabulary, item_history=False)
+        assert plain.prompt_positions(vocabulary.prompt_length(count)) == vocabulary.prompt_length(count)
+
+
 def test_a_token_table_with_more_tokens_before_the_history_than_levels(make_model: MakeModel, generator: torch.Generator):
     levels = tuple(tuple(range(begin, begin + size)) for begin, size in zip((10, 30, 50, 70), SIZES, strict=True))
     table = TokenTable(tokens_per_level=levels, size=100, pad=0, bos=1, eos=2, prompt=PromptTokens(before=(1, 3, 4, 5, 6, 7)))
     model = make_model(table, **CASES[0])
+    assert [model.prompt_positions(table.prompt_length(count)) for count in (0, 3)] == [2, 5]
     check_a_search(model, *drawn(table, np.random.default_rng(3), 2, 0, 4), (4, 6, 3), generator)
 
 

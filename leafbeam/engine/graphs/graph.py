@@ -314,7 +314,13 @@ def graphs_for(
             for scoring in get_args(Scoring)
             if scoring != "vocabulary"
             for num_beams in settings.captured_widths
-            for bucket in buckets_of(settings.capacity, longest=longest, num_beams=num_beams, scoring=scoring)
+            for bucket in buckets_of(
+                settings.capacity,
+                longest=longest,
+                num_beams=num_beams,
+                scoring=scoring,
+                positions=model.prompt_positions,
+            )
         ],
         bind=lambda version: index(version, model.device, max_filter_bytes=settings.filter_mb << 20),
         capturer=lambda: capturer(model.device),
@@ -323,8 +329,17 @@ def graphs_for(
     )
 
 
-def buckets_of(capacity: Capacity, *, longest: int, num_beams: int, scoring: Scoring) -> list[Bucket]:
+def buckets_of(
+    capacity: Capacity,
+    *,
+    longest: int,
+    num_beams: int,
+    scoring: Scoring,
+    positions: Callable[[int], int] = lambda tokens: tokens,
+) -> list[Bucket]:
     """Return powers of two of requests and of tokens, as far as a batch may hold them; the longest prompt has its own bucket.
+
+    positions: how many positions of a batch's capacity a prompt of so many tokens takes.
 
     >>> capacity = Capacity(requests=2, tokens=128, beam_rows=40)
     >>> [(bucket.batch, bucket.length) for bucket in buckets_of(capacity, longest=100, num_beams=20, scoring="full")]
@@ -336,7 +351,7 @@ def buckets_of(capacity: Capacity, *, longest: int, num_beams: int, scoring: Sco
         Bucket(batch=size, length=length, num_beams=num_beams, scoring=scoring)
         for size in [*batches, capacity.requests]
         for length in [*lengths, longest]
-        if size * length <= capacity.tokens and size * num_beams <= capacity.beam_rows
+        if size * positions(length) <= capacity.tokens and size * num_beams <= capacity.beam_rows
     ]
 
 
