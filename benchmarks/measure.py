@@ -233,17 +233,22 @@ def _production(
     as_json: AsJson = False,
     quick: Quick = False,
     part: Annotated[
-        Literal["small", "http", "large", "large-http", "prefill"] | None,
+        Literal["small", "http", "large", "large-http", "prefill", "load"] | None,
         typer.Option("--part", help="One part instead of all."),
     ] = None,
     dtype: Annotated[
         Literal["float32", "bfloat16"], typer.Option("--dtype", help="Of the parts large and prefill.")
     ] = "float32",
+    architecture: Annotated[
+        Literal["qwen3", "qwen2", "llama"], typer.Option("--architecture", help="Of the parts large, large-http and load.")
+    ] = "qwen3",
 ) -> None:
-    from benchmarks.serving import prefill, production
+    from benchmarks.serving import model_load, prefill, production
 
-    if part != "prefill":
-        _keep("production", production.runs(quick, part, dtype=dtype), as_json, quick)
+    if part == "load" or (part is None and not quick):
+        _keep("production", model_load.runs(quick, architecture), as_json, quick)
+    if part not in ("prefill", "load"):
+        _keep("production", production.runs(quick, part, dtype=dtype, architecture=architecture), as_json, quick)
     if part == "prefill" or (part is None and not quick):
         _keep("production", prefill.runs(quick, dtype=dtype), as_json, quick)
 

@@ -70,6 +70,8 @@ def parts_of(data: Sequence[Path] = ()) -> list[Part]:
         (50, ("production", "--part", "large")),
         (30, ("production", "--part", "large-http")),
         (6, ("production", "--part", "prefill")),
+        (6, ("production", "--part", "load")),
+        *((50, ("production", "--part", "large", "--architecture", name)) for name in ("qwen2", "llama")),
         (6, ("production", "--part", "prefill", "--dtype", "bfloat16")),
         (20, ("production", "--part", "large", "--dtype", "bfloat16")),
         (12, ("static-figure-4",)),

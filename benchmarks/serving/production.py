@@ -1,7 +1,8 @@
 """Engines that people run, on one model: beam search of vLLM on a CPU and of transformers, beside leafbeam.
 
     small    the demo's model, trained on the synthetic shop for two minutes; offline, and over HTTP
-    large    the shape of Qwen3-0.6B over Semantic IDs, random weights; offline (`prefill`: its prompts alone), and over HTTP
+    large    the shape of Qwen3-0.6B over Semantic IDs, random weights; offline (`prefill`: its prompts alone), and over HTTP.
+             With --architecture the shape of Qwen2.5-0.5B (qwen2) or of SmolLM2-360M (llama)
 
 All get the same checkpoint, prompts, beams, dtype (float32; `large` and `prefill` in bfloat16 too) and two threads at most:
 leafbeam and `generate` take one where a trial is faster with it (`generate` with the small model), and vLLM what is fastest of
@@ -29,6 +30,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from transformers import AutoConfig
 
 from benchmarks.peers.failure import PeerFailure
 from benchmarks.peers.hf_generate import HfGenerate, keep_freed_memory
@@ -49,28 +51,40 @@ from benchmarks.static.inference import MODELS
 from benchmarks.static.setting import memory_of_machine
 from leafbeam.decode import BeamSearch
 from leafbeam.errors import ArgumentError
-from leafbeam.model import ModelConfig, Transformer, Workspace, search_bytes
+from leafbeam.files import write_checksums, write_json
+from leafbeam.model import AnyVocabulary, ModelConfig, Transformer, Workspace, search_bytes
 from leafbeam.model.cpu.threads import torch_threads
 from leafbeam.ops.backend import IndexBindings
 
 __all__ = [
     "MAX_TOKENS",
+    "Architecture",
     "Dtype",
     "Part",
     "in_dtype",
     "large_run",
+    "name_of",
     "offline_ways",
     "runs",
     "settings_of",
     "vllm_answers",
+    "write_model",
 ]
 
 Part = Literal["small", "http", "large", "large-http"]
+Architecture = Literal["qwen3", "qwen2", "llama"]
 Dtype = Literal["float32", "bfloat16"]
 
 Search = Callable[[Case, int, Prompts], Answers]  # for a case and a number of threads: leaves of histories to tokens
 
 MAX_TOKENS = 1056
+# Of Qwen/Qwen2.5-0.5B and of HuggingFaceTB/SmolLM2-360M, which is a Llama.
+_SHAPES: dict[Architecture, dict[str, int]] = {
+    "qwen2": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14}
+    | {"num_key_value_heads": 2},
+    "llama": {"hidden_size": 960, "intermediate_size": 2560, "num_hidden_layers": 32, "num_attention_heads": 15}
+    | {"num_key_value_heads": 5},
+}
 _SEQUENCES, _BATCH_TOKENS = 1024, 16_384  # all beams of 16 requests in one step
 
 
@@ -86,10 +100,21 @@ _SMALL = _cases(
 _LARGE = _cases((8, 20, 1), (32, 50, 4), (128, 128, 1), (256, 128, 1), (256, 512, 1))
 
 
-def runs(quick: bool, part: Part | None = None, environment: Path = ENVIRONMENT, dtype: Dtype = "float32") -> Runs:
-    """One row for each case: of one part, or of all. Raises ArgumentError for bfloat16 except with the part "large"."""
+def runs(
+    quick: bool,
+    part: Part | None = None,
+    environment: Path = ENVIRONMENT,
+    dtype: Dtype = "float32",
+    architecture: Architecture = "qwen3",
+) -> Runs:
+    """One row for each case: of one part, or of all. Raises ArgumentError for options of the part "large" with others.
+
+    quick: one case, two turns, one of vLLM's settings; "large" has two layers then.
+    """
     if dtype == "bfloat16" and part != "large":
         raise ArgumentError("--dtype bfloat16 goes with --part large or --part prefill")
+    if architecture != "qwen3" and part not in ("large", "large-http"):
+        raise ArgumentError(f"--architecture {architecture} goes with --part large or --part large-http")
     if not quick:
         keep_freed_memory()
     run = LoadRun.demo(quick)
@@ -103,12 +128,13 @@ def runs(quick: bool, part: Part | None = None, environment: Path = ENVIRONMENT,
             listed = [case for case in small if case.beams <= 256]  # the most items of an answer
             yield from over_http("small", run, listed, settings, repeats, MAX_TOKENS, environment)
         if part in ("large", "large-http") or (part is None and not quick):
-            large, settings = in_dtype(large_run(run), dtype), settings_of("large", quick)
+            large, settings = in_dtype(large_run(run, architecture, quick=quick), dtype), settings_of("large", quick)
+            name, cases = name_of(architecture), _LARGE[:1] if quick else _LARGE
             if part != "large-http":
-                yield from _offline("large", large, _LARGE, settings, 3, environment, dtype)
+                yield from _offline(name, large, cases, settings, 3, environment, dtype)
             if part != "large":
-                listed = [case for case in _LARGE if case.beams <= 256]
-                yield from over_http("large", large, listed, settings, 3, MAX_TOKENS, environment)
+                listed = [case for case in cases if case.beams <= 256]
+                yield from over_http(name, large, listed, settings, 3, MAX_TOKENS, environment)
 
 
 def settings_of(model: str, quick: bool) -> list[VllmSettings]:
@@ -263,15 +289,35 @@ def offline_ways(
     return ways_of
 
 
-def large_run(run: LoadRun) -> LoadRun:
-    """The same items under a model of Qwen3-0.6B's shape; 0.44 billion random weights, written once."""
-    path = run.path.with_name(run.path.name + "-large")
+def name_of(architecture: Architecture) -> str:
+    """The large model of this architecture in rows."""
+    return "large" if architecture == "qwen3" else f"large {architecture}"
+
+
+def large_run(run: LoadRun, architecture: Architecture = "qwen3", *, quick: bool = False) -> LoadRun:
+    """The same items under a model of the shape of a published one; random weights, written once. quick: two layers of it."""
+    path = run.path.with_name(run.path.name + "-large" + ("" if architecture == "qwen3" else f"-{architecture}"))
+    layers: dict[str, Any] = {"num_hidden_layers": 2} if quick else {}
     if not (path / "model").exists():
         vocabulary = run.model.vocabulary
-        config = ModelConfig(vocab_size=vocabulary.size, max_position_embeddings=POSITIONS, **MODELS["Qwen3-0.6B"])
-        Transformer(config, vocabulary).save_pretrained(path / "model")
+        if architecture == "qwen3":
+            sizes = MODELS["Qwen3-0.6B"] | layers
+            config = ModelConfig(vocab_size=vocabulary.size, max_position_embeddings=POSITIONS, **sizes)
+            Transformer(config, vocabulary).save_pretrained(path / "model")
+        else:
+            write_model(path / "model", architecture, vocabulary, _SHAPES[architecture] | layers)
         write_tokenizer(path / "model")
     for name in ("index.leafbeam", "catalog.duckdb", "rules.toml", "memory.leafbeam"):  # what `leafbeam serve` takes
         if not (path / name).exists():
             shutil.copyfile(run.path / name, path / name)
     return replace(run, path=path, model=Transformer.from_pretrained(path / "model").pack())
+
+
+def write_model(directory: Path, architecture: Architecture, vocabulary: AnyVocabulary, sizes: Mapping[str, int]) -> None:
+    """A checkpoint of another architecture, with the config.json that transformers writes: its tensors have the same names."""
+    fields = {"vocab_size": vocabulary.size, "max_position_embeddings": POSITIONS, "tie_word_embeddings": True, **sizes}
+    hf = AutoConfig.for_model(architecture, **fields).to_dict() | {"torch_dtype": "float32"}
+    hf["architectures"] = [{"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}[architecture]]
+    Transformer(ModelConfig.from_hf(hf), vocabulary).save_pretrained(directory)
+    write_json(directory / "config.json", hf)
+    write_checksums(directory, ("config.json", "leafbeam.json", "model.safetensors"))

@@ -79,7 +79,7 @@ def test_names_choose_and_unknown_ones_are_refused():
     assert {part.words[0] for part in chosen(parts_of(), ["serve", "memory"])} == {"serve", "memory"}
     for name in ("production --part http", "production --part large"):  # not the part in bfloat16 too
         assert [part.name for part in chosen(parts_of(), [name])] == [name]
-    assert len(chosen(parts_of(), ["production"])) == 7
+    assert len(chosen(parts_of(), ["production"])) == 10
     assert len(chosen(parts_of([Path("one")]), ["static-table-3 --data one --sids kmeans"])) == 3
     assert not chosen(parts_of(), ["serv", "production --part h"])
     result = CliRunner().invoke(app, ["reproduce", "static-table-1", "--dry-run"])

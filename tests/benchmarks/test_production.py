@@ -10,6 +10,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from benchmarks.peers.vllm_cpu import (
     ENVIRONMENT,
@@ -19,11 +20,11 @@ from benchmarks.peers.vllm_cpu import (
     vllm_engine,
     write_tokenizer,
 )
-from benchmarks.serving import fastest, prefill, production, turns, vllm
+from benchmarks.serving import fastest, model_load, prefill, production, turns, vllm
 from benchmarks.serving.load_run import LoadRun
 from benchmarks.serving.turns import Case
 from leafbeam.index import Trie
-from leafbeam.model import Vocabulary
+from leafbeam.model import Transformer, Vocabulary
 from tests.fixtures.shops import small_model
 
 pytestmark = pytest.mark.slow
@@ -252,3 +253,19 @@ def test_a_peer_that_raises_is_a_row_and_the_others_are_measured(run: LoadRun, e
     assert engines["leafbeam"]["status"] == "ok"
     with pytest.raises(type(error)):
         turns.timed_case(run, case, {"leafbeam": peer}, 1, {})
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "llama"])
+def test_models_of_other_architectures_are_the_same_to_all_and_loads_are_measured(architecture: Any, tmp_path: Path):
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    vocabulary = Vocabulary(codebook_sizes=SIZES)
+    production.write_model(tmp_path, architecture, vocabulary, sizes | {"num_key_value_heads": 2})
+    prompt = torch.tensor([list(range(1, 9))])
+    with torch.inference_mode():
+        theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
+        assert theirs.config.model_type == architecture
+        ours = Transformer.from_pretrained(tmp_path)
+        torch.testing.assert_close(ours.logits(ours(prompt)), theirs(prompt).logits, atol=1e-4, rtol=1e-4)
+    found = model_load.loads(tmp_path, repeats=1)
+    assert min(found["leafbeam"].values()) > 0
+    assert set(found["over_leafbeam"]) == {"load_s", "first_s", "bytes", "peak_bytes"}
