@@ -154,7 +154,10 @@ def step(
 
 
 def _children_space(arrays: VersionArrays, level: int) -> NDArray[np.int64]:
-    """Return memory for the codes and indices of a row's children: of both segments, of the base, and of the delta."""
+    """Return memory for the codes and indices of a row's children: of both segments, of the base, and of the delta.
+
+    A scan writes each code whose logit is large enough, also illegal ones and the column of other tokens.
+    """
     num_lists = 1 if len(arrays.num_leaves_S) == 1 else 3
-    shape = num_lists, 2, min(arrays.sizes[level], sum(arrays.num_leaves_S))
+    shape = num_lists, 2, arrays.sizes[level] + 1
     return arrays.scratch.array("children", shape, np.int64)
