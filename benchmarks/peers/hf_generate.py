@@ -32,7 +32,7 @@ _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of glibc's mallopt
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HfGenerate:
-    """A Qwen3 checkpoint in transformers, and the items it may answer."""
+    """A checkpoint of a decoder in transformers, and the items it may answer."""
 
     model: Any
     vocabulary: AnyVocabulary
@@ -44,10 +44,10 @@ class HfGenerate:
         cls, directory: str | PathLike[str], trie: Trie, vocabulary: AnyVocabulary, dtype: torch.dtype = torch.float32
     ) -> HfGenerate:
         """Load a checkpoint and put every item's tokens into a dict of dicts."""
-        from transformers import Qwen3ForCausalLM  # a benchmark without transformers has a row that says so
+        from transformers import AutoModelForCausalLM  # a benchmark without transformers has a row that says so
 
         codes_NL = trie.codes_at(np.arange(trie.num_leaves))
-        model = Qwen3ForCausalLM.from_pretrained(directory, dtype=dtype).eval()
+        model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval()
         # Sequences have a fixed length; an end token would only give beam search something to look out for.
         model.generation_config.eos_token_id = None
         model.generation_config.pad_token_id = vocabulary.pad

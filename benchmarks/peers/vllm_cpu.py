@@ -147,7 +147,7 @@ def vllm_engine(
     cache_gib: int = 6,
     dtype: str = "float32",
 ) -> Generator[VllmEngine]:
-    """The offline engine on a Qwen3 checkpoint that has a tokenizer (`write_tokenizer`).
+    """The offline engine on a checkpoint that has a tokenizer (`write_tokenizer`).
 
     max_tokens: the longest prompt and answer. limit_s: seconds for a job, then the child is ended.
     cache_gib: of keys and values, which vLLM allocates and writes when it starts. dtype: of weights and computation.

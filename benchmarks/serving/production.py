@@ -30,7 +30,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from transformers import AutoConfig
 
 from benchmarks.peers.failure import PeerFailure
 from benchmarks.peers.hf_generate import HfGenerate, keep_freed_memory
@@ -315,6 +314,8 @@ def large_run(run: LoadRun, architecture: Architecture = "qwen3", *, quick: bool
 
 def write_model(directory: Path, architecture: Architecture, vocabulary: AnyVocabulary, sizes: Mapping[str, int]) -> None:
     """A checkpoint of another architecture, with the config.json that transformers writes: its tensors have the same names."""
+    from transformers import AutoConfig  # a benchmark without transformers has a row that says so
+
     fields = {"vocab_size": vocabulary.size, "max_position_embeddings": POSITIONS, "tie_word_embeddings": True, **sizes}
     hf = AutoConfig.for_model(architecture, **fields).to_dict() | {"torch_dtype": "float32"}
     hf["architectures"] = [{"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}[architecture]]
