@@ -208,13 +208,14 @@ def _schemas(
     as_json: AsJson = False,
     quick: Quick = False,
     sample: Annotated[int | None, typer.Option(help="This many schemas, drawn at random; all if absent.", min=1)] = None,
+    limit_s: Annotated[float, typer.Option(help="The seconds that an engine may take for one schema.", min=1)] = 60.0,
     seed: Annotated[int, typer.Option(help="The seed of the sample.")] = 0,
     tokenizer: Annotated[Path | None, typer.Option(help="A model's directory; a made tokenizer if absent.")] = None,
     environment: Annotated[Path | None, typer.Option(help="The environment of the peers; .venv-peers if absent.")] = None,
 ) -> None:
     from benchmarks.micro import schemas
 
-    _keep("schemas", schemas.runs(data, 20 if quick else sample, seed, tokenizer, environment), as_json, quick)
+    _keep("schemas", schemas.runs(data, 20 if quick else sample, seed, tokenizer, environment, limit_s), as_json, quick)
 
 
 def _serve(as_json: AsJson = False, quick: Quick = False, data: Data = None) -> None:

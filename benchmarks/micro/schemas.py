@@ -4,7 +4,8 @@ DIR is `maskbench/data` of guidance-ai/jsonschemabench: 11,306 schemas, most wit
 not. Or it is `tests/draft2020-12` of json-schema-org/JSON-Schema-Test-Suite, the suite of validators: its core, without what is
 in folders. One row an engine:
 
-compiled  schemas that are not refused, within 60 s and 8 GiB; the others by reason, with pointers, names and numbers left out
+compiled  schemas that are not refused, within `limit_s` (60) seconds and 8 GiB; the others by reason, with pointers, names and
+          numbers left out. `limit_s` bounds the schema with its texts and masks; those above it are "timed_out", in each engine
 valid     instances of compiled schemas that may be written, as json.dumps writes them with or without spaces. Those refused are
           counted apart where the keys in the order of the schema may be written ("order"), and where an object has a key that
           no `properties` of the schema lists ("unlisted")
@@ -44,7 +45,8 @@ __all__ = ["Case", "answers_of", "cases_of", "in_order", "reason_of", "runs", "s
 
 _ENGINES = ("leafbeam", "llguidance", "xgrammar")
 _RUNNER = Path(__file__).parents[1] / "peers" / "schema_engine.py"
-_START_S, _LIMIT_S = 300.0, 60.0
+_START_S, LIMIT_S = 300.0, 60.0
+_TIMED_OUT = "it took too long"
 _NUM_REASONS = 60
 
 
@@ -79,7 +81,7 @@ class Answers:
 
 
 def runs(
-    data: Path, sample: int | None, seed: int, tokenizer: Path | None, environment: Path | None
+    data: Path, sample: int | None, seed: int, tokenizer: Path | None, environment: Path | None, limit_s: float = LIMIT_S
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """(parameters, measured) of each engine that is there."""
     suite, cases = cases_of(data, sample, seed)
@@ -93,7 +95,7 @@ def runs(
         for name in _ENGINES:
             python = Path(sys.executable) if name == "leafbeam" else (environment or ENVIRONMENT) / "bin" / "python"
             try:
-                answers[name] = answers_of(name, python, path, cases)
+                answers[name] = answers_of(name, python, path, cases, limit_s)
             except PeerFailure as failure:
                 missing[name] = failure.row
     common = set.intersection(*(engine.compiled for engine in answers.values()))
@@ -104,6 +106,7 @@ def runs(
             "schemas": len(cases),
             "sample": sample,
             "seed": seed,
+            "limit_s": limit_s,
             "V": len(vocabulary),
             "threads": 1,
         }
@@ -226,6 +229,7 @@ def summary(cases: Sequence[Case], answers: Answers, common: set[str]) -> dict[s
     masks = [micros for name in common for micros in answers.by_name[name]["mask_us"]]
     return {
         "compiled": len(answers.compiled),
+        "timed_out": sum(answer.get("refused") == _TIMED_OUT for answer in answers.by_name.values()),
         "compiled_share": round(len(answers.compiled) / len(cases), 4),
         "valid": {name: valid[name] for name in ("accepted", "order", "unlisted", "refused")},
         "invalid": {name: invalid[name] for name in ("accepted", "refused")},
@@ -251,8 +255,8 @@ def _tokens_of(directory: Path) -> tuple[Sequence[bytes | None], int]:
     return tokenizer.token_bytes, tokenizer.end
 
 
-def answers_of(name: str, python: Path, vocabulary: Path, cases: Sequence[Case]) -> Answers:
-    """What an engine says of each case."""
+def answers_of(name: str, python: Path, vocabulary: Path, cases: Sequence[Case], limit_s: float = LIMIT_S) -> Answers:
+    """What an engine says of each case in `limit_s` seconds."""
     if not python.exists():
         raise PeerFailure("missing", f"{python} is not there: `make peers` creates it")
     answers, waiting = Answers(), list(cases)
@@ -263,8 +267,8 @@ def answers_of(name: str, python: Path, vocabulary: Path, cases: Sequence[Case])
             while waiting:
                 case = waiting.pop(0)
                 _send(child, {"schema": case.schema, "texts": [text.text for text in case.texts]})
-                answer = _line(child, _LIMIT_S)
-                answers.by_name[case.name] = answer or {"refused": "it crashed" if child.poll() else "it took too long"}
+                answer = _line(child, limit_s)
+                answers.by_name[case.name] = answer or {"refused": "it crashed" if child.poll() else _TIMED_OUT}
                 if answer is None:
                     break
     return answers

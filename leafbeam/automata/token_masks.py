@@ -75,8 +75,8 @@ class RankedMasks:
 
 def masks_by_token(ranked_MW: NDArray[np.uint64], tokens: TokenTrie) -> NDArray[np.uint64]:
     """Return masks over ranks as masks over tokens: bit v % 64 of word v // 64 is token v."""
-    mask_MW = np.zeros(ranked_MW.shape, np.uint64)
-    _by_token(ranked_MW, tokens.spelling.id_R, mask_MW)
+    mask_MW = np.empty(ranked_MW.shape, np.uint64)
+    _by_tokens(ranked_MW, tokens.spelling.id_R, mask_MW)
     return mask_MW
 
 
@@ -248,13 +248,19 @@ def _fill_masks(states_D, num_states, moves, nodes, depth_HX, done_HX, mask_X, r
     return ranked_MW, hash_M, count
 
 
+@njit(cache=True, nogil=True, _nrt=False)
+def by_token(ranked_W, id_R, mask_W):
+    """Convert a mask over ranks to one over tokens."""
+    mask_W[:] = 0
+    for word in range(len(ranked_W)):
+        bits = ranked_W[word]
+        while bits:
+            token = id_R[word * 64 + np.int64(trailing_zeros(bits))]
+            mask_W[token >> 6] |= np.uint64(1) << np.uint64(token & 63)
+            bits &= bits - np.uint64(1)
+
+
 @njit(cache=True)
-def _by_token(ranked_MW, id_R, mask_MW):
-    """Convert masks over ranks to masks over tokens."""
+def _by_tokens(ranked_MW, id_R, mask_MW):
     for mask in range(len(ranked_MW)):
-        for word in range(ranked_MW.shape[1]):
-            bits = ranked_MW[mask, word]
-            while bits:
-                token = id_R[word * 64 + np.int64(trailing_zeros(bits))]
-                mask_MW[mask, token >> 6] |= np.uint64(1) << np.uint64(token & 63)
-                bits &= bits - np.uint64(1)
+        by_token(ranked_MW[mask], id_R, mask_MW[mask])

@@ -178,3 +178,9 @@ def test_a_doubled_key_of_a_schema_is_named() -> None:
     """T6: JSON's readers would take the last one silently."""
     with pytest.raises(AutomatonError, match="'type' is there twice"):
         schema_language('{"anyOf": [{"type": "null", "type": "boolean"}]}', 10_000)
+
+
+def test_an_error_of_a_dynamic_reference_names_its_keyword() -> None:
+    with pytest.raises(AutomatonError, match=r"names no \$anchor") as refused:
+        schema_language({"properties": {"a": {"$dynamicRef": "#nowhere"}}, "type": "object"}, 1_000)
+    assert refused.value.pointer == "#/properties/a/$dynamicRef"
