@@ -25,6 +25,7 @@ from leafbeam.catalog.definitions import LISTED, Definition, cut, quoted
 from leafbeam.catalog.time_limit import TimeLimit
 from leafbeam.errors import AttributesError, DataError, ItemIdError, RuleError, counted
 from leafbeam.index.items import ItemIds, decode_ids, ids_from_arrow
+from leafbeam.json_reader import Json
 
 # DuckDB compares a TIMESTAMP column with now(), which has a time zone, by converting each value: 500 ns a row, against 5 ns if
 # now() is a TIMESTAMP of UTC too. It is replaced by one, unless an expression matches this one: it may see the difference.
@@ -317,7 +318,7 @@ class ReadSession:
                 return tuple(names) in (_SCAN, _SCAN[1:]) and not node["children"]
             node = node["children"][0]
 
-    def _plan(self, query: str, kind: str) -> list[dict[str, Any]]:
+    def _plan(self, query: str, kind: str) -> list[Json]:
         """Return the nodes of a query's plan. The setting is not reset, because a transaction takes no statement after
         an error.
         """

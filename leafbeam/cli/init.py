@@ -5,7 +5,6 @@ from dataclasses import replace
 from itertools import islice
 from json import dumps
 from pathlib import Path
-from typing import Any
 
 import typer
 
@@ -16,6 +15,7 @@ from leafbeam.cli.options import DEFAULT_RUN, RunOption, TimeUnit
 from leafbeam.cli.run import RunDirectory, Source
 from leafbeam.errors import ArgumentError, DataError, LeafbeamError, counted
 from leafbeam.extras import require
+from leafbeam.json_reader import Json
 
 _SAMPLE = 1_000  # rows from which columns and units are guessed
 _DELIMITERS = ",", ";", "\t", "|"
@@ -85,7 +85,7 @@ class _Head:
         self._path, self.delimiter = path, _delimiter_of(path)
         form: tables.CsvFormat = tables.CsvFormat(delimiter=self.delimiter)
         batch = next(iter(tables.read_rows(path, _SAMPLE, types={}, form=form)), None)
-        self.rows: Sequence[Any] = () if batch is None else batch.rows
+        self.rows: Sequence[Json] = () if batch is None else batch.rows
         self.names = tuple(dict.fromkeys(name for row in self.rows for name in row))
         if not self.names:
             raise DataError(f"{path} has no rows")

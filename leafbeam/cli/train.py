@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -292,13 +292,13 @@ class _Shown:
         note = f"step {stats.step:,}  loss {stats.loss:.3f}  {recall}{stats.items_per_second:,.0f} items/s  {left}"
         self.bar.show("training", stats.share, note)
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, object]:
         """Return the last figures for the run's report, and say if training ended before its budget."""
         assert self.latest is not None
         last = asdict(self.latest)
         if last["share"] < 1:
             self.console.print(f"Stopped at {last['share']:.0%} of the budget: recall no longer rises.")
-        figures = {name: last[name] for name in ("epochs", "loss", "seconds", "items_per_second")}
+        figures: dict[str, object] = {name: last[name] for name in ("epochs", "loss", "seconds", "items_per_second")}
         return figures | {"steps": last["step"], "valid_recall_10": last["recall"], "baselines": self.recalls}
 
 

@@ -20,7 +20,6 @@ Shapes: B requests, K items, L levels.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,7 +93,7 @@ def _wider(config: SearchConfig, limits: Sequence[int]) -> SearchConfig:
 def _merged(before: SearchResult, after: SearchResult, proved_B: NDArray[np.bool_]) -> SearchResult:
     """Return the earlier result for requests that were proved, and the later one for the others."""
 
-    def rows(name: str) -> NDArray[Any] | None:
+    def rows(name: str) -> NDArray[np.generic] | None:
         old, new = getattr(before, name), getattr(after, name)
         if old is None or new is None:
             return None

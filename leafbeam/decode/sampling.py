@@ -4,7 +4,6 @@ Shapes: R rows, C legal codes of all rows together.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +43,7 @@ class Sampling:
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ArgumentError(f"top_p is {self.top_p}: expected more than 0 and at most 1, or None")
 
-    def log_probabilities(self, logits_C: NDArray[Any], row_C: NDArray[np.int64], where: str) -> NDArray[np.float64]:
+    def log_probabilities(self, logits_C: NDArray[np.floating], row_C: NDArray[np.int64], where: str) -> NDArray[np.float64]:
         """Return the log-probability of each legal code among those of its row; -inf for a code that is cut.
 
         This costs a few passes, and a sort of the codes that may be kept.

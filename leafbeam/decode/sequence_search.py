@@ -6,7 +6,6 @@ Shapes: B requests, K beams, V codes of the model, D hidden, T tokens of a seque
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,7 +79,7 @@ class SequenceSearch:
         max_tokens: int = 256,
         scoring: Scoring = "full",
         backend: str = "auto",
-        device: Any = None,
+        device: object = None,
     ) -> None:
         check_whole(num_beams=num_beams, max_tokens=max_tokens)
         if scoring == "vocabulary":

@@ -39,7 +39,7 @@ class Spares:
     bound_B: NDArray[np.float32]
 
     @classmethod
-    def of(cls, beams: HostBeams, num_run_B: AnyArray, parents_BK: AnyArray, bound_B: Any) -> Spares:
+    def of(cls, beams: HostBeams, num_run_B: AnyArray, parents_BK: AnyArray, bound_B: NDArray[np.float32] | None) -> Spares:
         """Return the beams of a round but those that run first, `num_run_B` of each request."""
         is_spare_BK = np.arange(beams.scores.shape[1]) >= num_run_B[:, None]
         scores_BK = np.where(is_spare_BK, beams.scores, np.float32(-np.inf))

@@ -13,7 +13,6 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -56,7 +55,7 @@ class Response:
     milliseconds: float
 
     @property
-    def item_ids(self) -> list[Any]:
+    def item_ids(self) -> list[int | str]:
         return self.body["item_ids"]
 
     @property

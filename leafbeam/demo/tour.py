@@ -4,7 +4,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlencode
 
 import duckdb
@@ -197,7 +196,7 @@ class Tour:
         self._print("        catalog.duckdb: ", (title, "green"), " sells out")
         return item
 
-    def _history(self, user: int) -> list[Any]:
+    def _history(self, user: int) -> list[int | str]:
         return self.log.item_ids[self.log.histories[user]][-MAX_HISTORY:].tolist()
 
     def _request(self, user: int, rules: Sequence[Rule]) -> Response:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
-from typing import Any, cast, overload
+from typing import cast, overload
 
 from leafbeam.catalog import Catalog
 from leafbeam.engine.batcher import Batcher, BatchSize
@@ -462,7 +462,7 @@ class Engine:
         position.
         """
         if isinstance(requests, Mapping):  # its keys would be taken for requests
-            self.limits.check(cast(Any, requests))
+            self.limits.check(cast("Request", requests))
         if isinstance(requests, Request):
             return self.recommend([requests])[0]
         return self._recommend(requests, self._served)

@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -103,8 +102,15 @@ class ServedModel:
     def _decoder(self, model: Model, *, stores: bool = True, graphs: Graphs | None = None) -> Decoder:
         """Return a decoder for a model. stores: whether it uses the prompt store."""
         store = self.prompt_store if stores else None
-        shared: dict[str, Any] = {"widths": self._parts.widths, "bindings": self._parts.bindings}
-        return Decoder(model, self._clock, store, **shared, max_rows=self._settings.max_rows, graphs=graphs)
+        return Decoder(
+            model,
+            self._clock,
+            store,
+            widths=self._parts.widths,
+            bindings=self._parts.bindings,
+            max_rows=self._settings.max_rows,
+            graphs=graphs,
+        )
 
     def run_offline(self, batch: Sequence[PendingRequest]) -> BatchOutput:
         """Run a batch in this thread; threads take turns."""

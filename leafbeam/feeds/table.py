@@ -8,7 +8,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from types import UnionType
+from typing import Protocol
 from uuid import uuid4
 
 from leafbeam.catalog.definitions import quoted
@@ -24,7 +25,7 @@ with optional_imports("leafbeam.feeds.TableFeed", "catalog"):
     import pyarrow as pa
 
 _FORMAT = 1
-_KINDS: Mapping[str, Any] = {  # of a position's fields
+_KINDS: Mapping[str, UnionType | type | tuple[type, ...]] = {  # of a position's fields
     **dict.fromkeys(("version", "to", "until"), int | None),
     "table_id": str,
     "columns": (list, type(None)),

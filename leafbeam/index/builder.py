@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -249,7 +249,7 @@ class _IdColumn:
 
     def __init__(self) -> None:
         self.file: SpillFile | None = None
-        self._dtype: np.dtype[Any] | None = None
+        self._dtype: np.dtype[np.generic] | None = None
         self._parts: list[NDArray[np.generic] | SpilledArray] = []
         self._num_saved = 0
 

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from operator import mul
-from typing import Any
 
 import numpy as np
 
@@ -192,7 +191,7 @@ class MemoryEstimate:
         """Return a number of bytes divided by the number of items."""
         return nbytes / max(1, self.num_items)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """Return all figures by name, as JSON can hold them."""
         static = self.static
         levels = [{**asdict(level), "bytes": level.nbytes} for level in self.levels]

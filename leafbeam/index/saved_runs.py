@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 from leafbeam.errors import IndexFileError, counted
 from leafbeam.files import replacing
 from leafbeam.index.external_sort import Run, SpilledArray, SpillFile
+from leafbeam.json_reader import Json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +144,7 @@ def _checksum(text: bytes) -> bytes:
     return blake2b(text, digest_size=8).hexdigest().encode()
 
 
-def _entry_of(line: bytes) -> dict[str, Any]:
+def _entry_of(line: bytes) -> Json:
     """Return the content of a line; ValueError where it is not what was written."""
     checksum, _, text = line.partition(b" ")
     if not text.endswith(b"\n") or checksum != _checksum(text[:-1]):

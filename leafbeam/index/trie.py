@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +17,7 @@ from leafbeam.index.level import MAX_ITEMS, Level, check_codes, check_sizes, cod
 from leafbeam.index.level_builder import build_levels
 from leafbeam.index.sequences import SequenceTable, check_end_codes
 from leafbeam.index.tensor_file import FileKind, Tensors, expect, read, write
+from leafbeam.json_reader import Json
 
 KIND = FileKind(key="leafbeam", noun="index", writer="Trie.save", newest=2, has_digest=False)
 
@@ -378,7 +378,7 @@ class Trie:
         return html_table(caption, ["level", "codebook size", "prefixes", "bytes"], rows)
 
 
-def _trie_of(header: dict[str, Any], tensors: Tensors) -> Trie:
+def _trie_of(header: Json, tensors: Tensors) -> Trie:
     num_leaves, num_items = int(header["num_leaves"]), int(header["num_items"])
     if not 0 <= num_leaves <= num_items <= MAX_ITEMS:
         raise ValueError(f"{counted(num_items, 'item')} on {counted(num_leaves, 'leaf', 'leaves')}")
@@ -395,7 +395,7 @@ def _trie_of(header: dict[str, Any], tensors: Tensors) -> Trie:
     return Trie(levels=levels, items=items, num_leaves=num_leaves, version=str(header["version"]), end_code=end_code)
 
 
-def _level_of(number: int, entry: dict[str, Any], num_leaves: int, tensors: Tensors) -> Level:
+def _level_of(number: int, entry: Json, num_leaves: int, tensors: Tensors) -> Level:
     size, num_nodes, width = int(entry["size"]), int(entry["num_nodes"]), int(entry.get("width", 0))
     if width not in (0, code_width(size)) or not 0 <= num_nodes <= num_leaves:
         raise ValueError(

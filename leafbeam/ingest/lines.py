@@ -7,7 +7,7 @@ import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 
@@ -127,7 +127,7 @@ def _decoded(body: bytes) -> Iterator[tuple[int, object]]:
             yield number, content
 
 
-def _decoder_of(body: bytes) -> "msgspec.json.Decoder[Any]":
+def _decoder_of(body: bytes) -> "msgspec.json.Decoder[object]":
     """Return what decodes a body; a number that would become 0 is a mistake, as one that would become infinite is."""
     return msgspec.json.Decoder(float_hook=_not_vanished) if _TINY.search(body) else msgspec.json.Decoder()
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b, file_digest
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,6 +23,7 @@ from leafbeam.engine import CatalogFiles, Engine, Limits, Request, Result, Setti
 from leafbeam.errors import ArgumentError, DataError, ItemIdError, RequestError, check_whole
 from leafbeam.files import replacing, write_json
 from leafbeam.index import Trie
+from leafbeam.json_reader import Json
 from leafbeam.live import LiveIndex
 from leafbeam.precision import Precision
 from leafbeam.tables import open_parquet
@@ -177,7 +178,7 @@ class BatchJob:
                 raise DataError(
                     f"{file} has no column {name!r}; it has {', '.join(schema.names)}: name its columns ({options})"
                 )
-            kind: Any = schema.field(name).type
+            kind: pa.DataType = schema.field(name).type
             is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
             is_id = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string)
             if name != self.columns.user and not (is_list and any(check(kind.value_type) for check in is_id)):
@@ -251,7 +252,7 @@ class PartitionRunner:
             seconds=time.monotonic() - began,
         )
 
-    def _table(self, users: object, results: list[Result]) -> Any:
+    def _table(self, users: object, results: list[Result]) -> pa.Table:
         """Return one row per user, with its items best first."""
         kind = pa.string() if self._engine.trie.item_ids.dtype.kind == "U" else pa.int64()
         columns: dict[str, object] = {
@@ -322,7 +323,7 @@ def _digest(sources: Iterable[Path | bytes]) -> str:
     return digest.hexdigest()
 
 
-def _source_of_rules(source: Any) -> Path | bytes:
+def _source_of_rules(source: Json | str | os.PathLike[str]) -> Path | bytes:
     return json.dumps(source).encode() if isinstance(source, Mapping) else Path(source)
 
 

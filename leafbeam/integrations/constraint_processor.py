@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -46,10 +46,10 @@ class ItemConstraint:
 
     items: ServedItems
     rules: Sequence[str] = ()
-    deny: Sequence[Any] = ()
+    deny: Sequence[int | str] = ()
 
     @property
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, object]:
         """Return the arguments that `ServedItems.request_filter` reads."""
         return {RULES: list(self.rules), DENY: list(self.deny)}
 
@@ -70,7 +70,7 @@ class ConstrainedRow:
 
     tokens: tuple[int, ...]
     text: str | None
-    item_ids: tuple[Any, ...]
+    item_ids: tuple[int | str, ...]
     finished: bool
 
 
@@ -104,7 +104,7 @@ class ConstraintLogitsProcessor:
     def __init__(
         self,
         constraints: RowConstraint | Sequence[RowConstraint],
-        tokenizer: Any = None,
+        tokenizer: object = None,
         *,
         prompt_length: int,
         eos_token_id: int | None = None,
@@ -247,7 +247,7 @@ class _Rule(Protocol):
         """Return whether the token is legal after any prefix."""
         ...
 
-    def read(self, tokens_T: NDArray[np.int64], has_end: bool) -> tuple[bool, tuple[Any, ...]]:
+    def read(self, tokens_T: NDArray[np.int64], has_end: bool) -> tuple[bool, tuple[int | str, ...]]:
         """Return whether these tokens, with or without the end token, are complete, and the items that have them."""
         ...
 
@@ -274,7 +274,7 @@ class _AutomatonRule:
     def allows(self, token: int) -> bool:
         return self._automaton.has_token(token)
 
-    def read(self, tokens_T: NDArray[np.int64], has_end: bool) -> tuple[bool, tuple[Any, ...]]:
+    def read(self, tokens_T: NDArray[np.int64], has_end: bool) -> tuple[bool, tuple[int | str, ...]]:
         state = self._state(tokens_T)
         return has_end and state >= 0 and self._automaton.accepts(state), ()
 
@@ -314,6 +314,6 @@ class _ItemRule:
     def allows(self, token: int) -> bool:
         return occurs(self._constraint.items.version, self._constraint.items.tokens, token)
 
-    def read(self, tokens_T: NDArray[np.int64], has_end: bool) -> tuple[bool, tuple[Any, ...]]:
+    def read(self, tokens_T: NDArray[np.int64], has_end: bool) -> tuple[bool, tuple[int | str, ...]]:
         found = self._constraint.items.item_ids(tokens_T.tolist(), self._constraint.arguments)
         return bool(len(found)), tuple(found.tolist())

@@ -51,7 +51,7 @@ def generate(
     inputs: Tensor | None = None,
     *,
     constraint: RowConstraint | Sequence[RowConstraint] | None = None,
-    tokenizer: Any = None,
+    tokenizer: object = None,
     scoring: Scoring = "full",
     input_ids: Tensor | None = None,
     attention_mask: Tensor | None = None,
@@ -62,7 +62,7 @@ def generate(
     eos_token_id: int | None = None,
     pad_token_id: int | None = None,
     return_dict_in_generate: bool | None = None,
-    **others: Any,
+    **others: object,
 ) -> Tensor | GenerateOutput:
     """Return the likeliest texts or items after each prompt, by a search of `num_beams` beams; transformers calls this.
 
@@ -273,9 +273,9 @@ class _CachedModel:
             return self._of_level(self._root_BV)
         return self.suffix_fn(torch.as_tensor(codes_BK)[..., None], parents_BK)[0]
 
-    def suffix_fn(self, codes_BKC: Any, parents_BK: Any) -> list[Tensor]:
+    def suffix_fn(self, codes: object, parents: object) -> list[Tensor]:
         """Return the logits of the rounds after each of C codes."""
-        codes_BKC, parents_BK = (torch.as_tensor(one, device=self.device) for one in (codes_BKC, parents_BK))
+        codes_BKC, parents_BK = (torch.as_tensor(one, device=self.device) for one in (codes, parents))
         batch_size, num_beams, count = codes_BKC.shape
         first_B1 = torch.arange(batch_size, device=self.device)[:, None] * self._num_beams
         row_R = (first_B1 + parents_BK).flatten()

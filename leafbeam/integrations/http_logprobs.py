@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Self
 
 from leafbeam.errors import ArgumentError, InferenceError, NoAnswerError, ServerError, counted
 from leafbeam.extras import optional_imports
@@ -49,7 +49,7 @@ class HttpOptions:
     max_prompts: int = 256
     max_bytes: int = 64 << 20
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
-    extra: Mapping[str, Any] = field(default_factory=dict[str, object])
+    extra: Mapping[str, object] = field(default_factory=dict[str, object])
 
     def __post_init__(self) -> None:
         if not self.timeout_s > 0 or self.retries < 0 or min(self.max_connections, self.max_prompts, self.max_bytes) < 1:
@@ -149,7 +149,7 @@ class HttpLogprobs(ABC):
         return ""
 
 
-def parse_json(body: bytes) -> Any:
+def parse_json(body: bytes) -> object:
     """Return the JSON of an answer. Raises InferenceError, also where an object has a key twice."""
     try:
         return parse_strictly(body)

@@ -28,7 +28,7 @@ from leafbeam.index import Trie, Version
 from leafbeam.integrations.logprobs import LogprobModel, TokenQuery, answers_of
 from leafbeam.model.code_tokens import CodeTokens, CodeTokensLike, check_end_token
 from leafbeam.ops.backend import BoundIndex
-from leafbeam.ops.constrain import Beams, Scoring
+from leafbeam.ops.constrain import Beams, HostBeams, Scoring
 from leafbeam.ops.constrain.cpu.ragged import TrieChildren, extend_ragged
 
 
@@ -148,14 +148,14 @@ class _Rounds:
         self.failures: dict[int, InferenceError] = {}
         self.num_queries = 0
 
-    def step_fn(self, codes_BK: Any, parents_BK: Any) -> NDArray[np.int64]:
+    def step_fn(self, codes_BK: NDArray[np.int64] | None, parents_BK: NDArray[np.int64] | None) -> NDArray[np.int64]:
         """Return the codes of each beam so far, int64 (B, K, T): what stands for logits until the legal children are known."""
-        if codes_BK is None:
+        if codes_BK is None or parents_BK is None:
             self._levels = [np.empty((len(self._prompts), 1, 0), np.int64)]
             return self._levels[0]
         return self.more_fn(codes_BK, parents_BK, len(self._levels) - 1)
 
-    def more_fn(self, codes_BJ: Any, parents_BJ: Any, level: int) -> NDArray[np.int64]:
+    def more_fn(self, codes_BJ: NDArray[np.int64], parents_BJ: NDArray[np.int64], level: int) -> NDArray[np.int64]:
         """Return the codes of more beams, (B, J, level + 1); they extend the beams that have run with one code less."""
         before_BJT = np.take_along_axis(self._levels[level], parents_BJ[:, :, None], 1)
         codes_BJT = np.concatenate([before_BJT, codes_BJ[:, :, None]], 2)
@@ -170,17 +170,21 @@ class _Rounds:
         return _AskingConstraint(config, hi_SB, partial(self._launch, bound, filters))
 
     def _launch(
-        self, bound: BoundIndex, filters: Any, level: int, beams: Beams[Any], codes_BKT: NDArray[np.int64], num_beams: int
-    ) -> tuple[Beams[Any], None]:
+        self,
+        bound: BoundIndex,
+        filters: object,
+        level: int,
+        beams: HostBeams,
+        codes_BKT: NDArray[np.int64],
+        num_beams: int,
+    ) -> tuple[HostBeams, None]:
         children = bound.children(level, beams, filters)
         log_p_C = self._log_p(level, beams, children, codes_BKT).astype(np.float32)
         lse_R = np.zeros(beams.scores.size, np.float32)
         chosen = extend_ragged(children.legal, log_p_C, lse_R, beams.scores, num_beams=num_beams, where=f"at level {level}")
         return children.beams_at(*chosen), None
 
-    def _log_p(
-        self, level: int, beams: Beams[Any], children: TrieChildren, codes_BKT: NDArray[np.int64]
-    ) -> NDArray[np.float64]:
+    def _log_p(self, level: int, beams: HostBeams, children: TrieChildren, codes_BKT: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return log p of each child under the search's scoring; -inf for the children of a request that the engine failed."""
         scoring, num_rows, legal = self._search.scoring, children.num_rows, children.legal
         row_C = legal.row_C

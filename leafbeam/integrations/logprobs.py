@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,7 +91,7 @@ def answer_to(query: TokenQuery, tokens: Sequence[object], logprobs: Sequence[ob
     return np.where(values_C <= _EXCLUDED, -np.inf, values_C).astype(np.float32)
 
 
-def _numbers(values: Sequence[object], kinds: str, what: str) -> NDArray[Any]:
+def _numbers(values: Sequence[object], kinds: str, what: str) -> NDArray[np.number]:
     try:
         array = np.asarray(values) if len(values) else np.empty(0, np.int64)
     except (ValueError, OverflowError):  # ragged lists

@@ -6,7 +6,7 @@ leafbeam and the same paths (a shared file system).
 
 import os
 import pickle
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from leafbeam.errors import ArgumentError, LeafbeamError
 from leafbeam.extras import optional_imports
@@ -24,7 +24,7 @@ class _Worker:
         self._job = job
         self._runner: PartitionRunner | None = None
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, list[bytes]]:
+    def __call__(self, batch: Mapping[str, Sequence[bytes]]) -> dict[str, list[bytes]]:
         (partition,) = batch["partition"]
         try:
             self._runner = self._runner or PartitionRunner(self._job)

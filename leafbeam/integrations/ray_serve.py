@@ -9,7 +9,6 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from itertools import chain
 from typing import Any, get_args
@@ -17,6 +16,7 @@ from typing import Any, get_args
 from leafbeam.engine import CatalogFiles, Engine, Settings
 from leafbeam.errors import ArgumentError, LeafbeamError, UnavailableError
 from leafbeam.extras import optional_imports
+from leafbeam.json_reader import Json
 from leafbeam.model import AnyModel, load_for_decoding
 from leafbeam.serve import ServerConfig, create_app
 
@@ -77,7 +77,7 @@ class DeploymentConfig:
             raise ArgumentError(f"num_gpus must be at least 0, not {self.num_gpus!r}")
 
     @classmethod
-    def of(cls, args: Mapping[str, Any]) -> "DeploymentConfig":
+    def of(cls, args: Json) -> "DeploymentConfig":
         """Return the config of the flat arguments of `serve run` or of a Serve config file.
 
         They are fields of CatalogFiles, of Settings and of this class.
@@ -96,7 +96,7 @@ class DeploymentConfig:
 class _ServedEngine:
     """An engine with its HTTP interface, which counts the requests inside."""
 
-    def __init__(self, engine: Engine, files: Mapping[str, Any], grace_s: float) -> None:
+    def __init__(self, engine: Engine, files: Json, grace_s: float) -> None:
         self.engine, self.files, self._grace_s = engine, files, grace_s
         self.app: ASGIApp = create_app(engine, config=ServerConfig(grace_s=grace_s))
         self._num_inside = 0
@@ -139,7 +139,7 @@ class Recommender:
         self._fault: str | None = None
         self._retiring: set[asyncio.Task[None]] = set()
 
-    async def reconfigure(self, user_config: dict[str, Any]) -> None:
+    async def reconfigure(self, user_config: Json) -> None:
         """Load other files. Ray calls it after construction and whenever the user_config changes.
 
         Args:
@@ -178,7 +178,7 @@ class Recommender:
         with self._current() as served:
             return await _through(served.app, http)
 
-    async def recommend(self, body: dict[str, Any]) -> dict[str, Any]:
+    async def recommend(self, body: Json) -> dict[str, Any]:
         """Answer other deployments, with the JSON of POST /v1/recommend in and out. Raises what `Engine.submit` raises."""
         import msgspec
 
@@ -217,7 +217,7 @@ class Recommender:
         return self._served
 
 
-def application(args: Mapping[str, Any] | DeploymentConfig) -> serve.Application:
+def application(args: Json | DeploymentConfig) -> serve.Application:
     """Return the application, for `serve.run`, `serve run` and Serve config files.
 
     The engines reject requests with 429. Ray queues what exceeds a replica's capacity, and rejects with 503 what exceeds twice

@@ -38,7 +38,7 @@ class _ShardActor:
         """Return True, once the file is read."""
         return True
 
-    def call(self, method: str, *values: Any) -> Any:
+    def call(self, method: str, *values: object) -> Any:
         if isinstance(self._shard, LeafbeamError):
             return self._shard
         try:

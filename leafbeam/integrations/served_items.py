@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from operator import and_
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from leafbeam.decode.results import check_batch, collect_items
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Filter, Trie, Version
 from leafbeam.integrations.prefixes import LegalTokens
+from leafbeam.json_reader import Json
 from leafbeam.model.code_tokens import CodeTokens, CodeTokensLike
 from leafbeam.ops.constrain.cpu import step as cpu
 
@@ -65,7 +65,7 @@ class ServedItems:
         """
         return self.version.num_levels
 
-    def request_filter(self, extra_args: Mapping[str, Any] | None) -> Filter | None:
+    def request_filter(self, extra_args: Json | None) -> Filter | None:
         """Return the items that a request may be shown; None for a request that names no rules and no denied items, which
         samples text.
 
@@ -104,7 +104,7 @@ class ServedItems:
         """Return the legal tokens of one request after each prefix."""
         return LegalTokens(self.version, self.tokens, self.eos_token_id, [request], self._arrays)
 
-    def item_ids(self, generated: Sequence[int], extra_args: Mapping[str, object] | None = None) -> NDArray[Any]:
+    def item_ids(self, generated: Sequence[int], extra_args: Mapping[str, object] | None = None) -> NDArray[np.generic]:
         """Return the allowed items that have the generated tokens; none if these are not a whole item.
 
         Args:

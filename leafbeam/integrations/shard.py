@@ -99,7 +99,7 @@ class ShardItems:
 
     count_n: NDArray[np.int64]
     codes_nL: NDArray[np.int64]
-    item_ids_i: NDArray[Any]
+    item_ids_i: NDArray[np.generic]
     scores_i: NDArray[np.float32]
     boosts_i: NDArray[np.float32] | None
 
@@ -108,7 +108,7 @@ class ShardItems:
 class _Search:
     requests: Sequence[Filter]
     boosts: Boosts
-    filters: Any  # as the backend reads them
+    filters: object  # as the backend reads them
 
 
 class Shard:
@@ -280,11 +280,11 @@ class Shard:
             raise ShardError("it does not know this search: it was restarted, or has begun too many other searches since")
         return self._searches[search]
 
-    def _bind(self, requests: Sequence[Filter], boosts: Boosts) -> Any:
+    def _bind(self, requests: Sequence[Filter], boosts: Boosts) -> object:
         ops: Any = self._bound.ops
         return ops.bind_filters(self._bound.arrays, requests, *(() if boosts is None else (boosts,)))
 
-    def _first_codes(self, requests: Sequence[Filter], filters: Any) -> tuple[NDArray[np.int64], ...]:
+    def _first_codes(self, requests: Sequence[Filter], filters: object) -> tuple[NDArray[np.int64], ...]:
         """Return (request, code, first leaf) of every first code that a request may take."""
         lo_SB1, hi_SB1 = root_ranges(self._version, requests)
         beams = Beams.start(lo_SB1, hi_SB1, np.zeros(hi_SB1.shape[1:], np.float32))

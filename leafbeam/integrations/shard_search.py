@@ -33,7 +33,7 @@ from leafbeam.index.items import ItemIds
 from leafbeam.integrations.shard import ShardBatch, ShardBeams, ShardItems, ShardRoots, ShardRows
 from leafbeam.integrations.shards import BoostHandle, FilterHandle, ShardedIndex
 from leafbeam.ops.backend import BoundIndex
-from leafbeam.ops.constrain import Beams, Boosts, Scoring
+from leafbeam.ops.constrain import Beams, Boosts, HostBeams, Scoring
 
 
 class _Session:
@@ -71,19 +71,19 @@ class _Session:
         finally:
             index.end(name)
 
-    def after_first_codes(self, beams: Beams[Any]) -> Beams[Any]:
+    def after_first_codes(self, beams: HostBeams) -> HostBeams:
         """Return beams over the first codes as beams over the leaves of all shards."""
         live_BK, leaves_F1 = beams.scores > -np.inf, self._index.leaves_F1
         lo, hi = (np.where(live_BK, leaves_F1[array], 0) for array in (beams.lo, beams.hi))
         return replace(beams, lo=lo, hi=hi)
 
     def step(
-        self, level: int, beams: Beams[Any], logits_BKV: NDArray[np.float32], num_beams: int, scoring: Scoring
-    ) -> Beams[Any]:
+        self, level: int, beams: HostBeams, logits_BKV: NDArray[np.float32], num_beams: int, scoring: Scoring
+    ) -> HostBeams:
         """Run a round in the shards that have beams, and return the best beams of all."""
         request_n, beam_n = np.nonzero(beams.scores > -np.inf)
         lo_n, hi_n = beams.lo[0, request_n, beam_n], beams.hi[0, request_n, beam_n]
-        arguments, rows_of = dict[int, tuple[Any, ...]](), dict[int, NDArray[np.int64]]()
+        arguments, rows_of = dict[int, tuple[object, ...]](), dict[int, NDArray[np.int64]]()
         for shard, rows in self._by_shard(lo_n):
             offset, request, beam = self._index.offsets_S[shard], request_n[rows], beam_n[rows]
             logits_nV = logits_BKV[request, beam]
@@ -113,7 +113,7 @@ class _Session:
         num_items_B = np.full(len(scores_BK), num_items, np.int64)
         request_n, slot_n = np.nonzero(np.arange(scores_BK.shape[1]) < num_valid_B[:, None])
         leaf_n, max_items = ranges[0][0, request_n, slot_n], int(num_items_B.max())
-        arguments, rows_of = dict[int, tuple[Any, ...]](), list[NDArray[np.int64]]()
+        arguments, rows_of = dict[int, tuple[object, ...]](), list[NDArray[np.int64]]()
         for shard, rows in self._by_shard(leaf_n):
             leaves, scores = leaf_n[rows] - self._index.offsets_S[shard], scores_BK[request_n[rows], slot_n[rows]]
             arguments[shard] = self._name, request_n[rows], leaves, scores, max_items
@@ -244,7 +244,7 @@ class ShardedSearch:
             widths = [(guess,) * (config.num_rounds - 1) for guess in guesses]
         options["widths"] = widths
         search = _SessionSearch(self.index, config, session, num_items=self._num_items, max_rows=self._max_rows)
-        filters: Any = session.filters
+        filters: object = session.filters
         return search.run(step_fn, batch_size, filters, boosts=session.boosts, **options)
 
     def _names(self, name: str, handles: Any, kind: type, batch_size: int) -> tuple[str | None, ...]:
@@ -288,8 +288,8 @@ class _SessionSearch(BeamSearch):
         return TrieConstraint(config, hi_SB, partial(self._launch, first), None, first.boosts)
 
     def _launch(
-        self, first: TrieConstraint, number: int, beams: Beams[Any], logits_BKV: Any, num_beams: int
-    ) -> tuple[Beams[Any], None]:
+        self, first: TrieConstraint, number: int, beams: HostBeams, logits_BKV: NDArray[np.float32], num_beams: int
+    ) -> tuple[HostBeams, None]:
         if number == 0:
             return self._session.after_first_codes(first.step(0, beams, logits_BKV)), None
         return self._session.step(number, beams, logits_BKV, num_beams, self.config.scoring), None
@@ -303,7 +303,7 @@ def _best(
     parents: Mapping[int, NDArray[np.int64]],
     offsets_S: NDArray[np.int64],
     shape: tuple[int, int],
-) -> Beams[Any]:
+) -> HostBeams:
     """Return the best beams of each request: by score, then by the smaller parent, then by the smaller code."""
     found = answers.items()
     request_m = _joined([beams.request_m for _, beams in found], np.int64)
@@ -324,7 +324,7 @@ def _best(
     return Beams(scores=scores, parent=parent, code=code, lo=lo[None], hi=hi[None], num_valid=num_valid_B)
 
 
-def _joined(parts: Sequence[Any], dtype: Any) -> NDArray[Any]:
+def _joined(parts: Sequence[Any], dtype: type[np.generic]) -> NDArray[Any]:
     return np.concatenate(parts) if parts else np.empty(0, dtype)
 
 

@@ -22,7 +22,7 @@ from leafbeam.index.shards import ShardManifest
 from leafbeam.integrations.shard import MakeBoost, MakeFilter, Shard, ShardBatch, ShardRoots, ShardSummary
 from leafbeam.ops.backend import IndexBindings
 
-Arguments = Mapping[int, tuple[Any, ...]]
+Arguments = Mapping[int, tuple[object, ...]]
 
 
 class ShardLink(Protocol):
@@ -140,7 +140,7 @@ class FilterHandle:
     def __repr__(self) -> str:
         return f"FilterHandle({self.num_items:,} of {counted(self.index.num_items, 'item')})"
 
-    def _combined(self, other: "FilterHandle", combine: Callable[[Any, Any], Any]) -> "FilterHandle":
+    def _combined(self, other: "FilterHandle", combine: Callable[[Filter, Filter], Filter]) -> "FilterHandle":
         return self.index.filter(partial(_combined_filter, self.make, other.make, combine))
 
 
@@ -333,7 +333,7 @@ class ShardedIndex:
     def __repr__(self) -> str:
         return f"ShardedIndex({counted(self.num_items, 'item')} in {counted(self.num_shards, 'shard')})"
 
-    def _call_all(self, method: str, *values: Any) -> dict[int, Any]:
+    def _call_all(self, method: str, *values: object) -> dict[int, Any]:
         return self.call(method, dict.fromkeys(range(self.num_shards), values))
 
     def _send(self, method: str, name: str) -> None:
@@ -357,14 +357,14 @@ def _filter_of_ids(item_ids: ItemIds, trie: Trie) -> Filter:
     return trie.filter_of_rows(rows_n[rows_n >= 0])
 
 
-def _combined_filter(left: MakeFilter, right: MakeFilter, combine: Callable[[Any, Any], Any], trie: Trie) -> Filter:
+def _combined_filter(left: MakeFilter, right: MakeFilter, combine: Callable[[Filter, Filter], Filter], trie: Trie) -> Filter:
     return combine(left(trie), right(trie))
 
 
-def _nbytes(value: Any) -> int:
+def _nbytes(value: object) -> int:
     """Return the bytes of all arrays in a value."""
     if isinstance(value, np.ndarray):
-        return cast("NDArray[Any]", value).nbytes
+        return cast("NDArray[np.generic]", value).nbytes
     if is_dataclass(value):
         return sum(_nbytes(getattr(value, field.name)) for field in fields(value))
-    return sum(map(_nbytes, cast("Sequence[Any]", value))) if isinstance(value, tuple | list) else 0
+    return sum(map(_nbytes, cast("Sequence[object]", value))) if isinstance(value, tuple | list) else 0

@@ -8,7 +8,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -154,7 +154,7 @@ def _read_state(path: Path) -> dict[str, Tensor]:
             f"{path} is damaged, or not a checkpoint of Lightning ({type(error).__name__}): copy it"
         ) from error
     state: object = content.get("state_dict", content) if isinstance(content, dict) else None
-    tensors = {name: value for name, value in cast("dict[Any, Any]", state or {}).items() if isinstance(value, Tensor)}
+    tensors = {name: value for name, value in cast("dict[object, object]", state or {}).items() if isinstance(value, Tensor)}
     if not tensors:
         raise CheckpointError(f"{path} holds no tensors by name: give the .ckpt that GRID's training has written")
     return {str(name): tensor.detach() for name, tensor in tensors.items()}

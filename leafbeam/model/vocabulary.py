@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, TypeGuard, overload
+from typing import TYPE_CHECKING, TypeGuard, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -61,7 +61,7 @@ class PromptTokens:
     @classmethod
     def from_dict(cls, fields: Json) -> PromptTokens:
         """Return the tokens that `to_dict` wrote. Raises ArgumentError, TypeError."""
-        parts: dict[str, Any] = {name: part if name == "levels" else tuple(part) for name, part in fields.items()}
+        parts: Json = {name: part if name == "levels" else tuple(part) for name, part in fields.items()}
         return cls(**parts)
 
 

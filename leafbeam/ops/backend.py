@@ -52,9 +52,9 @@ class ConstrainBackend(Protocol):
     lo_SBK, hi_SBK, filters) -> (row_indptr, code_C, lo_SC, hi_SC).
     """
 
-    def bind(self, index: Trie | Version) -> Any: ...
+    def bind(self, index: Trie | Version) -> object: ...
 
-    def bind_filters(self, arrays: object, filters: Sequence[Filter], boosts: Boosts = None) -> Any: ...
+    def bind_filters(self, arrays: object, filters: Sequence[Filter], boosts: Boosts = None) -> object: ...
 
     def step(
         self,
@@ -100,7 +100,7 @@ class BoundIndex:
     name: str
     ops: ConstrainBackend
     arrays: Any
-    device: Any
+    device: object
     waits: bool
 
     def to_device(self, array: NDArray[Any]) -> Any:
@@ -112,7 +112,7 @@ class BoundIndex:
             return importlib.import_module("jax.numpy").asarray(array, dtype, device=self.device)
         return importlib.import_module("torch").as_tensor(array, device=self.device)
 
-    def children(self, level: int, beams: Beams[Any], filters: Any) -> TrieChildren:
+    def children(self, level: int, beams: Beams[Any], filters: object) -> TrieChildren:
         """List the legal children of every beam on the host. Cost: a few reads a child."""
         ops: Any = self.ops
         lo, hi = self.to_device(beams.lo), self.to_device(beams.hi)
@@ -159,7 +159,7 @@ class IndexBindings:
                 self._before.pop(key, None)
             return self._bound[key]
 
-    def _bind(self, name: str, device: Any, key: tuple[str, str]) -> BoundIndex:
+    def _bind(self, name: str, device: object, key: tuple[str, str]) -> BoundIndex:
         name, ops = load(name)
         try:
             arrays: Any = ops.bind(self.version, *(() if device is None else (device,)), **self._options(key, ops))
@@ -168,11 +168,11 @@ class IndexBindings:
         device = device if name == "jax" else getattr(arrays, "device", device or "cpu")
         return BoundIndex(name=name, ops=ops, arrays=arrays, device=device, waits=not hasattr(ops, "launch"))
 
-    def _options(self, key: tuple[str, str], ops: ConstrainBackend) -> dict[str, Any]:
+    def _options(self, key: tuple[str, str], ops: ConstrainBackend) -> dict[str, object]:
         """Return the options of `bind` that only backends with filters on a device take."""
         if not hasattr(ops, "launch") or key[0] == "static":
             return {}
-        options: dict[str, Any] = {"like": self._before[key].arrays} if key in self._before else {}
+        options: dict[str, object] = {"like": self._before[key].arrays} if key in self._before else {}
         if self._max_filter_bytes is not None and key[0] != "jax":  # which keeps a number of filters
             options["max_filter_bytes"] = self._max_filter_bytes
         return options
@@ -202,7 +202,7 @@ class LatestBindings:
             self._latest = None
 
 
-def _resolved(backend: str, device: Any, logits: Any) -> tuple[str, object]:
+def _resolved(backend: str, device: object, logits: Any) -> tuple[str, object]:
     """Return (backend, device) with "auto" replaced by what the logits say; device None is the backend's default."""
     if backend == "auto":
         of_logits = getattr(logits, "device", "cpu") if device == "auto" else device
@@ -235,10 +235,10 @@ def to_numpy(array: Any) -> NDArray[Any]:
     """Return a numpy view of a numpy, torch or jax array, or a copy from a device; torch's half precisions become float32."""
     # The type is quoted because to make it takes longer than the rest.
     if isinstance(array, np.ndarray):
-        return cast("NDArray[Any]", array)
+        return cast("NDArray[np.generic]", array)
     if hasattr(array, "detach"):
         tensor = array.detach()
-        return cast("NDArray[Any]", (tensor.float() if tensor.is_floating_point() else tensor).cpu().numpy())
+        return cast("NDArray[np.generic]", (tensor.float() if tensor.is_floating_point() else tensor).cpu().numpy())
     return np.asarray(array)
 
 

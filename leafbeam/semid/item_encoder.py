@@ -10,7 +10,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +19,7 @@ from safetensors.numpy import save_file
 from leafbeam.errors import CheckpointError, DataError, check_choice, counted
 from leafbeam.files import read_json, read_tensors, write_tensors
 from leafbeam.index import Trie, Version
-from leafbeam.index.tensor_file import digest
+from leafbeam.index.tensor_file import Tensors, digest
 from leafbeam.json_reader import Json
 from leafbeam.semid.config import CollisionStrategy
 from leafbeam.semid.embedder import ItemEmbedder
@@ -273,7 +272,7 @@ def _load_quantiser(directory: Path) -> Quantiser:
 _TYPES = {"columns": list, "model": str, "neighbours": int, "behaviour_weight": float, "behaviour_dims": int}
 
 
-def _embedder_of(fields: Json | None, tensors: dict[str, NDArray[Any]]) -> ItemEmbedder | None:
+def _embedder_of(fields: Json | None, tensors: Tensors) -> ItemEmbedder | None:
     """Return the embedder of a file. Raises LookupError, ValueError, TypeError."""
     if fields is None:
         return None

@@ -6,7 +6,7 @@ Shapes: N items, D dimensions of a vector, Z of the quantised space, L levels, V
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 
 from leafbeam.errors import ArgumentError, CheckpointError, DataError, counted
 from leafbeam.files import check_checksums, read_json, read_tensors, write_checksums, write_json, write_tensors
+from leafbeam.json_reader import Json
 from leafbeam.semid.config import check_codebook_sizes
 from leafbeam.semid.vectors import check_finite
 
@@ -71,7 +72,7 @@ class Quantiser(ABC):
         return {}, {}
 
     @classmethod
-    def _from_state(cls, arrays: dict[str, NDArray[np.float32]], settings: dict[str, Any]) -> Self:
+    def _from_state(cls, arrays: dict[str, NDArray[np.float32]], settings: Json) -> Self:
         """Return the quantiser of a `_state`; `settings` also holds codebook_sizes and seed."""
         return cls(codebook_sizes=tuple(settings["codebook_sizes"]), seed=settings["seed"])
 

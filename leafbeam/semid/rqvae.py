@@ -5,7 +5,7 @@ Shapes: N items, B items of a batch, D dimensions of a vector, Z of the latent s
 
 from dataclasses import asdict
 from math import cos, pi
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from leafbeam.errors import TrainingError
+from leafbeam.json_reader import Json
 from leafbeam.semid.config import Gradient, RqVaeConfig
 from leafbeam.semid.quantiser import Progress, Quantiser, nearest_centroids
 from leafbeam.semid.rqkmeans import fit_centroids
@@ -106,7 +107,7 @@ class RqVae(Quantiser):
         return arrays | {"mean": self._mean_D.numpy()}, {"scale": self._scale, "config": asdict(self.config)}
 
     @classmethod
-    def _from_state(cls, arrays: dict[str, NDArray[np.float32]], settings: dict[str, Any]) -> Self:
+    def _from_state(cls, arrays: dict[str, NDArray[np.float32]], settings: Json) -> Self:
         config = RqVaeConfig(**settings["config"])
         model = cls(codebook_sizes=tuple(settings["codebook_sizes"]), seed=settings["seed"], config=config)
         model._mean_D, model._scale = torch.from_numpy(arrays["mean"]), float(settings["scale"])

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
+from typing import cast
 
 from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Message, Scope
@@ -91,7 +91,7 @@ class CoreLink(asyncio.Protocol):
         self._app, self._setup, self._refused, self._gate = app, setup, refused, gate
         self._reader: FrameReader[FromWorker] = FrameReader(FromWorker, setup.max_body_bytes + ROOM_BYTES)
         self._exchanges: dict[int, _Exchange] = {}
-        self._transport: Any = None
+        self._transport: asyncio.Transport
         self.ready: asyncio.Future[None] = loop.create_future()
         self.lost: asyncio.Future[None] = loop.create_future()
         self.heard_at = loop.time()
@@ -106,7 +106,7 @@ class CoreLink(asyncio.Protocol):
         return len(self._exchanges)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)
         self.send(self._setup)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import suppress
-from typing import Any
 
 import msgspec
 from starlette.requests import ClientDisconnect
@@ -73,7 +72,7 @@ class TextEvents:
 class EventStream(StreamingResponse):
     """Chunks as server-sent events, then `[DONE]`. A client that disconnects ends its job."""
 
-    def __init__(self, chunks: AsyncGenerator[Any], events: TextEvents) -> None:
+    def __init__(self, chunks: AsyncGenerator[object], events: TextEvents) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # a proxy sends each event at once
         super().__init__(_lines(chunks), media_type="text/event-stream", headers=headers)
         self._events = events

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from itertools import count
-from typing import Any
+from typing import cast
 
 from starlette.types import Receive, Send
 
@@ -46,13 +46,13 @@ class WorkerLink(asyncio.Protocol):
         self._reader, self._ended = reader, ended
         self._numbers = count()
         self._open: dict[int, asyncio.Queue[_Event]] = {}
-        self._transport: Any = None
+        self._transport: asyncio.Transport
         self._is_lost = False
         self._heard_at = 0.0
         self._beats: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)
         self._heard_at = asyncio.get_running_loop().time()
         self._beat()
 

@@ -10,6 +10,7 @@ from typing import Any
 from leafbeam.errors import ArgumentError, CheckpointError
 from leafbeam.extras import require
 from leafbeam.files import read_json, read_text
+from leafbeam.json_reader import Json
 
 
 class ChatTemplate:
@@ -58,7 +59,7 @@ class ChatTemplate:
             MissingExtraError: If Jinja is not installed.
         """
         file, path = Path(directory) / "chat_template.jinja", Path(directory) / "tokenizer_config.json"
-        config: Any = {}
+        config: Json = {}
         try:
             if path.is_file():
                 config = read_json(path)

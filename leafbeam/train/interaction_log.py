@@ -9,7 +9,7 @@ Shapes: U users, N items, E interactions; `indptr_U1` has U + 1 entries.
 import time
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -356,7 +356,7 @@ class _Rows(NamedTuple):
     items_E: NDArray[np.int32]
     times_E: NDArray[np.int64]
 
-    def at(self, rows: NDArray[Any]) -> "_Rows":
+    def at(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> "_Rows":
         """Return some of the rows."""
         return _Rows(self.users_E[rows], self.items_E[rows], self.times_E[rows])
 

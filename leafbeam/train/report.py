@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.table import Table
@@ -15,6 +15,7 @@ from leafbeam.train.segments import ListFigures, Segment, plot
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
 
 SERVED = ("model", "memory", "fused")
 """The rankings that a server of the run returns: its channels."""
@@ -75,7 +76,7 @@ class Verdict:
     def from_ranks(cls, ranks: Mapping[str, Ranks]) -> "Verdict":
         """Return the verdict on the ranks of at least one served ranking and one baseline, on the same users."""
 
-        def hits(name: str, seen: Seen) -> "np.ndarray[Any, np.dtype[np.float64]]":
+        def hits(name: str, seen: Seen) -> "NDArray[np.float64]":
             ranks_U = getattr(ranks[name], seen)
             return ((ranks_U >= 0) & (ranks_U < 10)).astype(np.float64)
 

@@ -1,6 +1,6 @@
 """GPT-2: layer norms, learned positions, biases everywhere, and matrices stored as (inputs, outputs)."""
 
-from typing import Any
+from torch import Tensor
 
 from leafbeam.errors import CheckpointError
 from leafbeam.model.architectures.fields import check_implemented, read_flag, read_sizes
@@ -73,7 +73,7 @@ _WHOLE = {
 }
 
 
-def tensors(name: str, tensor: Any, fields: Fields) -> Tensors:
+def tensors(name: str, tensor: Tensor, fields: Fields) -> Tensors:
     """Yield matrices as (outputs, inputs), and queries, keys and values apart."""
     inside = name.removeprefix("transformer.")
     if inside in _WHOLE:

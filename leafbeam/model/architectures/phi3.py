@@ -7,6 +7,7 @@ is the model's limit in leafbeam.
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from leafbeam.errors import CheckpointError, counted
 from leafbeam.model.architectures.fields import (
@@ -72,7 +73,7 @@ def _only(fields: Fields) -> Values:
     return {} if value is None else {"partial_rotary_factor": value}
 
 
-def tensors(name: str, tensor: Any, fields: Fields) -> Tensors:
+def tensors(name: str, tensor: Tensor, fields: Fields) -> Tensors:
     """Yield the parts of fused matrices, heads in the order in which all of a head is rotated."""
     size, before = fields["head_dim"], name.rpartition(".self_attn.")[0] or name.rpartition(".mlp.")[0]
     if name.endswith("self_attn.qkv_proj.weight"):

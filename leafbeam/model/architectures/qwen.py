@@ -1,7 +1,8 @@
 """Qwen2 (Qwen2.5 too), Qwen3 and Qwen3 with experts."""
 
 from re import fullmatch
-from typing import Any
+
+from torch import Tensor
 
 from leafbeam.errors import CheckpointError
 from leafbeam.model.architectures.fields import (
@@ -80,7 +81,7 @@ def read_qwen3_moe(hf: Fields) -> Values:
 _EXPERT_PARTS = {"gate_proj": "wi_0", "up_proj": "wi_1", "down_proj": "wo"}
 
 
-def experts_tensors(name: str, tensor: Any, fields: Fields) -> Tensors:
+def experts_tensors(name: str, tensor: Tensor, fields: Fields) -> Tensors:
     """Yield stacked experts from those that are stored one by one or stacked, the gate with the up-projection."""
     before, _, after = name.partition(".mlp.")
     single = fullmatch(r"experts\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight", after)

@@ -4,23 +4,25 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from leafbeam.json_reader import Json
 
 Fields = Json  # of a config.json
 Values = dict[str, Any]  # fields of a `ModelConfig`
-Tensors = Iterator[tuple[str, Any]]
+Tensors = Iterator[tuple[str, Tensor]]
 
 
-def as_stored(name: str, tensor: Any, _fields: Fields) -> Tensors:
+def as_stored(name: str, tensor: Tensor, _fields: Fields) -> Tensors:
     """Yield a tensor under the name that it has in its file; buffers of rotary positions are computed, not read."""
     if not name.endswith("rotary_emb.inv_freq"):
         yield name, tensor
 
 
-def renamed(names: Mapping[str, str]) -> Callable[[str, Any, Fields], Tensors]:
+def renamed(names: Mapping[str, str]) -> Callable[[str, Tensor, Fields], Tensors]:
     """Return the `tensors` of an architecture whose modules have other names in their file, which are the keys."""
 
-    def tensors(name: str, tensor: Any, fields: Fields) -> Tensors:
+    def tensors(name: str, tensor: Tensor, fields: Fields) -> Tensors:
         before, dot, last = name.removesuffix(".weight").rpartition(".")
         yield from as_stored(f"{before}{dot}{names[last]}.weight" if last in names else name, tensor, fields)
 
@@ -41,6 +43,6 @@ class Architecture:
     """
 
     read: Callable[[Fields], Values]
-    tensors: Callable[[str, Any, Fields], Tensors] = as_stored
+    tensors: Callable[[str, Tensor, Fields], Tensors] = as_stored
     norm_offset: float = 0.0
     renamed: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -13,7 +13,7 @@ that belong to one prompt, its first token in the slots, its length.
 """
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from leafbeam.jit import njit
 from leafbeam.model.cpu.kernels import (
@@ -34,7 +34,7 @@ from leafbeam.model.cpu.pointwise import activate_of, add_bias_of, add_normed_of
 from leafbeam.ops.linear.blas import multiply, sgemm
 from leafbeam.ops.openmp import fork
 
-_OPTIONS: dict[str, Any] = {"nogil": True, "_nrt": False, "error_model": "numpy"}
+_OPTIONS: dict[str, object] = {"nogil": True, "_nrt": False, "error_model": "numpy"}
 _FLOAT = 4  # bytes
 QUERY, KEY, VALUE, OUT, GATE, UP, DOWN = range(7)
 # Vectors of a layer, after the biases of its matrices: the weights of norms and the biases of two.

@@ -10,7 +10,7 @@ X = G x E, P positions, M = rows x R queries of a key head, S codes of a beam.
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ _FAST = {"reassoc", "contract", "nsz"}
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
-Values = NDArray[Any]  # float32, or the bits of bfloat16 as int16
+Values = NDArray[np.float32 | np.int16]  # float32, or the bits of bfloat16 as int16
 
 
 class Heads(NamedTuple):

@@ -7,24 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from math import ceil, prod
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from leafbeam.model.cpu import fused_kernels as fused
 from leafbeam.model.cpu import kernels, pointwise, rounded_attention
 from leafbeam.model.cpu.products import Products, are_fused, transposed
 from leafbeam.model.cpu.rounded_attention import RoundedPrompt
-from leafbeam.model.cpu.workspace import Chunk, Workspace
+from leafbeam.model.cpu.workspace import Array, Chunk, Workspace
 from leafbeam.model.decoder import FeedForward, Layer, LayerNorm, Linear
 from leafbeam.model.experts import Experts
 from leafbeam.ops import openmp
 from leafbeam.ops.linear.rounded import Matrix
 
-Array = NDArray[Any]
 _MIN_PRODUCTS = 1 << 21  # of rows and weights: with fewer, one thread is as fast
 
 

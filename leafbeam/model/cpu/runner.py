@@ -18,25 +18,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from leafbeam.model.config import ModelConfig
 from leafbeam.model.cpu import kernels, pointwise
 from leafbeam.model.cpu.layers import HeadsOfLayers, LayerParameters, Layers, Prompts, choose_layers, even_parts, parameters_of
 from leafbeam.model.cpu.rows import Rows, lay_out_codes, lay_out_prompts, segments_of
-from leafbeam.model.cpu.workspace import Chunk, Workspace
+from leafbeam.model.cpu.workspace import Array, Chunk, Workspace
 from leafbeam.model.decoder import Decoder, Layer, LayerNorm
 from leafbeam.model.other_tokens import OtherTokens
 from leafbeam.model.prompt_store import CachedPrompt, PromptStore
 from leafbeam.model.vocabulary import AnyVocabulary
-
-Array = NDArray[Any]
-
 
 _ACTIVATIONS = {"silu": pointwise.SILU, "gelu": pointwise.GELU, "gelu_tanh": pointwise.GELU_TANH, "relu": pointwise.RELU}
 

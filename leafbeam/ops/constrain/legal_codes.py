@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = TypeVar("Array")
+Moved = TypeVar("Moved")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -39,7 +40,7 @@ class LegalCodes(Generic[Array]):
         """Return the legal codes that a constraint has listed on the host; nothing is checked or copied."""
         return LegalCodes(indptr_R1=indptr_R1, code_C=code_C, max_row=int(np.diff(indptr_R1).max(initial=0)))
 
-    def map(self, move: Callable[[Array], object]) -> LegalCodes[Any]:
+    def map(self, move: Callable[[Array], Moved]) -> LegalCodes[Moved]:
         """Return the same codes with `move` applied to both arrays, such as a copy to a device."""
         return LegalCodes(indptr_R1=move(self.indptr_R1), code_C=move(self.code_C), max_row=self.max_row)
 

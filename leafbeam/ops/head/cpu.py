@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError
 from leafbeam.ops.constrain.cpu.logsumexp import CHUNK
+from leafbeam.ops.constrain.types import AnyArray
 from leafbeam.ops.head import kernels
 from leafbeam.ops.head.cost import HeadCosts, HeadPath, Workload, cheapest_path
 from leafbeam.ops.head.types import HeadLogits, LegalCodes, Normalize, check_inputs, check_path
@@ -24,8 +25,8 @@ _HostCodes = LegalCodes[NDArray[np.int64]]
 
 
 def head(
-    hidden_RD: Any,
-    weight_VD: Any,
+    hidden_RD: AnyArray,
+    weight_VD: AnyArray,
     legal_codes: _HostCodes,
     normalize: Normalize,
     *,
@@ -42,7 +43,7 @@ def head(
         path: The path to take instead of the cheapest one ("full" is always dense).
     """
     hidden_RD, weight_VD = _floats("hidden states", hidden_RD), _floats("the head's weight", weight_VD)
-    check_inputs(hidden_RD, weight_VD, legal_codes, normalize)
+    check_inputs(hidden_RD, weight_VD, legal_codes.num_rows, normalize)
     path = path or _choose_path(costs or HeadCosts(), hidden_RD, weight_VD, legal_codes, normalize)
     check_path(path, normalize, HeadPath)
     indptr_R1, code_C, count = legal_codes.indptr_R1, legal_codes.code_C, legal_codes.count

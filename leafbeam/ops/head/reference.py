@@ -18,7 +18,7 @@ def head(hidden_RD: Tensor, weight_VD: Tensor, legal_codes: LegalCodes[Tensor], 
     weight_VD may be a slice of a larger head: the rows of one level's codebook. Computed in float64; the output is float32.
     Cost: R x V x D multiplications and a table of R x V. Raises LogitsError, ArgumentError.
     """
-    check_inputs(hidden_RD, weight_VD, legal_codes, normalize)
+    check_inputs(hidden_RD, weight_VD, legal_codes.num_rows, normalize)
     logits_RV = hidden_RD.double() @ weight_VD.double().T
     row_C = torch.repeat_interleave(legal_codes.indptr_R1.diff())
     logit_C = logits_RV[row_C, legal_codes.code_C]

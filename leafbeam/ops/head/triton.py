@@ -53,7 +53,7 @@ def head(
         costs: The costs of this GPU; None takes `DEVICE_COSTS`.
         path: The path to take instead of the cheapest one ("full" is always dense).
     """
-    check_inputs(hidden_RD, weight_VD, legal_codes, normalize)
+    check_inputs(hidden_RD, weight_VD, legal_codes.num_rows, normalize)
     _check(hidden_RD, weight_VD, legal_codes)
     (rows, hidden), codes = hidden_RD.shape, len(weight_VD)
     if path is None:

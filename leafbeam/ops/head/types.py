@@ -6,10 +6,11 @@ Shapes: R rows (beams), V codes, D hidden, C legal codes of all rows together.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Generic, Literal
+from typing import Generic, Literal
 
 from leafbeam.errors import ArgumentError, LogitsError, check_choice, counted
 from leafbeam.ops.constrain.legal_codes import Array, LegalCodes
+from leafbeam.ops.constrain.types import AnyArray
 
 Normalize = Literal["full", "allowed"]
 
@@ -30,21 +31,21 @@ class HeadLogits(Generic[Array]):
     path: str
 
 
-def check_inputs(hidden_RD: Any, weight_VD: Any, legal_codes: LegalCodes[Any], normalize: str) -> None:
+def check_inputs(hidden_RD: AnyArray, weight_VD: AnyArray, num_rows: int, normalize: str) -> None:
     """Raise ArgumentError for an unknown `normalize`, LogitsError where shapes do not fit together."""
     check_choice("normalize", normalize, Normalize)
     if hidden_RD.ndim != 2 or weight_VD.ndim != 2 or hidden_RD.shape[1] != weight_VD.shape[1]:
         raise LogitsError(
             f"hidden states {tuple(hidden_RD.shape)} and weight {tuple(weight_VD.shape)} do not fit: expected (R, D) and (V, D)"
         )
-    if hidden_RD.shape[0] != legal_codes.num_rows:
+    if hidden_RD.shape[0] != num_rows:
         raise LogitsError(
             f"{counted(hidden_RD.shape[0], 'hidden state')} and legal codes for "
-            f"{counted(legal_codes.num_rows, 'row')}: expected one for each"
+            f"{counted(num_rows, 'row')}: expected one for each"
         )
 
 
-def check_path(path: str, normalize: Normalize, paths: Any) -> None:
+def check_path(path: str, normalize: Normalize, paths: object) -> None:
     """Raise ArgumentError for a path that is not among the literals `paths`, or that cannot normalise over all codes."""
     check_choice("path", path, paths)
     if normalize == "full" and path != "dense":

@@ -18,7 +18,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,7 +68,7 @@ class AutomatonBatch:
 class BestCodes(NamedTuple):
     """The best codes of each request, (B, num_beams), and their number, (B,)."""
 
-    scores: NDArray[np.floating[Any]]
+    scores: NDArray[np.floating]
     parent: NDArray[np.int64]
     code: NDArray[np.int64]
     num_valid: NDArray[np.int64]
@@ -247,7 +247,7 @@ def beams_at(
     lo_SBK: NDArray[np.int64],
     codes: HostCodes,
     slots_BK: NDArray[np.int64],
-    scores_BK: NDArray[np.floating[Any]],
+    scores_BK: NDArray[np.floating],
 ) -> HostBeams:
     """Return the legal codes at these positions of C as beams in their next states; -1 is a dead beam."""
     parent_BK, code_BK = parents_at(codes, slots_BK, lo_SBK.shape[2]), take(codes.code_C, slots_BK)

@@ -11,7 +11,7 @@ Shapes: S segments, B requests, K beams.
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numba import types
@@ -85,7 +85,7 @@ class BatchBoosts:
         return cls(tables_LSB=tables_LSB, roots_SB=roots_SB, weights_B=weights_B, held=tuple(held))
 
     def bounds(
-        self, levels: Sequence[Any], level: int, lo_SBK: NDArray[np.int64], hi_SBK: NDArray[np.int64]
+        self, levels: Sequence[tuple[tuple[object, ...], ...]], level: int, lo_SBK: NDArray[np.int64], hi_SBK: NDArray[np.int64]
     ) -> NDArray[np.float32]:
         """Return the largest boost below the beams after a level (-1: the root), (B, K); 0 without one. Cost: a rank a beam."""
         bounds_BK = np.zeros(lo_SBK.shape[1:], np.float32)

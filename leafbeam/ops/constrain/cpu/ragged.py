@@ -12,7 +12,6 @@ Shapes: S segments, B requests, K beams, R = B x K rows, C legal codes of all ro
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +50,7 @@ class TrieChildren:
     hi_SC: NDArray[np.int64]
     num_rows: int
 
-    def beams_at(self, slots_BK: NDArray[np.int64], scores_BK: NDArray[np.floating[Any]]) -> HostBeams:
+    def beams_at(self, slots_BK: NDArray[np.int64], scores_BK: NDArray[np.floating]) -> HostBeams:
         """Return the children at these positions of C as beams; -1 is a dead beam."""
         return Beams(
             scores=scores_BK,
@@ -63,7 +62,7 @@ class TrieChildren:
         )
 
 
-def take(values_C: NDArray[np.generic], slots_BK: NDArray[np.int64]) -> NDArray[Any]:
+def take(values_C: NDArray[np.generic], slots_BK: NDArray[np.int64]) -> NDArray[np.generic]:
     """Return the values at these positions of the last axis; 0 for position -1."""
     live_BK = slots_BK >= 0
     taken_BK = np.zeros((*values_C.shape[:-1], *slots_BK.shape), values_C.dtype)

@@ -7,7 +7,6 @@ Shapes: S segments, B requests, K beams, V codes, L levels, W words, D denied le
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +30,7 @@ class VersionArrays:
     If a version has only one segment, that segment stands for both.
     """
 
-    levels: tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...]
+    levels: tuple[tuple[tuple[object, ...], tuple[object, ...]], ...]
     sizes: tuple[int, ...]
     num_leaves_S: tuple[int, ...]
     tries: tuple[Trie, ...]

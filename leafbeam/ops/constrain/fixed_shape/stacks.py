@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -15,10 +15,10 @@ from leafbeam.ops.constrain.filter_cache import FilterCache
 from leafbeam.ops.constrain.fixed_shape.capacity import SHORT, SegmentCapacity, bucket
 from leafbeam.ops.constrain.fixed_shape.filter_layout import changed_words, filter_words
 from leafbeam.ops.constrain.fixed_shape.layout import SegmentLayout
-from leafbeam.ops.constrain.namespaces import ArrayNamespace
+from leafbeam.ops.constrain.namespaces import Array, ArrayNamespace
 
 # (layout, what a request brings or None, capacity) -> the arrays of its row.
-LayOut = Callable[[SegmentLayout, Any, SegmentCapacity], dict[str, NDArray[Any]]]
+LayOut = Callable[[SegmentLayout, Any, SegmentCapacity], Mapping[str, NDArray[np.generic]]]
 
 
 class SegmentStacks:
@@ -37,7 +37,7 @@ class SegmentStacks:
     def __init__(
         self,
         xp: ArrayNamespace,
-        device: Any,
+        device: object,
         layout: SegmentLayout,
         capacity: SegmentCapacity,
         lay_out: LayOut,
@@ -51,7 +51,7 @@ class SegmentStacks:
         first = self._row_of(None)  # row 0; the others may hold any finite number
         self.row_nbytes = sum(array.nbytes for array in first.values())
         stacks = {name: np.stack([array] * num_rows) for name, array in first.items()}
-        self.stacks: dict[str, Any] = {name: xp.asarray(stack, device) for name, stack in stacks.items()}
+        self.stacks: dict[str, Array] = {name: xp.asarray(stack, device) for name, stack in stacks.items()}
         self.cache = FilterCache(self, num_rows=num_rows, max_bytes=max_bytes)
 
     def resize(self, num_rows: int) -> None:
@@ -78,7 +78,7 @@ class SegmentStacks:
         self.stacks = self._xp.set_rows(self.stacks, self._xp.asarray(rows_n, self._device), fresh)
 
 
-def _to_bucket(array_n: NDArray[Any]) -> NDArray[Any]:
+def _to_bucket(array_n: NDArray[np.generic]) -> NDArray[np.generic]:
     """Repeat the last entry up to a power of two, so that few sizes are compiled."""
     return np.concatenate([array_n, np.repeat(array_n[-1:], bucket(len(array_n)) - len(array_n))])
 
@@ -95,7 +95,7 @@ class RequestStacks:
     def __init__(
         self,
         xp: ArrayNamespace,
-        device: Any,
+        device: object,
         layout: SegmentLayout,
         capacity: SegmentCapacity,
         *,

@@ -91,7 +91,7 @@ class JaxNamespace(ArrayNamespace):
     def barrier(self, *arrays: Array) -> tuple[Array, ...]:
         return lax.optimization_barrier(arrays)
 
-    def asarray(self, array: NDArray[Any], device: object) -> Array:
+    def asarray(self, array: NDArray[np.generic], device: object) -> Array:
         return jax.device_put(array, device)
 
     def inputs(self, beams: Beams[Any], logits: object, device: object) -> tuple[Beams[Any], Any]:

@@ -86,7 +86,7 @@ class TorchNamespace(ArrayNamespace):
     def device(self, device: Any) -> torch.device:
         return torch.device(device or "cpu")
 
-    def asarray(self, array: NDArray[Any], device: Any) -> Tensor:
+    def asarray(self, array: NDArray[np.generic], device: Any) -> Tensor:
         signed = {"uint32": np.int32, "uint16": np.int16}.get(array.dtype.name)
         return torch.from_numpy(array if signed is None else array.view(signed)).to(device)
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,7 +105,7 @@ class TransitionMatrix:
         )
 
 
-def _aligned(shape: tuple[int, ...], dtype: type[Any]) -> NDArray[Any]:
+def _aligned(shape: tuple[int, ...], dtype: type[np.int32]) -> NDArray[np.int32]:
     """Return zeros that begin at a multiple of 64 bytes, which JAX can use in place."""
     nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
     raw = np.zeros(nbytes + 64, np.uint8)
