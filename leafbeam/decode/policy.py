@@ -15,7 +15,6 @@ Shapes: B requests, K items, L levels, n items found.
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +23,7 @@ from leafbeam.decode.results import SearchResult
 from leafbeam.errors import ArgumentError, check_whole, counted
 from leafbeam.index import Bitmap, Filter, ItemColumn, Version
 
-Search = Callable[[Sequence[Filter], Sequence[list[Any] | None], Sequence[int]], SearchResult]
+Search = Callable[[Sequence[Filter], Sequence[list[int | str] | None], Sequence[int]], SearchResult]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -95,7 +94,7 @@ class _Groups:
 class _Item:
     """An item that was taken."""
 
-    item_id: Any
+    item_id: int | str
     score: float
     boost: float
     codes: NDArray[np.int64]
@@ -260,7 +259,7 @@ def _result(searches: Sequence[SearchResult], lists: Sequence[_List]) -> SearchR
     shape = len(lists), int(num_items.max())
     scores, boosts = np.full(shape, -np.inf, np.float32), np.zeros(shape, np.float32)
     codes = np.zeros((*shape, first.codes.shape[2]), np.int64)
-    ids: list[NDArray[Any]] = []
+    ids: list[NDArray[np.generic]] = []
     for request, one in enumerate(lists):
         ordered = sorted(one.taken, key=lambda item: -item.score)
         for rank, item in enumerate(ordered):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from leafbeam.errors import IndexFileError
 from leafbeam.index.tensor_file import digest
@@ -35,7 +35,7 @@ class SpilledArray:
     descriptor: int
     offset: int
     length: int
-    dtype: np.dtype[Any]
+    dtype: np.dtype[np.generic]
     digest: str = ""
 
     def __len__(self) -> int:
@@ -109,7 +109,7 @@ class SpillFile:
         os.ftruncate(self._file.fileno(), size)
         self.size = size
 
-    def allocate(self, length: int, dtype: Any) -> NDArray[Any]:
+    def allocate(self, length: int, dtype: DTypeLike) -> NDArray[Any]:
         """Return an array mapped from the file, whose disk space is reserved first; it may outlive `close`."""
         nbytes = length * np.dtype(dtype).itemsize
         if nbytes == 0:

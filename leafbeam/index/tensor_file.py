@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 from leafbeam.errors import IndexFileError
 from leafbeam.files import open_regular, replacing
 from leafbeam.index import bit_kernels as bits
+from leafbeam.json_reader import Json
 
 _DTYPES = {"U64": np.uint64, "I64": np.int64, "U32": np.uint32, "I32": np.int32, "U16": np.uint16, "U8": np.uint8}
 _NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
 _ORDER = list(_DTYPES)  # the order of the arrays in a file, then by name
 
+Number = TypeVar("Number", bound=np.generic)
 Tensors = dict[str, NDArray[Any]]
 
 log = logging.getLogger("leafbeam.index")
@@ -72,7 +74,7 @@ def write(path: Path, kind: FileKind, header: Mapping[str, object], tensors: Ten
             file.write(np.ascontiguousarray(tensors[name]).reshape(-1).view(np.uint8).data)
 
 
-def read(path: Path, kind: FileKind, *, mapped: bool = False) -> tuple[dict[str, Any], Tensors]:
+def read(path: Path, kind: FileKind, *, mapped: bool = False) -> tuple[Json, Tensors]:
     """Read (header, arrays), into memory or mapped copy-on-write. Raises IndexFileError for a file that cannot be read."""
     foreign = IndexFileError(f"{path} is not a leafbeam {kind.noun}: expected a safetensors file written by {kind.writer}")
     try:
@@ -131,7 +133,7 @@ def _body(file: BufferedReader, size: int, noun: str) -> NDArray[np.uint8]:
     return body
 
 
-def expect(tensors: Tensors, name: str, dtype: type[np.generic], length: int) -> NDArray[Any]:
+def expect(tensors: Tensors, name: str, dtype: type[Number], length: int) -> NDArray[Number]:
     """Return the 1-D array of this name; KeyError or ValueError where it is missing or has another dtype or length."""
     array = tensors[name]
     if array.dtype != dtype or array.shape != (length,):

@@ -12,6 +12,7 @@ import msgspec
 from leafbeam.catalog.expression import MAX_CHARACTERS as MAX_EXPRESSION
 from leafbeam.config_file import meanings_of
 from leafbeam.engine import Channel, Limits, Request, Result, Scoring, Timings
+from leafbeam.json_reader import Json
 from leafbeam.serve import catalog_schema
 from leafbeam.serve.completion_schema import (
     ChatAnswer,
@@ -170,7 +171,7 @@ def _content(*answers: str) -> dict[str, object]:
     return {JSON: {"schema": refs[0] if len(refs) == 1 else {"anyOf": refs}}}
 
 
-def page_of(document: dict[str, Any]) -> str:
+def page_of(document: Json) -> str:
     """Return the document as HTML: routes, an example call, and the fields of every schema."""
     schemas = document["components"]["schemas"]
     path, body = ("recommend", "RecommendBody") if "RecommendBody" in schemas else ("completions", "CompletionBody")
@@ -202,13 +203,13 @@ def _text(text: str) -> str:
     return marked.replace("\n\n", "</p><p>")
 
 
-def _kinds(schema: dict[str, Any]) -> list[dict[str, Any]]:
+def _kinds(schema: Json) -> list[Json]:
     """Return the alternatives of a field; the bounds of 64-bit integers are left out."""
     alternatives = schema.get("anyOf", [schema])
     return [{key: value for key, value in one.items() if key not in ("minimum", "maximum")} for one in alternatives]
 
 
-def type_of(schema: dict[str, Any], link: str = "{0}") -> str:
+def type_of(schema: Json, link: str = "{0}") -> str:
     """Return a field's type, bounds and default in one line. link: how the name of another schema is written."""
     if "$ref" in schema:
         return link.format(schema["$ref"].rsplit("/", 1)[1])

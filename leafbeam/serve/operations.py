@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from leafbeam.json_reader import Json
 from leafbeam.serve.catalog_schema import MAX_CHARACTERS, MAX_ITEMS
 from leafbeam.serve.keys import Scope
 
@@ -107,8 +108,8 @@ class Operation:
     part: Part = "items"
     summary: str
     answer: str
-    body: tuple[str, ...] | Mapping[str, Any] = ()
-    parameters: tuple[Mapping[str, Any], ...] = ()
+    body: tuple[str, ...] | Json = ()
+    parameters: tuple[Json, ...] = ()
     failures: Mapping[str, str] = field(default_factory=lambda: _CHANGED)
     failure: str = "ErrorAnswer"
     done: str = "Done"

@@ -12,6 +12,7 @@ from leafbeam.automata import TokenTrie
 from leafbeam.errors import ArgumentError, CheckpointError, counted, short_repr
 from leafbeam.extras import require
 from leafbeam.files import read_json, read_text
+from leafbeam.json_reader import Json
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _MAX_TOKENS = 1 << 22
@@ -197,7 +198,7 @@ class TextTokenizer:
         return self._tries[size]
 
 
-def _check_ids(settings: Any, path: Path) -> None:
+def _check_ids(settings: Json, path: Path) -> None:
     """Raise CheckpointError for ids so large that the package tokenizers would allocate more memory than there is."""
     vocabulary = settings.get("model", {}).get("vocab")
     ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else []
@@ -227,7 +228,7 @@ def _end_tokens(directory: Path) -> list[int]:
     raise CheckpointError(f"{directory} names no eos_token_id in {' or '.join(_END_FILES)}: a text could not end")
 
 
-def _kinds(part: dict[str, Any] | None) -> set[str]:
+def _kinds(part: Json | None) -> set[str]:
     """Return the types of a pre-tokenizer or decoder and of its parts."""
     if part is None:
         return set()

@@ -385,7 +385,9 @@ def check_can_be_captured(model: Any, *, is_on_gpu: bool) -> Transformer | Encod
     return model
 
 
-def capture(settings: Settings, model: Any, new_graphs: Callable[[Any], Graphs], *, is_on_gpu: bool) -> Capture:
+def capture(
+    settings: Settings, model: object, new_graphs: Callable[[Transformer | EncoderDecoder], Graphs], *, is_on_gpu: bool
+) -> Capture:
     """Capture graphs, unless the settings forbid it; without a GPU only if they ask for it.
 
     If the settings leave it open, an error is a reason to run without graphs, which is logged. Otherwise it is raised.

@@ -40,7 +40,7 @@ class DeviceIndex:
     A delta does not fit where there was none, nor does a level whose layout has changed. options: of `triton.step.bind`.
     """
 
-    def __init__(self, version: Version, device: torch.device | str, **options: Any) -> None:
+    def __init__(self, version: Version, device: torch.device | str, **options: int) -> None:
         self._ops = import_module("leafbeam.ops.constrain.triton.step")
         arrays = self._ops.bind(version, device, **options)
         levels = (tuple(_with_space(level, s) for s, level in enumerate(pair)) for pair in arrays.levels)

@@ -4,8 +4,6 @@ LongRoPE's frequencies depend on the length of a text: those of short texts hold
 is the model's limit in leafbeam.
 """
 
-from typing import Any
-
 import numpy as np
 from torch import Tensor
 
@@ -50,7 +48,7 @@ def _read_rope(hf: Fields, values: Fields) -> Values:
     if kind in ("longrope", "su", "yarn"):  # three names of one
         before = hf.get("original_max_position_embeddings", parameters.get("original_max_position_embeddings", 4096))
         before = read_number({"original_max_position_embeddings": before}, "original_max_position_embeddings")
-        factors: Any = parameters.get("short_factor")
+        factors: object = parameters.get("short_factor")
         if not isinstance(factors, list) or len(factors) != len(plain_E):
             raise CheckpointError(
                 f"config.json has {name}={parameters!r}: expected {counted(len(plain_E), 'number')} as short_factor"

@@ -68,7 +68,7 @@ class SegmentStacks:
         }
         self.stacks = self._xp.copy_row(self.stacks, row, source, sent)
 
-    def upload(self, rows: Sequence[int], data: Sequence[Any]) -> None:
+    def upload(self, rows: Sequence[int], data: Sequence[object]) -> None:
         """Lay out filters or boosts, and copy them to the device."""
         padding = bucket(len(rows)) - len(rows)  # the last is repeated, so that few sizes are compiled
         made = [self._row_of(of_request) for of_request in data]
