@@ -42,6 +42,7 @@
 Each message says what was expected, what came and how to fix it. Bugs of leafbeam are `AssertionError`s.
 """
 
+import math
 from collections.abc import Mapping
 from numbers import Integral
 from typing import get_args
@@ -370,6 +371,32 @@ def check_whole(low: int = 1, **values: object) -> None:
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, Integral) or value < low:
             raise ArgumentError(f"{name} must be an integer of at least {low}, not {short_repr(value)}")
+
+
+def check_number(
+    low: float = 0, *, exclusive: bool = False, below: float = math.inf, most: float = math.inf, **values: object
+) -> None:
+    """Raise ArgumentError for a value that is not a finite number within the bounds; its name is that of the argument.
+
+    Args:
+        low: The smallest number.
+        exclusive: Whether the number must be larger than `low`.
+        below: A number that is too large.
+        most: The largest number.
+        values: The values by name.
+    """
+    for name, value in values.items():
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not abs(value) < 2**1023
+            or not (low < value if exclusive else low <= value)
+            or not value < below
+            or not value <= most
+        ):
+            above = f"{'above' if exclusive else 'at least'} {low:,}"
+            limits = [f" and below {below:,}"] * (below < math.inf) + [f" and at most {most:,}"] * (most < math.inf)
+            raise ArgumentError(f"{name} must be {above}{''.join(limits)}, not {short_repr(value)}")
 
 
 def short_repr(value: object) -> str:

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from leafbeam.datasets.interactions import generate_interactions
 from leafbeam.datasets.items import generate_items, read_assortment
-from leafbeam.errors import ArgumentError, counted
+from leafbeam.errors import check_number, check_whole, counted
 
 TODAY = date(2026, 3, 1)
 
@@ -58,10 +58,9 @@ def make_shop(*, num_items: int = 20_000, num_users: int = 20_000, repeats: floa
         >>> shop.items.num_rows
         300
     """
-    if num_users < 1 or seed < 0:
-        raise ArgumentError(f"num_users={num_users}, seed={seed}: a shop needs at least one user and a seed of at least 0")
-    if not 0 <= repeats < 1:
-        raise ArgumentError(f"repeats={repeats!r}: expected a share of at least 0 and below 1")
+    check_whole(num_users=num_users)
+    check_whole(0, seed=seed)
+    check_number(below=1, repeats=repeats)
     rng = np.random.default_rng(seed)
     assortment = read_assortment()
     generated = generate_items(assortment, num_items, rng)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import ArgumentError, LogitsError
+from leafbeam.errors import ArgumentError, LogitsError, check_number, check_whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +38,8 @@ class Sampling:
             raise ArgumentError(
                 f"temperature is {self.temperature}: expected more than 0 (for greedy, leave sampling out and use one beam)"
             )
-        if self.top_k is not None and self.top_k < 1:
-            raise ArgumentError(f"top_k is {self.top_k}: expected at least 1, or None")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ArgumentError(f"top_p is {self.top_p}: expected more than 0 and at most 1, or None")
+        check_whole(top_k=1 if self.top_k is None else self.top_k)
+        check_number(exclusive=True, most=1, top_p=1 if self.top_p is None else self.top_p)
 
     def log_probabilities(self, logits_C: NDArray[np.floating], row_C: NDArray[np.int64], where: str) -> NDArray[np.float64]:
         """Return the log-probability of each legal code among those of its row; -inf for a code that is cut.

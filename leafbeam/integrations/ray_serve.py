@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Any, get_args
 
 from leafbeam.engine import CatalogFiles, Engine, Settings
-from leafbeam.errors import ArgumentError, LeafbeamError, UnavailableError
+from leafbeam.errors import ArgumentError, LeafbeamError, UnavailableError, check_number
 from leafbeam.extras import optional_imports
 from leafbeam.json_reader import Json
 from leafbeam.model import AnyModel, load_for_decoding
@@ -70,11 +70,9 @@ class DeploymentConfig:
         object.__setattr__(self, "files", self.files.absolute())
         if not 1 <= self.min_replicas <= self.max_replicas:
             raise ArgumentError(f"min_replicas={self.min_replicas} must be from 1 to max_replicas={self.max_replicas}")
-        for name in ("target_ongoing", "num_cpus", "health_period_s", "grace_s"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ArgumentError(f"{name} must be above 0, not {getattr(self, name)!r}")
-        if self.num_gpus < 0:
-            raise ArgumentError(f"num_gpus must be at least 0, not {self.num_gpus!r}")
+        above_0 = ("target_ongoing", "num_cpus", "health_period_s", "grace_s")
+        check_number(exclusive=True, **{name: getattr(self, name) for name in above_0})
+        check_number(num_gpus=self.num_gpus)
 
     @classmethod
     def of(cls, args: Json) -> "DeploymentConfig":

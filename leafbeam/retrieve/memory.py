@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import ArgumentError, ItemIdError, counted
+from leafbeam.errors import ArgumentError, ItemIdError, check_whole, counted
 from leafbeam.ids import first_of_other_kind, is_possible
 from leafbeam.index.items import ItemIds, as_id_array, check_item_ids, check_unique, decode_ids
 from leafbeam.retrieve import kernels
@@ -362,8 +362,7 @@ class ItemMemory:
                 index.
             deny: Items that may not be returned, such as those that the user has.
         """
-        if num_items < 1:
-            raise ArgumentError(f"num_items must be at least 1, not {num_items!r}")
+        check_whole(num_items=num_items)
         rows_h = self.newest(self.rows_of(history))
         allowed_N = np.ones(self.num_items, np.bool_) if allowed_N is None else allowed_N.copy()
         if allowed_N.shape != (self.num_items,):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import ArgumentError, check_whole, counted
+from leafbeam.errors import ArgumentError, check_number, check_whole, counted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,14 +48,10 @@ class MemoryConfig:
 
     def __post_init__(self) -> None:
         check_whole(distances=self.distances, max_entries=self.max_entries, history=self.history)
-        for name in ("distance_decay", "reverse", "history_decay"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ArgumentError(f"{name} must be from 0 to 1, not {getattr(self, name)!r}")
-        for name in ("shrinkage", "text_weight"):
-            if not 0 <= getattr(self, name) < 1e6:
-                raise ArgumentError(f"{name} must be 0 or more, and below a million, not {getattr(self, name)!r}")
-        if self.half_life_days is not None and not 0 < self.half_life_days < float("inf"):
-            raise ArgumentError(f"half_life_days must be above 0, or None, not {self.half_life_days!r}")
+        check_number(most=1, distance_decay=self.distance_decay, reverse=self.reverse, history_decay=self.history_decay)
+        check_number(below=1_000_000, shrinkage=self.shrinkage, text_weight=self.text_weight)
+        if self.half_life_days is not None:
+            check_number(exclusive=True, half_life_days=self.half_life_days)
 
 
 MAX_STEP = 2.0  # of `Transitions.step`: counts up to 10^221, which float64 can add

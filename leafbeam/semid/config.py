@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import log2
 from typing import Literal
 
-from leafbeam.errors import ArgumentError, check_choice, check_whole
+from leafbeam.errors import ArgumentError, check_choice, check_number, check_whole
 
 Method = Literal["kmeans", "rqvae"]
 CollisionStrategy = Literal["spread", "level", "free", "hungarian", "sinkhorn", "none"]
@@ -39,10 +39,7 @@ class EmbeddingConfig:
             raise ArgumentError("text='': choose 'tfidf', 'none' or a sentence-transformers model")
         check_whole(text_dims=self.text_dims, window=self.window)
         check_whole(0, behaviour_dims=self.behaviour_dims, neighbours=self.neighbours)
-        if not 0 < self.behaviour_weight < float("inf"):
-            raise ArgumentError(
-                f"behaviour_weight={self.behaviour_weight}: expected a positive number; behaviour_dims=0 leaves it out"
-            )
+        check_number(exclusive=True, behaviour_weight=self.behaviour_weight)
         if self.text == "none" and self.behaviour_dims == 0:
             raise ArgumentError("text='none' and behaviour_dims=0 leave nothing to make vectors from")
 
@@ -78,14 +75,9 @@ class RqVaeConfig:
 
     def __post_init__(self) -> None:
         check_whole(hidden=self.hidden, latent=self.latent, steps=self.steps, batch=self.batch)
-        for name in ("warmup", "decay", "revive"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ArgumentError(f"{name}={getattr(self, name)}: expected at least 0 and below 1")
-        if self.learning_rate <= 0 or self.commitment < 0:
-            raise ArgumentError(
-                f"learning_rate={self.learning_rate}, commitment={self.commitment}: expected a rate above 0, and a weight of "
-                "at least 0"
-            )
+        check_number(below=1, warmup=self.warmup, decay=self.decay, revive=self.revive)
+        check_number(exclusive=True, learning_rate=self.learning_rate)
+        check_number(commitment=self.commitment)
         check_choice("gradient", self.gradient, Gradient)
 
 

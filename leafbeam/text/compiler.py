@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from leafbeam.automata import Automaton, TokenTrie
-from leafbeam.errors import ArgumentError, AutomatonError, UnavailableError, counted
+from leafbeam.errors import AutomatonError, UnavailableError, check_number, counted
 from leafbeam.json_reader import Json
 
 _ENTRY_BYTES = 1000  # of an entry besides its text and arrays, about
@@ -44,9 +44,7 @@ class CompileLimits:
     cache_mb: int = 256
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if not value > 0:
-                raise ArgumentError(f"{name} is {value!r}: expected more than 0")
+        check_number(exclusive=True, **vars(self))
 
 
 class ConstraintCompiler:

@@ -1,8 +1,8 @@
 """TextSettings: the limits of requests for text."""
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import check_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,4 @@ class TextSettings:
     timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
-        for setting in fields(self):
-            if not (value := getattr(self, setting.name)) > 0:
-                raise ArgumentError(f"{setting.name} must be above 0, not {value!r}")
+        check_number(exclusive=True, **asdict(self))

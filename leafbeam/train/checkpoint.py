@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor
 
-from leafbeam.errors import ArgumentError, CheckpointError, check_whole
+from leafbeam.errors import ArgumentError, CheckpointError, check_number, check_whole
 from leafbeam.files import read_tensors, write_tensors
 from leafbeam.json_reader import parse_json
 from leafbeam.model import AnyVocabulary, vocabulary_from_dict
 from leafbeam.train.histories import Histories
-from leafbeam.train.recipe import Recipe, check_number
+from leafbeam.train.recipe import Recipe
 
 _FORMAT = 3
 _FILE = "training.safetensors"
@@ -53,8 +53,9 @@ class TrainState:
     def __post_init__(self) -> None:
         check_whole(0, **{name: getattr(self, name) for name in ("step", "epoch", "batch", "validated_step", "worse")})
         check_whole(-1, best_step=self.best_step)
-        for name, low in (("seconds", 0), ("loss", -1e300), ("best_recall", -1)):
-            check_number(name, getattr(self, name), low=low)
+        check_number(seconds=self.seconds)
+        check_number(-1e300, loss=self.loss)
+        check_number(-1, best_recall=self.best_recall)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from math import cos, pi
 from typing import Any, Literal
 
-from leafbeam.errors import ArgumentError, CheckpointError, check_choice, check_whole
+from leafbeam.errors import ArgumentError, CheckpointError, check_choice, check_number, check_whole
 from leafbeam.model import AnyConfig, EncoderDecoderConfig, ModelConfig, Vocabulary
 
 Architecture = Literal["decoder-only", "encoder-decoder", "item-history"]
@@ -40,8 +40,7 @@ class Budget:
             raise ArgumentError(
                 f"a budget needs exactly one of steps, epochs and minutes, but has {self._limits or 'none of them'}"
             )
-        for name, value in self._limits.items():
-            check_number(name, value, low=0, exclusive=True)
+        check_number(exclusive=True, **self._limits)
 
     @property
     def _limits(self) -> dict[str, float]:
@@ -153,16 +152,15 @@ class Recipe:
         check_whole(0, seed=self.seed, validations=self.validations, patience=self.patience, num_users=self.num_users)
         if self.seed >= 1 << 63:
             raise ArgumentError(f"seed must be below 2**63, not {self.seed}")
-        for name in ("learning_rate", "clip_norm"):
-            check_number(name, getattr(self, name), low=0, exclusive=True)
-        check_number("weight_decay", self.weight_decay, low=0)
-        for name in ("warmup", "label_smoothing", "dropout", "user_dropout", "graph_weight"):
-            check_number(name, getattr(self, name), low=0, below=1)
+        check_number(exclusive=True, learning_rate=self.learning_rate, clip_norm=self.clip_norm)
+        check_number(weight_decay=self.weight_decay)
+        shares = ("warmup", "label_smoothing", "dropout", "user_dropout", "graph_weight")
+        check_number(below=1, **{name: getattr(self, name) for name in shares})
         object.__setattr__(self, "betas", tuple(self.betas))
         if len(self.betas) != 2:
             raise ArgumentError(f"betas must be two numbers, not {self.betas}")
         for beta in self.betas:
-            check_number("betas", beta, low=0, below=1)
+            check_number(below=1, betas=beta)
         check_choice("precision", self.precision, Precision)
         check_choice("architecture", self.architecture, Architecture)
         if self.num_experts and self.architecture != "encoder-decoder":
@@ -275,11 +273,3 @@ def preset(
             validation_users=5000,
         )
     return replace(recipe, budget=budget or recipe.budget)
-
-
-def check_number(name: str, value: Any, *, low: float, exclusive: bool = False, below: float = float("inf")) -> None:
-    """Raise ArgumentError for anything but a finite number between the bounds."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**1023
-    if not is_number or not (low < value if exclusive else low <= value) or not value < below:
-        limits = f"{'above' if exclusive else 'at least'} {low}" + (f" and below {below}" if below < float("inf") else "")
-        raise ArgumentError(f"{name} must be {limits}, not {value!r}")
