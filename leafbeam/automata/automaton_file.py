@@ -1,8 +1,8 @@
 """An automaton as one file, and the checks that make its arrays safe to walk.
 
 The metadata's `leafbeam-automaton` entry is a JSON header: format version, vocabulary size, number of states, `compressed`,
-`lazy` (format version 2: there are no rows and masks; version 3: nor a byte automaton, but a network), `notes` of a JSON
-Schema where there are any, and the digest. Tensors: see `SavedAutomaton.tensors`.
+`lazy` (format version 2: there are no rows and masks; version 3: nor a byte automaton, but a network; version 4: which may
+count characters), `notes` of a JSON Schema where there are any, and the digest. Tensors: see `SavedAutomaton.tensors`.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ from leafbeam.errors import IndexFileError, counted
 from leafbeam.index.bitmap import Bitmap
 from leafbeam.index.tensor_file import FileKind, Tensors, expect, read, write
 
-KIND = FileKind(key="leafbeam-automaton", noun="automaton", writer="Automaton.save", newest=3, has_digest=True)
+KIND = FileKind(key="leafbeam-automaton", noun="automaton", writer="Automaton.save", newest=4, has_digest=True)
 
 
 class SavedAutomaton(NamedTuple):
@@ -51,7 +51,7 @@ def _viewed(array: NDArray[Any]) -> NDArray[Any]:
 def save(path: Path, saved: SavedAutomaton) -> None:
     """Write an automaton; forced chains are computed again at loading if there were any."""
     header = {
-        "format_version": 3 if saved.network is not None else 2 if saved.lazy else 1,
+        "format_version": 4 if saved.network is not None else 2 if saved.lazy else 1,
         **({"lazy": True} if saved.lazy else {}),
         "vocabulary_size": saved.arrays.vocabulary_size,
         "num_states": saved.num_states,
@@ -67,7 +67,7 @@ def load(path: Path) -> SavedAutomaton:
     try:
         lazy = bool(header.get("lazy", False))
         num_states = int(header["num_states"])
-        network = _network_of(tensors) if "network.class_256" in tensors else None
+        network = _network_of(_with_counts(tensors)) if "network.class_256" in tensors else None
         arrays = _arrays_of(tensors, int(header["vocabulary_size"]), 0 if network is not None else num_states, lazy)
         notes = tuple(SchemaNote.from_json(note) for note in header.get("notes", ()))
         return SavedAutomaton(arrays, bool(header["compressed"]), lazy, notes, num_states, network)
@@ -119,6 +119,20 @@ def _arrays_of(tensors: Tensors, vocabulary_size: int, num_states: int, lazy: bo
         bytes_T=bytes_T,
         token_indptr=_indptr(tensors, "token.start", np.int32, vocabulary_size if lazy or len(mask_MW) else 0, len(bytes_T)),
     )
+
+
+def _with_counts(tensors: Tensors) -> Tensors:
+    """Return tensors of which those of a network of format version 3, in which nothing counts characters, are of version 4."""
+    if "network.copy_C6" not in tensors:
+        return tensors
+    none_X = np.zeros(len(tensors["network.accepting_X"]), np.int32)
+    return {
+        **tensors,
+        "network.copy_C7": np.pad(tensors["network.copy_C6"], ((0, 0), (0, 1))),
+        "network.begins_E": np.zeros(len(tensors["network.label_E"]), np.uint8),
+        "network.shortest_X": none_X,
+        "network.longest_X": none_X,
+    }
 
 
 def _network_of(tensors: Tensors) -> NetworkArrays:

@@ -12,7 +12,8 @@ from leafbeam.automata import Automaton
 from leafbeam.errors import IndexFileError
 from tests.automata.languages import LETTERS, same
 
-FIXTURE = Path(__file__).parent.parent / "fixtures" / "automaton-v1.pleach"
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+FIXTURE = FIXTURES / "automaton-v1.pleach"
 
 
 def fixture_automaton() -> Automaton:
@@ -25,6 +26,22 @@ def test_format_version_1_loads_forever() -> None:
     same(loaded, expected)
     assert loaded.version == expected.version
     assert loaded.chains is not None
+
+
+def test_format_version_3_loads_forever() -> None:
+    """The file has the network of this schema over these tokens, in which no copy counts characters."""
+    record = {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "minLength": 1, "maxLength": 40},
+            "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3},
+            "n": {"type": "integer", "minimum": 0, "maximum": 300},
+        },
+        "required": ["name"],
+        "additionalProperties": False,
+    }
+    tokens = [*(bytes([byte]) for byte in range(128)), b'"name"', b'": ', b'"tags"', b"ab", b"}}"]
+    same(Automaton.load(FIXTURES / "automaton-v3.leafbeam").filled(), Automaton.from_json_schema(record, tokens).filled())
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
