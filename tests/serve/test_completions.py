@@ -9,6 +9,7 @@ import httpx
 import jsonschema
 import pytest
 
+from leafbeam.automata.lazy_dfa import LazyDFA
 from leafbeam.engine import Request
 from leafbeam.serve import Server
 from leafbeam.text import Choices, Template, TextGenerator
@@ -297,6 +298,22 @@ def test_an_error_of_a_constraint_names_its_place(
         error = answer.json()["error"]
         assert (answer.status_code, error["code"], error["param"]) == (400, "AutomatonError", param)
         assert says in error["message"]
+
+
+def test_a_schema_that_grows_beyond_its_limit_while_a_text_is_written_fails_alone(
+    text_http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The states of a schema are found when a text reaches them, so that the limit may be met then."""
+    item = {"type": "object", "properties": {f"field{number}": {"type": "integer"} for number in range(9)}}
+    body = {"model": MODEL, "prompt": "A", "max_tokens": 40, "response_format": under({"type": "array", "items": item})}
+    with monkeypatch.context() as patch:
+        patch.setattr(LazyDFA, "enlarge", lambda self, code: (_ for _ in ()).throw(self._too_large()))
+        answer = text_http.post("/v1/completions", json=body)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (400, "AutomatonError")
+        assert "unrolls to more than max_states" in error["message"]
+        assert text_http.post("/v1/completions", json={"model": MODEL, "prompt": "A", "max_tokens": 3}).status_code == 200
+    assert text_http.post("/v1/completions", json=body).status_code == 200
 
 
 RAW = [b"", b"{", b"[]", b"null", b'{"model": "\xff"}', b'{"model": "\\ud800"}', b'{"a":' * 50_000, b"[" * 500_000]
