@@ -18,6 +18,17 @@ import sys
 import time
 
 MAX_POSITIONS, MAX_MEMORY = 256, 8 << 30
+WARM = {  # what is compiled or loaded at the first use of common keywords
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"},
+        "word": {"type": "string", "pattern": "^[a-z]+$", "maxLength": 5},
+        "number": {"type": "integer", "minimum": 0, "maximum": 99},
+        "list": {"type": "array", "items": {"anyOf": [{"enum": [1, "x"]}, {"type": "null"}]}, "maxItems": 3},
+        "any": {"type": "object", "additionalProperties": {"type": "string"}},
+    },
+    "required": ["text"],
+}
 
 
 class Greedy:
@@ -182,8 +193,7 @@ def main(name, vocabulary):
     tokens = [None if text is None else base64.b64decode(text) for text in content["tokens"]]
     engine = {"leafbeam": Leafbeam, "llguidance": Llguidance, "xgrammar": Xgrammar}[name](tokens, content["end"])
     greedy = Greedy(tokens)
-    warm = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "array", "items": {"enum": [1, "x"]}}}}
-    answer(engine, greedy, {"schema": warm, "texts": ['{"a": "x"}']})  # what is compiled or loaded at the first use
+    answer(engine, greedy, {"schema": WARM, "texts": ['{"text": "x", "word": "ab", "number": 7, "list": [1]}']})
     print("{}", file=answers, flush=True)
     for line in sys.stdin:
         print(json.dumps(answer(engine, greedy, json.loads(line))), file=answers, flush=True)
