@@ -18,7 +18,6 @@ from leafbeam.errors import ArgumentError, DataError, LeafbeamError, counted
 from leafbeam.extras import require
 from leafbeam.files import read_text
 from leafbeam.json_reader import DoubledKeyError, parse_json
-from leafbeam.text.constraints import constraint_from_json
 
 MAX_ROWS = 100_000  # texts of one call
 CONSTRAINT = "Constraint, exactly one"
@@ -257,6 +256,8 @@ def constraint_of(schema: Path | None, regex: str | None, choices: Sequence[str]
         DataError: If a file cannot be read.
         AutomatonError: If the constraint is invalid.
     """
+    from leafbeam.text.constraints import constraint_from_json
+
     if regex is not None:
         return json.dumps({"regex": regex})
     if schema is not None:
@@ -275,6 +276,8 @@ def constraint_of(schema: Path | None, regex: str | None, choices: Sequence[str]
 
 def prompts_and_constraints(path: Path) -> tuple[list[str], list[str]]:
     """Read the prompt and the constraint of each line of a file; DataError gives the line's number."""
+    from leafbeam.text.constraints import constraint_from_json
+
     prompts, constraints = list[str](), list[str]()
     for number, line in enumerate(_read(path, "JSON lines").splitlines(), 1):
         if not line.strip():

@@ -53,7 +53,7 @@ class RequestPreparer:
         self._objectives = ObjectivesReader()
         self._index, self._settings, self._clock = index, settings, clock
         self._num_levels, self._vocabulary = self.version.num_levels, model.vocabulary
-        self._positions: Callable[[int], int] = model.prompt_positions if isinstance(model, AnyModel) else lambda tokens: tokens
+        self._positions: Callable[[int], int] = model.prompt_positions if isinstance(model, AnyModel) else int
         max_positions = model.config.max_position_embeddings
         self._max_items = model.vocabulary.max_history(max_positions)
         self.max_history = min(limits.max_history, self._max_items)

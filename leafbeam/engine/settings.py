@@ -31,9 +31,8 @@ class Settings:
             batches take turns.
         threads: The number of CPU threads that each worker uses for matrix products. By default the warm-up measures the best
             number, up to torch's number of threads divided by workers.
-        precision: The precision of the layers' matrix products. bfloat16 and int8 are of a float32 model on a CPU, and used
-            only if they are faster in a measurement before the first batch. fp8 is of a GPU, and always used; it halves the
-            memory of a bfloat16 model's layers. /readyz says how far answers differ.
+        precision: The precision of the layers' matrix products. bfloat16 and int8 are for float32 models on a CPU, and used
+            if a measurement finds them faster; fp8 is for GPUs. /readyz says how far answers differ.
         max_batch: The largest number of requests in one batch.
         max_batch_tokens: The largest number of prompt tokens in one batch, where each prompt counts as long as the longest; a
             prompt that is longer than this gets 422. Of a model with item_history, each item counts, not its tokens.

@@ -5,6 +5,7 @@ Shapes: D hidden, V codes of a level.
 
 import logging
 from abc import abstractmethod
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from os import PathLike
@@ -117,9 +118,10 @@ class SidModel(nn.Module, Generic[Config]):
         """Return the soft cap of the logits, 0 if there is none."""
         return 0.0
 
-    def prompt_positions(self, num_tokens: int) -> int:
-        """Return the number of positions that the model computes for a prompt of so many tokens: all of them, or its items."""
-        return num_tokens
+    @property
+    def prompt_positions(self) -> Callable[[int], int]:
+        """Return what counts the positions of a prompt of so many tokens: all of them, or its items. It keeps no matrices."""
+        return int
 
     @abstractmethod
     def run_prompts(self, tokens_BT: Tensor, lengths_B: Tensor, options: RunnerOptions) -> TorchRunner:

@@ -6,6 +6,7 @@ Shapes: B requests, T tokens of each, K beams, C new codes of each beam, N = K x
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from os import PathLike
@@ -318,8 +319,9 @@ class Transformer(SidModel[ModelConfig]):
             runner = self.run_prompts(tokens_BT, lengths_B, options)
         return DecodeSession(runner, vocabulary, lengths_B)
 
-    def prompt_positions(self, num_tokens: int) -> int:
-        return num_tokens if self._items is None else self._items.count(num_tokens)
+    @property
+    def prompt_positions(self) -> Callable[[int], int]:
+        return int if self._items is None else self._items.count
 
     def run_prompts(self, tokens_BT: Tensor, lengths_B: Tensor, options: RunnerOptions) -> DecoderRunner:
         """Prefill prompts with the torch modules; arguments are not checked."""

@@ -82,7 +82,7 @@ def test_every_setting_says_what_it_means() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--set", "engine.precision=half"), "--set: engine.precision is 'half': expected float32, bfloat16 or int8"),
+        (("--set", "engine.precision=half"), "--set: engine.precision is 'half': expected float32, bfloat16, int8 or fp8"),
         (("--set", "precision=bfloat16"), "there is no setting 'precision'; did you mean engine.precision?"),
         (("--set", "engine.max_batchs=3"), "did you mean engine.max_batch"),
         (("--set", "port"), "--set 'port': expected NAME=VALUE"),

@@ -126,9 +126,9 @@ def test_the_last_item_predicts_better_than_popularity(shop: Shop):
     [
         ({"num_items": 5}, "at least one item for each of its"),
         ({"num_items": 50_000_000}, "titles"),
-        ({"num_users": 0}, "at least one user"),
+        ({"num_users": 0}, "num_users must be an integer of at least 1"),
         ({"seed": -1}, "seed"),
-        ({"repeats": 1.0}, "share"),
+        ({"repeats": 1.0}, "repeats must be at least 0 and below 1"),
     ],
 )
 def test_invalid_sizes_are_named(arguments: dict[str, Any], message: str):

@@ -217,5 +217,5 @@ def test_short_constraints_that_are_none_fill_no_memory(generator: TextGenerator
 
 
 def test_limits_are_above_zero():
-    with pytest.raises(ArgumentError, match="max_seconds is 0"):
+    with pytest.raises(ArgumentError, match="max_seconds must be above 0"):
         CompileLimits(max_seconds=0)

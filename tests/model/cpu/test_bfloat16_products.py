@@ -146,5 +146,5 @@ def test_texts_are_multiplied_in_bfloat16_too(make_model: MakeModel):
 
 
 def test_other_models_are_refused(make_model: MakeModel):
-    with pytest.raises(ArgumentError, match=r"float32 on a CPU, and this one is in torch.bfloat16 on cpu"):
+    with pytest.raises(ArgumentError, match=r"float32 on a CPU, and this one is in bfloat16 on cpu"):
         make_model().bfloat16().with_precision("bfloat16")
