@@ -184,7 +184,7 @@ def _bounded(tensors: Tensors, name: str, dtype: type[np.generic], length: int, 
 
 def _indptr(tensors: Tensors, name: str, dtype: type[np.generic], length: int, end: int) -> NDArray[Any]:
     """Return an array of length + 1 offsets that ascends from 0 to `end`."""
-    array = expect(tensors, name, dtype, length + 1)
+    array: NDArray[Any] = expect(tensors, name, dtype, length + 1)
     if array[0] != 0 or array[-1] != end or (array[1:] < array[:-1]).any():  # no differences, which may overflow
         raise ValueError(f"{name} does not ascend from 0 to {end}")
     return array
