@@ -60,7 +60,7 @@ def _of_the_model(run: LoadRun, beams: int) -> tuple[Floats, Floats]:
     first_V = torch.log_softmax(torch.as_tensor(session.step_fn(None, None))[0], -1)
     best = first_V.topk(min(beams, len(first_V)))
     logits_BKV = session.step_fn(best.indices[None].numpy(), np.zeros((1, len(best.indices)), np.int64))
-    return best.values.numpy().astype(np.float32), np.array(logits_BKV[0], np.float32)
+    return best.values.float().numpy(), torch.as_tensor(logits_BKV)[0].float().numpy().copy()
 
 
 def _measured(scores_K: Floats, logits_KV: Floats, repeats: int) -> dict[str, Any]:
