@@ -69,7 +69,8 @@ class SetMasks:
         if self.count == len(self._ranked_MW):
             masks = self._ranked_MW, self._token_MW, self._hash_M
             self._ranked_MW, self._token_MW, self._hash_M = (np.concatenate([array, np.empty_like(array)]) for array in masks)
-        similar = self._similar_to(state) if self._has_turns else -1
+        shapes = self._shapes_of(state) if self._has_turns else []
+        similar = next((self._similar[shape] for shape in shapes if shape in self._similar), -1)
         self._states_H[:, 0] = state, similar
         copied = -1 if similar < 0 else self._mask_of[similar]
         tokens, masks = (self._tokens.nodes, self._tokens.spelling.id_R), (self._ranked_MW, self._token_MW, self._hash_M)
@@ -83,17 +84,15 @@ class SetMasks:
                 break
             self._dfa.enlarge(code)
         self.count = max(self.count, mask + 1)
+        self._similar |= dict.fromkeys(shapes, state)  # not before: the walk may meet a limit
         return mask
 
-    def _similar_to(self, state: int) -> int:
-        """Return the last state with a mask that is most similar in its turns, -1 if there is none."""
+    def _shapes_of(self, state: int) -> list[int]:
+        """Return hashes of how a state's turns go on, for more and for fewer bytes: states of one hash are similar."""
         sets = self._dfa.sets
         begin, end = sets.member_indptr[state : state + 2].tolist()
         shape_hashes(begin, end, sets.member_Z, self._dfa.network, self._heights_n, self._hash_n)
-        hashes = self._hash_n.tolist()
-        similar = next((self._similar[hashed] for hashed in hashes if hashed in self._similar), -1)
-        self._similar |= dict.fromkeys(hashes, state)
-        return similar
+        return self._hash_n.tolist()
 
 
 def states_after(
