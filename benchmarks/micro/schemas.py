@@ -256,7 +256,7 @@ def _tokens_of(directory: Path) -> tuple[Sequence[bytes | None], int]:
 
 
 def answers_of(name: str, python: Path, vocabulary: Path, cases: Sequence[Case], limit_s: float = LIMIT_S) -> Answers:
-    """What an engine says of each case in `limit_s` seconds."""
+    """Return the answers of an engine, each within `limit_s` seconds."""
     if not python.exists():
         raise PeerFailure("missing", f"{python} is not there: `make peers` creates it")
     answers, waiting = Answers(), list(cases)

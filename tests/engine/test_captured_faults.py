@@ -1,4 +1,4 @@
-"""What a device does wrong while an engine replays captured searches is named, and the engine goes on where it can."""
+"""Faults of a device while an engine replays captured searches are named, and the engine goes on where it can."""
 
 from collections.abc import Callable
 from functools import partial

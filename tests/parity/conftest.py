@@ -1,4 +1,4 @@
-"""What the whole parity grid needs of a process that compiles thousands of programs."""
+"""Keeps the programs few that a process of the whole parity grid holds, which compiles thousands."""
 
 import sys
 from collections.abc import Iterator

@@ -335,7 +335,7 @@ def buckets_of(
     longest: int,
     num_beams: int,
     scoring: Scoring,
-    positions: Callable[[int], int] = lambda tokens: tokens,
+    positions: Callable[[int], int] = int,
 ) -> list[Bucket]:
     """Return powers of two of requests and of tokens, as far as a batch may hold them; the longest prompt has its own bucket.
 

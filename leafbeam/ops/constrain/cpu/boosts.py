@@ -22,7 +22,7 @@ from leafbeam.index import ItemColumn, Trie
 from leafbeam.index.bit_kernels import float32_at, rank
 from leafbeam.index.node_maxima import NodeMaxima
 from leafbeam.jit import njit
-from leafbeam.ops.constrain.cpu.children import alive_in, child_range, children_bounds, find_code
+from leafbeam.ops.constrain.cpu.children import children_bounds, find_alive
 from leafbeam.ops.constrain.levels import LISTING, LevelView
 from leafbeam.ops.constrain.types import LOWEST
 
@@ -179,9 +179,7 @@ def _value_of(search, ranges, code, index):
     value = search.boost.table[index]
     if ranges.lo_1 < ranges.hi_1:
         begin, end = children_bounds(search.levels[1], ranges.lo_1, ranges.hi_1)
-        found = find_code(search.levels[1], begin, end, code)
+        found = find_alive(search.levels[1], search.allowed[1], begin, end, code)
         if found >= 0:
-            child_lo, child_hi = child_range(search.levels[1], found)
-            if alive_in(search.allowed[1], child_lo, child_hi) > 0:
-                return max(value, search.boost.table_1[found])
+            return max(value, search.boost.table_1[found])
     return value

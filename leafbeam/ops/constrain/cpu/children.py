@@ -155,6 +155,20 @@ def alive_in(allowed, lo, hi):
 
 
 @njit(nogil=True, _nrt=False)
+def is_alive(level, allowed, index):
+    """Return whether a leaf below the child at an index of the listing or column may be shown."""
+    child_lo, child_hi = child_range(level, index)
+    return alive_in(allowed, child_lo, child_hi) > 0
+
+
+@njit(nogil=True, _nrt=False)
+def find_alive(level, allowed, begin, end, code):
+    """Return what `find_code` returns, and -1 also for a child below which no leaf may be shown."""
+    index = find_code(level, begin, end, code)
+    return index if index >= 0 and is_alive(level, allowed, index) else np.int64(-1)
+
+
+@njit(nogil=True, _nrt=False)
 def _collect_allowed(level, allowed, lo, hi, out_codes, out_indices):
     """Collect the children of a range through a filter, with one visit for each child that is alive."""
     denied_D = allowed.denied_D

@@ -35,9 +35,10 @@ from leafbeam.ops.constrain.cpu.children import (
     children_bounds,
     code_at,
     collect,
-    find_code,
+    find_alive,
     find_codes,
     has_every_code,
+    is_alive,
 )
 from leafbeam.ops.constrain.cpu.logsumexp import CHUNK, codes_above, log_sum_exp
 from leafbeam.ops.constrain.cpu.topk import (
@@ -147,19 +148,13 @@ def _collect_above(search, ranges, row, chunks, min_logit, space):
     every, kept = ranges.alive == ranges.hi - ranges.lo, 0
     for child in range(size):
         code, index = codes[child], indices[child]
-        if index >= 0 and not every:
-            child_lo, child_hi = child_range(search.levels[0], index)
-            index = index if alive_in(search.allowed[0], child_lo, child_hi) > 0 else np.int64(-1)
-        if index < 0:
+        if index < 0 or not (every or is_alive(search.levels[0], search.allowed[0], index)):
             if begin_1 == end_1:
                 continue
-            index = find_code(search.levels[1], begin_1, end_1, code)
-            if index < 0:
+            found = find_alive(search.levels[1], search.allowed[1], begin_1, end_1, code)
+            if found < 0:
                 continue
-            child_lo, child_hi = child_range(search.levels[1], index)
-            if alive_in(search.allowed[1], child_lo, child_hi) <= 0:
-                continue
-            index = -1 - index
+            index = -1 - found
         codes[kept], indices[kept] = code, index
         kept += 1
     return kept
@@ -251,11 +246,10 @@ def _ranges_of(levels, allowed_1, parent, code, index):
     base_lo, base_hi = child_range(levels[0], index)
     if parent.lo_1 < parent.hi_1:
         begin, end = children_bounds(levels[1], parent.lo_1, parent.hi_1)
-        index = find_code(levels[1], begin, end, code)
+        index = find_alive(levels[1], allowed_1, begin, end, code)
         if index >= 0:
             child_lo, child_hi = child_range(levels[1], index)
-            if alive_in(allowed_1, child_lo, child_hi) > 0:
-                return base_lo, base_hi, child_lo, child_hi
+            return base_lo, base_hi, child_lo, child_hi
     return base_lo, base_hi, np.int64(0), np.int64(0)
 
 
