@@ -151,6 +151,7 @@ def _build_shards(
     counts = ", ".join(f"{shard.num_items:,}" for shard in manifest.shards)
     text = f"{target}: {counted(source.num_rows, 'item')} in {counted(num_shards, 'shard')} of {counts}"
     done(stdout(), text, since=began)
+    next_step(stdout(), "leafbeam", "inspect", target)
 
 
 def _build_and_save(source: "CodesTable", saved: "SavedRuns", target: Path, limit: int, packed: bool) -> "Trie":
@@ -320,7 +321,7 @@ def build_run(run: Path, force: bool, extra_rules: list[str]) -> None:
 def inspect(
     path: Annotated[
         Path | None,
-        typer.Argument(help="The file or directory to show: an index, a table of codes, a model or a run.", show_default=False),
+        typer.Argument(help="What to show: an index, one in shards, a table of codes, a model or a run.", show_default=False),
     ] = None,
     plan: Annotated[
         str | None, option("--plan", "Estimate an index of N items: 1e7,2048,8 or 1e7,2048x2048x8192.", metavar="N,V,L")
@@ -331,7 +332,9 @@ def inspect(
     if (path is None) == (plan is None):
         raise ArgumentError("inspect takes either a PATH or --plan N,V,L, one of the two")
     if path is not None and not path.exists():
-        raise DataError(f"there is no {path}: name an index (.leafbeam), sids.parquet, a model's directory or a run's")
+        raise DataError(
+            f"there is no {path}: name an index (.leafbeam or .shards), sids.parquet, a model's directory or a run's"
+        )
     console = stdout()
     planned = None if plan is None else parse_plan(plan)
     from leafbeam.cli import inspection
@@ -341,7 +344,7 @@ def inspect(
         return
     assert path is not None
     if as_json:
-        inspection.print_trie(path)
+        inspection.print_index(path)
     elif path.is_dir():
         inspection.show_directory(console, path)
     elif path.suffix.lower() == ".parquet":
