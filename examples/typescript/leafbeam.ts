@@ -440,6 +440,8 @@ export interface Readiness {
   num_items: number;
   /** The number of items that each rule allows now; empty without a key, if the server has keys. */
   rules: Record<string, number>;
+  /** A hash of the rules and boosts: servers with the same ones have the same hash. */
+  rules_version?: string | null;
   /** Threads of each worker's matrix products. */
   threads: number | null;
   /** The language model of `/v1/completions`. */

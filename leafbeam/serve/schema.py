@@ -229,6 +229,9 @@ class Readiness(Struct, frozen=True, kw_only=True):
         dict[str, int],
         Meta(description="The number of items that each rule allows now; empty without a key, if the server has keys."),
     ]
+    rules_version: Annotated[
+        str | None, Meta(description="A hash of the rules and boosts: servers with the same ones have the same hash.")
+    ] = None
     threads: Annotated[int | None, Meta(description="Threads of each worker's matrix products.")]
     text_model: Annotated[str | None, Meta(description="The language model of `/v1/completions`.")]
     http_workers: Annotated[
